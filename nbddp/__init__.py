@@ -1,0 +1,58 @@
+"""PyTorch DistributedDataParallel in a notebook: launch it, see it, learn it.
+
+    %load_ext nbddp
+    %%ddp --nproc 4
+    ... an ordinary torchrun program ...
+
+The same from Python: `with nbddp.Pool(nproc=4) as pool: pool.run(train, cfg)`.
+Importing this package imports neither torch nor ipyparallel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed, RunStopped, WorkerFailed
+
+if TYPE_CHECKING:
+    from nbddp.pool.pool import Pool
+    from nbddp.values import NotSent, RankValues
+
+__version__ = "0.1.0"
+__all__ = [
+    "BadInput",
+    "NbddpError",
+    "NotSent",
+    "Pool",
+    "PoolError",
+    "RankValues",
+    "RunFailed",
+    "RunStopped",
+    "WorkerFailed",
+    "load_ipython_extension",
+    "unload_ipython_extension",
+]
+
+_LAZY = {"Pool": "nbddp.pool.pool", "RankValues": "nbddp.values", "NotSent": "nbddp.values"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext nbddp`: registers the magics and warms the node agent in the background."""
+    from nbddp.magics import load
+
+    load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext nbddp`: ends the pool and takes the magics back."""
+    from nbddp.magics import unload
+
+    unload(shell)

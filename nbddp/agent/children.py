@@ -1,0 +1,142 @@
+"""How the agent makes a process: fork from its warm self, or spawn where it may not fork.
+
+Forking is sound only while the agent has one thread and has never touched CUDA; then
+a new worker costs a fraction of a second and a few MB. Every child leads its own
+session (its subprocesses die with it) and asks Linux to be killed when the agent dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterable
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+def why_not_fork() -> str:
+    """Empty if this process may fork workers now, else the reason."""
+    if os.environ.get("NBDDP_START_METHOD") == "spawn":
+        return "NBDDP_START_METHOD=spawn"
+    if not hasattr(os, "fork") or sys.platform != "linux":
+        return f"fork is not safe on {sys.platform}"
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        return f"the warm process has {threads} threads"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "CUDA is initialized in the warm process"
+    return ""
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when the process `parent` ends (Linux; elsewhere the pipe's end tells)."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before we asked
+        os._exit(1)
+
+
+def start(target: str, request: dict[str, Any], *, close: Iterable[int], keep: Iterable[int] = ()) -> int:
+    """Start `target` ("module:function") with `request` in a new process; returns its pid.
+
+    request: JSON data; `log` (path), `env` (whole environment), `cwd` and `path` (sys.path) are
+        applied before the function is called.
+    close: the agent's own descriptors, not to be held by a forked child.
+    keep: descriptors that a spawned child inherits.
+    """
+    if why_not_fork():
+        return _spawn(target, request, keep)
+    return _fork(target, request, close)
+
+
+def _fork(target: str, request: dict[str, Any], close: Iterable[int]) -> int:
+    parent = os.getpid()
+    gc.collect()
+    gc.freeze()
+    pid = os.fork()
+    if pid:
+        gc.unfreeze()
+        return pid
+    code = 1
+    try:
+        gc.unfreeze()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        die_with_parent(parent)
+        for fd in close:
+            os.close(fd)
+        code = _run(target, request)
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else int(e.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _spawn(target: str, request: dict[str, Any], keep: Iterable[int]) -> int:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nbddp.agent.children", target, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        env=request["env"],
+        pass_fds=tuple(keep),
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(request).encode())
+    process.stdin.close()
+    process.returncode = 0  # reaped by the agent's own wait, not by Popen
+    return process.pid
+
+
+def _run(target: str, request: dict[str, Any]) -> int:
+    _enter(request)
+    module, name = target.split(":")
+    result = getattr(importlib.import_module(module), name)(request)
+    return int(result or 0)
+
+
+def _enter(request: dict[str, Any]) -> None:
+    """Become the process that `request` describes: log, environment, folder, path, seeds."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for name in set(os.environ) - set(request["env"]):
+        del os.environ[name]
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    sys.path[:] = request["path"]
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:  # a forked child would repeat its siblings' numbers
+        numpy.random.seed()
+
+
+def _spawned() -> None:
+    target, parent = sys.argv[1], int(sys.argv[2])
+    die_with_parent(parent)
+    request = json.loads(sys.stdin.buffer.read())
+    sys.exit(_run(target, request))
+
+
+if __name__ == "__main__":
+    _spawned()

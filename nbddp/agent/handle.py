@@ -1,0 +1,186 @@
+"""The client's end of an agent: requests with answers, and events, over a pipe or a socket.
+
+One reader thread takes the lines in; whoever asked waits on a condition. Nothing here
+knows what the messages mean, except that the agent says `warm` once it is ready.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nbddp.agent import home as homes
+from nbddp.agent.lines import LineBuffer, Message, encode
+from nbddp.errors import AgentFailed
+
+START_TIMEOUT = 120.0  # a cold import of torch from a slow disk
+
+
+class Agent:
+    """A running node agent, seen from a client.
+
+    `home` is its folder; `env` the environment it was started with. Callbacks given to
+    `on_event` are called in the reader thread with every event.
+    """
+
+    def __init__(self, home: Path, read: BinaryIO, write: BinaryIO, env: Mapping[str, str]):
+        self.home, self.env = home, dict(env)
+        self.hello: Message = {}
+        self.warm: Message | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self._read, self._write = read, write
+        self._ids = itertools.count(1)
+        self._answers: dict[int, Message] = {}
+        self._callbacks: list[Callable[[Message], None]] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self._sending = threading.Lock()
+        threading.Thread(target=self._listen, name="nbddp-agent", daemon=True).start()
+
+    @classmethod
+    def launch(cls, env: Mapping[str, str]) -> Agent:
+        """Start an agent on this machine; returns at once, while it warms up."""
+        homes.running()  # sweeps what a killed agent left
+        home = homes.new_home()
+        own = {**env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        if os.environ.get("NBDDP_START_METHOD"):
+            own["NBDDP_START_METHOD"] = os.environ["NBDDP_START_METHOD"]
+        with open(home / "agent.log", "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "nbddp.agent.main", str(home), str(os.getpid())],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=own, start_new_session=True,
+            )  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        agent = cls(home, process.stdout, process.stdin, env)  # type: ignore[arg-type]
+        agent.process = process
+        return agent
+
+    @classmethod
+    def connect(cls, home: Path) -> Agent:
+        """Join a running agent by its socket. Raises AgentFailed."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(home / homes.SOCKET))
+        except OSError as e:
+            raise AgentFailed(f"the pool {home.name} does not answer: {e.strerror}") from None
+        stream = connection.makefile("rwb", buffering=0)
+        return cls(home, stream, stream, {})  # type: ignore[arg-type]
+
+    @property
+    def pool_id(self) -> str:
+        return self.home.name
+
+    @property
+    def alive(self) -> bool:
+        return not self._closed
+
+    def on_event(self, callback: Callable[[Message], None]) -> None:
+        self._callbacks.append(callback)
+
+    def wait_warm(self, timeout: float = START_TIMEOUT) -> Message:
+        """Wait until workers can be started; what the agent said then (devices, cores, host)."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.warm is not None or self._closed, timeout)
+        if self.warm is None:
+            why = "ended while it started" if self._closed else f"was not ready after {timeout:.0f} s"
+            raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.home / "agent.log"))
+        if self.warm["missing"]:
+            raise AgentFailed(
+                f"a worker needs {self.warm['missing']}; install it into the kernel's own environment"
+            )
+        return self.warm
+
+    def request(self, op: str, *, timeout: float = 30.0, **fields: Any) -> Message:
+        """Ask and wait for the answer. Raises AgentFailed if it is an error, or does not come."""
+        return self.take(self.post(op, **fields), timeout)
+
+    def post(self, op: str, **fields: Any) -> int:
+        """Send a request without waiting; its id, for `take`."""
+        key = next(self._ids)
+        self.tell(op, id=key, **fields)
+        return key
+
+    def tell(self, op: str, **fields: Any) -> None:
+        """Send a request that wants no answer."""
+        try:
+            with self._sending:
+                self._write.write(encode({"op": op, **fields}))
+                self._write.flush()
+        except (OSError, ValueError):
+            raise AgentFailed(f"the node agent has ended: {self.last_words()}") from None
+
+    def take(self, key: int, timeout: float = 30.0) -> Message:
+        """Wait for the answer to a posted request."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._answers or self._closed, timeout)
+            answer = self._answers.pop(key, None)
+        if answer is None:
+            raise AgentFailed(f"the node agent did not answer: {self.last_words()}")
+        if "error" in answer:
+            raise AgentFailed(f"the node agent could not do it: {answer['error']}")
+        return answer
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End an agent that was launched here, with all its children; leave one that was joined."""
+        self._closed = True
+        if self.process is None:
+            self._write.close()
+            return
+        try:
+            self.process.stdin.close()  # type: ignore[union-attr]
+        except OSError:
+            pass  # it has ended already
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._callbacks.clear()
+
+    def last_words(self) -> str:
+        """The last line of the agent's log, or that there is none."""
+        try:
+            lines = (self.home / "agent.log").read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return "its log is gone"
+        return lines[-1] if lines else "it left no message"
+
+    def _listen(self) -> None:
+        lines = LineBuffer()
+        while True:
+            try:
+                chunk = os.read(self._read.fileno(), 65536)
+            except (OSError, ValueError):
+                chunk = b""
+            if not chunk:
+                break
+            for message in lines.feed(chunk):
+                self._take_in(message)
+        with self._changed:
+            closed_by_us, self._closed = self._closed, True
+            self._changed.notify_all()
+        if not closed_by_us:
+            self._call({"ev": "gone"})
+
+    def _take_in(self, message: Message) -> None:
+        with self._changed:
+            if message.get("ev") == "hello":
+                self.hello = message
+            elif message.get("ev") == "warm":
+                self.warm = message
+            elif "id" in message:
+                self._answers[message["id"]] = message
+            self._changed.notify_all()
+        if "ev" in message:
+            self._call(message)
+
+    def _call(self, message: Message) -> None:
+        for callback in list(self._callbacks):
+            callback(message)

@@ -1,0 +1,33 @@
+"""Which process is meant: pid and start time together, since a pid alone is reused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A process by pid and start time (seconds since the epoch, as psutil gives it)."""
+
+    pid: int
+    started: float
+
+    @classmethod
+    def of(cls, pid: int) -> Identity:
+        """The identity of a living process. Raises psutil.NoSuchProcess."""
+        return cls(pid, psutil.Process(pid).create_time())
+
+    def process(self) -> psutil.Process | None:
+        """The living process that this names, or None if it has ended."""
+        try:
+            found = psutil.Process(self.pid)
+            if abs(found.create_time() - self.started) < 0.02 and found.status() != psutil.STATUS_ZOMBIE:
+                return found
+        except psutil.NoSuchProcess:
+            pass
+        return None
+
+    def alive(self) -> bool:
+        return self.process() is not None

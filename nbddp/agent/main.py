@@ -1,0 +1,360 @@
+"""The node agent: one small process per node that starts and watches the workers there.
+
+It imports what a worker needs once (torch, torch._dynamo, the ipyparallel engine),
+stays single-threaded, never touches CUDA, and forks. It serves one owner on
+stdin/stdout, in lines of JSON (`agent.lines`), and others of the same user on a unix
+socket (the terminal's `python -m nbddp`). It ends with its owner, taking all its
+children along. It holds no rule about runs: it starts, signals, reports.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbddp.agent import children, devices, home
+from nbddp.agent.identity import Identity
+from nbddp.agent.lines import LineBuffer, Message, encode
+
+WORKER, CONTROLLER, STORE = "worker", "controller", "store"
+TARGETS = {
+    WORKER: "nbddp.worker.engine:main",
+    CONTROLLER: "nbddp.agent.controller:main",
+    STORE: "nbddp.agent.store_host:main",
+}
+WARM = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.distributed.optim",
+    "torch._dynamo",
+    "ipyparallel.engine.app",
+    "ipyparallel.controller.app",
+    "ipykernel.zmqshell",
+    "cloudpickle",
+    "nbddp.worker.engine",
+)
+
+
+@dataclass
+class Child:
+    """One process started here. `state` is what the owner says it is doing."""
+
+    kind: str
+    pid: int
+    started: float
+    rank: int = -1
+    uuid: str = ""
+    state: str = "starting"
+    log: str = ""
+
+
+@dataclass
+class Peer:
+    """Somebody who talks to the agent: its owner, or a client of the socket."""
+
+    send: Callable[[bytes], Any]
+    owner: bool = False
+    lines: LineBuffer = field(default_factory=LineBuffer)
+
+
+class Agent:
+    """The loop and its few tables. `serve` returns when the owner is gone or says stop."""
+
+    def __init__(self, folder: Path):
+        self.home = folder
+        self.children: dict[int, Child] = {}
+        self.peers: list[Peer] = []
+        self.info: dict[str, Any] = {}
+        self.files: list[str] = []
+        self.stores: dict[int, tuple[Peer, Any]] = {}
+        self.next_store = 0
+        self.running = True
+        self.selector = selectors.DefaultSelector()
+        self.owner = Peer(self._write_owner, owner=True)
+        self.identity = Identity.of(os.getpid())
+        self.store_channel: socket.socket | None = None
+
+    def serve(self) -> None:
+        home.record(self.home, self.identity, [])
+        self._watch_children()
+        self._watch_owner()
+        self._listen()
+        self._tell(self.owner, ev="hello", pid=self.identity.pid, started=self.identity.started)
+        self._warm_up()
+        try:
+            while self.running:
+                for key, _ in self.selector.select():
+                    key.data()
+        finally:
+            self._end()
+
+    # -- starting up ---------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        began = time.monotonic()
+        missing = _import_all(WARM) if not children.why_not_fork() else ""
+        reason = children.why_not_fork()
+        gpus = devices.gpus(os.environ) if _torch_has_cuda() else []
+        self._tell(
+            self.owner,
+            ev="warm",
+            seconds=time.monotonic() - began,
+            spawn=reason,
+            missing=missing,
+            devices=gpus,
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            host=socket.gethostname(),
+        )
+
+    def _watch_owner(self) -> None:
+        self.peers.append(self.owner)
+        self.selector.register(0, selectors.EVENT_READ, self._read_owner)
+        if hasattr(os, "pidfd_open"):  # the pipe may be held open by a fork of the owner's
+            owner = os.pidfd_open(os.getppid())
+            self.selector.register(owner, selectors.EVENT_READ, self._stop)
+
+    def _watch_children(self) -> None:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        self._wakeup = (ours, theirs)
+        self.selector.register(ours, selectors.EVENT_READ, lambda: (ours.recv(4096), self._reap()))
+
+    def _listen(self) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self.home / home.SOCKET))
+        self._listener.listen()
+        self.selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    # -- talking -------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.settimeout(5)
+        peer = Peer(connection.sendall)
+        self.peers.append(peer)
+        self.selector.register(connection, selectors.EVENT_READ, lambda: self._read_peer(peer, connection))
+
+    def _read_peer(self, peer: Peer, connection: socket.socket) -> None:
+        try:
+            chunk = connection.recv(65536)
+        except ConnectionError:
+            chunk = b""
+        if chunk:
+            self._handle_all(peer, chunk)
+            return
+        self.selector.unregister(connection)
+        connection.close()
+        self.peers.remove(peer)
+
+    def _read_owner(self) -> None:
+        chunk = os.read(0, 65536)
+        if chunk:
+            self._handle_all(self.owner, chunk)
+        else:
+            self._stop()
+
+    def _write_owner(self, data: bytes) -> None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+    def _tell(self, peer: Peer, **message: Any) -> None:
+        try:
+            peer.send(encode(message))
+        except OSError:  # it has gone; its own end of file says so too
+            if peer.owner:
+                self._stop()
+
+    def _tell_all(self, **message: Any) -> None:
+        for peer in list(self.peers):
+            self._tell(peer, **message)
+
+    def _handle_all(self, peer: Peer, chunk: bytes) -> None:
+        for message in peer.lines.feed(chunk):
+            try:
+                answer = getattr(self, f"do_{message['op']}")(peer, message)
+            except Exception as e:
+                answer = {"error": f"{type(e).__name__}: {e}"}
+            if answer is not None and "id" in message:
+                self._tell(peer, id=message["id"], **answer)
+
+    # -- requests ------------------------------------------------------------------
+
+    def do_start(self, peer: Peer, message: Message) -> Message:
+        """Start a worker or the controller; answers with its pid and start time."""
+        kind = message["kind"]
+        request = {k: v for k, v in message.items() if k not in ("op", "id")}
+        child = self._start(kind, request)
+        child.rank, child.uuid = message.get("rank", -1), message.get("uuid", "")
+        return {"pid": child.pid, "started": child.started}
+
+    def do_signal(self, peer: Peer, message: Message) -> Message:
+        """Signal the children named by pid; one that has ended is passed over."""
+        for pid in message["pids"]:
+            if pid in self.children:  # not yet reaped, so the pid is still its own
+                os.kill(pid, message["signal"])
+        return {}
+
+    def do_store(self, peer: Peer, message: Message) -> None:
+        """Open a fresh store; the answer comes when the store host has it."""
+        if self.store_channel is None:
+            self._start_store_host()
+        assert self.store_channel is not None
+        self.next_store += 1
+        self.stores[self.next_store] = (peer, message.get("id"))
+        self.store_channel.sendall(encode({"op": "open", "store": self.next_store}))
+
+    def do_close_stores(self, peer: Peer, message: Message) -> Message:
+        if self.store_channel is not None:
+            self.store_channel.sendall(encode({"op": "close", "stores": message["stores"]}))
+        return {}
+
+    def do_describe(self, peer: Peer, message: Message) -> Message:
+        """Keep what the owner says of the pool, for `status`, and the files to remove in the end."""
+        self.info = message["info"]
+        self.files = message["files"]
+        home.record(self.home, self.identity, self.files)
+        return {}
+
+    def do_note(self, peer: Peer, message: Message) -> Message:
+        """Keep what the owner says the workers are doing."""
+        for child in self.children.values():
+            if child.kind == WORKER and child.rank in message["ranks"]:
+                child.state = message["state"]
+        return {}
+
+    def do_status(self, peer: Peer, message: Message) -> Message:
+        return {"info": self.info, "children": [asdict(c) for c in self.children.values()]}
+
+    def do_ask_owner(self, peer: Peer, message: Message) -> Message:
+        """Pass a request of another client to the owner (restart, say), as an event."""
+        self._tell(self.owner, ev="asked", what=message["what"])
+        return {}
+
+    def do_stop(self, peer: Peer, message: Message) -> Message:
+        self._stop()
+        return {}
+
+    # -- children ------------------------------------------------------------------
+
+    def _start(self, kind: str, request: dict[str, Any], keep: tuple[int, ...] = ()) -> Child:
+        held = {key.fd for key in self.selector.get_map().values()} - {0}
+        held |= {self._wakeup[1].fileno(), self.selector.fileno()}  # type: ignore[attr-defined]
+        pid = children.start(TARGETS[kind], request, close=held - set(keep), keep=keep)
+        child = Child(kind, pid, Identity.of(pid).started, log=request["log"])
+        self.children[pid] = child
+        return child
+
+    def _start_store_host(self) -> None:
+        ours, theirs = socket.socketpair()
+        theirs.set_inheritable(True)
+        request = {
+            "channel": theirs.fileno(),
+            "log": str(self.home / "store.log"),
+            "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+            "cwd": str(self.home),
+            "path": sys.path,
+        }
+        self._start(STORE, request, keep=(theirs.fileno(),))
+        theirs.close()
+        self.store_channel = ours
+        lines = LineBuffer()
+        self.selector.register(ours, selectors.EVENT_READ, lambda: self._read_store_host(ours, lines))
+
+    def _read_store_host(self, channel: socket.socket, lines: LineBuffer) -> None:
+        chunk = channel.recv(65536)
+        if not chunk:
+            self._lose_store_host(channel)
+        for message in lines.feed(chunk):
+            peer, request = self.stores.pop(message["store"])
+            self._tell(peer, id=request, **message)
+
+    def _lose_store_host(self, channel: socket.socket) -> None:
+        """The store host ended: its stores are gone, the next request starts another."""
+        self.selector.unregister(channel)
+        channel.close()
+        self.store_channel = None
+        for peer, request in self.stores.values():
+            self._tell(peer, id=request, error="the process that holds the stores has ended")
+        self.stores.clear()
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            self._end_group(found.si_pid)
+            _, status, usage = os.wait4(found.si_pid, 0)
+            child = self.children.pop(found.si_pid, None)
+            if child is not None:
+                self._tell_all(
+                    ev="exit", kind=child.kind, rank=child.rank, uuid=child.uuid, pid=child.pid,
+                    code=os.waitstatus_to_exitcode(status), peak_kib=usage.ru_maxrss,
+                )  # fmt: skip
+
+    def _end_group(self, pid: int) -> None:
+        """Kill what a child left behind in its session; its pid is still held, so the group is its own."""
+        if pid in self.children:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                return  # nothing left, or only the ended leader itself
+
+    def _stop(self) -> None:
+        self.running = False
+
+    def _end(self) -> None:
+        for pid in self.children:
+            os.kill(pid, signal.SIGKILL)
+        while self.children:
+            self._reap()
+            time.sleep(0.002)
+        home.remove(self.home, self.files)
+
+
+def _import_all(names: tuple[str, ...]) -> str:
+    """Import what workers need; the name and error of what is missing, or empty."""
+    import importlib
+
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as e:
+            return f"{name}: {e}"
+    return ""
+
+
+def _torch_has_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        import importlib.util
+
+        return importlib.util.find_spec("torch") is not None
+    return bool(torch.backends.cuda.is_built())
+
+
+def main() -> None:
+    """`python -m nbddp.agent.main HOME OWNER_PID`."""
+    children.die_with_parent(int(sys.argv[2]))
+    Agent(Path(sys.argv[1])).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Everything nbddp raises, and how it looks in a notebook.
+
+    NbddpError
+    ├── BadInput            asked for something that cannot be; nothing was started, nothing lost
+    │   └── CellSyntaxError the cell does not compile; no rank has run it
+    ├── PoolError           the pool of workers could not do its part
+    │   ├── AgentFailed     the node agent did not start, or went away
+    │   └── PoolNotRunning  there is no pool to do this with
+    └── RunFailed           a run did not end well on every rank
+        ├── WorkerFailed    a rank raised, exited with a code, or died
+        └── RunStopped      the user stopped the run
+
+Messages are for the person at the notebook: what was asked, what is true, what
+to type. They hold no ports, pids or times, because saved notebooks compare them;
+such facts are attributes. Pure: imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class NbddpError(Exception):
+    """Base of all errors of this package."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows instead of a traceback through our own frames."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class BadInput(NbddpError, ValueError):
+    """The request cannot be met as typed. The pool and its state are untouched."""
+
+
+class CellSyntaxError(BadInput):
+    """The cell does not compile. `cell`, `line` (1-based) and `text` say where."""
+
+    def __init__(self, message: str, *, cell: str, line: int | None, text: str, pointer: str):
+        super().__init__(f"{message} ({cell}, line {line}); no rank has run the cell")
+        self.cell, self.line, self.text, self.pointer = cell, line, text, pointer
+
+    def _render_traceback_(self) -> list[str]:
+        where = [f"  {self.cell}, line {self.line}"]
+        if self.text:
+            where += [f"    {self.text}", f"    {self.pointer}"]
+        return [*where, f"{type(self).__name__}: {self}"]
+
+
+class PoolError(NbddpError, RuntimeError):
+    """The pool could not do what a valid request needs."""
+
+
+class AgentFailed(PoolError):
+    """The node agent could not be started, or ended. `log` is the path of its log."""
+
+    def __init__(self, message: str, log: str = ""):
+        super().__init__(message)
+        self.log = log
+
+    def _render_traceback_(self) -> list[str]:
+        return [*super()._render_traceback_(), *([f"its log: {self.log}"] if self.log else [])]
+
+
+class PoolNotRunning(PoolError):
+    """There is no pool (any more)."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame of a remote traceback. `context` holds (line number, text) around `line`."""
+
+    file: str
+    line: int
+    name: str
+    user: bool
+    context: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Raised:
+    """One exception of a chain, outermost last; `relation` says how it follows from the one before."""
+
+    type: str
+    message: str
+    frames: tuple[Frame, ...] = ()
+    relation: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankState:
+    """How one rank ended a run, or where it was when the run was ended.
+
+    `status` is "finished", "failed", "interrupted", "replaced", "died" or "running";
+    `where` is the user's own place, such as `cell line 9`, or empty.
+    """
+
+    rank: int
+    status: str
+    where: str = ""
+    detail: str = ""
+
+
+class RunFailed(NbddpError):
+    """A run did not end well. `states` has one RankState per rank that took part."""
+
+    def __init__(self, message: str, *, states: tuple[RankState, ...] = (), report: str = ""):
+        super().__init__(message)
+        self.states = states
+        self.report = report
+
+    def _render_traceback_(self) -> list[str]:
+        return [self.report] if self.report else super()._render_traceback_()
+
+
+class RunStopped(RunFailed):
+    """The user stopped the run (the kernel's interrupt)."""
+
+
+@dataclass
+class Cause:
+    """What happened on the rank that failed first.
+
+    `kind` is "raised", "exit" (SystemExit with a code) or "died" (the process ended).
+    """
+
+    rank: int
+    node: int
+    kind: str
+    chain: tuple[Raised, ...] = ()
+    code: int | str | None = None
+    log: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class WorkerFailed(RunFailed):
+    """A rank failed; the first in time is the one that is named.
+
+    Attributes: `rank`, `node`, `exception_type`, `exception_message`, `cause` (with the
+    remote traceback), `states` of all ranks, `logs` (rank → path of its whole output).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        cause: Cause,
+        states: tuple[RankState, ...],
+        report: str,
+        logs: dict[int, str],
+    ):
+        super().__init__(message, states=states, report=report)
+        self.cause, self.rank, self.node, self.logs = cause, cause.rank, cause.node, logs
+        last = cause.chain[-1] if cause.chain else None
+        self.exception_type = last.type if last else ""
+        self.exception_message = last.message if last else ""

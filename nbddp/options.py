@@ -1,0 +1,309 @@
+"""One grammar for `%%ddp`, `%ddp` and `python -m nbddp`: a line of text → plain specs.
+
+argparse does the parsing; this file holds the words. Every error is a BadInput that
+names the option as typed, and `--help` is an answer (HelpAsked), not an exit. Nothing
+else in the package parses a command line. Pure: no IPython, no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from nbddp.errors import BadInput
+
+NPROC_WORDS = ("auto", "gpu", "cpu")
+
+
+class HelpAsked(Exception):
+    """`--help` was typed; the text is the answer."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.text = text
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """What one `%%ddp` line asks for.
+
+    `nproc` None keeps the standing pool as it is. `ranks` and `show` are None for all;
+    `argv` is what the cell sees as sys.argv[1:].
+    """
+
+    nproc: int | str | None = None
+    nnodes: int | None = None
+    gpus_per_proc: int | None = None
+    visible: str | None = None
+    oversubscribe: bool = False
+    device: str | None = None
+    fresh: bool = False
+    ranks: tuple[int, ...] | None = None
+    show: tuple[int, ...] | None = None
+    output: str = ""
+    argv: tuple[str, ...] = ()
+
+    def asks_for_pool(self) -> bool:
+        """True if the line says anything about the pool's shape."""
+        return (
+            any(
+                v is not None
+                for v in (self.nproc, self.nnodes, self.gpus_per_proc, self.visible, self.device)
+            )
+            or self.oversubscribe
+        )
+
+
+@dataclass(frozen=True)
+class Command:
+    """What one `%ddp` line asks for: a subcommand and its arguments by name."""
+
+    name: str
+    args: dict[str, Any]
+    launch: LaunchSpec = LaunchSpec()
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises BadInput, and offers the nearest option for a mistyped one."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{self.prog}: {message}; {self.prog} --help tells the options")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise HelpAsked(message or "")
+
+    def print_help(self, file: Any = None) -> None:
+        raise HelpAsked(self.format_help())
+
+    def long_options(self) -> list[str]:
+        return [o for a in self._actions for o in a.option_strings if o.startswith("--")]
+
+    def parse_strictly(self, words: Sequence[str]) -> argparse.Namespace:
+        """parse_args, but an unknown option is answered with the nearest known one."""
+        try:
+            space, rest = self.parse_known_args(list(words))
+        except argparse.ArgumentError as e:
+            names = (e.argument_name or "").split("/")
+            option = next((n for n in names if n.startswith("--")), names[0])
+            raise BadInput(f"{self.prog} {option}: {e.message}") from None
+        if rest:
+            self._refuse(rest[0])
+        return space
+
+    def _refuse(self, word: str) -> NoReturn:
+        if not word.startswith("-"):
+            raise BadInput(
+                f"{self.prog} does not take {word!r}; words for the cell's own sys.argv go "
+                f"after --, as in {self.prog} -- {word}"
+            )
+        name = word.split("=")[0]
+        near = difflib.get_close_matches(name, self.long_options(), n=1, cutoff=0.5)
+        advice = f"did you mean {near[0]}?" if near else f"{self.prog} --help tells the options"
+        raise BadInput(f"{self.prog} has no option {name}; {advice}")
+
+
+def _nproc(text: str) -> int | str:
+    if text in NPROC_WORDS:
+        return text
+    try:
+        return _positive(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a number of workers; use a positive number such as 2, "
+            f"or one of {', '.join(NPROC_WORDS)}"
+        ) from None
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number; use 1 or more")
+    return value
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """`0,2-3` → (0, 2, 3); `none` → ()."""
+    if text == "none":
+        return ()
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise argparse.ArgumentTypeError(f"{text} is not a set of ranks; write it as 0,2-3")
+        a, b = int(first), int(last or first)
+        if b < a:
+            raise argparse.ArgumentTypeError(f"{part} counts backwards; write it as {b}-{a}")
+        found.update(range(a, b + 1))
+    return tuple(sorted(found))
+
+
+def _name(text: str) -> str:
+    if not text.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text} is not a name that Python can bind")
+    return text
+
+
+def _pool_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pool")
+    group.add_argument(
+        "-n", "--nproc", "--nproc-per-node", "--nproc_per_node", dest="nproc", type=_nproc, metavar="N",
+        help="workers per node: a number, gpu (one per GPU), cpu (one per core) or auto; "
+        "default: the standing pool as it is, else one per GPU, else 2",
+    )  # fmt: skip
+    group.add_argument("--nnodes", type=_positive, metavar="N",
+                       help="nodes; more than 1 on one machine are simulated nodes")  # fmt: skip
+    group.add_argument("--gpus-per-proc", type=_positive, metavar="K", help="consecutive GPUs per worker")
+    group.add_argument(
+        "--visible", choices=("all", "own"),
+        help="GPUs a worker sees: all, and LOCAL_RANK picks (as torchrun), or only its own, and "
+        "LOCAL_RANK is 0 (as torchrun --virtual-local-rank)",
+    )  # fmt: skip
+    group.add_argument("--oversubscribe", action="store_true", help="allow more workers than GPUs")
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs")
+
+
+def cell_parser() -> _Parser:
+    """The grammar of a `%%ddp` line."""
+    parser = _Parser(
+        prog="%%ddp", allow_abbrev=False, add_help=False, exit_on_error=False,
+        usage="%%%%ddp [options] [-- arguments of the cell]",
+        description="Run the cell on every worker of the pool, as torchrun would run it as a script.",
+    )  # fmt: skip
+    _pool_options(parser)
+    run = parser.add_argument_group("run")
+    run.add_argument("--fresh", action="store_true", help="start new worker processes first; all names are gone")
+    run.add_argument("--ranks", type=_ranks, metavar="SET", help="run on these ranks only, such as 0,2-3")
+    run.add_argument("--show", type=_ranks, metavar="SET", help="show the output of these ranks only, or none")
+    run.add_argument("-o", "--output", type=_name, metavar="NAME",
+                     help="bind NAME to the last expression's value on every rank: NAME[rank]")  # fmt: skip
+    run.add_argument("-h", "--help", action="help", help="show this")
+    return parser
+
+
+COMMANDS: dict[str, str] = {
+    "status": "one table: rank, node, local rank, device, pid, state, memory",
+    "start": "start the pool without running a cell",
+    "stop": "end all workers of the pool",
+    "restart": "new worker processes under the same ranks; names on them are gone",
+    "topology": "figure of nodes, processes and devices",
+    "push": "copy names of the notebook to every rank",
+    "pull": "fetch names from every rank, as sequences indexed by rank",
+    "log": "the whole output of a rank in the last run, or where it is",
+    "help": "this text",
+}
+TERMINAL_COMMANDS = ("status", "start", "stop", "restart", "topology")
+
+
+def command_parser(name: str, prog: str = "%ddp") -> _Parser:
+    """The grammar of one subcommand of `%ddp` (or of `python -m nbddp`)."""
+    parser = _Parser(prog=f"{prog} {name}", allow_abbrev=False, exit_on_error=False, description=COMMANDS[name])
+    if name in ("start", "restart"):
+        _pool_options(parser)
+    if name == "restart":
+        parser.add_argument("--ranks", type=_ranks, metavar="SET", help="only these ranks")
+    if name in ("push", "pull"):
+        parser.add_argument("names", nargs="+", type=_name, metavar="NAME")
+        parser.add_argument("--ranks", type=_ranks, metavar="SET", help="only these ranks")
+    if name == "log":
+        parser.add_argument("--rank", type=int, default=None, metavar="R", help="print the whole output of this rank")
+    if prog != "%ddp" and name != "start":
+        parser.add_argument("pool", nargs="?", default="", help="the pool's id, where more than one is running")
+    return parser
+
+
+def overview(prog: str = "%ddp") -> str:
+    """All subcommands, a line each."""
+    names = COMMANDS if prog == "%ddp" else TERMINAL_COMMANDS
+    width = max(map(len, names))
+    lines = [f"  {prog} {name:<{width}}  {COMMANDS[name]}" for name in names]
+    if prog == "%ddp":
+        lines.insert(0, f"  %%ddp {'':<{width}} run the cell on every rank; %%ddp --help tells its options")
+    return "\n".join([*lines, "", f"{prog} SUBCOMMAND --help tells more."])
+
+
+def parse_cell(line: str) -> LaunchSpec:
+    """A `%%ddp` line → LaunchSpec. Raises BadInput, or HelpAsked with the text to show."""
+    words, argv = split_argv(_split(line, "%%ddp"))
+    space = cell_parser().parse_strictly(words)
+    return _launch(space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh, argv=argv)
+
+
+def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
+    """A `%ddp` line (or a terminal's words) → Command. Raises as `parse_cell` does."""
+    words = _split(line, prog) if isinstance(line, str) else list(line)
+    if not words or words[0] in ("help", "-h", "--help"):
+        return Command("help", {})
+    known = COMMANDS if prog == "%ddp" else TERMINAL_COMMANDS
+    name = words[0]
+    if name not in known:
+        near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+        advice = f"did you mean {prog} {near[0]}?" if near else f"{prog} alone tells them all"
+        raise BadInput(f"{prog} has no subcommand {name}; {advice}")
+    space = command_parser(name, prog).parse_strictly(words[1:])
+    launch = _launch(space) if name in ("start", "restart") else LaunchSpec()
+    return Command(name, vars(space), launch)
+
+
+def split_argv(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Words before the first bare `--`, and those after it."""
+    if "--" not in words:
+        return words, ()
+    at = words.index("--")
+    return words[:at], tuple(words[at + 1 :])
+
+
+def complete_cell(line: str) -> list[str]:
+    """Options that may come next on a `%%ddp` line; `line` ends at the cursor."""
+    return _complete(cell_parser(), line)
+
+
+def complete_command(line: str) -> list[str]:
+    """Subcommands, or the options of the one already typed."""
+    words = line.split()
+    if not words or (len(words) == 1 and not line.endswith(" ")):
+        return [c for c in COMMANDS if c.startswith(words[0] if words else "")]
+    if words[0] not in COMMANDS:
+        return []
+    return _complete(command_parser(words[0]), line)
+
+
+def _complete(parser: _Parser, line: str) -> list[str]:
+    words = line.split()
+    if "--" in (words if line.endswith(" ") else words[:-1]):
+        return []
+    current = "" if line.endswith(" ") or not words else words[-1]
+    before = words[:-1] if current else words
+    action = _waiting_for(parser, before[-1]) if before else None
+    if action is not None:
+        choices = list(action.choices or (NPROC_WORDS if action.dest == "nproc" else ()))
+        return [c for c in choices if str(c).startswith(current)]
+    return [o for o in parser.long_options() if o.startswith(current) and "_" not in o]
+
+
+def _waiting_for(parser: _Parser, word: str) -> argparse.Action | None:
+    """The action that takes the word after `word`, if `word` is an option with a value."""
+    for action in parser._actions:
+        if word in action.option_strings and action.nargs is None:
+            return action
+    return None
+
+
+def _launch(space: argparse.Namespace, **run: Any) -> LaunchSpec:
+    return LaunchSpec(
+        nproc=space.nproc, nnodes=space.nnodes, gpus_per_proc=space.gpus_per_proc, visible=space.visible,
+        oversubscribe=space.oversubscribe, device=space.device, **run,
+    )  # fmt: skip
+
+
+def _split(line: str, prog: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as e:
+        raise BadInput(f"{prog}: {e} in {line.strip()!r}; close the quote or escape it with a backslash") from None

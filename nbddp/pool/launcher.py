@@ -1,0 +1,148 @@
+"""Launchers of ipyparallel that start everything through a node agent.
+
+Registered by entry point as `nbddp`, so `ipcluster list` and `ipcluster stop` see a pool, and
+`ipcluster start --controller nbddp --engines nbddp` makes one. An engine's id is its
+rank. ipyparallel's own launchers are not used: they have one environment for a whole
+set of engines, leave orphans, and cannot replace one engine under its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from ipyparallel.cluster.launcher import BaseLauncher, ControllerLauncher, EngineLauncher, NotRunning
+from traitlets import Any as AnyTrait
+from traitlets import Dict, Unicode
+
+from nbddp.agent.handle import Agent
+from nbddp.errors import AgentFailed
+from nbddp.pool import requests
+from nbddp.topology import Topology
+
+
+class _OnAgent(BaseLauncher):  # type: ignore[misc]
+    """What both launchers share: an agent, found again by its folder."""
+
+    agent = AnyTrait()
+    home = Unicode().tag(to_dict=True)
+
+    def find_args(self) -> list[str]:
+        return ["nbddp"]
+
+    def _take_agent(self) -> Agent:
+        if self.agent is None:
+            sibling = getattr(getattr(self.parent, "controller", None), "agent", None)
+            self.agent = sibling or Agent.launch(os.environ)
+        self.home = str(self.agent.home)
+        self.agent.wait_warm()
+        self.agent.on_event(self._hear)
+        return self.agent
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any], **kwargs: Any) -> Any:
+        launcher = super().from_dict(d, **kwargs)
+        try:
+            launcher.agent = Agent.connect(Path(launcher.home))
+        except AgentFailed as e:
+            raise NotRunning(str(e)) from None
+        launcher.agent.on_event(launcher._hear)
+        return launcher
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    async def join(self, timeout: float | None = None) -> None:
+        end = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        while self.state == "running":
+            if end is not None and asyncio.get_running_loop().time() > end:
+                raise TimeoutError(f"{self.name} did not stop within {timeout} s")
+            await asyncio.sleep(0.02)
+
+
+class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[misc]
+    """The ipyparallel controller as a child of the agent."""
+
+    pid = AnyTrait(0).tag(to_dict=True)
+
+    async def start(self) -> None:
+        agent = self._take_agent()
+        answer = agent.request(
+            "start",
+            **requests.controller(
+                env=agent.env or dict(os.environ),
+                home=agent.home,
+                profile_dir=self.profile_dir,
+                cluster_id=self.cluster_id,
+            ),
+            args=list(self.controller_args),
+        )
+        self.pid = answer["pid"]
+        self.notify_start(answer)
+
+    def poll(self) -> int | None:
+        return 1 if self.state == "after" else None
+
+    def signal(self, sig: int) -> None:
+        self.agent.request("signal", pids=[self.pid], signal=int(sig))
+
+    async def stop(self) -> None:
+        self.signal(signal.SIGTERM)
+        await self.join(self.stop_timeout)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if message["ev"] == "gone" or (message["ev"] == "exit" and message["pid"] == self.pid):
+            self.notify_stop({"exit_code": message.get("code", 0), "pid": self.pid})
+
+
+class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
+    """A worker group: `pids` maps rank (as text) to process."""
+
+    pids = Dict().tag(to_dict=True)
+    n = AnyTrait(0).tag(to_dict=True)
+    starts = AnyTrait()
+
+    async def start(self, n: int) -> None:
+        """Start `starts` (ready-made requests), or `n` workers placed on this machine."""
+        agent = self._take_agent()
+        self.start_workers(self.starts or self._plan(agent, n))
+        self.notify_start(dict(self.pids))
+
+    def start_workers(self, starts: list[dict[str, Any]]) -> None:
+        """Start workers now; called again for ranks that join or are replaced."""
+        asked = [(s, self.agent.post("start", **s)) for s in starts]
+        for request, key in asked:
+            answer = self.agent.take(key)
+            self.pids = {**self.pids, str(request["rank"]): answer["pid"]}
+        self.n = len(self.pids)
+
+    def signal(self, sig: int) -> None:
+        self.agent.request("signal", pids=list(self.pids.values()), signal=int(sig))
+
+    async def stop(self) -> None:
+        self.signal(signal.SIGKILL)
+        await self.join(self.stop_timeout)
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if message["ev"] == "exit" and self.pids.get(str(message["rank"])) == message["pid"]:
+            self.pids = {r: p for r, p in self.pids.items() if p != message["pid"]}
+        if message["ev"] == "gone" or not self.pids:
+            self.notify_stop({"exit_code": 0})
+
+    def _plan(self, agent: Agent, n: int) -> list[dict[str, Any]]:
+        topology = Topology.plan([requests.host(agent.wait_warm())], nproc=n, oversubscribe=True)
+        return [
+            requests.worker(
+                place,
+                topology,
+                env=os.environ,
+                visible="own" if topology.oversubscribed else "all",
+                home=agent.home,
+                profile_dir=self.profile_dir,
+                url_file=self.connection_files["engine"],
+            )
+            for place in topology.workers
+        ]

@@ -1,0 +1,609 @@
+"""The pool: workers that live on between cells, and what can be done with them.
+
+`Pool` puts the parts together: an agent that starts processes, an ipyparallel cluster that
+carries the messages, a topology that says who is where, and runs. `ensure` makes the living
+workers match what a cell asks for (start, grow, shrink, replace, nothing), and tells
+each change in one line. Engine id == rank, always.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import time
+import uuid as uuids
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nbddp import environment
+from nbddp.agent.handle import Agent
+from nbddp.errors import BadInput, PoolError, PoolNotRunning, WorkerFailed
+from nbddp.options import LaunchSpec
+from nbddp.pool import requests
+from nbddp.run.screen import Screen, Silent, for_shell
+from nbddp.run.spmd import Run
+from nbddp.topology import Topology, counted, rank_words
+from nbddp.values import RankValues, check_ranks
+from nbddp.worker import values
+
+HOST, MASTER = "127.0.0.1", "localhost"
+REGISTER_TIMEOUT = 60.0
+
+
+@dataclass
+class Living:
+    """One worker process. `exit` is the agent's event once it has ended."""
+
+    rank: int
+    uuid: str
+    pid: int
+    started: float
+    log: str
+    exit: dict[str, Any] | None = None
+
+
+class Pool:
+    """A worker group under one agent.
+
+    As a context manager or with `start()` it starts at once; otherwise the first run starts it.
+    Raises BadInput for a placement that cannot be.
+    """
+
+    def __init__(
+        self,
+        nproc: int | str | None = None,
+        *,
+        nnodes: int | None = None,
+        gpus_per_proc: int | None = None,
+        visible: str | None = None,
+        oversubscribe: bool = False,
+        device: str | None = None,
+        agent: Agent | None = None,
+    ):
+        self.spec = LaunchSpec(
+            nproc=nproc, nnodes=nnodes, gpus_per_proc=gpus_per_proc, visible=visible,
+            oversubscribe=oversubscribe, device=device,
+        )  # fmt: skip
+        self._given_agent = agent
+        self.agent: Agent | None = None
+        self.topology: Topology | None = None
+        self.visible = "all"
+        self.workers: dict[int, Living] = {}
+        self.current: Run | None = None
+        self.last_run: Run | None = None
+        self._cluster: Any = None
+        self._wire: Any = None
+        self._runs = itertools.count(1)
+        self._group_broken = False
+        self._spare_store: int | None = None
+        self._open_stores: dict[int, int] = {}
+        self._run_id = str(uuids.uuid4())
+        self._restart_asked = False
+
+    # -- life ----------------------------------------------------------------------------
+
+    def __enter__(self) -> Pool:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> bool:
+        return self._cluster is not None and self.agent is not None and self.agent.alive
+
+    @property
+    def world_size(self) -> int:
+        return self.topology.world_size if self.topology else 0
+
+    def start(self) -> list[str]:
+        """Start (or match) the workers this pool was made for; what was done, in words."""
+        return self.ensure(self.spec if not self.running else LaunchSpec())
+
+    def ensure(self, spec: LaunchSpec, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+        """Make the living workers match `spec`; a line for every change a user should know of.
+
+        Raises BadInput, with nothing changed, if the spec cannot be met.
+        """
+        warm = self._warm_agent(progress)
+        merged, visible = self._merge(spec)
+        topology = self._plan(merged, warm)
+        if not self.running:
+            self._start_cluster(progress)
+        notes = self._match(topology, visible, fresh=spec.fresh, progress=progress)
+        if topology != self.topology:
+            self._group_broken = self._group_broken or bool(self.topology)
+        self.topology, self.visible, self.spec = topology, visible, replace(merged, visible=visible)
+        self._describe()
+        return notes
+
+    def _warm_agent(self, progress: Callable[[str], None]) -> dict[str, Any]:
+        if self.agent is not None and not self.agent.alive:
+            self._forget_all()
+        if self.agent is None:
+            given = self._given_agent if self._given_agent and self._given_agent.alive else None
+            self._given_agent = None
+            if given is not None and environment.needs_new_agent(given.env, os.environ):
+                given.close()
+                given = None
+            self.agent = given or Agent.launch(os.environ)
+            self.agent.on_event(self._hear)
+            atexit.register(self._at_exit)
+        if self.agent.warm is None:
+            progress("importing torch in the warm process, once")
+        return self.agent.wait_warm()
+
+    def _merge(self, spec: LaunchSpec) -> tuple[LaunchSpec, str]:
+        """What was not said stays as the standing pool has it (nnodes only if nproc was not said either)."""
+        old = self.spec if self.topology is not None else LaunchSpec()
+        keep_shape = spec.nproc is None and spec.nnodes is None
+        merged = replace(
+            spec,
+            nproc=spec.nproc if spec.nproc is not None else old.nproc if spec.nnodes is None else None,
+            nnodes=spec.nnodes or (old.nnodes if keep_shape else None),
+            gpus_per_proc=spec.gpus_per_proc or old.gpus_per_proc,
+            oversubscribe=spec.oversubscribe or old.oversubscribe,
+            device=spec.device or old.device,
+        )
+        visible = spec.visible or (old.visible if self.topology else None)
+        return merged, visible or ("own" if merged.oversubscribe else "all")
+
+    def _plan(self, spec: LaunchSpec, warm: Mapping[str, Any]) -> Topology:
+        return Topology.plan(
+            [requests.host(warm)],
+            nproc=spec.nproc,
+            nnodes=spec.nnodes or 1,
+            gpus_per_proc=spec.gpus_per_proc,
+            oversubscribe=spec.oversubscribe,
+            device=spec.device or "auto",
+        )
+
+    def _start_cluster(self, progress: Callable[[str], None]) -> None:
+        progress("starting the controller")
+        from ipyparallel import Cluster
+
+        from nbddp.pool.launcher import AgentControllerLauncher, AgentEngineSetLauncher
+        from nbddp.pool.wire import Wire
+
+        assert self.agent is not None
+        cluster = Cluster(
+            cluster_id=f"nbddp-{self.agent.pool_id}",
+            controller_launcher_class=AgentControllerLauncher,
+            engine_launcher_class=AgentEngineSetLauncher,
+            shutdown_atexit=False,
+            log_level=40,
+        )
+        cluster.start_controller_sync(agent=self.agent)
+        self._cluster = cluster
+        self._files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
+        self._describe()
+        self._wire = Wire(cluster.connect_client_sync())
+
+    def _describe(self) -> None:
+        if self.agent is None:
+            return
+        placed = self.topology
+        info = {
+            "cwd": os.getcwd(),
+            "owner": os.getpid(),
+            "words": placed.words() if placed else "",
+            "workers": [
+                {"rank": w.rank, "node": w.node, "local_rank": w.local_rank, "device": w.device_words()}
+                for w in (placed.workers if placed else ())
+            ],
+            "simulated": bool(placed and placed.simulated),
+            "topology": topology_data(placed) if placed else None,
+        }
+        self.agent.tell("describe", info=info, files=self._files)
+
+    def stop(self) -> None:
+        """End all workers, the controller and the agent."""
+        if self._cluster is not None and self._wire is not None:
+            self._wire.close()
+        if self.agent is not None:
+            self.agent.close()
+        self._forget_all()
+
+    def _at_exit(self) -> None:
+        if self.agent is not None:
+            self.agent.close(timeout=2)
+
+    def _forget_all(self) -> None:
+        self.agent = self._cluster = self._wire = self.topology = None
+        self.workers, self._open_stores, self._spare_store = {}, {}, None
+        self._group_broken = False
+        atexit.unregister(self._at_exit)
+
+    def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
+        """New processes under the same ranks. Names on them are gone, and their process group."""
+        self._need_running()
+        chosen = check_ranks(ranks, self.world_size, "--ranks")
+        self._end(chosen)
+        self._group_broken = True
+        self._match(self._placed(), self.visible, quiet=True)
+        return [f"{rank_words(chosen)} restarted; names on them are gone"]
+
+    # -- workers ---------------------------------------------------------------------------
+
+    def _match(
+        self,
+        topology: Topology,
+        visible: str,
+        *,
+        fresh: bool = False,
+        quiet: bool = False,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> list[str]:
+        """Start and end processes until they are those of `topology`; what a user should know, in words."""
+        before = set(self.workers)
+        died = sorted(r for r, w in self.workers.items() if w.exit is not None)
+        surplus = [r for r in self.workers if r >= topology.world_size]
+        changed = self._changed(topology, visible)
+        ended = sorted(set(self.workers) if fresh else {*died, *surplus, *changed})
+        self._end(ended)
+        missing = [w.rank for w in topology.workers if w.rank not in self.workers]
+        if missing:
+            progress(f"starting {counted(len(missing), 'worker')}")
+            self._start_workers(topology, visible, missing)
+        if quiet or not before:
+            return []
+        return self._changes(before, died, changed, topology.world_size, fresh)
+
+    def _changed(self, topology: Topology, visible: str) -> list[int]:
+        """Ranks whose devices change: a process cannot leave a GPU it has touched."""
+        old = self.topology
+        if old is None:
+            return []
+        both = range(min(old.world_size, topology.world_size))
+        return [
+            r
+            for r in both
+            if old.workers[r].devices != topology.workers[r].devices
+            or environment.visible_devices(old.workers[r], old.nodes[old.workers[r].node], self.visible)
+            != environment.visible_devices(topology.workers[r], topology.nodes[topology.workers[r].node], visible)
+        ]
+
+    def _changes(
+        self, before: set[int], died: list[int], changed: list[int], size: int, fresh: bool
+    ) -> list[str]:
+        if fresh:
+            return []
+        notes = []
+        kept = sorted(r for r in before if r < size and r not in died and r not in changed)
+        if size != len(before):
+            word = "grown" if size > len(before) else "shrunk"
+            state = f"; {rank_words(kept)} {'keep' if len(kept) > 1 else 'keeps'} their names" if kept else ""
+            state = state.replace("keeps their", "keeps its")
+            notes.append(f"pool {word} from {len(before)} to {counted(size, 'worker')}{state}")
+        if changed:
+            notes.append(f"{rank_words(changed)} restarted on other devices; names on them are gone")
+        renewed = [r for r in died if r < size]
+        if renewed:
+            notes.append(f"{rank_words(renewed)} {'are' if len(renewed) > 1 else 'is'} new and empty")
+        return notes
+
+    def _start_workers(self, topology: Topology, visible: str, ranks: Sequence[int]) -> None:
+        assert self.agent is not None
+        starts = [
+            requests.worker(
+                topology.workers[r],
+                topology,
+                env=os.environ,
+                visible=visible,
+                home=self.agent.home,
+                profile_dir=self._cluster.profile_dir,
+                url_file=self._cluster.controller.connection_files["engine"],
+            )
+            for r in ranks
+        ]
+        asked = [(s, self.agent.post("start", **s)) for s in starts]
+        for start, key in asked:
+            answer = self.agent.take(key)
+            rank = start["rank"]
+            self.workers[rank] = Living(rank, start["uuid"], answer["pid"], answer["started"], start["log"])
+        self._wire.wait_for({s["rank"]: s["uuid"] for s in starts}, self._check_starting, REGISTER_TIMEOUT)
+        self._note(ranks, "idle")
+
+    def _check_starting(self) -> None:
+        for worker in self.workers.values():
+            if worker.exit is not None:
+                raise PoolError(
+                    f"rank {worker.rank} ended while it started (exit code {worker.exit['code']}): "
+                    f"{last_line(worker.log)}"
+                )
+        if self.agent is None or not self.agent.alive:
+            raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
+
+    def _end(self, ranks: Sequence[int]) -> None:
+        """End these ranks' processes and have hub and client forget them."""
+        self.kill(ranks)
+        for rank in ranks:
+            worker = self.workers[rank]
+            _until(lambda w=worker: w.exit is not None, 10.0, f"rank {rank} did not end")  # type: ignore[misc]
+        for rank in ranks:
+            self._wire.forget(rank, self.workers.pop(rank).uuid)
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        """The agent's events, in its reader thread."""
+        if event["ev"] == "exit" and event["kind"] == "worker":
+            for worker in list(self.workers.values()):
+                if worker.pid == event["pid"]:
+                    self._exited(worker, event)
+        elif event["ev"] == "gone" or (event["ev"] == "exit" and event["kind"] == "controller"):
+            for worker in list(self.workers.values()):
+                self._exited(worker, {"code": None, "what": "the pool's agent or controller has ended"})
+            if self.agent is not None and self.agent.alive and event["ev"] == "exit":
+                self.agent.tell("stop")  # a pool without its controller cannot be reached
+
+    def _exited(self, worker: Living, event: dict[str, Any]) -> None:
+        if worker.exit is None:
+            worker.exit = event
+            run = self.current
+            if run is not None:
+                run.worker_exited(worker.rank, event)
+
+    def _need_running(self) -> None:
+        if not self.running or self.topology is None:
+            raise PoolNotRunning("there is no pool; %ddp start --nproc 4 or a %%ddp cell starts one")
+
+    def _placed(self) -> Topology:
+        if self.topology is None:
+            raise PoolNotRunning("there is no pool; %ddp start --nproc 4 or a %%ddp cell starts one")
+        return self.topology
+
+    # -- what a run needs of its workers -----------------------------------------------------
+
+    def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None:
+        if self.workers[rank].exit is not None:
+            hear_exit = self.current
+            if hear_exit is not None:
+                hear_exit.worker_exited(rank, self.workers[rank].exit or {})
+            return
+        self._wire.send(rank, spec, hear, code=code, buffers=buffers)
+
+    def interrupt(self, ranks: Sequence[int]) -> None:
+        import signal
+
+        self._signal(ranks, signal.SIGINT)
+
+    def kill(self, ranks: Sequence[int]) -> None:
+        import signal
+
+        self._signal(ranks, signal.SIGKILL)
+
+    def _signal(self, ranks: Sequence[int], number: int) -> None:
+        pids = [self.workers[r].pid for r in ranks if self.workers[r].exit is None]
+        if pids and self.agent is not None and self.agent.alive:
+            self.agent.request("signal", pids=pids, signal=int(number))
+
+    def where(self, ranks: Sequence[int]) -> dict[int, str]:
+        """The user's line at which each of these ranks is now."""
+        found = {}
+        for rank in ranks:
+            if self.workers[rank].exit is None:
+                place = self._wire.ask(rank, {"op": "where"}, timeout=0.3)
+                if place:
+                    found[rank] = f"{place['file']}, line {place['line']}"
+        return found
+
+    def node_of(self, rank: int) -> int:
+        return self._placed().workers[rank].node
+
+    def log_of(self, rank: int) -> str:
+        return self.workers[rank].log if rank in self.workers else ""
+
+    # -- runs -------------------------------------------------------------------------------
+
+    def run_cell(
+        self,
+        code: str,
+        *,
+        cell: int = 1,
+        argv: Sequence[str] = (),
+        argv0: str = "<cell>",
+        ranks: Sequence[int] | None = None,
+        show: Sequence[int] | None = None,
+        want_value: bool = False,
+        screen: Screen | None = None,
+    ) -> RankValues:
+        """Run source on the ranks; the values of its last expression if `want_value`.
+
+        Raises WorkerFailed or RunStopped; state on the ranks that were not replaced is kept.
+        """
+        self._need_running()
+        chosen = check_ranks(ranks, self.world_size, "--ranks")
+        shown = check_ranks(show, self.world_size, "--show")
+        fields = {"op": "cell", "cell": cell, "argv": list(argv), "argv0": argv0, "want_value": want_value}
+        run = self._run(chosen, fields, code=code, show=shown, screen=screen, state=f"running Cell In[{cell}]")
+        if not want_value:
+            return RankValues({})
+        return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items()})
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RankValues:
+        """Call `function(*args, **kwargs)` on every rank; every rank's value.
+
+        Function and arguments travel by cloudpickle. Raises the first failing rank's own exception,
+        with the WorkerFailed that holds its remote traceback as its cause; or the
+        WorkerFailed itself where the exception cannot travel.
+        """
+        if not self.running:
+            self.start()
+        data = _packed((function, args, kwargs), getattr(function, "__name__", "the function"))
+        try:
+            run = self._run(
+                tuple(range(self.world_size)), {"op": "call"}, buffers=[data], screen=for_shell(_shell()),
+                state=f"running {getattr(function, '__name__', 'a function')}",
+            )  # fmt: skip
+        except WorkerFailed as failed:
+            error = self._carried(failed)
+            if error is None:
+                raise
+            raise error from failed
+        return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items()})
+
+    def _carried(self, failed: WorkerFailed) -> BaseException | None:
+        """The exception object of the first failing rank, if it travelled."""
+        assert self.last_run is not None
+        buffers = self.last_run.ended[failed.rank].buffers
+        error = values.unpack(buffers[0]) if buffers else None
+        return error if isinstance(error, Exception) else None
+
+    def push(self, names: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
+        """Set names on the ranks. Raises BadInput for a value that cannot be pickled; then none is set."""
+        self._need_running()
+        chosen = check_ranks(ranks, self.world_size, "--ranks")
+        buffers = [_packed(value, name) for name, value in names.items()]
+        self._run(chosen, {"op": "push", "names": list(names)}, buffers=buffers, screen=Silent(), state="push")
+
+    def pull(self, names: Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues]:
+        """Fetch names from the ranks. Raises BadInput if a rank does not have one."""
+        self._need_running()
+        chosen = check_ranks(ranks, self.world_size, "--ranks")
+        run = self._run(chosen, {"op": "pull", "names": list(names)}, screen=Silent(), state="pull")
+        found = {}
+        for i, name in enumerate(names):
+            lacking = [r for r, e in run.ended.items() if not e.buffers[i]]
+            if lacking:
+                raise BadInput(
+                    f"there is no name {name} on {rank_words(lacking)}; a %%ddp cell that assigns it makes one"
+                )
+            found[name] = RankValues({r: values.unpack(e.buffers[i]) for r, e in run.ended.items()})
+        return found
+
+    def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
+        """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""
+        if not self.running or rank not in self.workers:
+            return None
+        return self._wire.ask(rank, content, timeout)
+
+    def _run(
+        self,
+        ranks: Sequence[int],
+        fields: dict[str, Any],
+        *,
+        state: str,
+        code: str = "",
+        buffers: Sequence[bytes] = (),
+        show: Sequence[int] | None = None,
+        screen: Screen | None = None,
+    ) -> Run:
+        self._need_running()
+        if self.current is not None:
+            raise PoolError("the pool is busy with another run; wait for it, or stop it")
+        assert self.agent is not None
+        number = next(self._runs)
+        logs = self.agent.home / "runs" / str(number)
+        port = self._take_store(number)
+        common = {
+            **fields, "run": number, "injected": [MASTER, port], "connect": HOST,
+            "drop_group": self._group_broken,
+        }  # fmt: skip
+        specs = {r: {**common, "env": self._variables(r, port, logs)} for r in ranks}
+        run = Run(
+            self, specs, number=number, logs=logs, screen=screen or for_shell(_shell()), show=show, code=code,
+            buffers=buffers,
+        )  # fmt: skip
+        self.current = self.last_run = run
+        self._note(ranks, state)
+        try:
+            run.execute()
+        finally:
+            self.current = None
+        self._note(ranks, "idle")
+        self._after(run)
+        run.raise_if_bad()
+        return run
+
+    def _variables(self, rank: int, port: int, logs: Path) -> dict[str, str]:
+        """torchrun's variables for one rank of this run."""
+        placed = self._placed()
+        env = environment.of_worker(
+            placed.workers[rank], placed, os.environ, visible=self.visible, loopback=_LOOPBACK
+        )
+        env.pop("CUDA_VISIBLE_DEVICES", None)  # set for good when the process started
+        meet = environment.Rendezvous(MASTER, port, self._run_id)
+        env.update(environment.of_run(meet, str(logs / f"rank{rank}" / "error.json")))
+        return env
+
+    def _take_store(self, number: int) -> int:
+        """The port of a fresh store; one is always opened ahead."""
+        assert self.agent is not None
+        key = self._spare_store if self._spare_store is not None else self.agent.post("store")
+        self._spare_store = None
+        answer = self.agent.take(key)
+        self._open_stores[number] = answer["store"]
+        return int(answer["port"])
+
+    def _after(self, run: Run) -> None:
+        """Decide what the next run finds: which stores stay open, whether the group may stay."""
+        if self.agent is None or not self.agent.alive:
+            return
+        self._group_broken = run.broke_group() or (self._group_broken and len(run.specs) < self.world_size)
+        needed = {g["run"] for g in run.groups().values()}
+        if len(run.specs) == self.world_size:
+            idle = [n for n in self._open_stores if n not in needed]
+            self.agent.tell("close_stores", stores=[self._open_stores.pop(n) for n in idle])
+        if run.broke_group():
+            stuck = [r for r, e in run.ended.items() if e.status in ("replaced", "died")]
+            del stuck  # replaced by the next `ensure`, which tells of it
+        self._spare_store = self.agent.post("store")
+
+    def _note(self, ranks: Sequence[int], state: str) -> None:
+        if self.agent is not None and self.agent.alive:
+            self.agent.tell("note", ranks=list(ranks), state=state)
+
+    # -- what is shown -------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """The agent's answer to `status`: the pool's description and its processes."""
+        self._need_running()
+        assert self.agent is not None
+        return self.agent.request("status")
+
+
+_LOOPBACK = requests.loopback()
+
+
+def topology_data(topology: Topology) -> dict[str, Any]:
+    """A topology as JSON data, for `python -m nbddp topology`."""
+    from dataclasses import asdict
+
+    return asdict(topology)
+
+
+def last_line(path: str) -> str:
+    """The last line of a log, or that there is none."""
+    try:
+        lines = Path(path).read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return "it left no log"
+    return lines[-1] if lines else "it left no message"
+
+
+def _packed(value: Any, name: str) -> bytes:
+    try:
+        return values.pack(value)
+    except Exception as e:
+        raise BadInput(
+            f"{name} cannot be sent to the ranks: {values.reason(e)}; make it in a %%ddp cell instead"
+        ) from None
+
+
+def _until(done: Callable[[], bool], timeout: float, why: str) -> None:
+    end = time.monotonic() + timeout
+    while not done():
+        if time.monotonic() > end:
+            raise PoolError(f"{why} within {timeout:.0f} s; %ddp stop, then start again")
+        time.sleep(0.002)
+
+
+def _shell() -> Any:
+    """The running IPython shell, without importing IPython into a plain program."""
+    import sys
+
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None

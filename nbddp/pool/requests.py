@@ -1,0 +1,73 @@
+"""What the agent is asked to start: plain requests for a worker and for the controller."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import uuid as uuids
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from nbddp import environment
+from nbddp.topology import Device, Node, Topology, Worker
+
+
+def worker(
+    place: Worker,
+    topology: Topology,
+    *,
+    env: Mapping[str, str],
+    visible: str,
+    home: Path,
+    profile_dir: str,
+    url_file: str,
+) -> dict[str, Any]:
+    """A start request for one worker; `uuid` is what it will register under."""
+    base = dict(env)
+    base.update(environment.of_worker(place, topology, env, visible=visible, loopback=loopback()))
+    return {
+        "kind": "worker",
+        "rank": place.rank,
+        "uuid": str(uuids.uuid4()),
+        "env": base,
+        "cwd": os.getcwd(),
+        "path": list(sys.path),
+        "log": str(home / f"worker-{place.rank}.log"),
+        "profile_dir": profile_dir,
+        "url_file": url_file,
+    }
+
+
+def controller(*, env: Mapping[str, str], home: Path, profile_dir: str, cluster_id: str) -> dict[str, Any]:
+    """A start request for the ipyparallel controller."""
+    return {
+        "kind": "controller",
+        "env": dict(env),
+        "cwd": str(home),
+        "path": list(sys.path),
+        "log": str(home / "controller.log"),
+        "profile_dir": profile_dir,
+        "cluster_id": cluster_id,
+    }
+
+
+def host(warm: Mapping[str, Any]) -> Node:
+    """This machine as a node, from what its agent said when it was warm."""
+    return Node(
+        index=0,
+        host=warm["host"],
+        devices=tuple(Device(**d) for d in warm["devices"]),
+        cores=int(warm["cores"]),
+    )
+
+
+def loopback() -> str:
+    """The name of the loopback interface (`lo`, `lo0`), or empty if there is none to be seen."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.family == socket.AF_INET and a.address == "127.0.0.1" for a in addresses):
+            return name
+    return ""

@@ -1,0 +1,113 @@
+"""The one place that knows ipyparallel's client from inside.
+
+`Wire` sends a request to a rank with its metadata and buffers, hears every iopub message
+of it from before the moment it is sent (nothing can be missed), and asks questions over
+the control channel. It uses `Client._send`, `_engines` and the sockets; `missing()`
+tells what an unknown ipyparallel lacks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nbddp.errors import PoolError
+
+NEEDED = ("_send", "_engines", "_mux_stream", "_control_stream", "_query_stream", "_io_loop")
+Hear = Callable[[int, dict[str, Any]], None]
+
+
+class Wire:
+    """A connected ipyparallel client, as seen by runs: ranks in, messages out."""
+
+    def __init__(self, client: Any):
+        self.client = client
+        lacking = missing(client)
+        if lacking:
+            raise PoolError(f"this ipyparallel lacks {', '.join(lacking)}; install ipyparallel 9")
+
+    def engines(self) -> dict[int, str]:
+        """rank → uuid of the engines that are registered now."""
+        ids = self.client.ids  # flushes notifications
+        return {i: self.client._engines[i] for i in ids if i in self.client._engines}
+
+    def wait_for(self, uuids: Mapping[int, str], still_starting: Callable[[], None], timeout: float) -> None:
+        """Wait until every rank is registered under the uuid it was started with.
+
+        still_starting: called while waiting; raises if a start has failed.
+        """
+        end = time.monotonic() + timeout
+        while any(self.engines().get(r) != u for r, u in uuids.items()):
+            still_starting()
+            if time.monotonic() > end:
+                late = sorted(r for r, u in uuids.items() if self.engines().get(r) != u)
+                raise PoolError(f"ranks {late} did not register within {timeout:.0f} s; %ddp log tells why")
+            time.sleep(0.01)
+
+    def send(
+        self,
+        rank: int,
+        spec: dict[str, Any],
+        hear: Hear,
+        *,
+        code: str = "",
+        buffers: list[bytes] | None = None,
+    ) -> str:
+        """Send one request; its message id. `hear(rank, message)` is called in the client's thread."""
+        client = self.client
+
+        def hook(future: Any) -> None:
+            future.iopub_callbacks.append(lambda message: self._heard(rank, message, hear))
+
+        future = client._send(
+            client._mux_stream,
+            "execute_request",
+            content={"code": code, "silent": False, "user_expressions": {}, "stop_on_error": False},
+            metadata={"nbddp": spec},
+            ident=client._engines[rank].encode(),
+            buffers=buffers,
+            track_outstanding=True,
+            message_future_hook=hook,
+        )
+        return str(future.msg_id)
+
+    def _heard(self, rank: int, message: dict[str, Any], hear: Hear) -> None:
+        if message["header"]["msg_type"] in ("stream", "display_data"):
+            # the client keeps all output, and joins text anew at every message: quadratic
+            kept = self.client.metadata.get(message["parent_header"]["msg_id"])
+            if kept is not None:
+                kept["stdout"] = kept["stderr"] = ""
+                kept["outputs"] = []
+        hear(rank, message)
+
+    def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
+        """A question to a possibly busy worker; None if it does not answer in time."""
+        client = self.client
+        future = client._send(
+            client._control_stream, "nbddp_request", content=content, ident=client._engines[rank].encode()
+        )
+        if not future.wait(timeout):
+            return None
+        answer = future.result()["content"]
+        return answer.get("answer") if answer.get("status") == "ok" else None
+
+    def forget(self, rank: int, uuid: str, timeout: float = 5.0) -> None:
+        """Tell hub and client that an engine has ended, so that its rank can be given again."""
+        client, end = self.client, time.monotonic() + timeout
+        if self.engines().get(rank) == uuid:
+            client._io_loop.add_callback(
+                client.session.send, client._query_stream, "unregistration_request", content={"id": rank}
+            )
+        while self.engines().get(rank) == uuid:
+            time.sleep(0.005)
+            if time.monotonic() > end:
+                raise PoolError(f"the hub did not let go of rank {rank}; %ddp stop, then start again")
+
+    def close(self) -> None:
+        self.client.close(linger=0)
+
+
+def missing(client: Any) -> list[str]:
+    """Names of the client's internals that this module needs and does not find."""
+    return [name for name in NEEDED if not hasattr(client, name)]

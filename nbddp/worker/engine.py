@@ -1,0 +1,76 @@
+"""A worker process: an ipyparallel engine whose id is its rank.
+
+Started by the agent, forked from its warm self (torch is already imported) or spawned.
+`main` runs in the new process and returns when the engine ends.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from typing import Any
+
+import ipyparallel.engine.app as engine_app
+from traitlets.config import Config
+
+from nbddp.worker.kernel import WorkerKernel
+
+FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
+
+
+def main(request: dict[str, Any]) -> int:
+    """Be the worker of rank `request["rank"]` in the cluster of `request["url_file"]`."""
+    faulthandler.enable(file=os.fdopen(os.dup(2), "w"))  # last words go to the log, not to a captured stderr
+    _prepare_torch()
+    if not hasattr(engine_app, "Kernel"):
+        raise RuntimeError("this ipyparallel has no engine.app.Kernel to replace; nbddp needs ipyparallel 9")
+    engine_app.Kernel = WorkerKernel
+    app = _Engine.instance(config=_config(request))
+    app.initialize([])
+    app.start()
+    return 0
+
+
+class _Engine(engine_app.IPEngine):  # type: ignore[misc]
+    """An engine that, once registered, flushes its output quickly and hooks torch's rendezvous."""
+
+    async def complete_registration(self, *args: Any, **kwargs: Any) -> None:
+        await super().complete_registration(*args, **kwargs)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush_interval = FLUSH_SECONDS  # type: ignore[union-attr]
+        self.kernel.groups.install()
+
+
+def _config(request: dict[str, Any]) -> Config:
+    config = Config()
+    config.ProfileDir.location = request["profile_dir"]
+    config.Session.session = request["uuid"]  # the engine's identity is its session's
+    config.IPEngine.id = request["rank"]
+    config.IPEngine.url_file = request["url_file"]
+    config.IPEngine.enable_nanny = False  # the agent knows every exit at once
+    config.IPEngine.max_heartbeat_misses = 0  # the agent watches the controller
+    config.IPEngine.log_level = 30
+    config.IPEngine.work_dir = request["cwd"]
+    return config
+
+
+def _prepare_torch() -> None:
+    """What torch read when it was imported in the warm process, read again from this worker's environment."""
+    torch = sys.modules.get("torch")
+    if torch is None:  # spawned: the import reads it all
+        import torch  # type: ignore[no-redef]
+        import torch.distributed
+        import torch.nn.parallel  # noqa: F401
+    else:
+        torch.set_num_threads(threads(os.environ, len(os.sched_getaffinity(0))))
+    if torch.distributed.is_available():
+        set_level = getattr(torch.distributed, "set_debug_level_from_env", None)
+        if set_level is not None:
+            set_level()
+
+
+def threads(env: Any, cores: int) -> int:
+    """Intra-op threads that a fresh torch would take: OMP_NUM_THREADS, else one per core."""
+    text = env.get("OMP_NUM_THREADS", "").split(",")[0]
+    return int(text) if text.isdigit() and int(text) > 0 else cores

@@ -1,0 +1,144 @@
+"""Process groups that outlive a run, and the rendezvous of every run.
+
+torch is left as it is, but for two seams. `init_process_group` is wrapped: a group left over
+from an earlier run is destroyed first, so that a cell can be run again and again; a
+second init within one run stays torch's own error. The store that `env://` makes is
+taken from the run's fresh store, under a prefix per init, if address and port are those
+that were injected; a cell that sets its own MASTER_PORT gets torch's own behaviour,
+with rank 0 as the server.
+
+The second seam (`torch.distributed.rendezvous._create_c10d_store`) is private. Where it
+is missing, torch's own agent-store client is used; then a second init within one run
+meets stale addresses, which torchrun has too.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+
+
+class Groups:
+    """The default process group of this worker, across runs."""
+
+    def __init__(self) -> None:
+        self.run = 0
+        self.made_in: int | None = None
+        self._inits = 0
+        self._injected: tuple[str, int] = ("", 0)
+        self._connect = ""
+
+    def install(self) -> None:
+        """Put the two seams in place; once, when the worker starts."""
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d, rendezvous
+
+        if not dist.is_available():
+            return
+        init = self._wrap_init(distributed_c10d.init_process_group)
+        dist.init_process_group = init
+        distributed_c10d.init_process_group = init
+        create = getattr(rendezvous, "_create_c10d_store", None)
+        if create is not None:
+            rendezvous._create_c10d_store = self._wrap_create(create)
+
+    def begin(self, run: int, injected: tuple[str, int], connect: str, *, drop: bool) -> None:
+        """Enter run number `run`; `drop` ends a group that an earlier failure may have broken."""
+        self.run, self._injected, self._connect, self._inits = run, injected, connect, 0
+        if drop:
+            self.drop()
+
+    def facts(self) -> dict[str, Any]:
+        """`run` in which the living default group was made (None: there is none), and how many
+        collectives it has seen; equal on all ranks unless something broke."""
+        dist = sys.modules.get("torch.distributed")
+        if dist is None or not dist.is_available() or not dist.is_initialized():
+            self.made_in = None
+            return {"run": None, "sequence": 0}
+        return {"run": self.made_in, "sequence": _sequence(dist)}
+
+    def drop(self) -> None:
+        """Destroy the default group and everything torch remembers of it."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            try:
+                dist.destroy_process_group()
+            except Exception as e:
+                print(f"destroying the old process group: {type(e).__name__}: {e}", file=sys.stderr)
+        _forget()
+        self.made_in = None
+
+    def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            import torch.distributed as dist
+
+            if dist.is_initialized() and self.made_in != self.run:
+                self.drop()
+            if not dist.is_initialized():
+                _forget()
+                self._inits += 1
+            hook = sys.excepthook
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                sys.excepthook = hook  # every init nests another one
+            self.made_in = self.run
+            return result
+
+        return init_process_group
+
+    def _wrap_create(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def _create_c10d_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+            if (hostname, port) != self._injected:
+                with _own_store():
+                    return original(hostname, port, *args, **kwargs)
+            from torch.distributed import PrefixStore
+
+            store = original(self._connect, port, *args, **kwargs)
+            return PrefixStore(f"nbddp/run{self.run}/init{self._inits}", store)
+
+        return _create_c10d_store
+
+
+@contextmanager
+def _own_store() -> Iterator[None]:
+    """Let rank 0 host the store: the address is the user's, not the one injected."""
+    before = os.environ.pop(AGENT_STORE, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[AGENT_STORE] = before
+
+
+def _sequence(dist: Any) -> int:
+    group = dist.distributed_c10d._get_default_group()
+    try:
+        return int(group._get_sequence_number_for_group())
+    except (RuntimeError, AttributeError):  # a backend without sequence numbers
+        return 0
+
+
+def _forget() -> None:
+    """Clear torch's bookkeeping of groups: a failed init leaves its counter one too high, and then
+    the next init waits under another prefix than its peers."""
+    from torch.distributed import distributed_c10d
+
+    world = getattr(distributed_c10d, "_world", None)
+    if world is None:
+        return
+    for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg",
+                 "pg_coalesce_state"):  # fmt: skip
+        table = getattr(world, name, None)
+        if table is not None:
+            table.clear()
+    world.group_count = 0

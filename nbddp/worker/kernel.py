@@ -1,0 +1,222 @@
+"""The engine's kernel: an ipyparallel kernel that runs nbddp's requests.
+
+A request is an ordinary execute_request whose metadata hold `nbddp`: what to do (`cell`,
+`call`, `push`, `pull`), for which run, with which variables. Its outcome is published on
+iopub after all output of the run, as one message `nbddp_outcome`: so a client that has the
+outcome has everything. Questions about a busy worker (`complete`, `inspect`, `where`)
+come over the control channel, which has its own thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import IPython
+import ipykernel
+import ipyparallel
+from ipyparallel.engine.kernel import IPythonParallelKernel
+
+from nbddp.worker import failure, values
+from nbddp.worker.groups import Groups
+
+OUTCOME = "nbddp_outcome"
+QUESTION = "nbddp_request"
+
+
+class _NoShellThread:
+    """Stands where ipykernel 7 expects its shell thread, which an engine does not have; without it a
+    cell with a top-level await runs but is never answered."""
+
+    parent_thread = threading.main_thread()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
+    """Runs one request at a time in the main thread; answers questions in the control thread."""
+
+    control_msg_types = [*IPythonParallelKernel.control_msg_types, QUESTION]
+    _supports_kernel_subshells = False
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if getattr(self, "shell_channel_thread", False) is None:
+            _NoShellThread.parent_thread = threading.main_thread()
+            self.shell_channel_thread = _NoShellThread()
+        self.groups = Groups()
+        self._spec: dict[str, Any] | None = None
+        self._parent: dict[str, Any] = {}
+        self._result: Any = None
+        self._machinery = tuple(
+            os.path.dirname(m.__file__) for m in (IPython, ipykernel, ipyparallel) if m.__file__
+        ) + (os.path.dirname(os.path.dirname(__file__)),)
+        self._set_up_shell()
+
+    def _set_up_shell(self) -> None:
+        shell = self.shell
+        shell.Completer.use_jedi = False  # seconds on torch; names of live objects are known without it
+        shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
+        shell.events.register("post_run_cell", self._keep_result)
+        self._show_traceback = shell.showtraceback
+        shell.showtraceback = self._showtraceback
+
+    # -- requests ------------------------------------------------------------------
+
+    async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        self._spec = parent["metadata"].get("nbddp")
+        self._parent = parent
+        if self._spec is not None:
+            parent["content"]["stop_on_error"] = False  # never abort what comes next
+        try:
+            await super().execute_request(stream, ident, parent)
+        finally:
+            self._spec = None
+
+    async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> Any:
+        spec = self._spec
+        if spec is None:
+            return await super().do_execute(code, silent, *args, **kwargs)
+        outcome: dict[str, Any] = {"run": spec["run"], "status": "ok"}
+        buffers: list[bytes] = []
+        try:
+            self._begin(spec)
+            if spec["op"] == "cell":
+                await self._run_cell(spec, code, outcome, buffers, args, kwargs)
+            else:
+                buffers += getattr(self, f"_do_{spec['op']}")(spec, self._parent["buffers"])
+        except BaseException as error:
+            self._failed(outcome, error)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the run has ended
+        self._publish(outcome, buffers)
+        return {
+            "status": "ok",
+            "execution_count": self.shell.execution_count,
+            "user_expressions": {},
+            "payload": [],
+        }
+
+    def _begin(self, spec: dict[str, Any]) -> None:
+        os.environ.update(spec.get("env", {}))
+        if "injected" in spec:
+            self.groups.begin(
+                spec["run"],
+                (spec["injected"][0], int(spec["injected"][1])),
+                spec["connect"],
+                drop=spec["drop_group"],
+            )
+
+    async def _run_cell(
+        self,
+        spec: dict[str, Any],
+        code: str,
+        outcome: dict[str, Any],
+        buffers: list[bytes],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        shell = self.shell
+        sys.argv = [spec["argv0"], *spec["argv"]]
+        shell.execution_count = self.execution_count = spec["cell"]
+        self._result = None
+        reply = super().do_execute(code, False, *args, **kwargs)
+        if inspect.isawaitable(reply):
+            reply = await reply
+        result, self._result = self._result, None
+        error = None if result is None else result.error_before_exec or result.error_in_exec
+        if error is not None:
+            self._failed(outcome, error)
+        elif spec["want_value"]:
+            buffers.append(values.pack_or_words(result.result))
+        outcome["pages"] = [
+            p["data"] for p in reply.get("payload", []) if p.get("source") in ("page", "page_raw")
+        ]
+
+    def _do_call(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
+        """Call a pickled function; its value, or the exception, goes back pickled."""
+        import cloudpickle
+
+        function, arguments, options = cloudpickle.loads(bytes(buffers[0]))
+        return [values.pack_or_words(function(*arguments, **options))]
+
+    def _do_push(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
+        import cloudpickle
+
+        found = {n: cloudpickle.loads(bytes(b)) for n, b in zip(spec["names"], buffers, strict=True)}
+        self.shell.user_ns.update(found)
+        return []
+
+    def _do_pull(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
+        """One buffer per name; an empty one for a name that is not there."""
+        names = self.shell.user_ns
+        return [values.pack_or_words(names[n]) if n in names else b"" for n in spec["names"]]
+
+    # -- outcome -------------------------------------------------------------------
+
+    def _failed(self, outcome: dict[str, Any], error: BaseException) -> None:
+        if isinstance(error, SystemExit):
+            if error.code in (None, 0):
+                return
+            outcome["exit"] = error.code if isinstance(error.code, int) else str(error.code)
+        outcome["status"] = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        outcome["chain"] = failure.chain(error, self._cell_names(), self._machinery)
+        if self._spec is not None and self._spec["op"] == "call" and outcome["status"] == "failed":
+            outcome["error"] = True
+            self._error_bytes = values.pack_or_words(error)
+
+    def _publish(self, outcome: dict[str, Any], buffers: list[bytes]) -> None:
+        outcome["group"] = self.groups.facts()
+        if outcome.pop("error", False):
+            buffers[:] = [self._error_bytes]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.session.send(
+            self.iopub_socket, OUTCOME, outcome, parent=self._parent, ident=self._topic("nbddp"), buffers=buffers
+        )
+
+    def _keep_result(self, result: Any) -> None:
+        self._result = result
+
+    def _showtraceback(self, *args: Any, **kwargs: Any) -> None:
+        """IPython's traceback is not sent: the outcome carries it, and the client words it."""
+        if self._spec is None:
+            self._show_traceback(*args, **kwargs)
+        else:
+            self.shell._last_traceback = []
+
+    def _cell_names(self) -> dict[str, str]:
+        """Real file name of every cell that ran here → `Cell In[n]`."""
+        names = getattr(self.shell.compile, "_filename_map", {})
+        return {file: f"Cell In[{number}]" for file, number in names.items()}
+
+    # -- questions -----------------------------------------------------------------
+
+    def nbddp_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Control channel: `complete`, `inspect` or `where`, answered while the main thread works."""
+        content = parent["content"]
+        try:
+            answer = {"status": "ok", "answer": getattr(self, f"_ask_{content['op']}")(content)}
+        except Exception as e:
+            answer = {"status": "error", "why": f"{type(e).__name__}: {e}"}
+        self.session.send(stream, "nbddp_reply", answer, parent=parent, ident=ident)
+
+    def _ask_complete(self, content: dict[str, Any]) -> Any:
+        return self.do_complete(content["code"], content["cursor_pos"])
+
+    def _ask_inspect(self, content: dict[str, Any]) -> Any:
+        return self.do_inspect(content["code"], content["cursor_pos"], content.get("detail_level", 0))
+
+    def _ask_where(self, content: dict[str, Any]) -> Any:
+        """The user's innermost line in the main thread, or nothing if no run is on."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        names = self._cell_names()
+        while frame is not None:
+            if frame.f_code.co_filename in names:
+                return {"file": names[frame.f_code.co_filename], "line": frame.f_lineno, "name": frame.f_code.co_name}
+            frame = frame.f_back
+        return None
