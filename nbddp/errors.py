@@ -44,7 +44,7 @@ class CellSyntaxError(BadInput):
         where = [f"  {self.cell}, line {self.line}"]
         if self.text:
             where += [f"    {self.text}", f"    {self.pointer}"]
-        return [*where, f"{type(self).__name__}: {self}"]
+        return [*where, str(self)]
 
 
 class PoolError(NbddpError, RuntimeError):

@@ -25,7 +25,7 @@ def main(request: dict[str, Any]) -> int:
     parent = os.getpid()
     fork = get_context("fork")
 
-    class TiedProcess(fork.Process):  # type: ignore[misc,name-defined,valid-type]
+    class TiedProcess(fork.Process):  # type: ignore[misc,name-defined]
         """A process of ipyparallel's that ends with the controller, even if that is killed."""
 
         def run(self) -> None:

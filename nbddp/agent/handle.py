@@ -6,6 +6,7 @@ knows what the messages mean, except that the agent says `warm` once it is ready
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -57,7 +58,8 @@ class Agent:
                 [sys.executable, "-m", "nbddp.agent.main", str(home), str(os.getpid())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=own, start_new_session=True,
             )  # fmt: skip
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         agent = cls(home, process.stdout, process.stdin, env)  # type: ignore[arg-type]
         agent.process = process
         return agent
@@ -133,10 +135,8 @@ class Agent:
         if self.process is None:
             self._write.close()
             return
-        try:
+        with contextlib.suppress(OSError):  # it may have ended already
             self.process.stdin.close()  # type: ignore[union-attr]
-        except OSError:
-            pass  # it has ended already
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:

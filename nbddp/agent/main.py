@@ -132,7 +132,8 @@ class Agent:
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         self._wakeup = (ours, theirs)
-        self.selector.register(ours, selectors.EVENT_READ, lambda: (ours.recv(4096), self._reap()))
+        self._signalled = ours
+        self.selector.register(ours, selectors.EVENT_READ, self._read_signals)
 
     def _listen(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
@@ -240,11 +241,6 @@ class Agent:
     def do_status(self, peer: Peer, message: Message) -> Message:
         return {"info": self.info, "children": [asdict(c) for c in self.children.values()]}
 
-    def do_ask_owner(self, peer: Peer, message: Message) -> Message:
-        """Pass a request of another client to the owner (restart, say), as an event."""
-        self._tell(self.owner, ev="asked", what=message["what"])
-        return {}
-
     def do_stop(self, peer: Peer, message: Message) -> Message:
         self._stop()
         return {}
@@ -253,7 +249,7 @@ class Agent:
 
     def _start(self, kind: str, request: dict[str, Any], keep: tuple[int, ...] = ()) -> Child:
         held = {key.fd for key in self.selector.get_map().values()} - {0}
-        held |= {self._wakeup[1].fileno(), self.selector.fileno()}  # type: ignore[attr-defined]
+        held |= {self._wakeup[1].fileno(), self.selector.fileno()}
         pid = children.start(TARGETS[kind], request, close=held - set(keep), keep=keep)
         child = Child(kind, pid, Identity.of(pid).started, log=request["log"])
         self.children[pid] = child
@@ -291,6 +287,10 @@ class Agent:
         for peer, request in self.stores.values():
             self._tell(peer, id=request, error="the process that holds the stores has ended")
         self.stores.clear()
+
+    def _read_signals(self) -> None:
+        self._signalled.recv(4096)
+        self._reap()
 
     def _reap(self) -> None:
         while True:

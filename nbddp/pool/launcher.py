@@ -40,7 +40,8 @@ class _OnAgent(BaseLauncher):  # type: ignore[misc]
         self.home = str(self.agent.home)
         self.agent.wait_warm()
         self.agent.on_event(self._hear)
-        return self.agent
+        agent: Agent = self.agent
+        return agent
 
     @classmethod
     def from_dict(cls, d: dict[str, Any], **kwargs: Any) -> Any:

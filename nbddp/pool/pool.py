@@ -81,7 +81,7 @@ class Pool:
         self._spare_store: int | None = None
         self._open_stores: dict[int, int] = {}
         self._run_id = str(uuids.uuid4())
-        self._restart_asked = False
+        self._files: list[str] = []
 
     # -- life ----------------------------------------------------------------------------
 
@@ -112,6 +112,8 @@ class Pool:
         warm = self._warm_agent(progress)
         merged, visible = self._merge(spec)
         topology = self._plan(merged, warm)
+        check_ranks(spec.ranks, topology.world_size, "--ranks")
+        check_ranks(spec.show, topology.world_size, "--show")
         if not self.running:
             self._start_cluster(progress)
         notes = self._match(topology, visible, fresh=spec.fresh, progress=progress)
@@ -208,6 +210,12 @@ class Pool:
             self.agent.close()
         self._forget_all()
 
+    def close(self) -> None:
+        """As `stop`, and an agent that was given but never used ends too."""
+        if self.agent is None and self._given_agent is not None:
+            self._given_agent.close()
+        self.stop()
+
     def _at_exit(self) -> None:
         if self.agent is not None:
             self.agent.close(timeout=2)
@@ -224,7 +232,7 @@ class Pool:
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         self._end(chosen)
         self._group_broken = True
-        self._match(self._placed(), self.visible, quiet=True)
+        self._match(self.placed(), self.visible, quiet=True)
         return [f"{rank_words(chosen)} restarted; names on them are gone"]
 
     # -- workers ---------------------------------------------------------------------------
@@ -350,7 +358,8 @@ class Pool:
         if not self.running or self.topology is None:
             raise PoolNotRunning("there is no pool; %ddp start --nproc 4 or a %%ddp cell starts one")
 
-    def _placed(self) -> Topology:
+    def placed(self) -> Topology:
+        """The living pool's topology. Raises PoolNotRunning."""
         if self.topology is None:
             raise PoolNotRunning("there is no pool; %ddp start --nproc 4 or a %%ddp cell starts one")
         return self.topology
@@ -391,7 +400,7 @@ class Pool:
         return found
 
     def node_of(self, rank: int) -> int:
-        return self._placed().workers[rank].node
+        return self.placed().workers[rank].node
 
     def log_of(self, rank: int) -> str:
         return self.workers[rank].log if rank in self.workers else ""
@@ -520,7 +529,7 @@ class Pool:
 
     def _variables(self, rank: int, port: int, logs: Path) -> dict[str, str]:
         """torchrun's variables for one rank of this run."""
-        placed = self._placed()
+        placed = self.placed()
         env = environment.of_worker(
             placed.workers[rank], placed, os.environ, visible=self.visible, loopback=_LOOPBACK
         )
@@ -547,9 +556,6 @@ class Pool:
         if len(run.specs) == self.world_size:
             idle = [n for n in self._open_stores if n not in needed]
             self.agent.tell("close_stores", stores=[self._open_stores.pop(n) for n in idle])
-        if run.broke_group():
-            stuck = [r for r, e in run.ended.items() if e.status in ("replaced", "died")]
-            del stuck  # replaced by the next `ensure`, which tells of it
         self._spare_store = self.agent.post("store")
 
     def _note(self, ranks: Sequence[int], state: str) -> None:

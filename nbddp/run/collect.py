@@ -137,7 +137,7 @@ class RankOutput:
         self._clear_if_due()
         if self._file is None:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.log, "ab", buffering=0)
+            self._file = open(self.log, "ab", buffering=0)  # noqa: SIM115 (closed by close)
         self._file.write(text.encode("utf-8", "replace"))
         return [(stream, line) for line in self._stretch(stream).write(text)]
 

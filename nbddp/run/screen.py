@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 from uuid import uuid4
 
-from nbddp.run.block import BAR, Piece, Print, block, is_rich
+from nbddp.run.block import BAR, Piece, Print, block
 from nbddp.run.collect import Display, RankOutput, Text
 
 LIVE_LINES = 20
@@ -26,6 +26,7 @@ class Screen(Protocol):
     """What a run needs of a place to be seen."""
 
     def start(self) -> None: ...
+    def progress(self, text: str) -> None: ...
     def line(self, rank: int, stream: str, text: str) -> None: ...
     def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None: ...
     def finish(self, outputs: Sequence[RankOutput]) -> None: ...
@@ -35,6 +36,9 @@ class Silent:
     """Shows nothing."""
 
     def start(self) -> None:
+        pass
+
+    def progress(self, text: str) -> None:
         pass
 
     def line(self, rank: int, stream: str, text: str) -> None:
@@ -51,6 +55,9 @@ class Terminal:
     """Prints labelled lines as they come; results and figures at the end."""
 
     def start(self) -> None:
+        pass
+
+    def progress(self, text: str) -> None:
         pass
 
     def line(self, rank: int, stream: str, text: str) -> None:
@@ -78,19 +85,24 @@ class Notebook:
         self._id = uuid4().hex
         self._lines: list[str] = []
         self._shown = ""
-        self._changed = False
+        self._open = False
         self._next = 0.0
         self._began = time.monotonic()
         self._last_line = self._began
 
     def start(self) -> None:
         self._began = self._last_line = time.monotonic()
-        self._publish("")
+        if not self._open:
+            self._open = True
+            self._publish("")
+
+    def progress(self, text: str) -> None:
+        """What is being waited for before the run starts."""
+        self._publish(f"nbddp: {text} …", update=True)
 
     def line(self, rank: int, stream: str, text: str) -> None:
         self._lines.append(f"rank {rank}{' stderr' * (stream == 'stderr')}{BAR}{text}")
         del self._lines[:-LIVE_LINES]
-        self._changed = True
         self._last_line = time.monotonic()
 
     def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
@@ -102,7 +114,6 @@ class Notebook:
         if text != self._shown:
             self._publish(text, update=True)
             self._next = now + LIVE_EVERY
-            self._changed = False
             return LIVE_EVERY
         return 1.0 if now - self._began > QUIET else QUIET - (now - self._began)
 
@@ -139,6 +150,3 @@ def for_shell(shell: Any | None) -> Screen:
     if shell is not None and getattr(shell, "kernel", None) is not None:
         return Notebook(shell)
     return Terminal()
-
-
-__all__ = ["Notebook", "Screen", "Silent", "Terminal", "for_shell", "is_rich"]

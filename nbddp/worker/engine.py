@@ -57,12 +57,11 @@ def _config(request: dict[str, Any]) -> Config:
 
 def _prepare_torch() -> None:
     """What torch read when it was imported in the warm process, read again from this worker's environment."""
-    torch = sys.modules.get("torch")
-    if torch is None:  # spawned: the import reads it all
-        import torch  # type: ignore[no-redef]
-        import torch.distributed
-        import torch.nn.parallel  # noqa: F401
-    else:
+    forked = "torch" in sys.modules
+    import torch
+    import torch.distributed
+
+    if forked:  # a spawned worker's import has read it all
         torch.set_num_threads(threads(os.environ, len(os.sched_getaffinity(0))))
     if torch.distributed.is_available():
         set_level = getattr(torch.distributed, "set_debug_level_from_env", None)

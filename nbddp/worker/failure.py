@@ -5,7 +5,9 @@ What travels is JSON; the words are made on the client (`run.report`).
 
 from __future__ import annotations
 
+import itertools
 import linecache
+import os
 import sys
 import traceback
 from types import TracebackType
@@ -34,7 +36,7 @@ def chain(error: BaseException, names: dict[str, str], hide: tuple[str, ...]) ->
             current = None
         else:
             current, relation = current.__context__, "while handling"
-    for earlier, later in zip(links, links[1:], strict=False):
+    for earlier, later in itertools.pairwise(links):
         later["relation"], earlier["relation"] = earlier["relation"], later["relation"]
     return links
 
@@ -90,7 +92,5 @@ def context(filename: str, line: int) -> list[tuple[int, str]]:
 
 
 def _library() -> tuple[str, ...]:
-    import os
-
     roots = {os.path.dirname(os.__file__), sys.prefix + "/lib", os.path.dirname(os.path.dirname(__file__))}
-    return tuple(sorted(roots)) + ("/nonexistent",)
+    return tuple(sorted(roots))

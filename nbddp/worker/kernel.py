@@ -14,11 +14,12 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from typing import Any
 
-import IPython
 import ipykernel
 import ipyparallel
+import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
 from nbddp.worker import failure, values
@@ -53,14 +54,17 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._spec: dict[str, Any] | None = None
         self._parent: dict[str, Any] = {}
         self._result: Any = None
-        self._machinery = tuple(
-            os.path.dirname(m.__file__) for m in (IPython, ipykernel, ipyparallel) if m.__file__
-        ) + (os.path.dirname(os.path.dirname(__file__)),)
+        packages = (IPython, ipykernel, ipyparallel)
+        self._machinery = (
+            *(os.path.dirname(m.__file__) for m in packages),
+            os.path.dirname(os.path.dirname(__file__)),
+        )
         self._set_up_shell()
 
     def _set_up_shell(self) -> None:
         shell = self.shell
         shell.Completer.use_jedi = False  # seconds on torch; names of live objects are known without it
+        warnings.filterwarnings("ignore", message="To exit: use")  # a script may end by sys.exit()
         shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
         shell.events.register("post_run_cell", self._keep_result)
         self._show_traceback = shell.showtraceback

@@ -28,7 +28,7 @@ class NotSent:
         return f"{self.text}  (not sent: {self.why})"
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc,name-defined]
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor) and value.is_cuda:

@@ -1,0 +1,8 @@
+"""`python -m nbddp`."""
+
+import sys
+
+from nbddp.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Completion and inspection inside `%%ddp` cells: what rank 0 knows, in the notebook's own tooltips.
+
+Options of the magic line are completed from the grammar; names in the body by asking
+rank 0 over its control channel, which answers while a cell runs. Without a pool, or
+without an answer in time, the notebook's own completion goes on as always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core import completer as ipython_completer
+
+from nbddp import options
+
+PATIENCE = 1.0  # seconds; a tooltip that comes later is not wanted
+
+
+class Assistant:
+    """Hooks into one shell's completer and its kernel's inspection."""
+
+    def __init__(self, shell: Any, pool: Callable[[], Any]):
+        self.shell, self.pool = shell, pool
+        decorate = ipython_completer.context_matcher(identifier="nbddp")
+        self._matcher = decorate(lambda context: self.match(context))
+        self._inspect: Any = None
+
+    def install(self) -> None:
+        self.shell.Completer.custom_matchers.append(self._matcher)
+        kernel = getattr(self.shell, "kernel", None)
+        if kernel is not None:
+            self._inspect = kernel.do_inspect
+            kernel.do_inspect = self.do_inspect
+
+    def remove(self) -> None:
+        if self._matcher in self.shell.Completer.custom_matchers:
+            self.shell.Completer.custom_matchers.remove(self._matcher)
+        if self._inspect is not None:
+            self.shell.kernel.do_inspect = self._inspect
+            self._inspect = None
+
+    def match(self, context: Any) -> Any:
+        """IPython's matcher: completions at the cursor, ours alone where the text is ours."""
+        until = context.text_until_cursor
+        if until.startswith("%%ddp ") and context.cursor_line == 0:
+            return _words(options.complete_cell(until[6:]), until)
+        if until.lstrip().startswith("%ddp "):
+            return _words(options.complete_command(until.lstrip()[5:]), until)
+        if context.full_text.startswith("%%ddp") and context.cursor_line > 0:
+            return self._on_rank_0(context)
+        return {"completions": []}
+
+    def _on_rank_0(self, context: Any) -> Any:
+        rows = context.full_text.split("\n")
+        body = "\n".join(rows[1:])
+        cursor = sum(len(r) + 1 for r in rows[1 : context.cursor_line]) + len(context.text_until_cursor)
+        answer = self.pool().ask(0, {"op": "complete", "code": body, "cursor_pos": cursor}, PATIENCE)
+        if not answer or not answer.get("matches"):
+            return {"completions": []}
+        return _result(answer["matches"], body[answer["cursor_start"] : cursor])
+
+    def do_inspect(self, code: str, cursor_pos: int, *args: Any, **kwargs: Any) -> Any:
+        """The kernel's inspect request: for the body of a `%%ddp` cell, rank 0 answers."""
+        first, newline, body = code.partition("\n")
+        at = cursor_pos - len(first) - 1
+        if first.startswith("%%ddp") and newline and at >= 0:
+            detail = args[0] if args else kwargs.get("detail_level", 0)
+            question = {"op": "inspect", "code": body, "cursor_pos": at, "detail_level": detail}
+            answer = self.pool().ask(0, question, PATIENCE)
+            if answer and answer.get("found"):
+                return answer
+        return self._inspect(code, cursor_pos, *args, **kwargs)
+
+
+def _words(found: list[str], until: str) -> Any:
+    current = "" if until.endswith(" ") else until.split()[-1]
+    return _result(found, current)
+
+
+def _result(found: list[str], fragment: str) -> Any:
+    return {
+        "completions": [ipython_completer.SimpleCompletion(text=text) for text in found],
+        "matched_fragment": fragment,
+        "suppress": True,
+    }

@@ -1,0 +1,171 @@
+"""`%%ddp` and `%ddp`: parse, call, show. The only file that knows IPython's magics.
+
+Nothing is decided here: lines go to `options`, work to the pool, pictures to `draw`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+
+from nbddp import options
+from nbddp.agent.handle import Agent
+from nbddp.assist import Assistant
+from nbddp.errors import BadInput
+from nbddp.options import Command, LaunchSpec
+from nbddp.pool.pool import Pool
+from nbddp.run import cell as cells
+from nbddp.run.screen import Screen, for_shell
+
+
+@magics_class
+class DDPMagics(Magics):  # type: ignore[misc]
+    """The magics of one shell, and its pool."""
+
+    def __init__(self, shell: Any, agent: Agent | None = None):
+        super().__init__(shell)
+        self.pool = Pool(agent=agent)
+        self.assistant = Assistant(shell, lambda: self.pool)
+
+    @line_cell_magic  # type: ignore[untyped-decorator]
+    def ddp(self, line: str, cell: str | None = None) -> Any:
+        """Run a cell on every worker (`%%ddp --help`), or do something with the pool (`%ddp`)."""
+        try:
+            if cell is not None:
+                return self._cell(line, cell)
+            command = options.parse_command(line)
+            return getattr(self, f"_{command.name}")(command)
+        except options.HelpAsked as answer:
+            print(answer.text)
+
+    # -- %%ddp -----------------------------------------------------------------------
+
+    def _cell(self, line: str, body: str) -> None:
+        spec = options.parse_cell(line)
+        number = self.shell.execution_count
+        code = cells.prepare(line, body)
+        cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
+        screen = for_shell(self.shell)
+        screen.start()
+        self._ensure(spec, screen)
+        values = self.pool.run_cell(
+            code, cell=number, argv=spec.argv, argv0=f"Cell In[{number}]", ranks=spec.ranks, show=spec.show,
+            want_value=bool(spec.output), screen=screen,
+        )  # fmt: skip
+        if spec.output:
+            self.shell.user_ns[spec.output] = values
+        self._page()
+
+    def _ensure(self, spec: LaunchSpec, screen: Screen) -> None:
+        for note in self.pool.ensure(spec, progress=screen.progress):
+            print(note)
+
+    def _page(self) -> None:
+        """Show what `name?` in the cell asked for, as the lowest rank answers it."""
+        run = self.pool.last_run
+        ended = run.ended[min(run.ended)] if run is not None and run.ended else None
+        for page in ended.content.get("pages", []) if ended else []:
+            self.shell.display_pub.publish(page if isinstance(page, dict) else {"text/plain": page})
+
+    # -- %ddp ------------------------------------------------------------------------
+
+    def _help(self, command: Command) -> None:
+        print(options.overview())
+
+    def _start(self, command: Command) -> None:
+        screen = for_shell(self.shell)
+        screen.start()
+        self._ensure(command.launch, screen)
+        screen.finish([])
+        assert self.pool.topology is not None
+        print(self.pool.topology.equation())
+
+    def _stop(self, command: Command) -> None:
+        if not self.pool.running:
+            print("there is no pool to stop")
+            return
+        size = self.pool.world_size
+        self.pool.stop()
+        print(f"pool of {size} stopped; names on its workers are gone")
+
+    def _restart(self, command: Command) -> None:
+        if command.launch.asks_for_pool():
+            self._ensure(_fresh(command.launch), for_shell(self.shell))
+            print("all workers restarted; names on them are gone")
+            return
+        for note in self.pool.restart(command.args["ranks"]):
+            print(note)
+
+    def _status(self, command: Command) -> Any:
+        from nbddp.status import table
+
+        return table(self.pool.status())
+
+    def _topology(self, command: Command) -> Any:
+        from nbddp.draw.topology import topology
+
+        return topology(self.pool.placed())
+
+    def _push(self, command: Command) -> None:
+        names = command.args["names"]
+        unknown = [n for n in names if n not in self.shell.user_ns]
+        if unknown:
+            raise BadInput(f"the notebook has no name {unknown[0]}; assign it in a cell without %%ddp first")
+        self.pool.push({n: self.shell.user_ns[n] for n in names}, command.args["ranks"])
+
+    def _pull(self, command: Command) -> None:
+        self.shell.user_ns.update(self.pool.pull(command.args["names"], command.args["ranks"]))
+
+    def _log(self, command: Command) -> None:
+        run = self.pool.last_run
+        if run is None:
+            raise BadInput("nothing has run yet; a %%ddp cell makes a log")
+        rank = command.args["rank"]
+        if rank is None:
+            for r, out in run.outputs.items():
+                print(f"rank {r}: {out.log if out.log.exists() else 'no output'}; process: {self.pool.log_of(r)}")
+            return
+        if rank not in run.outputs:
+            raise BadInput(f"rank {rank} took no part in the last run; its ranks were {sorted(run.outputs)}")
+        log = Path(run.outputs[rank].log)
+        print(log.read_text(errors="replace") if log.exists() else f"rank {rank} printed nothing", end="")
+
+
+def _fresh(spec: LaunchSpec) -> LaunchSpec:
+    from dataclasses import replace
+
+    return replace(spec, fresh=True)
+
+
+_loaded: dict[int, DDPMagics] = {}
+
+
+def load(shell: Any) -> None:
+    """Register the magics, and start warming up: the agent imports torch in its own process, and a
+    thread imports ipyparallel here."""
+    unload(shell)
+    magics = DDPMagics(shell, Agent.launch(os.environ))
+    _loaded[id(shell)] = magics
+    shell.register_magics(magics)
+    magics.assistant.install()
+    threading.Thread(target=_import_ahead, name="nbddp-import", daemon=True).start()
+
+
+def unload(shell: Any) -> None:
+    """End the pool and the agent, take the hooks back."""
+    magics = _loaded.pop(id(shell), None)
+    if magics is None:
+        return
+    magics.assistant.remove()
+    magics.pool.close()
+    for table in (shell.magics_manager.magics["line"], shell.magics_manager.magics["cell"]):
+        table.pop("ddp", None)
+
+
+def _import_ahead() -> None:
+    import nbddp.pool.launcher
+    import nbddp.pool.wire  # noqa: F401

@@ -1,0 +1,44 @@
+"""A cell's text before any rank sees it: is it there, does it compile, which line is which.
+
+The magic line is kept as a comment, so that line numbers are those of the cell as it
+stands in the notebook. Pure: how IPython's own syntax becomes Python is handed in.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from nbddp.errors import BadInput, CellSyntaxError
+
+
+def prepare(line: str, body: str) -> str:
+    """What the ranks run: the body under a comment line, or bare if it starts with a cell magic of its own."""
+    if body.lstrip().startswith("%%"):
+        return body.lstrip()
+    return f"# %%ddp {line}".rstrip() + "\n" + body
+
+
+def check(code: str, name: str, transform: Callable[[str], str]) -> None:
+    """Raise BadInput for an empty cell, CellSyntaxError for one that no rank could compile.
+
+    name: how the cell is shown, `Cell In[3]`.
+    transform: IPython's syntax → Python's.
+    """
+    lines = [text.strip() for text in code.splitlines()]
+    if not any(text and not text.startswith("#") for text in lines):
+        raise BadInput("the cell under %%ddp is empty; write the program below the line, or type %ddp start")
+    try:
+        compile(transform(code), name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except SyntaxError as e:
+        raise _worded(e, name, code) from None
+
+
+def _worded(error: SyntaxError, name: str, code: str) -> CellSyntaxError:
+    rows = code.splitlines()
+    text = rows[error.lineno - 1] if error.lineno and error.lineno <= len(rows) else error.text or ""
+    indent = len(text) - len(text.lstrip())
+    pointer = " " * max(0, (error.offset or 1) - 1 - indent) + "^"
+    return CellSyntaxError(
+        f"{type(error).__name__}: {error.msg}", cell=name, line=error.lineno, text=text.strip(), pointer=pointer
+    )

@@ -1,0 +1,48 @@
+"""Real parts for all tests: a kernel with a pool of four, private to the test run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernels import Kernel
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Pools and IPython profiles of the tests are kept apart from the user's."""
+    base = tmp_path_factory.mktemp("run")
+    os.environ["NBDDP_RUNTIME_DIR"] = str(base)
+    os.environ["IPYTHONDIR"] = str(base / "ipython")
+    os.environ["PYTHONWARNINGS"] = "ignore"
+    return
+
+
+@pytest.fixture(scope="session")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """One kernel with nbddp loaded, for tests that leave its pool of four as they found it."""
+    folder = tmp_path_factory.mktemp("it's a \"notebook\" folder")
+    k = Kernel(cwd=str(folder))
+    assert k.run("%load_ext nbddp").ok
+    yield k
+    k.close()
+
+
+@pytest.fixture
+def four(kernel: Kernel) -> Kernel:
+    """The kernel with a healthy pool of four workers on one node."""
+    shown = kernel.run("%ddp start --nproc 4 --nnodes 1")
+    assert shown.ok, shown.error
+    return kernel
+
+
+@pytest.fixture
+def new_kernel(tmp_path: Path) -> Iterator[Kernel]:
+    """A kernel of the test's own, with nbddp loaded."""
+    k = Kernel(cwd=str(tmp_path))
+    assert k.run("%load_ext nbddp").ok
+    yield k
+    k.close()

@@ -1,0 +1,128 @@
+"""A real notebook kernel, driven as a front end drives it.
+
+`Kernel.run` sends a cell and returns a `Shown`: every output message in order, and what a
+notebook would hold when the cell has ended (`outputs`: display updates carried out, `clear_output` obeyed).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+CELL_TIMEOUT = 90.0
+
+
+@dataclass
+class Shown:
+    """What one cell showed."""
+
+    reply: dict[str, Any] = field(default_factory=dict)
+    messages: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
+    began: float = 0.0
+    took: float = 0.0
+
+    @property
+    def number(self) -> int:
+        """The cell's In[n]."""
+        return next(int(c["execution_count"]) for _, kind, c in self.messages if kind == "execute_input")
+
+    @property
+    def ok(self) -> bool:
+        return self.reply["status"] == "ok"
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        """The cell's outputs as a saved notebook would have them."""
+        found: list[dict[str, Any]] = []
+        for _, kind, content in self.messages:
+            ident = (content.get("transient") or {}).get("display_id")
+            if kind == "update_display_data":
+                for output in found:
+                    if output.get("id") == ident:
+                        output["data"] = content["data"]
+            elif kind == "clear_output":
+                found.clear()
+            elif kind == "stream" and found and found[-1].get("name") == content["name"]:
+                found[-1]["text"] += content["text"]
+            elif kind in ("stream", "display_data", "execute_result", "error"):
+                found.append({"output_type": kind, **content, "id": ident})
+        return found
+
+    def text(self, name: str = "stdout") -> str:
+        return "".join(o["text"] for o in self.outputs if o.get("name") == name)
+
+    @property
+    def displays(self) -> list[dict[str, Any]]:
+        """Mimebundles that stay, without the empty live view."""
+        return [o["data"] for o in self.outputs if "data" in o and o["data"] != {"text/plain": ""}]
+
+    @property
+    def error(self) -> str:
+        """The error as it stands in the notebook."""
+        return "\n".join(self.reply.get("traceback", ()))
+
+    @property
+    def evalue(self) -> str:
+        return str(self.reply.get("evalue", ""))
+
+
+class Kernel:
+    """An ipykernel in its own process, in `cwd`."""
+
+    def __init__(self, cwd: str | None = None, env: dict[str, str] | None = None):
+        self.manager = KernelManager(kernel_name="python3")
+        own = {**(env or os.environ)}
+        own.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not capture file descriptors
+        self.manager.start_kernel(cwd=cwd, env=own)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    @property
+    def pid(self) -> int:
+        return int(self.manager.provisioner.pid)
+
+    def send(self, code: str) -> str:
+        return str(self.client.execute(code))
+
+    def collect(self, msg_id: str, timeout: float = CELL_TIMEOUT) -> Shown:
+        shown = Shown(began=time.monotonic())
+        while True:
+            message = self.client.get_iopub_msg(timeout=timeout)
+            if message["parent_header"].get("msg_id") != msg_id:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] == "idle":
+                break
+            shown.messages.append((time.time(), kind, content))
+        shown.took = time.monotonic() - shown.began
+        while True:
+            reply = self.client.get_shell_msg(timeout=timeout)
+            if reply["parent_header"].get("msg_id") == msg_id:
+                shown.reply = reply["content"]
+                return shown
+
+    def run(self, code: str, timeout: float = CELL_TIMEOUT) -> Shown:
+        return self.collect(self.send(code), timeout)
+
+    def ask(self, send: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """A complete or inspect request, and its answer."""
+        msg_id = send(*args, **kwargs)
+        while True:
+            reply = self.client.get_shell_msg(timeout=CELL_TIMEOUT)
+            if reply["parent_header"].get("msg_id") == msg_id:
+                content: dict[str, Any] = reply["content"]
+                return content
+
+    def interrupt(self) -> None:
+        self.manager.interrupt_kernel()
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        if self.manager.is_alive():
+            self.manager.shutdown_kernel(now=False)
+        self.manager.cleanup_resources()

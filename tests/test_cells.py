@@ -1,0 +1,240 @@
+"""`%%ddp` in a real kernel: the pool, state, output, and that Python stays Python."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from tests.kernels import Kernel
+
+
+def test_cell_runs_on_every_rank_and_names_survive(four: Kernel) -> None:
+    assert four.run("%%ddp\nimport os\nrank = int(os.environ['RANK'])").ok
+    shown = four.run("%%ddp\nprint('I am', rank)")
+    assert shown.text() == "".join(f"rank {r} │ I am {r}\n" for r in range(4))
+
+
+def test_kernel_never_imports_torch(four: Kernel) -> None:
+    four.run("%%ddp\nimport torch\nx = torch.ones(2)")
+    assert four.run("import sys; print('torch' in sys.modules)").text() == "False\n"
+
+
+def test_pool_is_reused(four: Kernel) -> None:
+    first = four.run("%%ddp -o pids\nimport os\nos.getpid()\n")
+    assert first.ok
+    four.run("%%ddp -o again\nos.getpid()")
+    assert four.run("print(list(pids) == list(again))").text() == "True\n"
+
+
+def test_shrunk_and_grown_pool_keeps_the_state_of_ranks_that_stay(four: Kernel) -> None:
+    four.run("%%ddp\nkept = 'yes'")
+    shrunk = four.run("%%ddp --nproc 2\nimport os\nprint(kept, os.environ['WORLD_SIZE'])")
+    assert shrunk.text() == (
+        "pool shrunk from 4 to 2 workers; ranks 0–1 keep their names\nranks 0–1 │ yes 2\n"
+    )
+    grown = four.run("%%ddp --nproc 4\nimport os\nprint(globals().get('kept'), os.environ['WORLD_SIZE'])")
+    assert grown.text() == (
+        "pool grown from 2 to 4 workers; ranks 0–1 keep their names\nranks 0–1 │ yes 4\nranks 2–3 │ None 4\n"
+    )
+
+
+def test_fresh_starts_new_processes(four: Kernel) -> None:
+    four.run("%%ddp -o before\nimport os; old = 1\nos.getpid()")
+    assert four.run("%%ddp --fresh -o after\nimport os\n(os.getpid(), 'old' in globals())").ok
+    result = four.run("print(not set(before) & {p for p, _ in after}, [o for _, o in after])").text()
+    assert result == "True [False, False, False, False]\n"
+
+
+def test_cell_is_main_with_its_own_argv(four: Kernel) -> None:
+    shown = four.run("%%ddp -- --lr 0.1 'two words'\nimport sys\nprint(__name__, sys.argv[1:])")
+    assert shown.text() == "ranks 0–3 │ __main__ ['--lr', '0.1', 'two words']\n"
+
+
+def test_runs_on_some_ranks_only(four: Kernel) -> None:
+    four.run("%%ddp\nhere = False")
+    assert four.run("%%ddp --ranks 0,2-3\nhere = True\nprint('x')").text() == "ranks 0, 2–3 │ x\n"
+    assert four.run("%%ddp\nprint(here)").text() == "ranks 0, 2–3 │ True\nrank 1       │ False\n"
+
+
+def test_shows_chosen_ranks_only(four: Kernel) -> None:
+    assert four.run("%%ddp --show 1\nimport os; print(os.environ['RANK'])").text() == "rank 1 │ 1\n"
+    assert four.run("%%ddp --show none\nprint('x')").text() == ""
+
+
+def test_equal_output_is_folded_and_results_are_shown(four: Kernel) -> None:
+    shown = four.run("%%ddp\nimport os\nprint('same')\nint(os.environ['RANK']) // 2")
+    assert shown.text() == (
+        "ranks 0–1     │ same\nranks 0–1 Out │ 0\nranks 2–3     │ same\nranks 2–3 Out │ 1\n"
+    )
+
+
+def test_stderr_is_marked(four: Kernel) -> None:
+    shown = four.run("%%ddp\nimport sys; print('careful', file=sys.stderr)")
+    assert shown.text("stderr") == "ranks 0–3 stderr │ careful\n"
+
+
+def test_output_of_subprocesses_and_c_is_shown(four: Kernel) -> None:
+    shown = four.run("%%ddp\nimport os, subprocess\nsubprocess.run(['echo', 'child'])\nos.write(1, b'raw\\n');")
+    assert "child" in shown.text()
+    assert "raw" in shown.text()
+
+
+def test_figures_stand_under_their_rank(four: Kernel) -> None:
+    shown = four.run(
+        "%%ddp\nimport os\nfrom IPython.display import HTML, display\n"
+        "if os.environ['RANK'] in '13': display(HTML('<b>' + os.environ['RANK'] + '</b>'))"
+    )
+    kinds = [o.get("text") or o["data"]["text/html"] for o in shown.outputs if o.get("text") or "text/html" in o["data"]]
+    obj = "<IPython.core.display.HTML object>"
+    assert kinds == [f"rank 1 │ {obj}\n", "<b>1</b>", f"rank 3 │ {obj}\n", "<b>3</b>"]
+
+
+def test_progress_bar_is_one_line(four: Kernel) -> None:
+    shown = four.run(
+        "%%ddp --ranks 0\nfrom tqdm import tqdm\nimport time\nfor _ in tqdm(range(50)): time.sleep(0.005)"
+    )
+    lines = shown.text("stderr").splitlines()
+    assert len(lines) == 1
+    assert re.match(r"rank 0 stderr │ 100%\|█+\| 50/50 ", lines[0])
+
+
+def test_output_arrives_while_the_cell_runs(four: Kernel) -> None:
+    shown = four.run("%%ddp\nimport time\nprint('early'); time.sleep(1.5); print('late')")
+    seen = [at for at, kind, c in shown.messages if kind == "update_display_data" and "early" in str(c["data"])]
+    assert seen
+    assert seen[0] < shown.messages[-1][0] - 0.7
+    assert shown.outputs[0]["data"] == {"text/plain": ""}, "the live view leaves nothing behind"
+
+
+def test_long_output_is_cut_in_the_block_and_whole_on_disk(four: Kernel) -> None:
+    shown = four.run("%%ddp\nimport os\nfor i in range(100_000): print(os.environ['RANK'], 'line', i)", timeout=120)
+    assert shown.ok
+    text = shown.text()
+    for rank in range(4):
+        assert f"rank {rank} │ {rank} line 0\n" in text
+        assert f"{rank} line 99999\n" in text
+        log = re.search(rf"all of it: (\S.*rank{rank}\.log)", text)
+        assert log
+        assert Path(log[1]).read_text() == "".join(f"{rank} line {i}\n" for i in range(100_000))
+    assert text.count("99,900 lines left out") == 4
+    assert sum(len(str(c)) for _, _, c in shown.messages) < 3_000_000, "the front end is not flooded"
+
+
+def test_nothing_is_lost_in_many_short_cells(four: Kernel) -> None:
+    for i in range(30):
+        assert four.run(f"%%ddp\nprint({i})").text() == f"ranks 0–3 │ {i}\n"
+
+
+def test_top_level_await_magics_and_shell_commands(four: Kernel) -> None:
+    shown = four.run(
+        "%%ddp --ranks 1\nimport asyncio\nawait asyncio.sleep(0.01)\n%time y = 3\n!echo from the shell\nprint(y)"
+    )
+    assert shown.ok, shown.error
+    assert "Wall time" in shown.text()
+    assert "from the shell" in shown.text()
+    assert "loop" in four.run("%%ddp --ranks 0\n%%timeit -n1 -r1\npass").text()
+
+
+def test_exit_does_not_take_the_worker_away(four: Kernel) -> None:
+    four.run("%%ddp\nkept = 5")
+    for way in ("exit()", "quit()", "import sys; sys.exit()", "import sys; sys.exit(0)"):
+        shown = four.run(f"%%ddp\n{way}")
+        assert shown.ok, shown.error
+        assert shown.text("stderr") == ""
+    assert four.run("%%ddp\nprint(kept)").text() == "ranks 0–3 │ 5\n"
+
+
+def test_exit_code_is_a_failure(four: Kernel) -> None:
+    shown = four.run("%%ddp\nimport os, sys\nif os.environ['RANK'] == '2': sys.exit(3)")
+    assert shown.evalue == f"rank 2 exited with code 3 (Cell In[{shown.number}], line 3)"
+
+
+def test_completion_knows_the_names_of_rank_0(four: Kernel) -> None:
+    four.run("%%ddp\nimport torch\nmy_long_name = torch.nn.Linear(2, 2)")
+    cell = "%%ddp --nproc 4\nif True:\n    torch.nn.Lin"
+    found = four.ask(four.client.complete, cell, len(cell))
+    assert cell[: found["cursor_start"]] + found["matches"][0] == cell + "ear"
+    cell = "%%ddp\nprint(my_long"
+    found = four.ask(four.client.complete, cell, len(cell))
+    assert found["matches"] == ["my_long_name"]
+    assert cell[found["cursor_start"] : found["cursor_end"]] == "my_long"
+
+
+def test_completion_knows_the_options(four: Kernel) -> None:
+    for line, expected in (("%%ddp --fre", "--fresh"), ("%ddp topo", "topology"), ("%%ddp --visible o", "own")):
+        found = four.ask(four.client.complete, line, len(line))
+        assert found["matches"] == [expected]
+
+
+def test_tooltips_know_the_objects_of_rank_0(four: Kernel) -> None:
+    four.run("%%ddp\nimport torch")
+    cell = "%%ddp\ntorch.nn.Linear(3, 4)"
+    found = four.ask(four.client.inspect, cell, cell.index("Linear") + 3)
+    assert "affine linear transformation" in found["data"]["text/plain"]
+    shown = four.run("%%ddp\ntorch.nn.Linear?")
+    assert any("affine linear transformation" in d.get("text/plain", "") for d in shown.displays)
+
+
+def test_line_numbers_are_those_of_the_cell(four: Kernel) -> None:
+    shown = four.run("%%ddp\n\ndef f():\n    return 1 / 0\n\nf()")
+    number = shown.number
+    assert f"(Cell In[{number}], line 4)" in shown.evalue
+    assert f"Cell In[{number}], line 6\n" in shown.error
+    assert "---->    4     return 1 / 0" in shown.error
+
+
+def test_error_names_rank_exception_line_and_the_others(four: Kernel) -> None:
+    shown = four.run("%%ddp\nimport os\nif os.environ['RANK'] == '1':\n    raise ValueError('bad batch')")
+    number = shown.number
+    assert shown.reply["ename"] == "WorkerFailed"
+    assert shown.evalue == f"rank 1 raised ValueError: bad batch (Cell In[{number}], line 4)"
+    assert "ranks 0, 2–3: finished the cell" in shown.error
+
+
+def test_first_failure_in_time_is_the_one_named(four: Kernel) -> None:
+    shown = four.run(
+        "%%ddp\nimport os, time\nr = int(os.environ['RANK'])\ntime.sleep(0.15 if r != 3 else 0)\nraise KeyError(r)"
+    )
+    assert shown.evalue.startswith("rank 3 raised KeyError: 3")
+    assert "rank 0: failed too: raised KeyError: 0" in shown.error
+
+
+def test_failure_while_others_wait_in_a_collective_is_not_lost(four: Kernel) -> None:
+    began = time.monotonic()
+    shown = four.run(
+        "%%ddp\nimport torch, torch.distributed as dist\ndist.init_process_group()\n"
+        "if dist.get_rank() == 2: raise RuntimeError('the cause')\ndist.all_reduce(torch.ones(1))"
+    )
+    assert shown.evalue.startswith("rank 2 raised RuntimeError: the cause")
+    assert time.monotonic() - began < 20
+    again = four.run(
+        "%%ddp\nimport torch, torch.distributed as dist\ndist.init_process_group()\n"
+        "t = torch.ones(1); dist.all_reduce(t); print(t.item()); dist.destroy_process_group()"
+    )
+    assert "ranks 0–3 │ 4.0\n" in again.text(), again.error
+
+
+def test_stop_ends_python_code_and_keeps_state(four: Kernel) -> None:
+    four.run("%%ddp\nkept = 'still'")
+    cell = four.send("%%ddp\nimport time\nprint('go')\nwhile True: time.sleep(0.01)")
+    _wait_for_live(four, "go")
+    four.interrupt()
+    shown = four.collect(cell)
+    assert shown.reply["ename"] == "RunStopped"
+    assert four.run("%%ddp\nprint(kept)").text() == "ranks 0–3 │ still\n"
+
+
+def test_dead_worker_is_named_and_replaced(four: Kernel) -> None:
+    four.run("%%ddp\nkept = 1")
+    shown = four.run("%%ddp\nimport os\nif os.environ['RANK'] == '3': os.kill(os.getpid(), 9)")
+    assert shown.evalue.startswith("rank 3 died: killed by SIGKILL")
+    after = four.run("%%ddp\nprint('kept' in globals())")
+    assert after.text() == "rank 3 is new and empty\nranks 0–2 │ True\nrank 3    │ False\n"
+
+
+def _wait_for_live(kernel: Kernel, text: str) -> None:
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=30)
+        if message["msg_type"] == "update_display_data" and text in str(message["content"]["data"]):
+            return

@@ -1,0 +1,83 @@
+"""Values between notebook and ranks, in a real kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels import Kernel
+
+
+def test_output_binds_a_value_per_rank(four: Kernel) -> None:
+    four.run("%%ddp -o squares\nimport os\nint(os.environ['RANK']) ** 2")
+    assert four.run("print(squares[2], len(squares), list(squares))").text() == "4 4 [0, 1, 4, 9]\n"
+    assert four.run("squares").displays[0]["text/plain"] == "rank 0 │ 0\nrank 1 │ 1\nrank 2 │ 4\nrank 3 │ 9"
+
+
+def test_value_that_cannot_travel_becomes_its_repr_and_says_why(four: Kernel) -> None:
+    assert four.run("%%ddp -o locks\nimport threading\nthreading.Lock()").ok
+    text = four.run("print(repr(locks[1]))").text()
+    assert "lock" in text
+    assert "not sent: TypeError" in text
+
+
+def test_tensor_travels_and_only_then_torch_is_imported(new_kernel: Kernel) -> None:
+    assert new_kernel.run("%%ddp --nproc 2 -o t\nimport torch\ntorch.ones(2)").ok
+    assert new_kernel.run("print(t[0].sum().item())").text() == "2.0\n"
+
+
+def test_class_of_a_cell_travels(four: Kernel) -> None:
+    source = "class A:\n    def __init__(self): self.v = 1\nclass B(A):\n    def __init__(self): super().__init__()\nb = B()"
+    four.run(source)
+    assert four.run("%ddp push b").ok
+    assert four.run("%%ddp\nprint(b.v)").text() == "ranks 0–3 │ 1\n"
+
+
+def test_push_and_pull(four: Kernel) -> None:
+    four.run("a, b = 3, [1, 2]\n%ddp push a b")
+    four.run("%%ddp\nimport os\nloss = a * int(os.environ['RANK']) + b[1]")
+    assert four.run("%ddp pull loss").ok
+    assert four.run("print(list(loss))").text() == "[2, 5, 8, 11]\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("%ddp pull nope", "there is no name nope on ranks 0–3"),
+        ("%ddp push nope", "the notebook has no name nope"),
+        ("import threading; lock = threading.Lock()\n%ddp push lock", "lock cannot be sent to the ranks: TypeError"),
+        ("%ddp pull a --ranks 7", "--ranks names rank 7, but the pool has ranks 0–3"),
+        ("%ddp pull 3x", "3x is not a name"),
+        ("%ddp frobnicate", "%ddp has no subcommand frobnicate"),
+        ("%%ddp --nproc 0\npass", "0 is not a number of workers"),
+        ("%%ddp --nproc -1\npass", "-1 is not a number of workers"),
+        ("%%ddp --nproc lots\npass", "lots is not a number of workers"),
+        ("%%ddp --frsh\npass", "did you mean --fresh?"),
+        ("%%ddp --nproc 2 --gpus-per-proc 8\npass", "there is no GPU here"),
+        ("%%ddp --device cuda\npass", "there is no GPU here"),
+        ("%%ddp --ranks 9\npass", "--ranks names rank 9"),
+        ("%%ddp --nproc 2 --ranks 3\npass", "--ranks names rank 3"),
+        ("%%ddp\nx = = 2", "no rank has run the cell"),
+        ("%%ddp\nreturn 3", "no rank has run the cell"),
+        ("%%ddp\n# nothing\n   ", "the cell under %%ddp is empty"),
+    ],
+)
+def test_bad_input_gets_a_plain_answer_and_loses_nothing(four: Kernel, line: str, words: str) -> None:
+    assert four.run("%%ddp -o before\nimport os\nstate = 'here'\nos.getpid()").ok
+    shown = four.run(line)
+    assert not shown.ok
+    assert words in shown.error
+    assert "Traceback" not in shown.error
+    assert four.run("%%ddp -o after\nprint(state)\nos.getpid()").ok
+    assert four.run("print(list(before) == list(after))").text() == "True\n"
+
+
+def test_pulled_value_that_cannot_travel_says_why(four: Kernel) -> None:
+    four.run("%%ddp\nimport threading\nguard = threading.Lock()")
+    assert four.run("%ddp pull guard").ok
+    assert "not sent: TypeError" in four.run("print(repr(guard[0]))").text()
+
+
+def test_empty_cell_is_answered(four: Kernel) -> None:
+    shown = four.run("%%ddp")
+    assert not shown.ok
+    assert "empty" in shown.text("stderr")
