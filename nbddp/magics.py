@@ -46,7 +46,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _cell(self, line: str, body: str) -> None:
         spec = options.parse_cell(line)
-        number = self.shell.execution_count
+        number = self._number()
         code = cells.prepare(line, body)
         cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
         screen = for_shell(self.shell)
@@ -59,6 +59,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if spec.output:
             self.shell.user_ns[spec.output] = values
         self._page()
+
+    def _number(self) -> int:
+        """The n of this cell's In[n]; `execution_count` is that or one more, as IPython's version has it."""
+        return len(self.shell.history_manager.input_hist_parsed) - 1
 
     def _ensure(self, spec: LaunchSpec, screen: Screen) -> None:
         for note in self.pool.ensure(spec, progress=screen.progress):

@@ -15,6 +15,7 @@ meets stale addresses, which torchrun has too.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -37,10 +38,11 @@ class Groups:
     def install(self) -> None:
         """Put the two seams in place; once, when the worker starts."""
         import torch.distributed as dist
-        from torch.distributed import distributed_c10d, rendezvous
+        from torch.distributed import distributed_c10d
 
         if not dist.is_available():
             return
+        rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the name is also a function's
         init = self._wrap_init(distributed_c10d.init_process_group)
         dist.init_process_group = init
         distributed_c10d.init_process_group = init

@@ -1,0 +1,192 @@
+"""The same from Python, the terminal's commands, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import nbddp
+from nbddp.agent import home as homes
+from tests.kernels import Kernel
+
+
+def rank_times(factor: int) -> int:
+    return int(os.environ["RANK"]) * factor
+
+
+def fail_on(rank: int) -> None:
+    if os.environ["RANK"] == str(rank):
+        raise LookupError(f"rank {rank} says no")
+
+
+def test_run_returns_every_ranks_value_and_raises_the_first_failure() -> None:
+    with nbddp.Pool(nproc=2) as pool:
+        assert list(pool.run(rank_times, 5)) == [0, 5]
+        with pytest.raises(LookupError, match="rank 1 says no") as caught:
+            pool.run(fail_on, 1)
+        failed = caught.value.__cause__
+        assert isinstance(failed, nbddp.WorkerFailed)
+        assert failed.rank == 1
+        assert "in fail_on" in failed.report
+        assert "LookupError: rank 1 says no" in failed.report
+        assert list(pool.run(rank_times, 2)) == [0, 2]
+        home = pool.agent.home
+        pids = [w.pid for w in pool.workers.values()]
+    assert not home.exists()
+    assert not any(psutil.pid_exists(p) for p in pids)
+
+
+def test_exception_that_cannot_travel_is_raised_as_worker_failed() -> None:
+    def train() -> None:
+        class Odd(Exception):
+            def __reduce__(self) -> str:
+                raise TypeError("not me")
+
+        raise Odd("strange")
+
+    with nbddp.Pool(nproc=1) as pool, pytest.raises(nbddp.WorkerFailed, match="rank 0 raised .*Odd: strange"):
+        pool.run(train)
+
+
+def test_spawned_workers_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBDDP_START_METHOD", "spawn")
+    with nbddp.Pool(nproc=2) as pool:
+        assert pool.agent is not None
+        assert pool.agent.wait_warm()["spawn"] == "NBDDP_START_METHOD=spawn"
+        assert list(pool.run(rank_times, 3)) == [0, 3]
+        values = pool.run_cell(
+            "import torch, torch.distributed as dist\ndist.init_process_group()\nt = torch.ones(1)\n"
+            "dist.all_reduce(t)\ndist.destroy_process_group()\nt.item()",
+            want_value=True,
+        )
+        assert list(values) == [2.0, 2.0]
+
+
+def test_status_and_topology_in_the_notebook(four: Kernel) -> None:
+    shown = four.run("%ddp status")
+    text = shown.displays[0]["text/plain"]
+    assert text.splitlines()[0].split() == ["rank", "node", "local", "rank", "device", "pid", "state", "memory"]
+    assert len([line for line in text.splitlines() if " idle " in line and "MiB" in line]) == 4
+    assert "<table" in shown.displays[0]["text/html"]
+    picture = four.run("%ddp topology").displays[0]
+    assert picture["text/plain"].startswith("world size 4 = 1 node × 4 processes; on CPU\nnode 0")
+    assert "image/png" in picture
+
+
+def test_simulated_nodes_are_called_so(new_kernel: Kernel) -> None:
+    assert new_kernel.run("%ddp start --nnodes 2 --nproc 1").text().endswith(
+        "world size 2 = 2 simulated nodes × 1 process; on CPU\n"
+    )
+    assert "0 (simulated)" in new_kernel.run("%ddp status").displays[0]["text/plain"]
+
+
+def terminal(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nbddp", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_terminal_sees_and_stops_a_pool_while_a_cell_runs(new_kernel: Kernel) -> None:
+    new_kernel.run("%ddp start --nproc 2")
+    pool = new_kernel.run("from nbddp.magics import _loaded\nprint(*[m.pool.agent.pool_id for m in _loaded.values()])")
+    name = pool.text().strip()
+    cell = new_kernel.send("%%ddp\nimport time\ntime.sleep(60)")
+    _until(lambda: "running Cell" in terminal("status", name).stdout + terminal("status").stdout)
+    assert terminal("topology", name).stdout.startswith("world size 2 = 1 node × 2 processes; on CPU")
+    restarted = terminal("restart", name)
+    assert "2 workers ended" in restarted.stdout, restarted.stderr
+    shown = new_kernel.collect(cell)
+    assert "died" in shown.evalue
+    assert new_kernel.run("%%ddp\nprint('again')").text().endswith("ranks 0–1 │ again\n")
+    assert terminal("stop", name).stdout == f"pool {name} stopped\n"
+    assert name not in terminal("status").stdout
+    assert new_kernel.run("%%ddp --nproc 2\nprint('new pool')").text() == "ranks 0–1 │ new pool\n"
+
+
+def test_terminal_holds_a_pool_of_its_own() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nbddp", "start", "--nproc", "2"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    name = process.stdout.readline().split()[1].rstrip(":")
+    assert name in terminal("status").stdout
+    process.terminate()
+    assert process.wait(20) == 0
+    assert name not in terminal("status").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["stauts"], "did you mean python -m nbddp status?"),
+        (["stop", "nosuch"], "there is no running pool nosuch"),
+        (["start", "--nproc", "0"], "0 is not a number of workers"),
+    ],
+)
+def test_terminal_answers_bad_input(words: list[str], answer: str) -> None:
+    done = terminal(*words)
+    assert done.returncode == 2
+    assert answer in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ipcluster_sees_the_pool() -> None:
+    with nbddp.Pool(nproc=1) as pool:
+        listed = subprocess.run(
+            [sys.executable, "-m", "ipyparallel.cluster", "list"], capture_output=True, text=True, check=True
+        )
+        assert pool.agent is not None
+        row = next(line for line in listed.stdout.splitlines() if pool.agent.pool_id in line)
+        assert row.split()[2:3] == ["True"], row
+
+
+def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
+    k = Kernel(cwd=str(tmp_path))
+    k.run("%load_ext nbddp")
+    k.run("%%ddp --nproc 2 -o pids\nimport os; os.getpid()")
+    worker_pids = [int(p) for p in k.run("print(*pids)").text().split()]
+    agent_pid = psutil.Process(worker_pids[0]).ppid()
+    family = psutil.Process(agent_pid).children(recursive=True)
+    home = k.run("from nbddp.magics import _loaded\nprint(*[m.pool.agent.home for m in _loaded.values()])").text().strip()
+    psutil.Process(k.pid).kill()
+    _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 10)
+    _until(lambda: not Path(home).exists(), 10)
+    k.close()
+
+
+def test_a_killed_agents_folder_is_swept() -> None:
+    pool = nbddp.Pool(nproc=1)
+    pool.start()
+    assert pool.agent is not None
+    assert pool.agent.process is not None
+    family = psutil.Process(pool.agent.process.pid).children(recursive=True)
+    home = pool.agent.home
+    pool.agent.process.kill()
+    _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 10)
+    assert home.exists()
+    assert home not in homes.running()
+    assert not home.exists()
+    assert list(pool.run(rank_times, 1)) == [0], "the next run starts a new pool"
+    pool.stop()
+
+
+def test_two_pools_do_not_touch_each_other() -> None:
+    with nbddp.Pool(nproc=1) as one, nbddp.Pool(nproc=2) as two:
+        one.push({"x": 1})
+        two.push({"x": 2})
+        assert list(one.pull(["x"])["x"]) == [1]
+        assert list(two.pull(["x"])["x"]) == [2, 2]
+        one.stop()
+        assert list(two.run(rank_times, 1)) == [0, 1]
+
+
+def _until(done: object, timeout: float = 30.0) -> None:
+    end = time.monotonic() + timeout
+    while not done():  # type: ignore[operator]
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.05)
