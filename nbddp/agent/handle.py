@@ -37,6 +37,7 @@ class Agent:
         self.warm: Message | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self._read, self._write = read, write
+        self._connection: socket.socket | None = None
         self._ids = itertools.count(1)
         self._answers: dict[int, Message] = {}
         self._callbacks: list[Callable[[Message], None]] = []
@@ -73,7 +74,9 @@ class Agent:
         except OSError as e:
             raise AgentFailed(f"the pool {home.name} does not answer: {e.strerror}") from None
         stream = connection.makefile("rwb", buffering=0)
-        return cls(home, stream, stream, {})  # type: ignore[arg-type]
+        agent = cls(home, stream, stream, {})  # type: ignore[arg-type]
+        agent._connection = connection
+        return agent
 
     @property
     def pool_id(self) -> str:
@@ -132,9 +135,12 @@ class Agent:
     def close(self, timeout: float = 10.0) -> None:
         """End an agent that was launched here, with all its children; leave one that was joined."""
         self._closed = True
-        if self.process is None:
-            self._write.close()
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # the other end may be gone
+                self._connection.shutdown(socket.SHUT_RDWR)
+            self._connection.close()
             return
+        assert self.process is not None
         with contextlib.suppress(OSError):  # it may have ended already
             self.process.stdin.close()  # type: ignore[union-attr]
         try:
@@ -163,6 +169,7 @@ class Agent:
                 break
             for message in lines.feed(chunk):
                 self._take_in(message)
+        self._read.close()
         with self._changed:
             closed_by_us, self._closed = self._closed, True
             self._changed.notify_all()

@@ -204,8 +204,6 @@ class Pool:
 
     def stop(self) -> None:
         """End all workers, the controller and the agent."""
-        if self._cluster is not None and self._wire is not None:
-            self._wire.close()
         if self.agent is not None:
             self.agent.close()
         self._forget_all()
@@ -221,6 +219,8 @@ class Pool:
             self.agent.close(timeout=2)
 
     def _forget_all(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
         self.agent = self._cluster = self._wire = self.topology = None
         self.workers, self._open_stores, self._spare_store = {}, {}, None
         self._group_broken = False
