@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,6 +118,9 @@ def _gone(agent: Agent) -> None:
     agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
     if agent.alive:
         ended.wait(10)
+    end = time.monotonic() + 5
+    while agent.home.exists() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def topology_of(data: dict[str, Any]) -> Topology:
@@ -132,4 +136,3 @@ def topology_of(data: dict[str, Any]) -> Topology:
         oversubscribed=data["oversubscribed"],
         hides_gpus=data["hides_gpus"],
     )
-

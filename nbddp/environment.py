@@ -105,8 +105,4 @@ def needs_new_agent(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]
     A worker forked from a warm process never re-reads them, so a change of one of
     these needs a new warm process; any other change reaches a worker when it starts.
     """
-    return sorted(
-        name
-        for name in {*old, *new}
-        if name.startswith(SEEN_AT_IMPORT) and old.get(name) != new.get(name)
-    )
+    return sorted(name for name in {*old, *new} if name.startswith(SEEN_AT_IMPORT) and old.get(name) != new.get(name))

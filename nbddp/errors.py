@@ -37,7 +37,7 @@ class CellSyntaxError(BadInput):
     """The cell does not compile. `cell`, `line` (1-based) and `text` say where."""
 
     def __init__(self, message: str, *, cell: str, line: int | None, text: str, pointer: str):
-        super().__init__(f"{message} ({cell}, line {line}); no rank has run the cell")
+        super().__init__(f"{message} (cell line {line}); no rank has run the cell")
         self.cell, self.line, self.text, self.pointer = cell, line, text, pointer
 
     def _render_traceback_(self) -> list[str]:

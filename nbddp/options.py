@@ -50,10 +50,7 @@ class LaunchSpec:
     def asks_for_pool(self) -> bool:
         """True if the line says anything about the pool's shape."""
         return (
-            any(
-                v is not None
-                for v in (self.nproc, self.nnodes, self.gpus_per_proc, self.visible, self.device)
-            )
+            any(v is not None for v in (self.nproc, self.nnodes, self.gpus_per_proc, self.visible, self.device))
             or self.oversubscribe
         )
 
@@ -113,8 +110,7 @@ def _nproc(text: str) -> int | str:
         return _positive(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
-            f"{text} is not a number of workers; use a positive number such as 2, "
-            f"or one of {', '.join(NPROC_WORDS)}"
+            f"{text} is not a number of workers; use a positive number such as 2, or one of {', '.join(NPROC_WORDS)}"
         ) from None
 
 

@@ -115,11 +115,11 @@ class Topology:
         lines = [self.equation()]
         for node in self.nodes:
             places = "; ".join(
-                f"rank {w.rank} (local rank {w.local_rank}) on {w.device_words()}"
-                for w in self.on_node(node.index)
+                f"rank {w.rank} (local rank {w.local_rank}) on {w.device_words()}" for w in self.on_node(node.index)
             )
             label = f"node {node.index}{' (simulated)' * node.simulated}"
-            lines.append(f"{label}, {node_holds(node)}: {places}")
+            holds = node_holds(node) if node.devices else "CPU"  # cores differ from laptop to laptop
+            lines.append(f"{label}, {holds}: {places}")
         return "\n".join(lines)
 
     @classmethod
@@ -144,8 +144,7 @@ class Topology:
         nodes = simulate(hosts[0], nnodes) if len(hosts) == 1 and nnodes > 1 else tuple(hosts)
         if len(nodes) != nnodes:
             raise BadInput(
-                f"--nnodes {nnodes} was asked for but there are {len(nodes)} hosts; "
-                f"use --nnodes {len(nodes)}"
+                f"--nnodes {nnodes} was asked for but there are {len(nodes)} hosts; use --nnodes {len(nodes)}"
             )
         use_gpus = _use_gpus(hosts, device, gpus_per_proc)
         per_proc = (gpus_per_proc or 1) if use_gpus else 0

@@ -24,7 +24,7 @@ def _private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """One kernel with nbddp loaded, for tests that leave its pool of four as they found it."""
-    folder = tmp_path_factory.mktemp("it's a \"notebook\" folder")
+    folder = tmp_path_factory.mktemp('it\'s a "notebook" folder')
     k = Kernel(cwd=str(folder))
     assert k.run("%load_ext nbddp").ok
     yield k

@@ -50,7 +50,7 @@ def test_exception_that_cannot_travel_is_raised_as_worker_failed() -> None:
 
         raise Odd("strange")
 
-    with nbddp.Pool(nproc=1) as pool, pytest.raises(nbddp.WorkerFailed, match="rank 0 raised .*Odd: strange"):
+    with nbddp.Pool(nproc=1) as pool, pytest.raises(nbddp.WorkerFailed, match=r"rank 0 raised .*Odd: strange"):
         pool.run(train)
 
 
@@ -80,8 +80,10 @@ def test_status_and_topology_in_the_notebook(four: Kernel) -> None:
 
 
 def test_simulated_nodes_are_called_so(new_kernel: Kernel) -> None:
-    assert new_kernel.run("%ddp start --nnodes 2 --nproc 1").text().endswith(
-        "world size 2 = 2 simulated nodes × 1 process; on CPU\n"
+    assert (
+        new_kernel.run("%ddp start --nnodes 2 --nproc 1")
+        .text()
+        .endswith("world size 2 = 2 simulated nodes × 1 process; on CPU\n")
     )
     assert "0 (simulated)" in new_kernel.run("%ddp status").displays[0]["text/plain"]
 
@@ -105,18 +107,18 @@ def test_terminal_sees_and_stops_a_pool_while_a_cell_runs(new_kernel: Kernel) ->
     assert new_kernel.run("%%ddp\nprint('again')").text().endswith("ranks 0–1 │ again\n")
     assert terminal("stop", name).stdout == f"pool {name} stopped\n"
     assert name not in terminal("status").stdout
-    assert new_kernel.run("%%ddp --nproc 2\nprint('new pool')").text() == "ranks 0–1 │ new pool\n"
+    after = new_kernel.run("%%ddp --nproc 2\nprint('new pool')")
+    assert after.text() == "ranks 0–1 │ new pool\n", after.error
 
 
 def test_terminal_holds_a_pool_of_its_own() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nbddp", "start", "--nproc", "2"], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    name = process.stdout.readline().split()[1].rstrip(":")
-    assert name in terminal("status").stdout
-    process.terminate()
-    assert process.wait(20) == 0
+    command = [sys.executable, "-m", "nbddp", "start", "--nproc", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        name = process.stdout.readline().split()[1].rstrip(":")
+        assert name in terminal("status").stdout
+        process.terminate()
+        assert process.wait(20) == 0
     assert name not in terminal("status").stdout
 
 
@@ -152,7 +154,9 @@ def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
     worker_pids = [int(p) for p in k.run("print(*pids)").text().split()]
     agent_pid = psutil.Process(worker_pids[0]).ppid()
     family = psutil.Process(agent_pid).children(recursive=True)
-    home = k.run("from nbddp.magics import _loaded\nprint(*[m.pool.agent.home for m in _loaded.values()])").text().strip()
+    home = (
+        k.run("from nbddp.magics import _loaded\nprint(*[m.pool.agent.home for m in _loaded.values()])").text().strip()
+    )
     psutil.Process(k.pid).kill()
     _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 10)
     _until(lambda: not Path(home).exists(), 10)

@@ -143,7 +143,10 @@ def test_group_stays_usable_in_the_next_cells(four: Kernel) -> None:
     four.run(f"%%ddp\n{INIT}dist.init_process_group()")
     for _ in range(3):
         assert four.run(f"%%ddp\n{SUM}").text() == "ranks 0–3 │ 4\n"
-    new = four.run("%%ddp\ng = dist.new_group([0, 1]); t = torch.ones(1); dist.all_reduce(t, group=g) if dist.get_rank() < 2 else None; print(int(t))")
+    new = four.run(
+        "%%ddp\ng = dist.new_group([0, 1]); t = torch.ones(1)\n"
+        "if dist.get_rank() < 2: dist.all_reduce(t, group=g)\nprint(int(t))"
+    )
     assert new.text() == "ranks 0–1 │ 2\nranks 2–3 │ 1\n", new.error
     four.run("%%ddp\ndist.destroy_process_group()")
 

@@ -26,7 +26,9 @@ def test_tensor_travels_and_only_then_torch_is_imported(new_kernel: Kernel) -> N
 
 
 def test_class_of_a_cell_travels(four: Kernel) -> None:
-    source = "class A:\n    def __init__(self): self.v = 1\nclass B(A):\n    def __init__(self): super().__init__()\nb = B()"
+    source = (
+        "class A:\n    def __init__(self): self.v = 1\nclass B(A):\n    def __init__(self): super().__init__()\nb = B()"
+    )
     four.run(source)
     assert four.run("%ddp push b").ok
     assert four.run("%%ddp\nprint(b.v)").text() == "ranks 0–3 │ 1\n"

@@ -38,11 +38,11 @@ def why_not_fork() -> str:
     return ""
 
 
-def die_with_parent(parent: int) -> None:
-    """Have this process killed when the process `parent` ends (Linux; elsewhere the pipe's end tells)."""
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have this process signalled when the process `parent` ends (Linux; elsewhere the pipe's end tells)."""
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:  # it ended before we asked
         os._exit(1)
 

@@ -97,9 +97,7 @@ class Agent:
             why = "ended while it started" if self._closed else f"was not ready after {timeout:.0f} s"
             raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.home / "agent.log"))
         if self.warm["missing"]:
-            raise AgentFailed(
-                f"a worker needs {self.warm['missing']}; install it into the kernel's own environment"
-            )
+            raise AgentFailed(f"a worker needs {self.warm['missing']}; install it into the kernel's own environment")
         return self.warm
 
     def request(self, op: str, *, timeout: float = 30.0, **fields: Any) -> Message:
@@ -168,8 +166,14 @@ class Agent:
             if not chunk:
                 break
             for message in lines.feed(chunk):
+                if message.get("ev") == "ended":
+                    self._end()
                 self._take_in(message)
         self._read.close()
+        self._end()
+
+    def _end(self) -> None:
+        """The agent has ended, or says that it ends now."""
         with self._changed:
             closed_by_us, self._closed = self._closed, True
             self._changed.notify_all()

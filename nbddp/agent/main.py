@@ -78,6 +78,7 @@ class Agent:
         self.stores: dict[int, tuple[Peer, Any]] = {}
         self.next_store = 0
         self.running = True
+        self.is_warm = False
         self.selector = selectors.DefaultSelector()
         self.owner = Peer(self._write_owner, owner=True)
         self.identity = Identity.of(os.getpid())
@@ -104,6 +105,7 @@ class Agent:
         missing = _import_all(WARM) if not children.why_not_fork() else ""
         reason = children.why_not_fork()
         gpus = devices.gpus(os.environ) if _torch_has_cuda() else []
+        self.is_warm = True
         self._tell(
             self.owner,
             ev="warm",
@@ -129,7 +131,7 @@ class Agent:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        signal.signal(signal.SIGTERM, lambda *_: self._told_to_end())
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         self._wakeup = (ours, theirs)
         self._signalled = ours
@@ -320,7 +322,15 @@ class Agent:
     def _stop(self) -> None:
         self.running = False
 
+    def _told_to_end(self) -> None:
+        """SIGTERM, also when the owner dies: at once while still importing, else after the loop's turn."""
+        self._stop()
+        if not self.is_warm:
+            home.remove(self.home, self.files)
+            os._exit(0)
+
     def _end(self) -> None:
+        self._tell_all(ev="ended")
         for pid in self.children:
             os.kill(pid, signal.SIGKILL)
         while self.children:
@@ -352,8 +362,9 @@ def _torch_has_cuda() -> bool:
 
 def main() -> None:
     """`python -m nbddp.agent.main HOME OWNER_PID`."""
-    children.die_with_parent(int(sys.argv[2]))
+    children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
     Agent(Path(sys.argv[1])).serve()
+    os._exit(0)  # torch's own clean-up at exit takes longer than everything else
 
 
 if __name__ == "__main__":

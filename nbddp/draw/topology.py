@@ -98,9 +98,7 @@ def _node(placed: Topology, node: Node, x: float, top: float, width: float) -> l
 
 def _process(placed: Topology, worker: Worker, x: float, y: float) -> list[Box]:
     width, height = _process_width(worker) - 0.1, PROCESS_HEIGHT - MARGIN
-    found = [
-        Box("process", x, y, width, height, f"rank {worker.rank}", f"local rank {worker.local_rank}", worker.node)
-    ]
+    found = [Box("process", x, y, width, height, f"rank {worker.rank}", f"local rank {worker.local_rank}", worker.node)]
     if not worker.devices:
         return [*found, Box("device", x + 0.1, y + 0.1, width - 0.2, 0.55, "CPU", "cores shared", worker.node)]
     each = (width - 0.2) / len(worker.devices)
@@ -131,7 +129,9 @@ def _draw(axes: Any, box: Box) -> None:
     }[box.kind]
     style = f"round,pad=0,rounding_size={0.06 if box.kind == 'device' else 0.1}"
     axes.add_patch(
-        FancyBboxPatch((box.x, box.y), box.width, box.height, boxstyle=style, fc=fill, ec=edge, lw=0.9, mutation_aspect=1)
+        FancyBboxPatch(
+            (box.x, box.y), box.width, box.height, boxstyle=style, fc=fill, ec=edge, lw=0.9, mutation_aspect=1
+        )
     )
     middle, top = box.x + box.width / 2, box.y + box.height
     if box.kind == "node":

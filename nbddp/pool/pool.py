@@ -23,6 +23,7 @@ from nbddp.agent.handle import Agent
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, WorkerFailed
 from nbddp.options import LaunchSpec
 from nbddp.pool import requests
+from nbddp.run import report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
@@ -204,8 +205,6 @@ class Pool:
 
     def stop(self) -> None:
         """End all workers, the controller and the agent."""
-        if self.agent is not None:
-            self.agent.close()
         self._forget_all()
 
     def close(self) -> None:
@@ -221,6 +220,8 @@ class Pool:
     def _forget_all(self) -> None:
         if self._wire is not None:
             self._wire.close()
+        if self.agent is not None:
+            self.agent.close()
         self.agent = self._cluster = self._wire = self.topology = None
         self.workers, self._open_stores, self._spare_store = {}, {}, None
         self._group_broken = False
@@ -275,9 +276,7 @@ class Pool:
             != environment.visible_devices(topology.workers[r], topology.nodes[topology.workers[r].node], visible)
         ]
 
-    def _changes(
-        self, before: set[int], died: list[int], changed: list[int], size: int, fresh: bool
-    ) -> list[str]:
+    def _changes(self, before: set[int], died: list[int], changed: list[int], size: int, fresh: bool) -> list[str]:
         if fresh:
             return []
         notes = []
@@ -394,9 +393,9 @@ class Pool:
         found = {}
         for rank in ranks:
             if self.workers[rank].exit is None:
-                place = self._wire.ask(rank, {"op": "where"}, timeout=0.3)
-                if place:
-                    found[rank] = f"{place['file']}, line {place['line']}"
+                at = self._wire.ask(rank, {"op": "where"}, timeout=0.3)
+                if at:
+                    found[rank] = report.place(at["file"], at["line"], at["name"])
         return found
 
     def node_of(self, rank: int) -> int:
@@ -530,9 +529,7 @@ class Pool:
     def _variables(self, rank: int, port: int, logs: Path) -> dict[str, str]:
         """torchrun's variables for one rank of this run."""
         placed = self.placed()
-        env = environment.of_worker(
-            placed.workers[rank], placed, os.environ, visible=self.visible, loopback=_LOOPBACK
-        )
+        env = environment.of_worker(placed.workers[rank], placed, os.environ, visible=self.visible, loopback=_LOOPBACK)
         env.pop("CUDA_VISIBLE_DEVICES", None)  # set for good when the process started
         meet = environment.Rendezvous(MASTER, port, self._run_id)
         env.update(environment.of_run(meet, str(logs / f"rank{rank}" / "error.json")))

@@ -10,7 +10,7 @@ from nbddp.topology import rank_words
 
 
 def headline(cause: Cause) -> str:
-    """`rank 2 raised ValueError: bad batch (Cell In[5], line 9)`; one line, the same in every run."""
+    """`rank 2 raised ValueError: bad batch (cell line 9)`; one line, the same in every run."""
     who = f"rank {cause.rank}"
     if cause.kind == "died":
         return f"{who} {ended(cause.code)}"
@@ -36,11 +36,22 @@ def ended(code: int | str | None) -> str:
 
 
 def place_of(frames: Sequence[Frame]) -> str:
-    """The user's innermost place: `Cell In[5], line 9`."""
+    """The user's innermost place, as `place` words it."""
     for frame in reversed(frames):
         if frame.user:
-            return f"{frame.file}, line {frame.line}"
+            return place(frame.file, frame.line, frame.name)
     return ""
+
+
+def place(file: str, line: int, name: str) -> str:
+    """`cell line 9`, `cell line 9, in train` or `model.py line 9, in forward`.
+
+    Neither a cell's number nor a folder: a saved notebook's messages are compared, and both
+    change from run to run. The traceback has them.
+    """
+    where = "cell" if file.startswith("Cell In[") else file.replace("\\", "/").rsplit("/", 1)[-1]
+    inside = "" if name == "<module>" else f", in {name}"
+    return f"{where} line {line}{inside}"
 
 
 def traceback_text(chain: Sequence[Raised]) -> str:

@@ -219,9 +219,7 @@ class Run:
         cause = self._cause(first)
         states = tuple(self._state_of(e) for _, e in sorted(self.ended.items()))
         others = [s for s in states if s.rank != first.rank]
-        text = report.failure_text(
-            cause, others, dropped=self.broke_group(), whole_log=self.workers.log_of(first.rank)
-        )
+        text = report.failure_text(cause, others, dropped=self.broke_group(), whole_log=self.workers.log_of(first.rank))
         logs = {r: str(o.log) for r, o in self.outputs.items()}
         raise WorkerFailed(report.headline(cause), cause=cause, states=states, report=text, logs=logs)
 

@@ -42,7 +42,7 @@ class Groups:
 
         if not dist.is_available():
             return
-        rendezvous = importlib.import_module("torch.distributed.rendezvous")  # the name is also a function's
+        rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # the name is also a function's
         init = self._wrap_init(distributed_c10d.init_process_group)
         dist.init_process_group = init
         distributed_c10d.init_process_group = init

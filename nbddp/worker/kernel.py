@@ -137,9 +137,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self._failed(outcome, error)
         elif spec["want_value"]:
             buffers.append(values.pack_or_words(result.result))
-        outcome["pages"] = [
-            p["data"] for p in reply.get("payload", []) if p.get("source") in ("page", "page_raw")
-        ]
+        outcome["pages"] = [p["data"] for p in reply.get("payload", []) if p.get("source") in ("page", "page_raw")]
 
     def _do_call(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         """Call a pickled function; its value, or the exception, goes back pickled."""

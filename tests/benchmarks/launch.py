@@ -1,0 +1,163 @@
+"""How fast a cell is, side by side with torchrun and with ipyparallel's %%px, on this machine, now.
+
+Run by hand: `python tests/benchmarks/launch.py [--rounds 5] [--nproc 4]`. Every row is a ratio of
+medians whose samples were taken in turn (ours, theirs, ours, …); the last column is what must be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.kernels import Kernel  # noqa: E402
+
+STEP = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group()
+model = DDP(torch.nn.Linear(64, 64))
+model(torch.randn(8, 64)).sum().backward()
+dist.destroy_process_group()
+"""
+
+TRAIN = """
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group()
+torch.manual_seed(0)
+model = DDP(torch.nn.Sequential(*[torch.nn.Linear(1000, 1000) for _ in range(10)]))
+opt = torch.optim.SGD(model.parameters(), 0.01)
+x = torch.randn(8, 1000)
+for i in range(STEPS + 5):
+    if i == 5:
+        dist.barrier(); began = time.perf_counter()
+    opt.zero_grad(); model(x).square().mean().backward(); opt.step()
+dist.barrier()
+rate = STEPS / (time.perf_counter() - began)
+if dist.get_rank() == 0: print("rate", rate, flush=True)
+dist.destroy_process_group()
+"""
+
+MEMORY = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group()
+model = DDP(torch.nn.Linear(256, 256))
+model(torch.randn(8, 256)).sum().backward()
+import psutil
+psutil.Process().memory_full_info().pss / 2**20
+"""
+
+
+def torchrun(program: str, nproc: int) -> str:
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(program)
+        script.flush()
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(nproc), script.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def cell(kernel: Kernel, source: str) -> str:
+    shown = kernel.run(source, timeout=300)
+    assert shown.ok, shown.error
+    return shown.text()
+
+
+def cold(nproc: int) -> float:
+    kernel = Kernel()
+    try:
+        return seconds(lambda: (cell(kernel, "%load_ext nbddp"), cell(kernel, f"%%ddp --nproc {nproc}\n{STEP}")))
+    finally:
+        kernel.close()
+
+
+def in_turn(rounds: int, *works: Callable[[], float]) -> list[float]:
+    """Medians of works whose samples are taken in turn."""
+    samples = [[work() for work in works] for _ in range(rounds)]
+    return [statistics.median(column) for column in zip(*samples, strict=True)]
+
+
+def px_kernel(nproc: int) -> Kernel:
+    kernel = Kernel()
+    cell(kernel, f"import ipyparallel as ipp\nrc = ipp.Cluster(n={nproc}).start_and_connect_sync(activate=True)")
+    return kernel
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--nproc", type=int, default=4)
+    options.add_argument("--steps", type=int, default=200)
+    asked = options.parse_args()
+    n, rounds = asked.nproc, asked.rounds
+    rows: list[tuple[str, str, str, float, str]] = []
+
+    def row(name: str, ours: float, theirs: float, limit: str, unit: str = "s") -> None:
+        rows.append((name, f"{ours:.3g} {unit}", f"{theirs:.3g} {unit}", ours / theirs, limit))
+        print(f"{name}: {ours:.4g} against {theirs:.4g} {unit}, ratio {ours / theirs:.3f}", flush=True)
+
+    def run_torchrun() -> float:
+        return seconds(lambda: torchrun(STEP, n))
+
+    ours, theirs = in_turn(rounds, lambda: cold(n), run_torchrun)
+    row("cold: %load_ext to the first DDP step, against torchrun", ours, theirs, "≤ 0.6")
+
+    kernel = Kernel()
+    load = statistics.median(seconds(lambda: cell(kernel, "%reload_ext nbddp")) for _ in range(1))
+    print(f"%load_ext nbddp: {load:.3f} s (must be under 0.3)")
+    cell(kernel, f"%%ddp --nproc {n}\n{STEP}")
+    ours, again, theirs = in_turn(
+        rounds,
+        lambda: seconds(lambda: cell(kernel, f"%%ddp --fresh\n{STEP}")),
+        lambda: seconds(lambda: cell(kernel, f"%%ddp\n{STEP}")),
+        run_torchrun,
+    )
+    row("warm: a --fresh cell with one DDP step, against torchrun", ours, theirs, "≤ 0.2")
+    row("next cell: init, DDP step, destroy, against torchrun", again, theirs, "≤ 0.05")
+
+    px = px_kernel(n)
+    for k in (kernel, px):
+        cell(k, f"{'%%ddp' if k is kernel else '%%px'}\npass")
+    ours, theirs = in_turn(
+        rounds * 8,
+        lambda: seconds(lambda: cell(kernel, "%%ddp\npass")),
+        lambda: seconds(lambda: cell(px, "%%px\npass")),
+    )
+    row("a cell with pass, against %%px pass", ours * 1000, theirs * 1000, "≤ 1.0", "ms")
+    cell(px, "rc.cluster.stop_cluster_sync()")
+    px.close()
+
+    program = TRAIN.replace("STEPS", str(asked.steps))
+    cell(kernel, "%ddp start --nproc 2")
+    ours, theirs = in_turn(
+        max(3, rounds // 2),
+        lambda: float(cell(kernel, f"%%ddp\n{program}").split()[-1]),
+        lambda: float(torchrun(program, 2).split()[-1]),
+    )
+    row(f"{asked.steps} DDP steps of 10 M parameters on 2 ranks, rate against torchrun", ours, theirs, "≥ 0.98", "/s")
+
+    cell(kernel, f"%%ddp --fresh --nproc 8 -o pss\n{MEMORY}")
+    total = float(cell(kernel, "print(sum(pss))"))
+    row("memory of 8 DDP workers, sum of PSS, against the limit", total, 500, "≤ 1.0", "MiB")
+    kernel.close()
+
+    print("\n| measure | nbddp | other | ratio | must reach |\n|---|---|---|---|---|")
+    for name, a, b, ratio, limit in rows:
+        print(f"| {name} | {a} | {b} | {ratio:.2f} | {limit} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The shipped notebooks run and compare strictly, and a notebook of every kind of output does too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+
+
+def nbval(path: Path) -> None:
+    """Run a notebook under strict nbval in a process of its own."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "--nbval", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=path.parent, timeout=170, check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_shipped_notebook_compares_strictly(path: Path) -> None:
+    saved = nbformat.read(path, 4)
+    assert all(c.execution_count for c in saved.cells if c.cell_type == "code"), "outputs are committed"
+    nbval(path)
+
+
+CELLS = [
+    "%load_ext nbddp",
+    "%%ddp --nproc 3\nimport os, sys\nrank = int(os.environ['RANK'])\nprint('same')\nprint('mine', rank)",
+    "%%ddp\nprint('out'); print('err', file=sys.stderr)\nrank",
+    "%%ddp\nfrom IPython.display import HTML, display\ndisplay(HTML(f'<b>{rank}</b>'))",
+    "%%ddp -o x\nrank * 2",
+    "x",
+    "%%ddp --nproc 2\nprint(rank)",
+    "%%ddp\nimport time\nfor i in range(3): print(i, flush=True); time.sleep(0.2)",
+    "%%ddp\nassert rank != 1, 'rank 1 fails'",
+    "%%ddp --bogus\npass",
+    "%ddp topology",
+    "%ddp stop",
+]
+
+
+def test_every_kind_of_output_compares_strictly(tmp_path: Path) -> None:
+    book = nbformat.v4.new_notebook()
+    for source in CELLS:
+        tags = ["raises-exception"] if "assert" in source or "bogus" in source else []
+        book.cells.append(nbformat.v4.new_code_cell(source, metadata={"tags": tags}))
+    NotebookClient(book, timeout=90, kernel_name="python3").execute()
+    path = tmp_path / "every kind.ipynb"
+    nbformat.write(book, path)
+    for cell in book.cells:
+        for output in cell.outputs:
+            assert output.get("data") != {"text/plain": "running"}
+    nbval(path)
