@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -165,6 +166,7 @@ def _pool_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs")
 
 
+@functools.cache
 def cell_parser() -> _Parser:
     """The grammar of a `%%ddp` line."""
     parser = _Parser(

@@ -180,12 +180,24 @@ def test_a_cell_may_set_its_own_address_and_port(four: Kernel) -> None:
     assert shown.text() == "ranks 0–3 │ 4\n", shown.error
 
 
-def test_every_run_has_another_port(four: Kernel) -> None:
-    ports = set()
-    for _ in range(3):
+def test_a_failed_run_leaves_its_store_behind(four: Kernel) -> None:
+    ports = []
+    for failing in (False, True, False):
         four.run("%%ddp -o port\nimport os; os.environ['MASTER_PORT']")
-        ports.add(four.run("print(set(port))").text())
-    assert len(ports) == 3
+        ports.append(four.run("print(set(port))").text())
+        if failing:
+            four.run("%%ddp\n1 / 0")
+    assert ports[0] == ports[1] != ports[2]
+
+
+def test_a_hundred_groups_leave_no_descriptors_behind(four: Kernel) -> None:
+    count = "import os; len(os.listdir('/proc/self/fd'))"
+    four.run(f"%%ddp\n{INIT}dist.init_process_group()\n{SUM}dist.destroy_process_group()")
+    four.run(f"%%ddp -o before\n{count}")
+    for _ in range(100):
+        assert four.run(f"%%ddp\n{INIT}dist.init_process_group()\n{SUM}dist.destroy_process_group()").ok
+    four.run(f"%%ddp -o after\n{count}")
+    assert four.run("print(max(b - a for a, b in zip(before, after)) <= 2)").text() == "True\n"
 
 
 def test_ranks_do_not_share_their_random_numbers(four: Kernel) -> None:

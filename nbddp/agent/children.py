@@ -62,15 +62,13 @@ def start(target: str, request: dict[str, Any], *, close: Iterable[int], keep: I
 
 def _fork(target: str, request: dict[str, Any], close: Iterable[int]) -> int:
     parent = os.getpid()
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # and stay so: a collection in the child would touch, and so copy, every page it shares
     pid = os.fork()
     if pid:
-        gc.unfreeze()
         return pid
     code = 1
     try:
-        gc.unfreeze()
+        gc.enable()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)

@@ -9,6 +9,7 @@ children along. It holds no rule about runs: it starts, signals, reports.
 
 from __future__ import annotations
 
+import gc
 import os
 import selectors
 import signal
@@ -102,6 +103,7 @@ class Agent:
 
     def _warm_up(self) -> None:
         began = time.monotonic()
+        gc.disable()  # what it would free leaves holes that every child fills, and so copies, page by page
         missing = _import_all(WARM) if not children.why_not_fork() else ""
         reason = children.why_not_fork()
         gpus = devices.gpus(os.environ) if _torch_has_cuda() else []

@@ -14,7 +14,7 @@ import os
 import time
 import uuid as uuids
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,11 @@ class Pool:
         self._runs = itertools.count(1)
         self._group_broken = False
         self._spare_store: int | None = None
-        self._open_stores: dict[int, int] = {}
+        self._store: tuple[int, int] | None = None
+        self._store_of_run: dict[int, int] = {}
         self._run_id = str(uuids.uuid4())
         self._files: list[str] = []
+        self._described: tuple[object, ...] = ()
 
     # -- life ----------------------------------------------------------------------------
 
@@ -187,19 +189,21 @@ class Pool:
         self._wire = Wire(cluster.connect_client_sync())
 
     def _describe(self) -> None:
-        if self.agent is None:
-            return
+        """Tell the agent what `status` shows, if it has changed."""
         placed = self.topology
+        subject = (placed, os.getcwd(), len(self._files))
+        if self.agent is None or subject == self._described:
+            return
+        self._described = subject
         info = {
             "cwd": os.getcwd(),
             "owner": os.getpid(),
-            "words": placed.words() if placed else "",
             "workers": [
                 {"rank": w.rank, "node": w.node, "local_rank": w.local_rank, "device": w.device_words()}
                 for w in (placed.workers if placed else ())
             ],
             "simulated": bool(placed and placed.simulated),
-            "topology": topology_data(placed) if placed else None,
+            "topology": asdict(placed) if placed else None,
         }
         self.agent.tell("describe", info=info, files=self._files)
 
@@ -223,8 +227,8 @@ class Pool:
         if self.agent is not None:
             self.agent.close()
         self.agent = self._cluster = self._wire = self.topology = None
-        self.workers, self._open_stores, self._spare_store = {}, {}, None
-        self._group_broken = False
+        self.workers, self._store_of_run, self._spare_store, self._store = {}, {}, None, None
+        self._group_broken, self._described = False, ()
         atexit.unregister(self._at_exit)
 
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
@@ -515,13 +519,14 @@ class Pool:
             self, specs, number=number, logs=logs, screen=screen or for_shell(_shell()), show=show, code=code,
             buffers=buffers,
         )  # fmt: skip
+        run.when_long = lambda: self._note(ranks, state)
         self.current = self.last_run = run
-        self._note(ranks, state)
         try:
             run.execute()
         finally:
             self.current = None
-        self._note(ranks, "idle")
+            if run.noted:
+                self._note(ranks, "idle")
         self._after(run)
         run.raise_if_bad()
         return run
@@ -536,24 +541,40 @@ class Pool:
         return env
 
     def _take_store(self, number: int) -> int:
-        """The port of a fresh store; one is always opened ahead."""
+        """The port of the store where run `number` meets, under a prefix of its own.
+
+        A store serves as long as runs end well; after a bad one a fresh store, opened ahead of
+        time, takes its place, since nobody knows what waits at the old one.
+        """
         assert self.agent is not None
-        key = self._spare_store if self._spare_store is not None else self.agent.post("store")
-        self._spare_store = None
-        answer = self.agent.take(key)
-        self._open_stores[number] = answer["store"]
-        return int(answer["port"])
+        if self._store is None:
+            key = self._spare_store if self._spare_store is not None else self.agent.post("store")
+            answer = self.agent.take(key)
+            self._spare_store = self.agent.post("store")
+            self._store = (answer["store"], int(answer["port"]))
+        self._store_of_run[number] = self._store[0]
+        return self._store[1]
 
     def _after(self, run: Run) -> None:
         """Decide what the next run finds: which stores stay open, whether the group may stay."""
         if self.agent is None or not self.agent.alive:
             return
-        self._group_broken = run.broke_group() or (self._group_broken and len(run.specs) < self.world_size)
-        needed = {g["run"] for g in run.groups().values()}
-        if len(run.specs) == self.world_size:
-            idle = [n for n in self._open_stores if n not in needed]
-            self.agent.tell("close_stores", stores=[self._open_stores.pop(n) for n in idle])
-        self._spare_store = self.agent.post("store")
+        everybody = len(run.specs) == self.world_size
+        self._group_broken = run.broke_group() or (self._group_broken and not everybody)
+        if run.first_failure() is not None or run.stops:
+            self._store = None
+        if everybody:
+            self._close_stores({g["run"] for g in run.groups().values()})
+
+    def _close_stores(self, needed_runs: set[int | None]) -> None:
+        """Close the stores that neither the next run nor a living group needs."""
+        assert self.agent is not None
+        needed = {self._store_of_run[n] for n in needed_runs if n in self._store_of_run}
+        current = {self._store[0]} if self._store else set()
+        idle = set(self._store_of_run.values()) - needed - current
+        if idle:
+            self.agent.tell("close_stores", stores=sorted(idle))
+        self._store_of_run = {n: s for n, s in self._store_of_run.items() if n in needed_runs}
 
     def _note(self, ranks: Sequence[int], state: str) -> None:
         if self.agent is not None and self.agent.alive:
@@ -569,13 +590,6 @@ class Pool:
 
 
 _LOOPBACK = requests.loopback()
-
-
-def topology_data(topology: Topology) -> dict[str, Any]:
-    """A topology as JSON data, for `python -m nbddp topology`."""
-    from dataclasses import asdict
-
-    return asdict(topology)
 
 
 def last_line(path: str) -> str:

@@ -23,6 +23,7 @@ from nbddp.run.screen import Screen
 from nbddp.topology import rank_words
 
 OUTCOME = "nbddp_outcome"
+LONG = 0.1  # seconds after which a run is worth telling others about
 SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
 
 
@@ -75,6 +76,9 @@ class Run:
         self.stops: tuple[float, ...] = ()
         self.places: dict[int, str] = {}
         self.events: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
+        self.when_long: Callable[[], None] = lambda: None
+        self.noted = False
+        self._began = 0.0
         self._interrupted_at: float | None = None
         self._replaced = False
         self._actions: dict[type, Callable[[Any], None]] = {
@@ -99,6 +103,7 @@ class Run:
         """Run to the end: every rank has an outcome, has died, or is replaced."""
         with self._stop_by_signal():
             self.screen.start()
+            self._began = time.monotonic()
             for rank, spec in self.specs.items():
                 self.workers.send(rank, spec, self.hear, self.code, self.buffers)
             while True:
@@ -131,7 +136,7 @@ class Run:
     def _take(self, patience: float | None) -> None:
         """Wait for one event and handle it and all that have come with it."""
         look = self.screen.refresh([self.outputs[r] for r in self.shown], f"running: {rank_words(self.running())}")
-        waits = [w for w in (patience, look) if w is not None]
+        waits = [w for w in (patience, look, self._note_if_long()) if w is not None]
         try:
             event = self.events.get(timeout=max(0.0, min(waits)) if waits else None)
         except queue.Empty:
@@ -145,6 +150,15 @@ class Run:
                 event = self.events.get_nowait()
             except queue.Empty:
                 return
+
+    def _note_if_long(self) -> float | None:
+        """Seconds until the run counts as long; None once that has been told."""
+        left = self._began + LONG - time.monotonic()
+        if left > 0 or self.noted:
+            return None if self.noted else left
+        self.noted = True
+        self.when_long()
+        return None
 
     def _drain(self) -> None:
         while not self.events.empty():

@@ -3,7 +3,7 @@
 torch is left as it is, but for two seams. `init_process_group` is wrapped: a group left over
 from an earlier run is destroyed first, so that a cell can be run again and again; a
 second init within one run stays torch's own error. The store that `env://` makes is
-taken from the run's fresh store, under a prefix per init, if address and port are those
+taken from the pool's store, under a prefix of this run and this init, if address and port are those
 that were injected; a cell that sets its own MASTER_PORT gets torch's own behaviour,
 with rank 0 as the server.
 
@@ -34,6 +34,7 @@ class Groups:
         self._inits = 0
         self._injected: tuple[str, int] = ("", 0)
         self._connect = ""
+        self._clients: dict[tuple[str, int], Any] = {}
 
     def install(self) -> None:
         """Put the two seams in place; once, when the worker starts."""
@@ -105,8 +106,11 @@ class Groups:
                     return original(hostname, port, *args, **kwargs)
             from torch.distributed import PrefixStore
 
-            store = original(self._connect, port, *args, **kwargs)
-            return PrefixStore(f"nbddp/run{self.run}/init{self._inits}", store)
+            where = (self._connect, port)
+            if where not in self._clients:
+                # one client for all runs at this store: connecting looks names up, which can take seconds
+                self._clients = {where: original(*where, *args, **kwargs)}
+            return PrefixStore(f"nbddp/run{self.run}/init{self._inits}", self._clients[where])
 
         return _create_c10d_store
 

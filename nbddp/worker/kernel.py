@@ -82,6 +82,16 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         finally:
             self._spec = None
 
+    def _publish_execute_input(self, code: str, parent: dict[str, Any], execution_count: int) -> None:
+        """Nobody needs to hear a run's source again."""
+        if "nbddp" not in parent["metadata"]:
+            super()._publish_execute_input(code, parent, execution_count)
+
+    def _publish_status(self, status: str, *args: Any, **kwargs: Any) -> None:
+        """`busy` is not said for a run: its client knows, and every message costs it time."""
+        if status != "busy" or "nbddp" not in self.get_parent("shell").get("metadata", {}):
+            super()._publish_status(status, *args, **kwargs)
+
     async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> Any:
         spec = self._spec
         if spec is None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.kernels import Kernel  # noqa: E402
+from tests.kernels import Kernel
 
 STEP = """
 import torch, torch.distributed as dist
@@ -56,12 +56,15 @@ psutil.Process().memory_full_info().pss / 2**20
 """
 
 
-def torchrun(program: str, nproc: int) -> str:
+def torchrun(program: str, nproc: int) -> str | None:
+    """What it printed; None if it failed, which torchrun itself does now and then: a rank that destroys its
+    group first resets the others' connections."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
         script.write(program)
         script.flush()
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(nproc), script.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout if done.returncode == 0 else None
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -110,7 +113,10 @@ def main() -> None:
         print(f"{name}: {ours:.4g} against {theirs:.4g} {unit}, ratio {ours / theirs:.3f}", flush=True)
 
     def run_torchrun() -> float:
-        return seconds(lambda: torchrun(STEP, n))
+        while True:
+            began = time.perf_counter()
+            if torchrun(STEP, n) is not None:
+                return time.perf_counter() - began
 
     ours, theirs = in_turn(rounds, lambda: cold(n), run_torchrun)
     row("cold: %load_ext to the first DDP step, against torchrun", ours, theirs, "≤ 0.6")
@@ -145,7 +151,7 @@ def main() -> None:
     ours, theirs = in_turn(
         max(3, rounds // 2),
         lambda: float(cell(kernel, f"%%ddp\n{program}").split()[-1]),
-        lambda: float(torchrun(program, 2).split()[-1]),
+        lambda: float((torchrun(program, 2) or torchrun(program, 2) or "").split()[-1]),
     )
     row(f"{asked.steps} DDP steps of 10 M parameters on 2 ranks, rate against torchrun", ours, theirs, "≥ 0.98", "/s")
 
