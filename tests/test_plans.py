@@ -1,0 +1,204 @@
+"""Tables for the pure part: placement, options, environment, devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbddp import environment, options
+from nbddp.agent import devices
+from nbddp.errors import BadInput
+from nbddp.topology import Device, Node, Topology, rank_words
+
+
+def host(gpus: int = 0, cores: int = 8, masks: list[str] | None = None) -> Node:
+    return Node(0, "h", tuple(Device(i, (masks or list("01234567"))[i]) for i in range(gpus)), cores)
+
+
+def nodes(count: int, gpus: int) -> list[Node]:
+    return [replace(host(gpus), index=i) for i in range(count)]
+
+
+def test_two_nodes_of_four_gpus_with_two_gpus_each_map_as_the_guides_say() -> None:
+    placed = Topology.plan(nodes(2, 4), nnodes=2, gpus_per_proc=2)
+    assert [(w.rank, w.node, w.local_rank, [d.index for d in w.devices]) for w in placed.workers] == [
+        (0, 0, 0, [0, 1]),
+        (1, 0, 1, [2, 3]),
+        (2, 1, 0, [0, 1]),
+        (3, 1, 1, [2, 3]),
+    ]
+    assert placed.equation() == "world size 4 = 2 nodes × 2 processes; each owns 2 GPUs"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "equation"),
+    [
+        (0, {}, "world size 2 = 1 node × 2 processes; on CPU"),
+        (0, {"nproc": "cpu"}, "world size 8 = 1 node × 8 processes; on CPU"),
+        (8, {}, "world size 8 = 1 node × 8 processes; each owns 1 GPU"),
+        (8, {"gpus_per_proc": 4}, "world size 2 = 1 node × 2 processes; each owns 4 GPUs"),
+        (8, {"nproc": 2, "nnodes": 2}, "world size 4 = 2 simulated nodes × 2 processes; each owns 1 GPU"),
+        (8, {"nproc": 1, "device": "cpu"}, "world size 1 = 1 node × 1 process; on CPU"),
+        (2, {"nproc": 4, "oversubscribe": True}, "world size 4 = 1 node × 4 processes; GPUs are shared"),
+    ],
+)
+def test_plan_states_its_equation(gpus: int, asked: dict[str, object], equation: str) -> None:
+    assert Topology.plan([host(gpus)], **asked).equation() == equation  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "advice"),
+    [
+        (8, {"nproc": 9}, "use --nproc 8, or add --oversubscribe"),
+        (8, {"nproc": 3, "gpus_per_proc": 3}, "use --nproc 2"),
+        (1, {"nproc": 1, "gpus_per_proc": 2}, "use --gpus-per-proc 1"),
+        (2, {"nproc": 1, "nnodes": 3}, "use --nnodes 2 or fewer"),
+        (0, {"gpus_per_proc": 1}, "leave it out to run on CPU"),
+        (0, {"nproc": "gpu"}, "use --nproc 2"),
+        (4, {"device": "cpu", "gpus_per_proc": 1}, "leave one out"),
+        (0, {"nproc": 0}, "use a positive number"),
+    ],
+)
+def test_impossible_plans_say_what_to_type(gpus: int, asked: dict[str, object], advice: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        Topology.plan([host(gpus)], **asked)  # type: ignore[arg-type]
+    assert advice in str(caught.value)
+
+
+def test_worker_prints_values_and_totals() -> None:
+    assert repr(Topology.plan(nodes(2, 4), nnodes=2, gpus_per_proc=2).workers[3]) == (
+        "Worker(local_rank=1(2), node=1(2), rank=3(4), device=GPUs 2, 3)"
+    )
+
+
+@given(st.sets(st.integers(0, 40), min_size=1))
+def test_rank_sets_survive_being_written(ranks: set[int]) -> None:
+    written = rank_words(ranks).split(" ", 1)[1].replace("–", "-").replace(" ", "")
+    assert options.parse_cell(f"--ranks {written}").ranks == tuple(sorted(ranks))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", options.LaunchSpec()),
+        ("--nproc 4", options.LaunchSpec(nproc=4)),
+        ("--nproc_per_node=2", options.LaunchSpec(nproc=2)),
+        ("-n gpu --visible own", options.LaunchSpec(nproc="gpu", visible="own")),
+        ("-o x --fresh", options.LaunchSpec(output="x", fresh=True)),
+        ("--ranks 0,2-3 --show none", options.LaunchSpec(ranks=(0, 2, 3), show=())),
+        ("-- --nproc 9 'a b'", options.LaunchSpec(argv=("--nproc", "9", "a b"))),
+    ],
+)
+def test_lines_become_specs(line: str, expected: options.LaunchSpec) -> None:
+    assert options.parse_cell(line) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("--nprok 2", "did you mean --nproc?"),
+        ("--nproc", "--nproc: expected one argument"),
+        ("--nproc 2.5", "2.5 is not a number of workers"),
+        ("--nnodes 0", "0 is not a positive whole number"),
+        ("--ranks 3-1", "write it as 1-3"),
+        ("--ranks a", "write it as 0,2-3"),
+        ("-o 3x", "not a name that Python can bind"),
+        ("words", "go after --"),
+        ("'open", "close the quote"),
+        ("--visible some", "choose from"),
+    ],
+)
+def test_bad_lines_name_the_option_and_the_way_out(line: str, answer: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        options.parse_cell(line)
+    assert answer in str(caught.value)
+    assert str(caught.value).startswith("%%ddp")
+
+
+@given(st.text(max_size=40))
+def test_any_line_is_a_spec_an_answer_or_bad_input(line: str) -> None:
+    for parse in (options.parse_cell, options.parse_command):
+        try:
+            parse(line)
+        except (BadInput, options.HelpAsked):
+            continue
+
+
+@pytest.mark.parametrize("line", ["--help", "-h"])
+def test_help_is_an_answer(line: str) -> None:
+    with pytest.raises(options.HelpAsked, match="--gpus-per-proc"):
+        options.parse_cell(line)
+
+
+def test_every_subcommand_has_help_and_completion() -> None:
+    for name in set(options.COMMANDS) - {"help"}:
+        with pytest.raises(options.HelpAsked, match=options.COMMANDS[name].split()[0]):
+            options.parse_command(f"{name} --help")
+    assert options.complete_command("re") == ["restart"]
+    assert options.complete_command("restart --ra") == ["--ranks"]
+    assert options.complete_cell("--nproc ") == list(options.NPROC_WORDS)
+    assert options.complete_cell("--show 1 -- --n") == []
+
+
+def variables(placed: Topology, rank: int, visible: str = "all", base: dict[str, str] | None = None) -> dict[str, str]:
+    return environment.of_worker(placed.workers[rank], placed, base or {}, visible=visible)
+
+
+def test_threads_follow_torchruns_rule() -> None:
+    one, two = Topology.plan([host()], nproc=1), Topology.plan([host()], nproc=2)
+    assert "OMP_NUM_THREADS" not in variables(one, 0)
+    assert variables(two, 0)["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in variables(two, 0, base={"OMP_NUM_THREADS": "3"})
+
+
+def test_own_devices_are_masked_through_the_parents_list() -> None:
+    placed = Topology.plan([host(4, masks=["5", "GPU-a", "2", "7"])], gpus_per_proc=2)
+    own = variables(placed, 1, visible="own")
+    assert (own["CUDA_VISIBLE_DEVICES"], own["LOCAL_RANK"], own["RANK"]) == ("2,7", "0", "1")
+    everything = variables(placed, 1)
+    assert "CUDA_VISIBLE_DEVICES" not in everything
+    assert everything["LOCAL_RANK"] == "1"
+
+
+def test_simulated_nodes_hide_each_others_gpus_and_cpu_runs_hide_all() -> None:
+    placed = Topology.plan([host(4)], nproc=2, nnodes=2)
+    assert [variables(placed, r)["CUDA_VISIBLE_DEVICES"] for r in range(4)] == ["0,1", "0,1", "2,3", "2,3"]
+    assert variables(Topology.plan([host(4)], nproc=2, device="cpu"), 0)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_only_what_is_read_at_import_needs_a_new_agent() -> None:
+    assert environment.needs_new_agent({"A": "1", "TORCH_LOGS": "x"}, {"A": "2"}) == ["TORCH_LOGS"]
+    assert environment.needs_new_agent({"HOME": "1"}, {"HOME": "2", "MY_RUN": "3"}) == []
+
+
+RECORDED = [
+    {"name": "NVIDIA H100", "memory": 85_520_809_984, "uuid": f"GPU-{i:04d}", "bus_id": f"{i}"} for i in range(8)
+]
+
+
+@pytest.mark.parametrize(
+    ("listed", "masks", "uuids"),
+    [
+        (None, [str(i) for i in range(8)], [f"GPU-{i:04d}" for i in range(8)]),
+        ("3,1", ["3", "1"], ["GPU-0003", "GPU-0001"]),
+        ("GPU-0007,0", ["GPU-0007", "0"], ["GPU-0007", "GPU-0000"]),
+        ("2,99,1", ["2"], ["GPU-0002"]),
+        ("", [], []),
+        ("-1", [], []),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(listed: str | None, masks: list[str], uuids: list[str]) -> None:
+    env = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
+    found = devices.visible(RECORDED, env)
+    assert [d["mask"] for d in found] == masks
+    assert [d["uuid"] for d in found] == uuids
+    assert [d["index"] for d in found] == list(range(len(masks)))
+
+
+def test_facts_are_left_out_where_cudas_order_is_unknown() -> None:
+    mixed = [RECORDED[0], {**RECORDED[1], "name": "NVIDIA T4"}]
+    assert "name" not in devices.visible(mixed, {})[0]
+    assert devices.visible(mixed, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})[1]["name"] == "NVIDIA T4"

@@ -1,0 +1,106 @@
+"""The rules of the house: imports go down, pure modules stay light, nothing is swallowed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "nbddp"
+FILES = sorted(ROOT.rglob("*.py"))
+
+# From the ground up. A module may import from its own storey and from those above it in this list.
+STOREYS = [
+    ["errors", "topology", "draw.palette", "draw.table", "agent.lines", "agent.identity"],
+    ["options", "environment", "run.cell", "run.supervise", "worker.values", "worker.failure", "worker.groups"],
+    ["values", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
+    ["worker", "run.screen", "agent"],
+    ["run", "status"],
+    ["pool.requests", "pool.wire", "pool.launcher"],
+    ["pool"],
+    ["assist", "magics", "cli"],
+    ["__main__", "__init__"],
+]
+HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
+PURE = [
+    "nbddp", "nbddp.errors", "nbddp.topology", "nbddp.environment", "nbddp.options", "nbddp.run.supervise",
+    "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect", "nbddp.run.cell", "nbddp.agent.lines",
+]  # fmt: skip
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def storey(module: str) -> int:
+    parts = module.split(".")
+    for depth in range(len(parts), 0, -1):
+        for i, names in enumerate(STOREYS):
+            if ".".join(parts[:depth]) in names:
+                return i
+    raise AssertionError(f"{module} has no storey")
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{a.name}" for a in node.names)
+
+
+def exists(module: str) -> bool:
+    path = ROOT.joinpath(*module.split("."))
+    return path.with_suffix(".py").exists() or path.is_dir()
+
+
+@pytest.mark.parametrize("path", [f for f in FILES if f.stat().st_size], ids=name_of)
+def test_imports_go_down(path: Path) -> None:
+    own = name_of(path) or "__init__"
+    targets = {m.removeprefix("nbddp.") for m in imports(path) if m.startswith("nbddp.")}
+    for target in {t for t in targets if exists(t) and t not in ("agent", "run", "draw", "pool", "worker")}:
+        assert storey(target) <= storey(own), f"{own} imports {target}, which stands above it"
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_pure_modules_import_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_each_library_has_its_room() -> None:
+    rooms = {
+        "torch": ("worker", "agent.store_host"),
+        "matplotlib": ("draw",),
+        "ipyparallel": ("worker", "pool", "agent"),
+    }
+    for path in FILES:
+        for library in {m.split(".")[0] for m in imports(path)} & set(rooms):
+            assert name_of(path).startswith(rooms[library]), f"{name_of(path)} imports {library}"
+
+
+def test_nothing_is_swallowed() -> None:
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler) and all(isinstance(s, ast.Pass) for s in node.body):
+                broad = node.type is None or getattr(node.type, "id", "") in ("Exception", "BaseException")
+                assert not broad, f"{name_of(path)} line {node.lineno}"
+
+
+def test_no_fixed_port_and_no_kill_by_name() -> None:
+    for path in FILES:
+        text = path.read_text()
+        for word in ("29500", "pkill", "killall", "pyplot"):
+            assert word not in text, f"{word} in {name_of(path)}"
+
+
+def test_readme_and_ci_run_the_same_tests() -> None:
+    readme, script = ((ROOT.parent / name).read_text() for name in ("README.md", ".ci/run"))
+    command = next(line for line in script.splitlines() if line.startswith("python3 -m venv"))
+    assert command in readme

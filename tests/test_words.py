@@ -1,0 +1,247 @@
+"""Tables for the pure part of a run: what to do next, output kept and folded, failures worded, figures drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, contrast
+from nbddp.draw.table import Table
+from nbddp.draw.topology import boxes, topology
+from nbddp.errors import Cause, Frame, Raised, RankState
+from nbddp.run import cell, report
+from nbddp.run.block import Print, Show, block
+from nbddp.run.collect import HEAD, TAIL, RankOutput, Text
+from nbddp.run.supervise import (
+    GRACE,
+    PATIENCE,
+    Action,
+    Finish,
+    Interrupt,
+    Replace,
+    RunState,
+    Wait,
+    group_is_broken,
+    next_action,
+)
+from nbddp.topology import Device, Node, Topology
+from nbddp.values import RankValues
+from nbddp.worker import values
+
+
+@pytest.mark.parametrize(
+    ("state", "action"),
+    [
+        (RunState(0, ()), Finish()),
+        (RunState(0, (0, 1)), Wait(None)),
+        (RunState(0, (1,), failed_at=0), Wait(GRACE)),
+        (RunState(GRACE, (1,), failed_at=0), Interrupt((1,))),
+        (RunState(0, (1,), failed_at=0, interrupted_at=0), Wait(PATIENCE)),
+        (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0), Replace((1,))),
+        (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0, replaced=True), Wait(None)),
+        (RunState(5, (0, 1), stops=(5,)), Interrupt((0, 1))),
+        (RunState(5, (0, 1), stops=(5, 5), interrupted_at=5), Replace((0, 1))),
+        (RunState(5, (), stops=(5,)), Finish()),
+    ],
+)
+def test_next_action(state: RunState, action: Action) -> None:
+    assert next_action(state) == action
+
+
+@pytest.mark.parametrize(
+    ("ends", "sequences", "broken"),
+    [
+        (["ok", "ok"], [1, 1], False),
+        (["ok", "ok"], [1, 2], False),
+        (["failed", "failed"], [3, 3], False),
+        (["failed", "ok"], [3, 4], True),
+        (["failed", "interrupted"], [3, 3], True),
+        (["died", "ok"], [3, 3], True),
+    ],
+)
+def test_group_is_broken(ends: list[str], sequences: list[int], broken: bool) -> None:
+    groups = {r: {"run": 1, "sequence": s} for r, s in enumerate(sequences)}
+    assert group_is_broken(dict(enumerate(ends)), groups) == broken
+
+
+def stream(text: str, name: str = "stdout") -> dict[str, str]:
+    return {"name": name, "text": text}
+
+
+@given(st.lists(st.sampled_from(["a", "bc", "\r", "\n", "50%", " "]), max_size=30), st.randoms())
+def test_text_is_the_same_however_it_is_cut(pieces: list[str], random: object) -> None:
+    whole, cut = Text("stdout"), Text("stdout")
+    text = "".join(pieces)
+    whole.write(text)
+    for character in text:
+        cut.write(character)
+    assert whole.print_of() == cut.print_of()
+    assert whole.lines() == cut.lines()
+
+
+def test_progress_bar_overwrites_its_line() -> None:
+    text = Text("stderr")
+    for i in range(100):
+        text.write(f"\r{i}% done")
+    assert text.lines() == ([], 0, ["99% done"]) or text.lines() == (["99% done"], 0, [])
+
+
+def test_long_output_keeps_head_tail_count_and_the_whole_on_disk(tmp_path: Path) -> None:
+    out = RankOutput(0, tmp_path / "r" / "0.log")
+    for i in range(10_000):
+        out.take("stream", stream(f"{i}\n"))
+    out.close()
+    item = out.items[0]
+    assert isinstance(item, Text)
+    head, left_out, tail = item.lines()
+    assert (head[0], len(head), left_out, len(tail), tail[-1]) == ("0", HEAD, 10_000 - HEAD - TAIL, TAIL, "9999")
+    assert out.log.read_text() == "".join(f"{i}\n" for i in range(10_000))
+
+
+def rank_output(tmp_path: Path, rank: int, *takes: tuple[str, dict[str, object]]) -> RankOutput:
+    out = RankOutput(rank, tmp_path / f"{rank}.log")
+    for kind, content in takes:
+        out.take(kind, content)
+    out.close()
+    return out
+
+
+def test_equal_ranks_are_folded_and_labels_aligned(tmp_path: Path) -> None:
+    same, other = ("stream", stream("a\nb\n")), ("stream", stream("c\n"))
+    outs = [rank_output(tmp_path, r, other if r == 2 else same) for r in (3, 2, 1, 0)]
+    assert block(outs) == [Print("stdout", "ranks 0–1, 3 │ a\n             │ b\nrank 2       │ c\n")]
+
+
+def test_ranks_that_differ_only_in_left_out_lines_are_not_folded(tmp_path: Path) -> None:
+    outs = [
+        rank_output(tmp_path, r, ("stream", stream("".join(f"{r if i == 500 else i}\n" for i in range(1000)))))
+        for r in range(2)
+    ]
+    text = "".join(p.text for p in block(outs) if isinstance(p, Print))
+    assert text.count("900 lines left out") == 2
+
+
+def test_results_displays_updates_and_clearing(tmp_path: Path) -> None:
+    shown = {"data": {"text/html": "<b>1</b>", "text/plain": "B"}, "transient": {"display_id": "x"}}
+    update = {"data": {"text/html": "<b>2</b>", "text/plain": "B"}, "transient": {"display_id": "x"}}
+    result = {"data": {"text/plain": "42"}}
+    out = rank_output(
+        tmp_path, 0, ("stream", stream("gone")), ("clear_output", {"wait": True}), ("display_data", shown),
+        ("update_display_data", update), ("execute_result", result), ("stream", stream("e\n", "stderr")),
+    )  # fmt: skip
+    assert block([out]) == [
+        Print("stdout", "rank 0        │ B\n"),
+        Show(update["data"], {}),
+        Print("stdout", "rank 0 Out    │ 42\n"),
+        Print("stderr", "rank 0 stderr │ e\n"),
+    ]
+
+
+FRAMES = (
+    Frame("Cell In[5]", 9, "<module>", True, ((9, "train()"),)),
+    Frame("/v/site-packages/torch/nn/modules/module.py", 5, "_call", False),
+    Frame("/v/site-packages/torch/nn/modules/linear.py", 7, "forward", False),
+)
+
+
+def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
+    cause = Cause(2, 0, "raised", (Raised("ValueError", "bad batch\nsecond", FRAMES),))
+    others = [RankState(0, "finished"), RankState(1, "finished"), RankState(3, "interrupted", "cell line 4")]
+    text = report.failure_text(cause, others, dropped=True, whole_log="")
+    assert report.headline(cause) == "rank 2 raised ValueError: bad batch (cell line 9)"
+    assert "---->    9 train()" in text
+    assert "  … 2 frames, the last in torch/nn/modules/linear.py, forward" in text
+    assert "  ranks 0–1: finished the cell\n  rank 3: still running at cell line 4; interrupted, names are kept" in text
+    assert "calls init_process_group again" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-9, "died: killed by SIGKILL; the kernel's out-of-memory killer is the usual cause"),
+        (-11, "died: killed by SIGSEGV"),
+        (3, "died: its process ended with exit code 3"),
+    ],
+)
+def test_how_a_process_ended(code: int, words: str) -> None:
+    assert report.ended(code) == words
+
+
+def test_cell_keeps_its_line_numbers_and_inner_magics() -> None:
+    assert cell.prepare("--nproc 2", "a\nb") == "# %%ddp --nproc 2\na\nb"
+    assert cell.prepare("", "%%time\nx") == "%%time\nx"
+
+
+def test_values_that_cannot_travel_say_why() -> None:
+    class Bad:
+        def __repr__(self) -> str:
+            raise ValueError("no")
+
+        def __reduce__(self) -> str:
+            raise TypeError("stays here")
+
+    value = values.unpack(values.pack_or_words(Bad()))
+    assert repr(value) == "<Bad whose repr raises ValueError>  (not sent: TypeError: stays here)"
+    assert values.unpack(values.pack_or_words([1, lambda: 3]))[1]() == 3
+
+
+def test_values_by_rank_are_a_sequence_with_a_readable_repr() -> None:
+    some = RankValues({2: "b", 0: "a", 3: "b"})
+    assert (some[2], list(some), some.ranks) == ("b", ["a", "b", "b"], (0, 2, 3))
+    assert repr(some) == "rank 0    │ 'a'\nranks 2–3 │ 'b'"
+    with pytest.raises(IndexError, match="rank 1 has no value here; ranks 0, 2–3 have"):
+        some[1]
+
+
+def placed(count: int, gpus: int, **asked: object) -> Topology:
+    devices = tuple(Device(i, str(i), "NVIDIA H100 80GB") for i in range(gpus))
+    hosts = [Node(i, "h", devices, 8) for i in range(count)]
+    return Topology.plan(hosts, nnodes=count, **asked)  # type: ignore[arg-type]
+
+
+PLACEMENTS = {
+    "cpu": placed(1, 0, nproc=4),
+    "simulated": Topology.plan([Node(0, "h", (), 4)], nproc=2, nnodes=2),
+    "two of four": placed(2, 4, gpus_per_proc=2),
+    "one each": placed(2, 4),
+    "sixteen of eight": placed(16, 8),
+    "seventeen": placed(17, 8),
+    "shared": placed(1, 2, nproc=4, oversubscribe=True),
+}
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_figure_draws_every_process_once_and_inside_its_node(name: str) -> None:
+    place = PLACEMENTS[name]
+    found = boxes(place)
+    processes = [b for b in found if b.kind == "process"]
+    drawn = place.workers if len(place.nodes) <= 16 else place.workers[:16]
+    assert [b.title for b in processes] == [f"rank {w.rank}" for w in drawn]
+    for inner, outer in (("process", "node"), ("device", "process")):
+        for box in (b for b in found if b.kind == inner):
+            assert sum(b.holds(box) for b in found if b.kind == outer) == 1
+    bundle, metadata = topology(place)._repr_mimebundle_()
+    assert bundle["text/plain"] == place.words() == metadata["image/png"]["alt"]
+
+
+def test_figures_leave_matplotlib_as_it_was() -> None:
+    before = dict(mpl.rcParams)
+    topology(PLACEMENTS["cpu"]).png()
+    assert dict(mpl.rcParams) == before
+
+
+def test_text_is_readable_on_every_fill() -> None:
+    assert all(contrast(fill, PAPER) >= 4.5 for fill in FILLS)
+    assert contrast(INK, FRAME) >= 4.5
+    assert contrast(MUTED, FRAME) >= 4.5
+
+
+def test_table_is_text_and_escaped_html() -> None:
+    table = Table(("rank", "state"), [(0, "<idle>"), (10, "x")], title="pool")
+    assert repr(table) == "pool\nrank  state\n   0  <idle>\n  10  x"
+    assert "&lt;idle&gt;" in table._repr_html_()
+    assert '<td style="text-align: right">10</td>' in table._repr_html_()
