@@ -94,7 +94,7 @@ def _start(command: Command) -> None:
     assert pool.agent is not None
     pool.agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
     print(f"pool {pool.agent.pool_id}: {pool.placed().words()}")
-    print(f"in a notebook: %ddp attach {pool.agent.pool_id}; Ctrl-C ends the pool", flush=True)
+    print(f"ipyparallel's clients find it as cluster nbddp-{pool.agent.pool_id}; Ctrl-C ends the pool", flush=True)
     ended.wait()
     pool.stop()
 

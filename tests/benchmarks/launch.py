@@ -7,6 +7,7 @@ medians whose samples were taken in turn (ours, theirs, ours, …); the last col
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,12 @@ dist.init_process_group()
 model = DDP(torch.nn.Linear(64, 64))
 model(torch.randn(8, 64)).sum().backward()
 dist.destroy_process_group()
+"""
+
+PRINT = """
+import time
+for _ in range(40):
+    print("at", time.time(), flush=True); time.sleep(0.1)
 """
 
 TRAIN = """
@@ -93,6 +100,16 @@ def in_turn(rounds: int, *works: Callable[[], float]) -> list[float]:
     return [statistics.median(column) for column in zip(*samples, strict=True)]
 
 
+def latency(kernel: Kernel) -> float:
+    """Median seconds from a print on a rank to the message that shows it in the front end."""
+    delays: dict[str, float] = {}
+    for seen, kind, content in kernel.run(f"%%ddp --show 0\n{PRINT}").messages:
+        if kind == "update_display_data":
+            for stamp in re.findall(r"at (\d+\.\d+)", content["data"]["text/plain"]):
+                delays.setdefault(stamp, seen - float(stamp))
+    return statistics.median(delays.values())
+
+
 def px_kernel(nproc: int) -> Kernel:
     kernel = Kernel()
     cell(kernel, f"import ipyparallel as ipp\nrc = ipp.Cluster(n={nproc}).start_and_connect_sync(activate=True)")
@@ -146,6 +163,7 @@ def main() -> None:
     cell(px, "rc.cluster.stop_cluster_sync()")
     px.close()
 
+    print(f"print on a rank to the front end: {1000 * latency(kernel):.0f} ms (must be under 50)")
     program = TRAIN.replace("STEPS", str(asked.steps))
     cell(kernel, "%ddp start --nproc 2")
     ours, theirs = in_turn(
