@@ -58,7 +58,12 @@ class Assistant:
         answer = self.pool().ask(0, {"op": "complete", "code": body, "cursor_pos": cursor}, PATIENCE)
         if not answer or not answer.get("matches"):
             return {"completions": []}
-        return _result(answer["matches"], body[answer["cursor_start"] : cursor])
+        fragment = body[answer["cursor_start"] : cursor]
+        if answer["matches"][0].startswith(".") and "." in fragment:
+            fragment = fragment[
+                fragment.rindex(".") :
+            ]  # IPython 8 counts from the word's start, and answers from its dot
+        return _result(answer["matches"], fragment)
 
     def do_inspect(self, code: str, cursor_pos: int, *args: Any, **kwargs: Any) -> Any:
         """The kernel's inspect request: for the body of a `%%ddp` cell, rank 0 answers."""

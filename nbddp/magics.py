@@ -50,7 +50,6 @@ class DDPMagics(Magics):  # type: ignore[misc]
         code = cells.prepare(line, body)
         cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
         screen = for_shell(self.shell)
-        screen.start()
         self._ensure(spec, screen)
         values = self.pool.run_cell(
             code, cell=number, argv=spec.argv, argv0=f"Cell In[{number}]", ranks=spec.ranks, show=spec.show,

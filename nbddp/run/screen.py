@@ -98,6 +98,7 @@ class Notebook:
 
     def progress(self, text: str) -> None:
         """What is being waited for before the run starts."""
+        self.start()
         self._publish(f"nbddp: {text} …", update=True)
 
     def line(self, rank: int, stream: str, text: str) -> None:

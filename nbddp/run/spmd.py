@@ -102,10 +102,10 @@ class Run:
     def execute(self) -> None:
         """Run to the end: every rank has an outcome, has died, or is replaced."""
         with self._stop_by_signal():
-            self.screen.start()
             self._began = time.monotonic()
             for rank, spec in self.specs.items():
                 self.workers.send(rank, spec, self.hear, self.code, self.buffers)
+            self.screen.start()  # while the ranks already work
             while True:
                 action = supervise.next_action(self._state())
                 if isinstance(action, supervise.Finish):

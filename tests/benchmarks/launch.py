@@ -31,7 +31,7 @@ dist.destroy_process_group()
 PRINT = """
 import time
 for _ in range(40):
-    print("at", time.time(), flush=True); time.sleep(0.1)
+    print("at", time.time()); time.sleep(0.1)
 """
 
 TRAIN = """
@@ -155,7 +155,7 @@ def main() -> None:
     for k in (kernel, px):
         cell(k, f"{'%%ddp' if k is kernel else '%%px'}\npass")
     ours, theirs = in_turn(
-        rounds * 8,
+        rounds * 20,
         lambda: seconds(lambda: cell(kernel, "%%ddp\npass")),
         lambda: seconds(lambda: cell(px, "%%px\npass")),
     )
