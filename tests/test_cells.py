@@ -76,6 +76,11 @@ def test_output_of_subprocesses_and_c_is_shown(four: Kernel) -> None:
     assert "raw" in shown.text()
 
 
+def test_output_of_c_at_the_very_end_of_a_cell_is_not_lost(four: Kernel) -> None:
+    for i in range(25):
+        assert four.run(f"%%ddp\nimport os\nos.write(1, b'last {i}\\n');").text() == f"ranks 0–3 │ last {i}\n"
+
+
 def test_figures_stand_under_their_rank(four: Kernel) -> None:
     shown = four.run(
         "%%ddp\nimport os\nfrom IPython.display import HTML, display\n"

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import select
 import signal
 import sys
 import threading
+import time
 import warnings
 from typing import Any
 
@@ -27,6 +29,42 @@ from nbddp.worker.groups import Groups
 
 OUTCOME = "nbddp_outcome"
 QUESTION = "nbddp_request"
+READ_NUMBERS = ("0", "3", "63")  # of the read system call: x86-64; 32-bit, POWER and s390; 64-bit Arm
+DRAIN_SECONDS = 0.5  # for output of subprocesses that goes on after the cell has ended
+
+
+def send_out(stream: Any) -> None:
+    """Have all that was written go out before what is sent next on iopub.
+
+    What C code and subprocesses wrote lies in a pipe until a thread of ipykernel's has taken it: wait until
+    the pipe is empty and that thread waits at it again. A stream without text is not flushed,
+    because a flush waits for the iopub thread.
+    """
+    end = time.monotonic() + DRAIN_SECONDS
+    while True:
+        time.sleep(0.0001)  # lets that thread have the interpreter
+        if _at_rest(stream) or time.monotonic() > end:
+            break
+    if getattr(stream, "_buffers", True):
+        stream.flush()
+
+
+def _at_rest(stream: Any) -> bool:
+    """Nothing in the pipe of captured descriptors, and its reader not in the middle of writing it down."""
+    pipe, reader = getattr(stream, "_fid", None), getattr(stream, "watch_fd_thread", None)
+    if pipe is None or reader is None:
+        return True
+    return _waits_in_read(reader.native_id, pipe) and not select.select([pipe], [], [], 0)[0]
+
+
+def _waits_in_read(thread: int, fd: int) -> bool:
+    """The kernel's word on a thread: it is inside read(fd). True where the kernel does not say (not Linux)."""
+    try:
+        with open(f"/proc/self/task/{thread}/syscall") as file:
+            number, *arguments = file.read().split()
+    except OSError:
+        return True
+    return number in READ_NUMBERS and bool(arguments) and int(arguments[0], 16) == fd
 
 
 class _NoShellThread:
@@ -185,8 +223,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         outcome["group"] = self.groups.facts()
         if outcome.pop("error", False):
             buffers[:] = [self._error_bytes]
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            send_out(stream)
         self.session.send(
             self.iopub_socket, OUTCOME, outcome, parent=self._parent, ident=self._topic("nbddp"), buffers=buffers
         )
