@@ -141,17 +141,16 @@ class Topology:
         device: "auto" takes GPUs if there are any, "cpu" never, "cuda" insists.
         """
         _check_positive("--nnodes", nnodes)
-        nodes = simulate(hosts[0], nnodes) if len(hosts) == 1 and nnodes > 1 else tuple(hosts)
-        if len(nodes) != nnodes:
-            raise BadInput(
-                f"--nnodes {nnodes} was asked for but there are {len(nodes)} hosts; use --nnodes {len(nodes)}"
-            )
         use_gpus = _use_gpus(hosts, device, gpus_per_proc)
         per_proc = (gpus_per_proc or 1) if use_gpus else 0
         if use_gpus:
             _check_positive("--gpus-per-proc", per_proc)
-        else:
-            nodes = tuple(replace(n, devices=()) for n in nodes)
+        usable = hosts if use_gpus else [replace(h, devices=()) for h in hosts]
+        nodes = simulate(usable[0], nnodes) if len(hosts) == 1 and nnodes > 1 else tuple(usable)
+        if len(nodes) != nnodes:
+            raise BadInput(
+                f"--nnodes {nnodes} was asked for but there are {len(nodes)} hosts; use --nnodes {len(nodes)}"
+            )
         local = _local_world_size(nproc, nodes, per_proc)
         if use_gpus and not oversubscribe:
             _refuse_shortage(nodes, local, per_proc)
