@@ -235,6 +235,8 @@ def _local_world_size(nproc: int | str | None, nodes: Sequence[Node], per_proc: 
     if isinstance(nproc, int):
         _check_positive("--nproc", nproc)
         return nproc
+    if nproc not in (None, "auto", "gpu", "cpu"):
+        raise BadInput(f"--nproc {nproc} is not a number of workers; use a number such as 2, or auto, gpu or cpu")
     if nproc == "gpu" and not per_proc:
         raise BadInput("--nproc gpu was asked for, but there is no GPU here; use --nproc 2 or --nproc cpu")
     if nproc == "cpu":
