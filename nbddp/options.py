@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from nbddp.errors import BadInput
 
 NPROC_WORDS = ("auto", "gpu", "cpu")
+MOST_RANKS = 100_000  # a rank set is written out as numbers: a mistyped 0-9999999999 must not fill the memory
 
 
 class HelpAsked(Exception):
@@ -132,13 +133,26 @@ def _ranks(text: str) -> tuple[int, ...]:
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise argparse.ArgumentTypeError(f"{text} is not a set of ranks; write it as 0,2-3")
+        if not _is_number(first) or (dash and not _is_number(last)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a set of ranks; write it as 0,2-3")
+        if max(len(first), len(last)) > len(str(MOST_RANKS)) or int(last or first) >= MOST_RANKS:
+            raise argparse.ArgumentTypeError(f"{part} goes beyond any pool; use ranks below {MOST_RANKS}")
         a, b = int(first), int(last or first)
         if b < a:
             raise argparse.ArgumentTypeError(f"{part} counts backwards; write it as {b}-{a}")
         found.update(range(a, b + 1))
     return tuple(sorted(found))
+
+
+def _is_number(text: str) -> bool:
+    """True for 0-9 alone: str.isdigit also takes digits that int() refuses, such as ²."""
+    return text.isascii() and text.isdigit()
+
+
+def _rank(text: str) -> int:
+    if not _is_number(text) or len(text) > len(str(MOST_RANKS)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank; use one number, such as 0")
+    return int(text)
 
 
 def _name(text: str) -> str:
@@ -210,7 +224,7 @@ def command_parser(name: str, prog: str = "%ddp") -> _Parser:
         parser.add_argument("names", nargs="+", type=_name, metavar="NAME")
         parser.add_argument("--ranks", type=_ranks, metavar="SET", help="only these ranks")
     if name == "log":
-        parser.add_argument("--rank", type=int, default=None, metavar="R", help="print the whole output of this rank")
+        parser.add_argument("--rank", type=_rank, default=None, metavar="R", help="print the whole output of this rank")
     if prog != "%ddp" and name != "start":
         parser.add_argument("pool", nargs="?", default="", help="the pool's id, where more than one is running")
     return parser
