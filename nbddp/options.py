@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
+import keyword
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,17 +89,27 @@ class _Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as e:
             names = (e.argument_name or "").split("/")
             option = next((n for n in names if n.startswith("--")), names[0])
-            raise BadInput(f"{self.prog} {option}: {e.message}") from None
+            # what the types below refuse says what to type; argparse's own words do not
+            said = isinstance(e.__context__, argparse.ArgumentTypeError)
+            raise BadInput(f"{self.prog} {option}: {e.message}{'' if said else self._usage_of(option)}") from None
         if rest:
             self._refuse(rest[0])
         return space
 
+    def _usage_of(self, option: str) -> str:
+        """`; write it as --nproc N`, for an option of this parser."""
+        action = next((a for a in self._actions if option in a.option_strings), None)
+        value = "" if action is None or action.nargs == 0 else f" {action.metavar or '|'.join(action.choices or ())}"
+        return f"; write it as {option}{value}"
+
     def _refuse(self, word: str) -> NoReturn:
-        if not word.startswith("-"):
+        if not word.startswith("-") and self.prog == "%%ddp":
             raise BadInput(
                 f"{self.prog} does not take {word!r}; words for the cell's own sys.argv go "
                 f"after --, as in {self.prog} -- {word}"
             )
+        if not word.startswith("-") or word == "--":
+            raise BadInput(f"{self.prog} does not take {word!r}; {self.prog} --help tells what it takes")
         name = word.split("=")[0]
         near = difflib.get_close_matches(name, self.long_options(), n=1, cutoff=0.5)
         advice = f"did you mean {near[0]}?" if near else f"{self.prog} --help tells the options"
@@ -156,8 +167,8 @@ def _rank(text: str) -> int:
 
 
 def _name(text: str) -> str:
-    if not text.isidentifier():
-        raise argparse.ArgumentTypeError(f"{text} is not a name that Python can bind")
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise argparse.ArgumentTypeError(f"{text} is not a name that Python can bind; use one such as loss")
     return text
 
 
