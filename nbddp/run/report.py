@@ -112,6 +112,7 @@ def state_words(state: RankState) -> str:
         "interrupted": f"still running{where}; interrupted, names are kept",
         "replaced": f"still running{where}; an interrupt did not free it, so it is replaced; names are gone",
         "died": "died",
+        "running": f"still running{where}",
     }[state.status]
     return f"{words}: {state.detail}" if state.detail else words
 
