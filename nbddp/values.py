@@ -35,11 +35,21 @@ class RankValues(Sequence[Any]):
     def __getitem__(self, rank: int | slice) -> Any:
         if isinstance(rank, slice):
             return list(self._values.values())[rank]
-        if rank < 0:
-            rank += max(self._values, default=-1) + 1
-        if rank not in self._values:
-            raise IndexError(f"rank {rank} has no value here; {rank_words(self._values)} have")
-        return self._values[rank]
+        found = rank + max(self._values, default=-1) + 1 if rank < 0 else rank
+        if found not in self._values:
+            have = f"{rank_words(self._values)} {'has' if len(self) == 1 else 'have'}" if self else "no rank has"
+            raise IndexError(f"rank {rank} has no value here; {have}")
+        return self._values[found]
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self._values.values())  # Sequence's own counts from len() and stumbles over gaps
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """The first rank from `start`, below `stop`, whose value equals `value`. Raises ValueError if none does."""
+        for rank, held in self._values.items():
+            if start <= rank and (stop is None or rank < stop) and (held is value or held == value):
+                return rank
+        raise ValueError(f"no rank has the value {words(value)}")
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, RankValues):
