@@ -219,7 +219,7 @@ def _check_positive(option: str, value: int) -> None:
 
 
 def _use_gpus(hosts: Sequence[Node], device: str, gpus_per_proc: int | None) -> bool:
-    have = min(len(h.devices) for h in hosts)
+    have = min((len(h.devices) for h in hosts), default=0)
     if device == "cpu":
         if gpus_per_proc:
             raise BadInput("--gpus-per-proc and --device cpu contradict each other; leave one out")
