@@ -43,6 +43,7 @@ def test_two_nodes_of_four_gpus_with_two_gpus_each_map_as_the_guides_say() -> No
         (8, {"nproc": 2, "nnodes": 2}, "world size 4 = 2 simulated nodes × 2 processes; each owns 1 GPU"),
         (8, {"nproc": 1, "device": "cpu"}, "world size 1 = 1 node × 1 process; on CPU"),
         (2, {"nproc": 4, "oversubscribe": True}, "world size 4 = 1 node × 4 processes; GPUs are shared"),
+        (4, {"nnodes": 5, "device": "cpu"}, "world size 10 = 5 simulated nodes × 2 processes; on CPU"),
     ],
 )
 def test_plan_states_its_equation(gpus: int, asked: dict[str, object], equation: str) -> None:
@@ -60,12 +61,18 @@ def test_plan_states_its_equation(gpus: int, asked: dict[str, object], equation:
         (0, {"nproc": "gpu"}, "use --nproc 2"),
         (4, {"device": "cpu", "gpus_per_proc": 1}, "leave one out"),
         (0, {"nproc": 0}, "use a positive number"),
+        (0, {"nproc": "three"}, "use a number such as 2, or auto, gpu or cpu"),
     ],
 )
 def test_impossible_plans_say_what_to_type(gpus: int, asked: dict[str, object], advice: str) -> None:
     with pytest.raises(BadInput) as caught:
         Topology.plan([host(gpus)], **asked)  # type: ignore[arg-type]
     assert advice in str(caught.value)
+
+
+def test_no_hosts_are_refused_in_words() -> None:
+    with pytest.raises(BadInput, match="there are 0 hosts"):
+        Topology.plan([])
 
 
 def test_worker_prints_values_and_totals() -> None:
@@ -100,11 +107,15 @@ def test_lines_become_specs(line: str, expected: options.LaunchSpec) -> None:
     ("line", "answer"),
     [
         ("--nprok 2", "did you mean --nproc?"),
-        ("--nproc", "--nproc: expected one argument"),
+        ("--nproc", "--nproc: expected one argument; write it as --nproc N"),
         ("--nproc 2.5", "2.5 is not a number of workers"),
         ("--nnodes 0", "0 is not a positive whole number"),
         ("--ranks 3-1", "write it as 1-3"),
         ("--ranks a", "write it as 0,2-3"),
+        ("--ranks 0-9999999999", "use ranks below 100000"),
+        ("--ranks ²", "'²' is not a set of ranks; write it as 0,2-3"),
+        ("-o class", "use one such as loss"),
+        ("--fresh=1", "--fresh: ignored explicit argument '1'; write it as --fresh"),
         ("-o 3x", "not a name that Python can bind"),
         ("words", "go after --"),
         ("'open", "close the quote"),
@@ -116,6 +127,13 @@ def test_bad_lines_name_the_option_and_the_way_out(line: str, answer: str) -> No
         options.parse_cell(line)
     assert answer in str(caught.value)
     assert str(caught.value).startswith("%%ddp")
+
+
+def test_only_a_cell_has_words_for_its_program() -> None:
+    with pytest.raises(BadInput, match="%ddp stop does not take '--'"):
+        options.parse_command("stop -- x")
+    with pytest.raises(BadInput, match="'²' is not a rank; use one number, such as 0"):
+        options.parse_command("log --rank ²")
 
 
 @given(st.text(max_size=40))
@@ -184,7 +202,11 @@ RECORDED = [
     [
         (None, [str(i) for i in range(8)], [f"GPU-{i:04d}" for i in range(8)]),
         ("3,1", ["3", "1"], ["GPU-0003", "GPU-0001"]),
-        ("GPU-0007,0", ["GPU-0007", "0"], ["GPU-0007", "GPU-0000"]),
+        ("GPU-0007,GPU-0001", ["GPU-0007", "GPU-0001"], ["GPU-0007", "GPU-0001"]),
+        ("GPU-0007,0", ["GPU-0007"], ["GPU-0007"]),
+        ("0,GPU-0007", ["0"], ["GPU-0000"]),
+        ("1,2,1", [], []),
+        ("1,²", ["1"], ["GPU-0001"]),
         ("2,99,1", ["2"], ["GPU-0002"]),
         ("", [], []),
         ("-1", [], []),

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import ipyparallel
 import psutil
 import pytest
 
@@ -137,14 +138,36 @@ def test_terminal_answers_bad_input(words: list[str], answer: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_ipcluster_sees_the_pool() -> None:
+def ipcluster(*words: str) -> str:
+    command = [sys.executable, "-m", "ipyparallel.cluster", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+def test_ipcluster_sees_the_pool_and_counts_its_workers() -> None:
+    def row() -> list[str]:
+        return next(line for line in ipcluster("list").splitlines() if pool.agent.pool_id in line).split()[2:]  # type: ignore[union-attr]
+
     with nbddp.Pool(nproc=1) as pool:
-        listed = subprocess.run(
-            [sys.executable, "-m", "ipyparallel.cluster", "list"], capture_output=True, text=True, check=True
-        )
-        assert pool.agent is not None
-        row = next(line for line in listed.stdout.splitlines() if pool.agent.pool_id in line)
-        assert row.split()[2:3] == ["True"], row
+        assert row() == ["True", "1", "Agent"]
+        pool.ensure(nbddp.options.LaunchSpec(nproc=2))
+        assert row() == ["True", "2", "Agent"]
+        pool.restart()
+        assert row() == ["True", "2", "Agent"]
+
+
+def test_ipcluster_starts_and_stops_a_pool_of_its_own() -> None:
+    command = [sys.executable, "-m", "ipyparallel.cluster", "start", "--controller", "nbddp", "--engines", "nbddp"]
+    with subprocess.Popen([*command, "-n", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        _until(lambda: " 2 Agent" in " ".join(ipcluster("list").split()))
+        client = ipyparallel.Client()
+        client.wait_for_engines(2)
+        assert client[:].apply_sync(lambda: __import__("os").environ["RANK"]) == ["0", "1"]
+        assert terminal("status").stdout.count("used by ipyparallel") == 2
+        family = psutil.Process(process.pid).children(recursive=True)
+        client.close()
+        ipcluster("stop")
+        process.wait(20)
+    _until(lambda: not any(p.is_running() for p in family), 10)
 
 
 def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:

@@ -150,12 +150,16 @@ FRAMES = (
 
 def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
     cause = Cause(2, 0, "raised", (Raised("ValueError", "bad batch\nsecond", FRAMES),))
-    others = [RankState(0, "finished"), RankState(1, "finished"), RankState(3, "interrupted", "cell line 4")]
+    others = [
+        RankState(0, "finished"), RankState(1, "finished"), RankState(3, "interrupted", "cell line 4"),
+        RankState(4, "running"),
+    ]  # fmt: skip
     text = report.failure_text(cause, others, dropped=True, whole_log="")
     assert report.headline(cause) == "rank 2 raised ValueError: bad batch (cell line 9)"
     assert "---->    9 train()" in text
     assert "  … 2 frames, the last in torch/nn/modules/linear.py, forward" in text
     assert "  ranks 0–1: finished the cell\n  rank 3: still running at cell line 4; interrupted, names are kept" in text
+    assert "  rank 4: still running\n" in text
     assert "calls init_process_group again" in text
 
 
@@ -195,6 +199,12 @@ def test_values_by_rank_are_a_sequence_with_a_readable_repr() -> None:
     assert repr(some) == "rank 0    │ 'a'\nranks 2–3 │ 'b'"
     with pytest.raises(IndexError, match="rank 1 has no value here; ranks 0, 2–3 have"):
         some[1]
+    with pytest.raises(IndexError, match="rank -9 has no value here"):
+        some[-9]
+    assert (some[-1], list(reversed(some))) == ("b", ["b", "b", "a"])
+    assert (some.index("b"), some.index("b", 3), "a" in some) == (2, 3, True)
+    with pytest.raises(ValueError, match="no rank has the value 'c'"):
+        some.index("c")
 
 
 def placed(count: int, gpus: int, **asked: object) -> Topology:

@@ -34,11 +34,11 @@ def visible(found: list[dict[str, Any]], env: Mapping[str, str]) -> list[dict[st
 
 
 def _entries(listed: str, found: list[dict[str, Any]]) -> list[str]:
-    taken = []
+    taken: list[str] = []
     for entry in (e.strip() for e in listed.split(",")):
         by_index = entry.isascii() and entry.isdigit() and int(entry) < len(found)
         by_uuid = bool(entry) and sum(g["uuid"].startswith(entry) for g in found) == 1
-        if not (by_index or by_uuid):
+        if not (by_index or by_uuid) or (taken and by_index != taken[0].isdigit()):
             break
         if entry in taken:  # a repeated entry leaves no device at all: torch.cuda._parse_visible_devices
             return []

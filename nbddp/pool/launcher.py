@@ -105,20 +105,23 @@ class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
     pids = Dict().tag(to_dict=True)
     n = AnyTrait(0).tag(to_dict=True)
     starts = AnyTrait()
+    started = AnyTrait()
 
     async def start(self, n: int) -> None:
         """Start `starts` (ready-made requests), or `n` workers placed on this machine."""
         agent = self._take_agent()
-        self.start_workers(self.starts or self._plan(agent, n))
-        self.notify_start(dict(self.pids))
+        self.started = self.start_workers(self.starts or self._plan(agent, n))
+        if not self.starts:
+            agent.tell("note", ranks=list(range(n)), state="used by ipyparallel")
 
-    def start_workers(self, starts: list[dict[str, Any]]) -> None:
-        """Start workers now; called again for ranks that join or are replaced."""
-        asked = [(s, self.agent.post("start", **s)) for s in starts]
-        for request, key in asked:
-            answer = self.agent.take(key)
-            self.pids = {**self.pids, str(request["rank"]): answer["pid"]}
+    def start_workers(self, starts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Start workers now, and again when ranks join or are replaced; the agent's answer for each."""
+        keys = [self.agent.post("start", **s) for s in starts]
+        answers = [self.agent.take(key) for key in keys]
+        self.pids = {**self.pids, **{str(s["rank"]): a["pid"] for s, a in zip(starts, answers, strict=True)}}
         self.n = len(self.pids)
+        self.notify_start(dict(self.pids))
+        return answers
 
     def signal(self, sig: int) -> None:
         self.agent.request("signal", pids=list(self.pids.values()), signal=int(sig))
@@ -130,11 +133,13 @@ class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
     def _hear(self, message: dict[str, Any]) -> None:
         if message["ev"] == "exit" and self.pids.get(str(message["rank"])) == message["pid"]:
             self.pids = {r: p for r, p in self.pids.items() if p != message["pid"]}
+            self.n = len(self.pids)
         if message["ev"] == "gone" or not self.pids:
             self.notify_stop({"exit_code": 0})
 
     def _plan(self, agent: Agent, n: int) -> list[dict[str, Any]]:
         topology = Topology.plan([requests.host(agent.wait_warm())], nproc=n, oversubscribe=True)
+        agent.tell("describe", info=requests.description(topology), files=list(self.connection_files.values()))
         return [
             requests.worker(
                 place,

@@ -14,7 +14,7 @@ import os
 import time
 import uuid as uuids
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,17 +195,7 @@ class Pool:
         if self.agent is None or subject == self._described:
             return
         self._described = subject
-        info = {
-            "cwd": os.getcwd(),
-            "owner": os.getpid(),
-            "workers": [
-                {"rank": w.rank, "node": w.node, "local_rank": w.local_rank, "device": w.device_words()}
-                for w in (placed.workers if placed else ())
-            ],
-            "simulated": bool(placed and placed.simulated),
-            "topology": asdict(placed) if placed else None,
-        }
-        self.agent.tell("describe", info=info, files=self._files)
+        self.agent.tell("describe", info=requests.description(placed), files=self._files)
 
     def stop(self) -> None:
         """End all workers, the controller and the agent."""
@@ -228,7 +218,7 @@ class Pool:
             self.agent.close()
         self.agent = self._cluster = self._wire = self.topology = None
         self.workers, self._store_of_run, self._spare_store, self._store = {}, {}, None, None
-        self._group_broken, self._described = False, ()
+        self._group_broken, self._described, self._files = False, (), []
         atexit.unregister(self._at_exit)
 
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
@@ -311,13 +301,23 @@ class Pool:
             )
             for r in ranks
         ]
-        asked = [(s, self.agent.post("start", **s)) for s in starts]
-        for start, key in asked:
-            answer = self.agent.take(key)
+        for start, answer in zip(starts, self._launch(starts), strict=True):
             rank = start["rank"]
             self.workers[rank] = Living(rank, start["uuid"], answer["pid"], answer["started"], start["log"])
         self._wire.wait_for({s["rank"]: s["uuid"] for s in starts}, self._check_starting, REGISTER_TIMEOUT)
         self._note(ranks, "idle")
+
+    def _launch(self, starts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Start processes through the cluster's engine set, which `ipcluster list` counts."""
+        cluster = self._cluster
+        if cluster.engines:
+            (engines,) = cluster.engines.values()
+            answers: list[dict[str, Any]] = engines.start_workers(starts)
+        else:
+            cluster.start_engines_sync(len(starts), engine_set_id="workers", agent=self.agent, starts=starts)
+            answers = cluster.engines["workers"].started
+        cluster.update_cluster_file()
+        return answers
 
     def _check_starting(self) -> None:
         for worker in self.workers.values():

@@ -7,6 +7,7 @@ import socket
 import sys
 import uuid as uuids
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,20 @@ def controller(*, env: Mapping[str, str], home: Path, profile_dir: str, cluster_
         "log": str(home / "controller.log"),
         "profile_dir": profile_dir,
         "cluster_id": cluster_id,
+    }
+
+
+def description(placed: Topology | None) -> dict[str, Any]:
+    """What the agent tells those who ask for a pool's status."""
+    return {
+        "cwd": os.getcwd(),
+        "owner": os.getpid(),
+        "workers": [
+            {"rank": w.rank, "node": w.node, "local_rank": w.local_rank, "device": w.device_words()}
+            for w in (placed.workers if placed else ())
+        ],
+        "simulated": bool(placed and placed.simulated),
+        "topology": asdict(placed) if placed else None,
     }
 
 
