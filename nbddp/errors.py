@@ -8,7 +8,9 @@
     │   └── PoolNotRunning  there is no pool to do this with
     └── RunFailed           a run did not end well on every rank
         ├── WorkerFailed    a rank raised, exited with a code, or died
-        └── RunStopped      the user stopped the run
+        ├── RunStopped      the user stopped the run
+        ├── RunHung         ranks waited for each other in a way that could not end
+        └── RunTimedOut     the run did not end before its --timeout
 
 Messages are for the person at the notebook: what was asked, what is true, what
 to type. They hold no ports, pids or times, because saved notebooks compare them;
@@ -93,13 +95,16 @@ class RankState:
     """How one rank ended a run, or where it was when the run was ended.
 
     `status` is "finished", "failed", "interrupted", "replaced", "died" or "running";
-    `where` is the user's own place, such as `cell line 9`, or empty.
+    `where` is the user's own place, such as `cell line 9`, or empty; `doing` what it was waiting in,
+    such as `waiting in all_reduce #14 for rank 1`; `lost` the names that went with a replaced process.
     """
 
     rank: int
     status: str
     where: str = ""
     detail: str = ""
+    doing: str = ""
+    lost: tuple[str, ...] = ()
 
 
 class RunFailed(NbddpError):
@@ -116,6 +121,14 @@ class RunFailed(NbddpError):
 
 class RunStopped(RunFailed):
     """The user stopped the run (the kernel's interrupt)."""
+
+
+class RunHung(RunFailed):
+    """A deadlock: ranks waited for ranks that could not come. They have been freed."""
+
+
+class RunTimedOut(RunFailed):
+    """The run was ended because it had not finished within `--timeout` seconds."""
 
 
 @dataclass

@@ -35,7 +35,7 @@ class LaunchSpec:
     """What one `%%ddp` line asks for.
 
     `nproc` None keeps the standing pool as it is. `ranks` and `show` are None for all;
-    `argv` is what the cell sees as sys.argv[1:].
+    `argv` is what the cell sees as sys.argv[1:]. `hang_after` and `timeout` are in seconds; None: never.
     """
 
     nproc: int | str | None = None
@@ -48,6 +48,10 @@ class LaunchSpec:
     ranks: tuple[int, ...] | None = None
     show: tuple[int, ...] | None = None
     output: str = ""
+    hang_after: float | None = 5.0
+    timeout: float | None = None
+    check: bool = False
+    max_restarts: int = 0
     argv: tuple[str, ...] = ()
 
     def asks_for_pool(self) -> bool:
@@ -137,6 +141,26 @@ def _positive(text: str) -> int:
     return value
 
 
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a time in seconds; use a positive number such as 30")
+    return value
+
+
+def _seconds_or_never(text: str) -> float | None:
+    return None if text == "never" else _seconds(text)
+
+
+def _count(text: str) -> int:
+    if not _is_number(text) or len(text) > 6:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of restarts; use 0 or more")
+    return int(text)
+
+
 def _ranks(text: str) -> tuple[int, ...]:
     """`0,2-3` → (0, 2, 3); `none` → ()."""
     if text == "none":
@@ -206,7 +230,15 @@ def cell_parser() -> _Parser:
     run.add_argument("--show", type=_ranks, metavar="SET", help="show the output of these ranks only, or none")
     run.add_argument("-o", "--output", type=_name, metavar="NAME",
                      help="bind NAME to the last expression's value on every rank: NAME[rank]")  # fmt: skip
-    run.add_argument("-h", "--help", action="help", help="show this")
+    faults = parser.add_argument_group("faults")
+    faults.add_argument("--timeout", type=_seconds, metavar="S", help="end the cell after S seconds, state kept")
+    faults.add_argument("--hang-after", type=_seconds_or_never, default=5.0, metavar="S",
+                        help="end a deadlock that has stood for S seconds, or never (default 5)")  # fmt: skip
+    faults.add_argument("--check", action="store_true",
+                        help="before each collective compare operation, shape, dtype and reduce op")  # fmt: skip
+    faults.add_argument("--max-restarts", "--max_restarts", type=_count, default=0, metavar="K",
+                        help="on a failure start new workers and run the cell again, at most K times")  # fmt: skip
+    parser.add_argument("-h", "--help", action="help", help="show this")
     return parser
 
 
@@ -218,10 +250,11 @@ COMMANDS: dict[str, str] = {
     "topology": "figure of nodes, processes and devices",
     "push": "copy names of the notebook to every rank",
     "pull": "fetch names from every rank, as sequences indexed by rank",
+    "stacks": "where every rank is: its line, its collective, whom it waits for, its stack",
     "log": "the whole output of a rank in the last run, or where it is",
     "help": "this text",
 }
-TERMINAL_COMMANDS = ("status", "start", "stop", "restart", "topology")
+TERMINAL_COMMANDS = ("status", "start", "stop", "restart", "topology", "stacks")
 
 
 def command_parser(name: str, prog: str = "%ddp") -> _Parser:
@@ -255,7 +288,13 @@ def parse_cell(line: str) -> LaunchSpec:
     """A `%%ddp` line → LaunchSpec. Raises BadInput, or HelpAsked with the text to show."""
     words, argv = split_argv(_split(line, "%%ddp"))
     space = cell_parser().parse_strictly(words)
-    return _launch(space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh, argv=argv)
+    if space.max_restarts and space.ranks is not None:
+        raise BadInput("%%ddp --max-restarts starts all workers anew, so it cannot go with --ranks; leave one out")
+    return _launch(
+        space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
+        hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
+        argv=argv,
+    )  # fmt: skip
 
 
 def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:

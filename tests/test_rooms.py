@@ -15,9 +15,18 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # From the ground up. A module may import from its own storey and from those above it in this list.
 STOREYS = [
-    ["errors", "topology", "draw.palette", "draw.table", "agent.lines", "agent.identity"],
+    [
+        "errors",
+        "topology",
+        "draw.palette",
+        "draw.table",
+        "agent.lines",
+        "agent.identity",
+        "worker.release",
+        "worker.calls",
+    ],
     ["options", "environment", "run.cell", "run.supervise", "worker.values", "worker.failure", "worker.groups"],
-    ["values", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
+    ["values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
     ["pool.requests", "pool.wire", "pool.launcher"],
@@ -28,7 +37,8 @@ STOREYS = [
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = [
     "nbddp", "nbddp.errors", "nbddp.topology", "nbddp.environment", "nbddp.options", "nbddp.run.supervise",
-    "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect", "nbddp.run.cell", "nbddp.agent.lines",
+    "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect", "nbddp.run.cell",
+    "nbddp.agent.lines",
 ]  # fmt: skip
 
 

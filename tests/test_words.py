@@ -19,9 +19,11 @@ from nbddp.run.collect import HEAD, TAIL, RankOutput, Text
 from nbddp.run.supervise import (
     GRACE,
     PATIENCE,
+    RELEASE_AFTER,
     Action,
     Finish,
     Interrupt,
+    Release,
     Replace,
     RunState,
     Wait,
@@ -39,13 +41,21 @@ from nbddp.worker import values
         (RunState(0, ()), Finish()),
         (RunState(0, (0, 1)), Wait(None)),
         (RunState(0, (1,), failed_at=0), Wait(GRACE)),
-        (RunState(GRACE, (1,), failed_at=0), Interrupt((1,))),
-        (RunState(0, (1,), failed_at=0, interrupted_at=0), Wait(PATIENCE)),
-        (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0), Replace((1,))),
-        (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0, replaced=True), Wait(None)),
-        (RunState(5, (0, 1), stops=(5,)), Interrupt((0, 1))),
+        (RunState(GRACE, (1,), failed_at=0), Interrupt((1,), "failed")),
+        (RunState(0, (1,), failed_at=0, interrupted_at=0), Wait(RELEASE_AFTER)),
+        (RunState(RELEASE_AFTER, (1,), failed_at=0, interrupted_at=0), Release((1,))),
+        (RunState(0.5, (1,), failed_at=0, interrupted_at=0, released=True), Wait(PATIENCE - 0.5)),
+        (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0, released=True), Replace((1,))),
+        (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0, released=True, replaced=True), Wait(None)),
+        (RunState(5, (0, 1), stops=(5,)), Interrupt((0, 1), "stopped")),
         (RunState(5, (0, 1), stops=(5, 5), interrupted_at=5), Replace((0, 1))),
         (RunState(5, (), stops=(5,)), Finish()),
+        (RunState(7, (0, 1), hung_since=4, hang_after=5), Wait(2)),
+        (RunState(9, (0, 1), hung_since=4, hang_after=5), Interrupt((0, 1), "hung")),
+        (RunState(9, (0, 1), hung_since=4, hang_after=None), Wait(None)),
+        (RunState(9, (0, 1), deadline=10), Wait(1)),
+        (RunState(10, (0, 1), deadline=10, hung_since=9), Interrupt((0, 1), "late")),
+        (RunState(10, (0, 1), deadline=9, failed_at=8), Interrupt((0, 1), "failed")),
     ],
 )
 def test_next_action(state: RunState, action: Action) -> None:
@@ -152,13 +162,18 @@ def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
     cause = Cause(2, 0, "raised", (Raised("ValueError", "bad batch\nsecond", FRAMES),))
     others = [
         RankState(0, "finished"), RankState(1, "finished"), RankState(3, "interrupted", "cell line 4"),
+        RankState(2, "replaced", "cell line 4", lost=tuple(f"n{i}" for i in range(14))),
+        RankState(5, "interrupted", "cell line 9", doing="waiting in all_reduce #14 for rank 2"),
         RankState(4, "running"),
     ]  # fmt: skip
-    text = report.failure_text(cause, others, dropped=True, whole_log="")
+    text = report.failure_text(cause, others, dropped=True)
     assert report.headline(cause) == "rank 2 raised ValueError: bad batch (cell line 9)"
     assert "---->    9 train()" in text
     assert "  … 2 frames, the last in torch/nn/modules/linear.py, forward" in text
-    assert "  ranks 0–1: finished the cell\n  rank 3: still running at cell line 4; interrupted, names are kept" in text
+    assert "  ranks 0–1: finished the cell\n  rank 3: cell line 4, still running; interrupted, names are kept" in text
+    assert "  rank 5: cell line 9, waiting in all_reduce #14 for rank 2; freed, names are kept" in text
+    assert "could not be freed, so it is replaced; lost: n0, n1" in text
+    assert "n11 and 2 more" in text
     assert "  rank 4: still running\n" in text
     assert "calls init_process_group again" in text
 

@@ -23,7 +23,6 @@ from nbddp.agent.handle import Agent
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, WorkerFailed
 from nbddp.options import LaunchSpec
 from nbddp.pool import requests
-from nbddp.run import report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
@@ -32,17 +31,20 @@ from nbddp.worker import values
 
 HOST, MASTER = "127.0.0.1", "localhost"
 REGISTER_TIMEOUT = 60.0
+LAST_WORDS = 12  # lines
 
 
 @dataclass
 class Living:
-    """One worker process. `exit` is the agent's event once it has ended."""
+    """One worker process. `exit` is the agent's event once it has ended; its own part of the log begins at
+    byte `log_from`."""
 
     rank: int
     uuid: str
     pid: int
     started: float
     log: str
+    log_from: int = 0
     exit: dict[str, Any] | None = None
 
 
@@ -301,9 +303,12 @@ class Pool:
             )
             for r in ranks
         ]
+        sizes = {s["rank"]: os.path.getsize(s["log"]) if os.path.exists(s["log"]) else 0 for s in starts}
         for start, answer in zip(starts, self._launch(starts), strict=True):
             rank = start["rank"]
-            self.workers[rank] = Living(rank, start["uuid"], answer["pid"], answer["started"], start["log"])
+            self.workers[rank] = Living(
+                rank, start["uuid"], answer["pid"], answer["started"], start["log"], sizes[rank]
+            )
         self._wire.wait_for({s["rank"]: s["uuid"] for s in starts}, self._check_starting, REGISTER_TIMEOUT)
         self._note(ranks, "idle")
 
@@ -324,7 +329,7 @@ class Pool:
             if worker.exit is not None:
                 raise PoolError(
                     f"rank {worker.rank} ended while it started (exit code {worker.exit['code']}): "
-                    f"{last_line(worker.log)}"
+                    f"{last_words(worker.log, worker.log_from) or 'it left no message'}"
                 )
         if self.agent is None or not self.agent.alive:
             raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
@@ -352,7 +357,7 @@ class Pool:
 
     def _exited(self, worker: Living, event: dict[str, Any]) -> None:
         if worker.exit is None:
-            worker.exit = event
+            worker.exit = event = {**event, "last_words": last_words(worker.log, worker.log_from)}
             run = self.current
             if run is not None:
                 run.worker_exited(worker.rank, event)
@@ -392,15 +397,16 @@ class Pool:
         if pids and self.agent is not None and self.agent.alive:
             self.agent.request("signal", pids=pids, signal=int(number))
 
-    def where(self, ranks: Sequence[int]) -> dict[int, str]:
-        """The user's line at which each of these ranks is now."""
-        found = {}
-        for rank in ranks:
-            if self.workers[rank].exit is None:
-                at = self._wire.ask(rank, {"op": "where"}, timeout=0.3)
-                if at:
-                    found[rank] = report.place(at["file"], at["line"], at["name"])
-        return found
+    def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
+        """Ask these ranks something while they work; `hear(rank, answer)` for each that answers."""
+        self._wire.ask_all([r for r in ranks if self.workers[r].exit is None], question, hear)
+
+    def release(self, ranks: Sequence[int], run: int) -> None:
+        """Free these ranks from calls they are blocked in: their sockets are shut, and the store goes away."""
+        self.look(ranks, {"op": "release", "run": run}, lambda rank, answer: None)
+        if self._store is not None and self.agent is not None and self.agent.alive:
+            self.agent.tell("close_stores", stores=[self._store[0]])
+            self._store = None
 
     def node_of(self, rank: int) -> int:
         return self.placed().workers[rank].node
@@ -421,16 +427,24 @@ class Pool:
         show: Sequence[int] | None = None,
         want_value: bool = False,
         screen: Screen | None = None,
+        hang_after: float | None = 5.0,
+        timeout: float | None = None,
     ) -> RankValues:
         """Run source on the ranks; the values of its last expression if `want_value`.
 
-        Raises WorkerFailed or RunStopped; state on the ranks that were not replaced is kept.
+        hang_after: seconds a deadlock may stand before it is ended (None: never).
+        timeout: seconds the run may take (None: any time).
+        Raises a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut; state on the ranks that
+        were not replaced is kept.
         """
         self._need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         shown = check_ranks(show, self.world_size, "--show")
         fields = {"op": "cell", "cell": cell, "argv": list(argv), "argv0": argv0, "want_value": want_value}
-        run = self._run(chosen, fields, code=code, show=shown, screen=screen, state=f"running Cell In[{cell}]")
+        run = self._run(
+            chosen, fields, code=code, show=shown, screen=screen, state=f"running Cell In[{cell}]",
+            hang_after=hang_after, timeout=timeout,
+        )  # fmt: skip
         if not want_value:
             return RankValues({})
         return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items()})
@@ -502,6 +516,8 @@ class Pool:
         buffers: Sequence[bytes] = (),
         show: Sequence[int] | None = None,
         screen: Screen | None = None,
+        hang_after: float | None = 5.0,
+        timeout: float | None = None,
     ) -> Run:
         self._need_running()
         if self.current is not None:
@@ -517,7 +533,7 @@ class Pool:
         specs = {r: {**common, "env": self._variables(r, port, logs)} for r in ranks}
         run = Run(
             self, specs, number=number, logs=logs, screen=screen or for_shell(_shell()), show=show, code=code,
-            buffers=buffers,
+            buffers=buffers, hang_after=hang_after, timeout=timeout,
         )  # fmt: skip
         run.when_long = lambda: self._note(ranks, state)
         self.current = self.last_run = run
@@ -561,7 +577,7 @@ class Pool:
             return
         everybody = len(run.specs) == self.world_size
         self._group_broken = run.broke_group() or (self._group_broken and not everybody)
-        if run.first_failure() is not None or run.stops:
+        if run.first_failure() is not None or run.ended_by:
             self._store = None
         if everybody:
             self._close_stores({g["run"] for g in run.groups().values()})
@@ -592,13 +608,18 @@ class Pool:
 _LOOPBACK = requests.loopback()
 
 
-def last_line(path: str) -> str:
-    """The last line of a log, or that there is none."""
+def last_words(path: str, start: int = 0) -> str:
+    """What a process that has ended wrote last into its log, from byte `start`: from where the interpreter
+    or the C++ library began to say why it aborts, or else the last lines."""
     try:
-        lines = Path(path).read_text(errors="replace").strip().splitlines()
+        with open(path, errors="replace") as file:
+            file.seek(start)
+            lines = [line.rstrip() for line in file.read().splitlines()]
     except OSError:
-        return "it left no log"
-    return lines[-1] if lines else "it left no message"
+        return ""
+    lines = [line for line in lines if line and not line.startswith("Extension modules")]
+    fatal = [i for i, line in enumerate(lines) if line.startswith(("Fatal Python error", "terminate called"))]
+    return "\n".join(lines[fatal[0] :][:LAST_WORDS] if fatal else lines[-3:])
 
 
 def _packed(value: Any, name: str) -> bytes:

@@ -9,7 +9,7 @@ tells what an unknown ipyparallel lacks.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.errors import PoolError
@@ -83,14 +83,19 @@ class Wire:
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a possibly busy worker; None if it does not answer in time."""
+        future = self._question(rank, content)
+        return _answer(future) if future.wait(timeout) else None
+
+    def ask_all(self, ranks: Sequence[int], content: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
+        """The same question to several; `hear(rank, answer)` is called in the client's thread as answers come."""
+        for rank in ranks:
+            future = self._question(rank, content)
+            future.add_done_callback(lambda f, r=rank: hear(r, _answer(f)))
+
+    def _question(self, rank: int, content: dict[str, Any]) -> Any:
         client = self.client
-        future = client._send(
-            client._control_stream, "nbddp_request", content=content, ident=client._engines[rank].encode()
-        )
-        if not future.wait(timeout):
-            return None
-        answer = future.result()["content"]
-        return answer.get("answer") if answer.get("status") == "ok" else None
+        ident = client._engines[rank].encode()
+        return client._send(client._control_stream, "nbddp_request", content=content, ident=ident)
 
     def forget(self, rank: int, uuid: str, timeout: float = 5.0) -> None:
         """Tell hub and client that an engine has ended, so that its rank can be given again."""
@@ -106,6 +111,11 @@ class Wire:
 
     def close(self) -> None:
         self.client.close(linger=0)
+
+
+def _answer(future: Any) -> Any:
+    answer = future.result()["content"]
+    return answer.get("answer") if answer.get("status") == "ok" else None
 
 
 def missing(client: Any) -> list[str]:

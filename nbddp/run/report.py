@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from nbddp.errors import Cause, Frame, Raised, RankState
 from nbddp.topology import rank_words
 
+NAMES = 12  # of those that went with a process, so many are listed
+
 
 def headline(cause: Cause) -> str:
     """`rank 2 raised ValueError: bad batch (cell line 9)`; one line, the same in every run."""
@@ -105,35 +107,91 @@ def states_text(states: Sequence[RankState]) -> list[str]:
 
 
 def state_words(state: RankState) -> str:
-    where = f" at {state.where}" if state.where else ""
+    """`cell line 9, waiting in all_reduce #14 for rank 1; freed, names are kept`."""
+    doing = ", ".join(w for w in (state.where, state.doing or "still running") if w)
     words = {
         "finished": "finished the cell",
-        "failed": f"failed too{where}",
-        "interrupted": f"still running{where}; interrupted, names are kept",
-        "replaced": f"still running{where}; an interrupt did not free it, so it is replaced; names are gone",
+        "failed": "failed too",
+        "interrupted": f"{doing}; {'freed' if state.doing else 'interrupted'}, names are kept",
+        "replaced": f"{doing}; could not be freed, so it is replaced; {lost_words(state.lost)}",
         "died": "died",
-        "running": f"still running{where}",
+        "running": doing,
     }[state.status]
     return f"{words}: {state.detail}" if state.detail else words
 
 
-def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool, whole_log: str) -> str:
+def lost_words(names: Sequence[str]) -> str:
+    """Which names went with a process."""
+    if not names:
+        return "names on it are gone"
+    shown = ", ".join(names[:NAMES])
+    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+    return f"lost: {shown}{more}"
+
+
+def died_words(cause: Cause) -> list[str]:
+    """What is known of a process that ended by itself: its memory, its last words, where its log is."""
+    lines = []
+    peak = cause.extra.get("peak_kib")
+    if peak:
+        lines.append(f"It held at most {peak / 1024:.0f} MiB.")
+    words = cause.extra.get("last_words", "")
+    if words:
+        lines += ["Its last words:", *(f"    {line}" for line in words.splitlines())]
+    if "gloo" in words:
+        lines.append(
+            "gloo ends a process whose peer called the collective with another shape or dtype; "
+            "%%ddp --check says which rank and which."
+        )
+    lines.append(f"Its log is {cause.log}; it starts anew, empty, with the next cell.")
+    return lines
+
+
+def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool) -> str:
     """The report of a failed run: the cause, then a line for every other rank, then what to type."""
     lines = []
     if cause.chain:
         lines += [f"rank {cause.rank} failed first:", "", traceback_text(cause.chain), ""]
     lines.append(headline(cause))
-    lines += states_text(others)
-    if dropped:
-        lines.append("The process group has been ended; a cell that uses one calls init_process_group again.")
     if cause.kind == "died":
-        lines.append(f"Its last words are in {whole_log}; it starts anew, empty, with the next cell.")
-    return "\n".join(lines)
+        lines += died_words(cause)
+    return "\n".join([*lines, *states_text(others), *_ending(dropped)])
 
 
 def stopped_text(states: Sequence[RankState], *, dropped: bool) -> str:
     """The report of a run that the user stopped."""
-    lines = ["stopped by the user", *states_text(states)]
-    if dropped:
-        lines.append("The process group has been ended; a cell that uses one calls init_process_group again.")
-    return "\n".join(lines)
+    return "\n".join(["stopped by the user", *states_text(states), *_ending(dropped)])
+
+
+def hung_text(head: str, words: Sequence[str], advice: str, states: Sequence[RankState], *, dropped: bool) -> str:
+    """The report of a run whose ranks waited for each other, or that took too long: sentences, then a table."""
+    lines = [f"{head}: {words[0]}" if words else head, *words[1:], "", *positions_table(states), ""]
+    if advice:
+        lines.append(advice)
+    return "\n".join([*lines, *_ending(dropped)])
+
+
+def positions_table(states: Sequence[RankState]) -> list[str]:
+    """rank │ where │ what it waited in │ what became of it."""
+    fates = {"interrupted": "freed, names are kept", "finished": "", "failed": "", "died": ""}
+    rows = [("rank", "line", "state", "")]
+    for s in states:
+        doing = s.doing or {"finished": "finished the cell", "interrupted": "running"}.get(s.status, s.status)
+        fate = f"replaced; {lost_words(s.lost)}" if s.status == "replaced" else fates.get(s.status, "")
+        rows.append((str(s.rank), s.where or "–", doing, fate))
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of text in columns; the first column to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join([row[0].rjust(widths[0]), *(c.ljust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
+        for row in rows
+    ]
+
+
+def _ending(dropped: bool) -> list[str]:
+    if not dropped:
+        return []
+    return ["The process group has been ended; a cell that uses one calls init_process_group again."]

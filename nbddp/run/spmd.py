@@ -1,7 +1,9 @@
 """One run: send to every rank, take in what happens, carry out what `supervise` decides.
 
 Everything arrives on one queue (iopub messages, exits, Stop) and is handled in the
-calling thread, so output keeps its order and its parent. The loop holds no rules.
+calling thread, so output keeps its order and its parent. The loop holds no rules. Once a
+run has lasted a second, every rank is asked now and then where it is: the answers feed
+the live status, the search for deadlocks, and the report if the run has to be ended.
 """
 
 from __future__ import annotations
@@ -11,19 +13,23 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from nbddp.errors import Cause, Frame, Raised, RankState, RunStopped, WorkerFailed
-from nbddp.run import report, supervise
+from nbddp.errors import Cause, Frame, Raised, RankState, RunFailed, RunHung, RunStopped, RunTimedOut, WorkerFailed
+from nbddp.run import deadlock, report, supervise
 from nbddp.run.collect import RankOutput
 from nbddp.run.screen import Screen
 from nbddp.topology import rank_words
 
 OUTCOME = "nbddp_outcome"
 LONG = 0.1  # seconds after which a run is worth telling others about
+LOOK_EVERY = 0.5  # seconds between two questions where the ranks are
+ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
+DEATH_FIRST = 0.5  # seconds by which a neighbour's "connection closed" may come before the death that caused it
+PEER_GONE = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
 
 
@@ -33,7 +39,8 @@ class Workers(Protocol):
     def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None: ...
     def interrupt(self, ranks: Sequence[int]) -> None: ...
     def kill(self, ranks: Sequence[int]) -> None: ...
-    def where(self, ranks: Sequence[int]) -> Mapping[int, str]: ...
+    def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None: ...
+    def release(self, ranks: Sequence[int], run: int) -> None: ...
     def node_of(self, rank: int) -> int: ...
     def log_of(self, rank: int) -> str: ...
 
@@ -67,22 +74,32 @@ class Run:
         show: Sequence[int] | None = None,
         code: str = "",
         buffers: Sequence[bytes] = (),
+        hang_after: float | None = 5.0,
+        timeout: float | None = None,
     ):
+        self.hang_after, self.timeout = hang_after, timeout
         self.workers, self.specs, self.number, self.screen = workers, dict(specs), number, screen
         self.code, self.buffers = code, list(buffers)
         self.outputs = {r: RankOutput(r, logs / f"rank{r}.log") for r in specs}
         self.shown = [r for r in self.outputs if show is None or r in show]
         self.ended: dict[int, Ended] = {}
         self.stops: tuple[float, ...] = ()
-        self.places: dict[int, str] = {}
         self.events: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
         self.when_long: Callable[[], None] = lambda: None
         self.noted = False
+        self.positions: dict[int, deadlock.Position] = {}
+        self.facts: dict[int, dict[str, Any]] = {}
+        self.deadlock: deadlock.Deadlock | None = None
+        self.ended_by = ""
         self._began = 0.0
+        self._round = Round()
+        self._next_look = 0.0
+        self._hung_since: float | None = None
         self._interrupted_at: float | None = None
-        self._replaced = False
+        self._released = self._replaced = False
         self._actions: dict[type, Callable[[Any], None]] = {
             supervise.Interrupt: self._interrupt,
+            supervise.Release: self._release,
             supervise.Replace: self._replace,
         }
 
@@ -103,6 +120,7 @@ class Run:
         """Run to the end: every rank has an outcome, has died, or is replaced."""
         with self._stop_by_signal():
             self._began = time.monotonic()
+            self._next_look = self._began + min(2 * LOOK_EVERY, self._look_every())
             for rank, spec in self.specs.items():
                 self.workers.send(rank, spec, self.hear, self.code, self.buffers)
             self.screen.start()  # while the ranks already work
@@ -126,7 +144,11 @@ class Run:
             running=self.running(),
             failed_at=min(bad, default=None),
             stops=self.stops,
+            hung_since=self._hung_since,
+            hang_after=self.hang_after,
+            deadline=None if self.timeout is None else self._began + self.timeout,
             interrupted_at=self._interrupted_at,
+            released=self._released,
             replaced=self._replaced,
         )
 
@@ -135,8 +157,8 @@ class Run:
 
     def _take(self, patience: float | None) -> None:
         """Wait for one event and handle it and all that have come with it."""
-        look = self.screen.refresh([self.outputs[r] for r in self.shown], f"running: {rank_words(self.running())}")
-        waits = [w for w in (patience, look, self._note_if_long()) if w is not None]
+        look = self.screen.refresh([self.outputs[r] for r in self.shown], self.status())
+        waits = [w for w in (patience, look, self._note_if_long(), self._look_if_due()) if w is not None]
         try:
             event = self.events.get(timeout=max(0.0, min(waits)) if waits else None)
         except queue.Empty:
@@ -174,22 +196,105 @@ class Run:
         elif kind == OUTCOME:
             buffers = [bytes(b) for b in what["buffers"]]
             content = what["content"]
-            self.ended[rank] = Ended(rank, content["status"], time.monotonic(), content, buffers)
+            status = content["status"]
+            if status == "failed" and self._interrupted_at is not None:
+                status = "interrupted"  # by us: the error is how a freed call ends
+            self.ended[rank] = Ended(rank, status, time.monotonic(), content, buffers)
+        elif kind == "place":
+            self._answered(rank, *what)
         else:
             for stream, line in self.outputs[rank].take(kind, what["content"]):
                 if rank in self.shown:
                     self.screen.line(rank, stream, line)
 
+    # -- the ladder ----------------------------------------------------------------------
+
     def _interrupt(self, action: supervise.Interrupt) -> None:
-        self.places.update(self.workers.where(action.ranks))
-        self.workers.interrupt(action.ranks)
+        self.ended_by = action.why
+        self._look(names=True)
+        while self._round.open and time.monotonic() < self._round.until:
+            with suppress(queue.Empty):
+                self._handle(*self.events.get(timeout=max(0.0, self._round.until - time.monotonic())))
+        self._assess()
+        still = self.running()
+        self.screen.progress(f"interrupting {rank_words(still)}")
+        self.workers.interrupt(still)
         self._interrupted_at = time.monotonic()
 
+    def _release(self, action: supervise.Release) -> None:
+        self.screen.progress(f"freeing {rank_words(action.ranks)}")
+        self.workers.release(action.ranks, self.number)
+        self._released = True
+
     def _replace(self, action: supervise.Replace) -> None:
-        if not self.places:
-            self.places.update(self.workers.where(action.ranks))
+        self.ended_by = self.ended_by or supervise.STOPPED
+        self.screen.progress(f"replacing {rank_words(action.ranks)}")
         self._replaced = True
         self.workers.kill(action.ranks)
+
+    # -- where the ranks are -----------------------------------------------------------------
+
+    def _look_every(self) -> float:
+        return LOOK_EVERY if self.hang_after is None else min(LOOK_EVERY, max(0.05, self.hang_after / 3))
+
+    def _look_if_due(self) -> float | None:
+        """Ask the ranks where they are if it is time; seconds until something about that is due."""
+        now = time.monotonic()
+        if self._interrupted_at is not None:
+            return None
+        if self._round.open:
+            if now < self._round.until:
+                return self._round.until - now
+            self._assess()  # without those that do not answer
+        if now >= self._next_look:
+            self._look()
+            return ANSWER_TIME
+        return self._next_look - now
+
+    def _look(self, names: bool = False) -> None:
+        """Ask every living rank where it is; the answers come as events."""
+        asked = [r for r in self.specs if r not in self.ended or self.ended[r].status == "ok"]
+        suspect = names or any(p.state == "blocked" for p in self.positions.values())
+        number, now = self._round.number + 1, time.monotonic()
+        self._round = Round(number, set(asked), {}, now + ANSWER_TIME, now, self._round.at)
+        self._next_look = now + self._look_every()
+        question = {"op": "where", "history": suspect, "names": names}
+        self.workers.look(asked, question, lambda r, facts: self.events.put(("place", r, (number, facts))))
+
+    def _answered(self, rank: int, number: int, facts: dict[str, Any] | None) -> None:
+        if number == self._round.number and self._round.open:
+            self._round.answers[rank] = facts
+            if set(self._round.answers) >= self._round.asked:
+                self._assess()
+
+    def _assess(self) -> None:
+        """All that can answer have: where is everybody, and is it a deadlock?"""
+        this, self._round.asked = self._round, set()
+        elapsed = this.at - this.before if this.before else float("inf")
+        for rank in self.specs:
+            facts, before = this.answers.get(rank), self.positions.get(rank)
+            ended = self.ended.get(rank)
+            if facts is not None:
+                self.facts[rank] = facts
+            if ended is not None and (facts is None or ended.status != "ok"):
+                gone = {"ok": "finished", "failed": "failed"}.get(ended.status, "died")
+                self.positions[rank] = replace(before or deadlock.Position(rank, gone), state=gone, call=None)
+            else:
+                self.positions[rank] = deadlock.position_of(rank, facts, before, elapsed)
+        found = deadlock.diagnose(self.positions)
+        if found != self.deadlock:
+            self._hung_since = time.monotonic() if found is not None else None
+        self.deadlock = found
+
+    def status(self) -> str:
+        """`running: rank 2 (cell line 5); ranks 0–1 (cell line 9, waiting in all_reduce #3 for rank 2)`."""
+        at: dict[str, list[int]] = {}
+        for r in self.running():
+            p = self.positions.get(r)
+            words = [] if p is None else [p.where, deadlock.waiting_words(p, self.positions)]
+            at.setdefault(", ".join(w for w in words if w), []).append(r)
+        parts = [f"{rank_words(ranks)} ({where})" if where else rank_words(ranks) for where, ranks in at.items()]
+        return "running: " + "; ".join(parts)
 
     @contextmanager
     def _stop_by_signal(self) -> Iterator[None]:
@@ -215,27 +320,60 @@ class Run:
         return (had or missing) and supervise.group_is_broken(ends, self.groups())
 
     def first_failure(self) -> Ended | None:
-        """The rank that failed first in time; an interrupted one only if nobody asked for it."""
+        """The rank that failed first in time; an interrupted one only if nobody asked for it.
+
+        A death comes before an error of its neighbours at about the same time: they lose their
+        connection to it before the agent has heard.
+        """
         bad = [e for e in self.ended.values() if e.status in ("failed", "died")]
-        if not bad and not self.stops:
+        if not bad and not self.ended_by:
             bad = [e for e in self.ended.values() if e.status == "interrupted"]
-        return min(bad, key=lambda e: e.at, default=None)
+        first = min(bad, key=lambda e: e.at, default=None)
+        deaths = [e for e in bad if e.status == "died" and first is not None and e.at - first.at < DEATH_FIRST]
+        return min(deaths, key=lambda e: e.at, default=first)
 
     def raise_if_bad(self) -> None:
-        """Raise WorkerFailed or RunStopped if the run did not end well."""
+        """Raise the RunFailed that says what ended the run, if it did not end well."""
+        error = self.error()
+        if error is not None:
+            raise error
+
+    def error(self) -> RunFailed | None:
+        """What ended the run, with the report; None if it ended well."""
         first = self.first_failure()
-        if self.stops and (first is None or first.at > self.stops[0]):
-            states = tuple(self._state_of(e) for _, e in sorted(self.ended.items()))
-            text = report.stopped_text(states, dropped=self.broke_group())
-            raise RunStopped("the run was stopped by the user", states=states, report=text)
+        ends = {supervise.STOPPED: self._stopped, supervise.HUNG: self._hung, supervise.LATE: self._late}
+        if self.ended_by in ends and (first is None or self._interrupted_at is None or first.at > self._interrupted_at):
+            return ends[self.ended_by]()
         if first is None:
-            return
+            return self._stopped() if self.stops else None
         cause = self._cause(first)
-        states = tuple(self._state_of(e) for _, e in sorted(self.ended.items()))
-        others = [s for s in states if s.rank != first.rank]
-        text = report.failure_text(cause, others, dropped=self.broke_group(), whole_log=self.workers.log_of(first.rank))
-        logs = {r: str(o.log) for r, o in self.outputs.items()}
-        raise WorkerFailed(report.headline(cause), cause=cause, states=states, report=text, logs=logs)
+        others = [s for s in self._states() if s.rank != first.rank]
+        text = report.failure_text(cause, others, dropped=self.broke_group())
+        return WorkerFailed(report.headline(cause), cause=cause, states=self._states(), report=text, logs=self._logs())
+
+    def _stopped(self) -> RunFailed:
+        text = report.stopped_text(self._states(), dropped=self.broke_group())
+        return RunStopped("the run was stopped by the user", states=self._states(), report=text)
+
+    def _hung(self) -> RunFailed:
+        assert self.deadlock is not None
+        words = list(self.deadlock.words)
+        text = report.hung_text("deadlock", words, self.deadlock.advice, self._states(), dropped=self.broke_group())
+        return RunHung(f"deadlock: {'; '.join(words)}", states=self._states(), report=text)
+
+    def _late(self) -> RunFailed:
+        assert self.timeout is not None
+        words = list(self.deadlock.words) if self.deadlock else []
+        head = f"the run has taken longer than --timeout {self.timeout:g}"
+        advice = self.deadlock.advice if self.deadlock else ""
+        text = report.hung_text(head, words, advice, self._states(), dropped=self.broke_group())
+        return RunTimedOut(head, states=self._states(), report=text)
+
+    def _states(self) -> tuple[RankState, ...]:
+        return tuple(self._state_of(e) for _, e in sorted(self.ended.items()))
+
+    def _logs(self) -> dict[int, str]:
+        return {r: str(o.log) for r, o in self.outputs.items()}
 
     def _cause(self, ended: Ended) -> Cause:
         kind = "died" if ended.status == "died" else "exit" if "exit" in ended.content else "raised"
@@ -251,15 +389,45 @@ class Run:
 
     def _state_of(self, ended: Ended) -> RankState:
         status = "finished" if ended.status == "ok" else ended.status
-        chain = chain_of(ended)
-        where = report.place_of(chain[-1].frames) if chain else self.places.get(ended.rank, "")
-        detail = ""
+        dead = [e.rank for e in self.ended.values() if e.status == "died"]
+        if status == "failed" and dead and lost_connection(ended):
+            where = report.place_of(chain_of(ended)[-1].frames)
+            return RankState(ended.rank, "interrupted", where, doing=f"lost its connection to {rank_words(dead)}")
         if status == "failed":
-            detail = report.headline(self._cause(ended)).split(" ", 2)[2]
-            where = ""
-        elif status == "died":
-            detail = report.ended(ended.code).removeprefix("died: ")
-        return RankState(ended.rank, status, where, detail)
+            return RankState(ended.rank, status, detail=report.headline(self._cause(ended)).split(" ", 2)[2])
+        if status == "died":
+            return RankState(ended.rank, status, detail=report.ended(ended.code).removeprefix("died: "))
+        if status == "finished":
+            return RankState(ended.rank, status)
+        position = self.positions.get(ended.rank)
+        chain = chain_of(ended)
+        where = position.where if position else ""
+        if not where and chain:
+            where = report.place_of(chain[-1].frames)
+        doing = deadlock.waiting_words(position, self.positions) if position else ""
+        lost = tuple(self.facts.get(ended.rank, {}).get("names", ())) if status == "replaced" else ()
+        return RankState(ended.rank, status, where, doing=doing, lost=lost)
+
+
+@dataclass
+class Round:
+    """One question to all ranks where they are, and the answers so far."""
+
+    number: int = 0
+    asked: set[int] = field(default_factory=set)
+    answers: dict[int, dict[str, Any] | None] = field(default_factory=dict)
+    until: float = 0.0
+    at: float = 0.0
+    before: float = 0.0
+
+    @property
+    def open(self) -> bool:
+        return bool(self.asked)
+
+
+def lost_connection(ended: Ended) -> bool:
+    """Whether what a rank raised is how torch tells that a peer has gone."""
+    return any(link["type"] in PEER_GONE and "onnection" in link["message"] for link in ended.content.get("chain", ()))
 
 
 def chain_of(ended: Ended) -> tuple[Raised, ...]:

@@ -1,10 +1,11 @@
 """What to do next in a run: a pure function of what has happened so far.
 
 `next_action(state)` decides; the loop in `run.spmd` carries it out and holds no rules.
-Times are seconds of one monotonic clock. A run that has a failure is ended: the ranks that
-still work are interrupted after GRACE, since they may be about to report the same error, and
-those that an interrupt does not free within PATIENCE (blocked in a collective) are replaced. Stop
-interrupts at once; Stop pressed twice replaces at once.
+Times are seconds of one monotonic clock. A run is brought to its end by the first of: a
+failure (after GRACE, since the others may be about to report the same error), Stop, a
+deadlock that has stood for `hang_after`, the deadline of `--timeout`. Then, on the ranks that
+are still at work, a ladder: interrupt; after RELEASE_AFTER free what is blocked in a
+collective; after PATIENCE replace the process. Stop pressed twice replaces at once.
 """
 
 from __future__ import annotations
@@ -12,18 +13,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GRACE = 0.3
-PATIENCE = 1.2
+RELEASE_AFTER = 0.05
+PATIENCE = 1.4
+FAILED, STOPPED, HUNG, LATE = "failed", "stopped", "hung", "late"
 
 
 @dataclass(frozen=True)
 class RunState:
-    """`running`: ranks without an outcome. `failed_at`: time of the first failure or death."""
+    """`running`: ranks without an outcome. `failed_at`: time of the first failure or death. `hung_since`: since
+    when the same deadlock stands. `deadline`: when the run must have ended. The rest: what was done already."""
 
     now: float
     running: tuple[int, ...]
     failed_at: float | None = None
     stops: tuple[float, ...] = ()
+    hung_since: float | None = None
+    hang_after: float | None = 5.0
+    deadline: float | None = None
     interrupted_at: float | None = None
+    released: bool = False
     replaced: bool = False
 
 
@@ -36,6 +44,16 @@ class Wait:
 
 @dataclass(frozen=True)
 class Interrupt:
+    """SIGINT to these ranks; `why` is what ended the run: "failed", "stopped", "hung" or "late"."""
+
+    ranks: tuple[int, ...]
+    why: str = FAILED
+
+
+@dataclass(frozen=True)
+class Release:
+    """Free these ranks from the calls they are blocked in."""
+
     ranks: tuple[int, ...]
 
 
@@ -51,7 +69,7 @@ class Finish:
     pass
 
 
-Action = Wait | Interrupt | Replace | Finish
+Action = Wait | Interrupt | Release | Replace | Finish
 
 
 def next_action(state: RunState) -> Action:
@@ -62,19 +80,26 @@ def next_action(state: RunState) -> Action:
         return Wait(None)
     if len(state.stops) > 1:
         return Replace(state.running)
-    due = _interrupt_due(state)
-    if due is None:
-        return Wait(None)
     if state.interrupted_at is None:
-        return Interrupt(state.running) if state.now >= due else Wait(due - state.now)
-    left = state.interrupted_at + PATIENCE - state.now
-    return Replace(state.running) if left <= 0 else Wait(left)
+        due, why = end_due(state)
+        if due is None:
+            return Wait(None)
+        return Interrupt(state.running, why) if state.now >= due else Wait(due - state.now)
+    since = state.now - state.interrupted_at
+    if not state.released:
+        return Release(state.running) if since >= RELEASE_AFTER else Wait(RELEASE_AFTER - since)
+    return Replace(state.running) if since >= PATIENCE else Wait(PATIENCE - since)
 
 
-def _interrupt_due(state: RunState) -> float | None:
-    if state.stops:
-        return state.stops[0]
-    return None if state.failed_at is None else state.failed_at + GRACE
+def end_due(state: RunState) -> tuple[float | None, str]:
+    """When the run is to be ended as things stand (None: never), and why."""
+    due = [
+        (state.stops[0] if state.stops else None, STOPPED),
+        (None if state.failed_at is None else state.failed_at + GRACE, FAILED),
+        (None if None in (state.hung_since, state.hang_after) else state.hung_since + state.hang_after, HUNG),  # type: ignore[operator]
+        (state.deadline, LATE),
+    ]
+    return min(((at, why) for at, why in due if at is not None), key=lambda d: d[0], default=(None, ""))
 
 
 def group_is_broken(ends: dict[int, str], groups: dict[int, dict[str, object]]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
+from nbddp.worker import calls
 from nbddp.worker.kernel import WorkerKernel
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
@@ -22,7 +23,7 @@ FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
 
 def main(request: dict[str, Any]) -> int:
     """Be the worker of rank `request["rank"]` in the cluster of `request["url_file"]`."""
-    faulthandler.enable(file=os.fdopen(os.dup(2), "w"))  # last words go to the log, not to a captured stderr
+    faulthandler.enable(file=os.fdopen(os.dup(2), "w"), all_threads=False)  # last words: to the log, not to stderr
     _prepare_torch()
     without_debugger()
     if not hasattr(engine_app, "Kernel"):
@@ -42,6 +43,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         for stream in (sys.stdout, sys.stderr):
             stream.flush_interval = FLUSH_SECONDS  # type: ignore[union-attr]
         self.kernel.groups.install()
+        calls.mark()
 
 
 def without_debugger() -> None:
@@ -65,7 +67,7 @@ def _config(request: dict[str, Any]) -> Config:
     config.IPEngine.url_file = request["url_file"]
     config.IPEngine.enable_nanny = False  # the agent knows every exit at once
     config.IPEngine.max_heartbeat_misses = 0  # the agent watches the controller
-    config.IPEngine.log_level = 30
+    config.IPEngine.log_level = 40
     config.IPEngine.work_dir = request["cwd"]
     return config
 

@@ -1,6 +1,6 @@
 """Process groups that outlive a run, and the rendezvous of every run.
 
-torch is left as it is, but for two seams. `init_process_group` is wrapped: a group left over
+torch is left as it is, but for a few seams. `init_process_group` is wrapped: a group left over
 from an earlier run is destroyed first, so that a cell can be run again and again; a
 second init within one run stays torch's own error. The store that `env://` makes is
 taken from the pool's store, under a prefix of this run and this init, if address and port are those
@@ -10,6 +10,9 @@ with rank 0 as the server.
 The second seam (`torch.distributed.rendezvous._create_c10d_store`) is private. Where it
 is missing, torch's own agent-store client is used; then a second init within one run
 meets stale addresses, which torchrun has too.
+
+The third: the sockets that appear while a store or a group is made are noted as torch's
+(`release.Sockets`), because only they may be shut to free a blocked call.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from nbddp.worker.release import Sockets
+
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
@@ -31,7 +36,8 @@ class Groups:
     def __init__(self) -> None:
         self.run = 0
         self.made_in: int | None = None
-        self._inits = 0
+        self.inits = 0
+        self.sockets = Sockets()
         self._injected: tuple[str, int] = ("", 0)
         self._connect = ""
         self._clients: dict[tuple[str, int], Any] = {}
@@ -50,12 +56,30 @@ class Groups:
         create = getattr(rendezvous, "_create_c10d_store", None)
         if create is not None:
             rendezvous._create_c10d_store = self._wrap_create(create)
+        self._watch(dist.TCPStore, "__init__")
+        self._watch(distributed_c10d, "_new_process_group_helper")
 
     def begin(self, run: int, injected: tuple[str, int], connect: str, *, drop: bool) -> None:
         """Enter run number `run`; `drop` ends a group that an earlier failure may have broken."""
-        self.run, self._injected, self._connect, self._inits = run, injected, connect, 0
+        self.run, self._injected, self._connect, self.inits = run, injected, connect, 0
         if drop:
             self.drop()
+
+    def released(self) -> None:
+        """A release has shut the sockets: no client of a store can be used again."""
+        self._clients = {}
+
+    def _watch(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self.sockets.watch():
+                return original(*args, **kwargs)
+
+        setattr(owner, name, watched)
 
     def facts(self) -> dict[str, Any]:
         """`run` in which the living default group was made (None: there is none), and how many
@@ -87,7 +111,7 @@ class Groups:
                 self.drop()
             if not dist.is_initialized():
                 _forget()
-                self._inits += 1
+                self.inits += 1
             hook = sys.excepthook
             try:
                 result = original(*args, **kwargs)
@@ -110,7 +134,7 @@ class Groups:
             if where not in self._clients:
                 # one client for all runs at this store: connecting looks names up, which can take seconds
                 self._clients = {where: original(*where, *args, **kwargs)}
-            return PrefixStore(f"nbddp/run{self.run}/init{self._inits}", self._clients[where])
+            return PrefixStore(f"nbddp/run{self.run}/init{self.inits}", self._clients[where])
 
         return _create_c10d_store
 

@@ -3,8 +3,9 @@
 A request is an ordinary execute_request whose metadata hold `nbddp`: what to do (`cell`,
 `call`, `push`, `pull`), for which run, with which variables. Its outcome is published on
 iopub after all output of the run, as one message `nbddp_outcome`: so a client that has the
-outcome has everything. Questions about a busy worker (`complete`, `inspect`, `where`)
-come over the control channel, which has its own thread.
+outcome has everything. Questions about a busy worker (`complete`, `inspect`, `where`, `stack`)
+come over the control channel, which has its own thread; so does the
+wish to be released from a blocked call.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import ipyparallel
 import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-from nbddp.worker import failure, values
+from nbddp.worker import calls, failure, values
 from nbddp.worker.groups import Groups
+from nbddp.worker.release import Release
 
 OUTCOME = "nbddp_outcome"
 QUESTION = "nbddp_request"
@@ -89,6 +91,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             _NoShellThread.parent_thread = threading.main_thread()
             self.shell_channel_thread = _NoShellThread()
         self.groups = Groups()
+        self.release = Release(self.groups.sockets)
+        self._began_ns = 0
         self._spec: dict[str, Any] | None = None
         self._parent: dict[str, Any] = {}
         self._result: Any = None
@@ -145,6 +149,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         except BaseException as error:
             self._failed(outcome, error)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the run has ended
+        if self.release.end():
+            self.groups.released()
         self._publish(outcome, buffers)
         return {
             "status": "ok",
@@ -154,6 +160,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         }
 
     def _begin(self, spec: dict[str, Any]) -> None:
+        self._began_ns = time.time_ns()
+        self.release.begin()
         os.environ.update(spec.get("env", {}))
         if "injected" in spec:
             self.groups.begin(
@@ -262,11 +270,34 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         return self.do_inspect(content["code"], content["cursor_pos"], content.get("detail_level", 0))
 
     def _ask_where(self, content: dict[str, Any]) -> Any:
-        """The user's innermost line in the main thread, or nothing if no run is on."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
-        names = self._cell_names()
-        while frame is not None:
-            if frame.f_code.co_filename in names:
-                return {"file": names[frame.f_code.co_filename], "line": frame.f_lineno, "name": frame.f_code.co_name}
-            frame = frame.f_back
-        return None
+        """Where the main thread is; with `history`, also the collectives it has called."""
+        if self._spec is None:
+            counts = {"inits": self.groups.inits, "groups": calls.group_count(), "threads": calls.others_in_torch()}
+            return {"idle": True, **counts, **self._past(content)}
+        return {**calls.position(self._cell_names(), self.groups, self._began_ns), **self._past(content)}
+
+    def _past(self, content: dict[str, Any]) -> dict[str, Any]:
+        """What costs more, and is only needed when something is wrong."""
+        found: dict[str, Any] = {}
+        if content.get("history"):
+            found["history"] = calls.history(self._began_ns)
+        if content.get("names"):
+            found["names"] = self._user_names()
+        return found
+
+    def _user_names(self) -> list[str]:
+        """Names that cells have assigned on this rank."""
+        hidden = self.shell.user_ns_hidden
+        return [n for n, v in list(self.shell.user_ns.items()) if not n.startswith("_") and n not in hidden
+                and not inspect.ismodule(v)]  # fmt: skip
+
+    def _ask_stack(self, content: dict[str, Any]) -> Any:
+        if self._spec is None:
+            return {"idle": True, "stack": []}
+        return {**self._ask_where({}), "stack": calls.stack(self._cell_names())}
+
+    def _ask_release(self, content: dict[str, Any]) -> Any:
+        """Free the main thread from a blocked call of run `run`."""
+        if self._spec is None or self._spec["run"] != content["run"]:
+            return False
+        return self.release.start()

@@ -1,0 +1,148 @@
+"""Freeing a rank whose main thread is blocked in a collective, without ending its process.
+
+gloo and the store offer no way to cancel a call: an interrupt waits until the call returns. What
+ends the call is the loss of its connection. So a thread of ours shuts the connected TCP
+sockets that torch opened, again and again until the run is over, since a program that
+catches the error may call again. Which sockets are torch's is known by watching what
+appears while torch makes a group or a store (`Sockets.watch`); sockets of Python objects
+are never among them. Listening sockets are left alone (shutting one aborts the process).
+NCCL has an abort of its own, used instead.
+
+Where sockets cannot be told apart (no /proc, so not on Linux) nothing is shut, and a blocked rank is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+
+AGAIN = 0.05  # seconds between two shuts
+
+
+class Sockets:
+    """The sockets that torch opened for its groups and stores, by inode."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._before: list[set[str]] = []
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """What appears meanwhile is torch's: a group or a store is being made."""
+        self._before.append(set(sockets()))
+        try:
+            yield
+        finally:
+            before = self._before.pop()
+            now = set(sockets())
+            self._known = (self._known & now) | (now - before)
+
+    def torchs(self) -> list[int]:
+        """Descriptors of torch's sockets, also of those that a call in progress has opened so far."""
+        now = sockets()
+        known = set(self._known)
+        for before in self._before:
+            known |= set(now) - before
+        ours = [fd for inode, fd in now.items() if inode in known]
+        others = python_sockets() if ours else set()
+        return [fd for fd in ours if fd not in others]
+
+    def shut(self) -> int:
+        """Shut torch's connected TCP sockets; how many there were."""
+        return sum(_shut(fd) for fd in self.torchs())
+
+
+class Release:
+    """Frees the main thread of the current run, and of no other."""
+
+    def __init__(self, torchs: Sockets) -> None:
+        self.sockets = torchs
+        self._lock = threading.Lock()
+        self._epoch = 0
+        self._run_is_on = self._started = False
+
+    def begin(self) -> None:
+        """A run begins: it may be released from here on."""
+        with self._lock:
+            self._epoch += 1
+            self._run_is_on, self._started = True, False
+
+    def end(self) -> bool:
+        """The run is over: nothing is shut from here on. True if it was released."""
+        with self._lock:
+            self._epoch += 1
+            self._run_is_on = False
+            return self._started
+
+    def start(self) -> bool:
+        """Begin to free the main thread, and go on until the run ends; returns at once. False if no run is on."""
+        with self._lock:
+            if self._run_is_on and not self._started:
+                self._started = True
+                threading.Thread(target=self._free, args=(self._epoch,), name="nbddp-release", daemon=True).start()
+            return self._run_is_on
+
+    def _free(self, epoch: int) -> None:
+        abort_nccl()
+        pause = threading.Event()
+        while True:
+            with self._lock:  # the next run's sockets are not touched: its begin waits for this lock
+                if self._epoch != epoch:
+                    return
+                self.sockets.shut()
+            pause.wait(AGAIN)
+
+
+def sockets() -> dict[str, int]:
+    """Inode of each open socket of this process → a descriptor of it. Empty where /proc is missing."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                target = os.readlink(f"/proc/self/fd/{name}")
+                if target.startswith("socket:"):
+                    found[target] = int(name)
+    return found
+
+
+def python_sockets() -> set[int]:
+    """Descriptors of living `socket.socket` objects: never torch's, whose sockets are made in C++."""
+    return {o.fileno() for o in gc.get_objects() if issubclass(type(o), socket.socket)}
+
+
+def _shut(fd: int) -> bool:
+    try:
+        copy = socket.socket(fileno=os.dup(fd))
+    except OSError:
+        return False  # closed meanwhile
+    with copy:
+        if copy.type != socket.SOCK_STREAM or copy.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        try:
+            copy.getpeername()  # a listening socket has no peer
+            copy.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return False
+    return True
+
+
+def abort_nccl() -> None:
+    """Abort the communicators of NCCL groups: blocked kernels and waits end with an error."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return
+    if "nccl" not in dist.get_backend_config():
+        return
+    abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
+    try:
+        if abort is not None:
+            abort()
+        else:
+            dist.distributed_c10d._get_default_group().abort()
+    except Exception as e:
+        print(f"aborting NCCL: {type(e).__name__}: {e}", file=sys.__stderr__)

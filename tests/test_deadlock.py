@@ -1,0 +1,156 @@
+"""Tables for the pure part of a hang: who waits for whom, whether it can end, and in which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nbddp.run.deadlock import Call, Position, diagnose, position_of, waiting_words, waits_for
+
+
+def at(rank: int, op: str, line: int, sequence: int = 1, what: str = "float[4]", **more: Any) -> Position:
+    """A rank blocked in a collective of the default group of all ranks."""
+    call = Call(op, more.pop("kind", "collective"), "0", more.pop("ranks", ()), sequence, made_of=op, what=what)
+    return Position(rank, "blocked", f"cell line {line}", line, call, **more)
+
+
+def peer(rank: int, kind: str, other: int | None, line: int = 3, tag: int = 0) -> Position:
+    return Position(rank, "blocked", f"cell line {line}", line, Call(kind, kind, peer=other, tag=tag))
+
+
+def init(rank: int, inits: int = 1) -> Position:
+    return Position(rank, "blocked", "cell line 2", 2, Call("init_process_group", "init"), inits=inits)
+
+
+def done(rank: int, **more: Any) -> Position:
+    return Position(rank, "finished", **more)
+
+
+def busy(rank: int, **more: Any) -> Position:
+    return Position(rank, "running", "cell line 7", 7, **more)
+
+
+def sub(rank: int, sequence: int = 1) -> Position:
+    """Rank blocked in a group of ranks 0 and 1 alone."""
+    return at(rank, "all_reduce", 5, sequence, ranks=(0, 1))
+
+
+NOTHING = [
+    ([at(0, "all_reduce", 9), busy(1)], "a slow rank may still come"),
+    ([at(0, "all_reduce", 9), Position(1, "silent")], "so may one that does not answer"),
+    ([at(0, "all_reduce", 9), at(1, "all_reduce", 9)], "all have come: a transfer"),
+    ([at(0, "all_reduce", 9), at(1, "all_reduce", 12)], "from different lines: a transfer too"),
+    ([at(0, "all_reduce", 9), busy(1), at(2, "barrier", 8, 3)], "everybody waits for a slow rank, at last"),
+    ([peer(0, "send", 1), peer(1, "recv", 0)], "they have met"),
+    ([peer(0, "recv", None), busy(1), done(2)], "any rank may send, and rank 1 still can"),
+    ([init(0), busy(1)], "rank 1 may still come"),
+    ([init(0), at(1, "all_reduce", 5, inits=1)], "rank 1 has been through the init that rank 0 is still in"),
+    ([at(0, "broadcast", 5, 2), at(1, "all_reduce", 6, 3, past={("0", 2): ("broadcast", "float[4]")})],
+     "rank 1 has done its part of the broadcast"),
+    ([sub(0), sub(1), done(2)], "rank 2 is not in that group"),
+    ([done(0), done(1)], "nobody waits"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("places", "why"), NOTHING, ids=[why for _, why in NOTHING])
+def test_what_can_still_end_is_no_deadlock(places: list[Position], why: str) -> None:
+    assert diagnose({p.rank: p for p in places}) is None, why
+
+
+DEADLOCKS = [
+    ([at(0, "all_reduce", 12), at(1, "all_reduce", 12), done(2), at(3, "all_reduce", 12)], (0, 1, 3),
+     "ranks 0–1, 3 wait in all_reduce #1 (line 12); rank 2 has finished the cell without calling it"),
+    ([at(0, "all_reduce", 12), done(1), done(2)], (0,),
+     "rank 0 waits in all_reduce #1 (line 12); ranks 1–2 have finished the cell without calling it"),
+    ([at(0, "barrier", 5), at(1, "all_reduce", 6)], (0, 1),
+     "collective #1 is a different one on different ranks: barrier on rank 0 (line 5), all_reduce on rank 1 (line 6)"),
+    ([at(0, "all_reduce", 5), at(1, "all_reduce", 5, what="float[8]")], (0, 1),
+     "all_reduce #1 has different shapes or dtypes: float[4] on rank 0 (line 5), float[8] on rank 1 (line 5)"),
+    ([at(0, "all_reduce", 5, 4, "float[2]"), done(1, past={("0", 4): ("all_reduce", "float[1]")})], (0,),
+     "all_reduce #4 has different shapes or dtypes: float[2] on rank 0 (line 5), float[1] on rank 1"),
+    ([peer(0, "recv", 1), peer(1, "recv", 0)], (0, 1),
+     "rank 0 waits in recv from rank 1 (line 3), and rank 1 waits in recv from rank 0 (line 3)"),
+    ([peer(0, "send", 1, tag=1), peer(1, "recv", 0, tag=2)], (0, 1),
+     "rank 0 waits in send to rank 1 (line 3), and rank 1 waits in recv from rank 0 (line 3)"),
+    ([peer(0, "recv", None), done(1), done(2)], (0,),
+     "rank 0 waits in recv (line 3); ranks 1–2 have finished the cell without calling it"),
+    ([init(0), done(1)], (0,),
+     "rank 0 waits in init_process_group (line 2); rank 1 has finished the cell without calling it"),
+    ([init(0, 2), done(1, inits=1)], (0,),
+     "rank 0 waits in init_process_group (line 2); rank 1 has finished the cell without calling it"),
+    ([at(0, "backward", 7, 9, kind="backward"), done(1)], (0,),
+     "rank 0 waits in backward, backward #9 (line 7); rank 1 has finished the cell without calling it"),
+    ([at(0, "all_reduce", 5, 2), Position(1, "died")], (0,),
+     "rank 0 waits in all_reduce #2 (line 5); rank 1 has died"),
+    ([at(0, "all_reduce", 5, 2), peer(1, "recv", 0), busy(2)], (0, 1),
+     "rank 0 waits in all_reduce #2 (line 5); rank 1 waits in recv from rank 0 (line 3); rank 2 is running"),
+    ([sub(0), done(1), busy(2)], (0,),
+     "rank 0 waits in all_reduce #1 (line 5); rank 1 has finished the cell without calling it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("places", "ranks", "words"), DEADLOCKS, ids=[w for _, _, w in DEADLOCKS])
+def test_deadlocks_are_named(places: list[Position], ranks: tuple[int, ...], words: str) -> None:
+    found = diagnose({p.rank: p for p in places})
+    assert found is not None
+    assert (found.ranks, found.words) == (ranks, (words,))
+
+
+@pytest.mark.parametrize(
+    ("places", "advice"),
+    [
+        ([at(0, "all_reduce", 7, kind="backward"), done(1)], "equally many batches"),
+        ([at(0, "broadcast", 7), done(1)], "use model.module"),
+        ([peer(0, "recv", 1), peer(1, "recv", 0)], "batch_isend_irecv"),
+    ],
+)
+def test_usual_causes_are_told(places: list[Position], advice: str) -> None:
+    found = diagnose({p.rank: p for p in places})
+    assert found is not None
+    assert advice in found.advice
+
+
+def test_waiting_is_worded_for_one_rank() -> None:
+    places = {0: at(0, "all_reduce", 9, 14), 1: busy(1), 2: peer(2, "recv", None)}
+    assert waiting_words(places[0], places) == "waiting in all_reduce #14 for ranks 1–2"
+    assert waiting_words(places[1], places) == ""
+    assert waiting_words(places[2], places) == "waiting in recv for any of ranks 0–1"
+    assert waits_for(places[1], places) == ((), True)
+
+
+PENDING = {"group": "0", "ranks": [0, 1], "backend": "cpu:gloo", "sequence": 3, "op": "all_reduce", "what": "float[4]"}
+FACTS: dict[str, Any] = {
+    "user": ["Cell In[4]", 9, "train"], "call": {"op": "all_reduce", "kind": "collective"}, "pending": PENDING,
+    "waits": "futex", "cpu": 2.0, "inits": 1, "groups": 1, "threads": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "state"),
+    [
+        ({}, "blocked"),
+        ({"waits": "busy"}, "running"),
+        ({"threads": True}, "running"),
+        ({"call": None, "cpu": 1.01}, "blocked"),
+        ({"call": None, "cpu": 1.9}, "running"),
+        ({"call": None, "waits": "sleep", "cpu": 1.01}, "running"),
+        ({"call": None, "pending": None}, "running"),
+        ({"call": {"op": "backward", "kind": "backward"}, "cpu": 1.01}, "blocked"),
+        ({"call": {"op": "init_process_group", "kind": "init"}, "pending": None, "waits": "sleep"}, "blocked"),
+        ({"call": None, "pending": {**PENDING, "backend": "cuda:nccl"}, "waits": "busy"}, "blocked"),
+        ({"call": None, "pending": {**PENDING, "backend": "cuda:nccl"}, "waits": "sleep"}, "running"),
+    ],
+)
+def test_what_a_worker_answers_tells_whether_it_is_blocked(changed: dict[str, Any], state: str) -> None:
+    before = Position(0, "running", cpu=1.0)
+    found = position_of(0, {**FACTS, **changed}, before, 1.0)
+    assert (found.state, found.where, found.line) == (state, "cell line 9, in train", 9)
+
+
+def test_a_rank_that_does_not_answer_is_silent_and_one_that_is_idle_has_finished() -> None:
+    assert position_of(0, None, None, 1.0).state == "silent"
+    idle = {"idle": True, "inits": 1, "groups": 1, "threads": False, "history": {"0": [[1, "barrier", ""]]}}
+    found = position_of(0, idle, None, 1.0)
+    assert (found.state, found.past) == ("finished", {("0", 1): ("barrier", "")})
+    assert position_of(0, {**idle, "threads": True}, None, 1.0).state == "running"
