@@ -108,7 +108,10 @@ class RankState:
 
 
 class RunFailed(NbddpError):
-    """A run did not end well. `states` has one RankState per rank that took part."""
+    """A run did not end well. `states` has one RankState per rank that took part; `attempts` says, under
+    `--max-restarts`, what ended each attempt."""
+
+    attempts: tuple[str, ...] = ()
 
     def __init__(self, message: str, *, states: tuple[RankState, ...] = (), report: str = ""):
         super().__init__(message)

@@ -54,6 +54,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         values = self.pool.run_cell(
             code, cell=number, argv=spec.argv, argv0=f"Cell In[{number}]", ranks=spec.ranks, show=spec.show,
             want_value=bool(spec.output), screen=screen, hang_after=spec.hang_after, timeout=spec.timeout,
+            check=spec.check, max_restarts=spec.max_restarts,
         )  # fmt: skip
         if spec.output:
             self.shell.user_ns[spec.output] = values

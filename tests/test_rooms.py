@@ -24,6 +24,7 @@ STOREYS = [
         "agent.identity",
         "worker.release",
         "worker.calls",
+        "worker.check",
     ],
     ["options", "environment", "run.cell", "run.supervise", "worker.values", "worker.failure", "worker.groups"],
     ["values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],

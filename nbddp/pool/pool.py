@@ -20,9 +20,10 @@ from typing import Any
 
 from nbddp import environment
 from nbddp.agent.handle import Agent
-from nbddp.errors import BadInput, PoolError, PoolNotRunning, WorkerFailed
+from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunHung, WorkerFailed
 from nbddp.options import LaunchSpec
 from nbddp.pool import requests
+from nbddp.run import report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
@@ -232,6 +233,14 @@ class Pool:
         self._match(self.placed(), self.visible, quiet=True)
         return [f"{rank_words(chosen)} restarted; names on them are gone"]
 
+    def _renew_all(self) -> None:
+        """New processes under all ranks, as torchrun has them after a failure."""
+        self._warm_agent(lambda text: None)
+        self._need_running()
+        self._end(sorted(self.workers))
+        self._group_broken = False
+        self._match(self.placed(), self.visible, quiet=True)
+
     # -- workers ---------------------------------------------------------------------------
 
     def _match(
@@ -429,11 +438,15 @@ class Pool:
         screen: Screen | None = None,
         hang_after: float | None = 5.0,
         timeout: float | None = None,
+        check: bool = False,
+        max_restarts: int = 0,
     ) -> RankValues:
         """Run source on the ranks; the values of its last expression if `want_value`.
 
         hang_after: seconds a deadlock may stand before it is ended (None: never).
         timeout: seconds the run may take (None: any time).
+        check: compare collectives across ranks before each is called (`nbddp.worker.check`).
+        max_restarts: on a failure start all workers anew and run again, at most so many times.
         Raises a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut; state on the ranks that
         were not replaced is kept.
         """
@@ -441,10 +454,27 @@ class Pool:
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         shown = check_ranks(show, self.world_size, "--show")
         fields = {"op": "cell", "cell": cell, "argv": list(argv), "argv0": argv0, "want_value": want_value}
-        run = self._run(
-            chosen, fields, code=code, show=shown, screen=screen, state=f"running Cell In[{cell}]",
-            hang_after=hang_after, timeout=timeout,
-        )  # fmt: skip
+        fields["check"] = check
+        screen = screen or for_shell(_shell())
+        end = None if timeout is None else time.monotonic() + timeout
+        attempts: list[str] = []
+        while True:
+            try:
+                run = self._run(
+                    chosen, fields, code=code, show=shown, screen=screen, state=f"running Cell In[{cell}]",
+                    hang_after=hang_after, timeout=None if end is None else max(0.0, end - time.monotonic()),
+                    attempt=(len(attempts), max_restarts),
+                )  # fmt: skip
+                break
+            except (WorkerFailed, RunHung) as error:
+                attempts.append(str(error))
+                if len(attempts) > max_restarts:
+                    if max_restarts:
+                        error.attempts = tuple(attempts)
+                        error.report = report.attempts_text(attempts, error.report)
+                    raise
+                screen.say(report.attempt_words(len(attempts), max_restarts + 1, attempts[-1]))
+                self._renew_all()
         if not want_value:
             return RankValues({})
         return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items()})
@@ -518,6 +548,7 @@ class Pool:
         screen: Screen | None = None,
         hang_after: float | None = 5.0,
         timeout: float | None = None,
+        attempt: tuple[int, int] = (0, 0),
     ) -> Run:
         self._need_running()
         if self.current is not None:
@@ -530,7 +561,7 @@ class Pool:
             **fields, "run": number, "injected": [MASTER, port], "connect": HOST,
             "drop_group": self._group_broken,
         }  # fmt: skip
-        specs = {r: {**common, "env": self._variables(r, port, logs)} for r in ranks}
+        specs = {r: {**common, "env": self._variables(r, port, logs, attempt)} for r in ranks}
         run = Run(
             self, specs, number=number, logs=logs, screen=screen or for_shell(_shell()), show=show, code=code,
             buffers=buffers, hang_after=hang_after, timeout=timeout,
@@ -547,12 +578,12 @@ class Pool:
         run.raise_if_bad()
         return run
 
-    def _variables(self, rank: int, port: int, logs: Path) -> dict[str, str]:
+    def _variables(self, rank: int, port: int, logs: Path, attempt: tuple[int, int]) -> dict[str, str]:
         """torchrun's variables for one rank of this run."""
         placed = self.placed()
         env = environment.of_worker(placed.workers[rank], placed, os.environ, visible=self.visible, loopback=_LOOPBACK)
         env.pop("CUDA_VISIBLE_DEVICES", None)  # set for good when the process started
-        meet = environment.Rendezvous(MASTER, port, self._run_id)
+        meet = environment.Rendezvous(MASTER, port, self._run_id, *attempt)
         env.update(environment.of_run(meet, str(logs / f"rank{rank}" / "error.json")))
         return env
 

@@ -129,7 +129,7 @@ def _is_blocked(call: Call, facts: Mapping[str, Any], still: bool) -> bool:
     waits, pending = facts["waits"], facts["pending"]
     if pending is not None and "nccl" in pending["backend"]:
         return bool(waits != "sleep")  # CUDA waits may spin
-    if call.kind in ("store", "init", "new_group"):
+    if call.kind in ("store", "init", "new_group") or (pending is not None and pending["backend"] == "store"):
         return bool(waits != "busy")  # a store's client sleeps in poll or read
     if call.kind in IN_TORCH:
         return waits in ("futex", "")

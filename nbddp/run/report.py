@@ -171,6 +171,17 @@ def hung_text(head: str, words: Sequence[str], advice: str, states: Sequence[Ran
     return "\n".join([*lines, *_ending(dropped)])
 
 
+def attempt_words(attempt: int, most: int, why: str) -> str:
+    """Said between two attempts of `--max-restarts`."""
+    return f"attempt {attempt} of {most}: {why}; starting all workers anew"
+
+
+def attempts_text(attempts: Sequence[str], text: str) -> str:
+    """The last attempt's report, after a line for each attempt."""
+    lines = [f"attempt {i} of {len(attempts)}: {why}" for i, why in enumerate(attempts, 1)]
+    return "\n".join([*lines, "", text])
+
+
 def positions_table(states: Sequence[RankState]) -> list[str]:
     """rank │ where │ what it waited in │ what became of it."""
     fates = {"interrupted": "freed, names are kept", "finished": "", "failed": "", "died": ""}

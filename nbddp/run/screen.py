@@ -27,6 +27,7 @@ class Screen(Protocol):
 
     def start(self) -> None: ...
     def progress(self, text: str) -> None: ...
+    def say(self, text: str) -> None: ...
     def line(self, rank: int, stream: str, text: str) -> None: ...
     def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None: ...
     def finish(self, outputs: Sequence[RankOutput]) -> None: ...
@@ -39,6 +40,9 @@ class Silent:
         pass
 
     def progress(self, text: str) -> None:
+        pass
+
+    def say(self, text: str) -> None:
         pass
 
     def line(self, rank: int, stream: str, text: str) -> None:
@@ -59,6 +63,9 @@ class Terminal:
 
     def progress(self, text: str) -> None:
         pass
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
 
     def line(self, rank: int, stream: str, text: str) -> None:
         print(f"rank {rank}{BAR}{text}", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
@@ -100,6 +107,10 @@ class Notebook:
         """What is being waited for before the run starts."""
         self.start()
         self._publish(f"nbddp: {text} …", update=True)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        print(text, flush=True)
 
     def line(self, rank: int, stream: str, text: str) -> None:
         self._lines.append(f"rank {rank}{' stderr' * (stream == 'stderr')}{BAR}{text}")

@@ -29,6 +29,7 @@ LONG = 0.1  # seconds after which a run is worth telling others about
 LOOK_EVERY = 0.5  # seconds between two questions where the ranks are
 ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
 DEATH_FIRST = 0.5  # seconds by which a neighbour's "connection closed" may come before the death that caused it
+AT_ONCE = 0.05  # seconds within which equal errors of several ranks are one
 PEER_GONE = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
 
@@ -323,14 +324,20 @@ class Run:
         """The rank that failed first in time; an interrupted one only if nobody asked for it.
 
         A death comes before an error of its neighbours at about the same time: they lose their
-        connection to it before the agent has heard.
+        connection to it before the agent has heard. Of ranks that raise the same at the same time
+        the lowest is named, so that a saved notebook's message stays.
         """
         bad = [e for e in self.ended.values() if e.status in ("failed", "died")]
         if not bad and not self.ended_by:
             bad = [e for e in self.ended.values() if e.status == "interrupted"]
         first = min(bad, key=lambda e: e.at, default=None)
-        deaths = [e for e in bad if e.status == "died" and first is not None and e.at - first.at < DEATH_FIRST]
-        return min(deaths, key=lambda e: e.at, default=first)
+        if first is None:
+            return None
+        deaths = [e for e in bad if e.status == "died" and e.at - first.at < DEATH_FIRST]
+        if deaths:
+            return min(deaths, key=lambda e: e.at)
+        same = [e for e in bad if e.at - first.at < AT_ONCE and e.content.get("chain") == first.content.get("chain")]
+        return min(same, key=lambda e: e.rank)
 
     def raise_if_bad(self) -> None:
         """Raise the RunFailed that says what ended the run, if it did not end well."""

@@ -20,9 +20,12 @@ import time
 from types import FrameType
 from typing import Any
 
+from nbddp.worker import check
+
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
 OTHERS = ("torch/distributed/_functional_collectives.py",)
 HERE = __file__
+CHECK = check.__file__
 INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", "_engine_run_backward"
 TO_PEER, FROM_PEER = ("send", "isend", "send_object_list"), ("recv", "irecv", "recv_object_list")
 # system calls by number, x86-64 first, then 64-bit Arm (and POWER, 32-bit): a thread that waits for another ...
@@ -73,7 +76,7 @@ def position(names: dict[str, str], groups: Any, since_ns: int) -> dict[str, Any
     found: dict[str, Any] = {
         "user": user and [names[user.f_code.co_filename], user.f_lineno, user.f_code.co_name],
         "call": call,
-        "pending": _pending(call, since_ns),
+        "pending": _claimed(frames) or _pending(call, since_ns),
         "waits": _waits(main.native_id),
         "cpu": time.process_time(),
         "inits": groups.inits if groups is not None else 0,
@@ -103,6 +106,15 @@ def stack(names: dict[str, str]) -> list[list[Any]]:
         rows.append([names.get(file, file), f.f_lineno, f.f_code.co_name, file in names])
     first = next((i for i, row in enumerate(rows) if row[3]), 0)
     return rows[first:]
+
+
+def _claimed(frames: list[FrameType]) -> dict[str, Any] | None:
+    """What a rank that waits for the others' fingerprints under `--check` is about to call."""
+    for frame in frames:
+        if frame.f_code.co_filename == CHECK and frame.f_code.co_name == "agree":
+            claim = frame.f_locals["claim"]
+            return dict(claim) if claim["sequence"] else None
+    return None
 
 
 def _frames(frame: FrameType | None) -> list[FrameType]:

@@ -23,7 +23,9 @@ FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
 
 def main(request: dict[str, Any]) -> int:
     """Be the worker of rank `request["rank"]` in the cluster of `request["url_file"]`."""
-    faulthandler.enable(file=os.fdopen(os.dup(2), "w"), all_threads=False)  # last words: to the log, not to stderr
+    log = os.fdopen(os.dup(2), "w")  # before ipykernel captures it
+    faulthandler.enable(file=log, all_threads=False)
+    WorkerKernel.log_file = log.fileno()
     _prepare_torch()
     without_debugger()
     if not hasattr(engine_app, "Kernel"):

@@ -26,6 +26,7 @@ import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
 from nbddp.worker import calls, failure, values
+from nbddp.worker.check import Checker
 from nbddp.worker.groups import Groups
 from nbddp.worker.release import Release
 
@@ -84,6 +85,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     control_msg_types = [*IPythonParallelKernel.control_msg_types, QUESTION]
     _supports_kernel_subshells = False
+    log_file: int | None = None  # descriptor of the worker's log
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -91,7 +93,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             _NoShellThread.parent_thread = threading.main_thread()
             self.shell_channel_thread = _NoShellThread()
         self.groups = Groups()
-        self.release = Release(self.groups.sockets)
+        self.release = Release(self.groups.sockets, self.log_file)
+        self.checker = Checker()
         self._began_ns = 0
         self._spec: dict[str, Any] | None = None
         self._parent: dict[str, Any] = {}
@@ -151,6 +154,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the run has ended
         if self.release.end():
             self.groups.released()
+        self.checker.end()
         self._publish(outcome, buffers)
         return {
             "status": "ok",
@@ -170,6 +174,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 spec["connect"],
                 drop=spec["drop_group"],
             )
+        if spec.get("check"):
+            self.checker.begin(spec["run"])
 
     async def _run_cell(
         self,
@@ -280,7 +286,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """What costs more, and is only needed when something is wrong."""
         found: dict[str, Any] = {}
         if content.get("history"):
-            found["history"] = calls.history(self._began_ns)
+            found["history"] = {**calls.history(self._began_ns), **self.checker.called}
         if content.get("names"):
             found["names"] = self._user_names()
         return found

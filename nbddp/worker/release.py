@@ -58,10 +58,15 @@ class Sockets:
 
 
 class Release:
-    """Frees the main thread of the current run, and of no other."""
+    """Frees the main thread of the current run, and of no other.
 
-    def __init__(self, torchs: Sockets) -> None:
+    log: descriptor to which C++ is to write meanwhile: torch complains at length of lost connections.
+    """
+
+    def __init__(self, torchs: Sockets, log: int | None = None) -> None:
         self.sockets = torchs
+        self._log = log
+        self._stderr: int | None = None
         self._lock = threading.Lock()
         self._epoch = 0
         self._run_is_on = self._started = False
@@ -77,6 +82,10 @@ class Release:
         with self._lock:
             self._epoch += 1
             self._run_is_on = False
+            if self._stderr is not None:
+                os.dup2(self._stderr, 2)
+                os.close(self._stderr)
+                self._stderr = None
             return self._started
 
     def start(self) -> bool:
@@ -84,6 +93,9 @@ class Release:
         with self._lock:
             if self._run_is_on and not self._started:
                 self._started = True
+                if self._log is not None:
+                    self._stderr = os.dup(2)
+                    os.dup2(self._log, 2)
                 threading.Thread(target=self._free, args=(self._epoch,), name="nbddp-release", daemon=True).start()
             return self._run_is_on
 
