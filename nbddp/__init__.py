@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed, RunStopped, WorkerFailed
+from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed, RunHung, RunStopped, RunTimedOut, WorkerFailed
 
 if TYPE_CHECKING:
     from nbddp.pool.pool import Pool
@@ -27,7 +27,9 @@ __all__ = [
     "PoolError",
     "RankValues",
     "RunFailed",
+    "RunHung",
     "RunStopped",
+    "RunTimedOut",
     "WorkerFailed",
     "load_ipython_extension",
     "unload_ipython_extension",

@@ -62,6 +62,13 @@ def _topology(command: Command) -> None:
         print(topology_of(data).words() if data else f"pool {agent.pool_id} has no workers yet")
 
 
+def _stacks(command: Command) -> None:
+    from nbddp import stacks
+
+    for agent in _chosen(command):
+        print(stacks.live(agent))
+
+
 def _stop(command: Command) -> None:
     for agent in _chosen(command):
         agent.tell("stop")

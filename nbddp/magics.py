@@ -114,6 +114,17 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
         return topology(self.pool.placed())
 
+    def _stacks(self, command: Command) -> Any:
+        from nbddp import stacks
+
+        run = self.pool.last_run
+        if run is not None and run.error() is not None and run.positions:
+            return stacks.of_run(run.positions, run.facts)
+        if not self.pool.running:
+            raise BadInput("there is no pool, so there are no stacks; a %%ddp cell or %ddp start makes one")
+        assert self.pool.agent is not None
+        return stacks.live(self.pool.agent)
+
     def _push(self, command: Command) -> None:
         names = command.args["names"]
         unknown = [n for n in names if n not in self.shell.user_ns]

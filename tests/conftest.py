@@ -10,6 +10,22 @@ import pytest
 
 from tests.kernels import Kernel
 
+pytest.register_assert_rewrite("tests.faults")
+_MATRIX: list[str] = []
+
+
+@pytest.fixture
+def fault_matrix() -> list[str]:
+    """Lines of the fault matrix, printed when the tests have run."""
+    return _MATRIX
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _MATRIX:
+        terminalreporter.section("fault matrix")
+        for line in sorted(_MATRIX):
+            terminalreporter.write_line(line)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -243,7 +243,7 @@ class Agent:
         return {}
 
     def do_status(self, peer: Peer, message: Message) -> Message:
-        return {"info": self.info, "children": [asdict(c) for c in self.children.values()]}
+        return {"info": self.info, "files": self.files, "children": [asdict(c) for c in self.children.values()]}
 
     def do_stop(self, peer: Peer, message: Message) -> Message:
         self._stop()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import re
 import time
 import uuid as uuids
 from collections.abc import Callable, Mapping, Sequence
@@ -455,14 +456,15 @@ class Pool:
         shown = check_ranks(show, self.world_size, "--show")
         fields = {"op": "cell", "cell": cell, "argv": list(argv), "argv0": argv0, "want_value": want_value}
         fields["check"] = check
+        code = re.sub(r"\A\s*\n", lambda blank: "#\n" * blank[0].count("\n"), code)  # IPython would cut these lines
         screen = screen or for_shell(_shell())
-        end = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
         attempts: list[str] = []
         while True:
             try:
                 run = self._run(
                     chosen, fields, code=code, show=shown, screen=screen, state=f"running Cell In[{cell}]",
-                    hang_after=hang_after, timeout=None if end is None else max(0.0, end - time.monotonic()),
+                    hang_after=hang_after, timeout=timeout, timed_from=began,
                     attempt=(len(attempts), max_restarts),
                 )  # fmt: skip
                 break
@@ -548,12 +550,17 @@ class Pool:
         screen: Screen | None = None,
         hang_after: float | None = 5.0,
         timeout: float | None = None,
+        timed_from: float | None = None,
         attempt: tuple[int, int] = (0, 0),
     ) -> Run:
         self._need_running()
         if self.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
         assert self.agent is not None
+        screen = screen or for_shell(_shell())
+        if any(w.exit is not None for w in self.workers.values()):
+            for note in self._match(self.placed(), self.visible):
+                screen.say(note)
         number = next(self._runs)
         logs = self.agent.home / "runs" / str(number)
         port = self._take_store(number)
@@ -563,8 +570,8 @@ class Pool:
         }  # fmt: skip
         specs = {r: {**common, "env": self._variables(r, port, logs, attempt)} for r in ranks}
         run = Run(
-            self, specs, number=number, logs=logs, screen=screen or for_shell(_shell()), show=show, code=code,
-            buffers=buffers, hang_after=hang_after, timeout=timeout,
+            self, specs, number=number, logs=logs, screen=screen, show=show, code=code,
+            buffers=buffers, hang_after=hang_after, timeout=timeout, timed_from=timed_from,
         )  # fmt: skip
         run.when_long = lambda: self._note(ranks, state)
         self.current = self.last_run = run

@@ -89,6 +89,15 @@ def frames_text(frames: Iterable[Frame]) -> list[str]:
     return lines + _folded(folded)
 
 
+def stack_text(frames: Iterable[Sequence[object]]) -> list[str]:
+    """One line per frame, outermost first: `  Cell In[3], line 9, in train`."""
+    lines = []
+    for file, line, name, _ in frames:
+        short = str(file).replace("\\", "/").split("site-packages/")[-1]
+        lines.append(f"  {short}, line {line}" + ("" if name == "<module>" else f", in {name}"))
+    return lines
+
+
 def _folded(frames: list[Frame]) -> list[str]:
     if not frames:
         return []

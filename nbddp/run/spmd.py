@@ -77,8 +77,10 @@ class Run:
         buffers: Sequence[bytes] = (),
         hang_after: float | None = 5.0,
         timeout: float | None = None,
+        timed_from: float | None = None,
     ):
-        self.hang_after, self.timeout = hang_after, timeout
+        """timed_from: when `timeout` began (time.monotonic()); None: when the run does."""
+        self.hang_after, self.timeout, self._timed_from = hang_after, timeout, timed_from
         self.workers, self.specs, self.number, self.screen = workers, dict(specs), number, screen
         self.code, self.buffers = code, list(buffers)
         self.outputs = {r: RankOutput(r, logs / f"rank{r}.log") for r in specs}
@@ -147,7 +149,7 @@ class Run:
             stops=self.stops,
             hung_since=self._hung_since,
             hang_after=self.hang_after,
-            deadline=None if self.timeout is None else self._began + self.timeout,
+            deadline=None if self.timeout is None else (self._timed_from or self._began) + self.timeout,
             interrupted_at=self._interrupted_at,
             released=self._released,
             replaced=self._replaced,
@@ -259,7 +261,7 @@ class Run:
         number, now = self._round.number + 1, time.monotonic()
         self._round = Round(number, set(asked), {}, now + ANSWER_TIME, now, self._round.at)
         self._next_look = now + self._look_every()
-        question = {"op": "where", "history": suspect, "names": names}
+        question = {"op": "stack" if names else "where", "history": suspect, "names": names}
         self.workers.look(asked, question, lambda r, facts: self.events.put(("place", r, (number, facts))))
 
     def _answered(self, rank: int, number: int, facts: dict[str, Any] | None) -> None:

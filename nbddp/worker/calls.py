@@ -103,6 +103,8 @@ def stack(names: dict[str, str]) -> list[list[Any]]:
     rows = []
     for f in reversed(_frames(frame)):
         file = f.f_code.co_filename
+        if file == HERE:
+            continue  # our mark around torch's call
         rows.append([names.get(file, file), f.f_lineno, f.f_code.co_name, file in names])
     first = next((i for i, row in enumerate(rows) if row[3]), 0)
     return rows[first:]

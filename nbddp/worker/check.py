@@ -17,6 +17,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -119,7 +120,7 @@ class Checker:
             where = f"nbddp/check/{self._run}/p2p/{'/'.join(map(str, ends))}/{number}"
             if name == "send":
                 store_of(group).set(where, json.dumps(what(tensors)))
-            elif sys._getframe(1).f_code.co_name == "recv":  # irecv does not wait, so it cannot be compared here
+            elif _called_from_recv(sys._getframe(1)):  # irecv does not wait, so it cannot be compared here
                 claim = {
                     "group": "",
                     "ranks": [],
@@ -137,6 +138,17 @@ class Checker:
             return original(group, tensors, peer, tag)
 
         return checked
+
+
+def _called_from_recv(frame: FrameType | None) -> bool:
+    """Whether torch's `recv` is among the four frames from `frame` outwards: it calls `irecv` and waits."""
+    for _ in range(4):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "recv":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def agree(store: Any, keys: list[str], claim: dict[str, Any]) -> list[Any]:

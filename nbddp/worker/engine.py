@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import os
+import signal
 import sys
 from typing import Any
 
@@ -25,6 +26,7 @@ def main(request: dict[str, Any]) -> int:
     """Be the worker of rank `request["rank"]` in the cluster of `request["url_file"]`."""
     log = os.fdopen(os.dup(2), "w")  # before ipykernel captures it
     faulthandler.enable(file=log, all_threads=False)
+    faulthandler.register(signal.SIGUSR2, file=log, all_threads=False)  # `stacks` asks so where nothing else answers
     WorkerKernel.log_file = log.fileno()
     _prepare_torch()
     without_debugger()

@@ -57,6 +57,19 @@ def _message(error: BaseException) -> str:
         return f"<message that raises {type(e).__name__}>"
 
 
+def let_go_of_memory(error: BaseException) -> None:
+    """After an out-of-memory error on a GPU: free what the failed calls held, and the allocator's cache.
+
+    The traceback keeps every tensor of the functions it went through alive; the cell's own names stay.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(error, getattr(torch, "OutOfMemoryError", ())):
+        return
+    traceback.clear_frames(error.__traceback__)
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 def frames(tb: TracebackType | None, names: dict[str, str], hide: tuple[str, ...]) -> list[dict[str, Any]]:
     """Frames from the cell inwards; a frame is the user's if it is not from an installed package."""
     entries = traceback.extract_tb(tb)

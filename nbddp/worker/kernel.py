@@ -167,6 +167,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._began_ns = time.time_ns()
         self.release.begin()
         os.environ.update(spec.get("env", {}))
+        if "TORCHELASTIC_ERROR_FILE" in spec.get("env", {}):
+            os.makedirs(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), exist_ok=True)  # @record does not
         if "injected" in spec:
             self.groups.begin(
                 spec["run"],
@@ -232,6 +234,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if self._spec is not None and self._spec["op"] == "call" and outcome["status"] == "failed":
             outcome["error"] = True
             self._error_bytes = values.pack_or_words(error)
+        failure.let_go_of_memory(error)
 
     def _publish(self, outcome: dict[str, Any], buffers: list[bytes]) -> None:
         outcome["group"] = self.groups.facts()
@@ -298,9 +301,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 and not inspect.ismodule(v)]  # fmt: skip
 
     def _ask_stack(self, content: dict[str, Any]) -> Any:
-        if self._spec is None:
-            return {"idle": True, "stack": []}
-        return {**self._ask_where({}), "stack": calls.stack(self._cell_names())}
+        """As `where`, and the main thread's frames."""
+        found = self._ask_where(content)
+        return found if "idle" in found else {**found, "stack": calls.stack(self._cell_names())}
 
     def _ask_release(self, content: dict[str, Any]) -> Any:
         """Free the main thread from a blocked call of run `run`."""

@@ -1,0 +1,121 @@
+"""What the fault tests share: calls that block, ways to go wrong in them, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import nbddp
+from nbddp.options import LaunchSpec
+from nbddp.run.screen import Silent
+
+SET_UP = """
+import os, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+culprit, fault = world - 1, {fault!r}
+size = 4 if rank != culprit or fault != "mismatch" else 8
+
+def go_wrong():
+    if rank != culprit or fault == "mismatch":
+        return True
+    if fault == "raise":
+        raise ValueError("on purpose")
+    if fault == "kill":
+        os.kill(os.getpid(), 9)
+    if fault == "stop":
+        time.sleep(0.2)
+        print("ready", flush=True)
+        time.sleep(600)
+    return False
+
+"""
+INIT = "dist.init_process_group('gloo')\n"
+CALLS = {
+    "all_reduce": INIT + "if go_wrong(): dist.all_reduce(torch.ones(size))",
+    "barrier": INIT + "if go_wrong(): dist.barrier()",
+    "broadcast": INIT + "if go_wrong(): dist.broadcast(torch.ones(size), culprit)",
+    "all_gather": INIT + "if go_wrong(): dist.all_gather([torch.ones(size) for _ in range(world)], torch.ones(size))",
+    "send/recv": INIT + "if go_wrong():\n"
+    "    if rank == culprit:\n        for peer in range(culprit): dist.send(torch.ones(size), peer)\n"
+    "    else: dist.recv(torch.ones(size), culprit)",
+    "gather_object": INIT + "if go_wrong(): dist.gather_object(rank, [None] * world if rank == 0 else None)",
+    "store": INIT + "store = dist.distributed_c10d._get_default_store()\n"
+    "if go_wrong():\n    if rank == culprit: store.set('it', 'is')\n    else: store.wait(['it'])",
+    "DDP backward": INIT + "model = DDP(torch.nn.Linear(4, 4))\nloss = model(torch.ones(2, 4)).sum()\n"
+    "if go_wrong(): loss.backward()",
+    "FSDP2": INIT + "model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))\n"
+    "fully_shard(model, mesh=init_device_mesh('cpu', (world,)))\n"
+    "if go_wrong(): model(torch.ones(2, 8)).sum().backward()",
+    "init": "if go_wrong(): dist.init_process_group('gloo')",
+}  # fmt: skip
+FAULTS = ("raise", "skip", "kill", "stop", "mismatch")
+WITH_SHAPES = ("all_reduce", "broadcast", "all_gather", "send/recv")
+
+AFTER = (
+    SET_UP.format(fault="")
+    + INIT
+    + """
+model = DDP(torch.nn.Linear(2, 1))
+model(torch.full((1, 2), rank + 1.0)).sum().backward()
+gradient = model.module.weight.grad[0, 0].item()
+dist.destroy_process_group()
+(globals().get("kept"), gradient)
+"""
+)
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    for call in CALLS:
+        for fault in FAULTS:
+            if fault != "mismatch" or call in WITH_SHAPES:
+                yield call, fault
+
+
+class StopWhenReady(Silent):
+    """A screen that presses Stop as soon as the first rank prints `ready`; `times`: how often."""
+
+    def __init__(self, times: int = 1) -> None:
+        self.times = times
+
+    def line(self, rank: int, stream: str, text: str) -> None:
+        while text == "ready" and self.times > 0:
+            self.times -= 1
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@dataclass
+class Outcome:
+    """How a faulty cell ended. `lost`: ranks whose names are gone, as the report says."""
+
+    error: nbddp.RunFailed | None
+    seconds: float
+    lost: tuple[int, ...]
+
+
+def run_faulty(pool: nbddp.Pool, call: str, fault: str) -> Outcome:
+    """Run a call with a fault on a pool whose ranks hold `kept`, their own rank."""
+    pool.run_cell("import os; kept = int(os.environ['RANK'])", screen=Silent())
+    began = time.monotonic()
+    error = None
+    try:
+        pool.run_cell(SET_UP.format(fault=fault) + CALLS[call], screen=StopWhenReady(), hang_after=0.5)
+    except nbddp.RunFailed as e:
+        error = e
+    seconds = time.monotonic() - began
+    lost = tuple(s.rank for s in error.states if s.status in ("died", "replaced")) if error else ()
+    return Outcome(error, seconds, lost)
+
+
+def check_after(pool: nbddp.Pool, lost: tuple[int, ...]) -> None:
+    """Every name on every other rank is there, and a DDP step gives the right gradient."""
+    pool.ensure(LaunchSpec())
+    world = pool.world_size
+    found = pool.run_cell(AFTER, want_value=True, screen=Silent())
+    mean = (world + 1) / 2
+    assert [tuple(v) for v in found] == [(None if r in lost else r, mean) for r in range(world)]
