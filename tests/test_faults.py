@@ -226,6 +226,7 @@ def test_timeout_ends_the_cell_with_the_table(two: nbddp.Pool) -> None:
         "time.sleep(600)",
         "import subprocess; subprocess.run(['sleep', '600'])",
         "import asyncio; await asyncio.sleep(600)",
+        "import asyncio; await asyncio.sleep(0)\nwhile True: pass",
     ],
 )
 def test_stop_ends_python_of_every_kind(two: nbddp.Pool, busy: str) -> None:

@@ -10,6 +10,8 @@ wish to be released from a blocked call.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import os
 import select
@@ -18,6 +20,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import ipykernel
@@ -163,6 +166,23 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             "payload": [],
         }
 
+    @contextlib.contextmanager
+    def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
+        """An interrupt ends a cell with a top-level await, also while it waits: then it is cancelled. ipykernel's
+        own way needs an event loop that engines do not set."""
+        loop = asyncio.get_running_loop()
+
+        def interrupt(*args: Any) -> None:
+            if asyncio.current_task(loop) is future:  # the cell's own code is running; IPython catches it there
+                raise KeyboardInterrupt
+            loop.call_soon_threadsafe(future.cancel)
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
     def _begin(self, spec: dict[str, Any]) -> None:
         self._began_ns = time.time_ns()
         self.release.begin()
@@ -229,7 +249,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             if error.code in (None, 0):
                 return
             outcome["exit"] = error.code if isinstance(error.code, int) else str(error.code)
-        outcome["status"] = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        outcome["status"] = "interrupted" if isinstance(error, KeyboardInterrupt | asyncio.CancelledError) else "failed"
         outcome["chain"] = failure.chain(error, self._cell_names(), self._machinery)
         if self._spec is not None and self._spec["op"] == "call" and outcome["status"] == "failed":
             outcome["error"] = True
