@@ -14,6 +14,8 @@ import pytest
 
 import nbddp
 from nbddp.agent import home as homes
+from nbddp.options import LaunchSpec
+from nbddp.pool import requests
 from tests.kernels import Kernel
 
 
@@ -149,7 +151,7 @@ def test_ipcluster_sees_the_pool_and_counts_its_workers() -> None:
 
     with nbddp.Pool(nproc=1) as pool:
         assert row() == ["True", "1", "Agent"]
-        pool.ensure(nbddp.options.LaunchSpec(nproc=2))
+        pool.ensure(LaunchSpec(nproc=2))
         assert row() == ["True", "2", "Agent"]
         pool.restart()
         assert row() == ["True", "2", "Agent"]
@@ -217,3 +219,18 @@ def _until(done: object, timeout: float = 30.0) -> None:
     while not done():  # type: ignore[operator]
         assert time.monotonic() < end, "not in time"
         time.sleep(0.05)
+
+
+def test_worker_that_cannot_start_is_told_and_the_next_start_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = requests.worker
+
+    def broken(*args: object, **kwargs: object) -> dict[str, object]:
+        return {**real(*args, **kwargs), "url_file": "/nowhere"}  # type: ignore[arg-type]
+
+    with nbddp.Pool(nproc=1) as pool:
+        monkeypatch.setattr(requests, "worker", broken)
+        with pytest.raises(nbddp.PoolError, match="rank 1 ended while it started"):
+            pool.ensure(LaunchSpec(nproc=2))
+        monkeypatch.undo()
+        pool.ensure(LaunchSpec(nproc=2))
+        assert list(pool.run(rank_times, 5)) == [0, 5]

@@ -47,6 +47,7 @@ class Living:
     started: float
     log: str
     log_from: int = 0
+    registered: bool = False
     exit: dict[str, Any] | None = None
 
 
@@ -254,6 +255,8 @@ class Pool:
         progress: Callable[[str], None] = lambda text: None,
     ) -> list[str]:
         """Start and end processes until they are those of `topology`; what a user should know, in words."""
+        if any(not w.registered and w.exit is None for w in self.workers.values()):
+            self._wait_registered()
         before = set(self.workers)
         died = sorted(r for r, w in self.workers.items() if w.exit is not None)
         surplus = [r for r in self.workers if r >= topology.world_size]
@@ -319,8 +322,18 @@ class Pool:
             self.workers[rank] = Living(
                 rank, start["uuid"], answer["pid"], answer["started"], start["log"], sizes[rank]
             )
-        self._wire.wait_for({s["rank"]: s["uuid"] for s in starts}, self._check_starting, REGISTER_TIMEOUT)
-        self._note(ranks, "idle")
+        self._wait_registered()
+
+    def _wait_registered(self) -> None:
+        """Wait until every started worker can be reached, also those whose start was left by a Stop.
+
+        A worker that has begun to register is not ended before it has: the hub would hold its rank for seconds.
+        """
+        new = {r: w.uuid for r, w in self.workers.items() if not w.registered and w.exit is None}
+        self._wire.wait_for(new, self._check_starting, REGISTER_TIMEOUT)
+        for rank in new:
+            self.workers[rank].registered = True
+        self._note(list(new), "idle")
 
     def _launch(self, starts: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Start processes through the cluster's engine set, which `ipcluster list` counts."""
@@ -336,7 +349,7 @@ class Pool:
 
     def _check_starting(self) -> None:
         for worker in self.workers.values():
-            if worker.exit is not None:
+            if worker.exit is not None and not worker.registered:
                 raise PoolError(
                     f"rank {worker.rank} ended while it started (exit code {worker.exit['code']}): "
                     f"{last_words(worker.log, worker.log_from) or 'it left no message'}"
@@ -361,7 +374,7 @@ class Pool:
                     self._exited(worker, event)
         elif event["ev"] == "gone" or (event["ev"] == "exit" and event["kind"] == "controller"):
             for worker in list(self.workers.values()):
-                self._exited(worker, {"code": None, "what": "the pool's agent or controller has ended"})
+                self._exited(worker, {"code": None, "pool_ended": True})
             if self.agent is not None and self.agent.alive and event["ev"] == "exit":
                 self.agent.tell("stop")  # a pool without its controller cannot be reached
 

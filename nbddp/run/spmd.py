@@ -18,7 +18,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from nbddp.errors import Cause, Frame, Raised, RankState, RunFailed, RunHung, RunStopped, RunTimedOut, WorkerFailed
+from nbddp.errors import (
+    Cause,
+    Frame,
+    PoolNotRunning,
+    Raised,
+    RankState,
+    RunFailed,
+    RunHung,
+    RunStopped,
+    RunTimedOut,
+    WorkerFailed,
+)
 from nbddp.run import deadlock, report, supervise
 from nbddp.run.collect import RankOutput
 from nbddp.run.screen import Screen
@@ -342,14 +353,19 @@ class Run:
         return min(same, key=lambda e: e.rank)
 
     def raise_if_bad(self) -> None:
-        """Raise the RunFailed that says what ended the run, if it did not end well."""
+        """Raise the error that says what ended the run, if it did not end well."""
         error = self.error()
         if error is not None:
             raise error
 
-    def error(self) -> RunFailed | None:
+    def error(self) -> RunFailed | PoolNotRunning | None:
         """What ended the run, with the report; None if it ended well."""
         first = self.first_failure()
+        if first is not None and first.content.get("pool_ended"):
+            return PoolNotRunning(
+                "the pool has ended while the cell ran, because its agent or its controller did; "
+                "names on its workers are gone, and the next %%ddp cell starts a new pool"
+            )
         ends = {supervise.STOPPED: self._stopped, supervise.HUNG: self._hung, supervise.LATE: self._late}
         if self.ended_by in ends and (first is None or self._interrupted_at is None or first.at > self._interrupted_at):
             return ends[self.ended_by]()

@@ -1,0 +1,145 @@
+"""However a pool ends, nothing of it is left, and nothing that is left stops the next one."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nbddp.agent import home as homes
+from tests.kernels import Kernel
+
+BUSY = (
+    "%%ddp\nimport torch, torch.distributed as dist, os, time\ndist.init_process_group('gloo')\nkept = 5\n"
+    "print('busy', flush=True)\nif os.environ['RANK'] == '0': dist.barrier()\ntime.sleep(600)"
+)
+AGENT = "from nbddp.magics import _loaded\nagent = [m.pool.agent for m in _loaded.values()][0]\n"
+
+
+def until(done: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.02)
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+class Pool:
+    """A kernel with a pool of two: the agent, all its processes, and its folder."""
+
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+        assert kernel.run("%ddp start --nproc 2").ok
+        pid, home = kernel.run(AGENT + "print(agent.process.pid, agent.home, sep='|')").text().strip().split("|")
+        self.agent, self.home = psutil.Process(int(pid)), Path(home)
+        self.family = [self.agent, *self.agent.children(recursive=True)]
+
+    def controller(self) -> psutil.Process:
+        answer = "print([c['pid'] for c in agent.request('status')['children'] if c['kind'] == 'controller'][0])"
+        return psutil.Process(int(self.kernel.run(answer).text()))
+
+    def busy(self) -> str:
+        """Start a cell that never ends, and wait until a rank is in it."""
+        cell = self.kernel.send(BUSY)
+        until(lambda: "running" in self.states())
+        return cell
+
+    def states(self) -> str:
+        from nbddp.agent.handle import Agent
+
+        agent = Agent.connect(self.home)
+        try:
+            return str(agent.request("status"))
+        finally:
+            agent.close()
+
+
+@pytest.fixture
+def pool(new_kernel: Kernel) -> Pool:
+    return Pool(new_kernel)
+
+
+def test_kernel_killed_while_a_cell_runs(pool: Pool) -> None:
+    pool.busy()
+    psutil.Process(pool.kernel.pid).kill()
+    until(lambda: gone(pool.family), 3)
+    until(lambda: not pool.home.exists())
+
+
+def test_kernel_restarted_while_a_cell_runs(pool: Pool) -> None:
+    pool.busy()
+    pool.kernel.manager.restart_kernel(now=True)
+    pool.kernel.client.wait_for_ready(timeout=60)
+    until(lambda: gone(pool.family), 3)
+    assert pool.kernel.run("%load_ext nbddp").ok
+    assert pool.kernel.run("%%ddp --nproc 2\nprint('new')").text() == "ranks 0–1 │ new\n"
+
+
+def test_notebook_closed(pool: Pool) -> None:
+    pool.kernel.manager.shutdown_kernel(now=False)
+    until(lambda: gone(pool.family), 3)
+    assert not pool.home.exists()
+
+
+@pytest.mark.parametrize("whom", ["agent", "controller"])
+def test_agent_or_controller_killed_while_a_cell_runs(pool: Pool, whom: str) -> None:
+    victim = pool.agent if whom == "agent" else pool.controller()
+    cell = pool.busy()
+    victim.kill()
+    shown = pool.kernel.collect(cell)
+    assert shown.reply["ename"] == "PoolNotRunning"
+    assert "the next %%ddp cell starts a new pool" in shown.evalue
+    until(lambda: gone(pool.family), 3)
+    again = pool.kernel.run("%%ddp --nproc 2\nprint('kept' in globals())")
+    assert again.text() == "ranks 0–1 │ False\n", again.error
+    assert pool.home not in homes.running()
+    assert not pool.home.exists()
+
+
+def test_machine_suspended_and_resumed(pool: Pool) -> None:
+    """All processes stop and go on later: nothing takes the gap for a death."""
+    pool.kernel.run("%%ddp\nkept = 7")
+    frozen = [psutil.Process(pool.kernel.pid), *pool.family]
+    for process in frozen:
+        process.suspend()
+    time.sleep(3)  # longer than any patience of ours
+    for process in reversed(frozen):
+        process.resume()
+    shown = pool.kernel.run(
+        "%%ddp\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "t = torch.ones(1); dist.all_reduce(t); dist.destroy_process_group(); print(kept, t.item())"
+    )
+    assert shown.text() == "ranks 0–1 │ 7 2.0\n", shown.error
+
+
+def test_stop_while_the_pool_starts(new_kernel: Kernel) -> None:
+    """Workers that are half started are found again by the next cell."""
+    new_kernel.run("%ddp start --nproc 1")
+    cell = new_kernel.send("%ddp start --nproc 6")
+    while True:
+        message = new_kernel.client.get_iopub_msg(timeout=60)
+        if "starting 5 workers" in str(message["content"].get("data", "")):
+            break
+    new_kernel.interrupt()
+    shown = new_kernel.collect(cell)
+    assert shown.ok or shown.reply["ename"] == "KeyboardInterrupt", shown.error
+    after = new_kernel.run("%%ddp --nproc 6\nimport os; print(os.environ['RANK'] in '012345')")
+    assert after.text().endswith("ranks 0–5 │ True\n"), after.error
+    pids = new_kernel.run("%%ddp -o pids\nimport os; os.getpid()\n")
+    assert pids.ok, pids.error
+    held = new_kernel.run(AGENT + "print(sum(c['kind'] == 'worker' for c in agent.request('status')['children']))")
+    assert held.text().strip() == "6"
+
+
+def test_signal_handlers_are_as_before_after_a_run(new_kernel: Kernel) -> None:
+    before = new_kernel.run("import signal; print(signal.getsignal(signal.SIGINT))").text()
+    new_kernel.run("%%ddp --nproc 1\n1")
+    assert new_kernel.run("print(signal.getsignal(signal.SIGINT))").text() == before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
