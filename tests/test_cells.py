@@ -238,3 +238,61 @@ def _wait_for_live(kernel: Kernel, text: str) -> None:
         message = kernel.client.get_iopub_msg(timeout=30)
         if message["msg_type"] == "update_display_data" and text in str(message["content"]["data"]):
             return
+
+
+MEET = "import os, time, torch, torch.distributed as dist\ndist.init_process_group()\nrank = dist.get_rank()\n"
+
+
+def test_stop_frees_a_stuck_collective_and_keeps_state(four: Kernel) -> None:
+    four.run("%%ddp\nkept = 'still'")
+    stuck = "print('go', flush=True)\nif rank == 3: time.sleep(600)\ndist.all_reduce(torch.ones(1))"
+    cell = four.send(f"%%ddp\n{MEET}{stuck}")
+    _wait_for_live(four, "go")
+    four.interrupt()
+    shown = four.collect(cell)
+    assert shown.reply["ename"] == "RunStopped"
+    assert "rank 3: cell line 6, still running; interrupted, names are kept" in shown.error
+    assert "names are gone" not in shown.error
+    meet = "t = torch.ones(1); dist.all_reduce(t); print(kept, t.item()); dist.destroy_process_group()"
+    again = four.run(f"%%ddp\n{MEET}{meet}")
+    assert again.text() == "ranks 0–3 │ still 4.0\n", again.error
+
+
+def test_deadlock_is_shown_as_a_table_and_stacks_tell_more(four: Kernel) -> None:
+    shown = four.run(f"%%ddp --hang-after 0.5\n{MEET}if rank != 2:\n    dist.all_reduce(torch.ones(1))")
+    assert shown.reply["ename"] == "RunHung"
+    words = "ranks 0–1, 3 wait in all_reduce #1 (line 6); rank 2 has finished the cell without calling it"
+    assert shown.evalue == f"deadlock: {words}"
+    assert "   2  –            finished the cell" in shown.error
+    assert "   3  cell line 6  waiting in all_reduce #1 for rank 2  freed, names are kept" in shown.error
+    stacks = four.run("%ddp stacks")
+    text = stacks.displays[0]["text/plain"]
+    assert "when the last run was ended:" in text
+    assert words in text
+    assert "ranks 0–1, 3:\n  Cell In[" in text
+    assert four.run("%%ddp\nprint('on')").text() == "ranks 0–3 │ on\n"
+
+
+def test_live_status_says_who_is_waited_for(four: Kernel) -> None:
+    cell = four.send(f"%%ddp\n{MEET}if rank == 1:\n    time.sleep(4)\ndist.barrier(); dist.destroy_process_group()")
+    _wait_for_live(four, "waiting in barrier #1 for rank 1)")
+    assert four.collect(cell).ok
+
+
+def test_timeout_and_never(four: Kernel) -> None:
+    shown = four.run("%%ddp --timeout 0.5 --hang-after never\nimport time; time.sleep(600)")
+    assert shown.reply["ename"] == "RunTimedOut"
+    assert shown.evalue == "the run has taken longer than --timeout 0.5"
+    assert "   0  cell line 2  running  freed, names are kept" in shown.error
+
+
+def test_attempts_are_told_as_they_fail(four: Kernel) -> None:
+    shown = four.run(
+        "%%ddp --max-restarts 2\nimport os\nattempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "if attempt < 2 and os.environ['RANK'] == '1': raise ValueError('not yet')\nprint('attempt', attempt)"
+    )
+    assert shown.ok, shown.error
+    assert [line for line in shown.text().splitlines() if line.startswith("attempt")] == [
+        f"attempt {i} of 3: rank 1 raised ValueError: not yet (cell line 4); starting all workers anew" for i in (1, 2)
+    ]
+    assert shown.text().endswith("ranks 0–3 │ attempt 2\n")

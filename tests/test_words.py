@@ -39,9 +39,13 @@ from nbddp.worker import values
     ("state", "action"),
     [
         (RunState(0, ()), Finish()),
+        (RunState(1, (), output_until=1.5), Wait(0.5)),
+        (RunState(2, (), output_until=1.5), Finish()),
         (RunState(0, (0, 1)), Wait(None)),
         (RunState(0, (1,), failed_at=0), Wait(GRACE)),
         (RunState(GRACE, (1,), failed_at=0), Interrupt((1,), "failed")),
+        (RunState(0, (1,), failed_at=0, all_hung=True), Interrupt((1,), "failed")),
+        (RunState(0, (1,), all_hung=True), Wait(None)),
         (RunState(0, (1,), failed_at=0, interrupted_at=0), Wait(RELEASE_AFTER)),
         (RunState(RELEASE_AFTER, (1,), failed_at=0, interrupted_at=0), Release((1,))),
         (RunState(0.5, (1,), failed_at=0, interrupted_at=0, released=True), Wait(PATIENCE - 0.5)),

@@ -40,6 +40,8 @@ LONG = 0.1  # seconds after which a run is worth telling others about
 LOOK_EVERY = 0.5  # seconds between two questions where the ranks are
 ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
 DEATH_FIRST = 0.5  # seconds by which a neighbour's "connection closed" may come before the death that caused it
+LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a rank that died: the agent tells of
+# the death by a shorter way than output comes, and only outcomes are known to come after it
 AT_ONCE = 0.05  # seconds within which equal errors of several ranks are one
 PEER_GONE = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
@@ -109,6 +111,7 @@ class Run:
         self._round = Round()
         self._next_look = 0.0
         self._hung_since: float | None = None
+        self._output_until = 0.0
         self._interrupted_at: float | None = None
         self._released = self._replaced = False
         self._actions: dict[type, Callable[[Any], None]] = {
@@ -159,11 +162,13 @@ class Run:
             failed_at=min(bad, default=None),
             stops=self.stops,
             hung_since=self._hung_since,
+            all_hung=self.deadlock is not None and set(self.deadlock.ranks) >= set(self.running()),
             hang_after=self.hang_after,
             deadline=None if self.timeout is None else (self._timed_from or self._began) + self.timeout,
             interrupted_at=self._interrupted_at,
             released=self._released,
             replaced=self._replaced,
+            output_until=self._output_until,
         )
 
     def running(self) -> tuple[int, ...]:
@@ -207,6 +212,7 @@ class Run:
             if rank not in self.ended:
                 status = "replaced" if self._replaced else "died"
                 self.ended[rank] = Ended(rank, status, time.monotonic(), content=what, code=what["code"])
+                self._output_until = time.monotonic() + LAST_OUTPUT
         elif kind == OUTCOME:
             buffers = [bytes(b) for b in what["buffers"]]
             content = what["content"]
@@ -214,9 +220,13 @@ class Run:
             if status == "failed" and self._interrupted_at is not None:
                 status = "interrupted"  # by us: the error is how a freed call ends
             self.ended[rank] = Ended(rank, status, time.monotonic(), content, buffers)
+            if status == "failed":
+                self._next_look = 0.0  # are the others waiting for this one?
         elif kind == "place":
             self._answered(rank, *what)
         else:
+            if rank in self.ended:
+                self._output_until = time.monotonic() + LAST_OUTPUT
             for stream, line in self.outputs[rank].take(kind, what["content"]):
                 if rank in self.shown:
                     self.screen.line(rank, stream, line)
@@ -268,7 +278,7 @@ class Run:
     def _look(self, names: bool = False) -> None:
         """Ask every living rank where it is; the answers come as events."""
         asked = [r for r in self.specs if r not in self.ended or self.ended[r].status == "ok"]
-        suspect = names or any(p.state == "blocked" for p in self.positions.values())
+        suspect = names or any(p.state == "blocked" for p in self.positions.values()) or len(asked) < len(self.specs)
         number, now = self._round.number + 1, time.monotonic()
         self._round = Round(number, set(asked), {}, now + ANSWER_TIME, now, self._round.at)
         self._next_look = now + self._look_every()

@@ -2,7 +2,8 @@
 
 `next_action(state)` decides; the loop in `run.spmd` carries it out and holds no rules.
 Times are seconds of one monotonic clock. A run is brought to its end by the first of: a
-failure (after GRACE, since the others may be about to report the same error), Stop, a
+failure (after GRACE, since the others may be about to report the same error; at once if all that are
+left are known to wait for ranks that cannot come), Stop, a
 deadlock that has stood for `hang_after`, the deadline of `--timeout`. Then, on the ranks that
 are still at work, a ladder: interrupt; after RELEASE_AFTER free what is blocked in a
 collective; after PATIENCE replace the process. Stop pressed twice replaces at once.
@@ -21,18 +22,22 @@ FAILED, STOPPED, HUNG, LATE = "failed", "stopped", "hung", "late"
 @dataclass(frozen=True)
 class RunState:
     """`running`: ranks without an outcome. `failed_at`: time of the first failure or death. `hung_since`: since
-    when the same deadlock stands. `deadline`: when the run must have ended. The rest: what was done already."""
+    when the same deadlock stands; `all_hung`: every running rank is part of it. `deadline`: when the run
+    must have ended. `output_until`: till when output of a rank that died may still arrive. The rest: what was
+    done already."""
 
     now: float
     running: tuple[int, ...]
     failed_at: float | None = None
     stops: tuple[float, ...] = ()
     hung_since: float | None = None
+    all_hung: bool = False
     hang_after: float | None = 5.0
     deadline: float | None = None
     interrupted_at: float | None = None
     released: bool = False
     replaced: bool = False
+    output_until: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ Action = Wait | Interrupt | Release | Replace | Finish
 def next_action(state: RunState) -> Action:
     """The table of the module's docstring."""
     if not state.running:
-        return Finish()
+        return Finish() if state.now >= state.output_until else Wait(state.output_until - state.now)
     if state.replaced:
         return Wait(None)
     if len(state.stops) > 1:
@@ -95,7 +100,7 @@ def end_due(state: RunState) -> tuple[float | None, str]:
     """When the run is to be ended as things stand (None: never), and why."""
     due = [
         (state.stops[0] if state.stops else None, STOPPED),
-        (None if state.failed_at is None else state.failed_at + GRACE, FAILED),
+        (None if state.failed_at is None else state.failed_at + GRACE * (not state.all_hung), FAILED),
         (None if None in (state.hung_since, state.hang_after) else state.hung_since + state.hang_after, HUNG),  # type: ignore[operator]
         (state.deadline, LATE),
     ]

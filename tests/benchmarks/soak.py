@@ -58,7 +58,9 @@ def main() -> None:
             tally[ended] = tally.get(ended, 0) + 1
             for rank in range(asked.nproc):
                 expected[rank] += 1
-                lost_output += f"cell {number} rank {rank}\n" not in printed(pool, rank)
+                if f"cell {number} rank {rank}\n" not in printed(pool, rank):
+                    lost_output += 1
+                    print(f"cell {number}: no line of rank {rank} ({call}, {fault}, {ended})", flush=True)
             gone = [r for r, e in pool.last_run.ended.items() if e.status in ("died", "replaced")]  # type: ignore[union-attr]
             reported += len(gone)
             for rank in gone:

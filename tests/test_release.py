@@ -1,0 +1,182 @@
+"""The parts of a release that need no second rank; NCCL's through stand-ins with its interface."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from nbddp.worker import calls, check, failure
+from nbddp.worker.release import Release, Sockets, abort_nccl, python_sockets
+
+
+class FakeNccl(types.SimpleNamespace):
+    """torch.distributed as it looks with an NCCL group; `aborted` counts."""
+
+    def __init__(self, config: str, private: bool = True, fails: bool = False):
+        super().__init__()
+        self.aborted = 0
+
+        def abort() -> None:
+            self.aborted += 1
+            if fails:
+                raise RuntimeError("no communicator")
+
+        self.is_available = self.is_initialized = lambda: True
+        self.get_backend_config = lambda: config
+        group = types.SimpleNamespace(abort=abort)
+        self.distributed_c10d = types.SimpleNamespace(_get_default_group=lambda: group)
+        if private:
+            self.distributed_c10d._abort_process_group = abort
+
+
+@pytest.mark.parametrize(
+    ("config", "private", "times"),
+    [("cuda:nccl", True, 1), ("cpu:gloo,cuda:nccl", False, 1), ("cpu:gloo", True, 0)],
+)
+def test_nccl_groups_are_aborted_and_others_left(
+    monkeypatch: pytest.MonkeyPatch, config: str, private: bool, times: int
+) -> None:
+    fake = FakeNccl(config, private)
+    monkeypatch.setitem(sys.modules, "torch.distributed", fake)
+    abort_nccl()
+    assert fake.aborted == times
+
+
+def test_abort_that_fails_is_told_and_does_not_stop_the_release(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed", FakeNccl("cuda:nccl", fails=True))
+    abort_nccl()
+    assert "aborting NCCL: RuntimeError: no communicator" in capfd.readouterr().err
+
+
+def pair() -> tuple[Any, Any]:
+    """A connected pair that no Python object holds, as C++ makes it, and a Python object to read the other end."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    near = socket.create_connection(listener.getsockname())
+    far, _ = listener.accept()
+    listener.close()
+    return near.detach(), far
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")
+def test_only_sockets_that_appeared_while_watched_are_shut() -> None:
+    found = Sockets()
+    mine, my_end = pair()
+    with found.watch():
+        theirs, their_end = pair()
+        pythons = socket.create_server(("127.0.0.1", 0))
+    late, late_end = pair()
+    assert set(found.torchs()) == {theirs}
+    assert pythons.fileno() in python_sockets()
+    assert found.shut() == 1
+    assert their_end.recv(1) == b"", "shut"
+    for fd, end in ((mine, my_end), (late, late_end)):
+        held = socket.socket(fileno=fd)
+        held.sendall(b"x")
+        assert end.recv(1) == b"x"
+        held.close()
+        end.close()
+    for s in (socket.socket(fileno=theirs), their_end, pythons):
+        s.close()
+    gc.collect()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")
+def test_call_in_progress_counts_what_has_appeared_so_far() -> None:
+    found = Sockets()
+    with found.watch():
+        theirs, their_end = pair()
+        assert found.torchs() == [theirs]
+    their_end.close()
+    socket.socket(fileno=theirs).close()
+
+
+def test_release_ends_with_its_run_and_never_reaches_the_next() -> None:
+    class Counting(Sockets):
+        shuts = 0
+
+        def shut(self) -> int:
+            self.shuts += 1
+            return 0
+
+    counting = Counting()
+    release = Release(counting)
+    assert not release.start(), "no run is on"
+    release.begin()
+    assert release.start()
+    while not counting.shuts:
+        pass
+    assert release.end(), "it was released"
+    before = counting.shuts
+    assert not release.start()
+    release.begin()
+    assert not release.end(), "the next run was not"
+    assert counting.shuts == before
+
+
+def test_memory_is_given_back_after_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    emptied: list[bool] = []
+    cuda = types.SimpleNamespace(is_initialized=lambda: True, empty_cache=lambda: emptied.append(True))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError, cuda=cuda))
+    freed: list[str] = []
+
+    class Tensor:
+        def __del__(self) -> None:
+            freed.append("tensor")
+
+    def forward() -> None:
+        activations = Tensor()
+        raise OutOfMemoryError(f"tried to allocate {activations}")
+
+    with pytest.raises(OutOfMemoryError) as caught:
+        forward()
+    assert not freed
+    failure.let_go_of_memory(caught.value)
+    assert (freed, emptied) == (["tensor"], [True])
+    failure.let_go_of_memory(ValueError("another"))
+    assert emptied == [True]
+
+
+ENTRY = {
+    "process_group": ["0", "default_pg"], "collective_seq_id": 7, "profiling_name": "nccl:all_reduce", "retired": False,
+    "input_sizes": [[4, 2]], "input_dtypes": ["Float"], "is_p2p": False, "time_created_ns": 10,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "entries", "sequence"),
+    [
+        ({"op": "all_reduce", "kind": "collective"}, [ENTRY, {**ENTRY, "collective_seq_id": 8}], 8),
+        (None, [ENTRY, {**ENTRY, "collective_seq_id": 8}], 7),
+        (None, [{**ENTRY, "time_created_ns": 3}, {**ENTRY, "retired": True}], None),
+    ],
+)
+def test_recorded_collectives_tell_what_is_pending(
+    monkeypatch: pytest.MonkeyPatch, call: dict[str, Any] | None, entries: list[dict[str, Any]], sequence: int | None
+) -> None:
+    monkeypatch.setattr(calls, "_recorded", lambda active: entries)
+    monkeypatch.setattr(calls, "_members", lambda name: ([0, 1], "cuda:nccl"))
+    found = calls._pending(call, 5)
+    assert (found and found["sequence"]) == sequence
+    if found:
+        assert (found["op"], found["what"], found["backend"]) == ("all_reduce", "float[4, 2]", "cuda:nccl")
+
+
+def test_difference_is_worded_by_what_differs() -> None:
+    same = ["all_reduce", "float32[4]", "SUM", ""]
+    assert check.difference([0, 1, 2], [same, same, ["all_reduce", "float32[4]", "MAX", ""]]) == (
+        "all_reduce differs between ranks: SUM on ranks 0, 1; MAX on rank 2"
+    )
+    assert check.difference([4, 5], [same, ["barrier", "", "", ""]]) == (
+        "different collectives: all_reduce float32[4] on rank 4; barrier on rank 5"
+    )
