@@ -63,16 +63,14 @@ def of_run(positions: Mapping[int, Position], facts: Mapping[int, Mapping[str, A
 
 def live(agent: Agent) -> Stacks:
     """Ask the ranks of a running pool. Raises PoolError if the pool has no workers."""
-    from ipyparallel import Client
-
-    from nbddp.pool.wire import Wire
+    from nbddp.pool.wire import join
 
     status = agent.request("status")
     workers = {c["rank"]: c for c in status["children"] if c["kind"] == "worker"}
     files = [f for f in status["files"] if f.endswith("-client.json")]
     if not workers or not files:
         raise PoolError(f"pool {agent.pool_id} has no workers; a %%ddp cell starts them")
-    wire = Wire(Client(files[0]))
+    wire = join(files[0])
     try:
         return _ask(agent, wire, workers)
     finally:

@@ -273,6 +273,21 @@ def test_death_is_told_with_signal_memory_last_words_and_log(two: nbddp.Pool, ho
     check_after_says_new(two, error.rank)
 
 
+def test_last_line_of_a_killed_rank_is_not_lost(two: nbddp.Pool) -> None:
+    """A process that is killed right after a print takes messages with it that have not left it."""
+    for number in range(20):
+        with pytest.raises(nbddp.WorkerFailed):
+            two.run_cell(
+                f"import os, sys\nprint('last', {number}); print('word', {number}, file=sys.stderr)\n"
+                "if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)",
+                screen=Silent(),
+            )
+        assert two.last_run is not None
+        for output in two.last_run.outputs.values():
+            assert sorted(output.log.read_text().splitlines()) == [f"last {number}", f"word {number}"]
+        two.ensure(LaunchSpec())
+
+
 def check_after_says_new(pool: nbddp.Pool, rank: int) -> None:
     assert pool.ensure(LaunchSpec()) == [f"rank {rank} is new and empty"]
     assert pool.ensure(LaunchSpec()) == [], "said once"

@@ -24,6 +24,7 @@ STOREYS = [
         "agent.identity",
         "worker.release",
         "worker.calls",
+        "worker.kept",
         "worker.check",
     ],
     ["options", "environment", "run.cell", "run.supervise", "worker.values", "worker.failure", "worker.groups"],

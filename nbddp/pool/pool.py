@@ -15,6 +15,7 @@ import re
 import time
 import uuid as uuids
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
 from nbddp.values import RankValues, check_ranks
-from nbddp.worker import values
+from nbddp.worker import kept, values
 
 HOST, MASTER = "127.0.0.1", "localhost"
 REGISTER_TIMEOUT = 60.0
@@ -436,6 +437,15 @@ class Pool:
 
     def log_of(self, rank: int) -> str:
         return self.workers[rank].log if rank in self.workers else ""
+
+    def written(self, rank: int) -> dict[str, str]:
+        """What a rank wrote in its last run, by stream, as its own file has it."""
+        found = {}
+        for stream in kept.STREAMS:
+            with suppress(FileNotFoundError):
+                copy = Path(kept.path(self.workers[rank].log, stream))
+                found[stream] = copy.read_bytes().decode("utf-8", "replace")
+        return found
 
     # -- runs -------------------------------------------------------------------------------
 

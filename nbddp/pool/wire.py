@@ -113,6 +113,13 @@ class Wire:
         self.client.close(linger=0)
 
 
+def join(connection_file: str) -> Wire:
+    """A second client of a cluster that another process runs."""
+    from ipyparallel import Client
+
+    return Wire(Client(connection_file))
+
+
 def _answer(future: Any) -> Any:
     answer = future.result()["content"]
     return answer.get("answer") if answer.get("status") == "ok" else None

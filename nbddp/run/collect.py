@@ -99,6 +99,7 @@ class RankOutput:
         self.rank = rank
         self.log = log
         self.items: list[Item] = []
+        self.received = {"stdout": 0, "stderr": 0}  # characters
         self._file: BinaryIO | None = None
         self._clear_next = False
 
@@ -135,6 +136,7 @@ class RankOutput:
 
     def _take_text(self, stream: str, text: str) -> list[tuple[str, str]]:
         self._clear_if_due()
+        self.received[stream] += len(text)
         if self._file is None:
             self.log.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.log, "ab", buffering=0)  # noqa: SIM115 (closed by close)

@@ -57,6 +57,7 @@ class Workers(Protocol):
     def release(self, ranks: Sequence[int], run: int) -> None: ...
     def node_of(self, rank: int) -> int: ...
     def log_of(self, rank: int) -> str: ...
+    def written(self, rank: int) -> Mapping[str, str]: ...
 
 
 @dataclass
@@ -150,6 +151,7 @@ class Run:
                 else:
                     self._actions[type(action)](action)
         self._drain()
+        self._fill_in()
         self.screen.finish([self.outputs[r] for r in self.shown])
         for out in self.outputs.values():
             out.close()
@@ -205,31 +207,49 @@ class Run:
         while not self.events.empty():
             self._handle(*self.events.get())
 
+    def _fill_in(self) -> None:
+        """What ranks that died had written, and their messages did not bring."""
+        for rank, ended in self.ended.items():
+            if ended.status in ("died", "replaced"):
+                for stream, text in self.workers.written(rank).items():
+                    missing = text[self.outputs[rank].received[stream] :]
+                    if missing:
+                        self._printed(rank, "stream", {"name": stream, "text": missing})
+
     def _handle(self, kind: str, rank: int, what: Any) -> None:
         if kind == "stop":
             self.stops += (what,)
-        elif kind == "exit":
-            if rank not in self.ended:
-                status = "replaced" if self._replaced else "died"
-                self.ended[rank] = Ended(rank, status, time.monotonic(), content=what, code=what["code"])
-                self._output_until = time.monotonic() + LAST_OUTPUT
-        elif kind == OUTCOME:
-            buffers = [bytes(b) for b in what["buffers"]]
-            content = what["content"]
-            status = content["status"]
-            if status == "failed" and self._interrupted_at is not None:
-                status = "interrupted"  # by us: the error is how a freed call ends
-            self.ended[rank] = Ended(rank, status, time.monotonic(), content, buffers)
-            if status == "failed":
-                self._next_look = 0.0  # are the others waiting for this one?
         elif kind == "place":
             self._answered(rank, *what)
+        elif kind == "exit":
+            self._died(rank, what)
+        elif kind == OUTCOME:
+            self._came_out(rank, what)
         else:
-            if rank in self.ended:
-                self._output_until = time.monotonic() + LAST_OUTPUT
-            for stream, line in self.outputs[rank].take(kind, what["content"]):
-                if rank in self.shown:
-                    self.screen.line(rank, stream, line)
+            self._printed(rank, kind, what["content"])
+
+    def _died(self, rank: int, event: dict[str, Any]) -> None:
+        if rank not in self.ended:
+            status = "replaced" if self._replaced else "died"
+            self.ended[rank] = Ended(rank, status, time.monotonic(), content=event, code=event["code"])
+            self._output_until = time.monotonic() + LAST_OUTPUT
+
+    def _came_out(self, rank: int, message: dict[str, Any]) -> None:
+        buffers = [bytes(b) for b in message["buffers"]]
+        content = message["content"]
+        status = content["status"]
+        if status == "failed" and self._interrupted_at is not None:
+            status = "interrupted"  # by us: the error is how a freed call ends
+        self.ended[rank] = Ended(rank, status, time.monotonic(), content, buffers)
+        if status == "failed":
+            self._next_look = 0.0  # are the others waiting for this one?
+
+    def _printed(self, rank: int, kind: str, content: dict[str, Any]) -> None:
+        if rank in self.ended:
+            self._output_until = time.monotonic() + LAST_OUTPUT
+        for stream, line in self.outputs[rank].take(kind, content):
+            if rank in self.shown:
+                self.screen.line(rank, stream, line)
 
     # -- the ladder ----------------------------------------------------------------------
 

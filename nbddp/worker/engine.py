@@ -17,6 +17,7 @@ import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
 from nbddp.worker import calls
+from nbddp.worker.kept import Kept
 from nbddp.worker.kernel import WorkerKernel
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
@@ -33,6 +34,7 @@ def main(request: dict[str, Any]) -> int:
     if not hasattr(engine_app, "Kernel"):
         raise RuntimeError("this ipyparallel has no engine.app.Kernel to replace; nbddp needs ipyparallel 9")
     engine_app.Kernel = WorkerKernel
+    _Engine.log_path = request["log"]
     app = _Engine.instance(config=_config(request))
     app.initialize([])
     app.start()
@@ -42,10 +44,13 @@ def main(request: dict[str, Any]) -> int:
 class _Engine(engine_app.IPEngine):  # type: ignore[misc]
     """An engine that, once registered, flushes its output quickly and hooks torch's rendezvous."""
 
+    log_path = ""
+
     async def complete_registration(self, *args: Any, **kwargs: Any) -> None:
         await super().complete_registration(*args, **kwargs)
         for stream in (sys.stdout, sys.stderr):
             stream.flush_interval = FLUSH_SECONDS  # type: ignore[union-attr]
+        self.kernel.kept = Kept(self.log_path)
         self.kernel.groups.install()
         calls.mark()
 

@@ -31,6 +31,7 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from nbddp.worker import calls, failure, values
 from nbddp.worker.check import Checker
 from nbddp.worker.groups import Groups
+from nbddp.worker.kept import Kept
 from nbddp.worker.release import Release
 
 OUTCOME = "nbddp_outcome"
@@ -98,6 +99,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.groups = Groups()
         self.release = Release(self.groups.sockets, self.log_file)
         self.checker = Checker()
+        self.kept: Kept | None = None
         self._began_ns = 0
         self._spec: dict[str, Any] | None = None
         self._parent: dict[str, Any] = {}
@@ -186,6 +188,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _begin(self, spec: dict[str, Any]) -> None:
         self._began_ns = time.time_ns()
         self.release.begin()
+        if self.kept is not None:
+            self.kept.begin()
         os.environ.update(spec.get("env", {}))
         if "TORCHELASTIC_ERROR_FILE" in spec.get("env", {}):
             os.makedirs(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), exist_ok=True)  # @record does not
