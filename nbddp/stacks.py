@@ -45,14 +45,19 @@ class Stacks:
         same: dict[str, list[int]] = {}
         for r, p in sorted(self.positions.items()):
             text = self.dumps.get(r) or "\n".join(report.stack_text(self.stacks.get(r, ())))
-            if p.state not in ("finished", "died") and text:
+            if p.state not in deadlock.GONE and text:
                 same.setdefault(text, []).append(r)
         parts += [f"{rank_words(ranks)}:\n{text}" for text, ranks in same.items()]
         return "\n\n".join(parts)
 
     def doing(self, p: Position) -> str:
         idle = all(q.state == "finished" for q in self.positions.values())
-        words = {"finished": "idle" if idle else "has finished the cell", "failed": "has failed", "died": "has died"}
+        words = {
+            "finished": "idle" if idle else "has finished the cell",
+            "failed": "has failed",
+            "died": "has died",
+            "absent": "takes no part",
+        }
         return words.get(p.state) or deadlock.waiting_words(p, self.positions) or "running"
 
 

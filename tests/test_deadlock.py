@@ -85,6 +85,8 @@ DEADLOCKS = [
      "rank 0 waits in all_reduce #2 (line 5); rank 1 has died"),
     ([at(0, "all_reduce", 5, 2), peer(1, "recv", 0), busy(2)], (0, 1),
      "rank 0 waits in all_reduce #2 (line 5); rank 1 waits in recv from rank 0 (line 3); rank 2 is running"),
+    ([at(0, "all_reduce", 5), Position(1, "absent"), Position(2, "absent")], (0,),
+     "rank 0 waits in all_reduce #1 (line 5); ranks 1–2 take no part in this run"),
     ([sub(0), done(1), busy(2)], (0,),
      "rank 0 waits in all_reduce #1 (line 5); rank 1 has finished the cell without calling it"),
 ]  # fmt: skip

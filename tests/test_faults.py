@@ -170,6 +170,24 @@ def test_report_names_the_first_failure_and_where_the_others_were(two: nbddp.Poo
         two.run_cell("dist.all_reduce(torch.ones(1))", screen=Silent())
 
 
+def test_ranks_that_take_no_part_are_not_waited_for_in_vain(two: nbddp.Pool) -> None:
+    two.run_cell(PREPARE, screen=Silent())
+    with pytest.raises(nbddp.RunHung) as caught:
+        two.run_cell("dist.all_reduce(torch.ones(1))", ranks=[0], hang_after=0.5, screen=Silent())
+    assert str(caught.value).endswith("rank 0 waits in all_reduce #1 (line 1); rank 1 takes no part in this run")
+    check_after(two, ())
+
+
+def test_place_in_the_users_own_module_is_told(two: nbddp.Pool, tmp_path: Path) -> None:
+    (tmp_path / "trainer.py").write_text("import torch, torch.distributed as dist\ndef fit():\n    dist.barrier()\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport trainer\nif rank == 0: trainer.fit()"
+    with pytest.raises(nbddp.RunHung) as caught:
+        two.run_cell(PREPARE + code, hang_after=0.5, screen=Silent())
+    words = "rank 0 waits in barrier #1 (trainer.py line 3, in fit); rank 1 has finished the cell without calling it"
+    assert str(caught.value) == f"deadlock: {words}"
+    check_after(two, ())
+
+
 def test_error_in_a_comm_hook_is_the_cause(two: nbddp.Pool) -> None:
     hook = (
         "model = DDP(torch.nn.Linear(4, 4))\ndef hook(state, bucket):\n"

@@ -19,7 +19,7 @@ from nbddp.topology import rank_words
 
 UNIFORM = {"all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "barrier"}  # same shape and dtype everywhere
 IN_TORCH = ("collective", "send", "recv", "store", "init", "new_group", "wait")
-GONE = ("finished", "failed", "died")
+GONE = ("finished", "failed", "died", "absent")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Position:
-    """A rank at one moment. `state` is "running", "blocked", "silent" (does not answer: native code that holds
-    the interpreter), "finished", "failed" or "died". `past`: (group, sequence) → what was called there."""
+    """A rank at one moment.
+
+    `state` is "running", "blocked", "silent" (does not answer: native code that holds the interpreter),
+    "finished", "failed", "died" or "absent" (its rank takes no part in the run). `past`: (group, sequence) → what
+    was called there.
+    """
 
     rank: int
     state: str
@@ -267,8 +271,9 @@ def _mismatch(me: Position, all_of: Positions) -> tuple[str, list[int]]:
 
 def _fate(p: Position | None) -> str:
     if p is None:
-        return "took no part in this run"
+        return "is no rank of this pool"
     return {
+        "absent": "takes no part in this run",
         "finished": "has finished the cell without calling it",
         "failed": "has failed",
         "died": "has died",
@@ -323,7 +328,7 @@ def _at(p: Position) -> str:
 
 
 def _plural(words: str) -> str:
-    return words.replace("has ", "have ", 1).replace("waits ", "wait ", 1)
+    return words.replace("has ", "have ", 1).replace("waits ", "wait ", 1).replace("takes ", "take ", 1)
 
 
 def _s(verb: str, ranks: list[int]) -> str:

@@ -164,7 +164,8 @@ def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool) ->
     lines.append(headline(cause))
     if cause.kind == "died":
         lines += died_words(cause)
-    return "\n".join([*lines, *states_text(others), *_ending(dropped)])
+    more = [f"%ddp log --rank {cause.rank} prints its whole output; %ddp stacks shows where every rank was."]
+    return "\n".join([*lines, *states_text(others), *_ending(dropped), *(more if dropped else [])])
 
 
 def stopped_text(states: Sequence[RankState], *, dropped: bool) -> str:
@@ -177,7 +178,7 @@ def hung_text(head: str, words: Sequence[str], advice: str, states: Sequence[Ran
     lines = [f"{head}: {words[0]}" if words else head, *words[1:], "", *positions_table(states), ""]
     if advice:
         lines.append(advice)
-    return "\n".join([*lines, *_ending(dropped)])
+    return "\n".join([*lines, *_ending(dropped), "%ddp stacks shows the stack of every rank."])
 
 
 def attempt_words(attempt: int, most: int, why: str) -> str:

@@ -106,6 +106,7 @@ class Run:
         self.noted = False
         self.positions: dict[int, deadlock.Position] = {}
         self.facts: dict[int, dict[str, Any]] = {}
+        self.world_size = max((int(s["env"]["WORLD_SIZE"]) for s in specs.values() if "env" in s), default=len(specs))
         self.deadlock: deadlock.Deadlock | None = None
         self.ended_by = ""
         self._began = 0.0
@@ -325,6 +326,8 @@ class Run:
                 self.positions[rank] = replace(before or deadlock.Position(rank, gone), state=gone, call=None)
             else:
                 self.positions[rank] = deadlock.position_of(rank, facts, before, elapsed)
+        for rank in range(self.world_size):
+            self.positions.setdefault(rank, deadlock.Position(rank, "absent"))
         found = deadlock.diagnose(self.positions)
         if found != self.deadlock:
             self._hung_since = time.monotonic() if found is not None else None

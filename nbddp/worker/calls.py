@@ -20,7 +20,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from nbddp.worker import check
+from nbddp.worker import check, failure
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
 OTHERS = ("torch/distributed/_functional_collectives.py",)
@@ -71,10 +71,10 @@ def position(names: dict[str, str], groups: Any, since_ns: int) -> dict[str, Any
     """
     main = threading.main_thread()
     frames = _frames(sys._current_frames().get(main.ident or 0))
-    user = next((f for f in frames if f.f_code.co_filename in names), None)
+    user = next((f for f in frames if failure.is_user(f.f_code.co_filename, names)), None)
     call = _call(frames[: frames.index(user)] if user in frames and user is not None else frames)
     found: dict[str, Any] = {
-        "user": user and [names[user.f_code.co_filename], user.f_lineno, user.f_code.co_name],
+        "user": user and [*_place(user, names)],
         "call": call,
         "pending": _claimed(frames) or _pending(call, since_ns),
         "waits": _waits(main.native_id),
@@ -98,14 +98,14 @@ def history(since_ns: int) -> dict[str, list[list[Any]]]:
 
 
 def stack(names: dict[str, str]) -> list[list[Any]]:
-    """The main thread's frames, outermost first: [file, line, function, is it a cell's]."""
+    """The main thread's frames from the user's first, outermost first: [file, line, function, is it the user's]."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    rows = []
+    rows: list[list[Any]] = []
     for f in reversed(_frames(frame)):
         file = f.f_code.co_filename
         if file == HERE:
             continue  # our mark around torch's call
-        rows.append([names.get(file, file), f.f_lineno, f.f_code.co_name, file in names])
+        rows.append([*_place(f, names), failure.is_user(file, names)])
     first = next((i for i, row in enumerate(rows) if row[3]), 0)
     return rows[first:]
 
@@ -117,6 +117,11 @@ def _claimed(frames: list[FrameType]) -> dict[str, Any] | None:
             claim = frame.f_locals["claim"]
             return dict(claim) if claim["sequence"] else None
     return None
+
+
+def _place(frame: FrameType, names: dict[str, str]) -> tuple[str, int, str]:
+    file = frame.f_code.co_filename
+    return names.get(file, file), frame.f_lineno, frame.f_code.co_name
 
 
 def _frames(frame: FrameType | None) -> list[FrameType]:
