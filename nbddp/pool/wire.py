@@ -15,6 +15,7 @@ from typing import Any
 from nbddp.errors import PoolError
 
 NEEDED = ("_send", "_engines", "_mux_stream", "_control_stream", "_query_stream", "_io_loop")
+DIGESTS = 8192  # signatures remembered against replay; ipyparallel's 65536 fill 8 MB over a day's cells
 Hear = Callable[[int, dict[str, Any]], None]
 
 
@@ -26,6 +27,8 @@ class Wire:
         lacking = missing(client)
         if lacking:
             raise PoolError(f"this ipyparallel lacks {', '.join(lacking)}; install ipyparallel 9")
+        client.session.digest_history_size = DIGESTS
+        self._asked: dict[int, set[str]] = {}
 
     def engines(self) -> dict[int, str]:
         """rank → uuid of the engines that are registered now."""
@@ -95,7 +98,11 @@ class Wire:
     def _question(self, rank: int, content: dict[str, Any]) -> Any:
         client = self.client
         ident = client._engines[rank].encode()
-        return client._send(client._control_stream, "nbddp_request", content=content, ident=ident)
+        future = client._send(client._control_stream, "nbddp_request", content=content, ident=ident)
+        asked = self._asked.setdefault(rank, set())
+        asked.add(future.msg_id)
+        future.add_done_callback(lambda f: asked.discard(f.msg_id))
+        return future
 
     def forget(self, rank: int, uuid: str, timeout: float = 5.0) -> None:
         """Tell hub and client that an engine has ended, so that its rank can be given again."""
@@ -108,6 +115,10 @@ class Wire:
             time.sleep(0.005)
             if time.monotonic() > end:
                 raise PoolError(f"the hub did not let go of rank {rank}; %ddp stop, then start again")
+        for question in list(self._asked.pop(rank, ())):  # nobody will answer; the client would keep them for ever
+            for table in (client._futures, client._output_futures, client.results, client.metadata):
+                table.pop(question, None)
+        client.history.clear()
 
     def close(self) -> None:
         self.client.close(linger=0)
