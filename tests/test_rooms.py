@@ -39,7 +39,7 @@ STOREYS = [
     ["values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
-    ["pool.requests", "pool.wire", "pool.launcher", "stacks"],
+    ["pool.requests", "pool.wire", "pool.launcher", "pool.stop", "stacks"],
     ["pool"],
     ["assist", "magics", "cli"],
     ["__main__", "__init__"],

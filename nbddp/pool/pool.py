@@ -25,6 +25,7 @@ from nbddp.agent.handle import Agent
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunHung, WorkerFailed
 from nbddp.options import LaunchSpec
 from nbddp.pool import requests
+from nbddp.pool.stop import uninterrupted
 from nbddp.run import report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
@@ -90,6 +91,7 @@ class Pool:
         self._store_of_run: dict[int, int] = {}
         self._run_id = str(uuids.uuid4())
         self._files: list[str] = []
+        self._early_exits: dict[int, dict[str, Any]] = {}
         self._described: tuple[object, ...] = ()
 
     # -- life ----------------------------------------------------------------------------
@@ -124,7 +126,8 @@ class Pool:
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
         if not self.running:
-            self._start_cluster(progress)
+            with uninterrupted():
+                self._start_cluster(progress)
         notes = self._match(topology, visible, fresh=spec.fresh, progress=progress)
         if topology != self.topology:
             self._group_broken = self._group_broken or bool(self.topology)
@@ -317,13 +320,21 @@ class Pool:
             )
             for r in ranks
         ]
+        with uninterrupted():
+            self._record(starts)
+        self._wait_registered()
+
+    def _record(self, starts: list[dict[str, Any]]) -> None:
+        """Start processes and note them as ours."""
         sizes = {s["rank"]: os.path.getsize(s["log"]) if os.path.exists(s["log"]) else 0 for s in starts}
         for start, answer in zip(starts, self._launch(starts), strict=True):
             rank = start["rank"]
             self.workers[rank] = Living(
                 rank, start["uuid"], answer["pid"], answer["started"], start["log"], sizes[rank]
             )
-        self._wait_registered()
+            early = self._early_exits.pop(answer["pid"], None)
+            if early is not None:
+                self._exited(self.workers[rank], early)
 
     def _wait_registered(self) -> None:
         """Wait until every started worker can be reached, also those whose start was left by a Stop.
@@ -364,15 +375,19 @@ class Pool:
         for rank in ranks:
             worker = self.workers[rank]
             _until(lambda w=worker: w.exit is not None, 10.0, f"rank {rank} did not end")  # type: ignore[misc]
-        for rank in ranks:
-            self._wire.forget(rank, self.workers.pop(rank).uuid)
+        with uninterrupted():
+            for rank in ranks:
+                self._wire.forget(rank, self.workers[rank].uuid)
+                del self.workers[rank]
 
     def _hear(self, event: dict[str, Any]) -> None:
         """The agent's events, in its reader thread."""
         if event["ev"] == "exit" and event["kind"] == "worker":
-            for worker in list(self.workers.values()):
-                if worker.pid == event["pid"]:
-                    self._exited(worker, event)
+            known = [w for w in list(self.workers.values()) if w.pid == event["pid"]]
+            for worker in known:
+                self._exited(worker, event)
+            if not known:
+                self._early_exits[event["pid"]] = event  # it ended before its start was noted
         elif event["ev"] == "gone" or (event["ev"] == "exit" and event["kind"] == "controller"):
             for worker in list(self.workers.values()):
                 self._exited(worker, {"code": None, "pool_ended": True})
