@@ -74,6 +74,11 @@ def _waits_in_read(thread: int, fd: int) -> bool:
     return number in READ_NUMBERS and bool(arguments) and int(arguments[0], 16) == fd
 
 
+def _short(error: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """An exception as the history of a worker keeps it."""
+    return {"ename": type(error).__name__, "evalue": "", "traceback": []}
+
+
 class _NoShellThread:
     """Stands where ipykernel 7 expects its shell thread, which an engine does not have; without it a
     cell with a top-level await runs but is never answered."""
@@ -119,6 +124,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         shell.events.register("post_run_cell", self._keep_result)
         self._show_traceback = shell.showtraceback
         shell.showtraceback = self._showtraceback
+        # IPython 9 words every exception once more for its history, at a second or more in torch's large files
+        shell._format_exception_for_storage = _short
 
     # -- requests ------------------------------------------------------------------
 
