@@ -245,13 +245,12 @@ MEET = "import os, time, torch, torch.distributed as dist\ndist.init_process_gro
 
 def test_stop_frees_a_stuck_collective_and_keeps_state(four: Kernel) -> None:
     four.run("%%ddp\nkept = 'still'")
-    stuck = "print('go', flush=True)\nif rank == 3: time.sleep(600)\ndist.all_reduce(torch.ones(1))"
-    cell = four.send(f"%%ddp\n{MEET}{stuck}")
-    _wait_for_live(four, "go")
+    cell = four.send(f"%%ddp\n{MEET}if rank == 3: time.sleep(600)\ndist.all_reduce(torch.ones(1))")
+    _wait_for_live(four, "waiting in all_reduce #1 for rank 3)")
     four.interrupt()
     shown = four.collect(cell)
     assert shown.reply["ename"] == "RunStopped"
-    assert "rank 3: cell line 6, still running; interrupted, names are kept" in shown.error
+    assert "rank 3: cell line 5, still running; interrupted, names are kept" in shown.error
     assert "names are gone" not in shown.error
     meet = "t = torch.ones(1); dist.all_reduce(t); print(kept, t.item()); dist.destroy_process_group()"
     again = four.run(f"%%ddp\n{MEET}{meet}")

@@ -21,9 +21,10 @@ STOREYS = [
         "draw.palette",
         "draw.table",
         "agent.lines",
+        "agent.home",
+        "worker.kept",
         "agent.identity",
         "worker.release",
-        "worker.kept",
         "worker.check",
     ],
     [

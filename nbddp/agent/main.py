@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ WARM = (
 
 @dataclass
 class Child:
-    """One process started here. `state` is what the owner says it is doing."""
+    """One process started here. `state` is what the owner says it is doing; `pipes` are read ends of
+    its own pipes, and where what is left in each belongs."""
 
     kind: str
     pid: int
@@ -56,6 +58,7 @@ class Child:
     uuid: str = ""
     state: str = "starting"
     log: str = ""
+    pipes: list[tuple[int, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -214,6 +217,14 @@ class Agent:
                 os.kill(pid, message["signal"])
         return {}
 
+    def do_hold(self, peer: Peer, message: Message) -> Message:
+        """Hold the `pipes` [descriptor, file] of the child `pid` open: what C++ writes into them while the process
+        ends is appended to the file when it has ended, since then nobody else can read it."""
+        child = self.children[message["pid"]]
+        for fd, path in message["pipes"]:
+            child.pipes.append((os.open(f"/proc/{child.pid}/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK), path))
+        return {}
+
     def do_store(self, peer: Peer, message: Message) -> None:
         """Open a fresh store; the answer comes when the store host has it."""
         if self.store_channel is None:
@@ -254,6 +265,7 @@ class Agent:
     def _start(self, kind: str, request: dict[str, Any], keep: tuple[int, ...] = ()) -> Child:
         held = {key.fd for key in self.selector.get_map().values()} - {0}
         held |= {self._wakeup[1].fileno(), self.selector.fileno()}
+        held |= {fd for c in self.children.values() for fd, _ in c.pipes}
         pid = children.start(TARGETS[kind], request, close=held - set(keep), keep=keep)
         child = Child(kind, pid, Identity.of(pid).started, log=request["log"])
         self.children[pid] = child
@@ -308,6 +320,8 @@ class Agent:
             _, status, usage = os.wait4(found.si_pid, 0)
             child = self.children.pop(found.si_pid, None)
             if child is not None:
+                for fd, path in child.pipes:
+                    empty_into(fd, path)
                 self._tell_all(
                     ev="exit", kind=child.kind, rank=child.rank, uuid=child.uuid, pid=child.pid,
                     code=os.waitstatus_to_exitcode(status), peak_kib=usage.ru_maxrss,
@@ -339,6 +353,18 @@ class Agent:
             self._reap()
             time.sleep(0.002)
         home.remove(self.home, self.files)
+
+
+def empty_into(pipe: int, path: str) -> None:
+    """Append what is left in a pipe to a file, and close it."""
+    left = b""
+    with suppress(BlockingIOError):  # a child of the process may still hold the other end
+        while chunk := os.read(pipe, 65536):
+            left += chunk
+    os.close(pipe)
+    if left:
+        with open(path, "ab") as file:
+            file.write(left)
 
 
 def _import_all(names: tuple[str, ...]) -> str:

@@ -364,7 +364,7 @@ class Pool:
             if worker.exit is not None and not worker.registered:
                 raise PoolError(
                     f"rank {worker.rank} ended while it started (exit code {worker.exit['code']}): "
-                    f"{last_words(worker.log, worker.log_from) or 'it left no message'}"
+                    f"{self._last_words(worker) or 'it left no message'}"
                 )
         if self.agent is None or not self.agent.alive:
             raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
@@ -396,10 +396,13 @@ class Pool:
 
     def _exited(self, worker: Living, event: dict[str, Any]) -> None:
         if worker.exit is None:
-            worker.exit = event = {**event, "last_words": last_words(worker.log, worker.log_from)}
+            worker.exit = event = {**event, "last_words": self._last_words(worker)}
             run = self.current
             if run is not None:
                 run.worker_exited(worker.rank, event)
+
+    def _last_words(self, worker: Living) -> str:
+        return last_words(worker.log, worker.log_from, self.written(worker.rank).get("stderr", ""))
 
     def _need_running(self) -> None:
         if not self.running or self.topology is None:
@@ -449,6 +452,9 @@ class Pool:
 
     def node_of(self, rank: int) -> int:
         return self.placed().workers[rank].node
+
+    def device_of(self, rank: int) -> str:
+        return self.placed().workers[rank].device_words()
 
     def log_of(self, rank: int) -> str:
         return self.workers[rank].log if rank in self.workers else ""
@@ -684,18 +690,24 @@ class Pool:
 _LOOPBACK = requests.loopback()
 
 
-def last_words(path: str, start: int = 0) -> str:
-    """What a process that has ended wrote last into its log, from byte `start`: from where the interpreter
-    or the C++ library began to say why it aborts, or else the last lines."""
+def last_words(log: str, start: int = 0, printed: str = "") -> str:
+    """What a process that has ended said last: why the C++ library aborts (in what it printed to stderr), why
+    and where the interpreter does (in its log, from byte `start`), or else the last lines of the log."""
     try:
-        with open(path, errors="replace") as file:
+        with open(log, errors="replace") as file:
             file.seek(start)
             lines = [line.rstrip() for line in file.read().splitlines()]
     except OSError:
-        return ""
-    lines = [line for line in lines if line and not line.startswith("Extension modules")]
-    fatal = [i for i, line in enumerate(lines) if line.startswith(("Fatal Python error", "terminate called"))]
-    return "\n".join(lines[fatal[0] :][:LAST_WORDS] if fatal else lines[-3:])
+        lines = []
+    told = [line.rstrip() for line in printed.splitlines() if line.startswith(("terminate called", "  what():"))]
+    lines = lines[next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), 0) :]
+    in_thread = ""
+    for line in lines:
+        if line.startswith(("Thread 0x", "Current thread 0x")):
+            in_thread = line
+        elif line.startswith("Fatal Python error") or (in_thread.startswith("Current") and line.startswith("  File ")):
+            told.append(line)
+    return "\n".join(told[:LAST_WORDS] or [line for line in lines if line][-3:])
 
 
 def _packed(value: Any, name: str) -> bytes:

@@ -29,6 +29,7 @@ def worker(
 ) -> dict[str, Any]:
     """A start request for one worker; `uuid` is what it will register under."""
     base = dict(env)
+    base.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not capture what C and subprocesses write
     base.update(environment.of_worker(place, topology, env, visible=visible, loopback=loopback()))
     return {
         "kind": "worker",

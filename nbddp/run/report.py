@@ -141,9 +141,11 @@ def lost_words(names: Sequence[str]) -> str:
 def died_words(cause: Cause) -> list[str]:
     """What is known of a process that ended by itself: its memory, its last words, where its log is."""
     lines = []
-    peak = cause.extra.get("peak_kib")
-    if peak:
-        lines.append(f"It held at most {peak / 1024:.0f} MiB.")
+    device, peak = cause.extra.get("device"), cause.extra.get("peak_kib")
+    facts = [f"ran on {device}"] if device else []
+    facts += [f"held at most {peak / 1024:.0f} MiB"] if peak else []
+    if facts:
+        lines.append(f"It {' and '.join(facts)}.")
     words = cause.extra.get("last_words", "")
     if words:
         lines += ["Its last words:", *(f"    {line}" for line in words.splitlines())]

@@ -57,6 +57,7 @@ class Workers(Protocol):
     def release(self, ranks: Sequence[int], run: int) -> None: ...
     def node_of(self, rank: int) -> int: ...
     def log_of(self, rank: int) -> str: ...
+    def device_of(self, rank: int) -> str: ...
     def written(self, rank: int) -> Mapping[str, str]: ...
 
 
@@ -442,7 +443,7 @@ class Run:
             chain=chain_of(ended),
             code=ended.code if kind == "died" else ended.content.get("exit"),
             log=self.workers.log_of(ended.rank),
-            extra=ended.content if kind == "died" else {},
+            extra={**ended.content, "device": self.workers.device_of(ended.rank)} if kind == "died" else {},
         )
 
     def _state_of(self, ended: Ended) -> RankState:

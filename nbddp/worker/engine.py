@@ -16,8 +16,8 @@ from typing import Any
 import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
-from nbddp.worker import calls
-from nbddp.worker.kept import Kept
+from nbddp.agent import home as homes
+from nbddp.worker import calls, kept
 from nbddp.worker.kernel import WorkerKernel
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
@@ -26,7 +26,8 @@ FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
 def main(request: dict[str, Any]) -> int:
     """Be the worker of rank `request["rank"]` in the cluster of `request["url_file"]`."""
     log = os.fdopen(os.dup(2), "w")  # before ipykernel captures it
-    faulthandler.enable(file=log, all_threads=False)
+    faulthandler.enable(file=log, all_threads=False)  # to word threads that run on would crash in its turn
+    kept.watch_pipes()
     faulthandler.register(signal.SIGUSR2, file=log, all_threads=False)  # `stacks` asks so where nothing else answers
     WorkerKernel.log_file = log.fileno()
     _prepare_torch()
@@ -50,7 +51,8 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         await super().complete_registration(*args, **kwargs)
         for stream in (sys.stdout, sys.stderr):
             stream.flush_interval = FLUSH_SECONDS  # type: ignore[union-attr]
-        self.kernel.kept = Kept(self.log_path)
+        self.kernel.kept = kept.Kept(self.log_path)
+        self.kernel.kept.have_pipes_held(os.path.join(os.path.dirname(self.log_path), homes.SOCKET))
         self.kernel.groups.install()
         calls.mark()
 

@@ -3,14 +3,23 @@
 A message of a process that is killed may never leave it. So what is written to stdout and stderr
 during a run is also written to a file next to the worker's log, which the kernel of the operating system keeps;
 when a rank has died, the client takes from it what has not come (`run.spmd`).
+
+What C++ writes to the descriptors lies in a pipe first, until a thread of this process has read it; a process
+that aborts has no time for that. So the agent is asked to hold the pipe's read end too, and
+the thread leaves new text there for a few milliseconds: what was said just before the end is still in the pipe.
 """
 
 from __future__ import annotations
 
 import os
+import select
+import socket
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
+
+from nbddp.agent.lines import encode
 
 STREAMS = ("stdout", "stderr")
 
@@ -20,15 +29,56 @@ def path(log: str, stream: str) -> str:
     return f"{log}.{stream}"
 
 
+LEAVE_SECONDS = 0.005
+
+
+def watch_pipes() -> None:
+    """Have ipykernel's streams read captured descriptors as `_watch` does; before they are made."""
+    from ipykernel.iostream import OutStream
+
+    if hasattr(OutStream, "_watch_pipe_fd"):
+        OutStream._watch_pipe_fd = _watch
+
+
+def _watch(stream: Any) -> None:
+    """The thread of one captured descriptor: ipykernel's `OutStream._watch_pipe_fd`, but for the pause."""
+    if stream._fid is None:
+        return
+    try:
+        while True:
+            select.select([stream._fid], [], [])
+            time.sleep(LEAVE_SECONDS)
+            while select.select([stream._fid], [], [], 0)[0]:
+                data = os.read(stream._fid, 1 << 16)
+                if not data or not stream._should_watch:
+                    return
+                stream.write(data.decode(errors="replace"))
+                os.write(stream._original_stdstream_copy, data)
+    except Exception:
+        stream._exc = sys.exc_info()  # where ipykernel looks for it
+
+
 class Kept:
     """The two copies; one per worker. Each holds the text of the current run alone."""
 
     def __init__(self, log: str):
+        self._log = log
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
         self._files = {s: os.open(path(log, s), flags, 0o600) for s in STREAMS}
         for stream in STREAMS:
             out: Any = getattr(sys, stream)
             out.write = self._copying(out.write, self._files[stream])
+
+    def have_pipes_held(self, agent: str) -> None:
+        """Ask the agent at this socket to keep what is left in the pipes of captured descriptors."""
+        found = {s: getattr(getattr(sys, s), "_fid", None) for s in STREAMS}
+        pipes = [[fd, path(self._log, s)] for s, fd in found.items() if fd is not None]
+        if not pipes or not os.path.isdir("/proc/self/fd"):
+            return
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(agent)
+            connection.sendall(encode({"op": "hold", "pid": os.getpid(), "pipes": pipes, "id": 0}))
+            connection.recv(1)  # done
 
     def begin(self) -> None:
         """A run begins: nothing has been written in it."""
