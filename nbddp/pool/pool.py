@@ -30,6 +30,7 @@ from nbddp.run import report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
+from nbddp.trace.steps import Recording, step_from
 from nbddp.values import RankValues, check_ranks
 from nbddp.worker import kept, values
 
@@ -575,6 +576,16 @@ class Pool:
                 )
             found[name] = RankValues({r: values.unpack(e.buffers[i]) for r, e in run.ended.items()})
         return found
+
+    def timings(self) -> Recording:
+        """The DDP steps of the last run that took some. Raises BadInput if no run has."""
+        self._need_running()
+        run = self._run(tuple(range(self.world_size)), {"op": "timings"}, screen=Silent(), state="timings")
+        found = {r: values.unpack(e.buffers[0]) for r, e in run.ended.items()}
+        steps = {r: [step_from(s) for s in f["steps"]] for r, f in found.items() if f["steps"]}
+        if not steps:
+            raise BadInput("no step of a DistributedDataParallel has been recorded; train in a %%ddp cell first")
+        return Recording(steps, model=next(f["model"] for f in found.values() if f["model"]))
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""

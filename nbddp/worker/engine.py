@@ -55,6 +55,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         self.kernel.kept.have_pipes_held(os.path.join(os.path.dirname(self.log_path), homes.SOCKET))
         self.kernel.groups.install()
         calls.mark()
+        self.kernel.recorder.install()
 
 
 def without_debugger() -> None:

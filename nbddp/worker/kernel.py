@@ -32,6 +32,7 @@ from nbddp.worker import calls, failure, values
 from nbddp.worker.check import Checker
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
+from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
 
 OUTCOME = "nbddp_outcome"
@@ -105,6 +106,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.release = Release(self.groups.sockets, self.log_file)
         self.checker = Checker()
         self.kept: Kept | None = None
+        self.recorder = Recorder()
         self._began_ns = 0
         self._spec: dict[str, Any] | None = None
         self._parent: dict[str, Any] = {}
@@ -207,6 +209,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 spec["connect"],
                 drop=spec["drop_group"],
             )
+        self.recorder.begin(spec["run"], spec.get("timings", True))
         if spec.get("check"):
             self.checker.begin(spec["run"])
 
@@ -252,6 +255,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """One buffer per name; an empty one for a name that is not there."""
         names = self.shell.user_ns
         return [values.pack_or_words(names[n]) if n in names else b"" for n in spec["names"]]
+
+    def _do_timings(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
+        """What the recorder has of the last run with DDP steps."""
+        return [values.pack(self.recorder.collect())]
 
     # -- outcome -------------------------------------------------------------------
 

@@ -1,0 +1,109 @@
+"""What was recorded of training steps, as plain data. All times are nanoseconds of one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One gradient bucket of one step on one rank.
+
+    ready: its last gradient was there; sent: the collective was handed to the process group;
+    done: its result was there. `names` are the parameters in it, `bytes` the size of the buffer.
+    """
+
+    index: int
+    bytes: int
+    ready: int
+    sent: int
+    done: int
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step of one DDP model on one rank.
+
+    forward: (start, end). backward: (start, end of the gradients' computation, end with all buckets done).
+    optimizer: (start, end), or None if no optimizer stepped. `synced` is False inside no_sync.
+    """
+
+    number: int
+    forward: Span
+    backward: tuple[int, int, int]
+    optimizer: Span | None = None
+    buckets: tuple[Bucket, ...] = ()
+    synced: bool = True
+    rebuilt: bool = False
+
+    @property
+    def start(self) -> int:
+        return self.forward[0]
+
+    @property
+    def end(self) -> int:
+        return self.optimizer[1] if self.optimizer else self.backward[2]
+
+    @property
+    def duration(self) -> int:
+        return self.end - self.start
+
+    def shifted(self, offset: int) -> Step:
+        """The same on a clock that is `offset` ahead."""
+        a, b, c = self.backward
+        return Step(
+            self.number,
+            (self.forward[0] + offset, self.forward[1] + offset),
+            (a + offset, b + offset, c + offset),
+            self.optimizer and (self.optimizer[0] + offset, self.optimizer[1] + offset),
+            tuple(
+                Bucket(x.index, x.bytes, x.ready + offset, x.sent + offset, x.done + offset, x.names)
+                for x in self.buckets
+            ),
+            self.synced,
+            self.rebuilt,
+        )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The steps of all ranks. `steps[rank]` in the order they were taken; `residual` is the error of the clocks'
+    alignment in nanoseconds (0 on one machine, which has one clock)."""
+
+    steps: Mapping[int, Sequence[Step]]
+    residual: int = 0
+    model: str = ""
+    names: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self.steps)
+
+    def numbers(self) -> list[int]:
+        """Numbers of the steps that every rank has, in order."""
+        common = set.intersection(*({s.number for s in some} for some in self.steps.values())) if self.steps else set()
+        return sorted(common)
+
+    def step(self, number: int) -> dict[int, Step]:
+        """Rank → its step of this number. Raises KeyError if a rank does not have it."""
+        found = {r: next((s for s in some if s.number == number), None) for r, some in self.steps.items()}
+        if any(s is None for s in found.values()) or not found:
+            raise KeyError(number)
+        return {r: s for r, s in found.items() if s is not None}
+
+
+def step_from(data: Mapping[str, Any]) -> Step:
+    """A step from the plain data that a worker sends."""
+    buckets = tuple(
+        Bucket(b["index"], b["bytes"], b["ready"], b["sent"], b["done"], tuple(b["names"])) for b in data["buckets"]
+    )
+    optimizer = tuple(data["optimizer"]) if data["optimizer"] else None
+    return Step(
+        data["number"], tuple(data["forward"]), tuple(data["backward"]), optimizer,  # type: ignore[arg-type]
+        buckets, data["synced"], data["rebuilt"],
+    )  # fmt: skip

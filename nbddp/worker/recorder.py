@@ -1,0 +1,338 @@
+"""Records what DistributedDataParallel does, step by step, without touching the user's code or results.
+
+Times of a step come from four places: DDP's forward, the first gradient that enters backward, the end
+of the autograd engine's work, and optimizers' step hooks. Buckets are seen where DDP hands them
+over: its C++ reducer is given a process group that passes every call on to the real one
+and notes when. So no communication hook is registered, DDP's own arithmetic (the division
+fused into the copy) stays, and pickling and deepcopy of the model are as before. A user's
+`register_comm_hook` is wrapped instead, since its buckets do not pass through the reducer's group.
+
+On CPU times are the host's (`time.perf_counter_ns`, one clock for all ranks of a machine); of CUDA
+tensors they are those of CUDA events, resolved when the recording is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+RING = 2000  # steps kept
+now = time.perf_counter_ns
+
+
+class Recorder:
+    """The recordings of one worker. `on` is False under `--no-timings`."""
+
+    def __init__(self) -> None:
+        self.on = True
+        self.run = 0
+        self.steps: deque[dict[str, Any]] = deque(maxlen=RING)
+        self._models: WeakKeyDictionary[Any, _Model] = WeakKeyDictionary()
+        self._groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._cuda = _CudaClock()
+
+    def begin(self, run: int, on: bool) -> None:
+        self.run, self.on = run, on
+
+    def install(self) -> None:
+        """Put the wraps in place; once, when the worker starts."""
+        import torch.distributed as dist
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        if not dist.is_available() or not hasattr(dist, "Reducer"):
+            return
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        group = _group_class(dist, self._cuda)
+        self._wrap(dist.Reducer, "__init__", lambda original: self._reducer(original, group))
+        self._wrap(DDP, "forward", self._forward)
+        self._wrap(DDP, "register_comm_hook", self._comm_hook)
+        register_optimizer_step_pre_hook(lambda *_: self._optimizer(0))
+        register_optimizer_step_post_hook(lambda *_: self._optimizer(1))
+
+    def collect(self) -> dict[str, Any]:
+        """The steps of the last run that took some, of the model it used last, as plain data."""
+        finished = [s for s in self.steps if s["backward"][2]]
+        if not finished:
+            return {"model": "", "steps": []}
+        last = finished[-1]
+        chosen = [s for s in finished if (s["run"], s["model"]) == (last["run"], last["model"])]
+        return {"model": last["title"], "run": last["run"], "steps": [self._plain(s) for s in chosen]}
+
+    def _plain(self, step: dict[str, Any]) -> dict[str, Any]:
+        buckets = sorted(step["buckets"], key=lambda b: b["index"])
+        names = _names(step["orders"], [b["numel"] for b in buckets])
+        keys = ("number", "forward", "backward", "synced", "rebuilt")
+        optimizer = step["optimizer"] if step["optimizer"][1] else None
+        resolved = [self._cuda.resolve(b) for b in buckets]
+        return {
+            **{k: step[k] for k in keys},
+            "optimizer": optimizer,
+            "buckets": [
+                {"index": b["index"], "bytes": b["bytes"], "ready": b["ready"], "sent": b["sent"], "done": b["done"],
+                 "names": n}
+                for b, n in zip(resolved, names, strict=True)
+            ],
+        }  # fmt: skip
+
+    # -- wraps ---------------------------------------------------------------------------
+
+    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, functools.wraps(original)(make(original)))
+
+    def _reducer(self, original: Any, group_class: Any) -> Any:
+        def __init__(
+            reducer: Any, parameters: Any, indices: Any, limits: Any, group: Any, *args: Any, **kwargs: Any
+        ) -> None:
+            if not self.on:
+                original(reducer, parameters, indices, limits, group, *args, **kwargs)
+                return
+            recording = group_class(group)
+            original(reducer, parameters, indices, limits, recording, *args, **kwargs)
+            self._groups[reducer] = recording
+
+        return __init__
+
+    def _forward(self, original: Any) -> Any:
+        import torch
+
+        def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
+            group = self._groups.get(ddp.reducer) if self.on else None
+            if group is None or not torch.is_grad_enabled():
+                return original(ddp, *args, **kwargs)
+            model = self._models.get(ddp)
+            if model is None:
+                model = self._models[ddp] = _Model(ddp)
+            step = model.begin(self.run, bool(ddp.require_backward_grad_sync))
+            step["forward"][0] = now()
+            out = original(ddp, *args, **kwargs)
+            step["forward"][1] = now()
+            group.step = step
+            first = functools.partial(self._first_gradient, step)
+            for tensor in _tensors(out):
+                if tensor.requires_grad:
+                    tensor.register_hook(first)
+            return out
+
+        return forward
+
+    def _first_gradient(self, step: dict[str, Any], gradient: Any) -> None:
+        """Backward has reached DDP's output: note it, and have the engine tell when it is through."""
+        if step["backward"][0]:
+            return
+        import torch
+
+        step["backward"][0] = now()
+        engine = torch.autograd.Variable._execution_engine
+
+        def all_waited_for() -> None:
+            step["backward"][2] = now()
+            self.steps.append(step)
+
+        def computed() -> None:  # before DDP's own callback, which waits for the buckets
+            step["backward"][1] = now()
+            engine.queue_callback(all_waited_for)
+
+        engine.queue_callback(computed)
+
+    def _comm_hook(self, original: Any) -> Any:
+        def register_comm_hook(ddp: Any, state: object, hook: Any) -> Any:
+            group = self._groups.get(ddp.reducer)
+            if group is None or not callable(hook):
+                return original(ddp, state, hook)
+
+            @functools.wraps(hook)
+            def recorded(state: object, bucket: Any) -> Any:
+                buffer = bucket.buffer()
+                note = group.note(buffer, bucket.index())
+                future = hook(state, bucket)
+                if note is None:
+                    return future
+                note["sent"] = now()
+                return future.then(functools.partial(_passed_on, group, note))
+
+            result = original(ddp, state, recorded)
+            if getattr(ddp, "_comm_hooks", None):
+                ddp._comm_hooks[-1] = (hook, state)  # what pickling takes along is the user's own
+            return result
+
+        return register_comm_hook
+
+    def _optimizer(self, which: int) -> None:
+        if self.on and self.steps:
+            times = self.steps[-1]["optimizer"]
+            if not times[which]:
+                times[which] = now()
+
+
+class _Model:
+    """One DDP model: its parameters' names, and in which order their gradients come."""
+
+    def __init__(self, ddp: Any) -> None:
+        self.title = type(ddp.module).__name__
+        named = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad]
+        self.sizes = {n: p.numel() for n, p in named}
+        self.declared = [n for n, _ in reversed(named)]
+        self.came: list[str] = []
+        self.count = 0
+        self._handles = [p.register_hook(functools.partial(self._comes, n)) for n, p in named]
+
+    def begin(self, run: int, synced: bool) -> dict[str, Any]:
+        """A new step's record."""
+        first = self.count == 0
+        if self.came and self._handles:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+        number, self.count = self.count, self.count + 1
+        orders = [[(n, self.sizes[n]) for n in order] for order in (self.came, self.declared)]
+        return {
+            "number": number, "run": run, "model": id(self), "title": self.title, "forward": [0, 0],
+            "backward": [0, 0, 0], "optimizer": [0, 0], "buckets": [], "synced": synced, "rebuilt": first and synced,
+            "orders": orders,
+        }  # fmt: skip
+
+    def _comes(self, name: str, gradient: Any) -> None:
+        if name not in self.came:
+            self.came.append(name)
+
+
+def _group_class(dist: Any, clock: _CudaClock) -> Any:
+    """A process group for DDP's reducer: passes everything on, and notes all-reduces of gradients."""
+
+    class RecordingGroup(dist.ProcessGroup):  # type: ignore[misc]
+        def __init__(self, real: Any) -> None:
+            super().__init__(real.rank(), real.size())
+            self.real = real
+            self.step: dict[str, Any] | None = None
+
+        def getBackendName(self) -> str:
+            return str(self.real.name())
+
+        def note(self, tensor: Any, index: int) -> dict[str, Any] | None:
+            step = self.step
+            if step is None or not step["backward"][0]:
+                return None
+            at = now()
+            note = {
+                "index": index, "bytes": tensor.numel() * tensor.element_size(), "numel": tensor.numel(),
+                "ready": at, "sent": at, "done": 0, "events": clock.mark(tensor),
+            }  # fmt: skip
+            step["buckets"].append(note)
+            return note
+
+        def done(self, note: dict[str, Any]) -> None:
+            note["done"] = now()
+            clock.mark_end(note)
+
+        def allreduce(self, tensors: Any, options: Any) -> Any:
+            step = self.step
+            note = None
+            if len(tensors) == 1 and step is not None and tensors[0].is_floating_point():
+                note = self.note(tensors[0], len(step["buckets"]))
+            work = self.real.allreduce(tensors, options)
+            if note is not None:
+                work.get_future().then(functools.partial(_noted, self, note))
+            return work
+
+        def broadcast(self, tensors: Any, options: Any) -> Any:
+            return self.real.broadcast(tensors, options)
+
+        def allgather(self, *args: Any) -> Any:
+            return self.real.allgather(*args)
+
+        def reduce_scatter(self, *args: Any) -> Any:
+            return self.real.reduce_scatter(*args)
+
+        def barrier(self, options: Any) -> Any:
+            return self.real.barrier(options)
+
+    return RecordingGroup
+
+
+def _noted(group: Any, note: dict[str, Any], future: Any) -> None:
+    group.done(note)
+
+
+def _passed_on(group: Any, note: dict[str, Any], future: Any) -> Any:
+    group.done(note)
+    return future.value()
+
+
+def _tensors(found: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(found, torch.Tensor):
+        yield found
+    elif isinstance(found, dict):
+        for value in found.values():
+            yield from _tensors(value)
+    elif isinstance(found, list | tuple):
+        for value in found:
+            yield from _tensors(value)
+
+
+def _names(orders: list[list[tuple[str, int]]], sizes: list[int]) -> list[list[str]]:
+    """Names of the parameters in each bucket: an order of parameters is cut where buckets end. Of the orders that
+    DDP may have used the first whose cuts fit; empty lists if none does."""
+    for order in orders:
+        found, left = [], list(order)
+        for size in sizes:
+            names: list[str] = []
+            while size > 0 and left:
+                name, numel = left.pop(0)
+                names.append(name)
+                size -= numel
+            if size != 0:
+                break
+            found.append(names)
+        else:
+            if not left and sizes:
+                return found
+    return [[] for _ in sizes]
+
+
+class _CudaClock:
+    """CUDA events on the host's clock: an event that was waited for gives the point where both were read."""
+
+    def __init__(self) -> None:
+        self._base: dict[Any, tuple[Any, int]] = {}
+
+    def mark(self, tensor: Any) -> list[Any] | None:
+        """An event at this point of the current stream; None for tensors that are not CUDA's."""
+        if not tensor.is_cuda:
+            return None
+        import torch
+
+        if tensor.device not in self._base:
+            base = torch.cuda.Event(enable_timing=True)
+            base.record()
+            base.synchronize()
+            self._base[tensor.device] = (base, now())
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return [tensor.device, event, None]
+
+    def mark_end(self, note: dict[str, Any]) -> None:
+        if note["events"] is not None:
+            import torch
+
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()  # `then` runs on a stream that waits for the collective
+            note["events"][2] = event
+
+    def resolve(self, note: dict[str, Any]) -> dict[str, Any]:
+        """The note with the events' times in place of the host's."""
+        events = note["events"]
+        if events is None or events[2] is None:
+            return note
+        device, start, end = events
+        base, host = self._base[device]
+        end.synchronize()
+        at = [host + int(base.elapsed_time(e) * 1e6) for e in (start, end)]
+        return {**note, "ready": at[0], "sent": at[0], "done": at[1]}

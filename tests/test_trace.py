@@ -1,0 +1,137 @@
+"""Spans, overlap, waiting and bandwidth: arithmetic on plain data, against hand-made traces and brute force."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbddp.trace.overlap import common, communication, exposed, hidden, hidden_share, lanes, length, union
+from nbddp.trace.steps import Bucket, Recording, Span, Step, step_from
+from nbddp.trace.waiting import bus_factor, curves, spread, straggler, transfers, typical
+
+SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
+
+
+def points(spans: list[Span]) -> set[int]:
+    """The unit steps that spans cover, counted one by one."""
+    return {t for start, end in spans for t in range(start, end)}
+
+
+@given(SPANS)
+def test_union_covers_the_same_time_without_overlap(spans: list[Span]) -> None:
+    found = union(spans)
+    assert points(found) == points(spans)
+    assert length(spans) == len(points(spans))
+    assert all(a[1] < b[0] for a, b in zip(found, found[1:], strict=False))
+
+
+@given(SPANS, SPANS)
+def test_common_time_is_what_both_cover(one: list[Span], other: list[Span]) -> None:
+    assert points(common(one, other)) == points(one) & points(other)
+
+
+@given(SPANS)
+def test_lanes_hold_no_two_spans_at_once_and_are_as_few_as_can_be(spans: list[Span]) -> None:
+    real = [s for s in spans if s[1] > s[0]]
+    chosen = lanes(real)
+    for lane in set(chosen):
+        within = [s for s, k in zip(real, chosen, strict=True) if k == lane]
+        assert sum(e - s for s, e in within) == length(within)
+    deepest = max((sum(s <= t < e for s, e in real) for t in points(real)), default=0)
+    assert len(set(chosen)) == deepest
+
+
+def step(number: int = 0, at: int = 0, buckets: tuple[Bucket, ...] = (), **more: object) -> Step:
+    """Forward 0–10, gradients 10–30, all done 40, optimizer 40–50, shifted by `at`."""
+    made = Step(number, (0, 10), (10, 30, 40), (40, 50), buckets, **more)  # type: ignore[arg-type]
+    return made.shifted(at)
+
+
+def bucket(index: int, sent: int, done: int, ready: int | None = None) -> Bucket:
+    return Bucket(index, 100, sent if ready is None else ready, sent, done, (f"p{index}",))
+
+
+@pytest.mark.parametrize(
+    ("buckets", "hid", "out", "share"),
+    [
+        ((bucket(0, 15, 25),), 10, 0, 1.0),
+        ((bucket(0, 25, 35),), 5, 5, 0.5),
+        ((bucket(0, 15, 25), bucket(1, 20, 40)), 15, 10, 0.6),
+        ((bucket(0, 30, 40),), 0, 10, 0.0),
+        ((bucket(0, 20, 20),), 0, 0, None),
+        ((), 0, 0, None),
+    ],
+)
+def test_hidden_and_exposed_communication(buckets: tuple[Bucket, ...], hid: int, out: int, share: float | None) -> None:
+    made = step(buckets=buckets)
+    assert (hidden(made), exposed(made), hidden_share(made)) == (hid, out, share)
+
+
+@given(SPANS)
+def test_hidden_and_exposed_make_up_all_communication(spans: list[Span]) -> None:
+    made = step(buckets=tuple(bucket(i, s, e) for i, (s, e) in enumerate(spans)))
+    assert hidden(made) + exposed(made) == length(communication(made))
+
+
+def test_waiting_and_moving_are_told_apart() -> None:
+    ranks = {
+        0: step(buckets=(bucket(0, 12, 36), bucket(1, 20, 44))),
+        1: step(buckets=(bucket(0, 30, 38), bucket(1, 34, 40))),
+    }
+    first, second = transfers(ranks)
+    assert (first.index, first.start, first.slowest, dict(first.wait), first.moving) == (0, 30, 1, {0: 18, 1: 0}, 8)
+    assert (second.start, dict(second.wait), second.moving) == (34, {0: 14, 1: 0}, 10)
+    assert first.algorithm_bandwidth() == pytest.approx(100 / 8e-9)
+    assert first.bus_bandwidth(4) == pytest.approx(100 / 8e-9 * 1.5)
+    found = straggler([first, second])
+    assert found is not None
+    assert (found.rank, found.late, found.last, found.of) == (1, 16, 2, 2)
+
+
+def test_buckets_that_a_rank_lacks_are_left_out_and_one_rank_has_no_straggler() -> None:
+    ranks = {0: step(buckets=(bucket(0, 12, 20), bucket(1, 20, 30))), 1: step(buckets=(bucket(1, 22, 31),))}
+    assert [t.index for t in transfers(ranks)] == [1]
+    assert straggler(transfers({0: ranks[0]})) is None
+    assert transfers({}) == []
+
+
+def test_clock_skew_that_was_aligned_changes_nothing() -> None:
+    there = {0: step(buckets=(bucket(0, 12, 36),)), 1: step(buckets=(bucket(0, 30, 38),))}
+    skewed = {0: there[0], 1: there[1].shifted(1000)}
+    aligned = {0: skewed[0], 1: skewed[1].shifted(-1000)}
+    assert transfers(aligned) == transfers(there)
+    assert spread(skewed) == 1000
+
+
+@pytest.mark.parametrize(
+    ("collective", "ranks", "factor"),
+    [("all_reduce", 2, 1.0), ("all_reduce", 8, 1.75), ("all_gather", 4, 0.75), ("broadcast", 4, 1.0)],
+)
+def test_bus_bandwidth_follows_nccl_tests(collective: str, ranks: int, factor: float) -> None:
+    assert bus_factor(collective, ranks) == factor
+
+
+def test_typical_step_is_the_median_of_ordinary_ones() -> None:
+    def lasting(number: int, extra: int, **more: object) -> Step:
+        return Step(number, (0, 10), (10, 30, 40 + extra), (40 + extra, 50 + extra), **more)  # type: ignore[arg-type]
+
+    some = [lasting(0, 900, rebuilt=True), lasting(1, 5), lasting(2, 0), lasting(3, 70), lasting(4, 1, synced=False)]
+    recording = Recording({0: some, 1: some[:4]})
+    assert recording.numbers() == [0, 1, 2, 3]
+    assert typical(recording) == 1
+    assert typical(Recording({0: some[:1]})) == 0, "the first alone is better than none"
+    assert typical(Recording({})) is None
+    assert [c.number for c in curves(recording)] == [0, 1, 2, 3]
+    assert curves(recording)[0].duration == 950
+    with pytest.raises(KeyError):
+        recording.step(4)
+
+
+def test_plain_data_become_steps() -> None:
+    data = {
+        "number": 3, "forward": [0, 1], "backward": [1, 2, 3], "optimizer": None, "synced": True, "rebuilt": False,
+        "buckets": [{"index": 0, "bytes": 8, "ready": 1, "sent": 2, "done": 3, "names": ["w"]}],
+    }  # fmt: skip
+    made = step_from(data)
+    assert (made.end, made.buckets[0].names, made.optimizer) == (3, ("w",), None)
