@@ -214,6 +214,18 @@ def test_program_that_swallows_the_error_is_freed_too(two: nbddp.Pool) -> None:
     check_after(two, ())
 
 
+def test_group_that_an_interrupted_init_left_registered_is_forgotten(two: nbddp.Pool) -> None:
+    """torch registers a group's name in C++ before it notes the group in Python; a Stop may fall between."""
+    left = (
+        "from torch._C import _distributed_c10d as c10d\nheld = dist.group.WORLD\n"
+        "world = dist.distributed_c10d._world\nworld.pg_map.clear(); world.pg_names.clear()\n"
+        "dist.distributed_c10d.GroupMember.WORLD = None\nraise ValueError('as after a Stop')"
+    )
+    with pytest.raises(nbddp.WorkerFailed, match="as after a Stop"):
+        two.run_cell(PREPARE + left, screen=Silent())
+    check_after(two, ())
+
+
 def test_what_cannot_be_freed_is_replaced_and_the_lost_names_are_told(two: nbddp.Pool) -> None:
     """A client that is still looking for a server which nobody starts does not listen to anything."""
     code = (

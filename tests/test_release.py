@@ -6,6 +6,7 @@ import gc
 import os
 import socket
 import sys
+import time
 import types
 from typing import Any
 
@@ -119,6 +120,16 @@ def test_release_ends_with_its_run_and_never_reaches_the_next() -> None:
     release.begin()
     assert not release.end(), "the next run was not"
     assert counting.shuts == before
+
+
+def test_interrupt_that_was_ignored_is_sent_again() -> None:
+    """One that hits a destructor is printed by Python and forgotten."""
+    release = Release(Sockets())
+    release.begin()
+    release.start()
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(60)
+    release.end()
 
 
 def test_memory_is_given_back_after_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

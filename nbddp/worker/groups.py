@@ -159,10 +159,15 @@ def _sequence(dist: Any) -> int:
 
 
 def _forget() -> None:
-    """Clear torch's bookkeeping of groups: a failed init leaves its counter one too high, and then
-    the next init waits under another prefix than its peers."""
+    """Clear torch's bookkeeping of groups, in Python and in C++: a failed init leaves its counter one too high, and
+    then the next init waits under another prefix than its peers; or it leaves a group registered under
+    a name that the next init needs."""
+    from torch._C import _distributed_c10d
     from torch.distributed import distributed_c10d
 
+    unregister = getattr(_distributed_c10d, "_unregister_all_process_groups", None)
+    if unregister is not None:
+        unregister()
     world = getattr(distributed_c10d, "_world", None)
     if world is None:
         return

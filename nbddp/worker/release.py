@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Iterator
 
 AGAIN = 0.05  # seconds between two shuts
+INTERRUPTS = (10, 18)  # rounds in which the interrupt is sent again: Python ignores one that hits a destructor
 
 
 class Sockets:
@@ -102,11 +105,13 @@ class Release:
     def _free(self, epoch: int) -> None:
         abort_nccl()
         pause = threading.Event()
-        while True:
+        for turn in itertools.count():
             with self._lock:  # the next run's sockets are not touched: its begin waits for this lock
                 if self._epoch != epoch:
                     return
                 self.sockets.shut()
+                if turn in INTERRUPTS:
+                    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
             pause.wait(AGAIN)
 
 
