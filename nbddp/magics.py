@@ -54,7 +54,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         values = self.pool.run_cell(
             code, cell=number, argv=spec.argv, argv0=f"Cell In[{number}]", ranks=spec.ranks, show=spec.show,
             want_value=bool(spec.output), screen=screen, hang_after=spec.hang_after, timeout=spec.timeout,
-            check=spec.check, max_restarts=spec.max_restarts,
+            check=spec.check, max_restarts=spec.max_restarts, timings=spec.timings,
         )  # fmt: skip
         if spec.output:
             self.shell.user_ns[spec.output] = values
@@ -113,6 +113,18 @@ class DDPMagics(Magics):  # type: ignore[misc]
         from nbddp.draw.topology import topology
 
         return topology(self.pool.placed())
+
+    def _timings(self, command: Command) -> Any:
+        from nbddp.draw.timings import timings
+        from nbddp.trace.waiting import typical
+
+        recording = self.pool.timings()
+        number = command.args["step"] if command.args["step"] is not None else typical(recording)
+        if number is None or number not in recording.numbers():
+            have = recording.numbers()
+            steps = f"steps {have[0]} to {have[-1]} are recorded on every rank" if have else "no step is on every rank"
+            raise BadInput(f"there is no step {number}; {steps}")
+        return timings(recording, number)
 
     def _stacks(self, command: Command) -> Any:
         from nbddp import stacks

@@ -52,6 +52,7 @@ class LaunchSpec:
     timeout: float | None = None
     check: bool = False
     max_restarts: int = 0
+    timings: bool = True
     argv: tuple[str, ...] = ()
 
     def asks_for_pool(self) -> bool:
@@ -238,6 +239,7 @@ def cell_parser() -> _Parser:
                         help="before each collective compare operation, shape, dtype and reduce op")  # fmt: skip
     faults.add_argument("--max-restarts", "--max_restarts", type=_count, default=0, metavar="K",
                         help="on a failure start new workers and run the cell again, at most K times")  # fmt: skip
+    run.add_argument("--no-timings", action="store_true", help="do not record DDP's steps")
     parser.add_argument("-h", "--help", action="help", help="show this")
     return parser
 
@@ -250,6 +252,7 @@ COMMANDS: dict[str, str] = {
     "topology": "figure of nodes, processes and devices",
     "push": "copy names of the notebook to every rank",
     "pull": "fetch names from every rank, as sequences indexed by rank",
+    "timings": "figure and table of DDP's last steps: what each rank computed, sent and waited for",
     "stacks": "where every rank is: its line, its collective, whom it waits for, its stack",
     "log": "the whole output of a rank in the last run, or where it is",
     "help": "this text",
@@ -269,6 +272,8 @@ def command_parser(name: str, prog: str = "%ddp") -> _Parser:
         parser.add_argument("--ranks", type=_ranks, metavar="SET", help="only these ranks")
     if name == "log":
         parser.add_argument("--rank", type=_rank, default=None, metavar="R", help="print the whole output of this rank")
+    if name == "timings":
+        parser.add_argument("--step", type=_rank, default=None, metavar="K", help="this step, not the median one")
     if prog != "%ddp" and name != "start":
         parser.add_argument("pool", nargs="?", default="", help="the pool's id, where more than one is running")
     return parser
@@ -293,7 +298,7 @@ def parse_cell(line: str) -> LaunchSpec:
     return _launch(
         space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
         hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
-        argv=argv,
+        timings=not space.no_timings, argv=argv,
     )  # fmt: skip
 
 

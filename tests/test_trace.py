@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ def test_union_covers_the_same_time_without_overlap(spans: list[Span]) -> None:
     found = union(spans)
     assert points(found) == points(spans)
     assert length(spans) == len(points(spans))
-    assert all(a[1] < b[0] for a, b in zip(found, found[1:], strict=False))
+    assert all(a[1] < b[0] for a, b in itertools.pairwise(found))
 
 
 @given(SPANS, SPANS)
@@ -72,6 +74,7 @@ def test_hidden_and_exposed_communication(buckets: tuple[Bucket, ...], hid: int,
 def test_hidden_and_exposed_make_up_all_communication(spans: list[Span]) -> None:
     made = step(buckets=tuple(bucket(i, s, e) for i, (s, e) in enumerate(spans)))
     assert hidden(made) + exposed(made) == length(communication(made))
+    assert hidden(made) == length(common(communication(made), [(10, 30)]))
 
 
 def test_waiting_and_moving_are_told_apart() -> None:

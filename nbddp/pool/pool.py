@@ -486,12 +486,14 @@ class Pool:
         timeout: float | None = None,
         check: bool = False,
         max_restarts: int = 0,
+        timings: bool = True,
     ) -> RankValues:
         """Run source on the ranks; the values of its last expression if `want_value`.
 
         hang_after: seconds a deadlock may stand before it is ended (None: never).
         timeout: seconds the run may take (None: any time).
         check: compare collectives across ranks before each is called (`nbddp.worker.check`).
+        timings: record DDP's steps (`Pool.timings`).
         max_restarts: on a failure start all workers anew and run again, at most so many times.
         Raises a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut; state on the ranks that
         were not replaced is kept.
@@ -500,7 +502,7 @@ class Pool:
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         shown = check_ranks(show, self.world_size, "--show")
         fields = {"op": "cell", "cell": cell, "argv": list(argv), "argv0": argv0, "want_value": want_value}
-        fields["check"] = check
+        fields["check"], fields["timings"] = check, timings
         code = re.sub(r"\A\s*\n", lambda blank: "#\n" * blank[0].count("\n"), code)  # IPython would cut these lines
         screen = screen or for_shell(_shell())
         began = time.monotonic()

@@ -43,20 +43,30 @@ def communication(step: Step) -> list[Span]:
     return union((b.sent, b.done) for b in step.buckets)
 
 
+def split(step: Step) -> tuple[int, int]:
+    """Nanoseconds of communication while gradients were still being computed, and after that."""
+    start, end = step.backward[:2]
+    whole = behind = 0
+    for sent, done in communication(step):
+        whole += done - sent
+        behind += max(0, min(done, end) - max(sent, start))
+    return behind, whole - behind
+
+
 def hidden(step: Step) -> int:
     """Nanoseconds of communication while gradients were still being computed."""
-    return length(common(communication(step), [(step.backward[0], step.backward[1])]))
+    return split(step)[0]
 
 
 def exposed(step: Step) -> int:
     """Nanoseconds of communication that the step had to wait for."""
-    return length(communication(step)) - hidden(step)
+    return split(step)[1]
 
 
 def hidden_share(step: Step) -> float | None:
     """Hidden communication as a share of all, 0 to 1; None if there was none."""
-    whole = length(communication(step))
-    return hidden(step) / whole if whole else None
+    behind, after = split(step)
+    return behind / (behind + after) if behind + after else None
 
 
 def lanes(spans: list[Span]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 Span = tuple[int, int]
@@ -84,17 +85,20 @@ class Recording:
     def ranks(self) -> list[int]:
         return sorted(self.steps)
 
+    @cached_property
+    def _by_number(self) -> dict[int, dict[int, Step]]:
+        return {r: {s.number: s for s in some} for r, some in self.steps.items()}
+
     def numbers(self) -> list[int]:
         """Numbers of the steps that every rank has, in order."""
-        common = set.intersection(*({s.number for s in some} for some in self.steps.values())) if self.steps else set()
-        return sorted(common)
+        found = list(self._by_number.values())
+        return sorted(set(found[0]).intersection(*found[1:])) if found else []
 
     def step(self, number: int) -> dict[int, Step]:
         """Rank → its step of this number. Raises KeyError if a rank does not have it."""
-        found = {r: next((s for s in some if s.number == number), None) for r, some in self.steps.items()}
-        if any(s is None for s in found.values()) or not found:
+        if not self.steps:
             raise KeyError(number)
-        return {r: s for r, s in found.items() if s is not None}
+        return {r: steps[number] for r, steps in self._by_number.items()}
 
 
 def step_from(data: Mapping[str, Any]) -> Step:
@@ -104,6 +108,6 @@ def step_from(data: Mapping[str, Any]) -> Step:
     )
     optimizer = tuple(data["optimizer"]) if data["optimizer"] else None
     return Step(
-        data["number"], tuple(data["forward"]), tuple(data["backward"]), optimizer,  # type: ignore[arg-type]
+        data["number"], tuple(data["forward"]), tuple(data["backward"]), optimizer,
         buckets, data["synced"], data["rebuilt"],
     )  # fmt: skip

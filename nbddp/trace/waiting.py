@@ -7,13 +7,13 @@ bandwidth of an all-reduce on n ranks is that times 2 (n - 1) / n, which is the 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nbddp.trace.overlap import exposed, hidden_share
+from nbddp.trace.overlap import split
 from nbddp.trace.steps import Bucket, Recording, Step
 
-BUS_FACTOR = {
+BUS_FACTOR: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
     "reduce_scatter": lambda n: (n - 1) / n,
@@ -132,11 +132,8 @@ def curves(recording: Recording) -> list[Curve]:
     found = []
     for n in recording.numbers():
         step = recording.step(n)
-        shares = [h for h in (hidden_share(s) for s in step.values()) if h is not None]
-        found.append(
-            Curve(
-                n, duration(step), max(exposed(s) for s in step.values()), spread(step),
-                statistics.mean(shares) if shares else None,
-            )
-        )  # fmt: skip
+        parts = [split(s) for s in step.values()]
+        shares = [behind / (behind + after) for behind, after in parts if behind + after]
+        share = sum(shares) / len(shares) if shares else None
+        found.append(Curve(n, duration(step), max(after for _, after in parts), spread(step), share))
     return found

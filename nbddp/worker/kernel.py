@@ -258,7 +258,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _do_timings(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         """What the recorder has of the last run with DDP steps."""
-        return [values.pack(self.recorder.collect())]
+        return [values.pack_or_words(self.recorder.collect())]
 
     # -- outcome -------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ class Recorder:
             return
         from torch.nn.parallel import DistributedDataParallel as DDP
 
-        group = _group_class(dist, self._cuda)
+        group = _group_class(dist)
         self._wrap(dist.Reducer, "__init__", lambda original: self._reducer(original, group))
         self._wrap(DDP, "forward", self._forward)
         self._wrap(DDP, "register_comm_hook", self._comm_hook)
@@ -87,14 +87,12 @@ class Recorder:
 
     def _reducer(self, original: Any, group_class: Any) -> Any:
         def __init__(
-            reducer: Any, parameters: Any, indices: Any, limits: Any, group: Any, *args: Any, **kwargs: Any
+            reducer: Any, params: Any, indices: Any, limits: Any, group: Any, *args: Any, **named: Any
         ) -> None:
-            if not self.on:
-                original(reducer, parameters, indices, limits, group, *args, **kwargs)
-                return
-            recording = group_class(group)
-            original(reducer, parameters, indices, limits, recording, *args, **kwargs)
-            self._groups[reducer] = recording
+            recording = group_class(group, self._cuda) if self.on else None
+            original(reducer, params, indices, limits, recording or group, *args, **named)
+            if recording is not None:
+                self._groups[reducer] = recording
 
         return __init__
 
@@ -113,7 +111,7 @@ class Recorder:
             out = original(ddp, *args, **kwargs)
             step["forward"][1] = now()
             group.step = step
-            first = functools.partial(self._first_gradient, step)
+            first = functools.partial(self._first_gradient, group, step)
             for tensor in _tensors(out):
                 if tensor.requires_grad:
                     tensor.register_hook(first)
@@ -121,7 +119,7 @@ class Recorder:
 
         return forward
 
-    def _first_gradient(self, step: dict[str, Any], gradient: Any) -> None:
+    def _first_gradient(self, group: Any, step: dict[str, Any], gradient: Any) -> None:
         """Backward has reached DDP's output: note it, and have the engine tell when it is through."""
         if step["backward"][0]:
             return
@@ -133,6 +131,10 @@ class Recorder:
         def all_waited_for() -> None:
             step["backward"][2] = now()
             self.steps.append(step)
+            if group.step is step:
+                group.step = (
+                    None  # what comes now is no gradient of this step: a rank that has joined shadows the others
+                )
 
         def computed() -> None:  # before DDP's own callback, which waits for the buckets
             step["backward"][1] = now()
@@ -202,39 +204,20 @@ class _Model:
             self.came.append(name)
 
 
-def _group_class(dist: Any, clock: _CudaClock) -> Any:
+def _group_class(dist: Any) -> Any:
     """A process group for DDP's reducer: passes everything on, and notes all-reduces of gradients."""
 
-    class RecordingGroup(dist.ProcessGroup):  # type: ignore[misc]
-        def __init__(self, real: Any) -> None:
-            super().__init__(real.rank(), real.size())
+    class RecordingGroup(_Notes, dist.ProcessGroup):  # type: ignore[misc]
+        def __init__(self, real: Any, clock: _CudaClock) -> None:
+            dist.ProcessGroup.__init__(self, real.rank(), real.size())
+            _Notes.__init__(self, clock)
             self.real = real
-            self.step: dict[str, Any] | None = None
 
         def getBackendName(self) -> str:
-            return str(self.real.name())
-
-        def note(self, tensor: Any, index: int) -> dict[str, Any] | None:
-            step = self.step
-            if step is None or not step["backward"][0]:
-                return None
-            at = now()
-            note = {
-                "index": index, "bytes": tensor.numel() * tensor.element_size(), "numel": tensor.numel(),
-                "ready": at, "sent": at, "done": 0, "events": clock.mark(tensor),
-            }  # fmt: skip
-            step["buckets"].append(note)
-            return note
-
-        def done(self, note: dict[str, Any]) -> None:
-            note["done"] = now()
-            clock.mark_end(note)
+            return "nbddp"  # a known name would have C++ look for that backend in this group
 
         def allreduce(self, tensors: Any, options: Any) -> Any:
-            step = self.step
-            note = None
-            if len(tensors) == 1 and step is not None and tensors[0].is_floating_point():
-                note = self.note(tensors[0], len(step["buckets"]))
+            note = self.note(tensors[0]) if len(tensors) == 1 and tensors[0].is_floating_point() else None
             work = self.real.allreduce(tensors, options)
             if note is not None:
                 work.get_future().then(functools.partial(_noted, self, note))
@@ -253,6 +236,32 @@ def _group_class(dist: Any, clock: _CudaClock) -> Any:
             return self.real.barrier(options)
 
     return RecordingGroup
+
+
+class _Notes:
+    """What a reducer's group writes down: into the step that is in backward now."""
+
+    def __init__(self, clock: _CudaClock) -> None:
+        self.clock = clock
+        self.step: dict[str, Any] | None = None
+
+    def note(self, tensor: Any, index: int | None = None) -> dict[str, Any] | None:
+        """A bucket is handed over now; None if no step is in backward."""
+        step = self.step
+        if step is None or not step["backward"][0]:
+            return None
+        at = now()
+        note = {
+            "index": len(step["buckets"]) if index is None else index, "bytes": tensor.numel() * tensor.element_size(),
+            "numel": tensor.numel(), "ready": at, "sent": at, "done": 0, "events": self.clock.mark(tensor),
+        }  # fmt: skip
+        step["buckets"].append(note)
+        return note
+
+    def done(self, note: dict[str, Any]) -> None:
+        """Its result is there."""
+        note["done"] = now()
+        self.clock.mark_end(note)
 
 
 def _noted(group: Any, note: dict[str, Any], future: Any) -> None:

@@ -1,0 +1,139 @@
+"""The timeline of a step: per rank what it computed, over what it communicated, on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
+from nbddp.draw.shown import Shown
+from nbddp.draw.table import Table
+from nbddp.trace.overlap import communication, exposed, hidden_share, lanes
+from nbddp.trace.steps import Recording, Step
+from nbddp.trace.waiting import curves, transfers
+from nbddp.trace.words import COLUMNS, milliseconds, rows, sentences
+
+FORWARD, BACKWARD, OPTIMIZER, MOVES, WAITS = FILLS[0], FILLS[2], FILLS[3], "#f0c9a0", "#fbeede"
+LANE, WIDTH = 0.34, 9.2
+MOST_RANKS = 16
+CURVES_FROM = 4  # steps
+
+
+def table(recording: Recording, number: int) -> Table:
+    """One row per bucket of a step."""
+    return Table(COLUMNS, rows(transfers(recording.step(number)), len(recording.ranks)))
+
+
+def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
+    """The figure of step `number`; with `axes` only its timeline is drawn, into them.
+
+    Raises KeyError if a rank does not have the step.
+    """
+    step = recording.step(number)
+    words = "\n".join(
+        [f"step {number} of {recording.model}", *sentences(recording, number), "", repr(table(recording, number))]
+    )
+    with rc_context(RC):
+        if axes is not None:
+            _timeline(axes, step)
+            return Shown(axes.figure, words)
+        some = curves(recording)
+        shown = min(len(step), MOST_RANKS)
+        extra = 1.6 if len(some) >= CURVES_FROM else 0.0
+        figure = Figure(figsize=(WIDTH, 1.2 + 0.95 * shown + extra), layout="constrained")
+        grid = figure.add_gridspec(2 if extra else 1, 1, height_ratios=[1 + 0.95 * shown, extra] if extra else [1])
+        top = figure.add_subplot(grid[0])
+        _timeline(top, step)
+        top.set_title(f"step {number} of {recording.model}: {sentences(recording, number)[0]}", loc="left", size=9)
+        if extra:
+            _curves(figure.add_subplot(grid[1]), some, number)
+    return Shown(figure, words)
+
+
+def _timeline(axes: Any, step: Mapping[int, Step]) -> None:
+    begin = min(s.start for s in step.values())
+    end = max(s.end for s in step.values())
+    y, ticks = 0.0, []
+    starts = {t.index: t.start for t in transfers(step)}
+    for rank in sorted(step)[:MOST_RANKS]:
+        height = _rank(axes, step[rank], starts, begin, y)
+        share = hidden_share(step[rank])
+        note = "no exchange" if share is None else f"{100 * share:.0f} % hidden"
+        axes.text((end - begin) / 1e6 * 1.01, y - height / 2, note, va="center", size=8, color=INK)
+        ticks.append((y - height / 2, f"rank {rank}"))
+        y -= height + 0.25
+    axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
+    axes.set_ylim(y + 0.1, 0.45)
+    _legend(axes)
+    axes.set_xlim(0, (end - begin) / 1e6 * 1.14)
+    axes.set_xlabel("milliseconds since the first rank began")
+    axes.tick_params(left=False)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _rank(axes: Any, step: Step, starts: Mapping[int, int], begin: int, top: float) -> float:
+    """Draw one rank's lanes under `top`; their height. starts: bucket → when its last rank had sent it."""
+    spans = [("forward", step.forward, FORWARD), ("backward", step.backward[:2], BACKWARD)]
+    if step.optimizer:
+        spans.append(("optimizer", step.optimizer, OPTIMIZER))
+    for name, (start, end), fill in spans:
+        _bar(axes, start - begin, end - begin, top, fill, name, PAPER)
+    sent = [(b.sent, b.done) for b in step.buckets]
+    placed = lanes(sent)
+    for bucket, lane in zip(step.buckets, placed, strict=True):
+        at = top - LANE * (1 + lane)
+        start = min(max(starts.get(bucket.index, bucket.sent), bucket.sent), bucket.done)
+        _bar(axes, bucket.sent - begin, start - begin, at, WAITS, "", INK, edge=INK)
+        _bar(axes, start - begin, bucket.done - begin, at, MOVES, "", INK, edge=INK, hatch="////")
+        middle = (bucket.sent + bucket.done) / 2 - begin
+        box = {"fc": PAPER, "ec": "none", "pad": 0.8}
+        axes.text(middle / 1e6, at - LANE * 0.53, str(bucket.index), ha="center", va="center", size=7, bbox=box)
+    depth = 1 + (max(placed) + 1 if placed else 0)
+    if exposed(step) > 0:
+        start = max(step.backward[1], communication(step)[0][0]) - begin
+        end = communication(step)[-1][1] - begin
+        axes.plot([start / 1e6, end / 1e6], [top - LANE * depth - 0.03] * 2, color=INK, lw=2, solid_capstyle="butt")
+        note = f"exposed {milliseconds(exposed(step))}"
+        axes.text(end / 1e6, top - LANE * depth - 0.05, note, size=6.5, ha="right", va="top", color=MUTED)
+    return LANE * depth + 0.1
+
+
+def _bar(
+    axes: Any, start: int, end: int, top: float, fill: str, text: str, ink: str, edge: str = PAPER, hatch: str = ""
+) -> None:
+    left, width = start / 1e6, (end - start) / 1e6
+    axes.add_patch(Rectangle((left, top - LANE), width, LANE * 0.94, fc=fill, ec=edge, lw=0.5, hatch=hatch or None))
+    room = axes.figure.get_figwidth() * 0.8
+    whole = max(axes.get_xlim()[1], left + width)
+    if text and width / whole * room > 0.075 * len(text):
+        axes.text(left + width / 2, top - LANE * 0.53, text, ha="center", va="center", color=ink, size=7)
+
+
+def _legend(axes: Any) -> None:
+    """What each kind of bar is; kinds differ by hatch and lightness too, never by colour alone."""
+    kinds = (
+        ("forward", FORWARD, ""), ("backward", BACKWARD, ""), ("optimizer", OPTIMIZER, ""),
+        ("bucket waits for the slowest rank", WAITS, ""), ("bucket moves", MOVES, "////"),
+    )  # fmt: skip
+    handles = [Patch(fc=fill, ec=INK, lw=0.5, hatch=hatch or None, label=name) for name, fill, hatch in kinds]
+    axes.legend(handles=handles, ncols=5, frameon=False, fontsize=7.5, loc="upper left", bbox_to_anchor=(-0.01, 1.0),
+                borderaxespad=0, columnspacing=1.2, handlelength=1.6)  # fmt: skip
+
+
+def _curves(axes: Any, some: Any, number: int) -> None:
+    numbers = [c.number for c in some]
+    axes.plot(numbers, [c.duration / 1e6 for c in some], color=FILLS[0], label="step", lw=1.4)
+    axes.plot(numbers, [c.exposed / 1e6 for c in some], color=FILLS[1], label="exposed communication", lw=1.4, ls="--")
+    axes.plot(numbers, [c.spread / 1e6 for c in some], color=FILLS[2], label="spread between ranks", lw=1.4, ls=":")
+    axes.axvline(number, color=MUTED, lw=0.8)
+    axes.set_ylim(0, 1.35 * max(c.duration for c in some) / 1e6)  # room for the legend
+    axes.set_xlabel("step")
+    axes.set_ylabel("ms")
+    axes.legend(ncols=3, frameon=False, fontsize=7.5, loc="upper right")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,84 @@
+"""What a recording says, in words and rows: the same for a figure's text, a table and a test."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from nbddp.topology import counted
+from nbddp.trace.overlap import hidden_share
+from nbddp.trace.steps import Recording, Step
+from nbddp.trace.waiting import Straggler, Transfer, straggler, transfers
+
+LATE = 0.02  # of the step: a rank that is later than this is worth a sentence
+COLUMNS = ("bucket", "parameters", "size", "waits for the slowest", "moves", "algorithm", "bus")
+
+
+def milliseconds(nanoseconds: float) -> str:
+    """`12.3 ms`, `0.41 ms`."""
+    value = nanoseconds / 1e6
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
+def size(count: float) -> str:
+    """`24 MiB`, `3.8 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+
+
+def bandwidth(bytes_per_second: float) -> str:
+    """`1.2 GB/s`; decimal, as nccl-tests has it."""
+    return f"{bytes_per_second / 1e9:.2f} GB/s"
+
+
+def parameters(names: Sequence[str]) -> str:
+    """`10.weight … 7.bias (6)`, or the only name, or how many are unknown."""
+    if len(names) > 2:
+        return f"{names[0]} … {names[-1]} ({len(names)})"
+    return ", ".join(names) or "?"
+
+
+def rows(found: Sequence[Transfer], ranks: int) -> list[tuple[object, ...]]:
+    """One row per bucket, under COLUMNS."""
+    return [
+        (
+            t.index, parameters(t.names), size(t.bytes), milliseconds(max(t.wait.values())), milliseconds(t.moving),
+            bandwidth(t.algorithm_bandwidth()), bandwidth(t.bus_bandwidth(ranks)),
+        )
+        for t in found
+    ]  # fmt: skip
+
+
+def sentences(recording: Recording, number: int) -> list[str]:
+    """What a step of the recording shows."""
+    step = recording.step(number)
+    found = transfers(step)
+    lines = [_first(step, found)]
+    late = straggler(found)
+    longest = max(s.duration for s in step.values())
+    if late is not None and late.late > LATE * longest:
+        lines.append(_straggler(late))
+    if any(s.rebuilt for s in step.values()):
+        lines.append("This is the first step: DDP rebuilds the buckets after it, in the order in which gradients came.")
+    if not all(s.synced for s in step.values()):
+        lines.append("The step was taken inside no_sync: no gradients were exchanged.")
+    if recording.residual:
+        lines.append(f"The ranks' clocks agree within {milliseconds(recording.residual)}.")
+    return lines
+
+
+def _first(step: Mapping[int, Step], found: Sequence[Transfer]) -> str:
+    shares = [h for h in (hidden_share(s) for s in step.values()) if h is not None]
+    if not found or not shares:
+        return "no bucket was exchanged in this step"
+    share = 100 * statistics.mean(shares)
+    total = size(sum(t.bytes for t in found))
+    return f"{counted(len(found), 'bucket')}, {total}: {share:.0f} % of all-reduce time is hidden behind backward"
+
+
+def _straggler(late: Straggler) -> str:
+    buckets = "all buckets" if late.last == late.of else f"{late.last} of {late.of} buckets"
+    return f"rank {late.rank} starts {buckets} last, by {milliseconds(late.late)}, and the others wait for it"

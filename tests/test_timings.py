@@ -1,0 +1,243 @@
+"""DDP's steps are recorded without changing them: real training on real ranks, and the figure that tells of it."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import nbddp
+from nbddp.draw.timings import timings
+from nbddp.options import LaunchSpec
+from nbddp.run.screen import Silent
+from nbddp.trace.steps import Bucket, Recording, Step
+from nbddp.trace.waiting import straggler, transfers, typical
+from nbddp.worker.recorder import RING, Recorder, _CudaClock, _names
+from tests.kernels import Kernel
+
+TRAIN = """
+import copy, hashlib, os, pickle, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+        self.spare = torch.nn.Linear(64, 64)
+    def forward(self, x):
+        return {{"out": self.body(x)}}
+net = Net()
+if not {unused}: net.spare.requires_grad_(False)
+model = DDP(net, bucket_cap_mb=0.03, {options})
+{hook}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def loss(step):
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(100 * step + rank))
+    return model(x)["out"].square().mean()
+def train():
+    for step in range(6):
+        optimizer.zero_grad()
+        {step}
+        optimizer.step()
+{around}
+digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.module.parameters())).hexdigest()
+dist.destroy_process_group()
+digest
+"""
+MODES: dict[str, dict[str, str]] = {
+    "plain": {},
+    "gradients as bucket views": {"options": "gradient_as_bucket_view=True"},
+    "static graph": {"options": "static_graph=True"},
+    "unused parameters": {"options": "find_unused_parameters=True", "unused": "True"},
+    "fp16 compression": {"hook": "model.register_comm_hook(None, default_hooks.fp16_compress_hook)"},
+    "PowerSGD": {
+        "options": "", "hook": "state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, random_seed=0)\n"
+        "model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)",
+    },
+    "a hook of one's own": {
+        "hook": "def mine(state, bucket):\n    work = dist.all_reduce(bucket.buffer().div_(3), async_op=True)\n"
+        "    return work.get_future().then(lambda f: f.value()[0])\nmodel.register_comm_hook(None, mine)",
+    },
+    "no_sync": {"step": "with model.no_sync(): loss(step).backward()\n        loss(step + 50).backward()"},
+    "join": {"around": "with Join([model]):\n    for step in range(3 + rank):\n        optimizer.zero_grad()\n"
+             "        loss(step).backward()\n        optimizer.step()"},
+}  # fmt: skip
+
+
+def program(mode: str) -> str:
+    given = {"options": "", "hook": "", "unused": "False", "step": "loss(step).backward()", "around": "train()"}
+    code = TRAIN.format(**{**given, **MODES[mode]})
+    return code.replace("bucket_cap_mb=0.03", "bucket_cap_mb=25") if mode == "PowerSGD" else code
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with nbddp.Pool(nproc=2) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_recording_changes_no_bit_of_the_result(pool: nbddp.Pool, mode: str) -> None:
+    code = program(mode)
+    pool.ensure(LaunchSpec())
+    plain = list(pool.run_cell(code, want_value=True, timings=False, screen=Silent()))
+    recorded = list(pool.run_cell(code, want_value=True, screen=Silent()))
+    assert recorded == plain
+    found = pool.timings()
+    number = typical(found)
+    assert number is not None
+    step = found.step(number)
+    if mode != "join":
+        assert len(found.numbers()) == (12 if mode == "no_sync" else 6)
+    assert all(s.forward[0] < s.forward[1] <= s.backward[0] <= s.backward[1] <= s.backward[2] for s in step.values())
+    assert all(s.optimizer and s.backward[2] <= s.optimizer[0] < s.optimizer[1] for s in step.values())
+    for s in step.values():
+        count = {"PowerSGD": 1, "unused parameters": 4}.get(mode, 3)
+        assert len(s.buckets) == count, [(b.bytes, b.names) for b in s.buckets]
+        assert all(b.ready <= b.sent < b.done for b in s.buckets)
+    if mode == "no_sync":
+        assert [found.step(n)[0].synced for n in found.numbers()] == [False, True] * 6
+        assert found.step(0)[0].buckets == ()
+    if mode == "plain":
+        names = [name for b in step[0].buckets for name in b.names]
+        assert sorted(names) == sorted(f"body.{i}.{kind}" for i in range(6) for kind in ("weight", "bias"))
+        assert step[0].buckets[0].names == ("body.5.bias", "body.5.weight", "body.4.bias", "body.4.weight")
+        assert [found.step(n)[0].rebuilt for n in found.numbers()] == [True] + [False] * 5
+
+
+def test_model_is_pickled_and_copied_as_before_and_the_copy_is_recorded(pool: nbddp.Pool) -> None:
+    around = (
+        "train()\nfirst = model\nagain = pickle.loads(pickle.dumps(model)); model = copy.deepcopy(first)\n"
+        "model.module.double().float()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\ntrain()"
+    )
+    code = program("plain").replace("\ntrain()\n", f"\n{around}\n")
+    pool.run_cell(code.replace('return {"out": self.body(x)}', 'return {"out": self.body(x)}'), screen=Silent())
+    found = pool.timings()
+    assert len(found.numbers()) == 6
+    assert found.model == "Net"
+
+
+def test_pickling_keeps_the_users_own_hook(pool: nbddp.Pool) -> None:
+    code = program("fp16 compression").replace(
+        "\ndigest\n", "\nmodel._comm_hooks[0][0].__name__, len(model._comm_hooks)\n"
+    )
+    assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [("fp16_compress_hook", 1)] * 2
+
+
+def test_slowest_rank_is_named_and_waiting_told_from_moving(pool: nbddp.Pool) -> None:
+    code = program("plain").replace("optimizer.zero_grad()", "optimizer.zero_grad(); time.sleep(0.05 * rank)", 1)
+    pool.run_cell(code, screen=Silent())
+    found = pool.timings()
+    number = typical(found)
+    assert number is not None
+    late = straggler(transfers(found.step(number)))
+    assert late is not None
+    assert late.rank == 1
+    shown = timings(found, number)
+    assert "rank 1 starts all buckets last, by " in shown.words
+    assert shown.words.startswith(f"step {number} of Net\n3 buckets, 98 KiB: ")
+    assert "body.5.bias … body.4.weight (4)" in shown.words
+
+
+def test_without_timings_nothing_is_recorded(pool: nbddp.Pool) -> None:
+    pool.restart()
+    pool.run_cell(program("plain"), timings=False, screen=Silent())
+    with pytest.raises(nbddp.BadInput, match="no step of a DistributedDataParallel has been recorded"):
+        pool.timings()
+
+
+def test_timings_in_a_notebook(four: Kernel) -> None:
+    empty = four.run("%ddp restart\n%ddp timings")
+    assert "train in a %%ddp cell first" in empty.evalue
+    assert four.run(f"%%ddp\n{program('plain')}").ok
+    shown = four.run("%ddp timings")
+    assert shown.ok, shown.error
+    bundle = shown.displays[-1]
+    assert "image/png" in bundle
+    assert "of Net\n3 buckets, 98 KiB: " in bundle["text/plain"]
+    first = four.run("%ddp timings --step 0").displays[-1]["text/plain"]
+    assert "This is the first step: DDP rebuilds the buckets" in first
+    assert four.run("%ddp timings --step 99").evalue == "there is no step 99; steps 0 to 5 are recorded on every rank"
+
+
+def test_memory_is_bounded() -> None:
+    recorder = Recorder()
+    for i in range(RING + 10):
+        recorder.steps.append({"number": i})
+    assert len(recorder.steps) == RING
+
+
+@pytest.mark.parametrize(
+    ("orders", "sizes", "names"),
+    [
+        ([[("b", 2), ("a", 3)]], [2, 3], [["b"], ["a"]]),
+        ([[("b", 2), ("a", 3)]], [5], [["b", "a"]]),
+        ([[("b", 2), ("a", 3)], [("a", 3), ("b", 2)]], [3, 2], [["a"], ["b"]]),
+        ([[("b", 2), ("a", 3)]], [4, 1], [[], []]),
+        ([[("b", 2), ("a", 3)]], [2], [[]]),
+        ([[]], [], []),
+    ],
+)
+def test_buckets_get_the_names_that_fit(
+    orders: list[list[tuple[str, int]]], sizes: list[int], names: list[list[str]]
+) -> None:
+    assert _names(copy.deepcopy(orders), sizes) == names
+
+
+def test_cuda_times_are_those_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through stand-ins: milliseconds between events become nanoseconds after the host's reading."""
+    clock = {"at": 0.0}
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at, clock["at"] = clock["at"], clock["at"] + 2.5
+
+        def synchronize(self) -> None: ...
+
+        def elapsed_time(self, other: Any) -> float:
+            return float(other.at - self.at)
+
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=types.SimpleNamespace(Event=Event)))
+    cuda = _CudaClock()
+    events = cuda.mark(types.SimpleNamespace(is_cuda=True, device="cuda:0"))
+    note = {"events": events, "ready": 1, "sent": 1, "done": 2}
+    cuda.mark_end(note)
+    found = cuda.resolve(note)
+    assert (found["sent"] - cuda._base["cuda:0"][1], found["done"] - found["sent"]) == (2_500_000, 2_500_000)
+    assert cuda.mark(types.SimpleNamespace(is_cuda=False)) is None
+
+
+def recording(ranks: int, steps: int) -> Recording:
+    def step(rank: int, n: int) -> Step:
+        at = n * 100_000_000 + rank * 2_000_000
+        buckets = tuple(
+            Bucket(i, 1 << 20, at + s, at + s, at + s + 15_000_000, (f"p{i}",))
+            for i, s in enumerate((20_000_000, 30_000_000))
+        )
+        ends = (at + 10_000_000, at + 40_000_000, at + 50_000_000)
+        return Step(n, (at, at + 10_000_000), ends, (at + 50_000_000, at + 60_000_000), buckets, True, n == 0)
+
+    return Recording({r: [step(r, n) for n in range(steps)] for r in range(ranks)}, model="Net")
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(1, 1), (2, 12), (16, 100), (64, 50)])
+def test_figure_of_any_size_is_drawn_and_says_itself(ranks: int, steps: int) -> None:
+    made = recording(ranks, steps)
+    number = typical(made)
+    assert number is not None
+    shown = timings(made, number)
+    assert shown.png().startswith(b"\x89PNG")
+    assert "2 buckets, 2.0 MiB: " in shown.words
+    assert ("starts all buckets last" in shown.words) == (ranks > 1)
