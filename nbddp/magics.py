@@ -59,6 +59,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if spec.output:
             self.shell.user_ns[spec.output] = values
         self._page()
+        if spec.show_timings:
+            data, metadata = self._figure_of_timings(None)._repr_mimebundle_()
+            self.shell.display_pub.publish(data, metadata)
 
     def _number(self) -> int:
         """The n of this cell's In[n]; `execution_count` is that or one more, as IPython's version has it."""
@@ -115,11 +118,15 @@ class DDPMagics(Magics):  # type: ignore[misc]
         return topology(self.pool.placed())
 
     def _timings(self, command: Command) -> Any:
+        return self._figure_of_timings(command.args["step"])
+
+    def _figure_of_timings(self, asked: int | None) -> Any:
+        """Step `asked` of the last run that trained, or the median one."""
         from nbddp.draw.timings import timings
         from nbddp.trace.waiting import typical
 
         recording = self.pool.timings()
-        number = command.args["step"] if command.args["step"] is not None else typical(recording)
+        number = typical(recording) if asked is None else asked
         if number is None or number not in recording.numbers():
             have = recording.numbers()
             steps = f"steps {have[0]} to {have[-1]} are recorded on every rank" if have else "no step is on every rank"

@@ -53,6 +53,7 @@ class LaunchSpec:
     check: bool = False
     max_restarts: int = 0
     timings: bool = True
+    show_timings: bool = False
     argv: tuple[str, ...] = ()
 
     def asks_for_pool(self) -> bool:
@@ -239,7 +240,9 @@ def cell_parser() -> _Parser:
                         help="before each collective compare operation, shape, dtype and reduce op")  # fmt: skip
     faults.add_argument("--max-restarts", "--max_restarts", type=_count, default=0, metavar="K",
                         help="on a failure start new workers and run the cell again, at most K times")  # fmt: skip
-    run.add_argument("--no-timings", action="store_true", help="do not record DDP's steps")
+    which = run.add_mutually_exclusive_group()
+    which.add_argument("--timings", action="store_true", help="show what %%ddp timings shows when the cell has ended")
+    which.add_argument("--no-timings", action="store_true", help="do not record DDP's steps")
     parser.add_argument("-h", "--help", action="help", help="show this")
     return parser
 
@@ -298,7 +301,7 @@ def parse_cell(line: str) -> LaunchSpec:
     return _launch(
         space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
         hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
-        timings=not space.no_timings, argv=argv,
+        timings=not space.no_timings, show_timings=space.timings, argv=argv,
     )  # fmt: skip
 
 

@@ -162,6 +162,8 @@ def test_timings_in_a_notebook(four: Kernel) -> None:
     bundle = shown.displays[-1]
     assert "image/png" in bundle
     assert "of Net\n3 buckets, 98 KiB: " in bundle["text/plain"]
+    at_once = four.run(f"%%ddp --timings\n{program('plain')}").displays[-1]
+    assert "of Net\n3 buckets, 98 KiB: " in at_once["text/plain"]
     first = four.run("%ddp timings --step 0").displays[-1]["text/plain"]
     assert "This is the first step: DDP rebuilds the buckets" in first
     assert four.run("%ddp timings --step 99").evalue == "there is no step 99; steps 0 to 5 are recorded on every rank"
