@@ -189,6 +189,16 @@ def test_place_in_the_users_own_module_is_told(two: nbddp.Pool, tmp_path: Path) 
     check_after(two, ())
 
 
+def test_key_that_may_come_from_outside_is_waited_for(two: nbddp.Pool, tmp_path: Path) -> None:
+    from torch.distributed import FileStore
+
+    path = str(tmp_path / "store")
+    coming = threading.Timer(1.5, lambda: FileStore(path, -1).set("it", "came"))
+    coming.start()
+    code = f"from torch.distributed import FileStore\nFileStore({path!r}, -1).get('it').decode()"
+    assert list(two.run_cell(code, hang_after=0.3, want_value=True, screen=Silent())) == ["came"] * 2
+
+
 def test_error_in_a_comm_hook_is_the_cause(two: nbddp.Pool) -> None:
     hook = (
         "model = DDP(torch.nn.Linear(4, 4))\ndef hook(state, bucket):\n"

@@ -73,6 +73,13 @@ def position(names: dict[str, str], groups: Any, since_ns: int) -> dict[str, Any
     frames = _frames(sys._current_frames().get(main.ident or 0))
     user = next((f for f in frames if failure.is_user(f.f_code.co_filename, names)), None)
     call = _call(frames[: frames.index(user)] if user in frames and user is not None else frames)
+    if call is not None and call["kind"] == "store":
+        # a key of a store that others can reach may be set from outside the run: nobody can say that it will not
+        call = {
+            **call,
+            "kind": "store" if groups is not None and groups.owns(call["store"]) else "outside",
+            "store": None,
+        }
     found: dict[str, Any] = {
         "user": user and [*_place(user, names)],
         "call": call,
@@ -154,7 +161,8 @@ def _described(name: str, frame: FrameType) -> dict[str, Any]:
         return {"op": "wait", "kind": "wait"}
     if name == "store_wait":
         keys = frame.f_locals.get("keys", "")
-        return {"op": f"store.{frame.f_locals['original'].__name__}({keys!r})", "kind": "store"}
+        held = frame.f_locals
+        return {"op": f"store.{held['original'].__name__}({keys!r})", "kind": "store", "store": held.get("self")}
     if name == INIT:
         return {"op": name, "kind": "init"}
     if name.startswith(NEW_GROUP) or name in ("new_subgroups", "split_group"):

@@ -65,6 +65,12 @@ class Groups:
         if drop:
             self.drop()
 
+    def owns(self, store: Any) -> bool:
+        """Whether this is the pool's store, which no process but the ranks reaches."""
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        return getattr(store, "port", None) == self._injected[1]
+
     def released(self) -> None:
         """A release has shut the sockets: no client of a store can be used again."""
         self._clients = {}
