@@ -48,6 +48,8 @@ NOTHING = [
     ([init(0), at(1, "all_reduce", 5, inits=1)], "rank 1 has been through the init that rank 0 is still in"),
     ([at(0, "broadcast", 5, 2), at(1, "all_reduce", 6, 3, past={("0", 2): ("broadcast", "float[4]")})],
      "rank 1 has done its part of the broadcast"),
+    ([at(0, "all_reduce", 5, 4), done(1, past={("0", 4): ("all_reduce", "float[4]")})],
+     "rank 1 has called it, asynchronously, and its process still takes part"),
     ([sub(0), sub(1), done(2)], "rank 2 is not in that group"),
     ([done(0), done(1)], "nobody waits"),
 ]  # fmt: skip
@@ -69,6 +71,9 @@ DEADLOCKS = [
      "all_reduce #1 has different shapes or dtypes: float[4] on rank 0 (line 5), float[8] on rank 1 (line 5)"),
     ([at(0, "all_reduce", 5, 4, "float[2]"), done(1, past={("0", 4): ("all_reduce", "float[1]")})], (0,),
      "all_reduce #4 has different shapes or dtypes: float[2] on rank 0 (line 5), float[1] on rank 1"),
+    ([at(0, "barrier", 5, 4, ""), busy(1),
+      done(2, past={("0", 4): ("all_reduce", "float[1]"), ("0", 5): ("barrier", "")})], (0,),
+     "collective #4 is a different one on different ranks: barrier on rank 0 (line 5), all_reduce on rank 2"),
     ([peer(0, "recv", 1), peer(1, "recv", 0)], (0, 1),
      "rank 0 waits in recv from rank 1 (line 3), and rank 1 waits in recv from rank 0 (line 3)"),
     ([peer(0, "send", 1, tag=1), peer(1, "recv", 0, tag=2)], (0, 1),
