@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import textwrap
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -129,6 +130,23 @@ def test_pickling_keeps_the_users_own_hook(pool: nbddp.Pool) -> None:
         "\ndigest\n", "\nmodel._comm_hooks[0][0].__name__, len(model._comm_hooks)\n"
     )
     assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [("fp16_compress_hook", 1)] * 2
+
+
+def test_group_may_end_right_after_backward(pool: nbddp.Pool) -> None:
+    """What gloo's thread does for the recorder holds no group: its end there would abort the process."""
+    code = """
+        import torch, torch.distributed as dist
+        def train():
+            dist.init_process_group("gloo")
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(10, 5))
+            model(torch.randn(20, 10)).sum().backward()
+            del model
+            dist.destroy_process_group()
+        for _ in range(40):
+            train()
+    """
+    pool.run_cell(textwrap.dedent(code), screen=Silent())
+    assert all(b.done for s in pool.timings().step(0).values() for b in s.buckets)
 
 
 def test_slowest_rank_is_named_and_waiting_told_from_moving(pool: nbddp.Pool) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 RING = 2000  # steps kept
+SETTLE_NS = 50_000_000  # a bucket whose result was waited for is noted by then, or its group failed
 now = time.perf_counter_ns
 
 
@@ -131,10 +132,9 @@ class Recorder:
         def all_waited_for() -> None:
             step["backward"][2] = now()
             self.steps.append(step)
-            if group.step is step:
-                group.step = (
-                    None  # what comes now is no gradient of this step: a rank that has joined shadows the others
-                )
+            if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
+                group.step = None
+            _settle(step["buckets"])
 
         def computed() -> None:  # before DDP's own callback, which waits for the buckets
             step["backward"][1] = now()
@@ -156,7 +156,7 @@ class Recorder:
                 if note is None:
                     return future
                 note["sent"] = now()
-                return future.then(functools.partial(_passed_on, group, note))
+                return future.then(functools.partial(_passed_on, group.clock, note))
 
             result = original(ddp, state, recorded)
             if getattr(ddp, "_comm_hooks", None):
@@ -220,7 +220,7 @@ def _group_class(dist: Any) -> Any:
             note = self.note(tensors[0]) if len(tensors) == 1 and tensors[0].is_floating_point() else None
             work = self.real.allreduce(tensors, options)
             if note is not None:
-                work.get_future().then(functools.partial(_noted, self, note))
+                work.get_future().then(functools.partial(_noted, self.clock, note))
             return work
 
         def broadcast(self, tensors: Any, options: Any) -> Any:
@@ -258,19 +258,25 @@ class _Notes:
         step["buckets"].append(note)
         return note
 
-    def done(self, note: dict[str, Any]) -> None:
-        """Its result is there."""
-        note["done"] = now()
-        self.clock.mark_end(note)
+
+def _noted(clock: _CudaClock, note: dict[str, Any], future: Any) -> None:
+    """The bucket's result is there. Runs on gloo's thread, so it must not hold the group: whoever drops
+    the last reference to a group joins its threads, and a thread that joins itself aborts the process."""
+    note["done"] = now()
+    clock.mark_end(note)
 
 
-def _noted(group: Any, note: dict[str, Any], future: Any) -> None:
-    group.done(note)
-
-
-def _passed_on(group: Any, note: dict[str, Any], future: Any) -> Any:
-    group.done(note)
+def _passed_on(clock: _CudaClock, note: dict[str, Any], future: Any) -> Any:
+    _noted(clock, note, future)
     return future.value()
+
+
+def _settle(notes: list[dict[str, Any]]) -> None:
+    """Wait until gloo's thread has written the last bucket down, which takes it microseconds after `wait` has
+    returned: afterwards no Python of ours runs there, where a garbage collection might end the group."""
+    deadline = now() + SETTLE_NS
+    while not all(note["done"] for note in notes) and now() < deadline:
+        time.sleep(0)
 
 
 def _tensors(found: Any) -> Iterator[Any]:
