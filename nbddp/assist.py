@@ -12,7 +12,7 @@ from typing import Any
 
 from IPython.core import completer as ipython_completer
 
-from nbddp import options
+from nbddp import commands, options
 
 PATIENCE = 1.0  # seconds; a tooltip that comes later is not wanted
 
@@ -46,7 +46,7 @@ class Assistant:
         if until.startswith("%%ddp ") and context.cursor_line == 0:
             return _words(options.complete_cell(until[6:]), until)
         if until.lstrip().startswith("%ddp "):
-            return _words(options.complete_command(until.lstrip()[5:]), until)
+            return _words(commands.complete_command(until.lstrip()[5:]), until)
         if context.full_text.startswith("%%ddp") and context.cursor_line > 0:
             return self._on_rank_0(context)
         return {"completions": []}

@@ -13,11 +13,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nbddp import options
+from nbddp import commands, options
 from nbddp.agent import home as homes
 from nbddp.agent.handle import Agent
+from nbddp.commands import Command
 from nbddp.errors import BadInput, NbddpError
-from nbddp.options import Command
 from nbddp.topology import Device, Node, Topology, Worker, counted
 
 PROG = "python -m nbddp"
@@ -26,7 +26,7 @@ PROG = "python -m nbddp"
 def main(words: Sequence[str] | None = None) -> int:
     """Exit status: 0, 2 for bad input, 1 for a pool that failed."""
     try:
-        command = options.parse_command(sys.argv[1:] if words is None else words, PROG)
+        command = commands.parse_command(sys.argv[1:] if words is None else words, PROG)
         globals()[f"_{command.name}"](command)
     except options.HelpAsked as answer:
         print(answer.text)
@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _help(command: Command) -> None:
-    print(options.overview(PROG))
+    print(commands.overview(PROG))
 
 
 def _status(command: Command) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from nbddp import options
+from nbddp import commands, options
 from nbddp.agent.handle import Agent
 from nbddp.assist import Assistant
+from nbddp.commands import Command
 from nbddp.errors import BadInput
-from nbddp.options import Command, LaunchSpec
+from nbddp.options import LaunchSpec
 from nbddp.pool.pool import Pool
 from nbddp.run import cell as cells
 from nbddp.run.screen import Screen, for_shell
@@ -37,7 +38,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         try:
             if cell is not None:
                 return self._cell(line, cell)
-            command = options.parse_command(line)
+            command = commands.parse_command(line)
             return getattr(self, f"_{command.name}")(command)
         except options.HelpAsked as answer:
             print(answer.text)
@@ -81,7 +82,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     # -- %ddp ------------------------------------------------------------------------
 
     def _help(self, command: Command) -> None:
-        print(options.overview())
+        print(commands.overview())
 
     def _start(self, command: Command) -> None:
         screen = for_shell(self.shell)

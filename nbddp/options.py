@@ -1,4 +1,4 @@
-"""One grammar for `%%ddp`, `%ddp` and `python -m nbddp`: a line of text → plain specs.
+"""The grammar of a `%%ddp` line, and what `commands` shares with it: a line of text → plain specs.
 
 argparse does the parsing; this file holds the words. Every error is a BadInput that
 names the option as typed, and `--help` is an answer (HelpAsked), not an exit. Nothing
@@ -64,16 +64,7 @@ class LaunchSpec:
         )
 
 
-@dataclass(frozen=True)
-class Command:
-    """What one `%ddp` line asks for: a subcommand and its arguments by name."""
-
-    name: str
-    args: dict[str, Any]
-    launch: LaunchSpec = LaunchSpec()
-
-
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse that raises BadInput, and offers the nearest option for a mistyped one."""
 
     def error(self, message: str) -> NoReturn:
@@ -126,14 +117,14 @@ def _nproc(text: str) -> int | str:
     if text in NPROC_WORDS:
         return text
     try:
-        return _positive(text)
+        return positive(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
             f"{text} is not a number of workers; use a positive number such as 2, or one of {', '.join(NPROC_WORDS)}"
         ) from None
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
@@ -163,7 +154,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _ranks(text: str) -> tuple[int, ...]:
+def rank_set(text: str) -> tuple[int, ...]:
     """`0,2-3` → (0, 2, 3); `none` → ()."""
     if text == "none":
         return ()
@@ -186,28 +177,28 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _rank(text: str) -> int:
+def one_rank(text: str) -> int:
     if not _is_number(text) or len(text) > len(str(MOST_RANKS)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a rank; use one number, such as 0")
     return int(text)
 
 
-def _name(text: str) -> str:
+def bindable(text: str) -> str:
     if not text.isidentifier() or keyword.iskeyword(text):
         raise argparse.ArgumentTypeError(f"{text} is not a name that Python can bind; use one such as loss")
     return text
 
 
-def _pool_options(parser: argparse.ArgumentParser) -> None:
+def pool_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pool")
     group.add_argument(
         "-n", "--nproc", "--nproc-per-node", "--nproc_per_node", dest="nproc", type=_nproc, metavar="N",
         help="workers per node: a number, gpu (one per GPU), cpu (one per core) or auto; "
         "default: the standing pool as it is, else one per GPU, else 2",
     )  # fmt: skip
-    group.add_argument("--nnodes", type=_positive, metavar="N",
+    group.add_argument("--nnodes", type=positive, metavar="N",
                        help="nodes; more than 1 on one machine are simulated nodes")  # fmt: skip
-    group.add_argument("--gpus-per-proc", type=_positive, metavar="K", help="consecutive GPUs per worker")
+    group.add_argument("--gpus-per-proc", type=positive, metavar="K", help="consecutive GPUs per worker")
     group.add_argument(
         "--visible", choices=("all", "own"),
         help="GPUs a worker sees: all, and LOCAL_RANK picks (as torchrun), or only its own, and "
@@ -218,19 +209,19 @@ def _pool_options(parser: argparse.ArgumentParser) -> None:
 
 
 @functools.cache
-def cell_parser() -> _Parser:
+def cell_parser() -> Parser:
     """The grammar of a `%%ddp` line."""
-    parser = _Parser(
+    parser = Parser(
         prog="%%ddp", allow_abbrev=False, add_help=False, exit_on_error=False,
         usage="%%%%ddp [options] [-- arguments of the cell]",
         description="Run the cell on every worker of the pool, as torchrun would run it as a script.",
     )  # fmt: skip
-    _pool_options(parser)
+    pool_options(parser)
     run = parser.add_argument_group("run")
     run.add_argument("--fresh", action="store_true", help="start new worker processes first; all names are gone")
-    run.add_argument("--ranks", type=_ranks, metavar="SET", help="run on these ranks only, such as 0,2-3")
-    run.add_argument("--show", type=_ranks, metavar="SET", help="show the output of these ranks only, or none")
-    run.add_argument("-o", "--output", type=_name, metavar="NAME",
+    run.add_argument("--ranks", type=rank_set, metavar="SET", help="run on these ranks only, such as 0,2-3")
+    run.add_argument("--show", type=rank_set, metavar="SET", help="show the output of these ranks only, or none")
+    run.add_argument("-o", "--output", type=bindable, metavar="NAME",
                      help="bind NAME to the last expression's value on every rank: NAME[rank]")  # fmt: skip
     faults = parser.add_argument_group("faults")
     faults.add_argument("--timeout", type=_seconds, metavar="S", help="end the cell after S seconds, state kept")
@@ -247,78 +238,17 @@ def cell_parser() -> _Parser:
     return parser
 
 
-COMMANDS: dict[str, str] = {
-    "status": "one table: rank, node, local rank, device, pid, state, memory",
-    "start": "start the pool without running a cell",
-    "stop": "end all workers of the pool",
-    "restart": "new worker processes under the same ranks; names on them are gone",
-    "topology": "figure of nodes, processes and devices",
-    "push": "copy names of the notebook to every rank",
-    "pull": "fetch names from every rank, as sequences indexed by rank",
-    "timings": "figure and table of DDP's last steps: what each rank computed, sent and waited for",
-    "stacks": "where every rank is: its line, its collective, whom it waits for, its stack",
-    "log": "the whole output of a rank in the last run, or where it is",
-    "help": "this text",
-}
-TERMINAL_COMMANDS = ("status", "start", "stop", "restart", "topology", "stacks")
-
-
-def command_parser(name: str, prog: str = "%ddp") -> _Parser:
-    """The grammar of one subcommand of `%ddp` (or of `python -m nbddp`)."""
-    parser = _Parser(prog=f"{prog} {name}", allow_abbrev=False, exit_on_error=False, description=COMMANDS[name])
-    if name in ("start", "restart"):
-        _pool_options(parser)
-    if name == "restart":
-        parser.add_argument("--ranks", type=_ranks, metavar="SET", help="only these ranks")
-    if name in ("push", "pull"):
-        parser.add_argument("names", nargs="+", type=_name, metavar="NAME")
-        parser.add_argument("--ranks", type=_ranks, metavar="SET", help="only these ranks")
-    if name == "log":
-        parser.add_argument("--rank", type=_rank, default=None, metavar="R", help="print the whole output of this rank")
-    if name == "timings":
-        parser.add_argument("--step", type=_rank, default=None, metavar="K", help="this step, not the median one")
-    if prog != "%ddp" and name != "start":
-        parser.add_argument("pool", nargs="?", default="", help="the pool's id, where more than one is running")
-    return parser
-
-
-def overview(prog: str = "%ddp") -> str:
-    """All subcommands, a line each."""
-    names = COMMANDS if prog == "%ddp" else TERMINAL_COMMANDS
-    width = max(map(len, names))
-    lines = [f"  {prog} {name:<{width}}  {COMMANDS[name]}" for name in names]
-    if prog == "%ddp":
-        lines.insert(0, f"  %%ddp {'':<{width}} run the cell on every rank; %%ddp --help tells its options")
-    return "\n".join([*lines, "", f"{prog} SUBCOMMAND --help tells more."])
-
-
 def parse_cell(line: str) -> LaunchSpec:
     """A `%%ddp` line → LaunchSpec. Raises BadInput, or HelpAsked with the text to show."""
-    words, argv = split_argv(_split(line, "%%ddp"))
+    words, argv = split_argv(split_line(line, "%%ddp"))
     space = cell_parser().parse_strictly(words)
     if space.max_restarts and space.ranks is not None:
         raise BadInput("%%ddp --max-restarts starts all workers anew, so it cannot go with --ranks; leave one out")
-    return _launch(
+    return launch_spec(
         space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
         hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
         timings=not space.no_timings, show_timings=space.timings, argv=argv,
     )  # fmt: skip
-
-
-def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
-    """A `%ddp` line (or a terminal's words) → Command. Raises as `parse_cell` does."""
-    words = _split(line, prog) if isinstance(line, str) else list(line)
-    if not words or words[0] in ("help", "-h", "--help"):
-        return Command("help", {})
-    known = COMMANDS if prog == "%ddp" else TERMINAL_COMMANDS
-    name = words[0]
-    if name not in known:
-        near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-        advice = f"did you mean {prog} {near[0]}?" if near else f"{prog} alone tells them all"
-        raise BadInput(f"{prog} has no subcommand {name}; {advice}")
-    space = command_parser(name, prog).parse_strictly(words[1:])
-    launch = _launch(space) if name in ("start", "restart") else LaunchSpec()
-    return Command(name, vars(space), launch)
 
 
 def split_argv(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -331,20 +261,10 @@ def split_argv(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
 
 def complete_cell(line: str) -> list[str]:
     """Options that may come next on a `%%ddp` line; `line` ends at the cursor."""
-    return _complete(cell_parser(), line)
+    return complete(cell_parser(), line)
 
 
-def complete_command(line: str) -> list[str]:
-    """Subcommands, or the options of the one already typed."""
-    words = line.split()
-    if not words or (len(words) == 1 and not line.endswith(" ")):
-        return [c for c in COMMANDS if c.startswith(words[0] if words else "")]
-    if words[0] not in COMMANDS:
-        return []
-    return _complete(command_parser(words[0]), line)
-
-
-def _complete(parser: _Parser, line: str) -> list[str]:
+def complete(parser: Parser, line: str) -> list[str]:
     words = line.split()
     if "--" in (words if line.endswith(" ") else words[:-1]):
         return []
@@ -357,7 +277,7 @@ def _complete(parser: _Parser, line: str) -> list[str]:
     return [o for o in parser.long_options() if o.startswith(current) and "_" not in o]
 
 
-def _waiting_for(parser: _Parser, word: str) -> argparse.Action | None:
+def _waiting_for(parser: Parser, word: str) -> argparse.Action | None:
     """The action that takes the word after `word`, if `word` is an option with a value."""
     for action in parser._actions:
         if word in action.option_strings and action.nargs is None:
@@ -365,14 +285,14 @@ def _waiting_for(parser: _Parser, word: str) -> argparse.Action | None:
     return None
 
 
-def _launch(space: argparse.Namespace, **run: Any) -> LaunchSpec:
+def launch_spec(space: argparse.Namespace, **run: Any) -> LaunchSpec:
     return LaunchSpec(
         nproc=space.nproc, nnodes=space.nnodes, gpus_per_proc=space.gpus_per_proc, visible=space.visible,
         oversubscribe=space.oversubscribe, device=space.device, **run,
     )  # fmt: skip
 
 
-def _split(line: str, prog: str) -> list[str]:
+def split_line(line: str, prog: str) -> list[str]:
     try:
         return shlex.split(line)
     except ValueError as e:

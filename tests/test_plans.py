@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp import environment, options
+from nbddp import commands, environment, options
 from nbddp.agent import devices
 from nbddp.errors import BadInput
 from nbddp.topology import Device, Node, Topology, rank_words
@@ -131,14 +131,14 @@ def test_bad_lines_name_the_option_and_the_way_out(line: str, answer: str) -> No
 
 def test_only_a_cell_has_words_for_its_program() -> None:
     with pytest.raises(BadInput, match="%ddp stop does not take '--'"):
-        options.parse_command("stop -- x")
+        commands.parse_command("stop -- x")
     with pytest.raises(BadInput, match="'²' is not a rank; use one number, such as 0"):
-        options.parse_command("log --rank ²")
+        commands.parse_command("log --rank ²")
 
 
 @given(st.text(max_size=40))
 def test_any_line_is_a_spec_an_answer_or_bad_input(line: str) -> None:
-    for parse in (options.parse_cell, options.parse_command):
+    for parse in (options.parse_cell, commands.parse_command):
         try:
             parse(line)
         except (BadInput, options.HelpAsked):
@@ -152,11 +152,11 @@ def test_help_is_an_answer(line: str) -> None:
 
 
 def test_every_subcommand_has_help_and_completion() -> None:
-    for name in set(options.COMMANDS) - {"help"}:
-        with pytest.raises(options.HelpAsked, match=options.COMMANDS[name].split()[0]):
-            options.parse_command(f"{name} --help")
-    assert options.complete_command("re") == ["restart"]
-    assert options.complete_command("restart --ra") == ["--ranks"]
+    for name in set(commands.COMMANDS) - {"help"}:
+        with pytest.raises(options.HelpAsked, match=commands.COMMANDS[name].split()[0]):
+            commands.parse_command(f"{name} --help")
+    assert commands.complete_command("re") == ["restart"]
+    assert commands.complete_command("restart --ra") == ["--ranks"]
     assert options.complete_cell("--nproc ") == list(options.NPROC_WORDS)
     assert options.complete_cell("--show 1 -- --n") == []
 

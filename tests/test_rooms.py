@@ -42,7 +42,7 @@ STOREYS = [
         "worker.calls",
         "worker.groups",
     ],
-    ["values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
+    ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
     ["pool.requests", "pool.wire", "pool.launcher", "pool.stop", "stacks"],
@@ -52,9 +52,9 @@ STOREYS = [
 ]
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = [
-    "nbddp", "nbddp.errors", "nbddp.topology", "nbddp.environment", "nbddp.options", "nbddp.run.supervise",
-    "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect", "nbddp.run.cell",
-    "nbddp.agent.lines",
+    "nbddp", "nbddp.errors", "nbddp.topology", "nbddp.environment", "nbddp.options", "nbddp.commands",
+    "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
+    "nbddp.run.cell", "nbddp.agent.lines",
 ]  # fmt: skip
 
 

@@ -1,0 +1,124 @@
+"""The grammar of `%ddp` and `python -m nbddp`: one line per subcommand here, its arguments below.
+
+Pure: no IPython, no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbddp.errors import BadInput
+from nbddp.options import (
+    HelpAsked,
+    LaunchSpec,
+    Parser,
+    bindable,
+    complete,
+    launch_spec,
+    one_rank,
+    pool_options,
+    rank_set,
+    split_line,
+)
+
+__all__ = ["COMMANDS", "Command", "HelpAsked", "complete_command", "overview", "parse_command"]
+
+COMMANDS: dict[str, str] = {
+    "status": "one table: rank, node, local rank, device, pid, state, memory",
+    "start": "start the pool without running a cell",
+    "stop": "end all workers of the pool",
+    "restart": "new worker processes under the same ranks; names on them are gone",
+    "topology": "figure of nodes, processes and devices",
+    "push": "copy names of the notebook to every rank",
+    "pull": "fetch names from every rank, as sequences indexed by rank",
+    "timings": "figure and table of DDP's last steps: what each rank computed, sent and waited for",
+    "stacks": "where every rank is: its line, its collective, whom it waits for, its stack",
+    "log": "the whole output of a rank in the last run, or where it is",
+    "help": "this text",
+}
+TERMINAL_COMMANDS = ("status", "start", "stop", "restart", "topology", "stacks")
+
+
+@dataclass(frozen=True)
+class Command:
+    """What one `%ddp` line asks for: a subcommand and its arguments by name."""
+
+    name: str
+    args: dict[str, Any]
+    launch: LaunchSpec = field(default_factory=LaunchSpec)
+
+
+def _ranks(parser: Parser) -> None:
+    parser.add_argument("--ranks", type=rank_set, metavar="SET", help="only these ranks")
+
+
+def _restart(parser: Parser) -> None:
+    pool_options(parser)
+    _ranks(parser)
+
+
+def _names(parser: Parser) -> None:
+    parser.add_argument("names", nargs="+", type=bindable, metavar="NAME")
+    _ranks(parser)
+
+
+def _log(parser: Parser) -> None:
+    parser.add_argument("--rank", type=one_rank, metavar="R", help="print the whole output of this rank")
+
+
+def _timings(parser: Parser) -> None:
+    parser.add_argument("--step", type=one_rank, metavar="K", help="this step, not the median one")
+
+
+ARGUMENTS: dict[str, Callable[[Parser], None]] = {
+    "start": pool_options, "restart": _restart, "push": _names, "pull": _names, "log": _log, "timings": _timings,
+}  # fmt: skip
+
+
+def command_parser(name: str, prog: str = "%ddp") -> Parser:
+    """The grammar of one subcommand of `%ddp` (or of `python -m nbddp`)."""
+    parser = Parser(prog=f"{prog} {name}", allow_abbrev=False, exit_on_error=False, description=COMMANDS[name])
+    if name in ARGUMENTS:
+        ARGUMENTS[name](parser)
+    if prog != "%ddp" and name != "start":
+        parser.add_argument("pool", nargs="?", default="", help="the pool's id, where more than one is running")
+    return parser
+
+
+def overview(prog: str = "%ddp") -> str:
+    """All subcommands, a line each."""
+    names = COMMANDS if prog == "%ddp" else TERMINAL_COMMANDS
+    width = max(map(len, names))
+    lines = [f"  {prog} {name:<{width}}  {COMMANDS[name]}" for name in names]
+    if prog == "%ddp":
+        lines.insert(0, f"  %%ddp {'':<{width}} run the cell on every rank; %%ddp --help tells its options")
+    return "\n".join([*lines, "", f"{prog} SUBCOMMAND --help tells more."])
+
+
+def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
+    """A `%ddp` line (or a terminal's words) → Command. Raises as `parse_cell` does."""
+    words = split_line(line, prog) if isinstance(line, str) else list(line)
+    if not words or words[0] in ("help", "-h", "--help"):
+        return Command("help", {})
+    known = COMMANDS if prog == "%ddp" else TERMINAL_COMMANDS
+    name = words[0]
+    if name not in known:
+        near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+        advice = f"did you mean {prog} {near[0]}?" if near else f"{prog} alone tells them all"
+        raise BadInput(f"{prog} has no subcommand {name}; {advice}")
+    space = command_parser(name, prog).parse_strictly(words[1:])
+    launch = launch_spec(space) if name in ("start", "restart") else LaunchSpec()
+    return Command(name, vars(space), launch)
+
+
+def complete_command(line: str) -> list[str]:
+    """Subcommands, or the options of the one already typed."""
+    words = line.split()
+    if not words or (len(words) == 1 and not line.endswith(" ")):
+        return [c for c in COMMANDS if c.startswith(words[0] if words else "")]
+    if words[0] not in COMMANDS:
+        return []
+    return complete(command_parser(words[0]), line)
