@@ -27,6 +27,7 @@ STOREYS = [
         "trace.steps",
         "trace.overlap",
         "trace.waiting",
+        "trace.measured",
         "trace.words",
         "agent.identity",
         "worker.release",
