@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,9 @@ import psutil
 import pytest
 
 import nbddp
+from nbddp.agent import controller
 from nbddp.agent import home as homes
+from nbddp.agent.controller import ephemeral_ports
 from nbddp.options import LaunchSpec
 from nbddp.pool import requests
 from tests.kernels import Kernel
@@ -43,6 +46,36 @@ def test_run_returns_every_ranks_value_and_raises_the_first_failure() -> None:
         pids = [w.pid for w in pool.workers.values()]
     assert not home.exists()
     assert not any(psutil.pid_exists(p) for p in pids)
+
+
+def test_controller_listens_where_the_system_puts_nobody() -> None:
+    """Between choosing a port and binding it, somebody's connection could take an ephemeral one."""
+    with nbddp.Pool(nproc=1) as pool:
+        serving = next(c for c in pool.status()["children"] if c["kind"] == "controller")
+        processes = [psutil.Process(serving["pid"]), *psutil.Process(serving["pid"]).children()]
+        ports = {c.laddr.port for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
+    assert len(ports) > 10
+    assert not ports & set(ephemeral_ports())
+
+
+def test_taken_ports_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "ephemeral_ports", lambda: range(10_003, 65536))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 10_001))
+        assert sorted(controller.quiet_ports(5)) == [10_000, 10_002]
+    assert len(controller.quiet_ports(2)) == 2
+
+
+def test_pool_whose_heart_monitor_dies_says_so_and_the_next_start_works() -> None:
+    with nbddp.Pool(nproc=1) as pool:
+        serving = next(c for c in pool.status()["children"] if c["kind"] == "controller")
+        (monitor,) = psutil.Process(serving["pid"]).children()
+        monitor.kill()
+        end = time.monotonic() + 20
+        while pool.running and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not pool.running
+        assert list(pool.run(rank_times, 5)) == [0]
 
 
 def test_exception_that_cannot_travel_is_raised_as_worker_failed() -> None:

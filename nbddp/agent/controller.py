@@ -4,17 +4,56 @@ Schedulers run in threads (ipyparallel's `use_threads`); its heart monitor is a 
 of its own, which here is tied to the controller's life. The beat is 5 per second, since
 a registration waits for one or two beats; missed beats mean nothing, because the agent
 knows of every exit in milliseconds and a suspended machine must not lose its engines.
+
+ipyparallel would choose ports that are free, let them go and bind them later; on a busy machine
+another program's connection takes one in between, and then no engine ever registers. It is given
+ports that the system hands to nobody by itself.
 """
 
 from __future__ import annotations
 
 import os
-from multiprocessing import get_context
+import random
+import signal
+import socket
+import threading
+from multiprocessing import connection, get_context
+from pathlib import Path
 from typing import Any
 
 from nbddp.agent.children import die_with_parent
 
 BEAT_MS = 200
+PORTS = 40  # more than a controller of ipyparallel 9 binds; beyond them it chooses its own
+LOWEST_PORT = 10_000
+EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def ephemeral_ports() -> range:
+    """The ports that the system chooses from for those who do not say which; IANA's where it does not tell."""
+    try:
+        low, high = map(int, EPHEMERAL.read_text().split())
+    except (OSError, ValueError):
+        low, high = 49152, 65535
+    return range(low, high + 1)
+
+
+def quiet_ports(count: int) -> list[int]:
+    """Free ports outside that range, at random; all that are free if there are fewer than `count`."""
+    system = ephemeral_ports()
+    order = [p for p in range(LOWEST_PORT, 65536) if p not in system]
+    random.SystemRandom().shuffle(order)
+    found: list[int] = []
+    for port in order:
+        if len(found) == count:
+            break
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue  # somebody's
+        found.append(port)
+    return found
 
 
 def main(request: dict[str, Any]) -> int:
@@ -32,12 +71,17 @@ def main(request: dict[str, Any]) -> int:
             die_with_parent(parent)
             super().run()
 
+        def start(self) -> None:
+            super().start()
+            threading.Thread(target=_end_with, args=(self,), daemon=True).start()
+
     controller_app.Process = TiedProcess
     config = Config()
     config.ProfileDir.location = request["profile_dir"]
     config.IPController.cluster_id = request["cluster_id"]
     config.IPController.use_threads = True
     config.IPController.ip = "127.0.0.1"
+    config.IPController.ports = quiet_ports(PORTS)
     config.IPController.log_level = 30
     config.HeartMonitor.period = BEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = 10**6
@@ -45,3 +89,11 @@ def main(request: dict[str, Any]) -> int:
     app.initialize([*request.get("args", ())])
     app.start()
     return 0
+
+
+def _end_with(process: Any) -> None:
+    """A controller whose heart monitor has failed accepts no engine any more: it ends, and the agent tells."""
+    connection.wait([process.sentinel])
+    if process.exitcode not in (0, -signal.SIGTERM, -signal.SIGINT):
+        print(f"the heart monitor ended with exit code {process.exitcode}", flush=True)
+        os._exit(1)

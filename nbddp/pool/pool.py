@@ -361,6 +361,8 @@ class Pool:
         return answers
 
     def _check_starting(self) -> None:
+        if any(w.exit is not None and w.exit.get("pool_ended") for w in self.workers.values()):
+            raise PoolNotRunning("the pool's controller has ended; run the cell again to start a new pool")
         for worker in self.workers.values():
             if worker.exit is not None and not worker.registered:
                 raise PoolError(
