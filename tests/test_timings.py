@@ -6,6 +6,7 @@ import copy
 import textwrap
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,6 +112,10 @@ def test_recording_changes_no_bit_of_the_result(pool: nbddp.Pool, mode: str) -> 
         assert sorted(names) == sorted(f"body.{i}.{kind}" for i in range(6) for kind in ("weight", "bias"))
         assert step[0].buckets[0].names == ("body.5.bias", "body.5.weight", "body.4.bias", "body.4.weight")
         assert [found.step(n)[0].rebuilt for n in found.numbers()] == [True] + [False] * 5
+        assert [found.step(n)[0].rebuilds for n in found.numbers()] == [False, True] + [False] * 4
+        assert number > 1
+    if mode == "unused parameters":
+        assert not any(s.rebuilt or s.rebuilds for n in found.numbers() for s in found.step(n).values())
 
 
 def test_model_is_pickled_and_copied_as_before_and_the_copy_is_recorded(pool: nbddp.Pool) -> None:
@@ -164,6 +169,27 @@ def test_slowest_rank_is_named_and_waiting_told_from_moving(pool: nbddp.Pool) ->
     assert "body.5.bias … body.4.weight (4)" in shown.words
 
 
+def test_clocks_of_several_hosts_are_aligned(pool: nbddp.Pool) -> None:
+    """Rank 1's clock is set 5 s ahead, and the pool is told that the ranks are on two machines."""
+    ahead = "import nbddp.worker.recorder as r\nif rank == 1: r.now = lambda: time.perf_counter_ns() + 5_000_000_000"
+    code = program("plain").replace("net = Net()", f"{ahead}\nnet = Net()", 1)
+    pool.run_cell(code, screen=Silent())
+    apart = pool.timings()
+    assert min(s.start for s in apart.steps[1]) - max(s.end for s in apart.steps[0]) > 4e9
+    placed = pool.placed()
+    hosts = tuple(replace(placed.nodes[0], index=i, host=f"machine{i}") for i in range(2))
+    try:
+        pool.topology = replace(placed, nodes=hosts)
+        found = pool.timings()
+    finally:
+        pool.topology = placed
+        pool.run_cell("r.now = time.perf_counter_ns", screen=Silent())
+    assert 0 < found.residual < 1e8
+    step = found.step(found.numbers()[-1])
+    assert max(s.start for s in step.values()) < min(s.end for s in step.values()), "the ranks' steps overlap"
+    assert "The ranks' clocks agree within " in timings(found, found.numbers()[-1]).words
+
+
 def test_without_timings_nothing_is_recorded(pool: nbddp.Pool) -> None:
     pool.restart()
     pool.run_cell(program("plain"), timings=False, screen=Silent())
@@ -183,7 +209,7 @@ def test_timings_in_a_notebook(four: Kernel) -> None:
     at_once = four.run(f"%%ddp --timings\n{program('plain')}").displays[-1]
     assert "of Net\n3 buckets, 98 KiB: " in at_once["text/plain"]
     first = four.run("%ddp timings --step 0").displays[-1]["text/plain"]
-    assert "This is the first step: DDP rebuilds the buckets" in first
+    assert "This is the first exchange: DDP rebuilds its buckets" in first
     assert four.run("%ddp timings --step 99").evalue == "there is no step 99; steps 0 to 5 are recorded on every rank"
 
 

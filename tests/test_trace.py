@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbddp.trace.align import Clock, Ping, aligned, allowed, clock
 from nbddp.trace.overlap import common, communication, exposed, hidden, hidden_share, lanes, length, union
 from nbddp.trace.steps import Bucket, Recording, Span, Step, step_from
 from nbddp.trace.waiting import bus_factor, curves, spread, straggler, transfers, typical
@@ -107,6 +108,40 @@ def test_clock_skew_that_was_aligned_changes_nothing() -> None:
     assert spread(skewed) == 1000
 
 
+@given(
+    st.integers(-(10**12), 10**12),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 1000), st.integers(0, 1000)), min_size=1),
+)
+def test_offset_from_round_trips_is_never_further_off_than_it_says(
+    ahead: int, rounds: list[tuple[int, int, int]]
+) -> None:
+    """The other clock is `ahead`; a question and its answer take any time on their ways."""
+    pings = [Ping(at, at + there + ahead, at + there + back) for at, there, back in rounds]
+    found = clock(pings)
+    assert abs(found.offset + ahead) <= found.residual
+    assert found.residual <= (min(there + back for _, there, back in rounds) + 1) // 2
+
+
+def test_alignment_takes_the_measured_offset_and_tells_its_error() -> None:
+    there = {0: [step(buckets=(bucket(0, 12, 36),))], 1: [step(buckets=(bucket(0, 30, 38),))]}
+    skewed = Recording({0: there[0], 1: [there[1][0].shifted(1000)]})
+    found = aligned(skewed, {0: Clock(), 1: Clock(-1002, 3)})
+    assert found.steps[1] == [there[1][0].shifted(-2)]
+    assert found.residual == 3
+    assert aligned(skewed, {}) is skewed
+
+
+def test_clock_that_has_drifted_is_moved_to_where_no_result_comes_before_it_was_sent() -> None:
+    there = {0: [step(buckets=(bucket(0, 12, 36),))], 1: [step(buckets=(bucket(0, 30, 38),))]}
+    assert allowed(there[0], there[1]) == (12 - 38, 36 - 30)
+    drifted = Recording({0: there[0], 1: [there[1][0].shifted(-500)]})
+    found = aligned(drifted, {0: Clock(), 1: Clock(0, 3)})
+    assert found.steps[1] == [there[1][0].shifted(12 - 38)]
+    assert found.residual == 3 + (500 - 26)
+    assert allowed(there[0], [step(buckets=())]) is None
+    assert aligned(Recording({}), {0: Clock()}) == Recording({})
+
+
 @pytest.mark.parametrize(
     ("collective", "ranks", "factor"),
     [("all_reduce", 2, 1.0), ("all_reduce", 8, 1.75), ("all_gather", 4, 0.75), ("broadcast", 4, 1.0)],
@@ -119,21 +154,23 @@ def test_typical_step_is_the_median_of_ordinary_ones() -> None:
     def lasting(number: int, extra: int, **more: object) -> Step:
         return Step(number, (0, 10), (10, 30, 40 + extra), (40 + extra, 50 + extra), **more)  # type: ignore[arg-type]
 
-    some = [lasting(0, 900, rebuilt=True), lasting(1, 5), lasting(2, 0), lasting(3, 70), lasting(4, 1, synced=False)]
-    recording = Recording({0: some, 1: some[:4]})
-    assert recording.numbers() == [0, 1, 2, 3]
-    assert typical(recording) == 1
+    usual = [lasting(2, 5), lasting(3, 0), lasting(4, 70)]
+    some = [lasting(0, 900, rebuilt=True), lasting(1, 4, rebuilds=True), *usual, lasting(5, 1, synced=False)]
+    recording = Recording({0: some, 1: some[:5]})
+    assert recording.numbers() == [0, 1, 2, 3, 4]
+    assert typical(recording) == 2
     assert typical(Recording({0: some[:1]})) == 0, "the first alone is better than none"
     assert typical(Recording({})) is None
-    assert [c.number for c in curves(recording)] == [0, 1, 2, 3]
+    assert [c.number for c in curves(recording)] == [0, 1, 2, 3, 4]
     assert curves(recording)[0].duration == 950
     with pytest.raises(KeyError):
-        recording.step(4)
+        recording.step(5)
 
 
 def test_plain_data_become_steps() -> None:
     data = {
-        "number": 3, "forward": [0, 1], "backward": [1, 2, 3], "optimizer": None, "synced": True, "rebuilt": False,
+        "number": 3, "forward": [0, 1], "backward": [1, 2, 3], "optimizer": None,
+        "synced": True, "rebuilt": False, "rebuilds": False,
         "buckets": [{"index": 0, "bytes": 8, "ready": 1, "sent": 2, "done": 3, "names": ["w"]}],
     }  # fmt: skip
     made = step_from(data)

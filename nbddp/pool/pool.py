@@ -30,6 +30,7 @@ from nbddp.run import report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
+from nbddp.trace.align import Clock, Ping, aligned, clock
 from nbddp.trace.steps import Recording, step_from
 from nbddp.values import RankValues, check_ranks
 from nbddp.worker import kept, values
@@ -589,7 +590,16 @@ class Pool:
         steps = {r: [step_from(s) for s in f["steps"]] for r, f in found.items() if f["steps"]}
         if not steps:
             raise BadInput("no step of a DistributedDataParallel has been recorded; train in a %%ddp cell first")
-        return Recording(steps, model=next(f["model"] for f in found.values() if f["model"]))
+        recording = Recording(steps, model=next(f["model"] for f in found.values() if f["model"]))
+        return aligned(recording, self._clocks())
+
+    def _clocks(self) -> dict[int, Clock]:
+        """Each rank's clock against rank 0's; empty where all ranks are on one machine, which has one clock."""
+        if len({n.host for n in self.placed().nodes}) < 2:
+            return {}
+        run = self._run(tuple(range(self.world_size)), {"op": "clocks"}, screen=Silent(), state="clocks")
+        pings = values.unpack(run.ended[0].buffers[0])
+        return {0: Clock(), **{r: clock([Ping(*p) for p in some]) for r, some in pings.items()}}
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""
@@ -633,7 +643,9 @@ class Pool:
             buffers=buffers, hang_after=hang_after, timeout=timeout, timed_from=timed_from,
         )  # fmt: skip
         run.when_long = lambda: self._note(ranks, state)
-        self.current = self.last_run = run
+        self.current = run
+        if fields["op"] in ("cell", "call"):  # a look at the ranks is nobody's last run
+            self.last_run = run
         try:
             run.execute()
         finally:

@@ -31,7 +31,9 @@ class Step:
     """One training step of one DDP model on one rank.
 
     forward: (start, end). backward: (start, end of the gradients' computation, end with all buckets done).
-    optimizer: (start, end), or None if no optimizer stepped. `synced` is False inside no_sync.
+    optimizer: (start, end), or None if no optimizer stepped. `synced` is False inside no_sync. `rebuilt`: the
+    first exchange, after which DDP rebuilds its buckets; `rebuilds`: the step whose forward does that, for which
+    the ranks wait for each other there.
     """
 
     number: int
@@ -41,6 +43,7 @@ class Step:
     buckets: tuple[Bucket, ...] = ()
     synced: bool = True
     rebuilt: bool = False
+    rebuilds: bool = False
 
     @property
     def start(self) -> int:
@@ -68,6 +71,7 @@ class Step:
             ),
             self.synced,
             self.rebuilt,
+            self.rebuilds,
         )
 
 
@@ -109,5 +113,5 @@ def step_from(data: Mapping[str, Any]) -> Step:
     optimizer = tuple(data["optimizer"]) if data["optimizer"] else None
     return Step(
         data["number"], tuple(data["forward"]), tuple(data["backward"]), optimizer,
-        buckets, data["synced"], data["rebuilt"],
+        buckets, data["synced"], data["rebuilt"], data["rebuilds"],
     )  # fmt: skip

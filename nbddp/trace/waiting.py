@@ -94,10 +94,12 @@ def straggler(found: Sequence[Transfer]) -> Straggler | None:
 
 
 def typical(recording: Recording) -> int | None:
-    """Number of the step whose duration (of its slowest rank) is the median one; the first iteration, with its
-    bucket rebuild, and steps without synchronisation do not count where there are others."""
+    """Number of the step whose duration (of its slowest rank) is the median one; the first two, with
+    DDP's bucket rebuild, and steps without synchronisation do not count where there are others."""
     numbers = recording.numbers()
-    usual = [n for n in numbers if all(s.synced and not s.rebuilt for s in recording.step(n).values())]
+    usual = [
+        n for n in numbers if all(s.synced and not s.rebuilt and not s.rebuilds for s in recording.step(n).values())
+    ]
     durations = {n: duration(recording.step(n)) for n in usual or numbers}
     if not durations:
         return None

@@ -62,7 +62,11 @@ def sentences(recording: Recording, number: int) -> list[str]:
     if late is not None and late.late > LATE * longest:
         lines.append(_straggler(late))
     if any(s.rebuilt for s in step.values()):
-        lines.append("This is the first step: DDP rebuilds the buckets after it, in the order in which gradients came.")
+        lines.append(
+            "This is the first exchange: DDP rebuilds its buckets after it, in the order in which gradients came."
+        )
+    if any(s.rebuilds for s in step.values()):
+        lines.append("DDP rebuilt the buckets in this step's forward, where the ranks wait for each other.")
     if not all(s.synced for s in step.values()):
         lines.append("The step was taken inside no_sync: no gradients were exchanged.")
     if recording.residual:

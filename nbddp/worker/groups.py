@@ -65,6 +65,15 @@ class Groups:
         if drop:
             self.drop()
 
+    def store(self, name: str) -> Any:
+        """The pool's store under a prefix of this run and `name`, for what is no business of the user's groups."""
+        from torch.distributed import PrefixStore, TCPStore
+
+        where = (self._connect, self._injected[1])
+        if where not in self._clients:
+            self._clients = {where: TCPStore(*where, is_master=False)}
+        return PrefixStore(f"nbddp/run{self.run}/{name}", self._clients[where])
+
     def owns(self, store: Any) -> bool:
         """Whether this is the pool's store, which no process but the ranks reaches."""
         while hasattr(store, "underlying_store"):

@@ -28,7 +28,7 @@ import ipyparallel
 import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-from nbddp.worker import calls, failure, values
+from nbddp.worker import calls, clocks, failure, values
 from nbddp.worker.check import Checker
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
@@ -259,6 +259,12 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _do_timings(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         """What the recorder has of the last run with DDP steps."""
         return [values.pack_or_words(self.recorder.collect())]
+
+    def _do_clocks(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
+        """How far the other ranks' clocks are from rank 0's."""
+        with self.groups.sockets.watch():
+            found = clocks.measure(self.groups.store("clocks"), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        return [values.pack_or_words(found)]
 
     # -- outcome -------------------------------------------------------------------
 

@@ -67,7 +67,7 @@ class Recorder:
     def _plain(self, step: dict[str, Any]) -> dict[str, Any]:
         buckets = sorted(step["buckets"], key=lambda b: b["index"])
         names = _names(step["orders"], [b["numel"] for b in buckets])
-        keys = ("number", "forward", "backward", "synced", "rebuilt")
+        keys = ("number", "forward", "backward", "synced", "rebuilt", "rebuilds")
         optimizer = step["optimizer"] if step["optimizer"][1] else None
         resolved = [self._cuda.resolve(b) for b in buckets]
         return {
@@ -182,11 +182,15 @@ class _Model:
         self.declared = [n for n, _ in reversed(named)]
         self.came: list[str] = []
         self.count = 0
+        # DDP rebuilds its buckets once, in the forward that follows the first exchange
+        self._may_rebuild = bool(ddp.static_graph or not ddp.find_unused_parameters)
+        self._exchanged = 0
         self._handles = [p.register_hook(functools.partial(self._comes, n)) for n, p in named]
 
     def begin(self, run: int, synced: bool) -> dict[str, Any]:
         """A new step's record."""
-        first = self.count == 0
+        first, second = self._exchanged == 0 and synced, self._exchanged == 1
+        self._exchanged += first or second
         if self.came and self._handles:
             for handle in self._handles:
                 handle.remove()
@@ -195,8 +199,8 @@ class _Model:
         orders = [[(n, self.sizes[n]) for n in order] for order in (self.came, self.declared)]
         return {
             "number": number, "run": run, "model": id(self), "title": self.title, "forward": [0, 0],
-            "backward": [0, 0, 0], "optimizer": [0, 0], "buckets": [], "synced": synced, "rebuilt": first and synced,
-            "orders": orders,
+            "backward": [0, 0, 0], "optimizer": [0, 0], "buckets": [], "synced": synced,
+            "rebuilt": self._may_rebuild and first, "rebuilds": self._may_rebuild and second, "orders": orders,
         }  # fmt: skip
 
     def _comes(self, name: str, gradient: Any) -> None:
