@@ -16,7 +16,7 @@ from nbddp import commands, options
 from nbddp.agent.handle import Agent
 from nbddp.assist import Assistant
 from nbddp.commands import Command
-from nbddp.errors import BadInput
+from nbddp.errors import BadInput, RunFailed
 from nbddp.options import LaunchSpec
 from nbddp.pool.pool import Pool
 from nbddp.run import cell as cells
@@ -52,17 +52,36 @@ class DDPMagics(Magics):  # type: ignore[misc]
         cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
         screen = for_shell(self.shell)
         self._ensure(spec, screen)
-        values = self.pool.run_cell(
-            code, cell=number, argv=spec.argv, argv0=f"Cell In[{number}]", ranks=spec.ranks, show=spec.show,
-            want_value=bool(spec.output), screen=screen, hang_after=spec.hang_after, timeout=spec.timeout,
-            check=spec.check, max_restarts=spec.max_restarts, timings=spec.timings,
-        )  # fmt: skip
+        try:
+            values = self.pool.run_cell(
+                code, cell=number, argv=spec.argv, argv0=f"Cell In[{number}]", ranks=spec.ranks, show=spec.show,
+                want_value=bool(spec.output), screen=screen, hang_after=spec.hang_after, timeout=spec.timeout,
+                check=spec.check, max_restarts=spec.max_restarts, timings=spec.timings, trace=spec.trace is not None,
+            )  # fmt: skip
+        except RunFailed:
+            if spec.trace is not None and self.pool.running:  # what led to a failure is worth seeing most of all
+                self._trace(spec.trace)
+            raise
         if spec.output:
             self.shell.user_ns[spec.output] = values
         self._page()
+        if spec.trace is not None:
+            self._trace(spec.trace)
         if spec.show_timings:
             data, metadata = self._figure_of_timings(None)._repr_mimebundle_()
             self.shell.display_pub.publish(data, metadata)
+
+    def _trace(self, name: str) -> None:
+        """Write the merged trace of the cell that has just run, and say where it is."""
+        from nbddp.draw.trace import written
+
+        try:
+            merged = self.pool.trace()
+        except BadInput as e:
+            print(e)
+            return
+        data, metadata = written(merged, Path(name))._repr_mimebundle_()
+        self.shell.display_pub.publish(data, metadata)
 
     def _number(self) -> int:
         """The n of this cell's In[n]; `execution_count` is that or one more, as IPython's version has it."""

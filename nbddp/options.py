@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from nbddp.errors import BadInput
 
+TRACE_FILE = "ddp-trace.json.gz"
 NPROC_WORDS = ("auto", "gpu", "cpu")
 MOST_RANKS = 100_000  # a rank set is written out as numbers: a mistyped 0-9999999999 must not fill the memory
 
@@ -36,6 +37,7 @@ class LaunchSpec:
 
     `nproc` None keeps the standing pool as it is. `ranks` and `show` are None for all;
     `argv` is what the cell sees as sys.argv[1:]. `hang_after` and `timeout` are in seconds; None: never.
+    `trace` is the file that gets the merged trace.
     """
 
     nproc: int | str | None = None
@@ -54,6 +56,7 @@ class LaunchSpec:
     max_restarts: int = 0
     timings: bool = True
     show_timings: bool = False
+    trace: str | None = None
     argv: tuple[str, ...] = ()
 
     def asks_for_pool(self) -> bool:
@@ -148,6 +151,12 @@ def _seconds_or_never(text: str) -> float | None:
     return None if text == "never" else _seconds(text)
 
 
+def _trace_file(name: str | None) -> str | None:
+    if name is not None and not name.endswith((".json", ".json.gz")):
+        raise BadInput(f"%%ddp --trace {name}: Perfetto reads .json and .json.gz; name the file so, as {TRACE_FILE}")
+    return name
+
+
 def _count(text: str) -> int:
     if not _is_number(text) or len(text) > 6:
         raise argparse.ArgumentTypeError(f"{text} is not a number of restarts; use 0 or more")
@@ -234,6 +243,13 @@ def cell_parser() -> Parser:
     which = run.add_mutually_exclusive_group()
     which.add_argument("--timings", action="store_true", help="show what %%ddp timings shows when the cell has ended")
     which.add_argument("--no-timings", action="store_true", help="do not record DDP's steps")
+    run.add_argument(
+        "--trace",
+        nargs="?",
+        const=TRACE_FILE,
+        metavar="FILE",
+        help=f"record torch.profiler on every rank, merged for Perfetto into FILE (default {TRACE_FILE})",
+    )
     parser.add_argument("-h", "--help", action="help", help="show this")
     return parser
 
@@ -247,7 +263,7 @@ def parse_cell(line: str) -> LaunchSpec:
     return launch_spec(
         space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
         hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
-        timings=not space.no_timings, show_timings=space.timings, argv=argv,
+        timings=not space.no_timings, show_timings=space.timings, trace=_trace_file(space.trace), argv=argv,
     )  # fmt: skip
 
 

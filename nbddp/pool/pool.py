@@ -31,6 +31,7 @@ from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
 from nbddp.trace.align import Clock, Ping, aligned, clock
+from nbddp.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.trace.steps import Recording, step_from
 from nbddp.values import RankValues, check_ranks
 from nbddp.worker import kept, values
@@ -490,6 +491,7 @@ class Pool:
         check: bool = False,
         max_restarts: int = 0,
         timings: bool = True,
+        trace: bool = False,
     ) -> RankValues:
         """Run source on the ranks; the values of its last expression if `want_value`.
 
@@ -497,6 +499,7 @@ class Pool:
         timeout: seconds the run may take (None: any time).
         check: compare collectives across ranks before each is called (`nbddp.worker.check`).
         timings: record DDP's steps (`Pool.timings`).
+        trace: record torch.profiler's trace on every rank (`Pool.trace`).
         max_restarts: on a failure start all workers anew and run again, at most so many times.
         Raises a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut; state on the ranks that
         were not replaced is kept.
@@ -505,7 +508,7 @@ class Pool:
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         shown = check_ranks(show, self.world_size, "--show")
         fields = {"op": "cell", "cell": cell, "argv": list(argv), "argv0": argv0, "want_value": want_value}
-        fields["check"], fields["timings"] = check, timings
+        fields |= {"check": check, "timings": timings, "trace": trace}
         code = re.sub(r"\A\s*\n", lambda blank: "#\n" * blank[0].count("\n"), code)  # IPython would cut these lines
         screen = screen or for_shell(_shell())
         began = time.monotonic()
@@ -592,6 +595,27 @@ class Pool:
             raise BadInput("no step of a DistributedDataParallel has been recorded; train in a %%ddp cell first")
         recording = Recording(steps, model=next(f["model"] for f in found.values() if f["model"]))
         return aligned(recording, self._clocks())
+
+    def trace(self) -> Merged:
+        """The traces of the last cell that was run with `trace`, merged. Raises BadInput if there is none.
+
+        Ranks that have been replaced since are missing, and are told in `missing`.
+        """
+        self._need_running()
+        run = self._run(tuple(range(self.world_size)), {"op": "trace"}, screen=Silent(), state="trace")
+        found = {r: values.unpack(e.buffers[0]) for r, e in run.ended.items()}
+        traces = {
+            r: RankTrace(
+                t["events"], t["base"], t["shift"], t["pid"], self.node_of(r),
+                [Collective(**c) for c in t["collectives"]],
+            )
+            for r, t in found.items() if t
+        }  # fmt: skip
+        if not traces:
+            raise BadInput("no cell has been traced on these workers; %%ddp --trace traces one")
+        merged = merge(traces, self._clocks())
+        merged.missing = sorted(set(found) - set(traces))
+        return merged
 
     def _clocks(self) -> dict[int, Clock]:
         """Each rank's clock against rank 0's; empty where all ranks are on one machine, which has one clock."""

@@ -208,6 +208,23 @@ def _recorded(active: bool) -> list[dict[str, Any]]:
     return entries
 
 
+def collectives(since: int) -> list[dict[str, Any]]:
+    """Collectives that were called since then (nanoseconds since 1970), oldest first, with their groups' ranks."""
+    members: dict[str, list[int]] = {}
+    found = []
+    for entry in _recorded(active=False):
+        if entry["time_created_ns"] < since or not entry["collective_seq_id"] or entry["is_p2p"]:
+            continue
+        name = entry["process_group"][0]
+        if name not in members:
+            members[name] = _members(name)[0]
+        found.append(
+            {"op": entry["profiling_name"], "group": name, "ranks": tuple(members[name]), "what": _what(entry),
+             "sequence": entry["collective_seq_id"], "created": entry["time_created_ns"]}
+        )  # fmt: skip
+    return found
+
+
 def _op(entry: dict[str, Any]) -> str:
     """`gloo:all_reduce` → `all_reduce`."""
     return str(entry["profiling_name"]).split(":", 1)[-1].lstrip("_")

@@ -34,6 +34,7 @@ from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
 from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
+from nbddp.worker.tracing import Tracer
 
 OUTCOME = "nbddp_outcome"
 QUESTION = "nbddp_request"
@@ -107,6 +108,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.checker = Checker()
         self.kept: Kept | None = None
         self.recorder = Recorder()
+        self.tracer = Tracer()
         self._began_ns = 0
         self._spec: dict[str, Any] | None = None
         self._parent: dict[str, Any] = {}
@@ -226,9 +228,14 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         sys.argv = [spec["argv0"], *spec["argv"]]
         shell.execution_count = self.execution_count = spec["cell"]
         self._result = None
-        reply = super().do_execute(code, False, *args, **kwargs)
-        if inspect.isawaitable(reply):
-            reply = await reply
+        if spec.get("trace"):
+            self.tracer.start()
+        try:
+            reply = super().do_execute(code, False, *args, **kwargs)
+            if inspect.isawaitable(reply):
+                reply = await reply
+        finally:
+            self.tracer.stop()
         result, self._result = self._result, None
         error = None if result is None else result.error_before_exec or result.error_in_exec
         if error is not None:
@@ -259,6 +266,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _do_timings(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         """What the recorder has of the last run with DDP steps."""
         return [values.pack_or_words(self.recorder.collect())]
+
+    def _do_trace(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
+        """The trace of the last cell that was traced."""
+        return [values.pack_or_words(self.tracer.last)]
 
     def _do_clocks(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         """How far the other ranks' clocks are from rank 0's."""

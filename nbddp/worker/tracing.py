@@ -1,0 +1,65 @@
+"""torch.profiler around a cell, and what is needed to put its trace beside those of the other ranks.
+
+The profiler's clock and the recorder's are read together a few times: the least difference is their shift, since a
+mark can only be late. Collectives come from torch's flight recorder, which has their groups and sequence numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from nbddp.worker import calls, recorder
+
+MARK, MARKS = "nbddp clock", 20
+QUIET = {"KINETO_LOG_LEVEL": "6"}  # it says that it starts and stops on stderr, at a level above its errors
+
+
+class Tracer:
+    """The trace of the last cell that was traced here, as plain data."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, Any] | None = None
+        self._profile: Any = None
+        self._marks: list[int] = []
+        self._began = 0
+
+    def start(self) -> None:
+        """Raises RuntimeError if a profiler is on already."""
+        from torch import profiler
+
+        os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})
+        self.last = None
+        self._began = time.time_ns()
+        known = profiler.supported_activities()
+        wanted = [a for a in (profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA) if a in known]
+        self._profile = profiler.profile(activities=wanted)
+        self._profile.start()
+        self._marks = []
+        for _ in range(MARKS):
+            self._marks.append(recorder.now())
+            with profiler.record_function(MARK):
+                pass
+
+    def stop(self) -> None:
+        """End it and keep its trace; nothing if none is on."""
+        profile, self._profile = self._profile, None
+        if profile is None:
+            return
+        collectives = calls.collectives(self._began)
+        profile.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            profile.export_chrome_trace(str(path))
+            trace = json.loads(path.read_text())
+        base = int(trace["baseTimeNanoseconds"])
+        marks = sorted(e["ts"] for e in trace["traceEvents"] if e.get("name") == MARK and e.get("ph") == "X")
+        if len(marks) != len(self._marks):
+            raise RuntimeError(f"the profiler kept {len(marks)} of {len(self._marks)} marks; its clock is not known")
+        shift = min(base + round(at * 1000) - mark for at, mark in zip(marks, self._marks, strict=True))
+        events = [e for e in trace["traceEvents"] if e.get("name") != MARK]
+        self.last = {"events": events, "base": base, "shift": shift, "pid": os.getpid(), "collectives": collectives}
