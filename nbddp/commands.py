@@ -136,7 +136,9 @@ def planned_layout(command: Command) -> Topology | None:
     if not any(asked.values()):
         return None
     if command.args.get("pool"):
-        raise BadInput(f"topology draws pool {command.args['pool']} or a planned layout, not both; leave one out")
+        raise BadInput(
+            f"topology tells of a pool or a planned layout, not both; leave out {command.args['pool']} or the rest"
+        )
     return planned(**asked)
 
 

@@ -87,7 +87,7 @@ class Node:
 
     def likeness(self) -> object:
         """Equal for nodes of which one may be drawn for both."""
-        devices = [(d.index, d.name, d.memory, d.bus_id, d.numa) for d in self.devices]
+        devices = tuple((d.index, d.name, d.memory, d.bus_id, d.numa) for d in self.devices)
         return devices, self.cores, self.simulated, self.planned, self.links, self.numa, self.interface, self.untold
 
     def part(self, first: int, last: int) -> dict[str, Any]:

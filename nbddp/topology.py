@@ -34,7 +34,7 @@ __all__ = [
     "rank_words", "simulate", "topology_of",
 ]  # fmt: skip
 
-MOST_PLANNED = 100_000  # processes or GPUs of a layout on paper: a mistyped number must not fill the memory
+MOST_PLANNED, MOST_ON_NODE = 100_000, 256  # processes or GPUs on paper: a mistyped number must not fill the memory
 FOLD_FROM = 4  # equal nodes in a row: the first two are shown, the rest folded
 
 
@@ -108,15 +108,16 @@ class Topology:
     def folded(self) -> list[tuple[Node, ...]]:
         """Nodes one by one; of equal ones in a row, the first two, then all others as one tuple."""
         found: list[tuple[Node, ...]] = []
-        for _, run in groupby(self.nodes, key=lambda n: (n.likeness(), self._places(n))):
+        for _, run in groupby(self.nodes, key=self._sort):
             nodes = tuple(run)
             alone = 2 if len(nodes) >= FOLD_FROM else len(nodes)
             found += [(n,) for n in nodes[:alone]]
             found += [nodes[alone:]] if nodes[alone:] else []
         return found
 
-    def _places(self, node: Node) -> list[tuple[int, ...]]:
-        return [tuple(d.index for d in w.devices) for w in self.on_node(node.index)]
+    def _sort(self, node: Node) -> tuple[object, ...]:
+        """Equal for nodes of the same hardware on which the processes lie alike."""
+        return node.likeness(), tuple(tuple(d.index for d in w.devices) for w in self.on_node(node.index))
 
     def ranks_on(self, nodes: Iterable[Node]) -> str:
         """`ranks 16–127`."""
@@ -139,11 +140,17 @@ class Topology:
         Of a node without GPUs only what does not differ from laptop to laptop: not its cores.
         """
         lines = [self.equation()]
+        told: dict[object, int] = {}
         for nodes in self.folded():
+            first = nodes[0]
             if len(nodes) > 1:
-                lines.append(f"nodes {nodes[0].index}–{nodes[-1].index}: same; {self.ranks_on(nodes)}")
-            else:
-                lines += [self._node_words(nodes[0]), *(f"  {line}" for line in self._gpu_words(nodes[0]))]
+                lines.append(f"nodes {first.index}–{nodes[-1].index}: same; {self.ranks_on(nodes)}")
+                continue
+            hardware = self._gpu_words(first)
+            as_told = told.setdefault(self._sort(first), first.index)
+            if hardware and as_told != first.index:
+                hardware = [f"hardware as that of node {as_told}"]
+            lines += [self._node_words(first), *(f"  {line}" for line in hardware)]
         lines += [joint] if (joint := self.joint_words()) else []
         return "\n".join([*lines, *self.untold()])
 
@@ -212,7 +219,7 @@ class Topology:
         per_proc = (gpus_per_proc or 1) if use_gpus else 0
         if use_gpus:
             _check_positive("--gpus-per-proc", per_proc)
-        usable = hosts if use_gpus else [replace(h, devices=(), links=(), untold=()) for h in hosts]
+        usable = hosts if use_gpus else [_without_gpus(h) for h in hosts]
         nodes = simulate(usable[0], nnodes) if len(hosts) == 1 and nnodes > 1 else tuple(usable)
         if len(nodes) != nnodes:
             raise BadInput(
@@ -271,9 +278,14 @@ def planned(
         raise BadInput(
             f"--nproc {nproc} counts what a machine has, and a planned node says nothing of it; use --nproc 2"
         )
-    each = nproc if isinstance(nproc, int) else 2
-    if max(count, count * gpus, count * each) > MOST_PLANNED:
-        raise BadInput(f"a layout of more than {MOST_PLANNED} processes or GPUs is not drawn; use a smaller --nnodes")
+    each = max(gpus, nproc if isinstance(nproc, int) else 2)
+    if each > MOST_ON_NODE:
+        raise BadInput(f"a planned node has at most {MOST_ON_NODE} processes or GPUs, not {each}; use smaller numbers")
+    if count * each > MOST_PLANNED:
+        raise BadInput(
+            f"a planned layout has at most {MOST_PLANNED} processes or GPUs, not {count * each}; "
+            f"use --nnodes {MOST_PLANNED // each} or fewer"
+        )
     devices = tuple(Device(i, str(i)) for i in range(gpus))
     hosts = [Node(i, f"planned {i}", devices, planned=True) for i in range(count)]
     return Topology.plan(
@@ -298,6 +310,11 @@ def topology_of(data: Mapping[str, Any]) -> Topology:
 def rank_words(ranks: Iterable[int]) -> str:
     """`rank 2`, `ranks 0–3`, `ranks 0, 2–3`: a set of ranks as a person writes it."""
     return several("rank", ranks)
+
+
+def _without_gpus(host: Node) -> Node:
+    """A machine whose GPUs are not used; if it has none, it may still say why."""
+    return replace(host, devices=(), links=(), untold=()) if host.devices else host
 
 
 def _check_positive(option: str, value: int) -> None:

@@ -16,7 +16,10 @@ import pynvml
 
 from nbddp.machine import SELF, UNKNOWN, several
 
-Facts = dict[str, Any]  # one GPU: fields of `machine.Device`; under "links" uuid → code, under "untold" fact → why not
+# One GPU: fields of `machine.Device`, and OURS: "position" in NVML's order; "links": position → code; "untold":
+# fact → why not.
+Facts = dict[str, Any]
+OURS = ("position", "links", "untold")
 SWITCH, ELSEWHERE = -1, -2  # far ends of an NVLink, where that to a GPU is the GPU's position
 AFFINITY_WORDS = 16  # of 64 NUMA nodes each
 ANCESTORS = {
@@ -28,7 +31,7 @@ ANCESTORS = {
     pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
 }
 UNORDERED = (
-    "which GPU is which is not told: they are of several models, and CUDA counts the fastest first; "
+    "which GPU is which is not told: they may be of several models, and CUDA counts the fastest first; "
     "set CUDA_DEVICE_ORDER=PCI_BUS_ID to have their facts"
 )
 
@@ -36,7 +39,10 @@ UNORDERED = (
 def gpus(env: Mapping[str, str]) -> Facts:
     """The GPUs that CUDA sees, in its order: `devices` (fields of `machine.Device`), `links` (a row of
     codes per GPU, or no rows) and `untold` (sentences)."""
-    return told(visible(_all_gpus(), env))
+    try:
+        return told(visible(_all_gpus(), env))
+    except pynvml.NVMLError as e:
+        return {"devices": [], "links": [], "untold": [f"NVML does not tell which GPUs there are: {e}"]}
 
 
 def told(found: list[Facts]) -> Facts:
@@ -49,12 +55,12 @@ def told(found: list[Facts]) -> Facts:
             missing.setdefault((fact, why), []).append(facts["index"])
     sentences = [f"NVML does not tell the {f} of {several('GPU', gpus)}: {why}" for (f, why), gpus in missing.items()]
     unordered = [UNORDERED] if any(set(facts) == {"index", "mask"} for facts in found) else []
-    devices = [{k: v for k, v in facts.items() if k not in ("links", "untold")} for facts in found]
+    devices = [{k: v for k, v in facts.items() if k not in OURS} for facts in found]
     return {"devices": devices, "links": rows if known else [], "untold": unordered + sentences}
 
 
 def _link(a: Facts, b: Facts) -> str:
-    return str(a.get("links", {}).get(b.get("uuid"), UNKNOWN))
+    return str(a.get("links", {}).get(b.get("position"), UNKNOWN))
 
 
 def visible(found: list[Facts], env: Mapping[str, str]) -> list[Facts]:
@@ -92,17 +98,16 @@ def _entries(listed: str, found: list[Facts]) -> list[str]:
 
 
 def _all_gpus() -> list[Facts]:
+    """Raises NVMLError if a GPU cannot even be counted."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return []  # no driver or no GPU: an ordinary CPU machine
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        found = [_facts(handle) for handle in handles]
+        found = [{**_facts(handle), "position": i} for i, handle in enumerate(handles)]
         _add_links(handles, found)
         return found
-    except pynvml.NVMLError:  # it cannot even count them: CUDA will not use them either
-        return []
     finally:
         pynvml.nvmlShutdown()
 
@@ -139,14 +144,12 @@ def _add_numa(handle: Any, facts: Facts) -> None:
 
 
 def _add_links(handles: list[Any], found: list[Facts]) -> None:
-    """Enter the code of every pair of GPUs into the `links` of both, under the other's UUID."""
+    """Enter the code of every pair of GPUs into the `links` of both."""
     buses = {_bus(facts["bus_id"]): i for i, facts in enumerate(found) if "bus_id" in facts}
     ends = [_nvlinks(handle, facts["untold"], buses) for handle, facts in zip(handles, found, strict=True)]
     for a, b in combinations(range(len(found)), 2):
         code = _pair(handles, found, ends, a, b)
-        for one, other in ((a, b), (b, a)):
-            if code and "uuid" in found[other]:
-                found[one]["links"][found[other]["uuid"]] = code
+        found[a]["links"][b] = found[b]["links"][a] = code
 
 
 def _pair(handles: list[Any], found: list[Facts], ends: list[dict[int, int] | None], a: int, b: int) -> str:
@@ -171,9 +174,10 @@ def _nvlinks(handle: Any, untold: dict[str, str], buses: Mapping[str, int]) -> d
     counts: dict[int, int] = {}
     try:
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-            if not _exists(handle, link):
+            state = _state(handle, link)
+            if state is None:
                 break
-            if pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED:
+            if state == pynvml.NVML_FEATURE_ENABLED:
                 end = _far_end(handle, link, buses)
                 counts[end] = counts.get(end, 0) + 1
     except pynvml.NVMLError as e:
@@ -182,13 +186,12 @@ def _nvlinks(handle: Any, untold: dict[str, str], buses: Mapping[str, int]) -> d
     return counts
 
 
-def _exists(handle: Any, link: int) -> bool:
-    """False past a GPU's last link, and for every link of a model without NVLink: NVML refuses to speak of them."""
+def _state(handle: Any, link: int) -> int | None:
+    """None past a GPU's last link, and for every link of a model without NVLink: NVML refuses to speak of them."""
     try:
-        pynvml.nvmlDeviceGetNvLinkState(handle, link)
+        return int(pynvml.nvmlDeviceGetNvLinkState(handle, link))
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
-        return False
-    return True
+        return None
 
 
 def _far_end(handle: Any, link: int, buses: Mapping[str, int]) -> int:
