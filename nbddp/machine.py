@@ -92,10 +92,8 @@ class Node:
 
     def part(self, first: int, last: int) -> dict[str, Any]:
         """The GPUs from `first` up to, not including, `last`, with the links among them: fields for `replace`."""
-        return {
-            "devices": self.devices[first:last],
-            "links": tuple(row[first:last] for row in self.links[first:last]),
-        }
+        links = tuple(row[first:last] for row in self.links[first:last])
+        return {"devices": self.devices[first:last], "links": links if codes(links) not in ([], [UNKNOWN]) else ()}
 
 
 def node_of(data: Mapping[str, Any]) -> Node:

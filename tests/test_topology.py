@@ -108,6 +108,17 @@ def test_gpus_without_nvlink_have_the_code_of_their_common_ancestor(level: int, 
     assert code in PATHS
 
 
+def test_simulated_nodes_have_the_links_among_their_own_gpus() -> None:
+    machine = mesh_machine()
+    machine.gpus.append(Gpu("Tesla V100", 16 * 2**30, "GPU-3", "00000000:04:00.0"))
+    machine.ancestors = {(0, 2): 50, (0, 3): 50, (1, 3): 50, (2, 3): pynvml.NVML_TOPOLOGY_SINGLE}
+    halves = Topology.plan([host_of(machine)], nnodes=2)
+    assert [n.links for n in halves.nodes] == [(("X", "NV2"), ("NV2", "X")), (("X", "PIX"), ("PIX", "X"))]
+    alone = Topology.plan([host_of(machine)], nnodes=4)
+    assert [n.links for n in alone.nodes] == [()] * 4
+    assert "links" not in alone.words()
+
+
 def test_a_masked_and_reordered_list_keeps_each_gpus_own_facts() -> None:
     machine = mesh_machine()
     host = host_of(machine, {"CUDA_VISIBLE_DEVICES": "2,0"})
@@ -575,6 +586,14 @@ def test_nodes_are_joined_by_lines_that_end_at_them(place: Topology) -> None:
             for k in joined:
                 graph[k] = joined
     assert len({id(s) for s in graph.values()}) <= 1  # one network
+
+
+@EVERY
+def test_no_line_crosses_a_box(place: Topology) -> None:
+    made = layout(place)
+    for (x0, y0), (x1, y1) in made.lines:
+        drawn = Box("line", min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0))
+        assert all(apart(drawn, b) for b in made.boxes), drawn
 
 
 def touch(a: Any, b: Any) -> bool:
