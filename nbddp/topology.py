@@ -156,13 +156,12 @@ class Topology:
 
     def joint_words(self) -> str:
         """What joins the nodes, or empty where it is not known or there is nothing to join."""
-        interface = self.nodes[0].interface if self.nodes else None
-        if self.nnodes < 2 or interface is None:
+        interfaces = dict.fromkeys(n.interface for n in self.nodes if n.interface)
+        if self.nnodes < 2 or not interfaces:
             return ""
-        if interface.loopback:  # lo, lo0: its name differs from system to system
+        if all(i.loopback for i in interfaces):  # lo, lo0: its name differs from system to system
             return "the nodes are one machine and meet over its loopback interface"
-        names = dict.fromkeys(n.interface.words() for n in self.nodes if n.interface)
-        return f"the nodes are joined by {' and '.join(names)}"
+        return f"the nodes are joined by {' and '.join(i.words() for i in interfaces)}"
 
     def untold(self) -> list[str]:
         """What the machines did not tell, a sentence each."""

@@ -284,6 +284,8 @@ def test_nodes_are_joined_by_their_interface() -> None:
     mixed = cluster(2)
     nodes = (mixed.nodes[0], replace(mixed.nodes[1], interface=Interface("ib0", 0)))
     assert replace(mixed, nodes=nodes).joint_words() == "the nodes are joined by eth0, 25 Gbit/s and ib0"
+    said = [b.title for b in layout(replace(mixed, nodes=nodes)).boxes if b.kind == "network"]
+    assert said == ["eth0, 25 Gbit/s", "ib0"]
     assert cluster(1).joint_words() == ""
     assert [b.title for b in layout(cluster(2)).boxes if b.kind == "network"] == ["network: eth0, 25 Gbit/s"]
     assert Interface("e", 100).words() == "e, 100 Mbit/s"
@@ -443,6 +445,12 @@ def simulated(nnodes: int) -> Topology:
     return Topology.plan([host_of(nvswitch_machine())], nnodes=nnodes)
 
 
+def differing(count: int) -> Topology:
+    placed = cluster(count)
+    joined = [Interface(f"enp{i}s0f1", 1000 * i) if i else None for i in range(count)]
+    return replace(placed, nodes=tuple(replace(n, interface=joined[n.index]) for n in placed.nodes))
+
+
 def refusing() -> Topology:
     machine = nvswitch_machine()
     for gpu in machine.gpus[:3]:
@@ -468,6 +476,7 @@ PLACEMENTS = {
     "2 nodes × 8": cluster(2),
     "3 nodes × 8": cluster(3),
     "16 nodes × 8": cluster(16),
+    "5 nodes of 5 networks": differing(5),
     "eight, one each": cluster(1),
     "eight of one": cluster(1, gpus_per_proc=8),
     "two idle": cluster(1, gpus_per_proc=3),
@@ -578,7 +587,8 @@ def test_nodes_are_joined_by_lines_that_end_at_them(place: Topology) -> None:
     nodes = [b for b in made.boxes if b.kind in ("node", "fold")]
     starts = {start for start, _ in made.lines}
     assert [(b.x + b.width / 2, b.bottom) in starts for b in nodes] == [place.nnodes > 1] * len(nodes)
-    assert len([b for b in made.boxes if b.kind == "network"]) == (place.nnodes > 1)
+    different = len({n.interface for n in place.nodes}) > 1
+    assert len([b for b in made.boxes if b.kind == "network"]) == (place.nnodes > 1) * (len(nodes) if different else 1)
     graph: dict[int, set[int]] = {i: {i} for i in range(len(made.lines))}
     for (i, a), (j, b) in combinations(enumerate(made.lines), 2):
         if touch(a, b):
@@ -594,6 +604,7 @@ def test_no_line_crosses_a_box(place: Topology) -> None:
     for (x0, y0), (x1, y1) in made.lines:
         drawn = Box("line", min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0))
         assert all(apart(drawn, b) for b in made.boxes), drawn
+        assert Box("figure", 0, 0, made.width, made.height).holds(drawn)
 
 
 def touch(a: Any, b: Any) -> bool:

@@ -73,7 +73,7 @@ class Layout:
 
     @property
     def height(self) -> float:
-        return max(b.bottom for b in self.boxes)
+        return max([*(b.bottom for b in self.boxes), *(y for line in self.lines for _, y in line)])
 
     def add_row(self, cells: Sequence[Cell], x: float, y: float) -> list[Box]:
         """Cells side by side from (x, y), nodes as high as the highest; their outer boxes."""
@@ -94,7 +94,7 @@ def layout(placed: Topology) -> Layout:
     if len(cells) == 1 and len(matrices) == 1:
         made.add_row([cells[0], _matrix(*matrices[0], cells[0][0].height)], 0, 0)
     else:
-        _add_nodes(made, placed, cells)
+        _add_nodes(made, placed, items, cells)
         for row in _rows([_matrix(*found) for found in matrices]):
             made.add_row(row, made.boxes[0].x, made.height + BETWEEN)
     _add_notes(made, placed)
@@ -143,32 +143,41 @@ def _rows(cells: Sequence[Cell]) -> Iterator[Sequence[Cell]]:
         yield cells[i : i + fit]
 
 
-def _add_nodes(made: Layout, placed: Topology, cells: Sequence[Cell]) -> None:
+def _add_nodes(made: Layout, placed: Topology, items: Sequence[tuple[Node, ...]], cells: Sequence[Cell]) -> None:
     """Rows of nodes; a line below each row joins its nodes, one to the left of them joins the rows."""
-    rows = list(_rows(cells))
+    rows, names = list(_rows(cells)), _joints(items)
     joined = placed.nnodes > 1
     left = SPINE if joined and len(rows) > 1 else 0.0
-    y, ends, first = 0.0, [], 0.0
+    y, ends = 0.0, []
     for row in rows:
         outer = made.add_row(row, left, y)
-        y = outer[0].bottom + BETWEEN + DROP * joined
+        y = outer[0].bottom + BETWEEN
         if joined:
-            at = outer[0].bottom + DROP
-            middles = [b.x + b.width / 2 for b in outer]
-            made.lines += [((x, b.bottom), (x, at)) for x, b in zip(middles, outer, strict=True)]
-            made.lines.append(((0.0 if left else middles[0], at), (middles[-1], at)))
-            ends.append(at)
-            first = middles[0]
-    if joined:
-        made.lines += [((0.0, ends[0]), (0.0, ends[-1]))] if left else []
-        text = joint(placed)
-        made.boxes.append(Box("network", first + 0.04, ends[-1] + 0.03, 0.075 * len(text) + 0.1, 0.2, text))
+            ends.append(_join(made, outer, names[: len(outer)], 0.0 if left else None))
+            y = max(made.height, ends[-1]) + BETWEEN
+        names = names[len(outer) :]
+    if left:
+        made.lines.append(((0.0, ends[0]), (0.0, ends[-1])))
 
 
-def joint(placed: Topology) -> str:
-    """`network: eth0, 25 Gbit/s`: what joins the nodes, as far as it is known."""
-    names = dict.fromkeys(n.interface.words() for n in placed.nodes if n.interface)
-    return f"network: {' and '.join(names)}" if names else "network"
+def _join(made: Layout, outer: Sequence[Box], names: Sequence[str], spine: float | None) -> float:
+    """A line below a row of nodes, out to the `spine` if there is one, with the names of what joins them; its y."""
+    at = outer[0].bottom + DROP
+    middles = [b.x + b.width / 2 for b in outer]
+    made.lines += [((x, b.bottom), (x, at)) for x, b in zip(middles, outer, strict=True)]
+    made.lines.append(((middles[0] if spine is None else spine, at), (middles[-1], at)))
+    for x, name in zip(middles, names, strict=True):
+        if name:
+            made.boxes.append(Box("network", x + 0.04, at + 0.03, 0.075 * len(name) + 0.1, 0.2, name))
+    return at
+
+
+def _joints(items: Sequence[tuple[Node, ...]]) -> list[str]:
+    """What joins each node to the others, as far as it is known; said once, at the first, if it is the same for all."""
+    names = [nodes[0].interface.words() if nodes[0].interface else "" for nodes in items]
+    if len(set(names)) > 1:
+        return [name or "not told" for name in names]
+    return [f"network: {names[0]}" if names[0] else "network", *[""] * (len(names) - 1)]
 
 
 def _add_notes(made: Layout, placed: Topology) -> None:
