@@ -11,14 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from nbddp import commands, options
 from nbddp.agent import home as homes
 from nbddp.agent.handle import Agent
 from nbddp.commands import Command
 from nbddp.errors import BadInput, NbddpError
-from nbddp.topology import Device, Node, Topology, Worker, counted
+from nbddp.topology import counted, topology_of
 
 PROG = "python -m nbddp"
 
@@ -57,6 +56,10 @@ def _status(command: Command) -> None:
 
 
 def _topology(command: Command) -> None:
+    layout = commands.planned_layout(command)
+    if layout is not None:
+        print(layout.words())
+        return
     for agent in _chosen(command):
         data = agent.request("status")["info"].get("topology")
         print(topology_of(data).words() if data else f"pool {agent.pool_id} has no workers yet")
@@ -128,18 +131,3 @@ def _gone(agent: Agent) -> None:
     end = time.monotonic() + 5
     while agent.home.exists() and time.monotonic() < end:
         time.sleep(0.01)
-
-
-def topology_of(data: dict[str, Any]) -> Topology:
-    """A topology from the JSON data that a pool describes itself with."""
-
-    def devices(rows: list[dict[str, Any]]) -> tuple[Device, ...]:
-        return tuple(Device(**row) for row in rows)
-
-    return Topology(
-        nodes=tuple(Node(**{**n, "devices": devices(n["devices"])}) for n in data["nodes"]),
-        workers=tuple(Worker(**{**w, "devices": devices(w["devices"])}) for w in data["workers"]),
-        gpus_per_proc=data["gpus_per_proc"],
-        oversubscribed=data["oversubscribed"],
-        hides_gpus=data["hides_gpus"],
-    )

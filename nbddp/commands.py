@@ -20,18 +20,21 @@ from nbddp.options import (
     launch_spec,
     one_rank,
     pool_options,
+    positive,
     rank_set,
     split_line,
+    workers_per_node,
 )
+from nbddp.topology import Topology, planned
 
-__all__ = ["COMMANDS", "Command", "HelpAsked", "complete_command", "overview", "parse_command"]
+__all__ = ["COMMANDS", "Command", "HelpAsked", "complete_command", "overview", "parse_command", "planned_layout"]
 
 COMMANDS: dict[str, str] = {
     "status": "one table: rank, node, local rank, device, pid, state, memory",
     "start": "start the pool without running a cell",
     "stop": "end all workers of the pool",
     "restart": "new worker processes under the same ranks; names on them are gone",
-    "topology": "figure of nodes, processes and devices",
+    "topology": "figure of nodes, processes and devices: those of the pool, or of a layout that is only planned",
     "push": "copy names of the notebook to every rank",
     "pull": "fetch names from every rank, as sequences indexed by rank",
     "timings": "figure and table of DDP's last steps: what each rank computed, sent and waited for",
@@ -73,8 +76,21 @@ def _timings(parser: Parser) -> None:
     parser.add_argument("--step", type=one_rank, metavar="K", help="this step, not the median one")
 
 
+def _topology(parser: Parser) -> None:
+    plan = parser.add_argument_group("a planned layout; nothing is started")
+    plan.add_argument("--nnodes", type=positive, metavar="N", help="nodes (default 1)")
+    plan.add_argument("--gpus-per-node", type=positive, metavar="G", help="GPUs of each node (default: none)")
+    plan.add_argument("--gpus-per-proc", type=positive, metavar="K", help="consecutive GPUs per process (default 1)")
+    plan.add_argument("-n", "--nproc", "--nproc-per-node", "--nproc_per_node", dest="nproc", type=workers_per_node,
+                      metavar="N", help="processes per node (default: as many as the GPUs suffice for)")  # fmt: skip
+    plan.add_argument("--oversubscribe", action="store_true", help="allow more processes than GPUs")
+
+
+PLAN = ("nnodes", "gpus_per_node", "gpus_per_proc", "nproc", "oversubscribe")
+
 ARGUMENTS: dict[str, Callable[[Parser], None]] = {
     "start": pool_options, "restart": _restart, "push": _names, "pull": _names, "log": _log, "timings": _timings,
+    "topology": _topology,
 }  # fmt: skip
 
 
@@ -112,6 +128,18 @@ def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
     space = command_parser(name, prog).parse_strictly(words[1:])
     launch = launch_spec(space) if name in ("start", "restart") else LaunchSpec()
     return Command(name, vars(space), launch)
+
+
+def planned_layout(command: Command) -> Topology | None:
+    """What `topology` with options asks for; None without any. Raises BadInput where it is impossible."""
+    asked = {name: command.args[name] for name in PLAN}
+    if not any(asked.values()):
+        return None
+    if command.args.get("pool"):
+        raise BadInput(
+            f"topology tells of a pool or a planned layout, not both; leave out {command.args['pool']} or the rest"
+        )
+    return planned(**asked)
 
 
 def complete_command(line: str) -> list[str]:

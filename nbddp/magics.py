@@ -135,7 +135,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _topology(self, command: Command) -> Any:
         from nbddp.draw.topology import topology
 
-        return topology(self.pool.placed())
+        return topology(commands.planned_layout(command) or self.pool.placed())
 
     def _timings(self, command: Command) -> Any:
         return self._figure_of_timings(command.args["step"])

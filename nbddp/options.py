@@ -116,7 +116,7 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{self.prog} has no option {name}; {advice}")
 
 
-def _nproc(text: str) -> int | str:
+def workers_per_node(text: str) -> int | str:
     if text in NPROC_WORDS:
         return text
     try:
@@ -201,7 +201,7 @@ def bindable(text: str) -> str:
 def pool_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("pool")
     group.add_argument(
-        "-n", "--nproc", "--nproc-per-node", "--nproc_per_node", dest="nproc", type=_nproc, metavar="N",
+        "-n", "--nproc", "--nproc-per-node", "--nproc_per_node", dest="nproc", type=workers_per_node, metavar="N",
         help="workers per node: a number, gpu (one per GPU), cpu (one per core) or auto; "
         "default: the standing pool as it is, else one per GPU, else 2",
     )  # fmt: skip

@@ -3,44 +3,39 @@
 A plan is made before any process is started, by arithmetic on plain data:
 `Topology.plan` places `nproc` workers on every node, in order of local rank, each
 with its `gpus_per_proc` consecutive GPUs, or refuses with a sentence that says what
-to type. Pure: imports only the standard library and `nbddp.errors`.
+to type. Pure: imports only the standard library, `nbddp.errors` and `nbddp.machine`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
 
 from nbddp.errors import BadInput
+from nbddp.machine import (
+    Device,
+    Interface,
+    Node,
+    Numa,
+    bus_words,
+    counted,
+    matrix_words,
+    model_words,
+    node_holds,
+    node_of,
+    numa_words,
+    several,
+)
 
+__all__ = [
+    "Device", "Interface", "Node", "Numa", "Topology", "Worker", "counted", "cpu_default", "node_holds", "planned",
+    "rank_words", "simulate", "topology_of",
+]  # fmt: skip
 
-@dataclass(frozen=True)
-class Device:
-    """One accelerator of a node.
-
-    `index` is its position on the node as the parent process sees it (what
-    `cuda:<index>` means under `--visible all`); `mask` is its entry for
-    CUDA_VISIBLE_DEVICES (an index or a UUID of the parent's own list);
-    `memory` is in bytes.
-    """
-
-    index: int
-    mask: str
-    name: str = ""
-    memory: int = 0
-    uuid: str = ""
-    bus_id: str = ""
-
-
-@dataclass(frozen=True)
-class Node:
-    """One machine, or (`simulated`) a share of one that the ranks take for a machine."""
-
-    index: int
-    host: str
-    devices: tuple[Device, ...] = ()
-    cores: int = 1
-    simulated: bool = False
+MOST_PLANNED, MOST_ON_NODE = 100_000, 256  # processes or GPUs on paper: a mistyped number must not fill the memory
+FOLD_FROM = 4  # equal nodes in a row: the first two are shown, the rest folded
 
 
 @dataclass(frozen=True)
@@ -98,11 +93,40 @@ class Topology:
 
     def on_node(self, node: int) -> tuple[Worker, ...]:
         """The local worker group of one node, in order of local rank."""
-        return tuple(w for w in self.workers if w.node == node)
+        local = self.nproc_per_node
+        return self.workers[node * local : (node + 1) * local]
+
+    @property
+    def planned(self) -> bool:
+        return any(n.planned for n in self.nodes)
+
+    def owners(self, node: int) -> dict[int, list[int]]:
+        """GPU of a node → the ranks that own it: none is idle, several share it."""
+        group = self.on_node(node)
+        return {d.index: [w.rank for w in group if d in w.devices] for d in self.nodes[node].devices}
+
+    def folded(self) -> list[tuple[Node, ...]]:
+        """Nodes one by one; of equal ones in a row, the first two, then all others as one tuple."""
+        found: list[tuple[Node, ...]] = []
+        for _, run in groupby(self.nodes, key=self._sort):
+            nodes = tuple(run)
+            alone = 2 if len(nodes) >= FOLD_FROM else len(nodes)
+            found += [(n,) for n in nodes[:alone]]
+            found += [nodes[alone:]] if nodes[alone:] else []
+        return found
+
+    def _sort(self, node: Node) -> tuple[object, ...]:
+        """Equal for nodes of the same hardware on which the processes lie alike."""
+        return node.likeness(), tuple(tuple(d.index for d in w.devices) for w in self.on_node(node.index))
+
+    def ranks_on(self, nodes: Iterable[Node]) -> str:
+        """`ranks 16–127`."""
+        return rank_words(w.rank for n in nodes for w in self.on_node(n.index))
 
     def equation(self) -> str:
         """`world size 4 = 2 nodes × 2 processes; each owns 2 GPUs`."""
-        nodes = counted(self.nnodes, "simulated node" if self.simulated else "node")
+        kind = "simulated " * self.simulated + "planned " * self.planned
+        nodes = counted(self.nnodes, f"{kind}node")
         text = f"world size {self.world_size} = {nodes} × {counted(self.nproc_per_node, 'process')}"
         if not self.gpus_per_proc:
             return f"{text}; on CPU"
@@ -111,16 +135,65 @@ class Topology:
         return f"{text}; each owns {counted(self.gpus_per_proc, 'GPU')}"
 
     def words(self) -> str:
-        """The whole placement as text: the equation, then one line per node."""
+        """The whole placement as text: the equation, then each node with what is known of its GPUs.
+
+        Of a node without GPUs only what does not differ from laptop to laptop: not its cores.
+        """
         lines = [self.equation()]
-        for node in self.nodes:
-            places = "; ".join(
-                f"rank {w.rank} (local rank {w.local_rank}) on {w.device_words()}" for w in self.on_node(node.index)
-            )
-            label = f"node {node.index}{' (simulated)' * node.simulated}"
-            holds = node_holds(node) if node.devices else "CPU"  # cores differ from laptop to laptop
-            lines.append(f"{label}, {holds}: {places}")
-        return "\n".join(lines)
+        told: dict[object, int] = {}
+        for nodes in self.folded():
+            first = nodes[0]
+            if len(nodes) > 1:
+                lines.append(f"nodes {first.index}–{nodes[-1].index}: same; {self.ranks_on(nodes)}")
+                continue
+            hardware = self._gpu_words(first)
+            as_told = told.setdefault(self._sort(first), first.index)
+            if hardware and as_told != first.index:
+                hardware = [f"hardware as that of node {as_told}"]
+            lines += [self._node_words(first), *(f"  {line}" for line in hardware)]
+        lines += [joint] if (joint := self.joint_words()) else []
+        return "\n".join([*lines, *self.untold()])
+
+    def joint_words(self) -> str:
+        """What joins the nodes, or empty where it is not known or there is nothing to join."""
+        interfaces = dict.fromkeys(n.interface for n in self.nodes if n.interface)
+        if self.nnodes < 2 or not interfaces:
+            return ""
+        if all(i.loopback for i in interfaces):  # lo, lo0: its name differs from system to system
+            return "the nodes are one machine and meet over its loopback interface"
+        return f"the nodes are joined by {' and '.join(i.words() for i in interfaces)}"
+
+    def untold(self) -> list[str]:
+        """What the machines did not tell, a sentence each."""
+        return list(dict.fromkeys(sentence for node in self.nodes for sentence in node.untold))
+
+    def _node_words(self, node: Node) -> str:
+        places = [f"rank {w.rank} (local rank {w.local_rank}) on {w.device_words()}" for w in self.on_node(node.index)]
+        owners = self.owners(node.index)
+        idle = [i for i, ranks in owners.items() if not ranks]
+        if idle:
+            places.append(f"{several('GPU', idle)} {'is' if len(idle) == 1 else 'are'} idle")
+        places += [f"GPU {i} is shared by {rank_words(r)}" for i, r in owners.items() if len(r) > 1]
+        holds = node_holds(node) if node.devices else "CPU"  # cores differ from laptop to laptop
+        return f"{node.label()}, {holds}: {'; '.join(places)}"
+
+    def _gpu_words(self, node: Node) -> list[str]:
+        """Lines on a node's GPUs: model and memory, bus ids, NUMA nodes with their cores and ranks, links."""
+        models: dict[str, list[int]] = {}
+        for device in node.devices:
+            models.setdefault(model_words(device), []).append(device.index)
+        lines = [f"{several('GPU', indices)}: {model}" for model, indices in models.items() if model]
+        buses = [f"GPU {d.index} at {bus_words(d.bus_id)}" for d in node.devices if d.bus_id]
+        lines += [f"PCI bus: {', '.join(buses)}"] if buses else []
+        if node.devices:
+            lines += [", ".join([numa_words(numa), *self.near(node, numa)]) for numa in node.numa]
+        return [*lines, *matrix_words(node)]
+
+    def near(self, node: Node, numa: Numa) -> list[str]:
+        """`GPUs 0–3` and `ranks 0–3`: what is known to hang on a NUMA node; a rank by its GPUs."""
+        gpus = [d.index for d in node.devices if d.numa == numa.index]
+        ranks = [w.rank for w in self.on_node(node.index) if any(d.numa == numa.index for d in w.devices)]
+        return [*([several("GPU", gpus)] if gpus else []), *([rank_words(ranks)] if ranks else [])]
 
     @classmethod
     def plan(
@@ -145,7 +218,7 @@ class Topology:
         per_proc = (gpus_per_proc or 1) if use_gpus else 0
         if use_gpus:
             _check_positive("--gpus-per-proc", per_proc)
-        usable = hosts if use_gpus else [replace(h, devices=()) for h in hosts]
+        usable = hosts if use_gpus else [_without_gpus(h) for h in hosts]
         nodes = simulate(usable[0], nnodes) if len(hosts) == 1 and nnodes > 1 else tuple(usable)
         if len(nodes) != nnodes:
             raise BadInput(
@@ -178,39 +251,69 @@ def simulate(host: Node, nnodes: int) -> tuple[Node, ...]:
             f"use --nnodes {len(host.devices)} or fewer, or --device cpu"
         )
     return tuple(
-        Node(
-            index=i,
-            host=host.host,
-            devices=host.devices[i * share : (i + 1) * share],
-            cores=max(1, host.cores // nnodes),
-            simulated=True,
+        replace(
+            host, index=i, cores=max(1, host.cores // nnodes), simulated=True, **host.part(i * share, (i + 1) * share)
         )
         for i in range(nnodes)
     )
 
 
-def counted(n: int, noun: str) -> str:
-    """`1 node`, `2 nodes`, `2 processes`."""
-    plural = noun + ("es" if noun.endswith("s") else "s")
-    return f"{n} {noun if n == 1 else plural}"
+def planned(
+    *,
+    nnodes: int | None = None,
+    gpus_per_node: int | None = None,
+    gpus_per_proc: int | None = None,
+    nproc: int | str | None = None,
+    oversubscribe: bool = False,
+) -> Topology:
+    """A layout on paper, from numbers alone. Raises BadInput with what to type where it is impossible."""
+    count, gpus = nnodes or 1, gpus_per_node or 0
+    if gpus_per_proc and not gpus:
+        raise BadInput(
+            f"--gpus-per-proc {gpus_per_proc} was asked for, but how many GPUs a planned node has was not said; "
+            f"add --gpus-per-node {gpus_per_proc} or more"
+        )
+    if nproc == "cpu" or (not gpus and nproc in ("auto", "gpu")):
+        raise BadInput(
+            f"--nproc {nproc} counts what a machine has, and a planned node says nothing of it; use --nproc 2"
+        )
+    each = max(gpus, nproc if isinstance(nproc, int) else 2)
+    if each > MOST_ON_NODE:
+        raise BadInput(f"a planned node has at most {MOST_ON_NODE} processes or GPUs, not {each}; use smaller numbers")
+    if count * each > MOST_PLANNED:
+        raise BadInput(
+            f"a planned layout has at most {MOST_PLANNED} processes or GPUs, not {count * each}; "
+            f"use --nnodes {MOST_PLANNED // each} or fewer"
+        )
+    devices = tuple(Device(i, str(i)) for i in range(gpus))
+    hosts = [Node(i, f"planned {i}", devices, planned=True) for i in range(count)]
+    return Topology.plan(
+        hosts, nproc=nproc, nnodes=count, gpus_per_proc=gpus_per_proc, oversubscribe=oversubscribe,
+        device="cuda" if gpus else "cpu",
+    )  # fmt: skip
+
+
+def topology_of(data: Mapping[str, Any]) -> Topology:
+    """A topology from the JSON data that a pool describes itself with."""
+    return Topology(
+        nodes=tuple(node_of(n) for n in data["nodes"]),
+        workers=tuple(
+            Worker(**{**w, "devices": tuple(Device(**row) for row in w["devices"])}) for w in data["workers"]
+        ),
+        gpus_per_proc=data["gpus_per_proc"],
+        oversubscribed=data["oversubscribed"],
+        hides_gpus=data["hides_gpus"],
+    )
 
 
 def rank_words(ranks: Iterable[int]) -> str:
     """`rank 2`, `ranks 0–3`, `ranks 0, 2–3`: a set of ranks as a person writes it."""
-    ordered = sorted(set(ranks))
-    spans: list[list[int]] = []
-    for r in ordered:
-        if spans and spans[-1][1] == r - 1:
-            spans[-1][1] = r
-        else:
-            spans.append([r, r])
-    text = ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans)
-    return f"rank{'s' * (len(ordered) != 1)} {text}"
+    return several("rank", ranks)
 
 
-def node_holds(node: Node) -> str:
-    """`4 GPUs` or `2 cores`: what a node offers its processes."""
-    return counted(len(node.devices), "GPU") if node.devices else counted(node.cores, "core")
+def _without_gpus(host: Node) -> Node:
+    """A machine whose GPUs are not used; if it has none, it may still say why."""
+    return replace(host, devices=(), links=(), untold=()) if host.devices else host
 
 
 def _check_positive(option: str, value: int) -> None:

@@ -17,6 +17,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 STOREYS = [
     [
         "errors",
+        "machine",
         "topology",
         "draw.palette",
         "draw.table",
@@ -58,7 +59,7 @@ STOREYS = [
 ]
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = [
-    "nbddp", "nbddp.errors", "nbddp.topology", "nbddp.environment", "nbddp.options", "nbddp.commands",
+    "nbddp", "nbddp.errors", "nbddp.machine", "nbddp.topology", "nbddp.environment", "nbddp.options", "nbddp.commands",
     "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
     "nbddp.run.cell", "nbddp.agent.lines",
 ]  # fmt: skip

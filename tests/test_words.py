@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib as mpl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, contrast
 from nbddp.draw.table import Table
-from nbddp.draw.topology import boxes, topology
 from nbddp.errors import Cause, Frame, Raised, RankState
 from nbddp.run import cell, report
 from nbddp.run.block import Print, Show, block
@@ -30,7 +28,6 @@ from nbddp.run.supervise import (
     group_is_broken,
     next_action,
 )
-from nbddp.topology import Device, Node, Topology
 from nbddp.values import RankValues
 from nbddp.worker import values
 
@@ -224,43 +221,6 @@ def test_values_by_rank_are_a_sequence_with_a_readable_repr() -> None:
     assert (some.index("b"), some.index("b", 3), "a" in some) == (2, 3, True)
     with pytest.raises(ValueError, match="no rank has the value 'c'"):
         some.index("c")
-
-
-def placed(count: int, gpus: int, **asked: object) -> Topology:
-    devices = tuple(Device(i, str(i), "NVIDIA H100 80GB") for i in range(gpus))
-    hosts = [Node(i, "h", devices, 8) for i in range(count)]
-    return Topology.plan(hosts, nnodes=count, **asked)  # type: ignore[arg-type]
-
-
-PLACEMENTS = {
-    "cpu": placed(1, 0, nproc=4),
-    "simulated": Topology.plan([Node(0, "h", (), 4)], nproc=2, nnodes=2),
-    "two of four": placed(2, 4, gpus_per_proc=2),
-    "one each": placed(2, 4),
-    "sixteen of eight": placed(16, 8),
-    "seventeen": placed(17, 8),
-    "shared": placed(1, 2, nproc=4, oversubscribe=True),
-}
-
-
-@pytest.mark.parametrize("name", PLACEMENTS)
-def test_figure_draws_every_process_once_and_inside_its_node(name: str) -> None:
-    place = PLACEMENTS[name]
-    found = boxes(place)
-    processes = [b for b in found if b.kind == "process"]
-    drawn = place.workers if len(place.nodes) <= 16 else place.workers[:16]
-    assert [b.title for b in processes] == [f"rank {w.rank}" for w in drawn]
-    for inner, outer in (("process", "node"), ("device", "process")):
-        for box in (b for b in found if b.kind == inner):
-            assert sum(b.holds(box) for b in found if b.kind == outer) == 1
-    bundle, metadata = topology(place)._repr_mimebundle_()
-    assert bundle["text/plain"] == place.words() == metadata["image/png"]["alt"]
-
-
-def test_figures_leave_matplotlib_as_it_was() -> None:
-    before = dict(mpl.rcParams)
-    topology(PLACEMENTS["cpu"]).png()
-    assert dict(mpl.rcParams) == before
 
 
 def test_text_is_readable_on_every_fill() -> None:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import children, devices, home
+from nbddp.agent import children, devices, hardware, home
 from nbddp.agent.identity import Identity
 from nbddp.agent.lines import LineBuffer, Message, encode
 
@@ -109,7 +109,8 @@ class Agent:
         gc.disable()  # what it would free leaves holes that every child fills, and so copies, page by page
         missing = _import_all(WARM) if not children.why_not_fork() else ""
         reason = children.why_not_fork()
-        gpus = devices.gpus(os.environ) if _torch_has_cuda() else []
+        found = devices.gpus(os.environ) if _torch_has_cuda() else devices.told([])
+        cores = hardware.allowed_cores()
         self.is_warm = True
         self._tell(
             self.owner,
@@ -117,8 +118,10 @@ class Agent:
             seconds=time.monotonic() - began,
             spawn=reason,
             missing=missing,
-            devices=gpus,
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            **found,  # devices, links, untold
+            cores=len(cores),
+            numa=hardware.numa(cores),
+            interfaces=hardware.interfaces(),
             host=socket.gethostname(),
         )
 

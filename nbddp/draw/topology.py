@@ -1,7 +1,7 @@
-"""The process-to-device figure: node ⊃ process ⊃ GPU (or cores), every rank as text.
+"""The process-to-device figure: node ⊃ process ⊃ GPU, every rank as text, and the links between GPUs.
 
-Geometry first: `boxes` lays everything out as plain rectangles in units of one device;
-drawing last. Colour only tells nodes apart; everything it says stands there as text.
+`boxes.layout` has laid everything out in inches before anything is drawn; here each box becomes
+a patch and its words, in a figure of exactly that size or, smaller, in axes that are given.
 """
 
 from __future__ import annotations
@@ -13,134 +13,126 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
+from nbddp.draw.boxes import MARGIN, TITLE, Box, layout
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Shown
-from nbddp.topology import Device, Node, Topology, Worker, counted, node_holds
+from nbddp.topology import Topology
 
-UNIT = 1.05  # inches per device
-PROCESS_HEIGHT, HEADER, MARGIN, GAP = 1.45, 0.5, 0.12, 0.35
-MOST_PER_ROW = 8.5  # devices in one row of the figure
-FOLD_FROM = 16  # nodes; more than that are drawn as the first two and a note
+HEADING = 11.0  # points, as all sizes of text
 
 
 @dataclass(frozen=True)
-class Box:
-    """A rectangle: lower left corner, size, what it is (`node`, `process`, `device`, `note`) and its words."""
+class Look:
+    """One kind of box: fill, edge, the colours of its title and of the smaller text below, their sizes in points."""
 
-    kind: str
-    x: float
-    y: float
-    width: float
-    height: float
-    title: str = ""
-    text: str = ""
-    node: int = 0
+    fill: str = "none"
+    edge: str = "none"
+    title: str = INK
+    text: str = MUTED
+    large: float = 8.0
+    small: float = 6.5
+    line: float = 0.9
+    dashed: bool = False
+    corner: float = 0.04
+    bold: bool = True
+    left: bool = False  # title and text begin at the left edge, not about the middle
 
-    def holds(self, other: Box) -> bool:
-        return (
-            self.x <= other.x
-            and self.y <= other.y
-            and other.x + other.width <= self.x + self.width
-            and other.y + other.height <= self.y + self.height
-        )
+
+def _cell(fill: str, ink: str = INK) -> Look:
+    return Look(fill, PAPER, title=ink, text=ink, large=7.5, corner=0.0, bold=False)
+
+
+LOOKS = {
+    "node": Look(FRAME, "#8a929a", large=10, small=7.5, corner=0.08, left=True),
+    "process": Look(FILLS[0], PAPER, title=PAPER, text=PAPER, large=9.2, small=7, corner=0.08),
+    "gpu": Look(PAPER, INK),
+    "shared": Look(PAPER, FILLS[1], text=FILLS[1], line=1.8),
+    "idle": Look(FRAME, MUTED, title=MUTED, dashed=True),
+    "numa": Look(PAPER, "#8a929a", small=7),
+    "fold": Look(PAPER, "#8a929a", large=9, small=7.5, dashed=True, corner=0.08),
+    "matrix": Look(FRAME, "#8a929a", large=8.5, corner=0.08, left=True),
+    "head": Look(large=7.0, bold=False),
+    "note": Look(text=INK, small=7.2, left=True),
+    "network": Look(title=INK, large=7.5, bold=False, left=True),
+    "NV": _cell(FILLS[0], PAPER),
+    "PIX": _cell("#8fb4d8"),
+    "PXB": _cell("#aac7e2"),
+    "PHB": _cell("#c4d8eb"),
+    "NODE": _cell("#dbe7f3"),
+    "SYS": _cell("#eaf1f8"),
+    "X": _cell(PAPER),
+    "?": _cell(PAPER, MUTED),
+}
 
 
 def topology(placed: Topology, axes: Any = None) -> Shown:
     """Draw a placement, in `axes` or in a figure of its own; its words are `placed.words()`."""
-    layout = boxes(placed)
-    width = max(b.x + b.width for b in layout)
-    bottom = min(b.y for b in layout)
+    made = layout(placed)
+    width, height = made.width, made.height
     with rc_context(RC):
         if axes is None:
-            figure = Figure(figsize=(max(3.4, width * UNIT), -bottom * UNIT + 0.4))
-            axes = figure.add_axes((0, 0, 1, 1))
-        axes.set(xlim=(-0.05, width + 0.05), ylim=(bottom - 0.05, 0.42), aspect="equal")
+            axes = Figure(figsize=(width, height)).add_axes((0, 0, 1, 1))
+        scale = _scale(axes, width, height)
+        axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
         axes.axis("off")
-        axes.text(0, 0.2, placed.equation(), weight="bold", size=10.5, va="center")
-        for box in layout:
-            _draw(axes, box)
-    return Shown(axes.figure, placed.words())
-
-
-def boxes(placed: Topology) -> list[Box]:
-    """Every rectangle of the figure; y grows upwards and the figure lies below y = 0."""
-    nodes = placed.nodes if len(placed.nodes) <= FOLD_FROM else placed.nodes[:2]
-    found: list[Box] = []
-    x = y = 0.0
-    for node in nodes:
-        width = max(1.9, sum(_process_width(w) for w in placed.on_node(node.index)) + 2 * MARGIN)
-        if x and x + width > MOST_PER_ROW:
-            x, y = 0.0, y - PROCESS_HEIGHT - HEADER - GAP
-        found += _node(placed, node, x, y, width)
-        x += width + GAP
-    if len(nodes) < len(placed.nodes):
-        text = f"… nodes {len(nodes)}–{len(placed.nodes) - 1}: the same"
-        found.append(Box("note", 0, y - PROCESS_HEIGHT - HEADER - 0.4, 4.0, 0.35, title=text))
-    return found
-
-
-def _process_width(worker: Worker) -> float:
-    return max(1.0, 0.8 * len(worker.devices) + 0.2) + 0.1
-
-
-def _node(placed: Topology, node: Node, x: float, top: float, width: float) -> list[Box]:
-    height = PROCESS_HEIGHT + HEADER
-    title = f"node {node.index}{' (simulated)' * node.simulated}"
-    group = placed.on_node(node.index)
-    text = node_holds(node) if width < 3 else f"{node_holds(node)}, {counted(len(group), 'process')}"
-    found = [Box("node", x, top - height, width, height, title, text, node.index)]
-    left = x + MARGIN
-    for worker in group:
-        found += _process(placed, worker, left, top - height + MARGIN)
-        left += _process_width(worker)
-    return found
-
-
-def _process(placed: Topology, worker: Worker, x: float, y: float) -> list[Box]:
-    width, height = _process_width(worker) - 0.1, PROCESS_HEIGHT - MARGIN
-    found = [Box("process", x, y, width, height, f"rank {worker.rank}", f"local rank {worker.local_rank}", worker.node)]
-    if not worker.devices:
-        return [*found, Box("device", x + 0.1, y + 0.1, width - 0.2, 0.55, "CPU", "cores shared", worker.node)]
-    each = (width - 0.2) / len(worker.devices)
-    for i, device in enumerate(worker.devices):
-        left = x + 0.1 + i * each + 0.03
-        found.append(
-            Box("device", left, y + 0.1, each - 0.06, 0.55, f"GPU {device.index}", _note(placed, device, worker))
+        axes.set_title(
+            heading(placed, width), loc="left", weight="bold", size=HEADING * scale, pad=9 * scale, color=INK
         )
-    return found
+        for start, end in made.lines:
+            x, y = zip(start, end, strict=True)
+            axes.plot(x, y, color=INK, lw=1.4 * scale, solid_capstyle="projecting", clip_on=False, zorder=0.5)
+        for box in made.boxes:
+            _draw(axes, box, scale)
+    return Shown(axes.figure.figure, placed.words())  # of a subfigure, the figure it is part of
 
 
-def _note(placed: Topology, device: Device, worker: Worker) -> str:
-    """How many share a device, else the first word of its model: `H100`."""
-    sharing = [w.rank for w in placed.on_node(worker.node) if device in w.devices]
-    if len(sharing) > 1:
-        return f"of {len(sharing)} ranks"
-    return (device.name.removeprefix("NVIDIA ").split() or [""])[0]
+def heading(placed: Topology, width: float) -> str:
+    """The equation, in two lines if `width` inches are too few for one."""
+    equation = placed.equation()
+    fits = len(equation) * 0.62 * HEADING / 72 <= width
+    return equation if fits else equation.replace("; ", ";\n", 1)
 
 
-def _draw(axes: Any, box: Box) -> None:
-    if box.kind == "note":
-        axes.text(box.x, box.y + box.height / 2, box.title, va="center", size=9, color=INK)
-        return
-    fill, edge, ink = {
-        "node": (FRAME, MUTED, INK),
-        "process": (FILLS[box.node % len(FILLS)], FILLS[box.node % len(FILLS)], PAPER),
-        "device": (PAPER, INK, INK),
-    }[box.kind]
-    style = f"round,pad=0,rounding_size={0.06 if box.kind == 'device' else 0.1}"
-    axes.add_patch(
-        FancyBboxPatch(
-            (box.x, box.y), box.width, box.height, boxstyle=style, fc=fill, ec=edge, lw=0.9, mutation_aspect=1
+def look(box: Box) -> Look:
+    """How a box is drawn; a process has the colour of its node, which its title tells as well."""
+    found = LOOKS[box.kind]
+    return Look(**{**vars(found), "fill": FILLS[box.node % len(FILLS)]}) if box.kind == "process" else found
+
+
+def _scale(axes: Any, width: float, height: float) -> float:
+    """By how much the layout shrinks or grows in these axes, text included."""
+    place, (across, down) = axes.get_position(), axes.figure.figure.get_size_inches()
+    return float(min(place.width * across / width, place.height * down / height))
+
+
+def _draw(axes: Any, box: Box, scale: float) -> None:
+    its = look(box)
+    if its.edge != "none":
+        axes.add_patch(
+            FancyBboxPatch(
+                (box.x, box.y),
+                box.width,
+                box.height,
+                boxstyle=f"round,pad=0,rounding_size={its.corner}" if its.corner else "square,pad=0",
+                facecolor=its.fill,
+                edgecolor=its.edge,
+                linewidth=its.line * scale,
+                linestyle=(0, (4, 2.5)) if its.dashed else "solid",
+                clip_on=False,
+            )
         )
-    )
-    middle, top = box.x + box.width / 2, box.y + box.height
-    if box.kind == "node":
-        axes.text(box.x + 0.15, top - 0.26, box.title, weight="bold", va="center", size=9)
-        axes.text(box.x + box.width - 0.15, top - 0.26, box.text, ha="right", va="center", size=7.5, color=MUTED)
-    elif box.kind == "process":
-        axes.text(middle, top - 0.22, box.title, ha="center", va="center", color=ink, weight="bold", size=10)
-        axes.text(middle, top - 0.47, box.text, ha="center", va="center", color=ink, size=7.5)
-    else:
-        offset = 0.1 if box.text else 0
-        axes.text(middle, box.y + box.height / 2 + offset, box.title, ha="center", va="center", color=ink, size=8)
-        axes.text(middle, box.y + 0.16, box.text, ha="center", va="center", color=MUTED, size=6)
+    _write(axes, box, its, scale)
+
+
+def _write(axes: Any, box: Box, its: Look, scale: float) -> None:
+    """Title above, text below it; a title alone in the middle of its box."""
+    x, side = (box.x + MARGIN * bool(its.fill != "none"), "left") if its.left else (box.x + box.width / 2, "center")
+    y = box.y + TITLE / 2 + 0.02
+    if box.kind == "fold":
+        y = box.y + box.height / 2 - 0.08
+    elif not box.text and box.kind != "matrix" and box.kind != "node":
+        y = box.y + box.height / 2
+    below = y + 0.11 if box.title else box.y + 0.02
+    weight = "bold" if its.bold else "normal"
+    axes.text(x, y, box.title, ha=side, va="center", size=its.large * scale, weight=weight, color=its.title)
+    axes.text(x, below, box.text, ha=side, va="top", size=its.small * scale, color=its.text, linespacing=1.15)

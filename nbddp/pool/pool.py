@@ -22,6 +22,7 @@ from typing import Any
 
 from nbddp import environment
 from nbddp.agent.handle import Agent
+from nbddp.agent.hardware import loopback_name
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunHung, WorkerFailed
 from nbddp.options import LaunchSpec
 from nbddp.pool import requests
@@ -738,7 +739,7 @@ class Pool:
         return self.agent.request("status")
 
 
-_LOOPBACK = requests.loopback()
+_LOOPBACK = loopback_name()
 
 
 def last_words(log: str, start: int = 0, printed: str = "") -> str:

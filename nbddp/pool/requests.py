@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import uuid as uuids
 from collections.abc import Mapping
@@ -11,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from nbddp import environment
-from nbddp.topology import Device, Node, Topology, Worker
+from nbddp.agent.hardware import loopback_name
+from nbddp.machine import Node, node_of
+from nbddp.topology import Topology, Worker
 
 
 def worker(
@@ -30,7 +29,7 @@ def worker(
     """A start request for one worker; `uuid` is what it will register under."""
     base = dict(env)
     base.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not capture what C and subprocesses write
-    base.update(environment.of_worker(place, topology, env, visible=visible, loopback=loopback()))
+    base.update(environment.of_worker(place, topology, env, visible=visible, loopback=loopback_name()))
     return {
         "kind": "worker",
         "rank": place.rank,
@@ -72,18 +71,12 @@ def description(placed: Topology | None) -> dict[str, Any]:
 
 
 def host(warm: Mapping[str, Any]) -> Node:
-    """This machine as a node, from what its agent said when it was warm."""
-    return Node(
-        index=0,
-        host=warm["host"],
-        devices=tuple(Device(**d) for d in warm["devices"]),
-        cores=int(warm["cores"]),
+    """This machine as a node, from what its agent said when it was warm. Its processes meet over the loopback."""
+    joining = next((i for i in warm["interfaces"] if i["loopback"]), None)
+    return node_of(
+        {
+            "index": 0,
+            "interface": joining,
+            **{field: warm[field] for field in ("host", "devices", "links", "untold", "cores", "numa")},
+        }
     )
-
-
-def loopback() -> str:
-    """The name of the loopback interface (`lo`, `lo0`), or empty if there is none to be seen."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(a.family == socket.AF_INET and a.address == "127.0.0.1" for a in addresses):
-            return name
-    return ""

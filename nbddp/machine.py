@@ -1,0 +1,186 @@
+"""What a machine is made of, as data and in words: GPUs, the links between them, NUMA nodes, the network.
+
+Facts come from `agent/devices.py` and `agent/hardware.py`. A fact that could not be told is left
+empty, never guessed, and a sentence in `Node.untold` says so. Pure: imports only the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SELF, UNKNOWN = "X", ""
+PATHS = {  # nvidia-smi's codes, closest first, and what lies between the two GPUs
+    "PIX": "one PCIe switch",
+    "PXB": "several PCIe switches",
+    "PHB": "the PCIe host bridge of a CPU",
+    "NODE": "PCIe host bridges within one NUMA node",
+    "SYS": "the interconnect between NUMA nodes",
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator of a node.
+
+    `index` is its position on the node as the parent process sees it (what
+    `cuda:<index>` means under `--visible all`); `mask` is its entry for
+    CUDA_VISIBLE_DEVICES (an index or a UUID of the parent's own list);
+    `memory` is in bytes, `bus_id` as NVML writes it; `numa` is the NUMA node it
+    hangs on, or None where that cannot be told.
+    """
+
+    index: int
+    mask: str
+    name: str = ""
+    memory: int = 0
+    uuid: str = ""
+    bus_id: str = ""
+    numa: int | None = None
+
+
+@dataclass(frozen=True)
+class Numa:
+    """A NUMA node, and those of its cores that processes of ours may run on."""
+
+    index: int
+    cores: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The network interface that joins a node to the others; `speed` in Mbit/s, 0 where it is not told."""
+
+    name: str
+    speed: int = 0
+    loopback: bool = False
+
+    def words(self) -> str:
+        """`eth0, 25 Gbit/s`, `lo, the loopback interface`."""
+        speed = f"{self.speed / 1000:g} Gbit/s" if self.speed >= 1000 else f"{self.speed} Mbit/s" * bool(self.speed)
+        return ", ".join(filter(None, (self.name, "the loopback interface" if self.loopback else speed)))
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine, or (`simulated`) a share of one that the ranks take for a machine, or (`planned`) one on paper.
+
+    `links[i][j]` is the code of the way from `devices[i]` to `devices[j]`: `NV18` (18 NVLinks), a key
+    of PATHS, `X` on the diagonal, or empty where it is not known; no rows if nothing is known.
+    """
+
+    index: int
+    host: str
+    devices: tuple[Device, ...] = ()
+    cores: int = 1
+    simulated: bool = False
+    planned: bool = False
+    links: tuple[tuple[str, ...], ...] = ()
+    numa: tuple[Numa, ...] = ()
+    interface: Interface | None = None
+    untold: tuple[str, ...] = ()
+
+    def label(self) -> str:
+        """`node 0`, `node 0 (simulated)`."""
+        return f"node {self.index}{' (simulated)' * self.simulated}{' (planned)' * self.planned}"
+
+    def likeness(self) -> object:
+        """Equal for nodes of which one may be drawn for both."""
+        devices = tuple((d.index, d.name, d.memory, d.bus_id, d.numa) for d in self.devices)
+        return devices, self.cores, self.simulated, self.planned, self.links, self.numa, self.interface, self.untold
+
+    def part(self, first: int, last: int) -> dict[str, Any]:
+        """The GPUs from `first` up to, not including, `last`, with the links among them: fields for `replace`."""
+        links = tuple(row[first:last] for row in self.links[first:last])
+        return {"devices": self.devices[first:last], "links": links if codes(links) not in ([], [UNKNOWN]) else ()}
+
+
+def node_of(data: Mapping[str, Any]) -> Node:
+    """A node from its JSON data (`dataclasses.asdict`)."""
+    interface = data.get("interface")
+    made = {
+        "devices": tuple(Device(**row) for row in data.get("devices", ())),
+        "links": tuple(tuple(row) for row in data.get("links", ())),
+        "numa": tuple(Numa(row["index"], tuple(row["cores"])) for row in data.get("numa", ())),
+        "interface": Interface(**interface) if interface else None,
+        "untold": tuple(data.get("untold", ())),
+    }
+    return Node(**{**data, **made})
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 node`, `2 nodes`, `2 processes`."""
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{n} {noun if n == 1 else plural}"
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """`0, 2–3`: a set of numbers as a person writes it."""
+    found: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if found and found[-1][1] == n - 1:
+            found[-1][1] = n
+        else:
+            found.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in found)
+
+
+def several(noun: str, numbers: Iterable[int]) -> str:
+    """`GPU 2`, `GPUs 0–3`, `cores 0, 2–3`."""
+    distinct = set(numbers)
+    return f"{noun}{'s' * (len(distinct) != 1)} {spans(distinct)}"
+
+
+def node_holds(node: Node) -> str:
+    """`4 GPUs` or `2 cores`: what a node offers its processes."""
+    return counted(len(node.devices), "GPU") if node.devices else counted(node.cores, "core")
+
+
+def model_words(device: Device) -> str:
+    """`NVIDIA H100 80GB HBM3, 79.6 GiB`, or what of it is known."""
+    memory = f"{device.memory / 2**30:.1f} GiB" if device.memory else ""
+    return ", ".join(filter(None, (device.name, memory)))
+
+
+def bus_words(bus_id: str) -> str:
+    """`00000000:19:00.0` → `19:00.0`; a PCI domain other than 0 stays, without its leading zeros."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return (f"{domain.lstrip('0')}:{rest}" if domain.strip("0") else rest) if rest.count(":") else bus_id.lower()
+
+
+def numa_words(numa: Numa) -> str:
+    """`NUMA 0: cores 0–47`."""
+    return f"NUMA {numa.index}: {several('core', numa.cores) if numa.cores else 'no core that may be used'}"
+
+
+def codes(links: Sequence[Sequence[str]]) -> list[str]:
+    """The codes that occur in a matrix of links, closest first, without the diagonal."""
+    found = {code for row in links for code in row} - {SELF}
+    return sorted(found, key=_distance)
+
+
+def code_words(code: str) -> str:
+    """`NV18: 18 NVLinks`, `SYS: the interconnect between NUMA nodes`."""
+    if code == UNKNOWN:
+        return "?: not told"
+    return f"{code}: {PATHS[code] if code in PATHS else counted(int(code[2:]), 'NVLink')}"
+
+
+def _distance(code: str) -> tuple[int, int]:
+    if code.startswith("NV"):
+        return (0, -int(code[2:]))
+    return (1 + list(PATHS).index(code), 0) if code in PATHS else (9, 0)
+
+
+def matrix_words(node: Node) -> list[str]:
+    """The links of a node's GPUs as aligned lines, one per GPU; none if no link is known."""
+    if not node.links:
+        return []
+    heads = [f"GPU {d.index}" for d in node.devices]
+    width = max(map(len, heads))
+    lines = ["  ".join(["links".ljust(width), *heads])]
+    for head, row in zip(heads, node.links, strict=True):
+        cells = [(code or "?").center(len(h)) for code, h in zip(row, heads, strict=True)]
+        lines.append("  ".join([head.ljust(width), *cells]).rstrip())
+    return [*lines, "; ".join(code_words(code) for code in codes(node.links))]
