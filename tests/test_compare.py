@@ -15,6 +15,7 @@ from nbddp.pool import compare as comparing
 from nbddp.run.screen import Silent
 from nbddp.trace.exchange import Wanted, pieces, within
 from nbddp.trace.replicas import Compared, Held, Leaf
+from nbddp.worker import digests
 from tests.kernels import Kernel
 
 MODEL = """
@@ -167,6 +168,7 @@ def test_every_dtype_shape_and_layout(pool: nbddp.Pool) -> None:
             "sparse": torch.tensor([0.0, 1 + one]).to_sparse(),
             "numpy": np.array([1.0, 2.0 + one])[::-1],
             "nan here": torch.tensor([float("nan") if one else 1.0]),
+            "nan on both": torch.tensor([float("nan"), 1.0 + one]),
             "minus zero": torch.tensor([-0.0 if one else 0.0]),
             "infinite": torch.tensor([float("inf"), 1.0 + one]),
         }
@@ -182,7 +184,7 @@ def test_every_dtype_shape_and_layout(pool: nbddp.Pool) -> None:
     assert math.isnan(found.pop("nan here"))  # type: ignore[arg-type]
     assert found == {
         "bfloat16": 1, "half": 1, "float8": 1, "int8": 255, "int64": 1, "uint8": 255, "bool": 1, "complex": 3,
-        "scalar": 1, "strided": 2, "sparse.values": 1, "numpy": 1, "minus zero": 0, "infinite": 1,
+        "scalar": 1, "nan on both": 1, "strided": 2, "sparse.values": 1, "numpy": 1, "minus zero": 0, "infinite": 1,
     }  # fmt: skip
     assert "NaN on one side" in repr(report)
     assert "only in bits" in repr(report)
@@ -201,7 +203,9 @@ def test_what_is_differently_built_is_named(pool: nbddp.Pool) -> None:
         if rank != 2: some = 1
     """,
     )
-    words = {n: repr(pool.compare(n)) for n in ("shape", "dtype", "kind", "keys", "some")}
+    reports = {n: pool.compare(n) for n in ("shape", "dtype", "kind", "keys", "some")}
+    assert not any(r.equal for r in reports.values())
+    words = {n: repr(r) for n, r in reports.items()}
     assert words["shape"].startswith("shape differs: float32 [2, 3] on ranks 0, 2–3; float32 [3, 3] on rank 1\n")
     assert words["dtype"].startswith("dtype differs: float32 [2] on ranks 0–2; float64 [2] on rank 3\n")
     assert words["kind"].startswith("kind differs: a float on rank 0; a Tensor on ranks 1–3\nranks 1–3 agree")
@@ -293,6 +297,16 @@ def test_compare_in_a_notebook(four: Kernel) -> None:
     assert "--ranks names rank 7" in four.run("%ddp compare model --ranks 7").evalue
 
 
+def test_digest_is_of_dtype_and_shape_too() -> None:
+    import torch
+
+    zeros = [torch.zeros(2, 3), torch.zeros(6), torch.zeros(3, 2), torch.zeros(6, dtype=torch.int32)]
+    found = [digests.look({"x": z}, "x") for z in [*zeros, torch.zeros(3, 2).t()]]
+    marks = [f["leaves"][""]["digest"] for f in found if f is not None]
+    assert len(set(marks)) == 4
+    assert marks[0] == marks[4]
+
+
 # -- the pure parts ----------------------------------------------------------------------------
 
 sizes = st.lists(st.integers(1, 200), max_size=12)
@@ -300,11 +314,12 @@ sizes = st.lists(st.integers(1, 200), max_size=12)
 
 @given(sizes, st.integers(1, 64), st.data())
 def test_every_byte_travels_once_in_batches_of_one_reference(some: list[int], piece: int, data: st.DataObject) -> None:
-    references = data.draw(st.lists(st.integers(0, 2), min_size=len(some), max_size=len(some)))
-    wanted = [Wanted("x", str(i), references[i], (3,), n) for i, n in enumerate(some)]
+    meetings = st.tuples(st.integers(0, 2), st.sampled_from([(3,), (3, 4)]))
+    drawn = data.draw(st.lists(meetings, min_size=len(some), max_size=len(some)))
+    wanted = [Wanted("x", str(i), *drawn[i], n) for i, n in enumerate(some)]
     seen: dict[str, int] = {}
     for batch in pieces(wanted, piece):
-        assert len({s.wanted.reference for s in batch}) == 1
+        assert len({(s.wanted.reference, s.wanted.others) for s in batch}) == 1
         assert 0 < sum(s.stop - s.start for s in batch) <= piece
         for s in batch:
             assert s.start == seen.get(s.wanted.path, 0)

@@ -26,7 +26,8 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 if not dist.is_initialized(): dist.init_process_group("gloo")
 rank = dist.get_rank()
-for name in ("model", "net", "optimizer", "kept", "t", "hidden", "view"): globals().pop(name, None)
+for name in ("model", "net", "optimizer", "kept", "t", "hidden", "view", "w"): globals().pop(name, None)
+import gc; gc.enable()
 net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(3)])
 {model}
 {optimizer}
@@ -65,6 +66,11 @@ CASES: dict[str, tuple[tuple[str, str, str], tuple[int, int, int, int, int]]] = 
     "only in a function": (
         (WRAPPED, ADAM, "def hide():\n    m, o = model, optimizer\n    return lambda: (m, o)\n"
          "hidden = hide(); del model, net, optimizer"), (4 * P, 0, 4 * P, 8 * P + 4 * 6, 4 * P)),
+    "replaced but in a cycle": (
+        (WRAPPED, ADAM, "import gc; gc.disable(); net.above = {'model': model}; del model, net, optimizer\n"
+         "model = torch.nn.Linear(3, 1)"), (16, 0, 0, 0, 0)),
+    "no module": (("w = torch.zeros(10, requires_grad=True); model = lambda x: w",
+                   "optimizer = torch.optim.SGD([w], 0.1, momentum=0.9); del net", ""), (40, 0, 40, 40, 0)),
     "not trained yet": ((WRAPPED, ADAM, "model = DDP(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(3)]))"
                          "\ndel net, optimizer"), (4 * P, 0, 0, 0, 4 * P)),
 }  # fmt: skip

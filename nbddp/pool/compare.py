@@ -72,15 +72,13 @@ def _measure(wanted: Sequence[Wanted], ask: Ask) -> dict[str, dict[tuple[str, in
     """Name → (path, reference) → the largest difference that any rank has from the reference."""
     found: dict[str, dict[tuple[str, int], float]] = {}
     for batch in pieces(wanted):
-        reference = batch[0].wanted.reference
+        reference, others = batch[0].wanted.reference, batch[0].wanted.others
         spans = [(s.wanted.name, s.wanted.path, s.start, s.stop) for s in batch]
         data = [bytes(b) for b in ask([reference], {"part": "read", "spans": spans})[reference]]
-        others = sorted({r for s in batch for r in s.wanted.others})
         answers = ask(others, {"part": "measure", "spans": spans}, data)
         for rank in others:
             for span, apart in zip(batch, values.unpack(answers[rank][0]), strict=True):
-                if rank in span.wanted.others:
-                    _note(found.setdefault(span.wanted.name, {}), span, apart)
+                _note(found.setdefault(span.wanted.name, {}), span, apart)
     return found
 
 

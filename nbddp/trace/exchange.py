@@ -46,11 +46,12 @@ def within(wanted: Iterable[Wanted], limit: int = LIMIT) -> list[Wanted]:
 
 
 def pieces(wanted: Sequence[Wanted], piece: int = PIECE) -> Iterator[list[Span]]:
-    """Batches of spans, all of one reference, of at most `piece` bytes; every byte of each tensor once."""
+    """Batches of spans of at most `piece` bytes, in each the same reference and others: every byte of each tensor
+    once."""
     batch: list[Span] = []
     room = piece
-    for w in sorted(wanted, key=lambda w: w.reference):  # stable: the given order within a reference
-        if batch and batch[0].wanted.reference != w.reference:
+    for w in sorted(wanted, key=_meeting):  # stable: the given order within those that meet
+        if batch and _meeting(batch[0].wanted) != _meeting(w):
             yield batch
             batch, room = [], piece
         for span in _spans(w, piece):
@@ -61,6 +62,10 @@ def pieces(wanted: Sequence[Wanted], piece: int = PIECE) -> Iterator[list[Span]]
             room -= span.stop - span.start
     if batch:
         yield batch
+
+
+def _meeting(w: Wanted) -> tuple[int, tuple[int, ...]]:
+    return w.reference, w.others
 
 
 def _spans(w: Wanted, piece: int) -> Iterator[Span]:
