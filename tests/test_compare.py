@@ -173,7 +173,7 @@ def test_every_dtype_shape_and_layout(pool: nbddp.Pool) -> None:
             "infinite": torch.tensor([float("inf"), 1.0 + one]),
         }
         same = {"nan": torch.tensor([float("nan"), 1.0]), "empty": torch.zeros(0, 3), "scalar": torch.tensor(True),
-                "conj": torch.tensor([1j]).conj(), "strided": torch.arange(6).reshape(2, 3).t()}
+                               "read only": np.broadcast_to(np.float32(1), (2, 2)), "conj": torch.tensor([1j]).conj(), "strided": torch.arange(6).reshape(2, 3).t()}
         tied = network(); tied.again = tied[0]; tied.load_state_dict(
             {k: v for k, v in model.module.state_dict().items()} | {"again.weight": model.module[0].weight.data,
              "again.bias": model.module[0].bias.data})
@@ -188,8 +188,26 @@ def test_every_dtype_shape_and_layout(pool: nbddp.Pool) -> None:
     }  # fmt: skip
     assert "NaN on one side" in repr(report)
     assert "only in bits" in repr(report)
-    assert repr(pool.compare("same")) == "same: 5 tensors equal on 4 ranks (65 bytes each)"
+    assert repr(pool.compare("same")) == "same: 6 tensors equal on 4 ranks (81 bytes each)"
     assert repr(pool.compare("tied")) == "tied: 4 parameters equal on 4 ranks (232 bytes each)"
+
+
+def test_what_has_no_bytes_is_named_and_passed_over(pool: nbddp.Pool) -> None:
+    cell(
+        pool,
+        """
+        odd = {"meta": torch.zeros(3, device="meta"), "lazy": torch.nn.LazyLinear(4), "plain": torch.ones(2),
+               "objects": np.array([object(), None]),
+               "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+               "function": print, "empty": [], "dtype": torch.float32, "none": {None, 2}}
+        nothing = {}
+    """,
+    )
+    words = repr(pool.compare("odd"))
+    assert words.startswith(
+        "odd: 1 tensor and 2 values equal on 4 ranks (8 bytes each); 6 objects not compared (Tensor of"
+    )
+    assert repr(pool.compare("nothing")) == "nothing: nothing to compare on 4 ranks: it is empty"
 
 
 def test_what_is_differently_built_is_named(pool: nbddp.Pool) -> None:
@@ -252,7 +270,7 @@ def test_sharded_tensors_are_compared_where_they_are_replicated(pool: nbddp.Pool
         adam.step()
     """,
     )
-    parts = "sharded: 4 parameters are sharded, each rank holds a part of its own on 4 ranks"
+    parts = "sharded: nothing to compare on 4 ranks: 4 parameters are sharded, each rank holds a part of its own"
     assert repr(pool.compare("sharded")) == parts
     assert pool.compare("adam").equal
     assert repr(pool.compare("hybrid")).startswith("hybrid: 4 parameters equal on 4 ranks (")

@@ -200,13 +200,12 @@ class Compared:
     def _equal(self) -> str:
         leaves = list(next(iter(self.present().values())).leaves.values())
         where = "on " + counted(len(self.held), "rank")
-        alone = [x for x in leaves if self._sharded(x.path)]
-        opaque = [x for x in leaves if x.kind == "opaque"]
-        told = [x for x in leaves if x not in alone and x not in opaque]
-        tail = self._not_compared(alone, opaque)
+        alone = {x.path: x for x in leaves if self._sharded(x.path)}
+        opaque = {x.path: x for x in leaves if x.kind == "opaque"}
+        told = [x for x in leaves if x.path not in alone and x.path not in opaque]
+        tail = self._not_compared(list(alone.values()), list(opaque.values()))
         if not told:
-            return f"{tail or 'nothing in it'} {where}"
-        tail = f"; {tail}" if tail else ""
+            return f"nothing to compare {where}: {tail or 'it is empty'}"
         size = sum(x.bytes for x in told)
         if len(leaves) == 1 and not told[0].path:
             only = f"{told[0].words}, {_bytes(size)} each" if told[0].shape is not None else told[0].text
@@ -215,7 +214,8 @@ class Compared:
         for x in told:
             kinds[x.kind] = kinds.get(x.kind, 0) + 1
         each = f" ({_bytes(size)} each)" if size else ""
-        return f"{_and([counted(n, k) for k, n in kinds.items()])} equal {where}{each}{tail}"
+        said = f"{_and([counted(n, k) for k, n in kinds.items()])} equal {where}{each}"
+        return f"{said}; {tail}" if tail else said
 
     def _sharded(self, path: str) -> bool:
         """No two ranks hold the same part of the tensor at `path`, so there is nothing to compare."""
@@ -299,7 +299,7 @@ def _distinct(norms: Sequence[float | None]) -> list[str]:
     """Norms with as many digits as tell unequal ones apart: 5 at least, 17 at most."""
     known = [n for n in norms if n is not None]
     for digits in range(5, 18):
-        texts = [f"{n:.{digits}g}" for n in known]
+        texts = [f"{n:#.{digits}g}".rstrip(".") if n else "0" for n in known]
         if len(set(texts)) == len({repr(n) for n in known}):
             break
     return texts

@@ -227,7 +227,8 @@ def _as_tensor(thing: Any) -> Any:
     import torch
 
     if isinstance(thing, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(thing).reshape(thing.shape))
+        plain = np.ascontiguousarray(thing) if thing.flags.writeable else np.array(thing, order="C")
+        return torch.from_numpy(plain.reshape(thing.shape))
     return thing.to_local() if _is_dtensor(thing) else thing
 
 

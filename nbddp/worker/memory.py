@@ -44,10 +44,7 @@ class Memory:
 
     def begin(self) -> None:
         """A cell begins: peaks are taken from here on. Costs some microseconds."""
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-            for device in range(torch.cuda.device_count()):
-                torch.cuda.reset_peak_memory_stats(device)
+        _each_device("reset_peak_memory_stats")
         try:
             with open("/proc/self/clear_refs", "w") as file:
                 file.write("5")  # proc(5): resets the peak resident set size
@@ -65,12 +62,11 @@ class Memory:
         parts = _parts(modules, optimizers, recorder)
         on_gpu = parts.pop("cuda")
         kept = sum(parts.values())
-        if not on_gpu:
-            return {**parts, "kind": "cpu", "peak": peak, "start": self.start, "since_start": self.since_start}
-        import torch
-
-        peak = sum(torch.cuda.max_memory_allocated(d) for d in range(torch.cuda.device_count()))
-        return {**parts, "kind": "cuda", "peak": peak, "outside": kept - on_gpu}
+        allocated = _each_device("max_memory_allocated") if on_gpu else None
+        if allocated is not None:
+            return {**parts, "kind": "cuda", "peak": sum(allocated), "outside": kept - on_gpu}
+        process = {"kind": "cpu", "peak": peak, "start": self.start, "since_start": self.since_start}
+        return {**parts, **process, "outside": on_gpu}
 
 
 def _parts(modules: list[Any], optimizers: list[Any], recorder: Any) -> dict[str, int]:
@@ -192,6 +188,17 @@ def _tensors(state: Any) -> Iterator[Any]:
 
 
 # -- the process -------------------------------------------------------------------------------
+
+
+def _each_device(name: str) -> list[Any] | None:
+    """`torch.cuda.name(device)` for every device; None where CUDA is not used or its allocator has no statistics."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    try:
+        return [getattr(torch.cuda, name)(device) for device in range(torch.cuda.device_count())]
+    except RuntimeError:  # a pluggable allocator
+        return None
 
 
 def _resident() -> int:
