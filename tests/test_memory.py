@@ -245,3 +245,12 @@ def test_cuda_peak_is_the_allocators_since_the_cell_began(monkeypatch: pytest.Mo
     rank = RankMemory(rank=0, **found)
     assert (rank.kind, rank.peak, rank.outside, rank.parts) == ("cuda", 3000, 8, (150, 8, 0, 0, 0))
     assert (rank.rest, rank.total) == (3000 - 150, 3008)
+
+    def lacks(device: int) -> int:
+        raise RuntimeError("a pluggable allocator has no statistics")
+
+    cuda.reset_peak_memory_stats = cuda.max_memory_allocated = lacks  # then the process's peak has to do
+    own.begin()
+    found = own.collect({"net": Module()}, recorder)
+    assert found is not None
+    assert (found["kind"], found["outside"]) == ("cpu", 150)
