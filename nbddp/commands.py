@@ -38,6 +38,8 @@ COMMANDS: dict[str, str] = {
     "push": "copy names of the notebook to every rank",
     "pull": "fetch names from every rank, as sequences indexed by rank",
     "timings": "figure and table of DDP's last steps: what each rank computed, sent and waited for",
+    "compare": "are the ranks' copies of a name equal? checksums, norms and largest differences",
+    "memory": "figure and table of each rank's memory: parameters, gradients, optimizer state, buckets, peak",
     "stacks": "where every rank is: its line, its collective, whom it waits for, its stack",
     "log": "the whole output of a rank in the last run, or where it is",
     "help": "this text",
@@ -91,6 +93,7 @@ PLAN = ("nnodes", "gpus_per_node", "gpus_per_proc", "nproc", "oversubscribe")
 ARGUMENTS: dict[str, Callable[[Parser], None]] = {
     "start": pool_options, "restart": _restart, "push": _names, "pull": _names, "log": _log, "timings": _timings,
     "topology": _topology,
+    "compare": _names,
 }  # fmt: skip
 
 

@@ -153,6 +153,14 @@ class DDPMagics(Magics):  # type: ignore[misc]
             raise BadInput(f"there is no step {number}; {steps}")
         return timings(recording, number)
 
+    def _memory(self, command: Command) -> Any:
+        from nbddp.draw.memory import memory
+
+        return memory(self.pool.memory())
+
+    def _compare(self, command: Command) -> Any:
+        return self.pool.compare(*command.args["names"], ranks=command.args["ranks"])
+
     def _stacks(self, command: Command) -> Any:
         from nbddp import stacks
 

@@ -23,15 +23,18 @@ from typing import Any
 from nbddp import environment
 from nbddp.agent.handle import Agent
 from nbddp.agent.hardware import loopback_name
+from nbddp.draw.compared import Report
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunHung, WorkerFailed
 from nbddp.options import LaunchSpec
 from nbddp.pool import requests
+from nbddp.pool.compare import compare
 from nbddp.pool.stop import uninterrupted
 from nbddp.run import report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
 from nbddp.trace.align import Clock, Ping, aligned, clock
+from nbddp.trace.memory import RankMemory
 from nbddp.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.trace.steps import Recording, step_from
 from nbddp.values import RankValues, check_ranks
@@ -625,6 +628,31 @@ class Pool:
         run = self._run(tuple(range(self.world_size)), {"op": "clocks"}, screen=Silent(), state="clocks")
         pings = values.unpack(run.ended[0].buffers[0])
         return {0: Clock(), **{r: clock([Ping(*p) for p in some]) for r, some in pings.items()}}
+
+    def memory(self) -> list[RankMemory]:
+        """Where each rank's memory is (`nbddp.worker.memory`). Raises BadInput if no rank has a model."""
+        self._need_running()
+        run = self._run(tuple(range(self.world_size)), {"op": "memory"}, screen=Silent(), state="memory")
+        found = {r: values.unpack(e.buffers[0]) for r, e in sorted(run.ended.items())}
+        if not any(found.values()):
+            raise BadInput("no rank has a module or an optimizer; make them in a %%ddp cell first")
+        return [RankMemory(rank=r, **f) for r, f in found.items() if f]
+
+    def compare(self, *names: str, ranks: Sequence[int] | None = None) -> Report:
+        """Whether the ranks' copies of names are equal: any tensor, module, optimizer, number or container of them.
+
+        Digests travel; of tensors that differ also the bytes of one rank, up to 256 MiB in all (`nbddp.pool.compare`).
+        Process groups are neither needed nor used. Raises BadInput for a name that no rank has.
+        """
+        self._need_running()
+        chosen = check_ranks(ranks, self.world_size, "--ranks")
+
+        def ask(some: Sequence[int], fields: dict[str, Any], buffers: Sequence[bytes] = ()) -> dict[int, Any]:
+            asked = {"op": "compare", **fields}
+            run = self._run(some, asked, buffers=buffers, screen=Silent(), state="compare")
+            return {r: e.buffers for r, e in run.ended.items()}
+
+        return compare(names, chosen, ask)
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""

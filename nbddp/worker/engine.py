@@ -56,6 +56,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         self.kernel.groups.install()
         calls.mark()
         self.kernel.recorder.install()
+        self.kernel.memory.started()
 
 
 def without_debugger() -> None:

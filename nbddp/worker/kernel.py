@@ -28,10 +28,11 @@ import ipyparallel
 import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-from nbddp.worker import calls, clocks, failure, values
+from nbddp.worker import calls, clocks, digests, failure, values
 from nbddp.worker.check import Checker
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
+from nbddp.worker.memory import Memory
 from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
 from nbddp.worker.tracing import Tracer
@@ -109,6 +110,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.kept: Kept | None = None
         self.recorder = Recorder()
         self.tracer = Tracer()
+        self.memory = Memory()
         self._began_ns = 0
         self._spec: dict[str, Any] | None = None
         self._parent: dict[str, Any] = {}
@@ -212,6 +214,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 drop=spec["drop_group"],
             )
         self.recorder.begin(spec["run"], spec.get("timings", True))
+        if spec["op"] in ("cell", "call"):
+            self.memory.begin()
         if spec.get("check"):
             self.checker.begin(spec["run"])
 
@@ -276,6 +280,19 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         with self.groups.sockets.watch():
             found = clocks.measure(self.groups.store("clocks"), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         return [values.pack_or_words(found)]
+
+    def _do_memory(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
+        """Where this rank's memory is; None without a module or optimizer."""
+        return [values.pack_or_words(self.memory.collect(self.shell.user_ns, self.recorder))]
+
+    def _do_compare(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
+        """What names hold, as digests; or, to see how far tensors are apart, some bytes of them, given or taken."""
+        names = self.shell.user_ns
+        if spec["part"] == "look":
+            return [values.pack_or_words(digests.look(names, n)) for n in spec["names"]]
+        if spec["part"] == "read":
+            return digests.read(names, spec["spans"])
+        return [values.pack_or_words(digests.measure(names, spec["spans"], buffers))]
 
     # -- outcome -------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 RING = 2000  # steps kept
 SETTLE_NS = 50_000_000  # a bucket whose result was waited for is noted by then, or its group failed
@@ -33,6 +33,7 @@ class Recorder:
         self.run = 0
         self.steps: deque[dict[str, Any]] = deque(maxlen=RING)
         self._models: WeakKeyDictionary[Any, _Model] = WeakKeyDictionary()
+        self.optimizers: WeakSet[Any] = WeakSet()
         self._groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._cuda = _CudaClock()
 
@@ -52,8 +53,8 @@ class Recorder:
         self._wrap(dist.Reducer, "__init__", lambda original: self._reducer(original, group))
         self._wrap(DDP, "forward", self._forward)
         self._wrap(DDP, "register_comm_hook", self._comm_hook)
-        register_optimizer_step_pre_hook(lambda *_: self._optimizer(0))
-        register_optimizer_step_post_hook(lambda *_: self._optimizer(1))
+        register_optimizer_step_pre_hook(lambda optimizer, *_: self._optimizer(0, optimizer))
+        register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizer(1, optimizer))
 
     def collect(self) -> dict[str, Any]:
         """The steps of the last run that took some, of the model it used last, as plain data."""
@@ -63,6 +64,18 @@ class Recorder:
         last = finished[-1]
         chosen = [s for s in finished if (s["run"], s["model"]) == (last["run"], last["model"])]
         return {"model": last["title"], "run": last["run"], "steps": [self._plain(s) for s in chosen]}
+
+    def models(self) -> list[Any]:
+        """The living DDP models that have taken a step."""
+        return list(self._models)
+
+    def bucket_bytes(self, ddp: Any) -> int | None:
+        """Bytes of a model's buckets in its last step with an exchange; None if none was recorded."""
+        model = self._models.get(ddp)
+        if model is None:
+            return None
+        own = (s["buckets"] for s in reversed(self.steps) if s["model"] == id(model) and s["buckets"])
+        return next((sum(b["bytes"] for b in some) for some in own), None)
 
     def _plain(self, step: dict[str, Any]) -> dict[str, Any]:
         buckets = sorted(step["buckets"], key=lambda b: b["index"])
@@ -165,8 +178,11 @@ class Recorder:
 
         return register_comm_hook
 
-    def _optimizer(self, which: int) -> None:
-        if self.on and self.steps:
+    def _optimizer(self, which: int, optimizer: Any) -> None:
+        if not self.on:
+            return
+        self.optimizers.add(optimizer)
+        if self.steps:
             times = self.steps[-1]["optimizer"]
             if not times[which]:
                 times[which] = now()

@@ -1,0 +1,116 @@
+"""Where each rank's memory is: a stacked bar per rank, with sizes on it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
+from nbddp.draw.shown import Shown
+from nbddp.draw.table import Table
+from nbddp.trace.memory import MOST_ROWS, RankMemory, columns_and_rows, sentences, shown_parts, span
+from nbddp.trace.words import size
+
+WIDTH, BAR = 9.2, 0.62  # inches; BAR is a bar's share of its row
+LEFT, RIGHT, BOTTOM, LEGEND = 0.75, 0.95, 0.5, 0.42  # inches: names, totals, axis, legend
+EDGE, LINE = 0.1, 0.17  # inches: left of texts; a line of text
+LETTER = 0.075  # inches that a letter of a label takes
+LETTERS = 135  # in a line under the title
+REST = "#f0c9a0"
+STYLES: dict[str, tuple[str, str, str, str]] = {  # fill, hatch and its colour, ink
+    "parameters": (FILLS[0], "", FILLS[0], PAPER),
+    "module buffers": ("#d5e3f0", "...", MUTED, INK),
+    "gradients": (FILLS[2], "\\\\\\", "#5f9a68", PAPER),
+    "optimizer state": (FILLS[3], "xxx", "#b6779f", PAPER),
+    "DDP buckets": (FILLS[1], "|||", "#c58a52", PAPER),
+}
+OTHER = (REST, "////", "#8a6a45", INK)
+
+
+def table(ranks: Sequence[RankMemory]) -> Table:
+    """One row per rank, at most 16."""
+    return Table(*columns_and_rows(ranks))
+
+
+def memory(ranks: Sequence[RankMemory], axes: Any = None) -> Shown:
+    """The bars of at most 16 ranks, in `axes` or in a figure of their own."""
+    words = "\n".join([*sentences(ranks), "", repr(table(ranks))])
+    drawn = ranks[:MOST_ROWS]
+    with rc_context(RC):
+        if axes is None:
+            axes = _axes(ranks, 0.55 if len(drawn) <= 4 else 0.36, len(drawn))
+        _bars(axes, ranks, drawn)
+        _legend(axes, ranks)
+    return Shown(axes.figure, words)
+
+
+def _axes(ranks: Sequence[RankMemory], row: float, rows: int) -> Any:
+    """Axes in a figure of their own, with what the ranks keep above them."""
+    first, *others = sentences(ranks)
+    texts = [line for text in others for line in textwrap.wrap(text, LETTERS)]
+    height = 0.35 + LINE * len(texts) + LEGEND + row * rows + BOTTOM
+    figure = Figure(figsize=(WIDTH, height))
+    figure.text(EDGE / WIDTH, 1 - 0.08 / height, ": ".join(first.split(": ")[:2]), va="top", size=9.5, weight="bold")
+    for i, line in enumerate(texts):
+        figure.text(EDGE / WIDTH, 1 - (0.31 + LINE * i) / height, line, va="top", size=8, color=MUTED)
+    return figure.add_axes((LEFT / WIDTH, BOTTOM / height, 1 - (LEFT + RIGHT) / WIDTH, row * rows / height))
+
+
+def _bars(axes: Any, ranks: Sequence[RankMemory], drawn: Sequence[RankMemory]) -> None:
+    unit, scale = _unit(max(r.total for r in drawn))
+    most = max(max(r.total for r in drawn) / scale, 1e-9)
+    axes.set(xlim=(0, most), ylim=(len(drawn) - 0.5, -0.5))
+    inch = axes.get_position().width * axes.figure.get_figwidth() / most  # per unit
+    for i, rank in enumerate(drawn):
+        left = 0.0
+        for name, some in shown_parts(ranks):
+            width = some[i] / scale
+            _segment(axes, left, width, i, name, size(some[i]) if len(size(some[i])) * LETTER < width * inch else "")
+            left += width
+        axes.text(left + 0.08 / inch, i, size(rank.total), va="center", size=8.5, weight="bold")
+    axes.set_yticks(range(len(drawn)), [f"rank {r.rank}" for r in drawn])
+    axes.set_xlabel(unit)
+    axes.tick_params(left=False)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _segment(axes: Any, left: float, width: float, row: int, name: str, text: str) -> None:
+    fill, hatch, lines, ink = STYLES.get(name, OTHER)
+    if width <= 0:
+        return
+    place = (left, row - BAR / 2)
+    axes.add_patch(Rectangle(place, width, BAR, fc=fill, ec=lines, hatch=hatch or None, lw=0, clip_on=False))
+    axes.add_patch(Rectangle(place, width, BAR, fc="none", ec=PAPER, lw=0.8, clip_on=False))
+    if text:
+        box = {"fc": fill, "ec": "none", "pad": 1.2}
+        axes.text(
+            left + width / 2, row, text, ha="center", va="center", size=7.5, color=ink, bbox=box
+        )  # no line through the text
+
+
+def _legend(axes: Any, ranks: Sequence[RankMemory]) -> None:
+    """What each fill is, and its size; kinds differ by hatch and by their order too, never by colour alone."""
+    handles = []
+    for name, some in shown_parts(ranks):
+        fill, hatch, lines, _ = STYLES.get(name, OTHER)
+        label = f"{name}\n{span(some)}"
+        handles.append(Rectangle((0, 0), 1, 1, fc=fill, ec=lines, hatch=hatch or None, lw=0, label=label))
+    left = (EDGE - LEFT) / (axes.get_position().width * axes.figure.get_figwidth())
+    axes.legend(
+        handles=handles, ncols=len(handles), frameon=False, fontsize=7.5, loc="lower left", borderpad=0,
+        bbox_to_anchor=(left, 1.0), borderaxespad=0.4, columnspacing=1.3, handlelength=1.8, handleheight=1.4,
+    )  # fmt: skip
+
+
+def _unit(most: float) -> tuple[str, float]:
+    """The largest unit in which `most` is 1 or more, and its bytes."""
+    for unit, scale in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
+        if most >= scale:
+            return unit, scale
+    return "bytes", 1.0

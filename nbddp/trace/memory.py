@@ -1,0 +1,120 @@
+"""Where each rank's memory is, as plain data and in words. All sizes are bytes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nbddp.topology import counted
+from nbddp.trace.words import size
+
+PARTS = ("parameters", "module buffers", "gradients", "optimizer state", "DDP buckets")
+MOST_ROWS = 16  # ranks with a row or a bar of their own
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """One rank's memory (`nbddp.worker.memory` says where each number comes from).
+
+    kind: `cuda` or `cpu`. parameters … buckets: bytes that tensors hold between steps. peak: the most that
+    was in use since the last cell began: allocated on the GPU, or resident in the process. outside: those of the
+    parts that are not in `peak` (of a `cuda` rank what lies on the CPU). start: resident when the worker
+    started, before any cell (0 for `cuda`). since_start: the peak is the worker's, not the last cell's.
+    """
+
+    rank: int
+    kind: str
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer: int
+    buckets: int
+    peak: int
+    outside: int = 0
+    start: int = 0
+    since_start: bool = False
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """As PARTS has them."""
+        return (self.parameters, self.buffers, self.gradients, self.optimizer, self.buckets)
+
+    @property
+    def kept(self) -> int:
+        """What training holds between steps."""
+        return sum(self.parts)
+
+    @property
+    def rest(self) -> int:
+        """The peak without the parts and without what was there at the start; at least 0."""
+        return max(0, self.peak - self.start - (self.kept - self.outside))
+
+    @property
+    def total(self) -> int:
+        """What a bar shows: parts and rest."""
+        return self.kept + self.rest
+
+
+def rest_name(ranks: Sequence[RankMemory]) -> str:
+    """What the rest may be called: on a GPU the allocator knows only tensors, on a CPU it is a process's."""
+    return "activations and temporaries" if all(r.kind == "cuda" for r in ranks) else "process: the rest"
+
+
+def shown_parts(ranks: Sequence[RankMemory]) -> list[tuple[str, list[int]]]:
+    """(name, bytes per rank) of the parts and the rest; module buffers only where there are some."""
+    found = [(name, [r.parts[i] for r in ranks]) for i, name in enumerate(PARTS)]
+    kept = [(name, some) for name, some in found if name != "module buffers" or any(some)]
+    return [*kept, (rest_name(ranks), [r.rest for r in ranks])]
+
+
+def columns_and_rows(ranks: Sequence[RankMemory]) -> tuple[list[str], list[list[object]]]:
+    """One row per rank, at most MOST_ROWS."""
+    parts = shown_parts(ranks)
+    started = any(r.start for r in ranks)
+    columns = ["rank", *(name for name, _ in parts), "total", *(["at the start"] if started else [])]
+    rows: list[list[object]] = [
+        [r.rank, *(size(some[i]) for _, some in parts), size(r.total), *([size(r.start)] if started else [])]
+        for i, r in enumerate(ranks[:MOST_ROWS])
+    ]
+    return columns, rows
+
+
+def sentences(ranks: Sequence[RankMemory]) -> list[str]:
+    """What the ranks keep for training, what came on top, and what a folded figure leaves out."""
+    lines = [_kept(ranks), _rest(ranks)]
+    if len(ranks) > MOST_ROWS:
+        totals = [r.total for r in ranks]
+        low, high = (next(r.rank for r in ranks if r.total == x) for x in (min(totals), max(totals)))
+        lines.append(
+            f"the first {MOST_ROWS} of {len(ranks)} ranks are shown; of all: least {size(min(totals))} (rank {low}), "
+            f"median {size(statistics.median(totals))}, most {size(max(totals))} (rank {high})"
+        )
+    return lines
+
+
+def span(some: Sequence[int]) -> str:
+    """`4.0 MiB`, or `3.9 MiB to 4.1 MiB` where ranks differ."""
+    low, high = size(min(some)), size(max(some))
+    return low if low == high else f"{low} to {high}"
+
+
+def _kept(ranks: Sequence[RankMemory]) -> str:
+    parts = [f"{name} {span(some)}" for name, some in shown_parts(ranks)[:-1]]
+    who = "each rank keeps" if len(ranks) > 1 else f"rank {ranks[0].rank} keeps"
+    return f"memory of {counted(len(ranks), 'rank')}: {who} {_span(ranks, lambda r: r.kept)}: {', '.join(parts)}"
+
+
+def _rest(ranks: Sequence[RankMemory]) -> str:
+    since = "the peak since the worker started" if any(r.since_start for r in ranks) else "the peak of the last cell"
+    rest = _span(ranks, lambda r: r.rest)
+    if rest_name(ranks) == "process: the rest":
+        return (
+            f"at {since} the process held {rest} more: activations, temporaries, freed memory that is kept, "
+            f"libraries; Python and torch at the start ({_span(ranks, lambda r: r.start)}) are not drawn"
+        )
+    return f"at {since} {rest} more were allocated: activations and temporaries"
+
+
+def _span(ranks: Sequence[RankMemory], of: Callable[[RankMemory], int]) -> str:
+    return span([of(r) for r in ranks])
