@@ -134,6 +134,14 @@ class DDPMagics(Magics):  # type: ignore[misc]
             raise BadInput(f"there is no step {number}; {steps}")
         return timings(recording, number)
 
+    def _forecast(self, command: Command) -> Any:
+        from nbddp.draw.forecast import forecast
+
+        screen = for_shell(self.shell)
+        found = self.pool.forecast(**command.args, progress=screen.progress)
+        screen.finish([])
+        return forecast(found)
+
     def _stacks(self, command: Command) -> Any:
         from nbddp import stacks
 
