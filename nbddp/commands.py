@@ -25,9 +25,9 @@ from nbddp.options import (
     rank_set,
     split_line,
 )
-from nbddp.trace import units
 from nbddp.trace.cost import ALGORITHMS
 from nbddp.trace.scale import MOST_NODES
+from nbddp.trace.units import delay, speed
 
 __all__ = ["COMMANDS", "Command", "HelpAsked", "complete_command", "overview", "parse_command"]
 
@@ -93,10 +93,10 @@ def _typed(parse: Callable[[str], float]) -> Callable[[str], float]:
 
 def _forecast(parser: Parser) -> None:
     add = parser.add_argument
-    add("--inter-node", type=_typed(units.speed), metavar="SPEED", help="of a node's link to others, such as 25GB/s")
-    add("--intra-node", type=_typed(units.speed), metavar="SPEED", help="of a rank's link within a node; default: "
+    add("--inter-node", type=_typed(speed), metavar="SPEED", help="of a node's link to others, such as 25GB/s")
+    add("--intra-node", type=_typed(speed), metavar="SPEED", help="of a rank's link within a node; default: "
         "as measured")  # fmt: skip
-    add("--latency", type=_typed(units.time), metavar="TIME", help="of a message between nodes, such as 10us")
+    add("--latency", type=_typed(delay), metavar="TIME", help="of a message between nodes, such as 10us")
     add("--ranks-per-node", type=positive, metavar="N", help="default: as the pool has them")
     add("--nodes", type=positive, default=MOST_NODES, metavar="N", help="up to so many (default 1024)")
     add("--strong", action="store_true", help="show the step's parts for a batch that is shared by all ranks")

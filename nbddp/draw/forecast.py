@@ -72,9 +72,10 @@ def _parts(axes: Any, some: Forecast) -> None:
 
 
 def _efficiency(axes: Any, some: Forecast) -> None:
-    for told, colour, dashes, marker, name in (
+    kinds = (
         (some.weak, WEAK, WEAK_DASHES, "o", "weak"), (some.strong, STRONG, STRONG_DASHES, "s", "strong"),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for told, colour, dashes, marker, name in kinds:
         ranks, values = [p.ranks for p in told], [100 * p.efficiency for p in told]
         _line(axes, some, ranks, values, colour, 1.8, dashes, marker=marker, ms=3.6)
         _name(axes, told, colour, name)
@@ -83,9 +84,12 @@ def _efficiency(axes: Any, some: Forecast) -> None:
     axes.set_title("scaling efficiency, against one rank alone", loc="left", size=9)
     axes.grid(axis="y", color=FRAME, lw=1)
     axes.set_axisbelow(True)
+    on = ", extrapolated" if some.weak[-1].ranks > some.extrapolated_from else ""
     lines = [
-        Line2D([], [], color=WEAK, ls=WEAK_DASHES, marker="o", ms=3.6, lw=1.8, label="weak, extrapolated"),
-        Line2D([], [], color=STRONG, ls=STRONG_DASHES, marker="s", ms=3.6, lw=1.8, label="strong, extrapolated"),
+        Line2D([], [], color=WEAK, ls=WEAK_DASHES if on else SOLID, marker="o", ms=3.6, lw=1.8, label=f"weak{on}"),
+        Line2D(
+            [], [], color=STRONG, ls=STRONG_DASHES if on else SOLID, marker="s", ms=3.6, lw=1.8, label=f"strong{on}"
+        ),
     ]
     axes.legend(handles=lines, frameon=False, fontsize=7.5, loc="upper right", ncols=2, handlelength=3)
     _ranks(axes, some)
@@ -96,7 +100,8 @@ def _line(axes: Any, some: Forecast, x: list[int], y: list[float], colour: str, 
     """Solid up to the last measured world size, dashed beyond; both share the point between them."""
     known = sum(r <= some.extrapolated_from for r in x)
     axes.plot(x[:known], y[:known], color=colour, lw=width, ls=SOLID, **more)
-    axes.plot(x[max(0, known - 1) :], y[max(0, known - 1) :], color=colour, lw=width, ls=dashes, **more)
+    if known < len(x):
+        axes.plot(x[max(0, known - 1) :], y[max(0, known - 1) :], color=colour, lw=width, ls=dashes, **more)
 
 
 def _name(axes: Any, told: Sequence[Predicted], colour: str, name: str) -> None:
@@ -108,7 +113,8 @@ def _name(axes: Any, told: Sequence[Predicted], colour: str, name: str) -> None:
 
 def _ranks(axes: Any, some: Forecast) -> None:
     """The axis of ranks, each step a doubling, and where the measured ends."""
-    first, last = some.told[0].ranks, some.told[-1].ranks
+    seen = [*(p.ranks for p in some.told), some.profile.ranks]
+    first, last = min(seen), max(seen)
     axes.set_xscale("log", base=2)
     axes.set_xlim(first / 1.12, last * 1.12)
     ticks = [p.ranks for p in some.told]
@@ -116,7 +122,7 @@ def _ranks(axes: Any, some: Forecast) -> None:
     axes.set_xticks(shown, [f"{t:,}" for t in shown])
     axes.set_xticks([], [], minor=True)
     axes.set_xlabel(f"ranks ({some.ranks_per_node} per node)")
-    if last > some.extrapolated_from:
+    if some.told[-1].ranks > some.extrapolated_from:
         axes.axvline(some.extrapolated_from, ymax=0.84, color=MUTED, lw=0.8)
         axes.annotate("extrapolated →", (some.extrapolated_from, 0.795), (4, 0), xycoords=("data", "axes fraction"),
                       textcoords="offset points", size=7.5, color=INK, va="center")  # fmt: skip

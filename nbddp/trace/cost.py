@@ -27,7 +27,8 @@ from dataclasses import dataclass
 
 from nbddp.trace.measured import Measured
 
-ALIKE = 0.02  # fits whose errors differ by less than this are not told apart
+ALIKE = 1.25  # fits whose root mean square errors differ by less than this factor are not told apart
+SPOILT, NOISE = 2.0, 0.05  # a common fit may be so much worse than that of one world size, or so bad in any case
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,15 @@ def hierarchical(
 class Fit:
     """A link that explains measured collectives by one algorithm.
 
-    error: the median of |predicted / measured - 1|; worst: the largest. ranks: the world sizes it was fitted on.
+    error: the median of |predicted / measured - 1|; worst: the largest; rms: the root of their mean square.
+    ranks: the world sizes it was fitted on.
     """
 
     algorithm: str
     link: Link
     error: float
     worst: float
+    rms: float
     points: int
     ranks: tuple[int, ...]
 
@@ -130,8 +133,9 @@ def _fit(algorithm: str, known: Sequence[Measured]) -> Fit:
     latency, inverse = _least_squares(rows)
     errors = [abs(a * latency + b * inverse - 1) for a, b in rows]
     link = Link(latency, 1 / inverse if inverse > 0 else math.inf)
+    rms = math.sqrt(statistics.fmean(e * e for e in errors))
     ranks = tuple(sorted({m.ranks for m in known}))
-    return Fit(algorithm, link, statistics.median(errors), max(errors), len(rows), ranks)
+    return Fit(algorithm, link, statistics.median(errors), max(errors), rms, len(rows), ranks)
 
 
 def _least_squares(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -152,8 +156,19 @@ def _least_squares(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def better(fits: Mapping[str, Fit]) -> tuple[Fit, bool]:
-    """The fit of least error, and whether the data decide it. If not, as on a single world size, where every algorithm
-    is some latency and some bandwidth, the first of ALGORITHMS that is as good as any: ring."""
-    least = min(f.error for f in fits.values())
-    as_good = [f for f in fits.values() if f.error <= least + ALIKE]
+    """The fit of least squares, and whether the data decide it. If not, as on a single world size, where every
+    algorithm is some latency and some bandwidth, the first of ALGORITHMS that is as good as any: ring."""
+    least = min(f.rms for f in fits.values())
+    as_good = [f for f in fits.values() if f.rms <= ALIKE * least + 1e-6]
     return as_good[0], len(as_good) == 1
+
+
+def together(measured: Sequence[Measured], ranks: int) -> list[Measured]:
+    """Of the measured collectives those that one link explains: all of them, or, where those on other world sizes spoil
+    the fit of those on `ranks`, as they do where ranks share cores by turns, those on `ranks` alone.
+
+    Raises ValueError as `fit` does if there are too few on `ranks`.
+    """
+    here = [m for m in measured if m.ranks == ranks]
+    alone, mixed = (min(f.rms for f in fit(some).values()) for some in (here, measured))
+    return list(measured) if mixed <= max(SPOILT * alone, NOISE) else here

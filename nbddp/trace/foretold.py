@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nbddp.topology import counted
 from nbddp.trace.cost import Fit, Link
 from nbddp.trace.scale import Forecast
-from nbddp.trace.words import bandwidth
 
 COLUMNS = (
     "nodes", "ranks", "weak: step", "exposed", "efficiency", "strong: step", "exposed", "efficiency", "known by",
@@ -22,10 +23,17 @@ def duration(seconds: float) -> str:
     return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
 
 
+def speed(bytes_per_second: float) -> str:
+    """`25.0 GB/s`, `125 MB/s`."""
+    if bytes_per_second == float("inf"):
+        return "too high to be seen"
+    value, unit = (bytes_per_second / 1e9, "GB/s") if bytes_per_second >= 0.9995e9 else (bytes_per_second / 1e6, "MB/s")
+    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
+
+
 def link(some: Link) -> str:
     """`latency 52.0 µs, bandwidth 1.20 GB/s`."""
-    speed = bandwidth(some.bandwidth) if some.bandwidth != float("inf") else "too high to be seen"
-    return f"latency {duration(some.latency)}, bandwidth {speed}"
+    return f"latency {duration(some.latency)}, bandwidth {speed(some.bandwidth)}"
 
 
 def percent(share: float) -> str:
@@ -76,9 +84,16 @@ def _recorded(some: Forecast) -> str:
 
 
 def _fitted(some: Forecast) -> str:
-    *first, last = map(str, some.chosen.ranks)
-    worlds = f"{', '.join(first)} and {last}" if first else last
-    return f"fitted to {counted(some.chosen.points, 'measured all-reduce')} on {worlds} ranks:"
+    said = f"fitted to {counted(some.chosen.points, 'measured all-reduce')} on {_worlds(some.chosen.ranks)} ranks"
+    if some.left_out:
+        said += f"; those on {_worlds(some.left_out)} ranks do not fit beside them and are left out"
+    return f"{said}:"
+
+
+def _worlds(ranks: Sequence[int]) -> str:
+    """`2, 4 and 8`."""
+    *first, last = map(str, ranks)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _fit(fit: Fit) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from nbddp.trace.cost import Fit, Link, better, fit, hierarchical, seconds
+from nbddp.trace.cost import Fit, Link, better, fit, hierarchical, seconds, together
 from nbddp.trace.measured import Measured
 from nbddp.trace.steps import Recording, Step
 from nbddp.trace.waiting import typical
@@ -114,6 +114,7 @@ class Forecast:
     collectives were measured: what lies beyond is extrapolated.
 
     decided: whether the algorithm follows from what was measured or was asked for; why: which of them.
+    left_out: world sizes that were measured but do not fit beside the recorded one.
     here: the model's own answer for the step that was recorded. about: whether weak or strong scaling was asked for.
     """
 
@@ -121,6 +122,7 @@ class Forecast:
     number: int
     profile: Profile
     fits: tuple[Fit, ...]
+    left_out: tuple[int, ...]
     chosen: Fit
     decided: bool
     why: str
@@ -167,19 +169,23 @@ def forecast(
     nodes: int = MOST_NODES,
     strong: bool = False,
     algorithm: str | None = None,
+    world_size: int | None = None,
 ) -> Forecast:
     """The recording's typical step on 1, 2, 4, … `nodes` nodes.
 
     inter_node, intra_node: bytes per second of a node's link to others, and of a rank's within a node; latency:
-    seconds of a message between nodes. What is not given is as measured here. Raises ValueError if nothing can be
+    seconds of a message between nodes. What is not given is as measured here. world_size: on which collectives were
+    surely measured; default: as recorded. Raises ValueError if nothing can be
     fitted to `measured`, or the recording has no step that every rank took.
     """
     number = typical(recording)
     if number is None:
         raise ValueError("no step was recorded on every rank")
     what = profile(recording, number)
-    fits = fit(measured)
+    used = together(measured, world_size or what.ranks)
+    fits = fit(used)
     chosen, decided = better(fits)
+    left_out = tuple(sorted({m.ranks for m in measured} - {m.ranks for m in used}))
     why = "which fits better"
     if algorithm is not None:
         chosen, decided, why = fits[algorithm], True, "as asked for"
@@ -203,7 +209,7 @@ def forecast(
     as_measured = Link(found.latency, found.bandwidth)
     here = predict(what, what.ranks, lambda count: seconds(name, "all_reduce", what.ranks, count, as_measured))
     return Forecast(
-        recording.model, number, what, tuple(fits.values()), chosen, decided, why,
+        recording.model, number, what, tuple(fits.values()), left_out, chosen, decided, why,
         intra, inter, per_node, here, scaled(False), scaled(True), "strong" if strong else "weak",
         max(chosen.ranks), _assumed(what, per_node, inter_node, latency),
     )  # fmt: skip

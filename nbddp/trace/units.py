@@ -33,7 +33,7 @@ def _speed_advice(text: str) -> str:
     return f"{text} is not a speed; type a number with its unit, such as 25GB/s, 200Gb/s, 800MB/s or 12GiB/s"
 
 
-def time(text: str) -> float:
+def delay(text: str) -> float:
     """`10us` → 1e-5 seconds; ns, us or µs, ms, s. Raises ValueError with a sentence that says what to type."""
     found = _TIME.fullmatch(text)
     if found is not None:

@@ -1,14 +1,15 @@
 """Is the forecast right? Latency and bandwidth are fitted on 2 ranks, the step of 4 is predicted, and then measured.
 
-Run by hand: `python tests/benchmarks/forecast.py [--rounds 12]`. One run on one pool of four: the 2-rank all-reduces are
-those of the group of ranks 0 and 1, while 2 and 3 wait in a barrier without using a core; rounds of all
-parts alternate, so that whatever else the machine does meets each of them.
+Run by hand: `python tests/benchmarks/forecast.py [--rounds 12]`. One run on one pool of four: the 2-rank all-reduces
+are those of the group of ranks 0 and 1, while 2 and 3 wait in a barrier without using a core; rounds of
+all parts alternate, so that whatever else the machine does meets each of them.
 
 Two things are particular to ranks that share the cores of one machine, and are accounted for:
 - What 4 ranks compute in a step is measured on 4 ranks without communication: the same model with a communication hook
   that sends nothing, so that DDP's copies into buckets are in it.
 - gloo moves bytes with the cores. Where n ranks share c cores each has c/n of one, so the link fitted on 2 ranks is
-  shared by max(1, 4/c) / max(1, 2/c) (`Link.shared`), and communication is not hidden: it takes the cores from backward.
+  shared by max(1, 4/c) / max(1, 2/c) (`Link.shared`), and communication is not hidden: it takes the cores from
+  backward.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def nothing(state, bucket):
     return future
 def build():
     torch.manual_seed(0)
-    return DDP(torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)]), gradient_as_bucket_view=True)
+    net = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)])
+    return DDP(net, gradient_as_bucket_view=True)
 model, mute = build(), build()
 mute.register_comm_hook(None, nothing)
 x = torch.randn(batch, width)
