@@ -373,6 +373,12 @@ def test_figure_of_any_shape_is_drawn(per_node: int, nodes: int, strong: bool) -
     assert left.get_xscale() == right.get_xscale() == "log"
 
 
+def test_names_at_the_ends_of_lines_do_not_cover_each_other() -> None:
+    right = draw(foretell(nodes=1, ranks_per_node=8)).figure.axes[1]
+    heights = sorted(t.xy[1] for t in right.texts)
+    assert heights[1] - heights[0] >= 8
+
+
 @pytest.mark.parametrize(
     ("seconds_", "said"),
     [(0, "0 ms"), (4.2e-7, "0.42 µs"), (52e-6, "52.0 µs"), (0.0123, "12.3 ms"), (0.9996, "1.00 s")],

@@ -60,7 +60,7 @@ HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = [
     "nbddp", "nbddp.errors", "nbddp.topology", "nbddp.environment", "nbddp.options", "nbddp.commands",
     "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
-    "nbddp.run.cell", "nbddp.agent.lines",
+    "nbddp.run.cell", "nbddp.agent.lines", "nbddp.trace.ring", "nbddp.trace.foretold",
 ]  # fmt: skip
 
 

@@ -75,10 +75,10 @@ def _efficiency(axes: Any, some: Forecast) -> None:
     kinds = (
         (some.weak, WEAK, WEAK_DASHES, "o", "weak"), (some.strong, STRONG, STRONG_DASHES, "s", "strong"),
     )  # fmt: skip
-    for told, colour, dashes, marker, name in kinds:
+    for told, colour, dashes, marker, _ in kinds:
         ranks, values = [p.ranks for p in told], [100 * p.efficiency for p in told]
         _line(axes, some, ranks, values, colour, 1.8, dashes, marker=marker, ms=3.6)
-        _name(axes, told, colour, name)
+    _names(axes, [(some.weak, WEAK, "weak"), (some.strong, STRONG, "strong")])
     axes.set_ylim(0, 136)
     axes.set_yticks(range(0, 101, 20), [f"{v} %" for v in range(0, 101, 20)])
     axes.set_title("scaling efficiency, against one rank alone", loc="left", size=9)
@@ -104,11 +104,15 @@ def _line(axes: Any, some: Forecast, x: list[int], y: list[float], colour: str, 
         axes.plot(x[max(0, known - 1) :], y[max(0, known - 1) :], color=colour, lw=width, ls=dashes, **more)
 
 
-def _name(axes: Any, told: Sequence[Predicted], colour: str, name: str) -> None:
-    """Say what the line ends at, at its end."""
-    last = told[-1]
-    axes.annotate(f"{name} {percent(last.efficiency)}", (last.ranks, 100 * last.efficiency), (5, 0), color=colour,
-                  textcoords="offset points", va="center", size=7.5, annotation_clip=False)  # fmt: skip
+def _names(axes: Any, lines: Sequence[tuple[Sequence[Predicted], str, str]]) -> None:
+    """Say at each line's end which it is and where it ends, the lower ones at least a line of text apart."""
+    floor = 3.0  # percent; above the axis
+    for told, colour, name in sorted(lines, key=lambda line: line[0][-1].efficiency):
+        last = told[-1]
+        at = max(100 * last.efficiency, floor)
+        axes.annotate(f"{name} {percent(last.efficiency)}", (last.ranks, at), (7, 0), color=colour,
+                      textcoords="offset points", va="center", size=7.5, annotation_clip=False)  # fmt: skip
+        floor = at + 8
 
 
 def _ranks(axes: Any, some: Forecast) -> None:

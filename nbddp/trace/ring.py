@@ -47,7 +47,8 @@ def simulate(count: float, links: Sequence[Link], starts: Sequence[float] | None
     """All-reduce `count` bytes on `len(links)` ranks.
 
     links[r] leads from rank r to rank r + 1; it carries one message at a time. starts[r] is when rank r calls the
-    all-reduce, in seconds; it neither sends nor adds before.
+    all-reduce, in seconds; its link carries nothing before, and
+    what reaches it earlier waits there.
     """
     n = len(links)
     begin = list(starts) if starts is not None else [0.0] * n
@@ -68,7 +69,7 @@ def simulate(count: float, links: Sequence[Link], starts: Sequence[float] | None
         end = start + link.latency + count / n / link.bandwidth
         sent[rank], free[rank] = step + 1, end
         message = Message(rank, step, chunk, count / n, start, end, held[rank][chunk])
-        heapq.heappush(events, (max(end, begin[(rank + 1) % n]), rank, step, message))
+        heapq.heappush(events, (end, rank, step, message))
         heapq.heappush(events, (end, rank, step + 2 * n, None))
 
     def arrive(message: Message) -> int:
