@@ -47,8 +47,7 @@ def simulate(count: float, links: Sequence[Link], starts: Sequence[float] | None
     """All-reduce `count` bytes on `len(links)` ranks.
 
     links[r] leads from rank r to rank r + 1; it carries one message at a time. starts[r] is when rank r calls the
-    all-reduce, in seconds; its link carries nothing before, and
-    what reaches it earlier waits there.
+    all-reduce, in seconds; its link carries nothing before, and what reaches it earlier waits there.
     """
     n = len(links)
     begin = list(starts) if starts is not None else [0.0] * n
