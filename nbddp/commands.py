@@ -5,6 +5,7 @@ Pure: no IPython, no torch.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ from nbddp.options import (
     workers_per_node,
 )
 from nbddp.topology import Topology, planned
+from nbddp.trace.cost import ALGORITHMS
+from nbddp.trace.scale import MOST_NODES
+from nbddp.trace.units import delay, speed
 
 __all__ = ["COMMANDS", "Command", "HelpAsked", "complete_command", "overview", "parse_command", "planned_layout"]
 
@@ -40,6 +44,7 @@ COMMANDS: dict[str, str] = {
     "timings": "figure and table of DDP's last steps: what each rank computed, sent and waited for",
     "compare": "are the ranks' copies of a name equal? checksums, norms and largest differences",
     "memory": "figure and table of each rank's memory: parameters, gradients, optimizer state, buckets, peak",
+    "forecast": "step time and scaling efficiency on more nodes, from measured collectives and the last steps",
     "stacks": "where every rank is: its line, its collective, whom it waits for, its stack",
     "log": "the whole output of a rank in the last run, or where it is",
     "help": "this text",
@@ -94,6 +99,34 @@ ARGUMENTS: dict[str, Callable[[Parser], None]] = {
     "start": pool_options, "restart": _restart, "push": _names, "pull": _names, "log": _log, "timings": _timings,
     "topology": _topology,
     "compare": _names,
+
+def _typed(parse: Callable[[str], float]) -> Callable[[str], float]:
+    """A quantity with its unit, for argparse."""
+
+    def quantity(text: str) -> float:
+        try:
+            return parse(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
+
+    return quantity
+
+
+def _forecast(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--inter-node", type=_typed(speed), metavar="SPEED", help="of a node's link to others, such as 25GB/s")
+    add("--intra-node", type=_typed(speed), metavar="SPEED", help="of a rank's link within a node; default: "
+        "as measured")  # fmt: skip
+    add("--latency", type=_typed(delay), metavar="TIME", help="of a message between nodes, such as 10us")
+    add("--ranks-per-node", type=positive, metavar="N", help="default: as the pool has them")
+    add("--nodes", type=positive, default=MOST_NODES, metavar="N", help="up to so many (default 1024)")
+    add("--strong", action="store_true", help="show the step's parts for a batch that is shared by all ranks")
+    add("--algorithm", choices=ALGORITHMS, help="of the all-reduce; default: the one that fits better")
+
+
+ARGUMENTS: dict[str, Callable[[Parser], None]] = {
+    "start": pool_options, "restart": _restart, "push": _names, "pull": _names, "log": _log, "timings": _timings,
+    "forecast": _forecast,
 }  # fmt: skip
 
 

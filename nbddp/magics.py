@@ -161,6 +161,14 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _compare(self, command: Command) -> Any:
         return self.pool.compare(*command.args["names"], ranks=command.args["ranks"])
 
+    def _forecast(self, command: Command) -> Any:
+        from nbddp.draw.forecast import forecast
+
+        screen = for_shell(self.shell)
+        found = self.pool.forecast(**command.args, progress=screen.progress)
+        screen.finish([])
+        return forecast(found)
+
     def _stacks(self, command: Command) -> Any:
         from nbddp import stacks
 

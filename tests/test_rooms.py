@@ -39,6 +39,11 @@ STOREYS = [
         "worker.memory",
         "draw.compared",
         "worker.digests",
+        "trace.units",
+        "trace.cost",
+        "trace.ring",
+        "trace.scale",
+        "trace.foretold",
         "agent.identity",
         "worker.release",
         "worker.check",
@@ -67,7 +72,7 @@ HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = [
     "nbddp", "nbddp.errors", "nbddp.machine", "nbddp.topology", "nbddp.environment", "nbddp.options", "nbddp.commands",
     "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
-    "nbddp.run.cell", "nbddp.agent.lines",
+    "nbddp.run.cell", "nbddp.agent.lines", "nbddp.trace.ring", "nbddp.trace.foretold",
 ]  # fmt: skip
 
 

@@ -28,14 +28,17 @@ from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunHung, WorkerFai
 from nbddp.options import LaunchSpec
 from nbddp.pool import requests
 from nbddp.pool.compare import compare
+from nbddp.pool.outlook import foresee
 from nbddp.pool.stop import uninterrupted
 from nbddp.run import report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
 from nbddp.trace.align import Clock, Ping, aligned, clock
+from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
 from nbddp.trace.merge import Collective, Merged, RankTrace, merge
+from nbddp.trace.scale import Forecast
 from nbddp.trace.steps import Recording, step_from
 from nbddp.values import RankValues, check_ranks
 from nbddp.worker import kept, values
@@ -89,6 +92,7 @@ class Pool:
         self.workers: dict[int, Living] = {}
         self.current: Run | None = None
         self.last_run: Run | None = None
+        self.measured: list[Measured] = []  # collectives that were measured on these devices
         self._cluster: Any = None
         self._wire: Any = None
         self._runs = itertools.count(1)
@@ -136,6 +140,8 @@ class Pool:
             with uninterrupted():
                 self._start_cluster(progress)
         notes = self._match(topology, visible, fresh=spec.fresh, progress=progress)
+        if self.topology and any(w.devices for w in topology.workers) != any(w.devices for w in self.topology.workers):
+            self.measured = []
         if topology != self.topology:
             self._group_broken = self._group_broken or bool(self.topology)
         self.topology, self.visible, self.spec = topology, visible, replace(merged, visible=visible)
@@ -653,6 +659,16 @@ class Pool:
             return {r: e.buffers for r, e in run.ended.items()}
 
         return compare(names, chosen, ask)
+
+    def forecast(self, **asked: Any) -> Forecast:
+        """The last recorded step on more nodes, by the α–β model of `nbddp.trace.cost`.
+
+        inter_node, intra_node: `25GB/s` or bytes per second; latency: `10us` or seconds, between nodes;
+        ranks_per_node, nodes (1024), strong (False), algorithm (`ring`, `tree` or `binomial`), progress. Links that
+        are not given are as measured: all-reduces are measured now if none were on this number of ranks.
+        Raises BadInput if no step has been recorded, or for what cannot be.
+        """
+        return foresee(self, **asked)
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""

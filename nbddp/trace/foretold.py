@@ -1,0 +1,126 @@
+"""What a forecast says, in words and rows: the same for a figure's text and a test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbddp.topology import counted
+from nbddp.trace.cost import Fit, Link
+from nbddp.trace.scale import Forecast
+
+COLUMNS = (
+    "nodes", "ranks", "weak: step", "exposed", "efficiency", "strong: step", "exposed", "efficiency", "known by",
+)  # fmt: skip
+
+
+def duration(seconds: float) -> str:
+    """Three digits: `412 µs`, `12.3 ms`, `1.23 s`."""
+    if not seconds:
+        return "0 ms"
+    value, unit = next(
+        ((seconds * by, u) for by, u in ((1.0, "s"), (1e3, "ms")) if seconds * by >= 0.9995), (seconds * 1e6, "µs")
+    )
+    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
+
+
+def speed(bytes_per_second: float) -> str:
+    """`25.0 GB/s`, `125 MB/s`."""
+    if bytes_per_second == float("inf"):
+        return "too high to be seen"
+    value, unit = (bytes_per_second / 1e9, "GB/s") if bytes_per_second >= 0.9995e9 else (bytes_per_second / 1e6, "MB/s")
+    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
+
+
+def link(some: Link) -> str:
+    """`latency 52.0 µs, bandwidth 1.20 GB/s`."""
+    return f"latency {duration(some.latency)}, bandwidth {speed(some.bandwidth)}"
+
+
+def percent(share: float) -> str:
+    """`94 %`, `0.4 %`, `<0.1 %`."""
+    value = 100 * share
+    if 0 < value < 0.1:
+        return "<0.1 %"
+    return f"{value:.1f} %" if 0 < value < 9.95 else f"{value:.0f} %"
+
+
+def rows(some: Forecast) -> list[tuple[object, ...]]:
+    """One row per number of nodes, under COLUMNS."""
+    pairs = zip(some.whole_nodes(some.weak), some.whole_nodes(some.strong), strict=True)
+    return [
+        (
+            weak.nodes, weak.ranks, duration(weak.step), duration(weak.exposed), percent(weak.efficiency),
+            duration(strong.step), duration(strong.exposed), percent(strong.efficiency),
+            "extrapolated" if weak.ranks > some.extrapolated_from else "fitted",
+        )
+        for weak, strong in pairs
+    ]  # fmt: skip
+
+
+def sentences(some: Forecast) -> list[str]:
+    """What the forecast rests on and what it finds; the assumptions last."""
+    return [
+        _recorded(some),
+        _fitted(some),
+        *(f"  {_fit(f)}" for f in some.fits),
+        _choice(some),
+        f"within a node: {link(some.intra)}; between nodes: {link(some.inter)}",
+        knee(some),
+        _beyond(some),
+        "",
+        "Assumed:",
+        *some.assumed,
+    ]
+
+
+def _recorded(some: Forecast) -> str:
+    what = some.profile
+    off = round(100 * (some.here.step / what.measured - 1))
+    error = f"{abs(off)} % {'more' if off > 0 else 'less'}" if off else "the same"
+    return (
+        f"recorded on {counted(what.ranks, 'rank')}: {duration(what.measured)}; the model gives "
+        f"{duration(some.here.step)} for it, {error}"
+    )
+
+
+def _fitted(some: Forecast) -> str:
+    said = f"fitted to {counted(some.chosen.points, 'measured all-reduce')} on {_worlds(some.chosen.ranks)} ranks"
+    if some.left_out:
+        said += f"; those on {_worlds(some.left_out)} ranks do not fit beside them and are left out"
+    return f"{said}:"
+
+
+def _worlds(ranks: Sequence[int]) -> str:
+    """`2, 4 and 8`."""
+    *first, last = map(str, ranks)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _fit(fit: Fit) -> str:
+    return f"{fit.algorithm}: {link(fit.link)} (error {percent(fit.error)}, at most {percent(fit.worst)})"
+
+
+def _choice(some: Forecast) -> str:
+    if some.decided:
+        return f"forecast with {some.algorithm}, {some.why}"
+    return (
+        f"forecast with {some.algorithm}; the measurements do not tell the algorithms apart: measure on another number "
+        "of ranks too, or choose with --algorithm"
+    )
+
+
+def knee(some: Forecast) -> str:
+    """From how many nodes on waiting for the network is most of the step."""
+    found, nodes = some.knee(), some.whole_nodes(some.told)
+    most = "more than half of the step is exposed communication"
+    if found is None:
+        end = f"up to {counted(nodes[-1].nodes, 'node')}"
+        return f"{end} no more than half of the step is exposed communication ({some.about} scaling)"
+    if found is nodes[0]:
+        return f"already on 1 node {most} ({some.about} scaling)"
+    before = nodes[nodes.index(found) - 1].nodes
+    return f"beyond {counted(before, 'node')} {most} ({some.about} scaling)"
+
+
+def _beyond(some: Forecast) -> str:
+    return f"everything beyond {counted(some.extrapolated_from, 'rank')} is extrapolated"

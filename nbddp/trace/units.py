@@ -1,0 +1,43 @@
+"""Speeds and times as people type them: `25GB/s`, `200Gb/s`, `10us`."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_NUMBER = r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*"
+_SPEED = re.compile(_NUMBER + r"(?:([kKMGT])(i?))?([Bb]|bit)(?:/s|ps)\s*")
+_TIME = re.compile(_NUMBER + r"(ns|us|µs|μs|ms|s)\s*")
+_PREFIX = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}  # two letters look like µ
+
+
+def speed(text: str) -> float:
+    """`25GB/s` → 25e9 bytes per second; `Gb/s` are bits, `GiB/s` powers of 1024. Raises ValueError with a sentence that
+    says what to type."""
+    found = _SPEED.fullmatch(text)
+    if found is None:
+        raise ValueError(_speed_advice(text))
+    number, prefix, binary, unit = found.groups()
+    value: float = float(number) * (1024 if binary else 1000) ** _PREFIX[(prefix or "").upper()]
+    if not 0 < value < math.inf:
+        raise ValueError(f"{text} is no speed of a link; type a positive one, such as 25GB/s")
+    return value if unit == "B" else value / 8
+
+
+def _speed_advice(text: str) -> str:
+    if re.fullmatch(_NUMBER, text):
+        return f"{text} has no unit; type {text.strip()}GB/s for bytes or {text.strip()}Gb/s for bits per second"
+    if _SPEED.fullmatch(text.replace("g", "G").replace("m", "M").replace("t", "T")):
+        return f"{text} has a small prefix; type GB/s for bytes or Gb/s for bits per second, as in 25GB/s"
+    return f"{text} is not a speed; type a number with its unit, such as 25GB/s, 200Gb/s, 800MB/s or 12GiB/s"
+
+
+def delay(text: str) -> float:
+    """`10us` → 1e-5 seconds; ns, us or µs, ms, s. Raises ValueError with a sentence that says what to type."""
+    found = _TIME.fullmatch(text)
+    if found is not None:
+        return float(found[1]) * _SECONDS[found[2]]
+    if re.fullmatch(_NUMBER, text):
+        raise ValueError(f"{text} has no unit; type {text.strip()}us for microseconds, or ns, ms")
+    raise ValueError(f"{text} is not a time; type a number with its unit, such as 10us, 800ns or 0.1ms")
