@@ -29,7 +29,8 @@ from nbddp.options import (
 from nbddp.topology import Topology, planned
 from nbddp.trace.cost import ALGORITHMS
 from nbddp.trace.scale import MOST_NODES
-from nbddp.trace.units import delay, speed
+from nbddp.trace.units import amount, delay, speed
+from nbddp.trace.waiting import BUS_FACTOR
 
 __all__ = ["COMMANDS", "Command", "HelpAsked", "complete_command", "overview", "parse_command", "planned_layout"]
 
@@ -45,6 +46,7 @@ COMMANDS: dict[str, str] = {
     "compare": "are the ranks' copies of a name equal? checksums, norms and largest differences",
     "memory": "figure and table of each rank's memory: parameters, gradients, optimizer state, buckets, peak",
     "forecast": "step time and scaling efficiency on more nodes, from measured collectives and the last steps",
+    "bench": "nccl-tests in a cell: time and bandwidth of collectives by size, results checked",
     "stacks": "where every rank is: its line, its collective, whom it waits for, its stack",
     "log": "the whole output of a rank in the last run, or where it is",
     "help": "this text",
@@ -95,10 +97,6 @@ def _topology(parser: Parser) -> None:
 
 PLAN = ("nnodes", "gpus_per_node", "gpus_per_proc", "nproc", "oversubscribe")
 
-ARGUMENTS: dict[str, Callable[[Parser], None]] = {
-    "start": pool_options, "restart": _restart, "push": _names, "pull": _names, "log": _log, "timings": _timings,
-    "topology": _topology,
-    "compare": _names,
 
 def _typed(parse: Callable[[str], float]) -> Callable[[str], float]:
     """A quantity with its unit, for argparse."""
@@ -124,9 +122,28 @@ def _forecast(parser: Parser) -> None:
     add("--algorithm", choices=ALGORITHMS, help="of the all-reduce; default: the one that fits better")
 
 
+def _collective(text: str) -> str:
+    if text not in BUS_FACTOR:
+        near = difflib.get_close_matches(text, BUS_FACTOR, n=1, cutoff=0.5)
+        advice = f"did you mean {near[0]}?" if near else f"use {', '.join(BUS_FACTOR)}"
+        raise argparse.ArgumentTypeError(f"there is no collective {text}; {advice}")
+    return text
+
+
+def _bench(parser: Parser) -> None:
+    add = parser.add_argument
+    add("collectives", nargs="*", type=_collective, metavar="COLLECTIVE",
+        help=f"{', '.join(BUS_FACTOR)}; default: all_reduce")  # fmt: skip
+    add("--min", dest="smallest", type=_typed(amount), default=1 << 10, metavar="SIZE", help="default 1KiB")
+    add("--max", dest="largest", type=_typed(amount), default=64 << 20, metavar="SIZE", help="default 64MiB")
+    add("--factor", type=positive, default=4, metavar="K", help="from one size to the next (default 4)")
+    add("--repeat", type=positive, default=12, metavar="N", help="times a size is measured, fewer if it is slow")
+    add("--warmup", type=positive, default=3, metavar="N", help="calls before that (default 3)")
+
+
 ARGUMENTS: dict[str, Callable[[Parser], None]] = {
     "start": pool_options, "restart": _restart, "push": _names, "pull": _names, "log": _log, "timings": _timings,
-    "forecast": _forecast,
+    "topology": _topology, "compare": _names, "bench": _bench, "forecast": _forecast,
 }  # fmt: skip
 
 

@@ -169,6 +169,22 @@ class DDPMagics(Magics):  # type: ignore[misc]
         screen.finish([])
         return forecast(found)
 
+    def _bench(self, command: Command) -> Any:
+        from nbddp.draw.bench import bench
+        from nbddp.pool.bench import sizes
+
+        asked = command.args
+        screen = for_shell(self.shell)
+        screen.start()
+        try:
+            found = self.pool.bench(
+                asked["collectives"] or ["all_reduce"], sizes(asked["smallest"], asked["largest"], asked["factor"]),
+                repeat=asked["repeat"], warmup=asked["warmup"], progress=screen.progress,
+            )  # fmt: skip
+        finally:
+            screen.finish([])
+        return bench(found)
+
     def _stacks(self, command: Command) -> Any:
         from nbddp import stacks
 

@@ -45,7 +45,7 @@ def report(compared: Sequence[Compared]) -> Report:
     columns, rows = _columns(found, references), [_row(c, d, len(compared), references) for c, d in found[:MOST_ROWS]]
     left = len(found) - len(rows)
     words = "\n".join(c.words() for c in compared)
-    return Report(columns, rows, words, tuple(compared), f"and {left} more" if left else "")
+    return Report(columns, rows, words, compared=tuple(compared), more=f"and {left} more" if left else "")
 
 
 def _columns(found: Sequence[tuple[Compared, Difference]], references: set[int]) -> list[str]:

@@ -63,8 +63,7 @@ def _measured(pool: Pool, largest: int, progress: Callable[[str], None]) -> list
     if len(sizes) < 2 or max(sizes) < largest / 2:
         progress(f"measuring all-reduces on {size} ranks, once")
         top = max(LEAST, (max(largest, 1) - 1).bit_length())
-        found = pool.bench("all_reduce", [1 << k for k in range(10, top + 1)])  # type: ignore[attr-defined]
-        pool.measured += [m for m in found if m not in pool.measured]
+        pool.bench("all_reduce", [1 << k for k in range(10, top + 1)], progress=progress)
     return [m for m in pool.measured if m.collective == "all_reduce"]
 
 

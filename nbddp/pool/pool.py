@@ -26,20 +26,19 @@ from nbddp.agent.hardware import loopback_name
 from nbddp.draw.compared import Report
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunHung, WorkerFailed
 from nbddp.options import LaunchSpec
-from nbddp.pool import requests
-from nbddp.pool.compare import compare
+from nbddp.pool import looks, requests
+from nbddp.pool.bench import REPEAT, WARMUP
 from nbddp.pool.outlook import foresee
 from nbddp.pool.stop import uninterrupted
 from nbddp.run import report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
-from nbddp.trace.align import Clock, Ping, aligned, clock
 from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
-from nbddp.trace.merge import Collective, Merged, RankTrace, merge
+from nbddp.trace.merge import Merged
 from nbddp.trace.scale import Forecast
-from nbddp.trace.steps import Recording, step_from
+from nbddp.trace.steps import Recording
 from nbddp.values import RankValues, check_ranks
 from nbddp.worker import kept, values
 
@@ -578,71 +577,39 @@ class Pool:
         self._need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         buffers = [_packed(value, name) for name, value in names.items()]
-        self._run(chosen, {"op": "push", "names": list(names)}, buffers=buffers, screen=Silent(), state="push")
+        self.answers("push", chosen, buffers, names=list(names))
 
     def pull(self, names: Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues]:
         """Fetch names from the ranks. Raises BadInput if a rank does not have one."""
         self._need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
-        run = self._run(chosen, {"op": "pull", "names": list(names)}, screen=Silent(), state="pull")
+        answers = self.answers("pull", chosen, names=list(names))
         found = {}
         for i, name in enumerate(names):
-            lacking = [r for r, e in run.ended.items() if not e.buffers[i]]
+            lacking = [r for r, answer in answers.items() if not answer[i]]
             if lacking:
                 raise BadInput(
                     f"there is no name {name} on {rank_words(lacking)}; a %%ddp cell that assigns it makes one"
                 )
-            found[name] = RankValues({r: values.unpack(e.buffers[i]) for r, e in run.ended.items()})
+            found[name] = RankValues({r: values.unpack(answer[i]) for r, answer in answers.items()})
         return found
+
+    # -- what the ranks have recorded, hold and can do (`nbddp.pool.looks`) ---------------------
 
     def timings(self) -> Recording:
         """The DDP steps of the last run that took some. Raises BadInput if no run has."""
-        self._need_running()
-        run = self._run(tuple(range(self.world_size)), {"op": "timings"}, screen=Silent(), state="timings")
-        found = {r: values.unpack(e.buffers[0]) for r, e in run.ended.items()}
-        steps = {r: [step_from(s) for s in f["steps"]] for r, f in found.items() if f["steps"]}
-        if not steps:
-            raise BadInput("no step of a DistributedDataParallel has been recorded; train in a %%ddp cell first")
-        recording = Recording(steps, model=next(f["model"] for f in found.values() if f["model"]))
-        return aligned(recording, self._clocks())
+        return looks.timings(self)
 
     def trace(self) -> Merged:
         """The traces of the last cell that was run with `trace`, merged. Raises BadInput if there is none.
 
         Ranks that have been replaced since are missing, and are told in `missing`.
         """
-        self._need_running()
-        run = self._run(tuple(range(self.world_size)), {"op": "trace"}, screen=Silent(), state="trace")
-        found = {r: values.unpack(e.buffers[0]) for r, e in run.ended.items()}
-        traces = {
-            r: RankTrace(
-                t["events"], t["base"], t["shift"], t["pid"], self.node_of(r),
-                [Collective(**c) for c in t["collectives"]],
-            )
-            for r, t in found.items() if t
-        }  # fmt: skip
-        if not traces:
-            raise BadInput("no cell has been traced on these workers; %%ddp --trace traces one")
-        merged = merge(traces, self._clocks())
-        merged.missing = sorted(set(found) - set(traces))
-        return merged
-
-    def _clocks(self) -> dict[int, Clock]:
-        """Each rank's clock against rank 0's; empty where all ranks are on one machine, which has one clock."""
-        if len({n.host for n in self.placed().nodes}) < 2:
-            return {}
-        run = self._run(tuple(range(self.world_size)), {"op": "clocks"}, screen=Silent(), state="clocks")
-        pings = values.unpack(run.ended[0].buffers[0])
-        return {0: Clock(), **{r: clock([Ping(*p) for p in some]) for r, some in pings.items()}}
+        return looks.trace(self)
 
     def memory(self) -> list[RankMemory]:
         """Where each rank's memory is (`nbddp.worker.memory`). Raises BadInput if no rank has a model."""
-        self._need_running()
-        run = self._run(tuple(range(self.world_size)), {"op": "memory"}, screen=Silent(), state="memory")
-        found = {r: values.unpack(e.buffers[0]) for r, e in sorted(run.ended.items())}
-        if not any(found.values()):
-            raise BadInput("no rank has a module or an optimizer; make them in a %%ddp cell first")
-        return [RankMemory(rank=r, **f) for r, f in found.items() if f]
+        return looks.memory(self)
 
     def compare(self, *names: str, ranks: Sequence[int] | None = None) -> Report:
         """Whether the ranks' copies of names are equal: any tensor, module, optimizer, number or container of them.
@@ -650,15 +617,24 @@ class Pool:
         Digests travel; of tensors that differ also the bytes of one rank, up to 256 MiB in all (`nbddp.pool.compare`).
         Process groups are neither needed nor used. Raises BadInput for a name that no rank has.
         """
-        self._need_running()
-        chosen = check_ranks(ranks, self.world_size, "--ranks")
+        return looks.compare(self, names, ranks)
 
-        def ask(some: Sequence[int], fields: dict[str, Any], buffers: Sequence[bytes] = ()) -> dict[int, Any]:
-            asked = {"op": "compare", **fields}
-            run = self._run(some, asked, buffers=buffers, screen=Silent(), state="compare")
-            return {r: e.buffers for r, e in run.ended.items()}
+    def bench(
+        self,
+        collective: str | Sequence[str] = "all_reduce",
+        sizes: Sequence[int] | None = None,
+        *,
+        repeat: int = REPEAT,
+        warmup: int = WARMUP,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> list[Measured]:
+        """Collectives at `sizes` bytes (1 KiB to 64 MiB), as nccl-tests measures them (`nbddp.worker.bench`).
 
-        return compare(names, chosen, ask)
+        The default process group is used where one is alive, else one that ends with the measurement. progress: called
+        with a line before each size. What was measured is kept in `measured`. Raises BadInput for what cannot be.
+        """
+        names = [collective] if isinstance(collective, str) else list(collective)
+        return looks.bench(self, names, sizes, repeat, warmup, progress)
 
     def forecast(self, **asked: Any) -> Forecast:
         """The last recorded step on more nodes, by the α–β model of `nbddp.trace.cost`.
@@ -669,6 +645,18 @@ class Pool:
         Raises BadInput if no step has been recorded, or for what cannot be.
         """
         return foresee(self, **asked)
+
+    def answers(
+        self, op: str, ranks: Sequence[int] | None = None, buffers: Sequence[bytes] = (), **fields: Any
+    ) -> dict[int, list[Any]]:
+        """Have ranks (all, if None) carry out `op` in a run that shows nothing; rank → the buffers it answered with.
+
+        Raises as `run_cell` does.
+        """
+        self._need_running()
+        chosen = check_ranks(ranks, self.world_size, "--ranks")
+        run = self._run(chosen, {"op": op, **fields}, buffers=buffers, screen=Silent(), state=op)
+        return {r: e.buffers for r, e in sorted(run.ended.items())}
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""

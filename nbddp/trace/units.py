@@ -1,4 +1,4 @@
-"""Speeds and times as people type them: `25GB/s`, `200Gb/s`, `10us`."""
+"""Speeds, times and sizes as people type them: `25GB/s`, `200Gb/s`, `10us`, `64MiB`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 _NUMBER = r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*"
 _SPEED = re.compile(_NUMBER + r"(?:([kKMGT])(i?))?([Bb]|bit)(?:/s|ps)\s*")
 _TIME = re.compile(_NUMBER + r"(ns|us|µs|μs|ms|s)\s*")
+_SIZE = re.compile(_NUMBER + r"(?:([kKMGT])(i?))?B?\s*")
+MOST_BYTES = 1 << 40
 _PREFIX = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0}  # two letters look like µ
 
@@ -41,3 +43,15 @@ def delay(text: str) -> float:
     if re.fullmatch(_NUMBER, text):
         raise ValueError(f"{text} has no unit; type {text.strip()}us for microseconds, or ns, ms")
     raise ValueError(f"{text} is not a time; type a number with its unit, such as 10us, 800ns or 0.1ms")
+
+
+def amount(text: str) -> int:
+    """`64MiB` → 67108864 bytes; `KB` and `MB` are powers of 1000, a bare number is bytes. Raises ValueError with a
+    sentence that says what to type."""
+    found = _SIZE.fullmatch(text)
+    value = 0.0
+    if found is not None:
+        value = float(found[1]) * (1024 if found[3] else 1000) ** _PREFIX[(found[2] or "").upper()]
+    if not 1 <= value <= MOST_BYTES:
+        raise ValueError(f"{text} is not a size that can be measured; type one such as 64MiB, 4KiB or 1000")
+    return int(value)

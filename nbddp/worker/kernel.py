@@ -28,7 +28,7 @@ import ipyparallel
 import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-from nbddp.worker import calls, clocks, digests, failure, values
+from nbddp.worker import bench, calls, clocks, digests, failure, values
 from nbddp.worker.check import Checker
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
@@ -274,6 +274,16 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _do_trace(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         """The trace of the last cell that was traced."""
         return [values.pack_or_words(self.tracer.last)]
+
+    def _do_bench(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
+        """One size of a benchmark, or its group made or ended."""
+        if spec["part"] == "open":
+            return [values.pack_or_words(bench.open_group())]
+        if spec["part"] == "close":
+            bench.close_group()
+            return [values.pack_or_words(None)]
+        found = bench.measure(spec["collective"], spec["size"], spec["repeat"], spec["warmup"])
+        return [values.pack_or_words(found)]
 
     def _do_clocks(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         """How far the other ranks' clocks are from rank 0's."""

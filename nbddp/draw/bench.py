@@ -1,0 +1,119 @@
+"""What a benchmark of collectives measured: time and bus bandwidth by size, with their spread, and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from nbddp.draw.palette import FILLS, MUTED, RC
+from nbddp.draw.shown import Shown
+from nbddp.draw.table import Table
+from nbddp.topology import counted
+from nbddp.trace.foretold import duration, speed
+from nbddp.trace.measured import Measured
+from nbddp.trace.words import size
+
+COLUMNS = ("collective", "size", "median", "first quartile", "third quartile", "algorithm", "bus", "wrong")
+FORMATS = {
+    "size": size, "median": duration, "first quartile": duration, "third quartile": duration, "algorithm": speed,
+    "bus": speed,
+}  # fmt: skip
+LINES = ("-", "--", ":", "-.")
+MARKS = "osD^vP*Xh"
+WIDTH, HEIGHT = 9.2, 3.6
+
+
+class Bench(Shown):
+    """The figure; `table` has the numbers, in bytes, seconds and bytes per second, and `measured` all repetitions."""
+
+    def __init__(self, figure: Figure, words: str, table: Table, measured: Sequence[Measured]):
+        super().__init__(figure, words)
+        self.table, self.measured = table, list(measured)
+
+
+def table(measured: Sequence[Measured]) -> Table:
+    """One row per collective and size."""
+    rows = [
+        (m.collective, m.bytes, m.median, *m.spread, m.algorithm_bandwidth, m.bus_bandwidth, m.wrong) for m in measured
+    ]
+    return Table(COLUMNS, rows, formats=FORMATS)
+
+
+def bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) -> Bench:
+    """Latency and bus bandwidth by size; with `axes`, a pair, they are drawn there. Raises ValueError without data."""
+    if not measured:
+        raise ValueError("nothing was measured")
+    rows = table(measured)
+    text = "\n".join([*sentences(measured), "", repr(rows)])
+    with rc_context(RC):
+        if axes is None:
+            figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+            axes = figure.subplots(1, 2)
+            figure.suptitle(_title(measured), x=0.01, ha="left", size=10, weight="bold")
+        left, right = axes
+        names = list(dict.fromkeys(m.collective for m in measured))
+        for i, name in enumerate(names):
+            own = [m for m in measured if m.collective == name]
+            _curve(left, own, i, [(m.median * 1e6, m.spread[0] * 1e6, m.spread[1] * 1e6) for m in own])
+            factors = [m.bus_bandwidth * m.median / 1e9 for m in own]  # bus bandwidth is this over the time
+            speeds = [(f / m.median, f / m.spread[1], f / m.spread[0]) for f, m in zip(factors, own, strict=True)]
+            _curve(right, own, i, speeds)
+        _finish(left, "time of a call, µs", measured)
+        left.set_yscale("log")
+        _finish(right, "bus bandwidth, GB/s", measured)
+        right.set_ylim(bottom=0)
+        if len(names) > 1:
+            left.legend(frameon=False, fontsize=7.5, loc="upper left")
+        return Bench(left.figure, text, rows, measured)
+
+
+def sentences(measured: Sequence[Measured]) -> list[str]:
+    """How fast the smallest and the largest were, and whether all results were right."""
+    lines = [_title(measured)]
+    for name in dict.fromkeys(m.collective for m in measured):
+        own = [m for m in measured if m.collective == name]
+        least, most = min(own, key=lambda m: m.bytes), max(own, key=lambda m: m.bus_bandwidth)
+        lines.append(
+            f"{name}: {duration(least.median)} for {size(least.bytes)}; bus bandwidth reaches "
+            f"{speed(most.bus_bandwidth)} at {size(most.bytes)}"
+        )
+    wrong = [m for m in measured if m.wrong]
+    if wrong:
+        told = ", ".join(f"{m.collective} of {size(m.bytes)} ({counted(m.wrong, 'element')})" for m in wrong)
+        lines.append(f"WRONG results: {told}")
+    else:
+        lines.append("every result was right in every element")
+    return lines
+
+
+def _title(measured: Sequence[Measured]) -> str:
+    names = ", ".join(dict.fromkeys(m.collective for m in measured))
+    return f"{names} on {counted(measured[0].ranks, 'rank')}"
+
+
+def _curve(axes: Any, own: Sequence[Measured], number: int, values: Sequence[tuple[float, float, float]]) -> None:
+    """Medians as a line, the middle half of the repetitions as bars."""
+    x, y = [m.bytes for m in own], [v[0] for v in values]
+    low, high = ([max(0.0, v[0] - v[1]) for v in values], [max(0.0, v[2] - v[0]) for v in values])
+    axes.errorbar(
+        x, y, yerr=(low, high), color=FILLS[number % len(FILLS)], ls=LINES[number // len(FILLS) % len(LINES)],
+        marker=MARKS[number % len(MARKS)], ms=4, lw=1.4, elinewidth=0.9, capsize=2.5, label=own[0].collective,
+    )  # fmt: skip
+
+
+def _finish(axes: Any, label: str, measured: Sequence[Measured]) -> None:
+    axes.set_xscale("log", base=2)
+    ticks = sorted({m.bytes for m in measured})
+    every = max(1, -(-len(ticks) // 9))
+    axes.set_xticks(ticks[::every], [size(t).replace(".0", "") for t in ticks[::every]], size=7.5)
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("size of the buffer")
+    axes.set_title(label, loc="left", size=9)
+    axes.grid(axis="y", color="#dddddd", lw=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", labelsize=8, colors=MUTED)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,98 @@
+"""What is asked of all ranks at once, when no cell runs: their recordings, traces, memory, values and collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nbddp.errors import BadInput
+from nbddp.pool import bench as benches
+from nbddp.pool import compare as comparison
+from nbddp.trace.align import Clock, Ping, aligned, clock
+from nbddp.trace.measured import Measured
+from nbddp.trace.memory import RankMemory
+from nbddp.trace.merge import Collective, Merged, RankTrace, merge
+from nbddp.trace.steps import Recording, step_from
+from nbddp.values import check_ranks
+from nbddp.worker import values
+
+if TYPE_CHECKING:
+    from nbddp.draw.compared import Report
+    from nbddp.pool.pool import Pool
+
+
+def timings(pool: Pool) -> Recording:
+    """What `Pool.timings` does."""
+    found = _unpacked(pool.answers("timings"))
+    steps = {r: [step_from(s) for s in f["steps"]] for r, f in found.items() if f["steps"]}
+    if not steps:
+        raise BadInput("no step of a DistributedDataParallel has been recorded; train in a %%ddp cell first")
+    recording = Recording(steps, model=next(f["model"] for f in found.values() if f["model"]))
+    return aligned(recording, clocks(pool))
+
+
+def trace(pool: Pool) -> Merged:
+    """What `Pool.trace` does."""
+    found = _unpacked(pool.answers("trace"))
+    traces = {
+        r: RankTrace(
+            t["events"], t["base"], t["shift"], t["pid"], pool.node_of(r), [Collective(**c) for c in t["collectives"]]
+        )
+        for r, t in found.items()
+        if t
+    }
+    if not traces:
+        raise BadInput("no cell has been traced on these workers; %%ddp --trace traces one")
+    merged = merge(traces, clocks(pool))
+    merged.missing = sorted(set(found) - set(traces))
+    return merged
+
+
+def clocks(pool: Pool) -> dict[int, Clock]:
+    """Each rank's clock against rank 0's; empty where all ranks are on one machine, which has one clock."""
+    if len({n.host for n in pool.placed().nodes}) < 2:
+        return {}
+    pings = _unpacked(pool.answers("clocks"))[0]
+    return {0: Clock(), **{r: clock([Ping(*p) for p in some]) for r, some in pings.items()}}
+
+
+def memory(pool: Pool) -> list[RankMemory]:
+    """What `Pool.memory` does."""
+    found = _unpacked(pool.answers("memory"))
+    if not any(found.values()):
+        raise BadInput("no rank has a module or an optimizer; make them in a %%ddp cell first")
+    return [RankMemory(rank=r, **f) for r, f in found.items() if f]
+
+
+def compare(pool: Pool, names: Sequence[str], ranks: Sequence[int] | None) -> Report:
+    """What `Pool.compare` does."""
+    chosen = check_ranks(ranks, pool.placed().world_size, "--ranks")
+
+    def ask(some: Sequence[int], fields: dict[str, Any], buffers: Sequence[bytes] = ()) -> dict[int, Any]:
+        return pool.answers("compare", some, buffers, **fields)
+
+    return comparison.compare(names, chosen, ask)
+
+
+def bench(
+    pool: Pool,
+    names: Sequence[str],
+    sizes: Sequence[int] | None,
+    repeat: int,
+    warmup: int,
+    progress: Callable[[str], None],
+) -> list[Measured]:
+    """What `Pool.bench` does."""
+
+    def ask(fields: dict[str, Any]) -> dict[int, Any]:
+        return _unpacked(pool.answers("bench", **fields))
+
+    wanted = benches.sizes() if sizes is None else sizes
+    found = benches.bench(ask, pool.world_size, names, wanted, repeat, warmup, progress)
+    new = {(m.collective, m.ranks, m.bytes) for m in found}
+    pool.measured = [m for m in pool.measured if (m.collective, m.ranks, m.bytes) not in new] + found
+    return found
+
+
+def _unpacked(answers: dict[int, list[Any]]) -> dict[int, Any]:
+    return {r: values.unpack(buffers[0]) for r, buffers in answers.items()}
