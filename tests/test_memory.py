@@ -180,14 +180,23 @@ def test_figure_of_any_size_is_drawn_and_says_itself(count: int) -> None:
 def test_no_text_of_the_figure_overlaps_another_or_is_cut() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    for some in ([of(r) for r in range(24)], [of(0, "cpu", 31), of(1, "cpu", 100)]):
+    for some in ([of(r) for r in range(24)], [of(0, "cpu", 31), of(1, "cpu", 100)], [of(0, "cpu", 999)]):
         figure = memory(some).figure
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
-        texts = [*figure.texts, *figure.axes[0].texts, *figure.axes[0].get_legend().get_texts()]
+        drawn = [t for axes in figure.axes for t in (*axes.texts, *axes.get_xticklabels(), axes.xaxis.label)
+                 if t not in axes.get_xticklabels() or t.get_position()[0] <= axes.get_xlim()[1]]  # fmt: skip
+        texts = [*figure.texts, *drawn, *figure.axes[0].get_legend().get_texts()]
         boxes = [t.get_window_extent(canvas.get_renderer()) for t in texts if t.get_text()]
         assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
         assert all(figure.bbox.x0 <= b.x0 and b.x1 <= figure.bbox.x1 for b in boxes)
+
+
+def test_parts_of_a_small_model_are_not_lost_beside_the_process() -> None:
+    for peak, panels in ((299, 1), (310, 2)):  # the parts are 30 GiB
+        figure = memory([of(0, "cpu", peak)]).figure
+        assert len(figure.axes) == panels
+        assert sum(p.get_width() for p in figure.axes[0].patches) / 2 == (peak if panels == 1 else 30)
 
 
 def test_labels_can_be_read_and_kinds_differ_without_colour() -> None:

@@ -29,6 +29,7 @@ STYLES: dict[str, tuple[str, str, str, str]] = {  # fill, hatch and its colour, 
     "optimizer state": (FILLS[3], "xxx", "#b6779f", PAPER),
     "DDP buckets": (FILLS[1], "|||", "#c58a52", PAPER),
 }
+SMALL, BETWEEN = 0.1, 0.95  # share of the bar below which the parts get axes of their own; inches between the two
 OTHER = (REST, "////", "#8a6a45", INK)
 
 
@@ -38,41 +39,65 @@ def table(ranks: Sequence[RankMemory]) -> Table:
 
 
 def memory(ranks: Sequence[RankMemory], axes: Any = None) -> Shown:
-    """The bars of at most 16 ranks, in `axes` or in a figure of their own."""
+    """The bars of at most 16 ranks, in `axes` or in a figure of their own.
+
+    Where the rest would leave no room for the parts (a small model in a process), parts and rest are drawn beside
+    each other, each on a scale of its own.
+    """
     words = "\n".join([*sentences(ranks), "", repr(table(ranks))])
     drawn = ranks[:MOST_ROWS]
+    parts = [(name, some[: len(drawn)]) for name, some in shown_parts(ranks)]
     with rc_context(RC):
-        if axes is None:
-            axes = _axes(ranks, 0.55 if len(drawn) <= 4 else 0.36, len(drawn))
-        _bars(axes, ranks, drawn)
-        _legend(axes, ranks)
+        if axes is not None:
+            _bars(axes, drawn, parts)
+            _legend(axes, ranks)
+        else:
+            apart = max(r.kept for r in drawn) < SMALL * max(r.total for r in drawn)
+            groups = [parts[:-1], parts[-1:]] if apart else [parts]
+            several = _axes(ranks, 0.55 if len(drawn) <= 4 else 0.36, [0.6, 0.4] if apart else [1.0])
+            for axes, some in zip(several, groups, strict=True):
+                _bars(axes, drawn, some)
+            _legend(several[0], ranks)
+            if apart:
+                several[0].set_xlabel(f"{several[0].get_xlabel()}, kept between steps")
+                several[1].set_xlabel(f"{several[1].get_xlabel()}, on top at the peak")
+                several[1].set_yticks([])
+            axes = several[0]
     return Shown(axes.figure, words)
 
 
-def _axes(ranks: Sequence[RankMemory], row: float, rows: int) -> Any:
-    """Axes in a figure of their own, with what the ranks keep above them."""
+def _axes(ranks: Sequence[RankMemory], row: float, shares: Sequence[float]) -> list[Any]:
+    """Axes beside each other in a figure of their own, with what the ranks keep above them."""
     first, *others = sentences(ranks)
     texts = [line for text in others for line in textwrap.wrap(text, LETTERS)]
-    height = 0.35 + LINE * len(texts) + LEGEND + row * rows + BOTTOM
+    bars = row * min(len(ranks), MOST_ROWS)
+    height = 0.35 + LINE * len(texts) + LEGEND + bars + BOTTOM
     figure = Figure(figsize=(WIDTH, height))
     figure.text(EDGE / WIDTH, 1 - 0.08 / height, ": ".join(first.split(": ")[:2]), va="top", size=9.5, weight="bold")
     for i, line in enumerate(texts):
         figure.text(EDGE / WIDTH, 1 - (0.31 + LINE * i) / height, line, va="top", size=8, color=MUTED)
-    return figure.add_axes((LEFT / WIDTH, BOTTOM / height, 1 - (LEFT + RIGHT) / WIDTH, row * rows / height))
+    room, left, found = WIDTH - LEFT - RIGHT - BETWEEN * (len(shares) - 1), LEFT, []
+    for share in shares:
+        found.append(figure.add_axes((left / WIDTH, BOTTOM / height, share * room / WIDTH, bars / height)))
+        left += share * room + BETWEEN
+    return found
 
 
-def _bars(axes: Any, ranks: Sequence[RankMemory], drawn: Sequence[RankMemory]) -> None:
-    unit, scale = _unit(max(r.total for r in drawn))
-    most = max(max(r.total for r in drawn) / scale, 1e-9)
+def _bars(axes: Any, drawn: Sequence[RankMemory], parts: Sequence[tuple[str, list[int]]]) -> None:
+    """A bar per rank, with its total behind it. parts: (name, bytes per rank)."""
+    totals = [sum(some[i] for _, some in parts) for i in range(len(drawn))]
+    unit, scale = _unit(max(totals))
+    most = max(max(totals) / scale, 1e-9)
     axes.set(xlim=(0, most), ylim=(len(drawn) - 0.5, -0.5))
     inch = axes.get_position().width * axes.figure.get_figwidth() / most  # per unit
-    for i, rank in enumerate(drawn):
+    for i, total in enumerate(totals):
         left = 0.0
-        for name, some in shown_parts(ranks):
-            width = some[i] / scale
-            _segment(axes, left, width, i, name, size(some[i]) if len(size(some[i])) * LETTER < width * inch else "")
+        for name, some in parts:
+            width, text = some[i] / scale, size(some[i])
+            fits = len(parts) > 1 and len(text) * LETTER < width * inch
+            _segment(axes, left, width, i, name, text if fits else "")
             left += width
-        axes.text(left + 0.08 / inch, i, size(rank.total), va="center", size=8.5, weight="bold")
+        axes.text(left + 0.08 / inch, i, size(total), va="center", size=8.5, weight="bold")
     axes.set_yticks(range(len(drawn)), [f"rank {r.rank}" for r in drawn])
     axes.set_xlabel(unit)
     axes.tick_params(left=False)
@@ -88,10 +113,8 @@ def _segment(axes: Any, left: float, width: float, row: int, name: str, text: st
     axes.add_patch(Rectangle(place, width, BAR, fc=fill, ec=lines, hatch=hatch or None, lw=0, clip_on=False))
     axes.add_patch(Rectangle(place, width, BAR, fc="none", ec=PAPER, lw=0.8, clip_on=False))
     if text:
-        box = {"fc": fill, "ec": "none", "pad": 1.2}
-        axes.text(
-            left + width / 2, row, text, ha="center", va="center", size=7.5, color=ink, bbox=box
-        )  # no line through the text
+        box = {"fc": fill, "ec": "none", "pad": 1.2}  # no line of a hatch through the text
+        axes.text(left + width / 2, row, text, ha="center", va="center", size=7.5, color=ink, bbox=box)
 
 
 def _legend(axes: Any, ranks: Sequence[RankMemory]) -> None:
