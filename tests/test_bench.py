@@ -1,0 +1,151 @@
+"""`%ddp bench`: collectives timed as nccl-tests does, on real ranks, every result checked."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nbddp
+from nbddp.commands import parse_command
+from nbddp.draw.bench import bench, table
+from nbddp.pool.bench import bar, sizes
+from nbddp.run.screen import Silent
+from nbddp.trace.measured import Measured
+from nbddp.trace.units import amount
+from nbddp.trace.waiting import BUS_FACTOR
+from tests.kernels import Kernel
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with nbddp.Pool(nproc=3) as pool:
+        yield pool
+
+
+def test_every_collective_is_measured_and_right(pool: nbddp.Pool) -> None:
+    said: list[str] = []
+    found = pool.bench(list(BUS_FACTOR), [1, 5000, 1 << 16], repeat=2, progress=said.append)
+    assert [m.collective for m in found] == [c for c in BUS_FACTOR for _ in range(3)]
+    assert len(said) == len(found)
+    for m in found:
+        assert (m.wrong, m.ranks, len(m.seconds)) == (0, 3, 2)
+        assert all(t > 0 for t in m.seconds)
+        assert m.bytes % (4 if m.collective == "send_recv" else 12) == 0
+        assert m.spread[0] <= m.median <= m.spread[1]
+    assert sorted({m.bytes for m in found if m.collective == "all_reduce"}) == [12, 4992, 65532]
+    assert pool.measured[-len(found) :] == found
+
+
+def test_measured_again_takes_the_place_of_what_was(pool: nbddp.Pool) -> None:
+    before = [m for m in pool.measured if m.collective != "reduce"]
+    pool.bench("reduce", [5000], repeat=1)
+    pool.bench("reduce", [5000], repeat=1)
+    assert len([m for m in pool.measured if (m.collective, m.bytes) == ("reduce", 4992)]) == 1
+    assert [m for m in pool.measured if m.collective != "reduce"] == before
+
+
+def test_wrong_results_are_counted(pool: nbddp.Pool) -> None:
+    spoil = """
+        import torch.distributed as dist
+        import os
+        right = dist.broadcast
+        def broadcast(tensor, src):
+            right(tensor, src)
+            if os.environ["RANK"] == "2":
+                tensor[1:4] += 1
+        dist.broadcast = broadcast
+    """
+    pool.run_cell(textwrap.dedent(spoil), screen=Silent())
+    try:
+        found = pool.bench(["broadcast", "reduce"], [1200], repeat=1)
+    finally:
+        pool.run_cell("dist.broadcast = right", screen=Silent())
+    assert [m.wrong for m in found] == [6, 0], "three elements, before and after it was timed"
+    assert "WRONG results: broadcast of 1.2 KiB (6 elements)" in repr(bench(found))
+
+
+def test_living_group_is_used_and_kept_and_no_other_is_left(pool: nbddp.Pool) -> None:
+    pool.bench("all_reduce", [1000], repeat=1)
+    assert pool.last_run is not None
+    assert list(pool.run(lambda: __import__("torch").distributed.is_initialized())) == [False] * 3
+    pool.run_cell("import torch, torch.distributed as dist\ndist.init_process_group()\nmine = dist.group.WORLD",
+                  screen=Silent())  # fmt: skip
+    pool.bench("all_reduce", [1000], repeat=1)
+    code = "t = torch.ones(1); dist.all_reduce(t); dist.group.WORLD is mine, t.item()"
+    assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [(True, 3.0)] * 3
+    pool.run_cell("dist.destroy_process_group()", screen=Silent())
+
+
+def test_what_cannot_be_measured_is_said(pool: nbddp.Pool) -> None:
+    with pytest.raises(nbddp.BadInput, match="there is no collective allreduce; use all_reduce, "):
+        pool.bench("allreduce")
+    with pytest.raises(nbddp.BadInput, match=r"sizes from 10 to 5 bytes are none; use --min 1KiB --max 64MiB"):
+        sizes(10, 5)
+    with pytest.raises(nbddp.BadInput, match="--factor 1 does not lead"):
+        sizes(1, 5, 1)
+    with pytest.raises(nbddp.BadInput, match=r"there is no collective allreduce; did you mean all_reduce\?"):
+        parse_command("bench allreduce")
+    with pytest.raises(nbddp.BadInput, match="1 parsec is not a size that can be measured; type one such as 64MiB"):
+        parse_command(["bench", "--max", "1 parsec"])
+    with nbddp.Pool(nproc=1) as one, pytest.raises(nbddp.BadInput, match="a collective needs two ranks at least"):
+        one.bench()
+
+
+@given(st.integers(1, 1000), st.integers(1, 10**9), st.integers(2, 16))
+def test_sizes_grow_by_the_factor_up_to_the_largest(smallest: int, extra: int, factor: int) -> None:
+    found = sizes(smallest, smallest + extra, factor)
+    assert found[0] == smallest
+    assert all(b == a * factor for a, b in itertools.pairwise(found))
+    assert found[-1] <= smallest + extra < found[-1] * factor
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("64MiB", 64 << 20), ("4k", 4000), ("1KB", 1000), ("1000", 1000), ("0.5 GiB", 1 << 29)]
+)
+def test_sizes_as_typed(text: str, value: int) -> None:
+    assert amount(text) == value
+
+
+def test_table_has_numbers_for_those_who_count_on() -> None:
+    found = table([Measured("all_reduce", 1 << 20, 4, (0.002, 0.001, 0.003)), Measured("reduce", 1000, 4, (1e-5,))])
+    assert found["median"] == [0.002, 1e-5]
+    assert found["bus"] == [1.5 * (1 << 20) / 0.002, 1000 / 1e-5]
+    assert len(found) == 2
+    assert next(iter(found))["size"] == 1 << 20
+    assert "all_reduce  1.0 MiB  2.00 ms" in repr(found)
+    assert "<td" in found._repr_html_()
+    with pytest.raises(KeyError, match="there is no column speed; the columns are collective, size"):
+        found["speed"]
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_figure_says_itself(count: int) -> None:
+    made = [Measured(c, 1 << k, 4, (k * 1e-4, k * 2e-4)) for c in list(BUS_FACTOR)[:count] for k in range(10, 20)]
+    shown = bench(made)
+    assert shown.png().startswith(b"\x89PNG")
+    assert "every result was right in every element" in shown.words
+    assert repr(shown.table) in shown.words
+    assert shown.measured == made
+    with pytest.raises(ValueError, match="nothing was measured"):
+        bench([])
+
+
+def test_bench_in_a_notebook(four: Kernel) -> None:
+    shown = four.run("found = %ddp bench all_reduce broadcast --max 16KiB --repeat 2\nfound")
+    assert shown.ok, shown.error
+    (bundle,) = shown.displays
+    assert bundle["text/plain"].startswith("all_reduce, broadcast on 4 ranks\nall_reduce: ")
+    assert "image/png" in bundle
+    live = [c["data"]["text/plain"] for _, kind, c in shown.messages if kind == "update_display_data"]
+    assert any("░ 1/6  all_reduce of 4.0 KiB on 4 ranks" in text for text in live), live
+    assert four.run("len(found.table), found.table['wrong']").displays[0]["text/plain"] == "(6, [0, 0, 0, 0, 0, 0])"
+
+
+def test_bar_fills() -> None:
+    assert bar(0, 4, "x") == "░" * 24 + " 0/4  x"
+    assert bar(3, 4, "x") == "█" * 18 + "░" * 6 + " 3/4  x"
