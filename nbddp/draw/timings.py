@@ -15,7 +15,7 @@ from nbddp.draw.table import Table
 from nbddp.trace.overlap import communication, exposed, hidden_share, lanes
 from nbddp.trace.steps import Recording, Step
 from nbddp.trace.waiting import curves, transfers
-from nbddp.trace.words import COLUMNS, milliseconds, rows, sentences
+from nbddp.trace.words import COLUMNS, milliseconds, rows, sentences, size
 
 FORWARD, BACKWARD, OPTIMIZER, MOVES, WAITS = FILLS[0], FILLS[2], FILLS[3], "#f0c9a0", "#fbeede"
 LANE, WIDTH = 0.34, 9.2
@@ -42,16 +42,29 @@ def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
             _timeline(axes, step)
             return Shown(axes.figure, words)
         some = curves(recording)
-        shown = min(len(step), MOST_RANKS)
         extra = 1.6 if len(some) >= CURVES_FROM else 0.0
-        figure = Figure(figsize=(WIDTH, 1.2 + 0.95 * shown + extra), layout="constrained")
-        grid = figure.add_gridspec(2 if extra else 1, 1, height_ratios=[1 + 0.95 * shown, extra] if extra else [1])
+        height = _height(step)
+        figure = Figure(figsize=(WIDTH, 1.2 + height + extra), layout="constrained")
+        grid = figure.add_gridspec(2 if extra else 1, 1, height_ratios=[1 + height, extra] if extra else [1])
         top = figure.add_subplot(grid[0])
         _timeline(top, step)
-        top.set_title(f"step {number} of {recording.model}: {sentences(recording, number)[0]}", loc="left", size=9)
+        title = f"step {number} of {recording.model}: {sentences(recording, number)[0]}"
+        top.set_title(title, loc="left", size=9, pad=22)
         if extra:
             _curves(figure.add_subplot(grid[1]), some, number)
     return Shown(figure, words)
+
+
+def _lanes(step: Step) -> list[int]:
+    """The communication lane of each bucket."""
+    return lanes([(b.sent, b.done) for b in step.buckets])
+
+
+def _height(step: Mapping[int, Step]) -> float:
+    """Inches for the timelines: less for a lane where there are many, but never less than its number needs."""
+    shown = [step[r] for r in sorted(step)[:MOST_RANKS]]
+    count = sum(2.0 + max(_lanes(s), default=-1) + 1 for s in shown)  # one of them is the room between ranks
+    return count * min(0.3, max(0.13, 14 / count))
 
 
 def _timeline(axes: Any, step: Mapping[int, Step]) -> None:
@@ -59,6 +72,7 @@ def _timeline(axes: Any, step: Mapping[int, Step]) -> None:
     end = max(s.end for s in step.values())
     y, ticks = 0.0, []
     starts = {t.index: t.start for t in transfers(step)}
+    axes.set_xlim(0, (end - begin) / 1e6 * 1.14)
     for rank in sorted(step)[:MOST_RANKS]:
         height = _rank(axes, step[rank], starts, begin, y)
         share = hidden_share(step[rank])
@@ -67,9 +81,8 @@ def _timeline(axes: Any, step: Mapping[int, Step]) -> None:
         ticks.append((y - height / 2, f"rank {rank}"))
         y -= height + 0.25
     axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
-    axes.set_ylim(y + 0.1, 0.45)
+    axes.set_ylim(y + 0.1, 0.02)
     _legend(axes)
-    axes.set_xlim(0, (end - begin) / 1e6 * 1.14)
     axes.set_xlabel("milliseconds since the first rank began")
     axes.tick_params(left=False)
     for side in ("top", "right", "left"):
@@ -83,8 +96,7 @@ def _rank(axes: Any, step: Step, starts: Mapping[int, int], begin: int, top: flo
         spans.append(("optimizer", step.optimizer, OPTIMIZER))
     for name, (start, end), fill in spans:
         _bar(axes, start - begin, end - begin, top, fill, name, PAPER)
-    sent = [(b.sent, b.done) for b in step.buckets]
-    placed = lanes(sent)
+    placed = _lanes(step)
     for bucket, lane in zip(step.buckets, placed, strict=True):
         at = top - LANE * (1 + lane)
         start = min(max(starts.get(bucket.index, bucket.sent), bucket.sent), bucket.done)
@@ -92,7 +104,9 @@ def _rank(axes: Any, step: Step, starts: Mapping[int, int], begin: int, top: flo
         _bar(axes, start - begin, bucket.done - begin, at, MOVES, "", INK, edge=INK, hatch="////")
         middle = (bucket.sent + bucket.done) / 2 - begin
         box = {"fc": PAPER, "ec": "none", "pad": 0.8}
-        axes.text(middle / 1e6, at - LANE * 0.53, str(bucket.index), ha="center", va="center", size=7, bbox=box)
+        named = f"{bucket.index} · {size(bucket.bytes)}"
+        text = named if _has_room(axes, bucket.sent - begin, bucket.done - begin, named) else str(bucket.index)
+        axes.text(middle / 1e6, at - LANE * 0.53, text, ha="center", va="center", size=7, bbox=box)
     depth = 1 + (max(placed) + 1 if placed else 0)
     if exposed(step) > 0:
         start = max(step.backward[1], communication(step)[0][0]) - begin
@@ -108,10 +122,15 @@ def _bar(
 ) -> None:
     left, width = start / 1e6, (end - start) / 1e6
     axes.add_patch(Rectangle((left, top - LANE), width, LANE * 0.94, fc=fill, ec=edge, lw=0.5, hatch=hatch or None))
-    room = axes.figure.get_figwidth() * 0.8
-    whole = max(axes.get_xlim()[1], left + width)
-    if text and width / whole * room > 0.075 * len(text):
+    if text and _has_room(axes, start, end, text):
         axes.text(left + width / 2, top - LANE * 0.53, text, ha="center", va="center", color=ink, size=7)
+
+
+def _has_room(axes: Any, start: int, end: int, text: str) -> bool:
+    """Whether small print fits into a bar of this length."""
+    room = axes.figure.get_figwidth() * 0.8
+    whole = max(axes.get_xlim()[1], end / 1e6)
+    return bool((end - start) / 1e6 / whole * room > 0.075 * len(text))
 
 
 def _legend(axes: Any) -> None:
@@ -121,8 +140,8 @@ def _legend(axes: Any) -> None:
         ("bucket waits for the slowest rank", WAITS, ""), ("bucket moves", MOVES, "////"),
     )  # fmt: skip
     handles = [Patch(fc=fill, ec=INK, lw=0.5, hatch=hatch or None, label=name) for name, fill, hatch in kinds]
-    axes.legend(handles=handles, ncols=5, frameon=False, fontsize=7.5, loc="upper left", bbox_to_anchor=(-0.01, 1.0),
-                borderaxespad=0, columnspacing=1.2, handlelength=1.6)  # fmt: skip
+    axes.legend(handles=handles, ncols=5, frameon=False, fontsize=7.5, loc="lower left", bbox_to_anchor=(-0.01, 1.0),
+                borderaxespad=0.3, columnspacing=1.2, handlelength=1.6)  # fmt: skip
 
 
 def _curves(axes: Any, some: Any, number: int) -> None:

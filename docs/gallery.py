@@ -1,0 +1,107 @@
+"""Draws the pictures of the gallery that need no measurement: recorded facts of machines, made-up recordings.
+
+`python -m docs.gallery` from the checkout's root writes them beside this file. Those of real runs (timings.png,
+bench.png and memory.png) are made in a notebook: `figure = %ddp timings`, then `figure.save("docs/timings.png")`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from nbddp.draw.forecast import forecast as draw_forecast
+from nbddp.draw.memory import memory
+from nbddp.draw.shown import Shown
+from nbddp.draw.timings import timings
+from nbddp.draw.topology import topology
+from nbddp.machine import Interface
+from nbddp.topology import Topology, planned
+from nbddp.trace.cost import Link, seconds
+from nbddp.trace.measured import Measured
+from nbddp.trace.memory import RankMemory
+from nbddp.trace.scale import forecast
+from nbddp.trace.steps import Bucket, Recording, Step
+from nbddp.trace.waiting import typical
+from tests.machines import nvswitch_machine
+from tests.test_topology import cpu, host_of
+
+HERE = Path(__file__).parent
+MS = 1_000_000
+NVLINK = Link(6e-6, 220e9)
+
+
+def recording(ranks: int, per_node: int, steps: int = 40, late: int = 3) -> Recording:
+    """A training of 360 M parameters in buckets of 25 MB on 8-GPU nodes, with a rank that comes late."""
+    dice = random.Random(1)
+    link = NVLINK if ranks <= per_node else Link(2e-5, 20e9)
+    sizes = [1 << 20, *[25 << 20] * 12]
+    names = [f"layers.{23 - 2 * i}" for i in range(len(sizes))]
+    steps_of: dict[int, list[Step]] = {r: [] for r in range(ranks)}
+    free = [0.0] * ranks
+    for number in range(steps):
+        slow = {r: (1.08 if r == late else 1.0) * dice.uniform(0.99, 1.01) for r in range(ranks)}
+        begins = dict(enumerate(free))
+        starts = {r: begins[r] + 9.0 * slow[r] for r in range(ranks)}
+        ends = {r: starts[r] + 21.0 * slow[r] for r in range(ranks)}
+        buckets: dict[int, list[Bucket]] = {r: [] for r in range(ranks)}
+        network = 0.0
+        for i, size in enumerate(sizes):
+            ready = {r: starts[r] + 21.0 * slow[r] * (i + 1) / len(sizes) for r in range(ranks)}
+            network = max(network, *ready.values()) + 1e3 * seconds("ring", "all_reduce", ranks, size, link)
+            for r in range(ranks):
+                at = [int(t * MS) for t in (ready[r], ready[r], network + dice.uniform(0.01, 0.05))]
+                buckets[r].append(Bucket(i, size, *at, (f"{names[i]}.mlp.weight", f"{names[i]}.attention.weight")))
+        for r in range(ranks):
+            done = max(ends[r], buckets[r][-1].done / MS)
+            free[r] = done + 2.5
+            times = (int(starts[r] * MS), int(ends[r] * MS), int(done * MS))
+            spans = (int(begins[r] * MS), times[0]), times, (times[2], int(free[r] * MS))
+            steps_of[r].append(Step(number, *spans, tuple(buckets[r]), True, number == 0, number == 1))
+    return Recording(steps_of, residual=0 if ranks <= per_node else 2_000, model="GPT-2 medium")
+
+
+def of_timings(ranks: int) -> Shown:
+    made = recording(ranks, 8)
+    number = typical(made)
+    assert number is not None
+    return timings(made, number)
+
+
+def cluster(count: int) -> Topology:
+    """Equal nodes of eight GPUs on NVSwitches, joined by a network."""
+    host = replace(host_of(nvswitch_machine()), interface=Interface("eth0", 25_000))
+    return Topology.plan([replace(host, index=i, host=f"host{i}") for i in range(count)], nnodes=count)
+
+
+def of_forecast() -> Shown:
+    measured = [
+        Measured("all_reduce", 1 << k, n, (seconds("ring", "all_reduce", n, 1 << k, NVLINK) * (1 + 0.01 * (k % 3)),))
+        for n in (4, 8)
+        for k in range(12, 27)
+    ]
+    return draw_forecast(forecast(recording(8, 8), measured, inter_node=25e9, latency=1e-5, ranks_per_node=8))
+
+
+def of_memory() -> Shown:
+    gib = 1 << 30
+    parts = {"parameters": 6 * gib, "buffers": 1 << 20, "gradients": 6 * gib, "optimizer": 12 * gib, "buckets": 6 * gib}
+    return memory([RankMemory(rank=r, kind="cuda", **parts, peak=30 * gib + (16 + r) * gib) for r in range(16)])
+
+
+PICTURES = {
+    "topology": lambda: topology(planned(nnodes=2, gpus_per_node=4, gpus_per_proc=2)),
+    "topology-nvlink": lambda: topology(cluster(1)),
+    "topology-2-nodes": lambda: topology(cluster(2)),
+    "topology-16-nodes": lambda: topology(cluster(16)),
+    "topology-cpu": lambda: topology(cpu(8, 1, nproc=2)),
+    "timings-8": lambda: of_timings(8),
+    "timings-16": lambda: of_timings(16),
+    "forecast-nvlink": of_forecast,
+    "memory-16": of_memory,
+}
+
+
+if __name__ == "__main__":
+    for name, draw in PICTURES.items():
+        draw().save(HERE / f"{name}.png")
