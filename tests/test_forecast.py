@@ -503,16 +503,18 @@ def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: nbddp.Pool, mon
     ) -> list[Measured]:
         assert sizes
         asked.append((collective, max(sizes)))
-        return measure(self, sizes)
+        return real(self, collective, sizes, **more, repeat=2)
 
-    monkeypatch.setattr(nbddp.Pool, "bench", bench, raising=False)
+    real = nbddp.Pool.bench
+    monkeypatch.setattr(nbddp.Pool, "bench", bench)
     with pytest.raises(nbddp.BadInput, match="train in a %%ddp cell first"):
         pool.forecast()
     assert asked == [], "nothing is measured for a forecast that cannot be"
     pool.run_cell(TRAIN, screen=Silent())
     notes: list[str] = []
     found = pool.forecast(inter_node="25GB/s", progress=notes.append)
-    assert notes == ["measuring all-reduces on 2 ranks, once"]
+    assert notes[0] == "measuring all-reduces on 2 ranks, once"
+    assert len(notes) == 1 + 11, "and a line for each size, from 1 KiB to 1 MiB"
     again = pool.forecast(inter_node="25GB/s", nodes=4)
     assert asked == [("all_reduce", 1 << 20)]
     assert (found.profile.ranks, found.ranks_per_node, found.extrapolated_from) == (2, 2, 2)

@@ -114,6 +114,15 @@ def test_recording_changes_no_bit_of_the_result(pool: nbddp.Pool, mode: str) -> 
         assert [found.step(n)[0].rebuilt for n in found.numbers()] == [True] + [False] * 5
         assert [found.step(n)[0].rebuilds for n in found.numbers()] == [False, True] + [False] * 4
         assert number > 1
+    if mode == "static graph":
+        assert [found.step(n)[0].rebuilds for n in found.numbers()] == [False] * 2 + [True] + [False] * 3
+    if mode in (
+        "plain",
+        "static graph",
+        "no_sync",
+    ):  # one bucket before the rebuild, then three
+        counts = [len(s.buckets) for s in found.steps[0] if s.synced]
+        assert counts == [1 if s.rebuilt else 3 for s in found.steps[0] if s.synced]
     if mode == "unused parameters":
         assert not any(s.rebuilt or s.rebuilds for n in found.numbers() for s in found.step(n).values())
 

@@ -31,8 +31,8 @@ class Step:
     """One training step of one DDP model on one rank.
 
     forward: (start, end). backward: (start, end of the gradients' computation, end with all buckets done).
-    optimizer: (start, end), or None if no optimizer stepped. `synced` is False inside no_sync. `rebuilt`: the
-    first exchange, after which DDP rebuilds its buckets; `rebuilds`: the step whose forward does that, for which
+    optimizer: (start, end), or None if no optimizer stepped. `synced` is False inside no_sync. `rebuilt`: an
+    exchange after which DDP rebuilds its buckets, the first; `rebuilds`: the step whose forward does that, for which
     the ranks wait for each other there.
     """
 

@@ -198,15 +198,16 @@ class _Model:
         self.declared = [n for n, _ in reversed(named)]
         self.came: list[str] = []
         self.count = 0
-        # DDP rebuilds its buckets once, in the forward that follows the first exchange
-        self._may_rebuild = bool(ddp.static_graph or not ddp.find_unused_parameters)
+        # DDP rebuilds its buckets once, in the forward that follows the first exchange (of a static graph, the second)
+        self._until_rebuild = 2 if ddp.static_graph else 1 if not ddp.find_unused_parameters else 0
         self._exchanged = 0
         self._handles = [p.register_hook(functools.partial(self._comes, n)) for n, p in named]
 
     def begin(self, run: int, synced: bool) -> dict[str, Any]:
         """A new step's record."""
-        first, second = self._exchanged == 0 and synced, self._exchanged == 1
-        self._exchanged += first or second
+        before = synced and self._exchanged < self._until_rebuild
+        rebuilds = 0 < self._until_rebuild == self._exchanged
+        self._exchanged += before or rebuilds
         if self.came and self._handles:
             for handle in self._handles:
                 handle.remove()
@@ -216,7 +217,7 @@ class _Model:
         return {
             "number": number, "run": run, "model": id(self), "title": self.title, "forward": [0, 0],
             "backward": [0, 0, 0], "optimizer": [0, 0], "buckets": [], "synced": synced,
-            "rebuilt": self._may_rebuild and first, "rebuilds": self._may_rebuild and second, "orders": orders,
+            "rebuilt": before, "rebuilds": rebuilds, "orders": orders,
         }  # fmt: skip
 
     def _comes(self, name: str, gradient: Any) -> None:
