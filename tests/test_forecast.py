@@ -462,33 +462,6 @@ dist.destroy_process_group()
 """
 
 
-def measure(pool: nbddp.Pool, sizes: Sequence[int]) -> list[Measured]:
-    """gloo's all-reduces on a pool."""
-
-    def times(sizes: list[int], repeat: int) -> dict[int, list[float]]:
-        import time
-
-        import torch
-        import torch.distributed as dist
-
-        dist.init_process_group("gloo")
-        found: dict[int, list[float]] = {}
-        for size in sizes * repeat:
-            tensor = torch.zeros(size // 4)
-            dist.barrier()
-            began = time.perf_counter()
-            dist.all_reduce(tensor)
-            found.setdefault(size, []).append(time.perf_counter() - began)
-        dist.destroy_process_group()
-        return found
-
-    by_rank = list(pool.run(times, list(sizes), 5))
-    return [
-        Measured("all_reduce", s, len(by_rank), tuple(map(max, zip(*(r[s] for r in by_rank), strict=True))))
-        for s in by_rank[0]
-    ]
-
-
 @pytest.fixture(scope="module")
 def pool() -> Iterator[nbddp.Pool]:
     with nbddp.Pool(nproc=2) as pool:
