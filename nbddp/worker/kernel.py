@@ -173,6 +173,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if self.release.end():
             self.groups.released()
         self.checker.end()
+        self.recorder.let_go()
         self._publish(outcome, buffers)
         return {
             "status": "ok",

@@ -21,7 +21,6 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 RING = 2000  # steps kept
-SETTLE_NS = 50_000_000  # a bucket whose result was waited for is noted by then, or its group failed
 now = time.perf_counter_ns
 
 
@@ -36,9 +35,15 @@ class Recorder:
         self.optimizers: WeakSet[Any] = WeakSet()
         self._groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._cuda = _CudaClock()
+        self._in_flight: list[tuple[Any, list[dict[str, Any]]]] = []
 
     def begin(self, run: int, on: bool) -> None:
         self.run, self.on = run, on
+
+    def let_go(self) -> None:
+        """Drop the groups whose buckets have all been noted: until then gloo's thread may run a callback of ours, and
+        a garbage collection there must not find the last reference. Called by the main thread alone."""
+        self._in_flight = [held for held in self._in_flight if not all(note["done"] for note in held[1])]
 
     def install(self) -> None:
         """Put the wraps in place; once, when the worker starts."""
@@ -120,6 +125,7 @@ class Recorder:
             model = self._models.get(ddp)
             if model is None:
                 model = self._models[ddp] = _Model(ddp)
+            self.let_go()
             step = model.begin(self.run, bool(ddp.require_backward_grad_sync))
             step["forward"][0] = now()
             out = original(ddp, *args, **kwargs)
@@ -147,7 +153,7 @@ class Recorder:
             self.steps.append(step)
             if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
                 group.step = None
-            _settle(step["buckets"])
+            self._in_flight.append((group.real, step["buckets"]))
 
         def computed() -> None:  # before DDP's own callback, which waits for the buckets
             step["backward"][1] = now()
@@ -290,14 +296,6 @@ def _noted(clock: _CudaClock, note: dict[str, Any], future: Any) -> None:
 def _passed_on(clock: _CudaClock, note: dict[str, Any], future: Any) -> Any:
     _noted(clock, note, future)
     return future.value()
-
-
-def _settle(notes: list[dict[str, Any]]) -> None:
-    """Wait until gloo's thread has written the last bucket down, which takes it microseconds after `wait` has
-    returned: afterwards no Python of ours runs there, where a garbage collection might end the group."""
-    deadline = now() + SETTLE_NS
-    while not all(note["done"] for note in notes) and now() < deadline:
-        time.sleep(0)
 
 
 def _tensors(found: Any) -> Iterator[Any]:
