@@ -193,7 +193,7 @@ def _tensors(state: Any) -> Iterator[Any]:
 def _each_device(name: str) -> list[Any] | None:
     """`torch.cuda.name(device)` for every device; None where CUDA is not used or its allocator has no statistics."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if torch is None or not torch.cuda.is_initialized():  # to ask for more would start the driver
         return None
     try:
         return [getattr(torch.cuda, name)(device) for device in range(torch.cuda.device_count())]
