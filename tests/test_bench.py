@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 import nbddp
 from nbddp.commands import parse_command
 from nbddp.draw.bench import bench, table
+from nbddp.machine import Device, Node
 from nbddp.pool.bench import bar, sizes
+from nbddp.pool.looks import own_gpus
 from nbddp.run.screen import Silent
+from nbddp.topology import Topology
 from nbddp.trace.measured import Measured
 from nbddp.trace.units import amount
 from nbddp.trace.waiting import BUS_FACTOR
@@ -94,6 +98,23 @@ def test_what_cannot_be_measured_is_said(pool: nbddp.Pool) -> None:
         parse_command(["bench", "--max", "1 parsec"])
     with nbddp.Pool(nproc=1) as one, pytest.raises(nbddp.BadInput, match="a collective needs two ranks at least"):
         one.bench()
+
+
+@pytest.mark.parametrize(
+    ("asked", "visible", "devices"),
+    [
+        ({}, "all", [0, 1, 2, 3]),
+        ({"gpus_per_proc": 2}, "all", [0, 2]),
+        ({"gpus_per_proc": 2}, "own", [0, 0]),
+        ({"nproc": 8, "oversubscribe": True}, "own", [None] * 8),
+        ({"device": "cpu", "nproc": 2}, "all", [None, None]),
+    ],
+)
+def test_ranks_measure_on_gpus_of_their_own_or_all_on_cpu(
+    asked: dict[str, Any], visible: str, devices: list[int | None]
+) -> None:
+    host = Node(0, "h", tuple(Device(i, str(i)) for i in range(4)), 8)
+    assert own_gpus(Topology.plan([host], **asked), visible) == devices
 
 
 @given(st.integers(1, 1000), st.integers(1, 10**9), st.integers(2, 16))

@@ -33,14 +33,15 @@ def sizes(smallest: int = SMALLEST, largest: int = LARGEST, factor: int = FACTOR
 
 def bench(
     ask: Ask,
-    ranks: int,
+    devices: Sequence[int | None],
     collectives: Sequence[str],
     wanted: Sequence[int],
     repeat: int,
     warmup: int,
     progress: Callable[[str], None],
 ) -> list[Measured]:
-    """What `Pool.bench` does."""
+    """What `Pool.bench` does. devices: each rank's own GPU as it sees it; None for all: on CPU."""
+    ranks = len(devices)
     for name in collectives:
         if name not in BUS_FACTOR:
             raise BadInput(f"there is no collective {name}; use {', '.join(BUS_FACTOR)}")
@@ -48,7 +49,7 @@ def bench(
         raise BadInput("a collective needs two ranks at least; %ddp start --nproc 2 makes them")
     if repeat < 1 or warmup < 1:
         raise BadInput("a size is measured once at least, after one call to warm up; use --repeat 1 --warmup 1 or more")
-    own = ask({"part": "open"})[0]
+    own = ask({"part": "open", "devices": list(devices)})[0]
     found: list[Measured] = []
     todo = [(c, s) for c in collectives for s in wanted]
     for i, (name, size) in enumerate(todo):

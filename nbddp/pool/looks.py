@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nbddp.errors import BadInput
 from nbddp.pool import bench as benches
 from nbddp.pool import compare as comparison
+from nbddp.topology import Topology
 from nbddp.trace.align import Clock, Ping, aligned, clock
 from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
@@ -88,10 +89,18 @@ def bench(
         return _unpacked(pool.answers("bench", **fields))
 
     wanted = benches.sizes() if sizes is None else sizes
-    found = benches.bench(ask, pool.world_size, names, wanted, repeat, warmup, progress)
+    found = benches.bench(ask, own_gpus(pool.placed(), pool.visible), names, wanted, repeat, warmup, progress)
     new = {(m.collective, m.ranks, m.bytes) for m in found}
     pool.measured = [m for m in pool.measured if (m.collective, m.ranks, m.bytes) not in new] + found
     return found
+
+
+def own_gpus(placed: Topology, visible: str) -> list[int | None]:
+    """The index of each rank's first GPU as the rank sees it; all None on CPU, and where ranks share GPUs, which NCCL
+    does not allow."""
+    if placed.oversubscribed or not all(w.devices for w in placed.workers):
+        return [None] * placed.world_size
+    return [0 if visible == "own" else w.devices[0].index for w in placed.workers]
 
 
 def _unpacked(answers: dict[int, list[Any]]) -> dict[int, Any]:

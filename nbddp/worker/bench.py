@@ -11,7 +11,6 @@ float32. Buffers are zero while it is timed, since an in-place sum of anything e
 from __future__ import annotations
 
 import functools
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,18 +37,17 @@ class Case:
     zero: Callable[[], None]
 
 
-def open_group() -> bool:
-    """Make a process group for the measurement; False if the user's own is alive, which then is used."""
+def open_group(device: int | None) -> bool:
+    """Make a process group for the measurement, over NCCL if this rank has a GPU of its own, else over gloo; False if
+    the user's own is alive, which then is used."""
     import torch
     import torch.distributed as dist
 
     if dist.is_initialized():
         return False
-    own = int(os.environ["LOCAL_RANK"])
-    cuda = torch.cuda.is_available() and torch.cuda.device_count() > own
-    if cuda:
-        torch.cuda.set_device(own)
-    dist.init_process_group("nccl" if cuda and dist.is_nccl_available() else "gloo")
+    if device is not None:
+        torch.cuda.set_device(device)
+    dist.init_process_group("gloo" if device is None else "nccl")
     return True
 
 

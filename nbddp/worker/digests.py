@@ -34,7 +34,7 @@ def look(namespace: Mapping[str, Any], name: str) -> dict[str, Any] | None:
         return None
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()  # what other streams still write
     value = namespace[name]
     with torch.no_grad():

@@ -279,7 +279,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _do_bench(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         """One size of a benchmark, or its group made or ended."""
         if spec["part"] == "open":
-            return [values.pack_or_words(bench.open_group())]
+            return [values.pack_or_words(bench.open_group(spec["devices"][int(os.environ["RANK"])]))]
         if spec["part"] == "close":
             bench.close_group()
             return [values.pack_or_words(None)]
