@@ -540,7 +540,7 @@ def test_stacks_in_a_terminal_while_the_cell_runs_and_after_it(two: nbddp.Pool) 
     code = (
         PREPARE
         + "def train():\n    dist.all_reduce(torch.ones(1))\n"
-        + "if rank == 0: train()\nelse: import ctypes; ctypes.PyDLL(None).sleep(3)"
+        + "if rank == 0: train()\nelse: import ctypes; ctypes.PyDLL(None).sleep(60)"
     )
     with pytest.raises(nbddp.RunStopped):
         two.run_cell(code, screen=Silent())
