@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
 from nbddp.teach.checks.placement import gpus_of, place_of
+from nbddp.teach.checks.rendezvous import by_address, by_host, by_rank, by_size
 from nbddp.teach.running import on
 
 __all__ = [
     "Answer",
     "Exercise",
+    "by_address",
+    "by_host",
+    "by_rank",
+    "by_size",
     "gpus_of",
     "on",
     "place_of",

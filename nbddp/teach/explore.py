@@ -15,11 +15,13 @@ from html import escape
 from typing import Any
 
 from nbddp.draw.placement import placement
+from nbddp.draw.rendezvous import arrivals
 from nbddp.draw.shown import Shown
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
 from nbddp.teach.placement import GLOBAL, LOCAL
 from nbddp.teach.placement import layout as placed
+from nbddp.teach.rendezvous import FAULTS, NOTHING, OWN, arrival
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WORDS = '<pre style="white-space: pre-wrap; line-height: 1.35; margin: 4px 0">{}</pre>'
@@ -35,6 +37,9 @@ class Slider:
     high: int
     step: int = 1
 
+    def shown(self, value: Any) -> str:
+        return str(value)
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -43,6 +48,11 @@ class Choice:
     name: str
     label: str
     options: Sequence[Any]
+
+    def shown(self, value: Any) -> str:
+        """What the reader sees for a value."""
+        names = {v: text for text, v in (o for o in self.options if isinstance(o, tuple))}
+        return str(names.get(value, value))
 
 
 class Explorer:
@@ -55,8 +65,8 @@ class Explorer:
         self.show, self.controls, self.settings = show, tuple(controls), tuple(dict(s) for s in settings)
 
     def caption(self, setting: Mapping[str, Any]) -> str:
-        """`nodes 2 · GPUs per node 4`."""
-        return " · ".join(f"{c.label} {setting[c.name]}" for c in self.controls)
+        """`nodes: 2 · GPUs per node: 4`."""
+        return " · ".join(f"{c.label}: {c.shown(setting[c.name])}" for c in self.controls)
 
     def words(self) -> str:
         """The words of the two settings, each under its caption."""
@@ -133,5 +143,21 @@ def layout() -> Explorer:
         (
             {"nodes": 2, "gpus": 4, "per_process": 2, "by": LOCAL},
             {"nodes": 2, "gpus": 4, "per_process": 1, "by": GLOBAL},
+        ),
+    )
+
+
+def arrived() -> Explorer:
+    """Lesson 03: four processes on two nodes look for each other; who has arrived, and who waits for whom."""
+    return Explorer(
+        lambda **chosen: arrivals(arrival(**chosen)),
+        (
+            Slider("arrived", "processes started", 1, 4),
+            Choice("last_first", "who starts first", (("node 0", False), ("the last node", True))),
+            Choice("fault", "mistake", FAULTS),
+        ),
+        (
+            {"arrived": 3, "last_first": False, "fault": NOTHING},
+            {"arrived": 4, "last_first": False, "fault": OWN},
         ),
     )

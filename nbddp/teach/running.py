@@ -65,17 +65,18 @@ def on_ranks(
     ranks: Sequence[int] | None = None,
     at_least: int = 1,
     deadline: float | None = None,
+    hang_after: float | None = HANG_AFTER,
     screen: Screen | None = None,
 ) -> RankValues:
     """`function(*args)` on every rank (or `ranks`) of the pool; the values.
 
     What the function prints is shown. Raises Wrong with the learner's line if it raises, hangs, takes longer than
-    `deadline` seconds (DEADLINE), ends its process, or cannot be sent.
+    `deadline` seconds (DEADLINE), ends its process, or cannot be sent. hang_after: as `Pool.call` has it.
     """
     limit = DEADLINE if deadline is None else deadline
     workers = pool(at_least)
     try:
-        found = workers.call(function, args, ranks=ranks, screen=screen, hang_after=HANG_AFTER, timeout=limit)
+        found = workers.call(function, args, ranks=ranks, screen=screen, hang_after=hang_after, timeout=limit)
     except WorkerFailed as failed:
         raise Wrong(failure_words(failed.cause)) from failed
     except RunHung as hung:
