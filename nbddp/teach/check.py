@@ -10,6 +10,7 @@ from __future__ import annotations
 from nbddp.teach.answer import Answer, Exercise
 from nbddp.teach.checks.placement import gpus_of, place_of
 from nbddp.teach.checks.rendezvous import by_address, by_host, by_rank, by_size
+from nbddp.teach.checks.spmd import share_of
 from nbddp.teach.running import on
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "gpus_of",
     "on",
     "place_of",
+    "share_of",
 ]

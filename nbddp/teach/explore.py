@@ -17,11 +17,13 @@ from typing import Any
 from nbddp.draw.placement import placement
 from nbddp.draw.rendezvous import arrivals
 from nbddp.draw.shown import Shown
+from nbddp.draw.spmd import prints
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
 from nbddp.teach.placement import GLOBAL, LOCAL
 from nbddp.teach.placement import layout as placed
 from nbddp.teach.rendezvous import FAULTS, NOTHING, OWN, arrival
+from nbddp.teach.spmd import NOBODY, printing
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WORDS = '<pre style="white-space: pre-wrap; line-height: 1.35; margin: 4px 0">{}</pre>'
@@ -159,5 +161,21 @@ def arrived() -> Explorer:
         (
             {"arrived": 3, "last_first": False, "fault": NOTHING},
             {"arrived": 4, "last_first": False, "fault": OWN},
+        ),
+    )
+
+
+def order() -> Explorer:
+    """Lesson 01: two prints on every rank, and the order in which a terminal may show them."""
+    return Explorer(
+        lambda **chosen: prints(printing(**chosen)),
+        (
+            Slider("ranks", "ranks", 2, 4),
+            Choice("slow", "slow rank", (("nobody", NOBODY), ("0", 0), ("1", 1), ("2", 2), ("3", 3))),
+            Choice("barrier", "barrier after the work", (("no", False), ("yes", True))),
+        ),
+        (
+            {"ranks": 4, "slow": 1, "barrier": False},
+            {"ranks": 4, "slow": 1, "barrier": True},
         ),
     )

@@ -41,17 +41,7 @@ class Table:
         first = by_rank[ranks[0]]
         if all(kind == "unwritten" or (kind == "value" and value is None) for kind, value in first):
             return not_written(self.name)
-        for rank in ranks[1:]:
-            if list(by_rank[rank]) != list(first):
-                return self._depends(ranks[0], first, rank, by_rank[rank])
-        return self._line(first)
-
-    def _depends(self, one: int, ones: Sequence[Outcome], other: int, others: Sequence[Outcome]) -> str:
-        at = next(i for i, (a, b) in enumerate(zip(ones, others, strict=True)) if a != b)
-        return (
-            f"{self.call(self.cases[at])} {_gave(ones[at])} on rank {one} and {_gave(others[at])} on rank {other}: "
-            "the answer must come from the arguments alone, not from the process it is worked out in"
-        )
+        return depends(self.name, self.cases, by_rank) or self._line(first)
 
     def _line(self, outcomes: Sequence[Outcome]) -> str:
         for case, outcome in zip(self.cases, outcomes, strict=True):
@@ -71,8 +61,25 @@ class Table:
         return ""
 
     def call(self, case: Case) -> str:
-        """`gpus_of(4, 4, 1)`."""
-        return f"{self.name}({', '.join(map(repr, case))})"
+        return call(self.name, case)
+
+
+def call(name: str, case: Case) -> str:
+    """`gpus_of(4, 4, 1)`."""
+    return f"{name}({', '.join(map(repr, case))})"
+
+
+def depends(name: str, cases: Sequence[Case], by_rank: Mapping[int, Sequence[Outcome]]) -> str:
+    """The line for a function that answers otherwise on another rank; empty if all ranks answer alike."""
+    (one, ones), *others = sorted(by_rank.items())
+    for other, theirs in others:
+        for case, a, b in zip(cases, ones, theirs, strict=True):
+            if not same(a, b):
+                return (
+                    f"{call(name, case)} {_gave(a)} on rank {one} and {_gave(b)} on rank {other}: "
+                    "the answer must come from the arguments alone, not from the process it is worked out in"
+                )
+    return ""
 
 
 def same(a: object, b: object) -> bool:

@@ -27,9 +27,9 @@
 # %%ddp --nnodes 2 --nproc 2
 import os
 
-mine = {name: int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")}
-print("node", mine["GROUP_RANK"], "· rank", mine["RANK"], "of", mine["WORLD_SIZE"], end=" · ")
-print("local rank", mine["LOCAL_RANK"], "of", mine["LOCAL_WORLD_SIZE"])
+env = os.environ
+print("rank", env["RANK"], "of", env["WORLD_SIZE"], end=" · ")
+print("local rank", env["LOCAL_RANK"], "of", env["LOCAL_WORLD_SIZE"], "on node", env["GROUP_RANK"])
 
 # %% [markdown]
 # Rank 2 has local rank 0: it is the first process of node 1. Ranks are counted through all nodes, node 0 first. Local ranks begin
