@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -14,6 +16,7 @@ from nbddp.teach.answer import Exercise, Wrong
 from nbddp.teach.explore import Explorer
 from nbddp.teach.tables import Mistake, Table
 from nbddp.worker.exercise import Strange, plain, tabulate
+from tests.kernels import Kernel
 from tests.lessons import SOURCES, builder
 
 build = builder()
@@ -174,6 +177,45 @@ def test_answers_become_plain_data() -> None:
     changed: list[list[int]] = [[1], [1]]
     assert tabulate(lambda a: a.append(2) or len(a), [(changed,)]) == [("value", 3)]
     assert changed == [[1], [1]], "the function gets a copy"
+
+
+# -- in a notebook ---------------------------------------------------------------------------
+
+PLACE = "from nbddp.teach import check\ndef place_of(rank, n):\n    print('called')\n    return divmod(rank, n)\n"
+
+
+def test_a_check_runs_on_the_notebooks_own_pool_and_keeps_its_names(four: Kernel) -> None:
+    assert four.run("%%ddp\nkept = 41").ok
+    shown = four.run(
+        "from nbddp.teach import check\nchecked = check.place_of(lambda rank, n: divmod(rank, n))\nchecked"
+    )
+    assert shown.text() == "ok\n", shown.error
+    assert not [kind for _, kind, _ in shown.messages if kind == "execute_result"], "the line is there already"
+    assert four.run("%%ddp\nassert kept == 41").ok
+    assert "41" in four.run("bool(checked) and checked.line == 'ok' and 41").displays[0]["text/plain"]
+    wrong = four.run("check.place_of(lambda rank, n: (rank % n, rank // n), hint=True)")
+    assert wrong.text().count("\n") == 2
+    assert "hint 1 of 3" in wrong.text()
+
+
+def test_a_check_without_a_pool_starts_two_workers_and_shows_what_is_printed(new_kernel: Kernel) -> None:
+    shown = new_kernel.run(PLACE + "check.place_of(place_of)")
+    assert shown.text().endswith("ok\n"), shown.error
+    assert "ranks 0–1 │ called" in shown.text(), "prints help whoever looks for a mistake"
+    assert "2 processes" in new_kernel.run("%ddp topology").displays[0]["text/plain"]
+
+
+def test_an_explorer_in_a_kernel_is_a_widget_with_picture_and_words(four: Kernel) -> None:
+    (bundle,) = four.run("from nbddp.teach import explore\nexplore.layout()").displays
+    assert set(bundle) == {"text/plain", "image/png", build.WIDGET}
+    assert bundle["text/plain"] == explore.layout().words()
+
+
+def test_an_explorer_in_a_terminal_is_its_words(tmp_path: Path) -> None:
+    code = "from nbddp.teach import explore; explore.layout()"
+    command = [sys.executable, "-m", "IPython", "--colors=NoColor", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert explore.layout().words() in done.stdout
 
 
 # -- explorers -------------------------------------------------------------------------------

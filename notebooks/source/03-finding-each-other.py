@@ -26,6 +26,7 @@ print("a number as MASTER_PORT:", os.environ["MASTER_PORT"].isdecimal())
 
 # %% [markdown]
 # `MASTER_ADDR` and `MASTER_PORT` are one meeting point for all, `WORLD_SIZE` says how many to wait for, and `RANK` alone differs.
+# (The address is `localhost` because our two nodes are one machine; on two machines it would be the name of one of them.)
 #
 # ## The meeting point is a store
 #
