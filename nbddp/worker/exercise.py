@@ -84,7 +84,7 @@ def meet(environs: Sequence[dict[str, str]], timeout: float) -> tuple[str, str, 
     """Look for the other ranks by these variables (`environs[rank]`), and add up all ranks' numbers if they are found.
 
     ("met", "", sum) or ("failed", "DistStoreError: text", 0); a group that has stood before is left alone, with
-    ("standing", "", 0). The environment is put back. timeout: seconds.
+    ("standing", "", 0). timeout: seconds.
     """
     import datetime
     import os
@@ -94,9 +94,7 @@ def meet(environs: Sequence[dict[str, str]], timeout: float) -> tuple[str, str, 
 
     if dist.is_initialized():
         return "standing", "", 0
-    before = dict(os.environ)
-    mine = environs[int(before["RANK"])]
-    os.environ.update(mine)
+    os.environ.update(environs[int(os.environ["RANK"])])  # every run begins with torchrun's own values again
     try:
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
         total = torch.tensor([float(dist.get_rank())])
@@ -107,5 +105,3 @@ def meet(environs: Sequence[dict[str, str]], timeout: float) -> tuple[str, str, 
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        os.environ.clear()
-        os.environ.update(before)
