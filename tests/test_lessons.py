@@ -11,13 +11,14 @@ import nbformat
 import pytest
 
 from nbddp.errors import BadInput
-from nbddp.teach import explore
+from nbddp.run.screen import Silent
+from nbddp.teach import explore, running
 from nbddp.teach.answer import Exercise, Wrong
 from nbddp.teach.explore import Explorer
 from nbddp.teach.tables import Mistake, Table
-from nbddp.worker.exercise import Strange, plain, tabulate
+from nbddp.worker.exercise import Strange, in_group, plain, tabulate
 from tests.kernels import Kernel
-from tests.lessons import SOURCES, builder
+from tests.lessons import SOURCES, builder, defined, pool_of
 
 build = builder()
 SMALL = """\
@@ -177,6 +178,36 @@ def test_answers_become_plain_data() -> None:
     changed: list[list[int]] = [[1], [1]]
     assert tabulate(lambda a: a.append(2) or len(a), [(changed,)]) == [("value", 3)]
     assert changed == [[1], [1]], "the function gets a copy"
+
+
+DRAW = """
+def draw():
+    import torch, torch.distributed as dist
+    mine = torch.rand(1)
+    total = mine.clone()
+    dist.all_reduce(total)
+    return mine.item(), total.item()
+"""
+STATE = """
+def state():
+    import torch, torch.distributed as dist
+    return dist.is_initialized(), torch.random.get_rng_state().sum().item()
+"""
+
+
+def test_distributed_exercises_run_on_ranks_seeded_differently_and_leave_no_trace() -> None:
+    draw, state = defined(DRAW, "draw"), defined(STATE, "state")
+    with pool_of(2) as pool:
+        before = list(pool.call(state))
+        one, two = (list(running.on_ranks(in_group, draw)) for _ in range(2))
+        assert one == two, "the same numbers each time"
+        (a, total), (b, other) = one
+        assert a != b, "ranks that must agree have to make themselves agree"
+        assert total == other == pytest.approx(a + b)
+        assert list(pool.call(state)) == before
+        pool.run_cell("import torch.distributed as dist\ndist.init_process_group()", screen=Silent())
+        assert list(running.on_ranks(in_group, draw)) == one
+        assert [initialized for initialized, _ in pool.call(state)] == [True, True], "a cell's own group stays"
 
 
 # -- in a notebook ---------------------------------------------------------------------------
