@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from nbddp import commands, options
@@ -250,6 +251,12 @@ def unload(shell: Any) -> None:
     magics.pool.close()
     for table in (shell.magics_manager.magics["line"], shell.magics_manager.magics["cell"]):
         table.pop("ddp", None)
+
+
+def standing_pool() -> Pool | None:
+    """The pool of the running shell, whether started or not; None where `%load_ext nbddp` has not been run."""
+    magics = _loaded.get(id(get_ipython()))
+    return None if magics is None else magics.pool
 
 
 def _import_ahead() -> None:

@@ -1,4 +1,4 @@
-"""The shipped notebooks run and compare strictly, and a notebook of every kind of output does too."""
+"""The shipped notebooks, solved and as a learner opens them, run and compare strictly; so does every kind of output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = sorted([*FOLDER.glob("*.ipynb"), *FOLDER.glob("solutions/*.ipynb")])
 
 
 def nbval(path: Path) -> None:
@@ -22,7 +23,7 @@ def nbval(path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: str(p.relative_to(FOLDER).with_suffix("")))
 def test_shipped_notebook_compares_strictly(path: Path) -> None:
     saved = nbformat.read(path, 4)
     assert all(c.execution_count for c in saved.cells if c.cell_type == "code"), "outputs are committed"

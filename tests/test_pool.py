@@ -48,6 +48,34 @@ def test_run_returns_every_ranks_value_and_raises_the_first_failure() -> None:
     assert not any(psutil.pid_exists(p) for p in pids)
 
 
+def spin(on: int) -> int:
+    rank = int(os.environ["RANK"])
+    while rank == on:
+        time.sleep(0.01)
+    return rank
+
+
+def leave(rank: int) -> int:
+    if os.environ["RANK"] == str(rank):
+        sys.exit()
+    return 1
+
+
+def test_a_call_has_ranks_limits_and_its_own_failures() -> None:
+    with nbddp.Pool(nproc=3) as pool:
+        pool.push({"kept": 1})
+        some = pool.call(rank_times, (5,), ranks=(0, 2))
+        assert (some.ranks, list(some)) == ((0, 2), [0, 10])
+        with pytest.raises(nbddp.RunTimedOut, match="longer than --timeout 0"):
+            pool.call(spin, (1,), timeout=0.5)
+        with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised LookupError"):
+            pool.call(fail_on, kwargs={"rank": 1})
+        assert pool.call(leave, (1,)).ranks == (0, 2), "a rank that left has no value"
+        with pytest.raises(nbddp.BadInput, match="ranks names rank 3, but the pool has ranks 0–2"):
+            pool.call(rank_times, (5,), ranks=(3,))
+        assert list(pool.pull(["kept"])["kept"]) == [1, 1, 1]
+
+
 def test_controller_listens_where_the_system_puts_nobody() -> None:
     """Between choosing a port and binding it, somebody's connection could take an ephemeral one."""
     with nbddp.Pool(nproc=1) as pool:

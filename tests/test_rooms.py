@@ -60,13 +60,17 @@ STOREYS = [
         "worker.clocks",
         "worker.bench",
         "worker.tracing",
+        "worker.exercise",
     ],
+    ["teach.answer", "teach.tables", "teach.placement", "teach.rendezvous", "teach.spmd"],
     ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
     ["pool.requests", "pool.wire", "pool.launcher", "pool.stop", "pool.compare", "pool.bench", "stacks"],
     ["pool"],
     ["assist", "magics", "cli"],
+    ["teach.running"],
+    ["teach"],
     ["__main__", "__init__"],
 ]
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
@@ -74,6 +78,8 @@ PURE = [
     "nbddp", "nbddp.errors", "nbddp.machine", "nbddp.topology", "nbddp.environment", "nbddp.options", "nbddp.commands",
     "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
     "nbddp.run.cell", "nbddp.agent.lines", "nbddp.trace.ring", "nbddp.trace.foretold",
+    "nbddp.teach", "nbddp.teach.answer", "nbddp.teach.tables", "nbddp.teach.placement", "nbddp.teach.rendezvous",
+    "nbddp.teach.spmd",
 ]  # fmt: skip
 
 

@@ -550,20 +550,40 @@ class Pool:
         with the WorkerFailed that holds its remote traceback as its cause; or the
         WorkerFailed itself where the exception cannot travel.
         """
-        if not self.running:
-            self.start()
-        data = _packed((function, args, kwargs), getattr(function, "__name__", "the function"))
         try:
-            run = self._run(
-                tuple(range(self.world_size)), {"op": "call"}, buffers=[data], screen=for_shell(_shell()),
-                state=f"running {getattr(function, '__name__', 'a function')}",
-            )  # fmt: skip
+            return self.call(function, args, kwargs)
         except WorkerFailed as failed:
             error = self._carried(failed)
             if error is None:
                 raise
             raise error from failed
-        return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items()})
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        screen: Screen | None = None,
+        hang_after: float | None = 5.0,
+        timeout: float | None = None,
+    ) -> RankValues:
+        """As `run`, on some ranks and with limits: `hang_after` and `timeout` are in seconds, as `run_cell` has them.
+
+        Names on the ranks stay. Raises BadInput for what cannot be sent, or a RunFailed: WorkerFailed, RunStopped,
+        RunHung or RunTimedOut. A rank on which the function ends by `sys.exit()` has no value.
+        """
+        if not self.running:
+            self.start()
+        name = getattr(function, "__name__", "the function")
+        chosen = check_ranks(ranks, self.world_size, "ranks")
+        data = _packed((function, tuple(args), dict(kwargs or {})), name)
+        run = self._run(
+            chosen, {"op": "call"}, buffers=[data], screen=screen or for_shell(_shell()),
+            state=f"running {name}", hang_after=hang_after, timeout=timeout,
+        )  # fmt: skip
+        return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items() if e.buffers})
 
     def _carried(self, failed: WorkerFailed) -> BaseException | None:
         """The exception object of the first failing rank, if it travelled."""

@@ -1,0 +1,80 @@
+"""An exercise and the answer to it: one line that says `ok`, or what is wrong and why.
+
+An exercise never raises for what a learner hands in. Whatever stops its judge (a function that raises, hangs or
+does not return) reaches it as `Wrong`, whose text is the line. Pure: imports only the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+OK = "ok"
+
+
+class Wrong(Exception):
+    """What is wrong with what was handed in, as one line for the learner."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`line` is `ok` or what is wrong; `hint` is what was asked for with `hint=True`, or empty."""
+
+    ok: bool
+    line: str
+    hint: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def _ipython_display_(self) -> None:
+        """Shows nothing: the line has been printed."""
+
+
+class Exercise:
+    """Something a learner writes, and the check of it.
+
+    judge: what was handed in → the line, `ok` if it is right; it may raise Wrong.
+    hints: from the first nudge to nearly the solution.
+    takes: what is handed in, in a word; `function` must be callable.
+    """
+
+    def __init__(self, name: str, judge: Callable[[Any], str], hints: Sequence[str], takes: str = "function"):
+        self.name, self.judge, self.hints, self.takes = name, judge, tuple(hints), takes
+        self._given = 0
+        self.__name__ = name
+
+    def __call__(self, handed_in: Any = None, *, hint: bool = False) -> Answer:
+        """Run what was handed in, print the answer's line and return it; `hint=True` adds the next hint."""
+        line = one_line(self._line(handed_in))
+        answer = Answer(line == OK, line, self._next_hint() if hint and line != OK else "")
+        print(answer.line)
+        if answer.hint:
+            print(answer.hint)
+        return answer
+
+    def _line(self, handed_in: Any) -> str:
+        if self.takes == "function" and not callable(handed_in):
+            return f"hand in the function itself, without calling it: check.{self.name}({self.name})"
+        try:
+            return self.judge(handed_in)
+        except Wrong as wrong:
+            return str(wrong)
+
+    def _next_hint(self) -> str:
+        self._given = min(self._given + 1, len(self.hints))
+        return f"hint {self._given} of {len(self.hints)}: {self.hints[self._given - 1]}"
+
+    def __repr__(self) -> str:
+        return f"check.{self.name}(your {self.takes}), with {len(self.hints)} hints: hint=True"
+
+
+def not_written(name: str) -> str:
+    """The line for a function that is still as the lesson has it."""
+    return f"{name} returned None: it is still to be written, or its return statement is missing"
+
+
+def one_line(text: str) -> str:
+    """Text without line breaks and runs of blanks."""
+    return " ".join(text.split())

@@ -1,0 +1,101 @@
+"""Lesson 01: each rank takes its share of the work, and together they take all of it once.
+
+Any way to share is right that leaves nothing out, does nothing twice, and gives no rank two items more than another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbddp.teach.answer import OK, Exercise, not_written
+from nbddp.teach.running import on_ranks
+from nbddp.teach.tables import Outcome, call, depends
+from nbddp.topology import counted, rank_words
+from nbddp.worker.exercise import tabulate
+
+NAME = "share_of"
+JOBS = ((8, 4), (7, 3), (11, 4), (2, 3), (5, 1))  # items, ranks
+CASES = tuple((list("abcdefghijkl"[:items]), rank, size) for items, size in JOBS for rank in range(size))
+
+
+def line(by_rank: Mapping[int, Sequence[Outcome]]) -> str:
+    """The answer's line, from what the function gave for CASES on every rank of the pool."""
+    first = by_rank[min(by_rank)]
+    if all(kind != "raised" and value is None for kind, value in first):
+        return not_written(NAME)
+    other = depends(NAME, CASES, by_rank)
+    if other:
+        return other
+    for items, size in JOBS:
+        some = [(c, o) for c, o in zip(CASES, first, strict=True) if (len(c[0]), c[2]) == (items, size)]
+        why = strange(some) or unfair(some[0][0][0], [o[1] for _, o in some])
+        if why:
+            return why
+    return OK
+
+
+def strange(some: Sequence[tuple[tuple[Any, ...], Outcome]]) -> str:
+    """What is no share at all; empty if all are lists of items."""
+    for case, (kind, value) in some:
+        if kind == "raised":
+            return f"{call(NAME, case)} raised {value}"
+        if not isinstance(value, list):
+            return f"{call(NAME, case)} is {value!r}; a list of items is wanted"
+        foreign = [v for v in value if v not in case[0]]
+        if foreign:
+            return (
+                f"{call(NAME, case)} has {foreign[0]!r}, which is none of the items; take the items, not where they are"
+            )
+    return ""
+
+
+def unfair(items: Sequence[str], shares: Sequence[list[str]]) -> str:
+    """What is wrong with the shares of all ranks together; empty if they are as they should be."""
+    head = f"{counted(len(items), 'item')} on {counted(len(shares), 'rank')}: "
+    if len(shares) > 1 and all(share == list(items) for share in shares):
+        return f"{head}every rank takes all of them, and the work is done {len(shares)} times; share it by the rank"
+    for item in items:
+        takers = [r for r, share in enumerate(shares) for taken in share if taken == item]
+        if len(takers) > 1:
+            return f"{head}{item!r} is taken by {_and(takers)}; each item belongs to one rank"
+    missing = [i for i in items if not any(i in share for share in shares)]
+    if missing:
+        return f"{head}nobody takes {', '.join(map(repr, missing))}{_hint(items, shares, missing)}"
+    sizes = [len(share) for share in shares]
+    if max(sizes) - min(sizes) > 1:
+        most, least = sizes.index(max(sizes)), sizes.index(min(sizes))
+        return (
+            f"{head}rank {most} takes {max(sizes)} and rank {least} {min(sizes) or 'none'}; all wait for the one with "
+            "the most, so shares may differ by one item at most"
+        )
+    return ""
+
+
+def _hint(items: Sequence[str], shares: Sequence[list[str]], missing: Sequence[str]) -> str:
+    rest = len(items) % len(shares)
+    if rest and list(missing) == list(items[-rest:]):
+        return f"; {len(items)} is not a multiple of {len(shares)}, and what is left over must be done too"
+    if items[0] in missing:
+        return "; ranks are counted from 0, and so are items"
+    return ""
+
+
+def _and(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]} twice" if len(set(ranks)) == 1 else rank_words(ranks)
+
+
+def judge(function: Any) -> str:
+    found = on_ranks(tabulate, function, CASES)
+    return line({r: found[r] for r in found.ranks})
+
+
+share_of = Exercise(
+    NAME,
+    judge,
+    (
+        "deal the items out like cards: to whom does the first go, the second, the one after the last rank's?",
+        "rank r takes the items at r, r + world_size, r + 2 × world_size and so on",
+        "a slice has a start and a step: items[start::step]",
+    ),
+)

@@ -1,0 +1,107 @@
+"""What a check has a rank do: call a learner's function and bring back plain data.
+
+The learner's own objects stay on the rank, so that nothing has to be imported in the notebook to look at an answer,
+and no answer can fail to travel. Imports torch only inside what needs it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbddp.worker import values
+
+SEED = 1000  # a rank's own seed is SEED + rank: ranks that must agree have to make themselves agree
+
+
+@dataclass(frozen=True)
+class Strange:
+    """Stands for a value that is no plain data: its repr."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def plain(value: Any) -> Any:
+    """None, bool, int, float, str, and lists and dicts of them; tensors and arrays as nested lists, tuples and
+    ranges as lists, anything else as Strange."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, list | tuple | range):
+        return [plain(v) for v in value]
+    if isinstance(value, dict):
+        return {plain(k) if isinstance(k, str | int) else values.words(k): plain(v) for k, v in value.items()}
+    if callable(getattr(value, "tolist", None)):
+        return plain(value.tolist())
+    return Strange(values.words(value))
+
+
+def tabulate(function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[tuple[str, Any]]:
+    """The outcome for each case: ("value", plain data), ("unwritten", None) or ("raised", "ValueError: text").
+
+    The function gets copies, so that one that changes its arguments spoils no later case.
+    """
+    return [_outcome(function, copy.deepcopy(case)) for case in cases]
+
+
+def _outcome(function: Callable[..., Any], case: tuple[Any, ...]) -> tuple[str, Any]:
+    try:
+        return "value", plain(function(*case))
+    except NotImplementedError:
+        return "unwritten", None
+    except Exception as error:
+        return "raised", values.reason(error)
+
+
+def in_group(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`function(*args, **kwargs)` with the default process group there, and torch seeded with this rank's own seed.
+
+    A group that a cell has left is used and stays; otherwise one is made, and ends with the call if that ends well (a
+    run that fails has its groups ended by the pool). torch's random state is put back.
+    """
+    import torch
+    import torch.distributed as dist
+
+    own = not dist.is_initialized()
+    if own:
+        dist.init_process_group()
+    state = torch.random.get_rng_state()
+    torch.manual_seed(SEED + dist.get_rank())
+    try:
+        answer = function(*args, **kwargs)
+    finally:
+        torch.random.set_rng_state(state)
+    if own and dist.is_initialized():
+        dist.destroy_process_group()
+    return answer
+
+
+def meet(environs: Sequence[dict[str, str]], timeout: float) -> tuple[str, str, int]:
+    """Look for the other ranks by these variables (`environs[rank]`), and add up all ranks' numbers if they are found.
+
+    ("met", "", sum) or ("failed", "DistStoreError: text", 0); a group that has stood before is left alone, with
+    ("standing", "", 0). timeout: seconds.
+    """
+    import datetime
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        return "standing", "", 0
+    os.environ.update(environs[int(os.environ["RANK"])])  # every run begins with torchrun's own values again
+    try:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
+        total = torch.tensor([float(dist.get_rank())])
+        dist.all_reduce(total)
+        return "met", "", int(total)
+    except Exception as error:
+        return "failed", values.reason(error), 0
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

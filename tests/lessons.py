@@ -1,0 +1,113 @@
+"""For the tests of lessons: solutions out of the notebooks' sources, and answers (right and wrong) run by a check.
+
+A test of a check looks like this:
+
+    ANSWERS = [
+        Mutant("the global rank", "def gpus_of(rank, n, g):\\n    return [rank]", "the global rank is no device index"),
+    ]
+
+    @pytest.mark.parametrize("mutant", ANSWERS, ids=str)
+    def test_wrong_answers_are_told_why(pool, mutant):
+        mutant.meets(check.gpus_of)
+
+`pool` is `pool_of(n)` made a fixture: a real pool on which the checks run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import nbddp
+from nbddp.teach import check
+from nbddp.teach.answer import Answer, Exercise
+
+NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+SOURCES = sorted((NOTEBOOKS / "source").glob("*.py"))
+
+
+def builder() -> ModuleType:
+    """`notebooks/build.py` as a module."""
+    import sys
+
+    if "notebooks_build" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("notebooks_build", NOTEBOOKS / "build.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules["notebooks_build"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules["notebooks_build"]
+
+
+def cells(lesson: str) -> list[Any]:
+    """The cells of the source whose name begins with `lesson`, such as "02"."""
+    (path,) = [p for p in SOURCES if p.name.startswith(lesson)]
+    return list(builder().parse(path.read_text(encoding="utf-8")))
+
+
+def solution(lesson: str, name: str) -> Any:
+    """What the lesson's solution defines under `name`, as its notebook's cell would."""
+    return _one(builder().solutions(cells(lesson)), lesson, name)
+
+
+def exercise(lesson: str, name: str) -> Any:
+    """The unfinished `name` that the lesson gives a learner."""
+    return _one(builder().exercises(cells(lesson)), lesson, name)
+
+
+def _one(sources: list[str], lesson: str, name: str) -> Any:
+    found = [s for s in sources if name in _assigned(s)]
+    assert len(found) == 1, f"lesson {lesson} defines {name} in {len(found)} cells of its kind"
+    return defined(found[0], name)
+
+
+def _assigned(source: str) -> set[str]:
+    """Names that a cell binds at its top level."""
+    found: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+    return found
+
+
+def defined(source: str, name: str) -> Any:
+    """`name` as a notebook that has run `source` would have it: of `__main__`, so that it travels by value."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(textwrap.dedent(source), "<cell>", "exec"), space)
+    return space[name]
+
+
+@contextmanager
+def pool_of(nproc: int, **options: Any) -> Iterator[nbddp.Pool]:
+    """A real pool on which all checks inside the block run."""
+    with nbddp.Pool(nproc=nproc, **options) as pool, check.on(pool):
+        yield pool
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A wrong answer: `source` defines it under the exercise's name, and the check's line must contain `says`."""
+
+    name: str
+    source: str
+    says: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def meets(self, exercise: Exercise) -> Answer:
+        """The check's answer, which must be wrong in the way that is expected."""
+        answer = exercise(defined(self.source, exercise.name))
+        assert not answer.ok, f"{self.name} passes"
+        assert self.says in answer.line, answer.line
+        assert "\n" not in answer.line
+        return answer

@@ -1,0 +1,291 @@
+"""Lessons' sources become the notebooks that are committed, and what a source may say is told when it is wrong."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from nbddp.errors import BadInput
+from nbddp.run.screen import Silent
+from nbddp.teach import explore, running
+from nbddp.teach.answer import Exercise, Wrong
+from nbddp.teach.explore import Explorer
+from nbddp.teach.tables import Mistake, Table
+from nbddp.worker.exercise import Strange, in_group, plain, tabulate
+from tests.kernels import Kernel
+from tests.lessons import SOURCES, builder, defined, pool_of
+
+build = builder()
+SMALL = """\
+# %% [markdown]
+# # Title
+#
+# Text
+
+# %%
+# %%ddp --nproc 2
+x = 1  # %%ddp is no magic here
+
+# %% exercise
+def f():
+    ...
+
+
+# %% tags=raises-exception,mine
+check.f(f)
+
+# %% solution
+def f():
+    return 1
+"""
+
+
+def test_cells_are_told_apart() -> None:
+    cells = build.parse(SMALL)
+    assert [c.kind for c in cells] == ["markdown", "code", "exercise", "code", "solution"]
+    assert cells[0].text == "# Title\n\nText"
+    assert cells[1].text == "%%ddp --nproc 2\nx = 1  # %%ddp is no magic here"
+    assert cells[3].tags == ("raises-exception", "mine")
+
+
+def test_learner_and_solved_differ_in_exercise_and_solution_alone() -> None:
+    cells = build.parse(SMALL)
+    learner, solved = build.learners(cells), build.solved(cells)
+    assert [c.kind for c in learner] == ["markdown", "code", "exercise", "code", "markdown"]
+    assert "<details>" in learner[-1].text
+    assert "return 1" in learner[-1].text
+    assert [c.text for c in solved] == [cells[0].text, cells[1].text, cells[4].text, cells[3].text]
+    book = build.notebook(solved)
+    nbformat.validate(book)
+    assert [c.id for c in book.cells] == ["c00", "c01", "c02", "c03"]
+    assert book.cells[3].metadata == {"tags": ["raises-exception", "mine"]}
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("x = 1\n", "the first line must begin a cell"),
+        ("# %% sloution\n", "'sloution' is none of"),
+        ("# %% [markdown]\nno comment\n", "begins with '# '"),
+        ("# %% exercise\n# %% exercise\n", "in pairs"),
+        ("# %% solution\n", "in pairs"),
+        ("# %% exercise\n", "has no # %% solution"),
+    ],
+)
+def test_a_wrong_source_is_told(source: str, says: str) -> None:
+    with pytest.raises(build.BadSource, match=re.escape(says)):
+        build.parse(source)
+
+
+def test_lessons_are_found_by_number() -> None:
+    assert build.named([]) == SOURCES
+    assert [p.stem for p in build.named(["02"])] == ["02-ranks-and-devices"]
+    with pytest.raises(build.BadSource, match="no lesson begins with 99"):
+        build.named(["99"])
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.stem)
+def test_committed_notebooks_are_what_the_source_makes(source: Path) -> None:
+    cells = build.parse(source.read_text(encoding="utf-8"))
+    for made, place in zip((build.learners(cells), build.solved(cells)), build.places(source), strict=True):
+        fresh, saved = build.notebook(made), nbformat.read(place, 4)
+        rows = [(c.cell_type, c.source, c.id, c.metadata) for c in fresh.cells]
+        assert rows == [(c.cell_type, c.source, c.id, c.metadata) for c in saved.cells], "run notebooks/build.py"
+        assert saved.metadata == fresh.metadata
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.stem)
+def test_lessons_keep_to_their_size_and_hold_nothing_of_the_machine(source: Path) -> None:
+    assert sum(c.kind in ("code", "exercise") for c in build.parse(source.read_text(encoding="utf-8"))) <= 15
+    for place in build.places(source):
+        saved = nbformat.read(place, 4)
+        for cell in saved.cells:
+            for output in cell.get("outputs", ()):
+                text = output.get("text", "") + output.get("data", {}).get("text/plain", "") + output.get("evalue", "")
+                assert not re.search(r"/tmp/|/home/|/root/|site-packages|127\.0\.0\.1:\d|\bpid\b", text), text
+                assert build.WIDGET not in output.get("data", {})
+
+
+def test_learners_notebooks_do_not_hold_an_answer() -> None:
+    """An unfinished exercise is answered by a line that is not ok."""
+    for source in SOURCES:
+        learner, solved = (nbformat.read(p, 4) for p in build.places(source))
+        lines = [[o.text for c in b.cells if "check." in c.source for o in c.get("outputs", ()) if "text" in o]
+                 for b in (learner, solved)]  # fmt: skip
+        assert lines[0], source.stem
+        assert not any(text.rstrip().endswith("\nok") or text == "ok\n" for text in lines[0]), source.stem
+        assert all(text.rstrip().split("\n")[-1] == "ok" for text in lines[1]), source.stem
+
+
+# -- answers ---------------------------------------------------------------------------------
+
+
+def test_an_exercise_answers_in_one_printed_line(capsys: pytest.CaptureFixture[str]) -> None:
+    twice = Exercise("twice", lambda f: "ok" if f(2) == 4 else "not\ntwice", ["first", "second"])
+    assert twice(lambda x: 2 * x)
+    answer = twice(lambda x: x)
+    assert (answer.ok, answer.line) == (False, "not twice")
+    assert "without calling it: check.twice(twice)" in twice(4).line
+    assert "without calling it" in twice().line
+    assert capsys.readouterr().out.count("\n") == 4
+
+
+def test_hints_come_one_by_one_and_the_last_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    def judge(answer: object) -> str:
+        raise Wrong("wrong")
+
+    wrong = Exercise("wrong", judge, ["first", "second"])
+    given = [wrong(print, hint=True).hint for _ in range(3)]
+    assert given == ["hint 1 of 2: first", "hint 2 of 2: second", "hint 2 of 2: second"]
+    assert wrong(print).hint == ""
+    right = Exercise("right", lambda f: "ok", ["first"])
+    assert right(print, hint=True).hint == ""
+    capsys.readouterr()
+
+
+HALF = Table("half", [(2,), (4,)], lambda n: n // 2, [Mistake("that is the double", lambda n: 2 * n)])
+
+
+def test_a_table_tells_the_mistake_or_the_first_difference() -> None:
+    def judged(function: object) -> str:
+        return HALF.judge({0: tabulate(function, HALF.cases)})  # type: ignore[arg-type]
+
+    assert judged(lambda n: n // 2) == "ok"
+    assert judged(lambda n: 2 * n) == "half(2) is 4, right is 1: that is the double"
+    assert judged(lambda n: 1) == "half(4) is 1, right is 2"
+    assert judged(lambda n: n / 2) == "half(2) is 1.0, right is 1"
+    assert judged(lambda n: None) == "half returned None: it is still to be written, or its return statement is missing"
+    assert judged(lambda n: 1 // 0).startswith("half(2) raised ZeroDivisionError: ")
+    both = {0: tabulate(lambda n: n // 2, HALF.cases), 1: tabulate(lambda n: n, HALF.cases)}
+    assert "on rank 0 and is 2 on rank 1" in HALF.judge(both)
+
+
+def test_answers_become_plain_data() -> None:
+    class Odd:
+        def __repr__(self) -> str:
+            return "odd"
+
+    class Tensor:
+        def tolist(self) -> list[int]:
+            return [1, 2]
+
+    assert plain((1, range(2), {"a": Tensor()}, Odd())) == [1, [0, 1], {"a": [1, 2]}, Strange("odd")]
+    changed: list[list[int]] = [[1], [1]]
+    assert tabulate(lambda a: a.append(2) or len(a), [(changed,)]) == [("value", 3)]
+    assert changed == [[1], [1]], "the function gets a copy"
+
+
+DRAW = """
+def draw():
+    import torch, torch.distributed as dist
+    mine = torch.rand(1)
+    total = mine.clone()
+    dist.all_reduce(total)
+    return mine.item(), total.item()
+"""
+STATE = """
+def state():
+    import torch, torch.distributed as dist
+    return dist.is_initialized(), torch.random.get_rng_state().sum().item()
+"""
+
+
+def test_distributed_exercises_run_on_ranks_seeded_differently_and_leave_no_trace() -> None:
+    draw, state = defined(DRAW, "draw"), defined(STATE, "state")
+    with pool_of(2) as pool:
+        before = list(pool.call(state))
+        one, two = (list(running.on_ranks(in_group, draw)) for _ in range(2))
+        assert one == two, "the same numbers each time"
+        (a, total), (b, other) = one
+        assert a != b, "ranks that must agree have to make themselves agree"
+        assert total == other == pytest.approx(a + b)
+        assert list(pool.call(state)) == before
+        pool.run_cell("import torch.distributed as dist\ndist.init_process_group()", screen=Silent())
+        assert list(running.on_ranks(in_group, draw)) == one
+        assert [initialized for initialized, _ in pool.call(state)] == [True, True], "a cell's own group stays"
+
+
+# -- in a notebook ---------------------------------------------------------------------------
+
+PLACE = "from nbddp.teach import check\ndef place_of(rank, n):\n    print('called')\n    return divmod(rank, n)\n"
+
+
+def test_a_check_runs_on_the_notebooks_own_pool_and_keeps_its_names(four: Kernel) -> None:
+    assert four.run("%%ddp\nkept = 41").ok
+    shown = four.run(
+        "from nbddp.teach import check\nchecked = check.place_of(lambda rank, n: divmod(rank, n))\nchecked"
+    )
+    assert shown.text() == "ok\n", shown.error
+    assert not [kind for _, kind, _ in shown.messages if kind == "execute_result"], "the line is there already"
+    assert four.run("%%ddp\nassert kept == 41").ok
+    assert "41" in four.run("bool(checked) and checked.line == 'ok' and 41").displays[0]["text/plain"]
+    wrong = four.run("check.place_of(lambda rank, n: (rank % n, rank // n), hint=True)")
+    assert wrong.text().count("\n") == 2
+    assert "hint 1 of 3" in wrong.text()
+
+
+def test_a_check_without_a_pool_starts_two_workers_and_shows_what_is_printed(new_kernel: Kernel) -> None:
+    shown = new_kernel.run(PLACE + "check.place_of(place_of)")
+    assert shown.text().endswith("ok\n"), shown.error
+    assert "ranks 0–1 │ called" in shown.text(), "prints help whoever looks for a mistake"
+    assert "2 processes" in new_kernel.run("%ddp topology").displays[0]["text/plain"]
+
+
+def test_an_explorer_in_a_kernel_is_a_widget_with_picture_and_words(four: Kernel) -> None:
+    (bundle,) = four.run("from nbddp.teach import explore\nexplore.layout()").displays
+    assert set(bundle) == {"text/plain", "image/png", build.WIDGET}
+    assert bundle["text/plain"] == explore.layout().words()
+
+
+def test_an_explorer_in_a_terminal_is_its_words(tmp_path: Path) -> None:
+    code = "from nbddp.teach import explore; explore.layout()"
+    command = [sys.executable, "-m", "IPython", "--colors=NoColor", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert explore.layout().words() in done.stdout
+
+
+# -- explorers -------------------------------------------------------------------------------
+
+EXPLORERS = [getattr(explore, n) for n in ("layout", "arrived", "order")]
+
+
+@pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)
+def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explorer]) -> None:
+    made = make()
+    bundle, metadata = made._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "image/png"}
+    assert len(made.settings) == 2
+    for setting in made.settings:
+        assert made.caption(setting) in bundle["text/plain"]
+        assert made.show(**setting).words in bundle["text/plain"]
+    assert metadata["image/png"]["alt"] == bundle["text/plain"]
+
+
+@pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)
+def test_an_explorers_controls_change_picture_and_words(make: type[Explorer]) -> None:
+    made = make()
+    box = made.widget()
+    *controls, picture, words = box.children
+    assert [c.description for c in controls] == [c.label for c in made.controls]
+    before = picture.value
+    for control, value in zip(controls, made.settings[1].values(), strict=True):
+        control.value = value
+    assert picture.value != before
+    assert made.show(**made.settings[1]).words.splitlines()[0].split("<")[0] in words.value
+
+
+def test_an_impossible_setting_says_so_instead_of_a_picture() -> None:
+    box = explore.layout().widget()
+    nodes, gpus, per_process, _, picture, words = box.children
+    gpus.value, per_process.value = 2, 4
+    with pytest.raises(BadInput) as refused:
+        explore.layout().show(nodes=nodes.value, gpus=2, per_process=4, by="local rank")
+    assert str(refused.value) in words.value
+    assert picture.layout.display == "none"
+    per_process.value = 1
+    assert picture.layout.display == ""

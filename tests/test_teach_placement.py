@@ -1,0 +1,169 @@
+"""Lesson 02: layouts on paper against closed forms, and the checks of its two exercises on real ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nbddp
+from nbddp.draw.placement import placement
+from nbddp.errors import BadInput
+from nbddp.teach import check, running
+from nbddp.teach.placement import GLOBAL, LOCAL, block, layout
+from tests.lessons import Mutant, defined, exercise, pool_of, solution
+
+small = st.integers(1, 4)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with pool_of(2) as made:
+        yield made
+
+
+# -- the explorer ----------------------------------------------------------------------------
+
+
+@given(nodes=small, processes=small, own=small)
+def test_by_local_rank_every_gpu_has_one_owner(nodes: int, processes: int, own: int) -> None:
+    made = layout(nodes, processes * own, own, LOCAL)
+    assert made.works
+    for node in range(nodes):
+        taken = [i for t in made.taken if t.node == node for i in t.gpus]
+        assert sorted(taken) == list(range(processes * own))
+
+
+@given(nodes=small, processes=small, own=small)
+def test_by_global_rank_only_node_0_starts(nodes: int, processes: int, own: int) -> None:
+    made = layout(nodes, processes * own, own, GLOBAL)
+    assert [not t.missing for t in made.taken] == [t.node == 0 for t in made.taken]
+    assert made.works == (nodes == 1)
+
+
+@given(nodes=small, processes=small, own=small)
+def test_the_arithmetic_is_that_of_the_planned_topology(nodes: int, processes: int, own: int) -> None:
+    for worker, taken in zip((made := layout(nodes, processes * own, own)).placed.workers, made.taken, strict=True):
+        assert [d.index for d in worker.devices] == list(taken.gpus) == block(worker.local_rank, own)
+        assert (worker.node, worker.local_rank) == divmod(worker.rank, processes)
+
+
+def test_words_of_the_two_layouts_of_the_tutorial() -> None:
+    one, two = layout(2, 4, 1, GLOBAL), layout(2, 4, 2)
+    assert one.verdict() == ("cuda:RANK: ranks 4–7 cannot start; rank 4 asks for GPU 4, and node 1 has GPUs 0–3")
+    assert "rank 3 (local rank 1) on GPUs 2, 3" in two.words()
+    assert two.verdict() == "cuda:LOCAL_RANK × 2, …: every rank finds its GPUs"
+    assert layout(1, 8, 1, GLOBAL).verdict().endswith("with one node the two ranks are the same number")
+    with pytest.raises(BadInput, match="--gpus-per-proc"):
+        layout(2, 2, 3)
+
+
+def test_the_figure_says_what_each_rank_asks_for() -> None:
+    shown = placement(layout(2, 4, 1, GLOBAL))
+    texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
+    assert "GPU 4: none" in texts
+    assert "GPU 3" in texts
+    assert shown.words == layout(2, 4, 1, GLOBAL).words()
+    assert all(t.get_fontsize() >= 6.5 for axes in shown.figure.axes for t in axes.texts)
+
+
+# -- gpus_of ---------------------------------------------------------------------------------
+
+GPUS = "def gpus_of(rank, n, g):\n    "
+WRONG_GPUS = [
+    Mutant("global rank", GPUS + "return list(range(rank * g, rank * g + g))", "that counts GPUs over all nodes"),
+    Mutant("the tutorial's", GPUS + "return [rank]", "gpus_of(4, 4, 1) is [4], right is [0]: the global rank is no"),
+    Mutant("overlapping", GPUS + "l = rank % n; return list(range(l, l + g))", "the blocks overlap"),
+    Mutant("first only", GPUS + "return [rank % n * g]", "that is the first GPU of the process alone"),
+    Mutant("one each", GPUS + "return [rank % n]", "only if every process owns one GPU"),
+    Mutant("strided", GPUS + "return list(range(rank % n, n * g, n))", "lie side by side"),
+    Mutant("the node", GPUS + "l = rank // n; return list(range(l * g, l * g + g))", "is the node; the remainder"),
+    Mutant("wrong divisor", GPUS + "l = rank % g; return list(range(l * g, l * g + g))", "not rank % gpus_per_proc"),
+    Mutant("one too many", GPUS + "l = rank % n; return list(range(l * g, l * g + g + 1))", "it has 2 where"),
+    Mutant("a number", GPUS + "return rank % n * g", "a list is wanted"),
+    Mutant("names", GPUS + "return [f'cuda:{i}' for i in range(g)]", "whole numbers"),
+    Mutant("backwards", GPUS + "l = rank % n; return [*range(l * g, l * g + g)][::-1]", "in another order"),
+    Mutant("unwritten", GPUS + "...", "still to be written"),
+    Mutant("not implemented", GPUS + "raise NotImplementedError", "still to be written"),
+    Mutant("raises", GPUS + "return [[0][rank]]", "gpus_of(1, 4, 1) raised IndexError: list index out of range"),
+    Mutant("arguments", "def gpus_of(rank):\n    return [rank]", "raised TypeError: gpus_of() takes 1 positional"),
+    Mutant(
+        "environment", GPUS + "import os; l = int(os.environ['LOCAL_RANK']); return [*range(l * g, l * g + g)]",
+        "gpus_of(0, 4, 1) is [0] on rank 0 and is [1] on rank 1: the answer must come from the arguments",
+    ),
+    Mutant("leaves", GPUS + "raise SystemExit", "rank 0 left by sys.exit() and brought no answer"),
+    Mutant("leaves badly", GPUS + "raise SystemExit(3)", "rank 0 left by sys.exit(3) and brought no answer"),
+    Mutant("ends the process", GPUS + "import os; os._exit(7)", "died: its process ended with exit code 7"),
+    Mutant("cannot be sent", "import threading\nlock = threading.Lock()\n" + GPUS + "return lock", "cannot be sent"),
+]  # fmt: skip
+RIGHT_GPUS = [
+    GPUS + "return [rank % n * g + k for k in range(g)]",
+    GPUS + "first = (rank - rank // n * n) * g\n    return range(first, first + g)",
+]
+
+
+@pytest.mark.parametrize("mutant", WRONG_GPUS, ids=str)
+def test_wrong_gpus_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    mutant.meets(check.gpus_of)
+
+
+def test_right_gpus_pass(pool: nbddp.Pool) -> None:
+    assert check.gpus_of(solution("02", "gpus_of"))
+    for source in RIGHT_GPUS:
+        assert check.gpus_of(defined(source, "gpus_of")), source
+    assert "still to be written" in check.gpus_of(exercise("02", "gpus_of")).line
+
+
+# -- place_of --------------------------------------------------------------------------------
+
+PLACE = "def place_of(rank, n):\n    return "
+WRONG_PLACES = [
+    Mutant("swapped", PLACE + "rank % n, rank // n", "the other way round"),
+    Mutant("from one", PLACE + "rank // n + 1, rank % n + 1", "nodes and local ranks are counted from 0"),
+    Mutant("node from one", PLACE + "rank // n + 1, rank % n", "nodes are counted from 0"),
+    Mutant("global", PLACE + "rank // n, rank", "the second is the global rank"),
+    Mutant("dealt out", PLACE + "rank % 3, rank // 3", "torchrun fills node 0 first"),
+    Mutant("a float", PLACE + "rank / n, rank % n", "/ divides to a float"),
+    Mutant("the node alone", PLACE + "rank // n", "a pair is wanted"),
+    Mutant("unwritten", PLACE + "None", "still to be written"),
+]
+RIGHT_PLACES = [PLACE + "(rank // n, rank % n)", PLACE + "[(rank - rank % n) // n, rank - rank // n * n]"]
+
+
+@pytest.mark.parametrize("mutant", WRONG_PLACES, ids=str)
+def test_wrong_places_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    mutant.meets(check.place_of)
+
+
+def test_right_places_pass(pool: nbddp.Pool) -> None:
+    assert check.place_of(solution("02", "place_of"))
+    for source in RIGHT_PLACES:
+        assert check.place_of(defined(source, "place_of")), source
+    assert "still to be written" in check.place_of(exercise("02", "place_of")).line
+
+
+# -- nothing can hang, nothing is lost ---------------------------------------------------------
+
+
+def test_an_endless_answer_is_ended_and_names_stay(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "DEADLINE", 1.0)
+    pool.push({"kept": 41})
+    answer = check.gpus_of(defined(GPUS + "while True: pass", "gpus_of"))
+    assert answer.line == "no answer after 1 s: a loop that does not end, or a wait that is never over?"
+    assert list(pool.pull(["kept"])["kept"]) == [41, 41]
+
+
+def test_a_deadlock_is_named(pool: nbddp.Pool) -> None:
+    waits = """
+    def gpus_of(rank, n, g):
+        import torch, torch.distributed as dist
+        if not dist.is_initialized():
+            dist.init_process_group()
+        if dist.get_rank() == 0:
+            dist.barrier()
+        return []
+    """
+    answer = check.gpus_of(defined(waits, "gpus_of"))
+    assert answer.line.startswith("deadlock: rank 0 waits in barrier")

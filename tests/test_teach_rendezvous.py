@@ -1,0 +1,183 @@
+"""Lesson 03: who finds whom on paper is who finds whom on real ranks, and every broken configuration is told why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nbddp
+from nbddp.agent.controller import quiet_ports
+from nbddp.draw.rendezvous import arrivals
+from nbddp.run.screen import Silent
+from nbddp.teach import check
+from nbddp.teach import rendezvous as paper
+from nbddp.teach.answer import Exercise, Wrong
+from nbddp.teach.checks.rendezvous import processes_of, reachable
+from nbddp.worker.exercise import meet
+from tests.lessons import Mutant, defined, exercise, pool_of, solution
+
+FOUR = ("by_address", "by_rank", "by_size", "by_host")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with pool_of(4) as made:
+        yield made
+
+
+# -- on paper --------------------------------------------------------------------------------
+
+
+@given(nodes=st.integers(1, 4), per_node=st.integers(1, 4), last_first=st.booleans())
+def test_all_meet_when_the_last_has_come_and_not_before(nodes: int, per_node: int, last_first: bool) -> None:
+    size = nodes * per_node
+    for arrived in range(1, size + 1):
+        made = paper.arrival(nodes, per_node, arrived, last_first)
+        assert made.met == (arrived == size)
+        assert [p.state == paper.MEETS for p in made.places] == [arrived == size] * arrived
+
+
+@given(nodes=st.integers(2, 4), per_node=st.integers(1, 4), fault=st.sampled_from(paper.FAULTS[1:]))
+def test_every_fault_stops_every_process(nodes: int, per_node: int, fault: str) -> None:
+    made = paper.meeting(paper.faulty(nodes, per_node, fault))
+    assert not any(p.state == paper.MEETS for p in made.places)
+    assert paper.differs(paper.faulty(nodes, per_node, fault))
+
+
+@given(per_node=st.integers(1, 4), fault=st.sampled_from([paper.OWN, paper.TWICE, paper.PORTS]))
+def test_some_faults_do_not_show_on_one_node(per_node: int, fault: str) -> None:
+    assert paper.meeting(paper.faulty(1, per_node, fault)).met
+
+
+def test_who_waits_for_whom_in_words() -> None:
+    assert paper.arrival(arrived=3).words() == (
+        "3 of 4 processes have started: init_process_group blocks on each of them until the others come, or its timeout"
+        " ends it\n  rank 0 on node0: hosts and waits: for rank 3\n  rank 1 on node0: waits: for rank 3\n"
+        "  rank 2 on node1: waits: for rank 3"
+    )
+    assert "rank 3 on node1: finds no store: rank 0 hosts none at node0:29400" in (
+        paper.arrival(arrived=2, last_first=True).words()
+    )
+
+
+def test_the_figure_has_a_place_for_every_rank() -> None:
+    for fault in paper.FAULTS:
+        shown = arrivals(paper.arrival(fault=fault))
+        texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
+        stores = [t for t in texts if t.startswith("store at")]
+        assert len(stores) == len(paper.arrival(fault=fault).stores())
+        assert all(t.get_fontsize() >= 6.5 for axes in shown.figure.axes for t in axes.texts)
+        shown.png()
+
+
+# -- and for real ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", paper.FAULTS)
+def test_real_processes_meet_exactly_if_they_do_on_paper(pool: nbddp.Pool, fault: str) -> None:
+    made = paper.faulty(2, 2, fault)
+    environs = reachable(made, quiet_ports(4))
+    patience = 15.0 if paper.meeting(made).met else 1.0
+    found = pool.call(meet, (environs, patience), screen=Silent(), hang_after=None, timeout=40)
+    met = [kind == "met" for kind, _, _ in found]
+    assert met == [place.state == paper.MEETS for place in paper.meeting(made).places]
+
+
+def test_looking_for_each_other_leaves_the_ranks_as_they_were(pool: nbddp.Pool) -> None:
+    pool.push({"kept": 41})
+    before = list(pool.call(environment))
+    check.by_size(exercise("03", "by_size"))
+    assert list(pool.call(environment)) == before
+    assert list(pool.pull(["kept"])["kept"]) == [41] * 4
+    assert check.by_size(solution("03", "by_size"))
+
+
+def environment() -> dict[str, str]:
+    import os
+
+    volatile = ("MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID")
+    return {k: v for k, v in os.environ.items() if k not in volatile}
+
+
+# -- the checks ------------------------------------------------------------------------------
+
+
+def config(name: str, **parts: str) -> str:
+    given = {"MASTER_ADDR": "'node0'", "MASTER_PORT": "29400", "WORLD_SIZE": "4", "RANK": "2 * node + local_rank"}
+    rows = ", ".join(f"{k!r}: {v}" for k, v in {**given, **parts}.items() if v)
+    return f"def {name}(node, local_rank):\n    return {{{rows}}}"
+
+
+def wrong(name: str, says: str, **parts: str) -> Mutant:
+    return Mutant(name, config("by_address", **parts), says)
+
+
+WRONG = [
+    wrong("localhost", "localhost is its own node, and rank 0 is on another", MASTER_ADDR="'localhost'"),
+    wrong("127.0.0.1", "127.0.0.1 is its own node", MASTER_ADDR="'127.0.0.1'"),
+    wrong("the other node", "finds no store: rank 0 hosts none at node1:29400", MASTER_ADDR="'node1'"),
+    wrong("no such node", "looks for a host node7; the nodes are called node0 and node1", MASTER_ADDR="'node7'"),
+    wrong("local ranks", "rank 0 on node1 has no place: rank 0 is taken by rank 0 on node0", RANK="local_rank"),
+    wrong("all rank 0", "rank 0 on node0 has no place: rank 0 is taken", RANK="0"),
+    wrong("from one", "nobody is rank 0, which hosts the store", RANK="2 * node + local_rank + 1"),
+    wrong("too many", "rank 0 on node0 waits for ranks 4–5, and 4 processes are all there are", WORLD_SIZE="6"),
+    wrong("each node by itself", "rank 2 on node1 has no place: with WORLD_SIZE 2 the last rank is 1", WORLD_SIZE="2"),
+    wrong("sizes differ", "WORLD_SIZE must be the same everywhere, and is 4 and 5", WORLD_SIZE="4 + node"),
+    wrong("ports differ", "rank 2 on node1 finds no store: rank 0 hosts none at", MASTER_PORT="29400 + node"),
+    wrong(
+        "everybody alone", "each process meets only itself; all 4 belong together",
+        RANK="0", WORLD_SIZE="1", MASTER_ADDR="f'node{node}'", MASTER_PORT="29400 + local_rank",
+    ),
+    wrong(
+        "two groups", "each process meets only 2 of them; all 4 belong together",
+        RANK="local_rank", WORLD_SIZE="2", MASTER_ADDR="f'node{node}'",
+    ),
+    wrong("nothing said", "by_address(0, 0) does not set MASTER_PORT", MASTER_PORT=""),
+    wrong("an empty one", "does not set MASTER_ADDR", MASTER_ADDR="''"),
+    wrong("words", "by_address(0, 0) sets RANK to 'first'; it must be a whole number", RANK="'first'"),
+    Mutant("unwritten", "def by_address(node, local_rank): ...", "still to be written"),
+    Mutant("a list", "def by_address(node, local_rank): return [1]", "by_address(0, 0) is [1]; a dict of MASTER_ADDR"),
+    Mutant("raises", "def by_address(node, local_rank): return 1 // node", "by_address(0, 0) raised ZeroDivisionError"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", WRONG, ids=str)
+def test_wrong_configurations_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    mutant.meets(check.by_address)
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_each_shipped_configuration_is_broken_and_its_solution_meets(pool: nbddp.Pool, name: str) -> None:
+    its: Exercise = getattr(check, name)
+    assert not its(exercise("03", name)).ok
+    assert its(solution("03", name))
+
+
+def test_right_configurations_written_otherwise_meet(pool: nbddp.Pool) -> None:
+    assert check.by_rank(defined(config("by_rank", RANK="local_rank * 2 + node", WORLD_SIZE="'4'"), "by_rank"))
+    assert check.by_rank(defined(config("by_rank", RANK="[[0, 1], [2, 3]][node][local_rank]"), "by_rank"))
+    assert check.by_rank(defined(config("by_rank", MASTER_ADDR="['localhost', 'node0'][node]"), "by_rank"))
+
+
+def test_a_group_that_still_stands_is_told(pool: nbddp.Pool) -> None:
+    pool.run_cell("import torch.distributed as dist\ndist.init_process_group()", screen=Silent())
+    answer = check.by_rank(solution("03", "by_rank"))
+    assert "an earlier cell has left a process group" in answer.line
+    pool.run_cell("dist.destroy_process_group()", screen=Silent())
+    assert check.by_rank(solution("03", "by_rank"))
+
+
+def test_too_few_ranks_are_told_with_what_to_type() -> None:
+    with pool_of(2):
+        line = check.by_rank(solution("03", "by_rank")).line
+    assert line == "this check needs 4 ranks and the pool has 2; %ddp start --nproc 4 makes them"
+
+
+def test_an_environment_is_read_as_torch_reads_it() -> None:
+    good = {"MASTER_ADDR": "node0", "MASTER_PORT": 29400, "WORLD_SIZE": 4, "RANK": 0}
+    assert [p.rank for p in processes_of("f", [("value", {**good, "RANK": r}) for r in range(4)])] == [0, 1, 2, 3]
+    with pytest.raises(Wrong, match="does not set RANK"):
+        processes_of("f", [("value", {**good, "RANK": None})] * 4)
