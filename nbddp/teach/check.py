@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
 from nbddp.teach.checks.placement import gpus_of, place_of
+from nbddp.teach.checks.ring import chunk_to_send, ring_all_reduce
 from nbddp.teach.running import on
 
 __all__ = [
     "Answer",
     "Exercise",
+    "chunk_to_send",
     "gpus_of",
     "on",
     "place_of",
+    "ring_all_reduce",
 ]

@@ -15,11 +15,14 @@ from html import escape
 from typing import Any
 
 from nbddp.draw.placement import placement
+from nbddp.draw.ring import ring as ring_figure
 from nbddp.draw.shown import Shown
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
 from nbddp.teach.placement import GLOBAL, LOCAL
 from nbddp.teach.placement import layout as placed
+from nbddp.teach.ring import ADDING, OWN, RING, SHORT
+from nbddp.teach.ring import ring as ring_after
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WORDS = '<pre style="white-space: pre-wrap; line-height: 1.35; margin: 4px 0">{}</pre>'
@@ -133,5 +136,21 @@ def layout() -> Explorer:
         (
             {"nodes": 2, "gpus": 4, "per_process": 2, "by": LOCAL},
             {"nodes": 2, "gpus": 4, "per_process": 1, "by": GLOBAL},
+        ),
+    )
+
+
+def ring() -> Explorer:
+    """Lesson 04: which rank's part is in which chunk after some steps of the ring, and of three broken ones."""
+    return Explorer(
+        lambda **chosen: ring_figure(ring_after(**chosen)),
+        (
+            Slider("ranks", "ranks", 2, 5),
+            Slider("step", "steps taken", 0, 8),
+            Choice("program", "program", (RING, SHORT, OWN, ADDING)),
+        ),
+        (
+            {"ranks": 4, "step": 2, "program": RING},
+            {"ranks": 4, "step": 5, "program": SHORT},
         ),
     )
