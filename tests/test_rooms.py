@@ -62,8 +62,9 @@ STOREYS = [
         "worker.tracing",
         "worker.exercise",
         "worker.messages",
+        "worker.averaging",
     ],
-    ["teach.answer", "teach.tables", "teach.placement", "teach.ring"],
+    ["teach.answer", "teach.tables", "teach.placement", "teach.ring", "teach.averaging"],
     ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
@@ -80,7 +81,7 @@ PURE = [
     "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
     "nbddp.run.cell", "nbddp.agent.lines", "nbddp.trace.ring", "nbddp.trace.foretold",
     "nbddp.teach", "nbddp.teach.answer", "nbddp.teach.tables", "nbddp.teach.placement",
-    "nbddp.teach.ring",
+    "nbddp.teach.ring", "nbddp.teach.averaging",
 ]  # fmt: skip
 
 

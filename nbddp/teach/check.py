@@ -8,6 +8,7 @@ them and no more.
 from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
+from nbddp.teach.checks.averaging import attach_averaging, average_gradients
 from nbddp.teach.checks.placement import gpus_of, place_of
 from nbddp.teach.checks.ring import chunk_to_send, ring_all_reduce
 from nbddp.teach.running import on
@@ -15,6 +16,8 @@ from nbddp.teach.running import on
 __all__ = [
     "Answer",
     "Exercise",
+    "attach_averaging",
+    "average_gradients",
     "chunk_to_send",
     "gpus_of",
     "on",

@@ -15,6 +15,7 @@ from nbddp.topology import rank_words
 
 LETTERS = "ABCDEFGH"
 RING, SHORT, OWN, ADDING = "ring all-reduce", "adds one step less", "always sends its own chunk", "adds to the end"
+PROGRAMS = (RING, SHORT, OWN, ADDING)
 
 Parts = tuple[int, ...]  # counts of parts, by the rank they are from
 Grid = tuple[tuple[Parts, ...], ...]  # [rank][chunk]

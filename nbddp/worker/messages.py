@@ -27,7 +27,7 @@ def all_reduced(function: Callable[..., Any], size: int, length: int) -> dict[st
     that differ from rank to rank, "given" are those; "sent" has a pair (receiver, count of numbers) for each
     message of the first of the two runs, and "collectives" the names of other calls in it.
     """
-    _enter()
+    enter()
     return in_group(_on_the_first, function, size, length)  # type: ignore[no-any-return]
 
 
@@ -55,7 +55,8 @@ class _Made:
 _made = _Made()
 
 
-def _enter() -> None:
+def enter() -> None:
+    """Make the default group if there is none; `leave` ends it."""
     import torch.distributed as dist
 
     if not dist.is_initialized():

@@ -16,8 +16,8 @@
 # `dist.send(tensor, dst)` gives a tensor to rank `dst`; `dist.recv(tensor, src)` waits for one from rank `src` and writes it into `tensor`,
 # which must have the same shape and dtype.
 #
-# Below, every rank has a tensor with its own letter in it (rank 0 has A, rank 1 has B, …). For the adding we use numbers that show what
-# they are made of: A = 1, B = 10, C = 100, D = 1000, so 1101 is A + C + D.
+# Below, every rank has one number: 1 on rank 0, 10 on rank 1, 100 on rank 2, 1000 on rank 3. So a sum shows what it is made of: 1101 is
+# what ranks 0, 2 and 3 had.
 #
 # **Predict:** what does rank 2 print?
 
@@ -35,7 +35,7 @@ if rank == 0:
     dist.send(mine, 2)
 if rank == 2:
     dist.recv(got, 0)
-print(f"rank {rank} has {got.item()}")
+print("has", got.item())
 
 # %% [markdown]
 # ## One to all, all to one
@@ -70,7 +70,7 @@ def reduce(x):
     return total
 
 
-print(f"rank {rank}: broadcast {broadcast(mine).item()}, reduce {reduce(mine).item()}")
+print(f"broadcast {broadcast(mine).item()}, reduce {reduce(mine).item()}")
 
 # %% [markdown]
 # ## All to all
@@ -122,8 +122,9 @@ def numbers(tensors):
     return [t.item() for t in tensors]
 
 
-print(f"rank {rank} has {numbers(pieces)}: all-to-all {numbers(all_to_all(pieces))},", end=" ")
-print(f"reduce-scatter {reduce_scatter(pieces).item()}, all-gather {numbers(all_gather(mine))}")
+print("all-to-all", numbers(all_to_all(pieces)), end="   ")
+print("reduce-scatter", reduce_scatter(pieces).item(), end="   ")
+print("all-gather", numbers(all_gather(mine)))
 
 # %% [markdown]
 # PyTorch's own agree. In a program one calls these; which way the bytes take is then the backend's choice (gloo here, NCCL on GPUs).
@@ -137,7 +138,7 @@ dist.all_to_all_single(turned, torch.cat(pieces))
 added = torch.empty(1, dtype=torch.int64)
 dist.reduce_scatter(added, pieces)
 
-theirs == all_gather(mine), turned.tolist() == numbers(all_to_all(pieces)), added == reduce_scatter(pieces)
+theirs == all_gather(mine), turned.tolist() == numbers(all_to_all(pieces)), added.equal(reduce_scatter(pieces))
 
 # %% [markdown]
 # ## When everyone sends first
@@ -163,7 +164,7 @@ dist.init_process_group()
 work = dist.isend(mine, right)
 dist.recv(got, left)
 work.wait()
-print(f"rank {rank} has {got.item()}")
+print("has", got.item())
 dist.destroy_process_group()
 
 # %% [markdown]
@@ -192,13 +193,13 @@ explore.ring()
 #
 # ## Exercise: which chunk?
 #
-# All depends on which chunk a rank sends in a step. Steps are counted from 0, through both halves. The check carries your schedule out on
+# All depends on which chunk a rank sends in a step. Steps are counted from 0 to 2 (*n* − 1) − 1, through both halves. The check carries your schedule out on
 # symbols, on two, three and four ranks.
 
 
 # %% exercise
 def chunk_to_send(rank, step, world_size):
-    """The number of the chunk that a rank sends to its right neighbour in a step, 0 to 2 * (world_size - 1) - 1."""
+    """The number of the chunk that a rank sends to its right neighbour in this step."""
     ...  # your code
 
 
@@ -210,7 +211,7 @@ check.chunk_to_send(chunk_to_send)
 
 # %% solution
 def chunk_to_send(rank, step, world_size):
-    """The number of the chunk that a rank sends to its right neighbour in a step, 0 to 2 * (world_size - 1) - 1."""
+    """The number of the chunk that a rank sends to its right neighbour in this step."""
     return (rank - step) % world_size
 
 

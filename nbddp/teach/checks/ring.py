@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from nbddp.errors import Cause, RunHung, WorkerFailed
+from nbddp.errors import RunHung, WorkerFailed
 from nbddp.teach.answer import OK, Exercise, Wrong, not_written
+from nbddp.teach.checks.stopped import stopped_words
 from nbddp.teach.ring import Parts, Schedule, complete, faults, follow, letters, part, simulate
 from nbddp.teach.running import on_ranks, pool
 from nbddp.topology import counted, rank_words
@@ -239,22 +240,9 @@ def _sums(function: Callable[..., Any], size: int, length: int) -> str:
     try:
         brought = on_ranks(all_reduced, function, size, length)
     except Wrong as wrong:
-        cause = wrong.__cause__
-        line = failed_words(cause.cause) if isinstance(cause, WorkerFailed) else str(wrong)
-        advice = stopped_because(cause, size, length)
-        raise Wrong(f"{counted(size, 'rank')}, {counted(length, 'number')}: {line}{advice}") from wrong
+        advice = stopped_because(wrong.__cause__, size, length)
+        raise Wrong(f"{counted(size, 'rank')}, {counted(length, 'number')}: {stopped_words(wrong)}{advice}") from wrong
     return judge_sums(size, length, {r: brought[r] for r in range(size)})
-
-
-def failed_words(cause: Cause) -> str:
-    """`a rank raised IndexError: ...`. Which rank is left out: where all fail alike, the first in time is by chance."""
-    if cause.kind != "raised" or not cause.chain:
-        return "a rank's process ended: it received a chunk of another size than its buffer, or left by exit()"
-    last = cause.chain[-1]
-    if "gloo" in last.message:
-        return "the connection between two ranks broke, as it does when a chunk meets a buffer of another size"
-    place = next((f" (line {f.line}, in {f.name})" for f in reversed(last.frames) if f.user), "")
-    return f"a rank raised {last.type}: {last.message}{place}"
 
 
 def stopped_because(cause: BaseException | None, size: int, length: int) -> str:
