@@ -61,8 +61,18 @@ STOREYS = [
         "worker.bench",
         "worker.tracing",
         "worker.exercise",
+        "worker.messages",
+        "worker.averaging",
     ],
-    ["teach.answer", "teach.tables", "teach.placement", "teach.rendezvous", "teach.spmd"],
+    [
+        "teach.answer",
+        "teach.tables",
+        "teach.placement",
+        "teach.rendezvous",
+        "teach.spmd",
+        "teach.ring",
+        "teach.averaging",
+    ],
     ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
@@ -75,12 +85,31 @@ STOREYS = [
 ]
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = [
-    "nbddp", "nbddp.errors", "nbddp.machine", "nbddp.topology", "nbddp.environment", "nbddp.options", "nbddp.commands",
-    "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
-    "nbddp.run.cell", "nbddp.agent.lines", "nbddp.trace.ring", "nbddp.trace.foretold",
-    "nbddp.teach", "nbddp.teach.answer", "nbddp.teach.tables", "nbddp.teach.placement", "nbddp.teach.rendezvous",
+    "nbddp",
+    "nbddp.errors",
+    "nbddp.machine",
+    "nbddp.topology",
+    "nbddp.environment",
+    "nbddp.options",
+    "nbddp.commands",
+    "nbddp.run.supervise",
+    "nbddp.run.deadlock",
+    "nbddp.run.block",
+    "nbddp.run.report",
+    "nbddp.run.collect",
+    "nbddp.run.cell",
+    "nbddp.agent.lines",
+    "nbddp.trace.ring",
+    "nbddp.trace.foretold",
+    "nbddp.teach",
+    "nbddp.teach.answer",
+    "nbddp.teach.tables",
+    "nbddp.teach.placement",
+    "nbddp.teach.rendezvous",
     "nbddp.teach.spmd",
-]  # fmt: skip
+    "nbddp.teach.ring",
+    "nbddp.teach.averaging",
+]
 
 
 def name_of(path: Path) -> str:

@@ -8,20 +8,26 @@ them and no more.
 from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
+from nbddp.teach.checks.averaging import attach_averaging, average_gradients
 from nbddp.teach.checks.placement import gpus_of, place_of
 from nbddp.teach.checks.rendezvous import by_address, by_host, by_rank, by_size
+from nbddp.teach.checks.ring import chunk_to_send, ring_all_reduce
 from nbddp.teach.checks.spmd import share_of
 from nbddp.teach.running import on
 
 __all__ = [
     "Answer",
     "Exercise",
+    "attach_averaging",
+    "average_gradients",
     "by_address",
     "by_host",
     "by_rank",
     "by_size",
+    "chunk_to_send",
     "gpus_of",
     "on",
     "place_of",
+    "ring_all_reduce",
     "share_of",
 ]

@@ -14,15 +14,21 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from nbddp.draw.averaging import averaging as averaging_figure
 from nbddp.draw.placement import placement
 from nbddp.draw.rendezvous import arrivals
+from nbddp.draw.ring import ring as ring_figure
 from nbddp.draw.shown import Shown
 from nbddp.draw.spmd import prints
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
+from nbddp.teach.averaging import MEAN, NOTHING, OWN, SAME, SUM
+from nbddp.teach.averaging import averaging as fitted
 from nbddp.teach.placement import GLOBAL, LOCAL
 from nbddp.teach.placement import layout as placed
 from nbddp.teach.rendezvous import FAULTS, NOTHING, OWN, arrival
+from nbddp.teach.ring import PROGRAMS, RING, SHORT
+from nbddp.teach.ring import ring as ring_after
 from nbddp.teach.spmd import NOBODY, printing
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -177,5 +183,38 @@ def order() -> Explorer:
         (
             {"ranks": 4, "slow": 1, "barrier": False},
             {"ranks": 4, "slow": 1, "barrier": True},
+        ),
+    )
+
+
+def ring() -> Explorer:
+    """Lesson 04: which rank's part is in which chunk after some steps of the ring, and of three broken ones."""
+    return Explorer(
+        lambda **chosen: ring_figure(ring_after(**chosen)),
+        (
+            Slider("ranks", "ranks", 2, 5),
+            Slider("step", "steps taken", 0, 8),
+            Choice("program", "program", PROGRAMS),
+        ),
+        (
+            {"ranks": 4, "step": 3, "program": RING},
+            {"ranks": 4, "step": 5, "program": SHORT},
+        ),
+    )
+
+
+def averaging() -> Explorer:
+    """Lesson 05: loss and distance of the ranks' parameters, by how they start and what they do with gradients."""
+    return Explorer(
+        lambda **chosen: averaging_figure(fitted(**chosen)),
+        (
+            Slider("ranks", "ranks", 2, 4),
+            Slider("steps", "steps", 5, 40, 5),
+            Choice("begin", "start", (SAME, OWN)),
+            Choice("exchange", "gradients", (NOTHING, MEAN, SUM)),
+        ),
+        (
+            {"ranks": 4, "steps": 30, "begin": SAME, "exchange": NOTHING},
+            {"ranks": 4, "steps": 30, "begin": OWN, "exchange": MEAN},
         ),
     )

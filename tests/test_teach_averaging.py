@@ -1,0 +1,228 @@
+"""Lesson 05: the fitted line against closed forms, and the checks of its two exercises on real ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nbddp
+from nbddp.draw.averaging import averaging as figure
+from nbddp.teach import check
+from nbddp.teach.averaging import MEAN, NOTHING, OWN, RATE, SAME, SUM, averaging, gradient, loss, shards
+from tests.lessons import Mutant, defined, exercise, pool_of, solution
+
+ranks = st.integers(2, 4)
+steps = st.integers(1, 20)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with pool_of(2) as made:
+        yield made
+
+
+# -- the explorer ----------------------------------------------------------------------------
+
+
+@given(n=ranks, w=st.floats(-3, 3), b=st.floats(-3, 3))
+def test_gradients_are_those_of_the_loss(n: int, w: float, b: float) -> None:
+    points, h = shards(n)[0], 1e-5
+    by_w = (loss((w + h, b), points) - loss((w - h, b), points)) / (2 * h)
+    by_b = (loss((w, b + h), points) - loss((w, b - h), points)) / (2 * h)
+    assert gradient((w, b), points) == pytest.approx((by_w, by_b), abs=1e-6)
+
+
+@given(n=ranks, count=steps)
+def test_averaged_from_one_start_is_one_process(n: int, count: int) -> None:
+    fit = averaging(n, count, SAME, MEAN)
+    for line in fit.lines:
+        assert [v for at in line for v in at] == pytest.approx([v for at in fit.alone for v in at], abs=1e-9)
+    assert fit.groups() == [tuple(range(n))]
+
+
+@given(n=ranks, count=steps)
+def test_averaging_does_not_bring_ranks_together(n: int, count: int) -> None:
+    for exchange in (MEAN, SUM):
+        apart = averaging(n, count, OWN, exchange).distances()
+        assert apart == pytest.approx([apart[0]] * (count + 1), abs=1e-9)
+        assert apart[0] > 1
+
+
+@given(n=ranks)
+def test_without_exchange_each_rank_fits_its_own_shard(n: int) -> None:
+    fit = averaging(n, 4000, SAME, NOTHING)
+    for rank, shard in enumerate(shards(n)):
+        mean_x, mean_y = (sum(v) / len(shard) for v in zip(*shard, strict=True))
+        w = sum((x - mean_x) * (y - mean_y) for x, y in shard) / sum((x - mean_x) ** 2 for x, _ in shard)
+        assert fit.lines[rank][-1] == pytest.approx((w, mean_y - w * mean_x), abs=1e-3), "least squares"
+    assert fit.distances()[0] == 0
+    assert min(fit.losses([line[-1] for line in fit.lines])) > 2 * fit.losses(fit.alone)[-1]
+
+
+@given(n=ranks)
+def test_a_sum_is_a_mean_with_n_times_the_learning_rate(n: int) -> None:
+    fit = averaging(n, 1, SAME, SUM)
+    moved = [[b - a for a, b in zip(*line, strict=True)] for line in (fit.lines[0], fit.alone)]
+    assert moved[0] == pytest.approx([n * v for v in moved[1]])
+    assert "n times".replace("n", str(n)) in fit.verdict()
+    assert RATE > 0
+
+
+@pytest.mark.parametrize(
+    ("begin", "exchange", "says"),
+    [
+        (SAME, MEAN, "in every step equal to one process"),
+        (SAME, SUM, "not equal to one process: each step is 4 times as long"),
+        (SAME, NOTHING, "start equal and drift apart"),
+        (OWN, MEAN, "equal steps from different places"),
+        (OWN, NOTHING, "start apart and end apart"),
+    ],
+)
+def test_verdicts_and_figures(begin: str, exchange: str, says: str) -> None:
+    fit = averaging(4, 30, begin, exchange)
+    assert says in fit.verdict()
+    assert fit.verdict() in fit.words()
+    shown = figure(fit)
+    texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
+    assert ("ranks 0–3" in texts) == (begin == SAME and exchange != NOTHING)
+    assert "one process (dots)" in texts
+    heights = sorted(t.get_position()[1] for t in shown.figure.axes[0].texts)
+    assert all(b - a > 0.07 for a, b in itertools.pairwise(heights)), "labels do not lie on each other"
+    assert all(t.get_fontsize() >= 6.5 for axes in shown.figure.axes for t in axes.texts)
+    assert math.isclose(max(shown.figure.axes[1].lines[0].get_ydata()), max(fit.distances()), abs_tol=1e-12)
+
+
+# -- average_gradients -----------------------------------------------------------------------
+
+AFTER = """
+def average_gradients(model):
+    import torch, torch.distributed as dist
+    n = dist.get_world_size()
+    for {each} in {all}:
+        {body}
+"""
+
+
+def after(body: str, each: str = "p", over: str = "model.parameters()") -> str:
+    return AFTER.format(each=each, all=over, body=body.replace("\n", "\n        "))
+
+
+MEAN_OF = "dist.all_reduce(p.grad); p.grad /= n"
+AVERAGE_PARAMETERS = "with torch.no_grad():\n    dist.all_reduce(p); p /= n"
+WRONG_AFTER = [
+    Mutant("unwritten", after("..."), "rank 0, layer 0.weight: yours is this rank's own gradient: nothing was"),
+    Mutant("sum only", after("dist.all_reduce(p.grad)"),
+           "layer 0.weight: yours is 2.00 × the reference: you summed but did not divide by the world size"),
+    Mutant("parameters", after(AVERAGE_PARAMETERS), "own gradient: you averaged the parameters; it is p.grad that"),
+    Mutant("skips the last", after(MEAN_OF, over="list(model.parameters())[:-1]"),
+           "rank 0, layer 2.bias: yours is this rank's own gradient: 0.weight, 0.bias, 2.weight are right, and this"),
+    Mutant("rank 0's", after("dist.broadcast(p.grad, 0)"), "all ranks have rank 0's gradient: a broadcast hands"),
+    Mutant("zero", after("p.grad.zero_()"), "the gradient is all zeros"),
+    Mutant("divides only", after("p.grad /= n"), "0.50 × this rank's own gradient: you divided but did not sum"),
+    Mutant("twice divided", after(MEAN_OF + "; p.grad /= n"), "yours is 0.50 × the reference: you divided by"),
+    Mutant("twice summed", after("dist.all_reduce(p.grad); dist.all_reduce(p.grad)"), "4.00 × the reference: it was"),
+    Mutant("the largest", after("dist.all_reduce(p.grad, op=dist.ReduceOp.MAX)"), "has the largest of the ranks'"),
+    Mutant("the smallest", after("dist.all_reduce(p.grad, op=dist.ReduceOp.MIN)"), "has the smallest of the ranks'"),
+    Mutant("on rank 0 alone", after("dist.reduce(p.grad, 0)\nif dist.get_rank() == 0: p.grad /= n"),
+           "rank 1, layer 0.weight: rank 0 alone has the mean; reduce leaves"),
+    Mutant("a copy", after("g = p.grad.clone(); dist.all_reduce(g); g /= n"), "the result was not put into p.grad"),
+    Mutant("downhill", after(MEAN_OF + "; p.grad.neg_()"), "yours is -1.00 × the reference: the sign"),
+    Mutant("rounded", after(MEAN_OF + "; p.grad = p.grad.round()"), "differs from the reference by up to"),
+    Mutant("None", after("p.grad = None"), "there is no gradient any more"),
+    Mutant("nan", after("p.grad /= 0 * p.grad"), "is not finite"),
+    Mutant("both", after(MEAN_OF + "\n" + AVERAGE_PARAMETERS), "gradients are right, but you averaged the parameters"),
+    Mutant("steps too", after(MEAN_OF + "\np.data -= 0.1 * p.grad"), "the second step, rank 0, layer 0.weight: yours"),
+    Mutant("broadcasts too", after(MEAN_OF + "\ndist.broadcast(p.data, 0)"), "but the parameters were changed too"),
+    Mutant("rank 0 waits", after("if dist.get_rank() == 0: dist.all_reduce(p.grad)"), "must call the same collectives"),
+    Mutant("raises", after("raise ValueError('no idea')"), "a rank raised ValueError: no idea"),
+    Mutant("not implemented", after("raise NotImplementedError"), "average_gradients is still to be written"),
+    Mutant("leaves", after("raise SystemExit"), "left by sys.exit()"),
+]  # fmt: skip
+ONE_FLAT = """
+def average_gradients(model):
+    import torch, torch.distributed as dist
+    grads = [p.grad for p in model.parameters() if p.requires_grad]
+    flat = torch.cat([g.flatten() for g in grads])
+    dist.all_reduce(flat)
+    flat.div_(dist.get_world_size())
+    for g, piece in zip(grads, flat.split([g.numel() for g in grads])):
+        g.copy_(piece.view_as(g))
+"""
+RIGHT_AFTER = [
+    ONE_FLAT,
+    after("got = [torch.empty_like(p.grad) for _ in range(n)]; dist.all_gather(got, p.grad)\np.grad = sum(got) / n"),
+    after("dist.all_reduce(p.grad, op=dist.ReduceOp.AVG)"),
+]
+
+
+@pytest.mark.parametrize("mutant", WRONG_AFTER, ids=str)
+def test_wrong_averages_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    mutant.meets(check.average_gradients)
+
+
+def test_right_averages_pass(pool: nbddp.Pool) -> None:
+    assert check.average_gradients(solution("05", "average_gradients"))
+    for source in RIGHT_AFTER:
+        assert check.average_gradients(defined(source, "average_gradients")), source
+    assert "nothing was exchanged" in check.average_gradients(exercise("05", "average_gradients")).line
+
+
+# -- attach_averaging ------------------------------------------------------------------------
+
+HOOKS = """
+def attach_averaging(model):
+    import torch, torch.distributed as dist
+    n = dist.get_world_size()
+    def average(p):
+        {body}
+    for p in model.parameters():
+        p.{register}(average)
+"""
+
+
+def hooks(body: str, register: str = "register_post_accumulate_grad_hook") -> str:
+    return HOOKS.format(body=body, register=register)
+
+
+WRONG_HOOKS = [
+    Mutant("as it is", hooks("dist.all_reduce(p.data); p.data /= n"),
+           "rank 0, layer 0.weight: yours is this rank's own gradient: you averaged the parameters: such a hook is"),
+    Mutant("a copy", hooks("g = p.grad.clone(); dist.all_reduce(g); g /= n"), "nothing was exchanged: is the"),
+    Mutant("sum only", hooks("dist.all_reduce(p.grad)"), "2.00 × the reference: you summed but did not divide"),
+    Mutant("none", hooks("pass"), "nothing was exchanged: is the hook there?"),
+    Mutant("divides only", hooks("p.grad /= n"), "you divided but did not sum"),
+    Mutant("the last only", hooks(MEAN_OF).replace("        p.reg", "        pass\n    p.reg"),
+           "rank 0, layer 0.weight: yours is this rank's own gradient: 2.bias is right, and this layer was left out"),
+    Mutant("both", hooks(MEAN_OF + "; dist.all_reduce(p.data); p.data /= n"),
+           "gradients are right, but you averaged the parameters"),
+    Mutant("not implemented", "def attach_averaging(model):\n    raise NotImplementedError", "is still to be written"),
+]  # fmt: skip
+RIGHT_HOOKS = [
+    hooks("g = p.clone(); dist.all_reduce(g); return g / n", "register_hook"),
+    hooks("p.grad.div_(n); dist.all_reduce(p.grad)"),
+]
+
+
+@pytest.mark.parametrize("mutant", WRONG_HOOKS, ids=str)
+def test_wrong_hooks_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    mutant.meets(check.attach_averaging)
+
+
+def test_right_hooks_pass(pool: nbddp.Pool) -> None:
+    assert check.attach_averaging(solution("05", "attach_averaging"))
+    for source in RIGHT_HOOKS:
+        assert check.attach_averaging(defined(source, "attach_averaging")), source
+    assert "is handed the parameter" in check.attach_averaging(exercise("05", "attach_averaging")).line
+
+
+def test_the_line_does_not_depend_on_who_is_first(pool: nbddp.Pool) -> None:
+    """Where all ranks fail, which is first is by chance; one that is done early breaks no connection."""
+    lines = {check.average_gradients(defined(WRONG_AFTER[-3].source, "average_gradients")).line for _ in range(4)}
+    assert len(lines) == 1
+    early = after("if dist.get_rank(): dist.all_reduce(p.grad)")
+    assert check.average_gradients(defined(early, "average_gradients")).line.startswith("deadlock: rank 1 waits in")

@@ -1,0 +1,312 @@
+"""Lesson 04: the ring on symbols against closed forms, and the checks of its two exercises on real ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nbddp
+from nbddp.draw.palette import contrast
+from nbddp.draw.ring import COLOURS
+from nbddp.draw.ring import ring as figure
+from nbddp.teach import check
+from nbddp.teach.checks.ring import CASES, judge_schedule
+from nbddp.teach.ring import (
+    ADDING,
+    LETTERS,
+    OWN,
+    RING,
+    SHORT,
+    Schedule,
+    complete,
+    faults,
+    follow,
+    letters,
+    ring,
+    schedule,
+    simulate,
+)
+from nbddp.trace.cost import Link
+from nbddp.trace.ring import simulate as timed
+from tests.lessons import Mutant, defined, exercise, pool_of, solution
+
+sizes = st.integers(2, 8)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with pool_of(4) as made:
+        yield made
+
+
+# -- the explorer ----------------------------------------------------------------------------
+
+
+@given(n=sizes)
+def test_the_ring_is_complete_after_twice_n_minus_one_steps_and_not_before(n: int) -> None:
+    steps = simulate(n, schedule(RING, n))
+    assert len(steps) == 2 * (n - 1)
+    ready = [sum(complete(p) for row in s.after for p in row) for s in steps]
+    assert ready == [0] * (n - 2) + [n * k for k in range(1, n + 1)]
+    assert list(faults(steps[-1].after)) == []
+
+
+@given(n=sizes)
+def test_after_the_first_half_each_rank_has_one_complete_chunk(n: int) -> None:
+    half = simulate(n, schedule(RING, n))[n - 2].after
+    assert [[c for c in range(n) if complete(row[c])] for row in half] == [[(r + 1) % n] for r in range(n)]
+
+
+@given(n=sizes)
+def test_one_step_less_leaves_one_part_out_of_every_chunk_on_all_ranks_alike(n: int) -> None:
+    last = simulate(n, schedule(SHORT, n))[-1].after
+    assert len(set(last)) == 1
+    assert [sorted(parts) for parts in last[0]] == [[0] + [1] * (n - 1)] * n
+
+
+@given(n=sizes, program=st.sampled_from([SHORT, OWN, ADDING]))
+def test_every_broken_program_is_found_wrong(n: int, program: str) -> None:
+    assert ring(n, 99, program).verdict().startswith("wrong: ")
+    assert ring(n, 99).verdict() == f"right: every rank has every chunk complete, {LETTERS[:n]}"
+
+
+@given(n=st.integers(2, 6))
+def test_the_messages_are_those_of_the_timed_simulation(n: int) -> None:
+    """The forecast's ring, which knows times, sends the same chunks with the same parts in them."""
+    theirs = {(m.step, m.rank): (m.chunk, frozenset(m.parts)) for m in timed(1e6, [Link(1e-5, 1e9)] * n).messages}
+    ours = {
+        (i, m.sender): (m.chunk, frozenset(r for r, k in enumerate(m.parts) if k))
+        for i, s in enumerate(simulate(n, schedule(RING, n))) for m in s.messages
+    }  # fmt: skip
+    assert ours == theirs
+
+
+def test_words_of_a_step() -> None:
+    assert ring(3, 1).words().splitlines() == [
+        "ring all-reduce, after step 1 of 4: what arrived was added",
+        "sent: chunk 0 from rank 0 to 1, chunk 1 from rank 1 to 2, chunk 2 from rank 2 to 0",
+        "        chunk 0  chunk 1  chunk 2",
+        "rank 0  A        A        AC",
+        "rank 1  AB       B        B",
+        "rank 2  C        BC       C",
+        "complete so far: 0 of 9",
+    ]
+    assert ring(4, 0).heading() == "before the first of 6 steps"
+    assert ring(4, 5, SHORT).verdict() == "wrong: 16 of 16 are not complete, as chunk 0 on ranks 0–3: it lacks D"
+    assert letters((2, 1, 0, 3)) == "2A B 3D"
+    assert letters((0, 0)) == "nothing"
+
+
+def test_the_figure_has_a_letter_for_each_part_and_a_tick_for_each_complete_chunk() -> None:
+    for shot in (ring(4, 2), ring(4, 5), ring(5, 99, ADDING)):
+        shown = figure(shot)
+        texts = [t.get_text() for t in shown.figure.axes[0].texts]
+        parts = [parts for row in shot.grid for parts in row]
+        assert texts.count("✓") == sum(map(complete, parts))
+        assert sum(t[-1:] in "ABCDE" and len(t) < 3 for t in texts if t) == sum(c > 0 for p in parts for c in p)
+        assert shown.words == shot.words()
+        assert all(t.get_fontsize() >= 6.5 for t in shown.figure.axes[0].texts)
+    assert all(contrast("#ffffff", colour) >= 4.5 for colour in COLOURS)
+
+
+# -- chunk_to_send ---------------------------------------------------------------------------
+
+CHUNK = "def chunk_to_send(rank, step, world_size):\n    "
+WRONG_CHUNKS = [
+    Mutant("always its own", CHUNK + "return rank", "step 1: rank 0 sends chunk 0 (A) to rank 1, which has AB in it"),
+    Mutant("the other way", CHUNK + "return (rank + step) % world_size", "through the chunks the other way"),
+    Mutant("starts over", CHUNK + "return (rank - step % (world_size - 1)) % world_size",
+           "step 3: rank 0 sends chunk 0 (A), which is not complete, and nothing is added any more: the second half"),
+    Mutant("all alike", CHUNK + "return step % world_size", "all ranks send the same chunk"),
+    Mutant("no modulo", CHUNK + "return rank - step", "is -1, and 4 ranks have chunks 0 to 3: % world_size brings it"),
+    Mutant("one on", CHUNK + "return rank + 1", "chunk_to_send(3, 0, 4) is 4, and 4 ranks have chunks 0 to 3"),
+    Mutant("for four only", CHUNK + "return (rank - step) % 4", "chunk_to_send(0, 1, 3) is 3, and 3 ranks"),
+    Mutant("two lower", CHUNK + "return (rank - 2 * step) % world_size", "on 4 ranks, step "),
+    Mutant("unwritten", CHUNK + "...", "still to be written"),
+    Mutant("not implemented", CHUNK + "raise NotImplementedError", "still to be written"),
+    Mutant("a float", CHUNK + "return float(rank)", "chunk_to_send(0, 0, 4) is 0.0, and"),
+    Mutant("raises", CHUNK + "return [][rank]", "chunk_to_send(0, 0, 4) raised IndexError"),
+]  # fmt: skip
+RIGHT_CHUNKS = [
+    CHUNK + "return (rank + step * (world_size - 1)) % world_size",
+    CHUNK + "return (rank + 1 - step) % world_size",  # begins elsewhere
+    CHUNK + "chunk = rank\n    for _ in range(step):\n        chunk = chunk - 1 if chunk else world_size - 1\n"
+    "    return chunk",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", WRONG_CHUNKS, ids=str)
+def test_wrong_schedules_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    mutant.meets(check.chunk_to_send)
+
+
+def test_right_schedules_pass(pool: nbddp.Pool) -> None:
+    assert check.chunk_to_send(solution("04", "chunk_to_send"))
+    for source in RIGHT_CHUNKS:
+        assert check.chunk_to_send(defined(source, "chunk_to_send")), source
+    assert "still to be written" in check.chunk_to_send(exercise("04", "chunk_to_send")).line
+
+
+@given(shift=st.integers(0, 3))
+def test_a_schedule_may_begin_with_any_chunk(shift: int) -> None:
+    assert judge_schedule([("value", follow(r + shift, s, n)) for r, s, n in CASES]) == "ok"
+
+
+# -- ring_all_reduce -------------------------------------------------------------------------
+
+HEAD = """
+def ring_all_reduce(x):
+    import torch, torch.distributed as dist
+    rank, n = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % n, (rank - 1) % n
+"""
+LOOP = """
+    chunks = list(x.clone().tensor_split(n))
+    for step in range(2 * (n - 1)):
+        out, into = (rank - step) % n, (left - step) % n
+        got = torch.empty_like(chunks[into])
+        work = dist.isend(chunks[out], right)
+        dist.recv(got, left)
+        work.wait()
+        chunks[into] = chunks[into] + got if step < n - 1 else got
+    return torch.cat(chunks)
+"""
+
+
+def changed(*pairs: tuple[str, str]) -> str:
+    """The right answer with something replaced."""
+    text = LOOP
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    return HEAD + text
+
+
+SEND_FIRST = ("work = dist.isend(chunks[out], right)\n        dist.recv(got, left)\n        work.wait()",
+              "dist.send(chunks[out], right)\n        dist.recv(got, left)")  # fmt: skip
+RECEIVE_FIRST = (SEND_FIRST[0], "dist.recv(got, left)\n        dist.send(chunks[out], right)")
+EVERYTHING = """
+    total, passed = x.clone(), x.clone()
+    for _ in range(n - 1):
+        got = torch.empty_like(x)
+        work = dist.isend(passed, right); dist.recv(got, left); work.wait()
+        total += got
+        passed = got
+    return total
+"""
+STAR = """
+    if rank:
+        dist.send(x, 0); dist.recv(x, 0)
+        return x
+    for r in range(1, n):
+        dist.recv(got := torch.empty_like(x), r); x = x + got
+    for r in range(1, n): dist.send(x, r)
+    return x
+"""
+WRONG_SUMS = [
+    Mutant("one step too few", changed(("2 * (n - 1)", "2 * n - 3"), ("step < n - 1", "step < n - 2")),
+           "4 ranks, 12 numbers: rank 0, x[0:3]: what rank 3 has there is missing; the chunks went round one step too"),
+    Mutant("passes on too little", changed(("2 * (n - 1)", "2 * n - 3")), "each chunk has come to all ranks but one"),
+    Mutant("half", changed(("2 * (n - 1)", "n - 1")), "as after a reduce-scatter: world_size - 1 more steps"),
+    Mutant("adds to the end", changed((" if step < n - 1 else got", "")), "is complete and replaces yours; do not add"),
+    Mutant("own chunk always", changed(("(rank - step)", "(rank)"), ("(left - step)", "(left)")),
+           "rank 0, x[0:3]: what ranks 1–3 have there is missing"),
+    Mutant("takes it for its own", changed(("(left - step)", "(rank - step)")), "a wrong chunk was sent or taken"),
+    Mutant("never adds", changed(("chunks[into] + got if step < n - 1 else got", "got")), "a wrong chunk was sent"),
+    Mutant("the mean", changed(("torch.cat(chunks)", "torch.cat(chunks) / n")), "the sum divided by the world size"),
+    Mutant("x itself", changed(("torch.cat(chunks)", "x")), "every rank has only what it had"),
+    Mutant("turned", changed(("cat(chunks)", "cat(chunks[1:] + chunks[:1])")), "the sums are there in another order"),
+    Mutant("one chunk", changed(("torch.cat(chunks)", "chunks[rank]")), "rank 0 returned 3 numbers; return the whole"),
+    Mutant("all send first", changed(SEND_FIRST), "; all wait in a circle: a send ends only when the other side"),
+    Mutant("all receive first", changed(RECEIVE_FIRST), "deadlock: rank 0 waits in recv from rank 3"),
+    Mutant("waits too early", changed(("dist.recv(got, left)\n        work.wait()",
+           "work.wait()\n        dist.recv(got, left)")), "Start the send with isend, then recv, then wait"),
+    Mutant("fewer steps on rank 0", changed(("2 * (n - 1)", "2 * (n - 1) - (rank == 0)")), "took fewer steps"),
+    Mutant("chunk", changed(("tensor_split", "chunk")), "4 ranks, 5 numbers: a rank raised IndexError: list"),
+    Mutant("chunk, told why", changed(("tensor_split", "chunk")), "cut with x.tensor_split(world_size)"),
+    Mutant("equal buffers", changed(("torch.empty_like(chunks[into])", "torch.empty(len(x) // n)")),
+           "4 ranks, 5 numbers: "),
+    Mutant("all-reduce", HEAD + "    dist.all_reduce(x); return x", "the sum is right, but all_reduce made it"),
+    Mutant("imported", "from torch.distributed import all_reduce\n" + HEAD + "    all_reduce(x); return x",
+           "the sum is right, but all_reduce made it"),
+    Mutant("a star", HEAD + STAR, "the sum is right, but rank 0 sends to ranks 1–3"),
+    Mutant("all of x", HEAD + EVERYTHING, "rank 0 sent 36 numbers where 6 chunks are 18: send chunks, not all of x"),
+    Mutant("for four", changed(("range(2 * (n - 1))", "range(6)")), "3 ranks, 7"),
+    Mutant("None on a rank", changed(("return torch.cat(chunks)", "return torch.cat(chunks) if rank else None")),
+           "rank 0 returned None, other ranks a value"),
+    Mutant("a number", HEAD + "    return 3", "rank 0 returned no tensor of one dimension"),
+    Mutant("noise", changed(("torch.cat(chunks)", "torch.cat(chunks) + .5")), "some numbers are no sum of parts"),
+    Mutant("not implemented", HEAD + "    raise NotImplementedError", "still to be written"),
+    Mutant("raises", HEAD + "    raise ValueError('no idea')", "a rank raised ValueError: no idea"),
+]  # fmt: skip
+PAIR = "[dist.P2POp(dist.isend, chunks[out], right), dist.P2POp(dist.irecv, got, left)]"
+PAIRED = changed((SEND_FIRST[0], f"for work in dist.batch_isend_irecv({PAIR}): work.wait()"))
+ODD_EVEN = """
+    size = -(-len(x) // n)
+    padded = torch.zeros(size * n)
+    padded[: len(x)] = x
+    rows, got = padded.view(n, size), torch.zeros(size)
+    def swap(row):
+        if rank % 2:
+            dist.recv(got, right); dist.send(row, left)
+        elif rank == 0 and n % 2:
+            work = dist.isend(row, left); dist.recv(got, right); work.wait()
+        else:
+            dist.send(row, left); dist.recv(got, right)
+    for step in range(n - 1):
+        swap(rows[(rank + step) % n]); rows[(rank + step + 1) % n] += got
+    for step in range(n - 1):
+        swap(rows[(rank + step - 1) % n]); rows[(rank + step) % n] = got
+    return padded[: len(x)]
+"""  # to the left, in padded rows, odd ranks receive first
+RIGHT_SUMS = [PAIRED, HEAD + ODD_EVEN]
+
+
+@pytest.mark.parametrize("mutant", WRONG_SUMS, ids=str)
+def test_wrong_sums_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    mutant.meets(check.ring_all_reduce)
+
+
+def test_right_sums_pass(pool: nbddp.Pool) -> None:
+    assert check.ring_all_reduce(solution("04", "ring_all_reduce"))
+    for source in RIGHT_SUMS:
+        assert check.ring_all_reduce(defined(source, "ring_all_reduce")), source
+    assert "still to be written" in check.ring_all_reduce(exercise("04", "ring_all_reduce")).line
+
+
+def test_a_group_that_a_cell_has_left_stays(pool: nbddp.Pool) -> None:
+    pool.call(_join)
+    assert check.ring_all_reduce(solution("04", "ring_all_reduce"))
+    assert list(pool.call(_size)) == [4, 4, 4, 4]
+
+
+def _join() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group()
+
+
+def _size() -> int:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(one := torch.ones(1))
+    size = dist.get_world_size()
+    dist.destroy_process_group()
+    assert one == size
+    return size
+
+
+def test_a_pool_of_two_is_told_what_to_start(pool: nbddp.Pool) -> None:
+    with pool_of(2):
+        line = check.ring_all_reduce(solution("04", "ring_all_reduce")).line
+    assert line == "this check needs 4 ranks and the pool has 2; %ddp start --nproc 4 makes them"
+
+
+def test_an_unusual_schedule_that_ends_right_is_right() -> None:
+    """What is judged is how it ends, on symbols, and not whether it is the one of the book."""
+    backwards = Schedule(lambda r, s, n: (r - s + 2) % n, 3, 6)
+    assert list(faults(simulate(4, backwards)[-1].after)) == []
