@@ -61,15 +61,17 @@ STOREYS = [
         "worker.bench",
         "worker.tracing",
         "worker.exercise",
+        "worker.sampling",
+        "worker.grouped",
     ],
-    ["teach.answer", "teach.tables", "teach.placement"],
+    ["teach.answer", "teach.tables", "teach.placement", "teach.samples"],
     ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
     ["pool.requests", "pool.wire", "pool.launcher", "pool.stop", "pool.compare", "pool.bench", "stacks"],
     ["pool"],
     ["assist", "magics", "cli"],
-    ["teach.running"],
+    ["teach.running", "teach.grouped"],
     ["teach"],
     ["__main__", "__init__"],
 ]
@@ -79,6 +81,7 @@ PURE = [
     "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
     "nbddp.run.cell", "nbddp.agent.lines", "nbddp.trace.ring", "nbddp.trace.foretold",
     "nbddp.teach", "nbddp.teach.answer", "nbddp.teach.tables", "nbddp.teach.placement",
+    "nbddp.teach.samples",
 ]  # fmt: skip
 
 

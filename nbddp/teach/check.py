@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
 from nbddp.teach.checks.placement import gpus_of, place_of
+from nbddp.teach.checks.samples import accuracy, epochs_of
 from nbddp.teach.running import on
 
 __all__ = [
     "Answer",
     "Exercise",
+    "accuracy",
+    "epochs_of",
     "gpus_of",
     "on",
     "place_of",

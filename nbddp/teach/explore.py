@@ -15,11 +15,13 @@ from html import escape
 from typing import Any
 
 from nbddp.draw.placement import placement
+from nbddp.draw.samples import samples as grid
 from nbddp.draw.shown import Shown
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
 from nbddp.teach.placement import GLOBAL, LOCAL
 from nbddp.teach.placement import layout as placed
+from nbddp.teach.samples import DROPPED, PADDED, STRAIGHT, TOLD, UNTOLD, dealt
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WORDS = '<pre style="white-space: pre-wrap; line-height: 1.35; margin: 4px 0">{}</pre>'
@@ -133,5 +135,22 @@ def layout() -> Explorer:
         (
             {"nodes": 2, "gpus": 4, "per_process": 2, "by": LOCAL},
             {"nodes": 2, "gpus": 4, "per_process": 1, "by": GLOBAL},
+        ),
+    )
+
+
+def samples() -> Explorer:
+    """Lesson 06: which rank reads which sample in which epoch."""
+    return Explorer(
+        lambda **chosen: grid(dealt(**chosen)),
+        (
+            Slider("samples", "samples", 1, 16),
+            Slider("ranks", "ranks", 1, 4),
+            Choice("order", "order", (TOLD, UNTOLD, STRAIGHT)),
+            Choice("tail", "what does not divide", (PADDED, DROPPED)),
+        ),
+        (
+            {"samples": 10, "ranks": 4, "order": TOLD, "tail": PADDED},
+            {"samples": 10, "ranks": 4, "order": UNTOLD, "tail": DROPPED},
         ),
     )
