@@ -63,8 +63,9 @@ STOREYS = [
         "worker.exercise",
         "worker.sampling",
         "worker.grouped",
+        "worker.normalising",
     ],
-    ["teach.answer", "teach.tables", "teach.placement", "teach.samples"],
+    ["teach.answer", "teach.tables", "teach.placement", "teach.samples", "teach.moments", "teach.norms"],
     ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
@@ -81,7 +82,7 @@ PURE = [
     "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
     "nbddp.run.cell", "nbddp.agent.lines", "nbddp.trace.ring", "nbddp.trace.foretold",
     "nbddp.teach", "nbddp.teach.answer", "nbddp.teach.tables", "nbddp.teach.placement",
-    "nbddp.teach.samples",
+    "nbddp.teach.samples", "nbddp.teach.moments", "nbddp.teach.norms",
 ]  # fmt: skip
 
 

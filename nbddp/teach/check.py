@@ -8,6 +8,7 @@ them and no more.
 from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
+from nbddp.teach.checks.moments import batch_statistics, sync_batch_norm
 from nbddp.teach.checks.placement import gpus_of, place_of
 from nbddp.teach.checks.samples import accuracy, epochs_of
 from nbddp.teach.running import on
@@ -16,8 +17,10 @@ __all__ = [
     "Answer",
     "Exercise",
     "accuracy",
+    "batch_statistics",
     "epochs_of",
     "gpus_of",
     "on",
     "place_of",
+    "sync_batch_norm",
 ]

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from nbddp.draw.moments import moments
 from nbddp.draw.placement import placement
 from nbddp.draw.samples import samples as grid
 from nbddp.draw.shown import Shown
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
+from nbddp.teach.moments import EQUAL, UNEQUAL, sharded
 from nbddp.teach.placement import GLOBAL, LOCAL
 from nbddp.teach.placement import layout as placed
 from nbddp.teach.samples import DROPPED, PADDED, STRAIGHT, TOLD, UNTOLD, dealt
@@ -152,5 +154,22 @@ def samples() -> Explorer:
         (
             {"samples": 10, "ranks": 4, "order": TOLD, "tail": PADDED},
             {"samples": 10, "ranks": 4, "order": UNTOLD, "tail": DROPPED},
+        ),
+    )
+
+
+def statistics() -> Explorer:
+    """Lesson 07: means and variances of shards against those of the whole batch."""
+    return Explorer(
+        lambda **chosen: moments(sharded(**chosen)),
+        (
+            Slider("per_rank", "samples per rank", 2, 32),
+            Slider("ranks", "ranks", 1, 4),
+            Slider("shift", "shift from rank to rank, in tenths", 0, 40, 5),
+            Choice("sizes", "shards", (EQUAL, UNEQUAL)),
+        ),
+        (
+            {"per_rank": 4, "ranks": 4, "shift": 0, "sizes": EQUAL},
+            {"per_rank": 8, "ranks": 2, "shift": 20, "sizes": UNEQUAL},
         ),
     )

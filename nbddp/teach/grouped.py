@@ -26,4 +26,4 @@ def this_screen() -> Screen:
     """One screen for all runs of a check: the notebook's cell gets one live view, and a saved one no blank lines."""
     from IPython.core.getipython import get_ipython
 
-    return for_shell(get_ipython())  # type: ignore[no-untyped-call]
+    return for_shell(get_ipython())
