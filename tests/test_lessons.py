@@ -251,7 +251,7 @@ def test_an_explorer_in_a_terminal_is_its_words(tmp_path: Path) -> None:
 
 # -- explorers -------------------------------------------------------------------------------
 
-EXPLORERS = [getattr(explore, n) for n in ("layout", "arrived", "order", "ring", "averaging")]
+EXPLORERS = [getattr(explore, n) for n in ("layout", "arrived", "order", "ring", "averaging", "samples", "statistics")]
 
 
 @pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)

@@ -63,6 +63,9 @@ STOREYS = [
         "worker.exercise",
         "worker.messages",
         "worker.averaging",
+        "worker.sampling",
+        "worker.grouped",
+        "worker.normalising",
     ],
     [
         "teach.answer",
@@ -72,6 +75,9 @@ STOREYS = [
         "teach.spmd",
         "teach.ring",
         "teach.averaging",
+        "teach.samples",
+        "teach.moments",
+        "teach.norms",
     ],
     ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
@@ -79,7 +85,7 @@ STOREYS = [
     ["pool.requests", "pool.wire", "pool.launcher", "pool.stop", "pool.compare", "pool.bench", "stacks"],
     ["pool"],
     ["assist", "magics", "cli"],
-    ["teach.running"],
+    ["teach.running", "teach.grouped"],
     ["teach"],
     ["__main__", "__init__"],
 ]
@@ -109,6 +115,9 @@ PURE = [
     "nbddp.teach.spmd",
     "nbddp.teach.ring",
     "nbddp.teach.averaging",
+    "nbddp.teach.samples",
+    "nbddp.teach.moments",
+    "nbddp.teach.norms",
 ]
 
 

@@ -9,25 +9,31 @@ from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
 from nbddp.teach.checks.averaging import attach_averaging, average_gradients
+from nbddp.teach.checks.moments import batch_statistics, sync_batch_norm
 from nbddp.teach.checks.placement import gpus_of, place_of
 from nbddp.teach.checks.rendezvous import by_address, by_host, by_rank, by_size
 from nbddp.teach.checks.ring import chunk_to_send, ring_all_reduce
+from nbddp.teach.checks.samples import accuracy, epochs_of
 from nbddp.teach.checks.spmd import share_of
 from nbddp.teach.running import on
 
 __all__ = [
     "Answer",
     "Exercise",
+    "accuracy",
     "attach_averaging",
     "average_gradients",
+    "batch_statistics",
     "by_address",
     "by_host",
     "by_rank",
     "by_size",
     "chunk_to_send",
+    "epochs_of",
     "gpus_of",
     "on",
     "place_of",
     "ring_all_reduce",
     "share_of",
+    "sync_batch_norm",
 ]

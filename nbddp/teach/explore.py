@@ -15,20 +15,24 @@ from html import escape
 from typing import Any
 
 from nbddp.draw.averaging import averaging as averaging_figure
+from nbddp.draw.moments import moments
 from nbddp.draw.placement import placement
 from nbddp.draw.rendezvous import arrivals
 from nbddp.draw.ring import ring as ring_figure
+from nbddp.draw.samples import samples as grid
 from nbddp.draw.shown import Shown
 from nbddp.draw.spmd import prints
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
 from nbddp.teach.averaging import MEAN, NOTHING, OWN, SAME, SUM
 from nbddp.teach.averaging import averaging as fitted
+from nbddp.teach.moments import EQUAL, UNEQUAL, sharded
 from nbddp.teach.placement import GLOBAL, LOCAL
 from nbddp.teach.placement import layout as placed
 from nbddp.teach.rendezvous import FAULTS, NOTHING, OWN, arrival
 from nbddp.teach.ring import PROGRAMS, RING, SHORT
 from nbddp.teach.ring import ring as ring_after
+from nbddp.teach.samples import DROPPED, PADDED, STRAIGHT, TOLD, UNTOLD, dealt
 from nbddp.teach.spmd import NOBODY, printing
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -216,5 +220,39 @@ def averaging() -> Explorer:
         (
             {"ranks": 4, "steps": 30, "begin": SAME, "exchange": NOTHING},
             {"ranks": 4, "steps": 30, "begin": OWN, "exchange": MEAN},
+        ),
+    )
+
+
+def samples() -> Explorer:
+    """Lesson 06: which rank reads which sample in which epoch."""
+    return Explorer(
+        lambda **chosen: grid(dealt(**chosen)),
+        (
+            Slider("samples", "samples", 1, 16),
+            Slider("ranks", "ranks", 1, 4),
+            Choice("order", "order", (TOLD, UNTOLD, STRAIGHT)),
+            Choice("tail", "what does not divide", (PADDED, DROPPED)),
+        ),
+        (
+            {"samples": 10, "ranks": 4, "order": TOLD, "tail": PADDED},
+            {"samples": 10, "ranks": 4, "order": UNTOLD, "tail": DROPPED},
+        ),
+    )
+
+
+def statistics() -> Explorer:
+    """Lesson 07: means and variances of shards against those of the whole batch."""
+    return Explorer(
+        lambda **chosen: moments(sharded(**chosen)),
+        (
+            Slider("per_rank", "samples per rank", 2, 32),
+            Slider("ranks", "ranks", 1, 4),
+            Slider("shift", "shift from rank to rank, in tenths", 0, 40, 5),
+            Choice("sizes", "shards", (EQUAL, UNEQUAL)),
+        ),
+        (
+            {"per_rank": 4, "ranks": 4, "shift": 0, "sizes": EQUAL},
+            {"per_rank": 8, "ranks": 2, "shift": 20, "sizes": UNEQUAL},
         ),
     )

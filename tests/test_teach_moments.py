@@ -1,0 +1,340 @@
+"""Lesson 07: merged moments and the listed ways to normalise against closed forms and PyTorch, and the checks of its
+two exercises on real ranks with unequal shards."""
+
+from __future__ import annotations
+
+import statistics as std
+from collections.abc import Iterator
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import batch_norm
+
+import nbddp
+from nbddp.draw.moments import moments as figure
+from nbddp.teach import check, norms
+from nbddp.teach.checks.moments import judge_norm, judge_statistics
+from nbddp.teach.moments import EQUAL, UNEQUAL, Moments, merge, merged, moments, sharded, two
+from tests.lessons import Mutant, defined, exercise, pool_of, solution
+
+numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=9)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with pool_of(2) as made:
+        yield made
+
+
+# -- the explorer ----------------------------------------------------------------------------
+
+
+@given(shards=st.lists(numbers, min_size=1, max_size=5))
+def test_merged_moments_are_those_of_the_whole(shards: list[list[float]]) -> None:
+    whole = [v for shard in shards for v in shard]
+    found = merge([moments(s) for s in shards])
+    assert found.n == len(whole)
+    assert found.mean == pytest.approx(std.fmean(whole), abs=1e-9)
+    assert found.variance == pytest.approx(std.pvariance(whole), rel=1e-9, abs=1e-9)
+
+
+def test_merging_adds_how_far_the_means_lie_apart() -> None:
+    assert merged(Moments(2, 0.0, 1.0), Moments(2, 4.0, 1.0)) == Moments(4, 2.0, 5.0)
+    assert merged(Moments(3, 1.0, 2.0), Moments(1, 1.0, 2.0)) == Moments(4, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("per_rank", [2, 3, 32])
+@pytest.mark.parametrize("shift", [0, 15, 40])
+@pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL])
+def test_every_setting_has_shards_whose_whole_is_right(ranks: int, per_rank: int, shift: int, sizes: str) -> None:
+    made = sharded(per_rank, ranks, shift, sizes)
+    values = [v for shard in made.shards for v in shard]
+    assert made.whole.variance == pytest.approx(std.pvariance(values))
+    assert made.own[0].n == per_rank or ranks == 1
+    assert "-0.00" not in made.words()
+    if ranks > 1 and shift == 40 and sizes == EQUAL:
+        assert made.averaged < made.whole.variance
+
+
+def test_words_say_what_averaging_variances_lacks() -> None:
+    made = sharded(8, 2, 20, UNEQUAL)
+    assert made.head() == "2 ranks with 8 and 4 samples"
+    assert sharded(4, 4).head() == "4 ranks with 4 samples each"
+    assert sharded(4, 1).head() == "1 rank with 4 samples"
+    assert made.verdict().startswith("mean of the variances: 0.96, 47 % less than the variance of the whole\n")
+    assert made.verdict().endswith("by the ranks' own: +0.78, -1.27")
+    assert sharded(4, 1).verdict() == "one rank has the whole batch: nothing to merge"
+    assert two(-0.001) == "0.00"
+
+
+def test_the_figure_has_a_row_for_each_rank_and_two_for_the_whole() -> None:
+    made = sharded(4, 4)
+    shown = figure(made)
+    texts = [t.get_text() for t in shown.figure.axes[0].texts]
+    assert [t for t in texts if t.startswith("rank ")] == [f"rank {r}" for r in range(4)]
+    assert "variance 0.76" in texts
+    assert "mean −0.69 · variance 0.20" in texts
+    assert shown.words == made.words()
+    assert all(t.get_fontsize() >= 6.5 for t in shown.figure.axes[0].texts)
+
+
+# -- the reference, and that no two ways look alike -------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_the_reference_is_pytorchs_batch_norm_of_the_whole_batch(ranks: int) -> None:
+    shards, weights = norms.shards_for(ranks), norms.shards_for(ranks, seed=1)
+    assert len({len(s) for s in shards}) > 1
+    whole = torch.tensor([row for s in shards for row in s], dtype=torch.float64, requires_grad=True)
+    w = torch.tensor([row for s in weights for row in s], dtype=torch.float64)
+    y = batch_norm(whole, None, None, training=True, eps=norms.EPS)
+    (y * w).sum().backward()  # type: ignore[no-untyped-call]
+    assert whole.grad is not None
+    for f in range(norms.FEATURES):
+        columns = norms.feature(shards, f)
+        mine = norms.forward(columns, norms.MEANS[0], norms.VARIANCES[0], norms.SCALES[0][1])
+        slopes = norms.gradients(columns, norms.feature(weights, f), norms.GRADIENTS[0])
+        assert [v for rank in mine for v in rank] == pytest.approx(y[:, f].tolist(), abs=1e-9)
+        assert [v for rank in slopes for v in rank] == pytest.approx(whole.grad[:, f].tolist(), abs=1e-9)
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_no_listed_mistake_passes_for_right_or_for_another(ranks: int) -> None:
+    shards, weights = norms.shards_for(ranks), norms.shards_for(ranks, seed=1)
+    for ways in (norms.MEANS, norms.VARIANCES):
+        made = [
+            (w.words, [w.of(k) for f in range(norms.FEATURES) for k in norms.known(norms.feature(shards, f))])
+            for w in ways
+        ]
+        assert_apart(made)
+    made = [
+        (way[0], [
+            v for f in range(norms.FEATURES)
+            for rank in norms.gradients(norms.feature(shards, f), norms.feature(weights, f), way) for v in rank
+        ])
+        for way in norms.GRADIENTS
+    ]  # fmt: skip
+    assert_apart(made)
+
+
+def assert_apart(made: list[tuple[str, list[float]]]) -> None:
+    for (one, a), (other, b) in combinations(made, 2):
+        assert one == other or not norms.near(a, b), (one, other)
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_right_numbers_are_ok_on_any_number_of_ranks(ranks: int) -> None:
+    shards, weights = norms.shards_for(ranks), norms.shards_for(ranks, seed=1)
+    w = [merge([moments(c) for c in norms.feature(shards, f)]) for f in range(norms.FEATURES)]
+    pair = [[m.mean for m in w], [m.variance for m in w]]
+    assert judge_statistics(shards, dict.fromkeys(range(ranks), pair)) == "ok"
+
+    def rows(columns: list[list[list[float]]], rank: int) -> list[list[float]]:
+        return [list(row) for row in zip(*(c[rank] for c in columns), strict=True)]
+
+    features = range(norms.FEATURES)
+    right = (norms.MEANS[0], norms.VARIANCES[0], norms.SCALES[0][1])
+    y = [norms.forward(norms.feature(shards, f), *right) for f in features]
+    g = [norms.gradients(norms.feature(shards, f), norms.feature(weights, f), norms.GRADIENTS[0]) for f in features]
+    assert judge_norm(shards, weights, {r: (rows(y, r), rows(g, r)) for r in range(ranks)}) == "ok"
+
+
+# -- batch_statistics ------------------------------------------------------------------------
+
+HEAD = """
+    import torch, torch.distributed as dist
+    rank = lambda: dist.get_rank()
+    world = lambda: dist.get_world_size()
+    def total(t):
+        t = torch.as_tensor(t, dtype=torch.float32).clone(); dist.all_reduce(t); return t
+    def batch_statistics(x):
+        n, own_n = total(len(x)), len(x)
+        s, q = total(x.sum(0)), total((x * x).sum(0))
+        mean = s / n
+        var = q / n - mean**2
+        own, own_var = x.mean(0), x.var(0, unbiased=False)
+"""
+WRONG_STATISTICS = [
+    Mutant("own", "return own, own_var", "rank 0, mean of feature 0 is"),
+    Mutant("own words", "return own, own_var", "it is of the rank's own samples; add up sums and counts"),
+    Mutant("means averaged", "return total(own) / world(), var", "so it is not the mean of the ranks' means"),
+    Mutant("own count", "return s / own_n, var", "is divided by the rank's own count; add up the counts too"),
+    Mutant("equal counts", "return s / (own_n * world()), var", "world size × the rank's own count"),
+    Mutant("sums", "return s, var", "is not divided by the number of samples"),
+    Mutant("variances averaged", "return mean, total(own_var) / world()", "the variances are averaged: that leaves"),
+    Mutant("variances weighed", "return mean, total(own_var * own_n) / n", "the variances are averaged: that leaves"),
+    Mutant("own variance", "return mean, own_var", "variance of feature 0 is"),
+    Mutant("unbiased", "return mean, var * n / (n - 1)", "it divides by n − 1, and batch norm normalises by n"),
+    Mutant("averaged unbiased", "return mean, total(x.var(0)) / world()", "and n − 1 is for estimates"),
+    Mutant("squares", "return mean, q / n", "the square of the mean is still to be taken off"),
+    Mutant("squares by own count", "return mean, q / own_n - mean**2", "the sum of squares over all ranks is divided"),
+    Mutant("centred by own count", "return mean, total(((x - mean)**2).sum(0)) / own_n", "the sum of squares over all"),
+    Mutant("deviation", "return mean, var.sqrt()", "that is the standard deviation; its square is wanted"),
+    Mutant("variances added", "return mean, total(own_var)", "the ranks' variances are added up"),
+    Mutant("one number", "return mean", "rank 0 returned [1.550, 0.585]; a pair is wanted"),
+    Mutant("over features", "return mean.mean(), var.mean()", "a pair is wanted, means and variances, each of shape"),
+    Mutant("one rank", "return (mean, var) if rank() == 0 else None", "rank 1 returned None; a pair is wanted"),
+    Mutant("alone", "if rank() == 0: total(0)\n        return mean, var", "deadlock: rank 0 waits in all_reduce"),
+    Mutant("unwritten", "...", "still to be written"),
+]  # fmt: skip
+RIGHT_STATISTICS = [
+    HEAD + "        return mean, total(((x - mean)**2).sum(0)) / n\n",
+    HEAD + """
+        everyone = [None] * world()
+        dist.all_gather_object(everyone, x)
+        whole = torch.cat(everyone)
+        return whole.mean(0), whole.var(0, unbiased=False)
+    """,
+    HEAD + """
+        everyone = [None] * world()
+        dist.all_gather_object(everyone, (own_n, own, own_var))
+        na, ma, va = everyone[0]
+        for nb, mb, vb in everyone[1:]:
+            va = (na * va + nb * vb) / (na + nb) + na * nb / (na + nb) ** 2 * (mb - ma) ** 2
+            ma, na = (na * ma + nb * mb) / (na + nb), na + nb
+        return ma, va
+    """,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", WRONG_STATISTICS, ids=str)
+def test_wrong_statistics_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    Mutant(mutant.name, HEAD + "        " + mutant.source + "\n", mutant.says).meets(check.batch_statistics)
+
+
+def test_right_statistics_pass(pool: nbddp.Pool) -> None:
+    assert check.batch_statistics(solution("07", "batch_statistics"))
+    for source in RIGHT_STATISTICS:
+        assert check.batch_statistics(defined(source, "batch_statistics")), source
+    assert "still to be written" in check.batch_statistics(exercise("07", "batch_statistics")).line
+
+
+# -- sync_batch_norm -------------------------------------------------------------------------
+
+NORM = """
+    import warnings
+    import torch, torch.distributed as dist
+    warnings.simplefilter("ignore")
+    world = lambda: dist.get_world_size()
+    def reduced(t):
+        t = torch.as_tensor(t, dtype=torch.float32).clone(); dist.all_reduce(t); return t
+    def summed(back):
+        class Sum(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, t): return reduced(t)
+            @staticmethod
+            def backward(ctx, g): return back(g)
+        return Sum.apply
+    right = summed(reduced)
+    def normal(x, eps, total, variance_too=True):
+        n = reduced(len(x))
+        mean = total(x.sum(0)) / n
+        var = total((x * x).sum(0)) / n - mean**2 if variance_too else (
+            reduced((x.detach() ** 2).sum(0)) / n - mean.detach() ** 2)
+        return (x - mean) / torch.sqrt(var + eps)
+    def sync_batch_norm(x, eps):
+        n = reduced(len(x))
+        with torch.no_grad():
+            mean = reduced(x.sum(0)) / n
+            var = reduced((x * x).sum(0)) / n - mean**2
+        own, own_var = x.mean(0), x.var(0, unbiased=False)
+"""
+THROUGH = "outputs are right; rank 0, gradient of sample 0, feature 0 is"
+WRONG_NORMS = [
+    Mutant("plain batch norm", "return torch.nn.functional.batch_norm(x, None, None, training=True, eps=eps)",
+           "the mean: it is of the rank's own samples; add up sums and counts over all ranks; the variance: it is of"),
+    Mutant("variances averaged", "return (x - mean) / (reduced(own_var) / world() + eps).sqrt()",
+           "shards of 3 and 5 samples: rank 0, output of sample 0, feature 0 is"),
+    Mutant("variances averaged, why", "return (x - mean) / (reduced(own_var) / world() + eps).sqrt()",
+           ": the variance: the variances are averaged: that leaves out how far the ranks' means lie apart"),
+    Mutant("all averaged", "return (x - reduced(own) / world()) / (reduced(own_var) / world() + eps).sqrt()",
+           "the mean: ranks have unlike numbers of samples"),
+    Mutant("own count", "return (x - mean * n / len(x)) / (var + eps).sqrt()", "is divided by the rank's own count"),
+    Mutant("unbiased", "return (x - mean) / (var * n / (n - 1) + eps).sqrt()", "the variance: it divides by n − 1"),
+    Mutant("eps outside", "return (x - mean) / (var.sqrt() + eps)", "the scale: eps is added under the root"),
+    Mutant("own eps", "return (x - mean) / (var + 1e-5).sqrt()", "the scale: eps is left out, or not the argument's"),
+    Mutant("variance for root", "return (x - mean) / (var + eps)", "it is divided by the variance; divide by its root"),
+    Mutant("not centred", "return x / (var + eps).sqrt()", "the mean: it is left out"),
+    Mutant("not scaled", "return x - mean", ": the scale: nothing is divided by sqrt(variance + eps)"),
+    Mutant("constants", "return (x - mean) / (var + eps).sqrt()",
+           "the gradient must go through the statistics too: here mean and variance are taken as constants"),
+    Mutant("constants, where", "return (x - mean) / (var + eps).sqrt()", THROUGH),
+    Mutant("plain all_reduce", "return normal(x, eps, reduced)",
+           "it has the part of this rank's own outputs, not of the other ranks'; autograd does not know of"),
+    Mutant("identity backward", "return normal(x, eps, summed(lambda g: g))", "the part of this rank's own outputs"),
+    Mutant("averaged backward", "return normal(x, eps, summed(lambda g: reduced(g) / world()))",
+           "is divided by the world size: in backward the gradients of all ranks are added up, not averaged"),
+    Mutant("own part averaged", "return normal(x, eps, summed(lambda g: g / world()))",
+           "has the rank's own part alone, over the world size"),
+    Mutant("twice", "return normal(x, eps, summed(lambda g: reduced(reduced(g))))", "it is added up twice"),
+    Mutant("own part scaled", "return normal(x, eps, summed(lambda g: g * world()))", "own part times the world size"),
+    Mutant("no variance", "return normal(x, eps, right, variance_too=False)", "comes through the variance is lost"),
+    Mutant("no mean", "v = right(((x - mean) ** 2).sum(0)) / n; return (x - mean) / (v + eps).sqrt()",
+           "what comes through the mean is lost"),
+    Mutant("divided by own count in backward",
+           "class F(torch.autograd.Function):\n"
+           "            @staticmethod\n"
+           "            def forward(ctx, x):\n"
+           "                ctx.y, ctx.s = (x - mean) / (var + eps).sqrt(), (var + eps).sqrt()\n"
+           "                return ctx.y\n"
+           "            @staticmethod\n"
+           "            def backward(ctx, g):\n"
+           "                k = len(g)\n"
+           "                return (g - reduced(g.sum(0)) / k - ctx.y * reduced((g * ctx.y).sum(0)) / k) / ctx.s\n"
+           "        return F.apply(x)",
+           "the sums over all ranks are divided by the rank's own count, not by the whole batch's"),
+    Mutant("torch's backward of the own batch",
+           "class F(torch.autograd.Function):\n"
+           "            @staticmethod\n"
+           "            def forward(ctx, x):\n"
+           "                ctx.y, ctx.s = (x - mean) / (var + eps).sqrt(), (var + eps).sqrt()\n"
+           "                return ctx.y\n"
+           "            @staticmethod\n"
+           "            def backward(ctx, g):\n"
+           "                return (g - g.mean(0) - ctx.y * (g * ctx.y).mean(0)) / ctx.s\n"
+           "        return F.apply(x)",
+           "it is as if the rank's own samples were the whole batch"),
+    Mutant("detached", "return ((x - mean) / (var + eps).sqrt()).detach()",
+           "rank 0, x gets no gradient: is it detached"),
+    Mutant("halved", "y = normal(x, eps, right); return y.detach() + (y - y.detach()) / 2",
+           "all gradients are 0.50 × the right ones"),
+    Mutant("mean alone", "return mean", "rank 0: a tensor of the shape of x, (3, 2), is wanted"),
+    Mutant("layer", "return torch.nn.SyncBatchNorm(2, affine=False)(x)", "SyncBatchNorm expected input tensor to be"),
+    Mutant("one rank's backward", "return normal(x, eps, summed(lambda g: reduced(g) if dist.get_rank() else g))",
+           "deadlock: rank 1 waits in all_reduce"),
+    Mutant("unwritten", "...", "still to be written"),
+]  # fmt: skip
+RIGHT_NORMS = [
+    NORM + "        return normal(x, eps, right)\n",
+    NORM + """
+        import torch.distributed._functional_collectives as fc
+        return normal(x, eps, lambda t: fc.all_reduce(t, "sum", dist.group.WORLD))
+    """,
+    NORM + """
+        class F(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.y, ctx.s = (x - mean) / (var + eps).sqrt(), (var + eps).sqrt()
+                return ctx.y
+            @staticmethod
+            def backward(ctx, g):
+                return (g - reduced(g.sum(0)) / n - ctx.y * reduced((g * ctx.y).sum(0)) / n) / ctx.s
+        return F.apply(x)
+    """,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", WRONG_NORMS, ids=str)
+def test_wrong_norms_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    Mutant(mutant.name, NORM + "        " + mutant.source + "\n", mutant.says).meets(check.sync_batch_norm)
+
+
+def test_right_norms_pass(pool: nbddp.Pool) -> None:
+    assert check.sync_batch_norm(solution("07", "sync_batch_norm"))
+    for source in RIGHT_NORMS:
+        assert check.sync_batch_norm(defined(source, "sync_batch_norm")), source
+    assert "still to be written" in check.sync_batch_norm(exercise("07", "sync_batch_norm")).line

@@ -1,0 +1,271 @@
+"""Lesson 06: the sampler's arithmetic against torch's own, and the checks of its two exercises on real ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler
+
+import nbddp
+from nbddp.draw.samples import samples
+from nbddp.teach import check
+from nbddp.teach.checks.samples import EPOCHS, judge_accuracy, judge_epochs, near, sets_for
+from nbddp.teach.samples import DROPPED, PADDED, STRAIGHT, TOLD, UNTOLD, dealt, pooled, randperm, repeated, shares
+from tests.lessons import Mutant, defined, exercise, pool_of, solution
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with pool_of(2) as made:
+        yield made
+
+
+# -- the explorer ----------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 700), seed=st.integers(0, 2**40))
+def test_permutations_are_torchs(n: int, seed: int) -> None:
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    assert randperm(n, seed) == torch.randperm(n, generator=generator).tolist()
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    n=st.integers(1, 60), ranks=st.integers(1, 9), shuffle=st.booleans(), drop_last=st.booleans(),
+    seed=st.integers(0, 99), epoch=st.integers(0, 99),
+)  # fmt: skip
+def test_shares_are_those_of_the_distributed_sampler(
+    n: int, ranks: int, shuffle: bool, drop_last: bool, seed: int, epoch: int
+) -> None:
+    mine = shares(n, ranks, shuffle=shuffle, seed=seed, epoch=epoch, drop_last=drop_last)
+    for rank, share in enumerate(mine):
+        real: DistributedSampler[int] = DistributedSampler(range(n), ranks, rank, shuffle, seed, drop_last)  # type: ignore[arg-type]
+        real.set_epoch(epoch)
+        assert share == list(real)
+
+
+def test_words_say_what_is_read_twice_never_and_again() -> None:
+    padded, dropped = dealt(10, 4, TOLD, PADDED), dealt(10, 4, UNTOLD, DROPPED)
+    assert padded.summary() == "10 samples on 4 ranks, padded: 3 each, 12 in all; 2 of them a second time"
+    assert padded.verdict() == "set_epoch(epoch) shuffles every epoch anew, and alike on all ranks"
+    assert dropped.summary().endswith("2 each, 8 in all; 2 samples of every epoch are read by no rank")
+    assert dropped.verdict().endswith("same order; samples 2, 6 are never read")
+    assert "epoch 1: as epoch 0" in dropped.words()
+    assert dealt(8, 4).summary().endswith("every sample once")
+    assert dealt(1, 4).summary().endswith("1 each, 4 in all, though there is 1")
+    assert dealt(1, 4, STRAIGHT, DROPPED).verdict().endswith("sample 0 is never read")
+    assert repeated(padded.epochs[0]) == [1, 4]
+    assert padded.readers(0, 1) == [1, 3]
+
+
+def test_the_figure_has_every_reader() -> None:
+    chosen = dealt(10, 4, UNTOLD, DROPPED)
+    shown = samples(chosen)
+    texts = [t.get_text() for t in shown.figure.axes[0].texts]
+    assert texts.count("none") == 2 * len(chosen.epochs)
+    assert texts.count("= epoch 0") == 1
+    assert shown.words == chosen.words()
+    assert all(t.get_fontsize() >= 6.5 for t in shown.figure.axes[0].texts)
+    reads = sum(len(share) for epoch in dealt(10, 4).epochs for share in epoch)
+    assert len(samples(dealt(10, 4)).figure.axes[0].patches) == reads
+
+
+def test_padding_biases_an_accuracy() -> None:
+    right = [i not in (0, 1) for i in range(10)]
+    assert pooled(right, shares(10, 4, shuffle=False)) == 8 / 12
+    assert pooled(right, [range(10)]) == 8 / 10
+    assert str(pooled(right, [[], []])) == "nan"
+
+
+# -- accuracy --------------------------------------------------------------------------------
+
+HEAD = """
+    import torch, torch.distributed as dist
+    from torch.utils.data import DataLoader, DistributedSampler
+    def accuracy(model, dataset):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        n = len(dataset)
+        def hit(i):
+            x, y = dataset[i]
+            return int(model(x).argmax() == y)
+        def total(x):
+            t = torch.tensor([float(x)]); dist.all_reduce(t); return t.item()
+        mine = range(rank, n, world)
+        padded = list(DistributedSampler(dataset, shuffle=False))
+"""
+WRONG_ACCURACIES = [
+    Mutant("padded", "h = sum(map(hit, padded)); return total(h) / total(len(padded))",
+           "is 0.300, right is 0.333: sample 0 is read by more than one rank (DistributedSampler pads) and counted"),
+    Mutant("padded mean", "return total(sum(map(hit, padded)) / len(padded)) / world", "and counted each time"),
+    Mutant("padded and shuffled", "p = list(DistributedSampler(dataset)); "
+           "return total(sum(map(hit, p))) / total(len(p))", "and counted each time; count every sample once"),
+    Mutant("padded hits", "return total(sum(map(hit, padded))) / n", "while the divisor counts every sample once"),
+    Mutant("dropped", "p = list(DistributedSampler(dataset, shuffle=False, drop_last=True)); "
+           "return total(sum(map(hit, p))) / total(len(p))", "sample 8 is read by no rank (drop_last?)"),
+    Mutant("mean of means", "return total(sum(map(hit, mine)) / len(mine)) / world",
+           "is 0.375, right is 0.333: that is the mean of the ranks' accuracies, and ranks have 5 and 4 samples"),
+    Mutant("sum of means", "return total(sum(map(hit, mine)) / len(mine))", "the sum of the ranks' accuracies"),
+    Mutant("own", "return sum(map(hit, mine)) / len(mine)",
+           "rank 0 returned 0.000 and rank 1 0.750: each is the accuracy of the rank's own samples"),
+    Mutant("own divisor", "return total(sum(map(hit, mine))) / len(mine)", "are divided by the rank's own number"),
+    Mutant("own hits", "return sum(map(hit, mine)) / n", "own hits are divided by the size of the whole set"),
+    Mutant("one rank", "a = total(sum(map(hit, mine))) / n; return a if rank == 0 else None",
+           "rank 1 returned None; every rank is to return it"),
+    Mutant("reduce", "t = torch.tensor([float(sum(map(hit, mine))), len(mine)]); dist.reduce(t, 0); "
+           "return (t[0] / t[1]).item() if rank == 0 else 0.75", "all_reduce brings the sum to every rank, reduce to"),
+    Mutant("everybody", "return sum(map(hit, range(n))) / n", "is right, but ranks 0–1 read all of them"),
+    Mutant("divided again", "return total(sum(map(hit, mine))) / n / world", "by the world size once too often"),
+    Mutant("hits alone", "return total(sum(map(hit, mine)))", "divide by the number of samples"),
+    Mutant("percent", "return 100 * total(sum(map(hit, mine))) / n", "that is in percent"),
+    Mutant("errors", "return 1 - total(sum(map(hit, mine))) / n", "the share of wrong predictions"),
+    Mutant("a number of its own", "list(map(hit, mine)); return 0.123", "0.123, right is 0.333: count right"),
+    Mutant("a word", "return 'good'", "rank 0 returned 'good'; a number from 0 to 1 is wanted"),
+    Mutant("in the loop", "h = sum(total(hit(i)) for i in mine); return h / n",
+           "deadlock: rank 0 waits in all_reduce #5; rank 1 has finished the cell without calling it"),
+    Mutant("raises", "if rank == 1: return hit(n)\n        return total(0)", "rank 1 raised IndexError: there is no"),
+    Mutant("unwritten", "...", "still to be written"),
+]  # fmt: skip
+RIGHT_ACCURACIES = [
+    HEAD + """
+        loader = DataLoader(torch.utils.data.Subset(dataset, mine), batch_size=3)
+        hits = torch.tensor(0)
+        for x, y in loader:
+            hits += (model(x).argmax(1) == y).sum()
+        dist.all_reduce(hits)
+        return hits / n
+    """,
+    HEAD + """
+        keep = padded[: len(mine)]
+        everyone = [None] * world
+        dist.all_gather_object(everyone, [hit(i) for i in keep])
+        flat = sum(everyone, [])
+        return torch.tensor([sum(flat) / len(flat)])
+    """,
+    HEAD + """
+        block = range(n * rank // world, n * (rank + 1) // world)
+        return total(sum(map(hit, block))) / total(len(block))
+    """,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", WRONG_ACCURACIES, ids=str)
+def test_wrong_accuracies_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    Mutant(mutant.name, HEAD + "        " + mutant.source + "\n", mutant.says).meets(check.accuracy)
+
+
+def test_right_accuracies_pass(pool: nbddp.Pool) -> None:
+    assert check.accuracy(solution("06", "accuracy"))
+    for source in RIGHT_ACCURACIES:
+        assert check.accuracy(defined(source, "accuracy")), source
+    assert "still to be written" in check.accuracy(exercise("06", "accuracy")).line
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_no_wrong_way_of_counting_is_right_in_all_sets(ranks: int) -> None:
+    def wrong(right: tuple[bool, ...]) -> dict[str, float]:
+        n = len(right)
+        plain = [list(range(n))[r::ranks] for r in range(ranks)]
+        padded, dropped = (shares(n, ranks, shuffle=False, drop_last=d) for d in (False, True))
+        return {
+            "padded": pooled(right, padded),
+            "dropped": pooled(right, dropped),
+            "mean of means": sum(pooled(right, [p]) for p in plain) / ranks,
+            "padded hits": sum(right[s] for p in padded for s in p) / n,
+        }
+
+    sets = sets_for(ranks)
+    for way in wrong(sets[0]):
+        assert any(not near(wrong(s)[way], pooled(s, [range(len(s))])) for s in sets), way
+    for right in sets:
+        n, reads = len(right), [list(range(len(right)))[r::ranks] for r in range(ranks)]
+        assert judge_accuracy(right, {r: (sum(right) / n, reads[r]) for r in range(ranks)}) == "ok"
+
+
+# -- epochs_of -------------------------------------------------------------------------------
+
+LOOP = """
+    import torch, torch.distributed as dist
+    from torch.utils.data import DataLoader, DistributedSampler
+    def epochs_of(dataset, n_epochs, **options):
+        rank, world = dist.get_rank(), dist.get_world_size()
+        n = len(dataset)
+        def epoch(sampler, **more):
+            return [int(s) for batch in DataLoader(dataset, 2, sampler=sampler, **more) for s in batch]
+        def all_of(seed, n=n):
+            return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
+        sampler = DistributedSampler(dataset)
+        es = range(n_epochs)
+"""
+WRONG_EPOCHS = [
+    Mutant("untold", "return [epoch(sampler) for e in es]", "all epochs are dealt out alike: call sampler.set_epoch"),
+    Mutant("too late", "return [(epoch(sampler), sampler.set_epoch(e))[0] for e in es]", "set_epoch comes too late"),
+    Mutant("always 1", "return [(sampler.set_epoch(1), epoch(sampler))[1] for e in es]", "are dealt out alike"),
+    Mutant("every other", "return [(sampler.set_epoch((e + 1) // 2), epoch(sampler))[1] for e in es]",
+           "epoch 2 is dealt out as epoch 1: call sampler.set_epoch(epoch) with every epoch's own number"),
+    Mutant("new sampler each", "return [epoch(DistributedSampler(dataset)) for e in es]", "are dealt out alike"),
+    Mutant("not shuffled", "return [epoch(DistributedSampler(dataset, shuffle=False)) for e in es]",
+           "the samples come in the dataset's own order"),
+    Mutant("own seed", "s = DistributedSampler(dataset, seed=rank)\n"
+           "        return [(s.set_epoch(e), epoch(s))[1] for e in es]",
+           "the ranks must shuffle alike, with one seed for all"),
+    Mutant("own randperm", "return [torch.randperm(n).tolist()[rank::world][:6] for e in es]", "must shuffle alike"),
+    Mutant("no sampler", "return [epoch(None, shuffle=True) for e in es]",
+           "epoch 0: ranks 0–1 read all 13 samples; a DistributedSampler gives"),
+    Mutant("same samples", "own = list(range(n))[:-1][rank::world]\n"
+           "        return [[own[i] for i in all_of(e, len(own))] for e in es]",
+           "rank 0 reads the same samples in every epoch, only in another order"),
+    Mutant("unequal", "return [all_of(e)[rank::world] for e in es]",
+           "epoch 0: rank 0 reads 7 samples and rank 1 6: with DDP rank 0 would wait in its last step for ever"),
+    Mutant("a part", "return [all_of(e)[rank::world][:3] for e in es]", "7 of 13 samples are read by no rank"),
+    Mutant("one epoch", "return [epoch(sampler)]", "rank 0: a list of 4 lists is wanted, one for each epoch; got a"),
+    Mutant("batches", "return [list(DataLoader(dataset, 2, sampler=sampler)) for e in es]", "a list for each batch"),
+    Mutant("not samples", "return [[n + 1] for e in es]", "none of the dataset's samples, the numbers 0–12"),
+    Mutant("numbers", "return list(es)", "epoch 0 is 0; a list of the samples"),
+    Mutant("one rank", "return [epoch(sampler) for e in es] if rank == 0 else None", "rank 1: a list of 4 lists is"),
+    Mutant("unwritten", "...", "still to be written"),
+]  # fmt: skip
+RIGHT_EPOCHS = [
+    LOOP + """
+        s = DistributedSampler(dataset, seed=5, drop_last=True)
+        out = []
+        for e in es:
+            s.set_epoch(10 * e)
+            out.append(epoch(s))
+        return out
+    """,
+    LOOP + """
+        out = []
+        for e in es:
+            order = all_of(e)
+            order += order[: -n % world]
+            out.append(order[rank::world])
+        return out
+    """,
+    LOOP + "        return [epoch(DistributedSampler(dataset, seed=e)) for e in es]\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", WRONG_EPOCHS, ids=str)
+def test_wrong_epochs_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    Mutant(mutant.name, LOOP + "        " + mutant.source + "\n", mutant.says).meets(check.epochs_of)
+
+
+def test_right_epochs_pass(pool: nbddp.Pool) -> None:
+    assert check.epochs_of(solution("06", "epochs_of"))
+    for source in RIGHT_EPOCHS:
+        assert check.epochs_of(defined(source, "epochs_of")), source
+    assert "still to be written" in check.epochs_of(exercise("06", "epochs_of")).line
+
+
+@pytest.mark.parametrize("ranks", range(2, 9))
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_samplers_own_epochs_pass_on_any_number_of_ranks(ranks: int, drop_last: bool) -> None:
+    n = 6 * ranks + 1
+    epochs = [shares(n, ranks, epoch=e, drop_last=drop_last) for e in range(EPOCHS)]
+    assert judge_epochs(n, {r: [e[r] for e in epochs] for r in range(ranks)}) == "ok"
