@@ -8,13 +8,16 @@ them and no more.
 from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
+from nbddp.teach.checks.buckets import exposed, pack
 from nbddp.teach.checks.placement import gpus_of, place_of
 from nbddp.teach.running import on
 
 __all__ = [
     "Answer",
     "Exercise",
+    "exposed",
     "gpus_of",
     "on",
+    "pack",
     "place_of",
 ]
