@@ -61,9 +61,20 @@ STOREYS = [
         "worker.bench",
         "worker.tracing",
         "worker.exercise",
+        "worker.uneven",
     ],
     ["teach.answer", "teach.tables", "teach.placement", "teach.buckets"],
-    ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
+    [
+        "commands",
+        "values",
+        "run.deadlock",
+        "run.collect",
+        "run.report",
+        "run.block",
+        "worker.kernel",
+        "draw",
+        "teach.collectives",
+    ],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
     ["pool.requests", "pool.wire", "pool.launcher", "pool.stop", "pool.compare", "pool.bench", "stacks"],
@@ -79,7 +90,7 @@ PURE = [
     "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
     "nbddp.run.cell", "nbddp.agent.lines", "nbddp.trace.ring", "nbddp.trace.foretold",
     "nbddp.teach", "nbddp.teach.answer", "nbddp.teach.tables", "nbddp.teach.placement",
-    "nbddp.teach.buckets",
+    "nbddp.teach.buckets", "nbddp.teach.collectives",
 ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
 from nbddp.teach.checks.buckets import exposed, pack
+from nbddp.teach.checks.hangs import missing_ranks, train_uneven
 from nbddp.teach.checks.placement import gpus_of, place_of
 from nbddp.teach.running import on
 
@@ -17,7 +18,9 @@ __all__ = [
     "Exercise",
     "exposed",
     "gpus_of",
+    "missing_ranks",
     "on",
     "pack",
     "place_of",
+    "train_uneven",
 ]

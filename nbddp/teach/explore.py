@@ -15,11 +15,13 @@ from html import escape
 from typing import Any
 
 from nbddp.draw import buckets as bucket_figures
+from nbddp.draw.collectives import collectives as collectives_figure
 from nbddp.draw.placement import placement
 from nbddp.draw.shown import Shown
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
 from nbddp.teach import buckets as bucketing
+from nbddp.teach import collectives as calls
 from nbddp.teach import running
 from nbddp.teach.placement import GLOBAL, LOCAL
 from nbddp.teach.placement import layout as placed
@@ -162,3 +164,17 @@ def measured_buckets(model: Sequence[tuple[str, int]], cap_mb: float | str = buc
     parameter, as `named_parameters()` has them. Raises BadInput where no exchange is recorded."""
     recording = running.pool().timings()
     return bucket_figures.beside(bucketing.beside(recording, model, cap_mb))
+
+
+def collectives() -> Explorer:
+    """Lesson 09: what every rank of a small program has called after some moves, and who waits for whom."""
+    uneven, slow = "one batch fewer on the last rank", "the last rank is slow"
+    return Explorer(
+        lambda **chosen: collectives_figure(calls.log(**chosen)),
+        (
+            Choice("program", "program", tuple(calls.PROGRAMS)),
+            Slider("ranks", "ranks", 2, 6),
+            Slider("moves", "moves", 0, 12),
+        ),
+        ({"program": uneven, "ranks": 4, "moves": 3}, {"program": slow, "ranks": 4, "moves": 2}),
+    )
