@@ -251,7 +251,10 @@ def test_an_explorer_in_a_terminal_is_its_words(tmp_path: Path) -> None:
 
 # -- explorers -------------------------------------------------------------------------------
 
-EXPLORERS = [getattr(explore, n) for n in ("layout", "arrived", "order", "ring", "averaging", "samples", "statistics")]
+EXPLORERS = [
+    getattr(explore, n)
+    for n in ("layout", "arrived", "order", "ring", "averaging", "samples", "statistics", "buckets", "collectives")
+]
 
 
 @pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)

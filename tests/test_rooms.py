@@ -66,6 +66,7 @@ STOREYS = [
         "worker.sampling",
         "worker.grouped",
         "worker.normalising",
+        "worker.uneven",
     ],
     [
         "teach.answer",
@@ -78,8 +79,19 @@ STOREYS = [
         "teach.samples",
         "teach.moments",
         "teach.norms",
+        "teach.buckets",
     ],
-    ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
+    [
+        "commands",
+        "values",
+        "run.deadlock",
+        "run.collect",
+        "run.report",
+        "run.block",
+        "worker.kernel",
+        "draw",
+        "teach.collectives",
+    ],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
     ["pool.requests", "pool.wire", "pool.launcher", "pool.stop", "pool.compare", "pool.bench", "stacks"],
@@ -118,6 +130,8 @@ PURE = [
     "nbddp.teach.samples",
     "nbddp.teach.moments",
     "nbddp.teach.norms",
+    "nbddp.teach.buckets",
+    "nbddp.teach.collectives",
 ]
 
 

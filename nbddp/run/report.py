@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from nbddp.errors import Cause, Frame, Raised, RankState
 from nbddp.topology import rank_words
 
+OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
 NAMES = 12  # of those that went with a process, so many are listed
 
 
@@ -102,7 +104,7 @@ def _folded(frames: list[Frame]) -> list[str]:
     if not frames:
         return []
     last = frames[-1]
-    where = last.file.replace("\\", "/").split("site-packages/")[-1].split("lib/")[-1]
+    where = last.file.replace("\\", "/").removeprefix(OWN).split("site-packages/")[-1].split("lib/")[-1]
     count = f"{len(frames)} frames, the last" if len(frames) > 1 else "1 frame"
     return [f"  … {count} in {where}, {last.name}"]
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
 from nbddp.teach.checks.averaging import attach_averaging, average_gradients
+from nbddp.teach.checks.buckets import exposed, pack
+from nbddp.teach.checks.hangs import missing_ranks, train_uneven
 from nbddp.teach.checks.moments import batch_statistics, sync_batch_norm
 from nbddp.teach.checks.placement import gpus_of, place_of
 from nbddp.teach.checks.rendezvous import by_address, by_host, by_rank, by_size
@@ -30,10 +32,14 @@ __all__ = [
     "by_size",
     "chunk_to_send",
     "epochs_of",
+    "exposed",
     "gpus_of",
+    "missing_ranks",
     "on",
+    "pack",
     "place_of",
     "ring_all_reduce",
     "share_of",
     "sync_batch_norm",
+    "train_uneven",
 ]

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from nbddp.draw import buckets as bucket_figures
 from nbddp.draw.averaging import averaging as averaging_figure
+from nbddp.draw.collectives import collectives as collectives_figure
 from nbddp.draw.moments import moments
 from nbddp.draw.placement import placement
 from nbddp.draw.rendezvous import arrivals
@@ -24,6 +26,9 @@ from nbddp.draw.shown import Shown
 from nbddp.draw.spmd import prints
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
+from nbddp.teach import buckets as bucketing
+from nbddp.teach import collectives as calls
+from nbddp.teach import running
 from nbddp.teach.averaging import MEAN, NOTHING, OWN, SAME, SUM
 from nbddp.teach.averaging import averaging as fitted
 from nbddp.teach.moments import EQUAL, UNEQUAL, sharded
@@ -255,4 +260,42 @@ def statistics() -> Explorer:
             {"per_rank": 4, "ranks": 4, "shift": 0, "sizes": EQUAL},
             {"per_rank": 8, "ranks": 2, "shift": 20, "sizes": UNEQUAL},
         ),
+    )
+
+
+def buckets() -> Explorer:
+    """Lesson 08: which gradients share a bucket, and how much of the exchange backward hides, on paper."""
+    start = {"layers": 8, "width": 1024, "cap_mb": 4, "backward": 20, "ranks": 8, "link": "100 Gb/s InfiniBand"}
+    return Explorer(
+        lambda **chosen: bucket_figures.exchange(bucketing.exchange(**chosen)),
+        (
+            Slider("layers", "layers", 1, 24),
+            Choice("width", "width of a layer", (512, 1024, 2048)),
+            Choice("cap_mb", "bucket_cap_mb", (bucketing.DEFAULT, 1, 2, 4, 8, 16, 25, 100)),
+            Slider("backward", "backward, ms", 5, 100, 5),
+            Choice("ranks", "ranks", (2, 8, 64, 512)),
+            Choice("link", "link", tuple(bucketing.LINKS)),
+        ),
+        ({**start, "cap_mb": bucketing.DEFAULT}, start),
+    )
+
+
+def measured_buckets(model: Sequence[tuple[str, int]], cap_mb: float | str = bucketing.DEFAULT) -> Shown:
+    """Lesson 08: the median step that the pool has recorded last, beside the packer's. model: name and bytes of each
+    parameter, as `named_parameters()` has them. Raises BadInput where no exchange is recorded."""
+    recording = running.pool().timings()
+    return bucket_figures.beside(bucketing.beside(recording, model, cap_mb))
+
+
+def collectives() -> Explorer:
+    """Lesson 09: what every rank of a small program has called after some moves, and who waits for whom."""
+    uneven, slow = "one batch fewer on the last rank", "the last rank is slow"
+    return Explorer(
+        lambda **chosen: collectives_figure(calls.log(**chosen)),
+        (
+            Choice("program", "program", tuple(calls.PROGRAMS)),
+            Slider("ranks", "ranks", 2, 6),
+            Slider("moves", "moves", 0, 12),
+        ),
+        ({"program": uneven, "ranks": 4, "moves": 3}, {"program": slow, "ranks": 4, "moves": 2}),
     )

@@ -1,0 +1,303 @@
+"""Lesson 08: the packer against DDP itself, its timeline against closed forms, and the checks of its two exercises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nbddp
+from nbddp.draw import buckets as figures
+from nbddp.errors import BadInput
+from nbddp.run.screen import Silent
+from nbddp.teach import check, explore
+from nbddp.teach.buckets import (
+    CAP,
+    DEFAULT,
+    FIRST,
+    LINKS,
+    MIB,
+    beside,
+    exchange,
+    limits,
+    linear_layers,
+    pack,
+    packed,
+    timeline,
+)
+from nbddp.teach.checks.buckets import EXPOSED, EXPOSED_CASES, PACK, PACK_CASES, exposed_time
+from nbddp.trace.cost import Link, seconds
+from nbddp.trace.overlap import exposed as exposed_of_step
+from nbddp.trace.steps import Bucket, Recording, Step
+from tests.lessons import Mutant, cells, defined, exercise, pool_of, solution
+
+sizes = st.lists(st.integers(1, 60), min_size=1, max_size=20)
+limit = st.integers(1, 80)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with pool_of(2) as made:
+        yield made
+
+
+# -- the packer ------------------------------------------------------------------------------
+
+
+@given(sizes=sizes, first=limit, cap=limit)
+def test_every_gradient_is_in_one_bucket_and_only_the_last_may_stay_below_its_limit(
+    sizes: list[int], first: int, cap: int
+) -> None:
+    made = pack(sizes, first, cap)
+    assert [i for some in made for i in some] == list(range(len(sizes)))
+    for k, some in enumerate(made):
+        own = first if k == 0 else cap
+        held = sum(sizes[i] for i in some)
+        assert held - sizes[some[-1]] < own, "it was open until its last gradient came"
+        assert held >= own or k == len(made) - 1
+
+
+@given(layers=st.integers(1, 12), backward=st.integers(1, 100), ranks=st.integers(2, 64), cap=st.integers(1, 40))
+def test_on_paper_the_link_carries_one_bucket_at_a_time(layers: int, backward: int, ranks: int, cap: int) -> None:
+    some = packed(linear_layers(layers, 512), cap)
+    link = LINKS["10 Gb/s Ethernet"]
+    step = timeline(some, backward / 1e3, ranks, link)
+    for one, other in zip(step.buckets, step.buckets[1:], strict=False):
+        assert one.done <= other.sent
+    for b in step.buckets:
+        assert b.ready <= b.sent
+        assert b.done - b.sent == pytest.approx(1e9 * seconds("ring", "all_reduce", ranks, b.bytes, link), abs=1)
+    assert step.buckets[-1].ready == step.backward[1] == backward * 1_000_000, "the last gradient ends backward"
+    made = exchange(layers, 512, cap, backward, ranks, "10 Gb/s Ethernet")
+    assert exposed_of_step(step) == step.backward[2] - step.backward[1] >= made.last - 1
+
+
+def test_one_bucket_hides_nothing_and_a_free_link_exposes_nothing() -> None:
+    whole = timeline(packed(linear_layers(4, 512), 100), 0.02, 2, Link(0.0, 1e9))
+    assert exposed_of_step(whole) == pytest.approx(1e9 * 4 * (MIB + 2048) / 1e9, abs=1)
+    free = timeline(packed(linear_layers(4, 512), 1), 0.02, 2, Link(0.0, float("inf")))
+    assert exposed_of_step(free) == 0
+
+
+def test_words_of_the_explorers_settings() -> None:
+    default, four = (explore.buckets().show(**s).words for s in explore.buckets().settings)
+    assert "bucket 1: 6.bias … 0.weight (14), 28 MiB" in default
+    assert "hidden behind backward and 4.18 ms exposed; the last bucket alone takes 4.18 ms" in default
+    assert "bucket 7: 0.bias, 0.weight, 4.0 MiB" in four
+    assert "658 µs exposed; the last bucket alone takes 658 µs" in four
+
+
+def test_the_figure_fits_its_texts() -> None:
+    shown = figures.exchange(exchange(24, 512, 1, 5, 512, "NVLink"))
+    texts = [t for axes in shown.figure.axes for t in axes.texts]
+    assert any(t.get_text() == "gradients in the order in which they come" for t in texts)
+    assert all(t.get_fontsize() >= 6.5 for t in texts)
+
+
+# -- the packer against DDP ------------------------------------------------------------------
+
+TRAIN = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+if not dist.is_initialized(): dist.init_process_group()
+torch.manual_seed(0)
+model = DDP(torch.nn.Sequential(*[torch.nn.Linear({width}, {width}) for _ in range({layers})]), {options})
+for _ in range(3):
+    model(torch.ones(2, {width})).sum().backward()
+[int(n) for n in model._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")]
+"""
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "cap"),
+    [(8, 512, DEFAULT), (8, 512, 25), (8, 512, 3), (8, 512, 1), (5, 300, 0.5), (3, 1024, DEFAULT), (9, 1024, DEFAULT)],
+)
+def test_the_packers_buckets_are_ddps(pool: nbddp.Pool, layers: int, width: int, cap: float | str) -> None:
+    options = "" if cap == DEFAULT else f"bucket_cap_mb={cap}"
+    code = TRAIN.format(layers=layers, width=width, options=options)
+    found = pool.run_cell(code, want_value=True, screen=Silent())
+    some = packed(linear_layers(layers, width), cap)
+    assert found[0] == found[1] == some.sizes()
+    both = beside(pool.timings(), linear_layers(layers, width), cap)
+    assert both.same_buckets
+    assert "DDP's buckets are these." in both.words()
+    recorded = [b.names for b in both.measured.step.buckets]
+    assert recorded == [tuple(some.names[i] for i in members) for members in some.buckets]
+    assert both.measured.step.backward[0] == 0
+    other = beside(pool.timings(), linear_layers(layers + 1, width), cap)
+    assert "DDP's buckets are others." in other.words()
+
+
+def test_the_limits_are_torchs_own(pool: nbddp.Pool) -> None:
+    code = "import torch.distributed as dist\ndist._DEFAULT_FIRST_BUCKET_BYTES"
+    assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [FIRST] * 2
+    assert limits() == (FIRST, CAP)
+    assert limits(2) == (2 * MIB, 2 * MIB)
+
+
+def test_without_a_recorded_exchange_it_says_what_to_do() -> None:
+    empty = Recording({0: [], 1: []})
+    with pytest.raises(BadInput, match="run a cell that trains a DDP model first"):
+        beside(empty, linear_layers(1, 2), DEFAULT)
+
+
+def test_a_recorded_step_is_drawn_beside_paper() -> None:
+    some = packed(linear_layers(2, 512), 1)
+    step = Step(4, (0, 5), (10, 30_000_010, 44_000_010), (44_000_020, 45_000_000),
+                tuple(Bucket(k, n, at, at, at + 14_000_000) for k, (n, at) in
+                      enumerate(zip(some.sizes(), (15_000_010, 30_000_010), strict=True))))  # fmt: skip
+    both = beside(Recording({0: [step], 1: [step]}), linear_layers(2, 512), 1)
+    shown = figures.beside(both)
+    assert "recorded on rank 0: backward 30.0 ms, all-reduce 28.0 ms, of which 50 % are hidden" in shown.words
+    assert "on paper: backward 30.0 ms, all-reduce 28.0 ms" in shown.words
+    titles = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
+    assert {"recorded on rank 0", "on paper"} <= set(titles)
+
+
+# -- pack ------------------------------------------------------------------------------------
+
+LOOP = """
+def pack(sizes, first, cap):
+    out, now, limit = [], [], first
+    for i in {order}:
+        now.append({keep})
+        if sum({held}) {full} limit:
+            out.append(now); now, limit = [], {then}
+    {rest}
+    return out
+"""
+RIGHT = {
+    "order": "reversed(range(len(sizes)))", "keep": "i", "held": "sizes[k] for k in now", "full": ">=", "then": "cap",
+    "rest": "out += [now] if now else []",
+}  # fmt: skip
+
+
+def loop(**changed: str) -> str:
+    return LOOP.format(**{**RIGHT, **changed})
+
+
+NEVER_OVER = """
+def pack(sizes, first, cap):
+    out, now, held, limit = [], [], 0, first
+    for i in reversed(range(len(sizes))):
+        if now and held + sizes[i] > limit:
+            out.append(now); now, held, limit = [], 0, cap
+        now.append(i); held += sizes[i]
+    return out + [now]
+"""
+NEVER_RESET = """
+def pack(sizes, first, cap):
+    out, now, held, limit = [], [], 0, first
+    for i in reversed(range(len(sizes))):
+        now.append(i); held += sizes[i]
+        if held >= limit:
+            out.append(now); now, limit = [], cap
+    return out + ([now] if now else [])
+"""
+PACKS = "def pack(sizes, first, cap):\n    "
+WRONG_PACKS = [
+    Mutant("forwards", loop(order="range(len(sizes))"), "the gradient of the last parameter comes first"),
+    Mutant("never over", NEVER_OVER, "which may take it over"),
+    Mutant("more than", loop(full=">"), "holds exactly its limit is full"),
+    Mutant("first for all", loop(then="first"), "from the second on it is cap"),
+    Mutant("cap for all", loop().replace("[], [], first", "[], [], cap"), "it has its own, `first`"),
+    Mutant("rest lost", loop(rest=""), "is sent too, when backward is over"),
+    Mutant("empty last", loop(rest="out += [now]"), "the last bucket is empty"),
+    Mutant("never reset", NEVER_RESET, "counted from 0 again"),
+    Mutant("other positions", loop(keep="len(sizes) - 1 - i").replace("sizes[k]", "sizes[len(sizes) - 1 - k]"),
+           "counted in the reversed list"),
+    Mutant("one each", PACKS + "return [[i] for i in range(len(sizes))][::-1]", "as if there were no limits"),
+    Mutant("all in one", PACKS + "return [list(range(len(sizes)))[::-1]]", "one bucket for everything"),
+    Mutant("sizes", loop(keep="sizes[i]", held="now"), "every parameter is in exactly one bucket: the positions 0 to"),
+    Mutant("flat", PACKS + "return list(range(len(sizes)))", "a list of buckets is wanted"),
+    Mutant("unwritten", PACKS + "...", "still to be written"),
+    Mutant("changes its input", PACKS + "return [[sizes.pop()] for _ in range(9)]", "pop from empty list"),
+]  # fmt: skip
+RECURSIVE = """
+def pack(sizes, first, cap):
+    held, i = 0, len(sizes)
+    while i and held < first:
+        i -= 1
+        held += sizes[i]
+    return [list(range(len(sizes)))[:i - 1 if i else None:-1]] + (pack(sizes[:i], cap, cap) if i else [])
+"""
+GENERATOR = """
+def pack(sizes, first, cap):
+    limits, out, held = [first], [[]], 0
+    for i, n in list(enumerate(sizes))[::-1]:
+        if held >= (first if len(out) == 1 else cap):
+            out.append([]); held = 0
+        out[-1].append(i); held += n
+    return tuple(tuple(b) for b in out)
+"""
+
+
+@pytest.mark.parametrize("mutant", WRONG_PACKS, ids=str)
+def test_wrong_buckets_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    mutant.meets(check.pack)
+
+
+def test_right_buckets_pass(pool: nbddp.Pool) -> None:
+    assert check.pack(solution("08", "pack"))
+    for source in (loop(), RECURSIVE, GENERATOR):
+        assert check.pack(defined(source, "pack")), source
+    assert "still to be written" in check.pack(exercise("08", "pack")).line
+
+
+# -- exposed ---------------------------------------------------------------------------------
+
+LATE = "def exposed(end, spans):\n    return "
+WRONG_TIMES = [
+    Mutant("twice", LATE + "sum(max(0, d - end) for s, d in spans)", "counted twice"),
+    Mutant("last sent", LATE + "max(0, spans[-1][1] - end) if spans else 0", "until all are done"),
+    Mutant("negative", LATE + "max([d - end for s, d in spans], default=0)", "is -1, right is 0: it is negative"),
+    Mutant("sums", LATE + "sum(d - s for s, d in spans)", "the sum of the buckets' times"),
+    Mutant("late ones whole", LATE + "sum(d - s for s, d in spans if d > end)", "from its beginning"),
+    Mutant("an end", LATE + "max([d for s, d in spans], default=0)", "the step waits from backward_end on"),
+    Mutant("hidden", LATE + "len({t for s, d in spans for t in range(s, min(d, end))})", "the hidden part"),
+    Mutant("all", LATE + "len({t for s, d in spans for t in range(s, d)})", "all the time with a bucket"),
+    Mutant("no_sync", LATE + "max(0, max(d for s, d in spans) - end)", "exposed(8, []) raised ValueError: max()"),
+    Mutant("a list", LATE + "[d - end for s, d in spans]", "a number is wanted"),
+    Mutant("unwritten", LATE + "None", "still to be written"),
+]
+RIGHT_TIMES = [
+    LATE + "max([0] + [d - end for s, d in spans])",
+    LATE + "len({t for s, d in spans for t in range(max(s, end), d)})",
+]
+
+
+@pytest.mark.parametrize("mutant", WRONG_TIMES, ids=str)
+def test_wrong_times_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    mutant.meets(check.exposed)
+
+
+def test_right_times_pass(pool: nbddp.Pool) -> None:
+    assert check.exposed(solution("08", "exposed"))
+    for source in RIGHT_TIMES:
+        assert check.exposed(defined(source, "exposed")), source
+    assert "still to be written" in check.exposed(exercise("08", "exposed")).line
+
+
+@pytest.mark.parametrize(("end", "spans"), EXPOSED_CASES)
+def test_exposed_is_what_timings_call_so(end: int, spans: list[tuple[int, int]]) -> None:
+    buckets = tuple(Bucket(i, 1, sent, sent, done) for i, (sent, done) in enumerate(spans))
+    last = max([end, *(done for _, done in spans)])
+    assert exposed_of_step(Step(0, (0, 0), (0, end, last), None, buckets)) == exposed_time(end, spans)
+    assert all(sent <= end for sent, _ in spans), "no bucket is sent after backward"
+
+
+@pytest.mark.parametrize("table", [PACK, EXPOSED], ids=lambda t: t.name)
+def test_no_two_mistakes_look_the_same_to_the_check(table: object) -> None:
+    given = [tuple(repr(m.would(*c)) for c in table.cases) for m in table.mistakes]  # type: ignore[attr-defined]
+    given.append(tuple(repr(table.right(*c)) for c in table.cases))  # type: ignore[attr-defined]
+    assert len(set(given)) == len(given)
+
+
+def test_the_examples_in_the_lesson_are_right() -> None:
+    prose = "\n".join(c.text for c in cells("08") if c.kind == "markdown")
+    assert "`pack([2, 2, 2, 2], 2, 4)` is `[[3], [2, 1], [0]]`" in prose
+    assert PACK.right(*PACK_CASES[0]) == [[3], [2, 1], [0]]
+    assert "`exposed(20, [(5, 9), (12, 18), (20, 26)])` is `6`" in prose
+    assert EXPOSED.right(*EXPOSED_CASES[0]) == 6
