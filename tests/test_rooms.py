@@ -62,7 +62,8 @@ STOREYS = [
         "worker.tracing",
         "worker.exercise",
     ],
-    ["teach.answer", "teach.tables", "teach.placement"],
+    ["export"],
+    ["teach.answer", "teach.tables", "teach.placement", "teach.launching"],
     ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
@@ -79,6 +80,7 @@ PURE = [
     "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
     "nbddp.run.cell", "nbddp.agent.lines", "nbddp.trace.ring", "nbddp.trace.foretold",
     "nbddp.teach", "nbddp.teach.answer", "nbddp.teach.tables", "nbddp.teach.placement",
+    "nbddp.export", "nbddp.teach.launching",
 ]  # fmt: skip
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
 from nbddp.teach.checks.placement import gpus_of, place_of
+from nbddp.teach.checks.slurm import nodes_of, variables_of
 from nbddp.teach.running import on
 
 __all__ = [
     "Answer",
     "Exercise",
     "gpus_of",
+    "nodes_of",
     "on",
     "place_of",
+    "variables_of",
 ]

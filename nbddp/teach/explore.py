@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from nbddp.draw.launching import launching
 from nbddp.draw.placement import placement
 from nbddp.draw.shown import Shown
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
+from nbddp.export.launch import C10D, SRUN, STATIC
+from nbddp.teach.launching import GLOO, NCCL
+from nbddp.teach.launching import plan as launch_plan
 from nbddp.teach.placement import GLOBAL, LOCAL
 from nbddp.teach.placement import layout as placed
 
@@ -133,5 +137,22 @@ def layout() -> Explorer:
         (
             {"nodes": 2, "gpus": 4, "per_process": 2, "by": LOCAL},
             {"nodes": 2, "gpus": 4, "per_process": 1, "by": GLOBAL},
+        ),
+    )
+
+
+def launch() -> Explorer:
+    """Lesson 11: a layout, and what starts it: the torchrun line of each node, and a batch script for Slurm."""
+    return Explorer(
+        lambda **chosen: launching(launch_plan(**chosen)),
+        (
+            Slider("nodes", "nodes", 1, 4),
+            Slider("processes", "processes per node", 1, 8),
+            Choice("backend", "backend", (NCCL, GLOO)),
+            Choice("rendezvous", "rendezvous", (C10D, STATIC, SRUN)),
+        ),
+        (
+            {"nodes": 2, "processes": 4, "backend": NCCL, "rendezvous": C10D},
+            {"nodes": 2, "processes": 2, "backend": GLOO, "rendezvous": STATIC},
         ),
     )
