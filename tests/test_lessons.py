@@ -253,7 +253,18 @@ def test_an_explorer_in_a_terminal_is_its_words(tmp_path: Path) -> None:
 
 EXPLORERS = [
     getattr(explore, n)
-    for n in ("layout", "arrived", "order", "ring", "averaging", "samples", "statistics", "buckets", "collectives")
+    for n in (
+        "layout",
+        "arrived",
+        "order",
+        "ring",
+        "averaging",
+        "samples",
+        "statistics",
+        "buckets",
+        "collectives",
+        "launch",
+    )
 ]
 
 

@@ -68,6 +68,7 @@ STOREYS = [
         "worker.normalising",
         "worker.uneven",
     ],
+    ["export"],
     [
         "teach.answer",
         "teach.tables",
@@ -80,6 +81,7 @@ STOREYS = [
         "teach.moments",
         "teach.norms",
         "teach.buckets",
+        "teach.launching",
     ],
     [
         "commands",
@@ -132,6 +134,8 @@ PURE = [
     "nbddp.teach.norms",
     "nbddp.teach.buckets",
     "nbddp.teach.collectives",
+    "nbddp.export",
+    "nbddp.teach.launching",
 ]
 
 

@@ -16,6 +16,7 @@ from nbddp.teach.checks.placement import gpus_of, place_of
 from nbddp.teach.checks.rendezvous import by_address, by_host, by_rank, by_size
 from nbddp.teach.checks.ring import chunk_to_send, ring_all_reduce
 from nbddp.teach.checks.samples import accuracy, epochs_of
+from nbddp.teach.checks.slurm import nodes_of, variables_of
 from nbddp.teach.checks.spmd import share_of
 from nbddp.teach.running import on
 
@@ -35,6 +36,7 @@ __all__ = [
     "exposed",
     "gpus_of",
     "missing_ranks",
+    "nodes_of",
     "on",
     "pack",
     "place_of",
@@ -42,4 +44,5 @@ __all__ = [
     "share_of",
     "sync_batch_norm",
     "train_uneven",
+    "variables_of",
 ]

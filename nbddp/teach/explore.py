@@ -17,6 +17,7 @@ from typing import Any
 from nbddp.draw import buckets as bucket_figures
 from nbddp.draw.averaging import averaging as averaging_figure
 from nbddp.draw.collectives import collectives as collectives_figure
+from nbddp.draw.launching import launching
 from nbddp.draw.moments import moments
 from nbddp.draw.placement import placement
 from nbddp.draw.rendezvous import arrivals
@@ -26,11 +27,14 @@ from nbddp.draw.shown import Shown
 from nbddp.draw.spmd import prints
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
+from nbddp.export.launch import C10D, SRUN, STATIC
 from nbddp.teach import buckets as bucketing
 from nbddp.teach import collectives as calls
 from nbddp.teach import running
 from nbddp.teach.averaging import MEAN, NOTHING, OWN, SAME, SUM
 from nbddp.teach.averaging import averaging as fitted
+from nbddp.teach.launching import GLOO, NCCL
+from nbddp.teach.launching import plan as launch_plan
 from nbddp.teach.moments import EQUAL, UNEQUAL, sharded
 from nbddp.teach.placement import GLOBAL, LOCAL
 from nbddp.teach.placement import layout as placed
@@ -298,4 +302,21 @@ def collectives() -> Explorer:
             Slider("moves", "moves", 0, 12),
         ),
         ({"program": uneven, "ranks": 4, "moves": 3}, {"program": slow, "ranks": 4, "moves": 2}),
+    )
+
+
+def launch() -> Explorer:
+    """Lesson 11: a layout, and what starts it: the torchrun line of each node, and a batch script for Slurm."""
+    return Explorer(
+        lambda **chosen: launching(launch_plan(**chosen)),
+        (
+            Slider("nodes", "nodes", 1, 4),
+            Slider("processes", "processes per node", 1, 8),
+            Choice("backend", "backend", (NCCL, GLOO)),
+            Choice("rendezvous", "rendezvous", (C10D, STATIC, SRUN)),
+        ),
+        (
+            {"nodes": 2, "processes": 4, "backend": NCCL, "rendezvous": C10D},
+            {"nodes": 2, "processes": 2, "backend": GLOO, "rendezvous": STATIC},
+        ),
     )

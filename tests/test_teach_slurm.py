@@ -1,0 +1,437 @@
+"""Lesson 11: commands and scripts that a real shell and a real torchrun understand, and the checks of its exercises."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nbddp
+from nbddp.draw.launching import launching
+from nbddp.errors import BadInput
+from nbddp.export import C10D, SRUN, STATIC, Job, Launch, sbatch_script, script, torchrun_line
+from nbddp.teach import check
+from nbddp.teach.checks.slurm import RIGHT, TASKS, hosts_of, judged
+from nbddp.teach.launching import GLOO, NCCL, plan
+from tests.lessons import Mutant, defined, exercise, pool_of, solution
+
+AWKWARD = (
+    "two words",
+    "it's",
+    'say "hi"',
+    "$HOME",
+    "`id`",
+    "a\\b",
+    "*",
+    "~",
+    "#no",
+    "!x",
+    "",
+    "line\nbreak",
+    "--nnodes",
+)
+DUMP = """\
+import json, os, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
+found = {"argv": sys.argv[1:], "env": {n: os.environ[n] for n in names}}
+json.dump(found, open(os.path.join(os.path.dirname(__file__), "rank" + os.environ["RANK"] + ".json"), "w"))
+"""
+words = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8), max_size=4)
+BIN = str(Path(sys.executable).parent)
+
+
+def shell(text: str, cwd: Path, env: Mapping[str, str] | None = None) -> str:
+    """Run text with bash; its output. Where torchrun is installed comes first, but after what `env` puts in PATH."""
+    have = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    have |= {"PATH": f"{BIN}:{os.environ['PATH']}", **(env or {})}
+    done = subprocess.run(
+        ["bash", "-c", text], cwd=cwd, env=have, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return int(s.getsockname()[1])
+
+
+def ranks(folder: Path) -> dict[int, Any]:
+    return {int(f.stem[4:]): json.loads(f.read_text()) for f in folder.glob("rank*.json")}
+
+
+# -- the torchrun line -----------------------------------------------------------------------
+
+
+def test_the_shapes_of_the_lines() -> None:
+    two = Launch(nnodes=2, nproc=4, host="h", port=1234, run_id="7", max_restarts=3)
+    c10d = "--rdzv-backend c10d --rdzv-endpoint h:1234 --rdzv-id 7 --nproc-per-node 4 --max-restarts 3 train.py"
+    assert torchrun_line(two) == torchrun_line(two, 1) == f"torchrun --nnodes 2 {c10d}"
+    assert torchrun_line(Launch()) == "torchrun --standalone --nproc-per-node 2 train.py"
+    static = Launch(nnodes=2, nproc=4, host="h", port=1234, rendezvous=STATIC)
+    for node in range(2):
+        assert torchrun_line(static, node) == (
+            f"torchrun --nnodes 2 --node-rank {node} --master-addr h --master-port 1234 --nproc-per-node 4 train.py"
+        )
+    assert "--nnodes 1:4 " in torchrun_line(Launch(nnodes=4, min_nodes=1))
+    assert "[::1]:29400" in torchrun_line(Launch(nnodes=2, host="::1"))
+    assert torchrun_line(Launch(script="-x.py")).endswith(" ./-x.py")
+
+
+@settings(max_examples=60, deadline=None)
+@given(arguments=words)
+def test_a_shell_reads_every_word_as_it_was(arguments: list[str]) -> None:
+    line = torchrun_line(Launch(script="it's mine.py", arguments=tuple(arguments)))
+    assert shlex.split(line)[-len(arguments) - 1 :] == ["it's mine.py", *arguments]
+
+
+def test_a_real_torchrun_gets_awkward_paths_and_words(tmp_path: Path) -> None:
+    folder = tmp_path / 'Ada\'s "runs" $HOME'
+    folder.mkdir()
+    (folder / "train me.py").write_text(DUMP)
+    shell(torchrun_line(Launch(str(folder / "train me.py"), AWKWARD)), tmp_path)
+    found = ranks(folder)
+    assert sorted(found) == [0, 1]
+    assert all(tuple(f["argv"]) == AWKWARD for f in found.values())
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"nnodes": 0}, "nnodes=0 is not possible; use 1 or more"),
+        ({"nproc": 0}, "nproc=0 is not possible"),
+        ({"rendezvous": "etcd"}, "none of c10d, static, srun"),
+        ({"port": 70000}, "no port"),
+        ({"host": "a b"}, "a host's name without blanks"),
+        ({"arguments": ("a\0b",)}, "NUL byte"),
+        ({"nnodes": 2, "min_nodes": 3}, "use 1 to 2"),
+        ({"nnodes": 2, "min_nodes": 1, "rendezvous": STATIC}, "only c10d"),
+    ],
+)
+def test_an_impossible_launch_is_refused(asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        Launch(**asked)
+
+
+def test_no_line_for_a_node_that_is_not_there_and_none_without_torchrun() -> None:
+    with pytest.raises(BadInput, match="nodes 0 to 1"):
+        torchrun_line(Launch(nnodes=2), 2)
+    with pytest.raises(BadInput, match="no torchrun runs"):
+        torchrun_line(Launch(nnodes=2, rendezvous=SRUN))
+
+
+# -- the batch script ------------------------------------------------------------------------
+
+# What cannot be here is a cluster: srun runs its command once per task, scontrol knows one host, all on this machine.
+FAKE_SRUN = """\
+#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for ((n = 0; n < NODES; n++)); do for ((l = 0; l < TASKS; l++)); do
+  SLURM_NODEID=$n SLURM_PROCID=$((n * TASKS + l)) SLURM_LOCALID=$l SLURM_NTASKS=$((NODES * TASKS)) "$@" & jobs+=($!)
+done; done
+for job in "${jobs[@]}"; do wait "$job" || exit 1; done
+"""
+FAKE_SCONTROL = '#!/bin/bash\n[[ "$*" == "show hostnames two[1-2]" ]] && printf "localhost\\nother\\n"\n'
+
+
+def directives(text: str) -> dict[str, str]:
+    """The #SBATCH options, read as sbatch reads them: up to the first line that is no comment, quotes taken off."""
+    found = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            break
+        if line.startswith("#SBATCH "):
+            (word,) = shlex.split(line.removeprefix("#SBATCH "), comments=True)
+            name, _, value = word.removeprefix("--").partition("=")
+            found[name] = value
+    return found
+
+
+def submit(text: str, folder: Path) -> None:
+    """Run a batch script as Slurm would, on a cluster of this machine alone."""
+    fakes = folder / "bin"
+    fakes.mkdir()
+    for name, body in (("srun", FAKE_SRUN), ("scontrol", FAKE_SCONTROL)):
+        (fakes / name).write_text(body)
+        (fakes / name).chmod(0o755)
+    asked = directives(text)
+    job_id = free_port() % 10000  # so that the port that follows from it may well be free
+    env = {
+        "PATH": f"{fakes}:{BIN}:{os.environ['PATH']}", "NODES": asked["nodes"], "TASKS": asked["ntasks-per-node"],
+        "SLURM_JOB_ID": str(job_id), "SLURM_JOB_NODELIST": "two[1-2]", "SLURM_NODEID": "0", "SLURM_PROCID": "0",
+    }  # fmt: skip
+    (folder / "job.sbatch").write_text(text)
+    shell("bash -n job.sbatch && bash job.sbatch", folder, env)
+
+
+@pytest.mark.parametrize("rendezvous", [C10D, STATIC, SRUN])
+def test_the_batch_script_gives_every_rank_its_place(tmp_path: Path, rendezvous: str) -> None:
+    folder = tmp_path / 'it\'s "$here"'
+    folder.mkdir()
+    (folder / "my train.py").write_text(DUMP)
+    nproc = 1 if rendezvous == C10D else 2
+    launch = Launch(str(folder / "my train.py"), AWKWARD, 2, nproc, rendezvous=rendezvous)
+    submit(sbatch_script(launch), tmp_path)
+    found = ranks(folder)
+    assert sorted(found) == list(range(2 * nproc))
+    for rank, facts in found.items():
+        assert tuple(facts["argv"]) == AWKWARD
+        node, local = divmod(rank, nproc)
+        assert facts["env"] == {
+            "RANK": str(rank), "WORLD_SIZE": str(2 * nproc), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("nnodes", [1, 2])
+@pytest.mark.parametrize("rendezvous", [C10D, STATIC, SRUN])
+@settings(max_examples=10, deadline=None)
+@given(arguments=words)
+def test_bash_can_read_every_batch_script(rendezvous: str, nnodes: int, arguments: list[str]) -> None:
+    text = sbatch_script(Launch("it's.py", tuple(arguments), nnodes, rendezvous=rendezvous))
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_asked_of_slurm() -> None:
+    job = Job(name="it's 1", partition="gpu", cpus_per_proc=3, memory_per_cpu="2G", output="my logs/%x-%j.out")
+    torchrun = directives(sbatch_script(Launch(nnodes=2, nproc=4), job))
+    assert torchrun == {
+        "job-name": "it's 1", "partition": "gpu", "nodes": "2", "ntasks-per-node": "1", "gres": "gpu:4",
+        "cpus-per-task": "12", "mem-per-cpu": "2G", "time": "01:00:00", "output": "my logs/%x-%j.out",
+    }  # fmt: skip
+    alone = directives(sbatch_script(Launch(nnodes=2, nproc=4, rendezvous=SRUN), job))
+    assert (alone["ntasks-per-node"], alone["cpus-per-task"]) == ("4", "3")
+    assert directives(sbatch_script(Launch(nproc=2, gpus_per_proc=2)))["gres"] == "gpu:4"
+    assert "gres" not in directives(sbatch_script(Launch(nnodes=2, gpus_per_proc=0)))
+    assert "\nsource env/bin/activate\n" in sbatch_script(Launch(), Job(setup=("source env/bin/activate",)))
+    with pytest.raises(BadInput, match="ends at a line break"):
+        sbatch_script(Launch(), Job(name="two\nlines"))
+
+
+# -- cells → script --------------------------------------------------------------------------
+
+FIRST = "%%ddp --nproc 2\nimport torch, torch.distributed as dist\ndist.init_process_group()\nrank = dist.get_rank()"
+SECOND = "%%ddp\nt = torch.ones(1); dist.all_reduce(t)\nif rank == 0: print('sum', int(t))"
+
+
+def test_a_script_of_cells_runs_under_torchrun(tmp_path: Path) -> None:
+    again = "%%ddp\nif not dist.is_initialized():\n    dist.init_process_group()"
+    text = script(["%load_ext nbddp", FIRST, "here = 1", SECOND, again, SECOND, "%%ddp"])
+    assert "load_ext" not in text
+    assert "here = 1" not in text
+    (tmp_path / "train.py").write_text(text)
+    assert shell(torchrun_line(Launch(gpus_per_proc=0)), tmp_path) == "sum 2\nsum 2\n"
+
+
+def test_a_second_group_is_refused_since_torchrun_would_hang() -> None:
+    with pytest.raises(BadInput, match="cells 1 and 3 both call init_process_group"):
+        script([FIRST, SECOND, FIRST])
+
+
+def test_a_script_without_groups_leaves_none() -> None:
+    assert script(["%%ddp\nprint(1)"]).endswith("# cell 1: %%ddp\nprint(1)\n")
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        (["x = 1"], "there is no %%ddp cell"),
+        (["%%ddp\n!ls"], "cell 1: '!ls' is IPython's"),
+        (["%%ddp\nx = 1\n%timeit x"], "'%timeit x' is IPython's"),
+        (["%%ddp\nx ="], "cell 1 is no Python that can run as a script"),
+        (["%%ddp\nawait f()"], "'await' outside function"),
+        (["%%ddp\nx = 1", "%%ddp\nfrom __future__ import annotations"], "the script is no Python"),
+        (["%%ddp --ranks 0\nx = 1"], "runs on some ranks only"),
+        (["%%ddp --bogus\nx = 1"], "has no option --bogus"),
+    ],
+)
+def test_what_cannot_be_a_script_is_refused(cells: list[str], says: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        script(cells)
+    assert says in str(refused.value)
+
+
+# -- the explorer ----------------------------------------------------------------------------
+
+
+def test_lines_are_told_once_for_all_nodes_that_they_are_for() -> None:
+    assert [nodes for nodes, _ in plan(3, 2, NCCL, C10D).lines()] == [(0, 1, 2)]
+    assert [nodes for nodes, _ in plan(3, 2, NCCL, STATIC).lines()] == [(0,), (1,), (2,)]
+    assert [line for _, line in plan(2, 4, NCCL, SRUN).lines()] == [
+        "SLURM_NODEID=0  SLURM_PROCID=0…3  SLURM_LOCALID=0…3  SLURM_NTASKS=8",
+        "SLURM_NODEID=1  SLURM_PROCID=4…7  SLURM_LOCALID=0…3  SLURM_NTASKS=8",
+    ]
+    assert "--standalone" in plan(1, 2, NCCL, STATIC).lines()[0][1]
+
+
+@given(st.integers(1, 4), st.integers(1, 8), st.sampled_from((NCCL, GLOO)), st.sampled_from((C10D, STATIC, SRUN)))
+def test_layout_and_commands_agree(nodes: int, processes: int, backend: str, rendezvous: str) -> None:
+    made = plan(nodes, processes, backend, rendezvous)
+    assert made.placed.world_size == nodes * processes
+    asked = directives(made.sbatch())
+    assert asked["nodes"] == str(nodes)
+    assert asked.get("gres") == (f"gpu:{processes}" if backend == NCCL else None)
+    assert any(f'"{backend}"' in line for line in made.program())
+    assert sum(len(on) for on, _ in made.lines()) == nodes
+
+
+def test_the_figure_has_the_commands_and_the_words_of_the_plan() -> None:
+    made = plan(2, 2, GLOO, STATIC)
+    shown = launching(made)
+    texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
+    assert made.lines()[1][1] in texts
+    assert "on node 1" in texts
+    assert shown.words == made.words()
+    assert all(t.get_fontsize() >= 6.5 for axes in shown.figure.axes for t in axes.texts)
+
+
+# -- the exercises ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with pool_of(2) as made:
+        yield made
+
+
+def test_hosts_are_spelled_out() -> None:
+    assert hosts_of("gpu[01-03,07],login") == ["gpu01", "gpu02", "gpu03", "gpu07", "login"]
+    assert hosts_of("a7,b[09-10]-ib,c") == ["a7", "b09-ib", "b10-ib", "c"]
+    assert hosts_of("n[098-101]") == ["n098", "n099", "n100", "n101"]
+
+
+VARIABLES = """
+def variables_of(slurm, hosts):
+    port = str(20000 + int(slurm["SLURM_JOB_ID"]) % 10000)
+    found = dict(RANK=slurm["SLURM_PROCID"], LOCAL_RANK=slurm["SLURM_LOCALID"], WORLD_SIZE=slurm["SLURM_NTASKS"],
+                 MASTER_ADDR=hosts[0], MASTER_PORT=port)
+    {}
+    return found
+"""
+
+
+def wrong(name: str, change: str, says: str) -> Mutant:
+    return Mutant(name, VARIABLES.format(change), says)
+
+
+WRONG_VARIABLES = [
+    wrong("local rank", "found['RANK'] = slurm['SLURM_LOCALID']", "right is '4': that is the task's number"),
+    wrong("node id", "found['RANK'] = slurm['SLURM_NODEID']", "it is torchrun's --node-rank"),
+    wrong("from one", "found['RANK'] = str(int(slurm['SLURM_PROCID']) + 1)", "counted from 0"),
+    wrong("global", "found['LOCAL_RANK'] = slurm['SLURM_PROCID']", "the second node has no such GPU"),
+    wrong("local by node", "found['LOCAL_RANK'] = slurm['SLURM_NODEID']", "would take the same GPU"),
+    wrong("nodes", "found['WORLD_SIZE'] = slurm['SLURM_NNODES']", "number of nodes; ranks are processes"),
+    wrong("local size", "found['WORLD_SIZE'] = str(int(slurm['SLURM_NTASKS']) // len(hosts))", "the local world size"),
+    wrong("one less", "found['WORLD_SIZE'] = str(int(slurm['SLURM_NTASKS']) - 1)", "one more"),
+    wrong("own node", "found['MASTER_ADDR'] = slurm['SLURMD_NODENAME']", "would wait for all ranks at itself"),
+    wrong("last node", "found['MASTER_ADDR'] = hosts[-1]", "runs on the first node"),
+    wrong("the list", "found['MASTER_ADDR'] = slurm['SLURM_JOB_NODELIST']", "one host's name is wanted"),
+    wrong("localhost", "found['MASTER_ADDR'] = 'localhost'", "its own localhost"),
+    wrong("own port", "found['MASTER_PORT'] = str(20000 + int(slurm['SLURM_PROCID']))", "differs from task 0's"),
+    wrong("random port", "import random; found['MASTER_PORT'] = str(random.randint(2000, 60000))", "differs from"),
+    wrong("job id", "found['MASTER_PORT'] = slurm['SLURM_JOB_ID'][:3]", "from 1024 to 65535"),
+    wrong("numbers", "found['RANK'] = int(found['RANK'])", "RANK is 0; an environment variable is text: '0'"),
+    wrong("left out", "del found['MASTER_PORT']", "MASTER_PORT is not in the dict"),
+    wrong("pairs", "found = list(found.items())", "a dict is wanted"),
+    wrong("own environment", "import os; found['RANK'] = os.environ['SLURM_PROCID']", "task 0 of 8 on gpu01: it"),
+    wrong("its own", "import os; found['MASTER_PORT'] = '1' + os.environ['RANK'] * 4", "from the arguments alone"),
+    Mutant("unwritten", "def variables_of(slurm, hosts): ...", "still to be written"),
+]  # fmt: skip
+RIGHT_VARIABLES = [
+    VARIABLES.format("found['MASTER_PORT'] = '23456'"),
+    VARIABLES.format(
+        "each = int(slurm['SLURM_NTASKS']) // len(hosts)\n"
+        "    found['RANK'] = str(int(slurm['SLURM_NODEID']) * each + int(slurm['SLURM_LOCALID']))"
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", WRONG_VARIABLES, ids=str)
+def test_wrong_variables_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    mutant.meets(check.variables_of)
+
+
+def test_right_variables_pass(pool: nbddp.Pool) -> None:
+    assert check.variables_of(solution("11", "variables_of"))
+    for source in RIGHT_VARIABLES:
+        assert check.variables_of(defined(source, "variables_of")), source
+    assert "still to be written" in check.variables_of(exercise("11", "variables_of")).line
+
+
+def test_the_right_table_is_what_torchrun_would_say() -> None:
+    """The reference against the planned topology, whose numbers are tested against torchrun's."""
+    for slurm, hosts in TASKS:
+        placed = nbddp.topology.planned(nnodes=len(hosts), nproc=int(slurm["SLURM_NTASKS"]) // len(hosts))
+        worker = placed.workers[int(slurm["SLURM_PROCID"])]
+        made = {name: right(slurm, hosts) for name, right in RIGHT.items()}
+        assert (made["RANK"], made["LOCAL_RANK"]) == (str(worker.rank), str(worker.local_rank))
+        assert made["WORLD_SIZE"] == str(worker.world_size)
+        assert slurm["SLURM_NODEID"] == str(worker.node)
+    answers = [("value", {**{n: r(*t) for n, r in RIGHT.items()}, "MASTER_PORT": "2000"}) for t in TASKS]
+    assert judged({0: answers}) == "ok"
+
+
+NODES = "def nodes_of(text):\n    "
+SPELL = """
+def nodes_of(text):
+    name, bracket, rest = text.partition("[")
+    if not bracket:
+        return {alone}
+    found = []
+    for part in rest.rstrip("]").split(","):
+        a, _, b = part.partition("-")
+        found += [{each} for n in range(int(a), int(b or a) + 1)]
+    return {whole}
+"""
+
+
+def spelled(alone: str = "[text]", each: str = "f'{name}{n:0{len(a)}d}'", whole: str = "found") -> str:
+    return SPELL.replace("{alone}", alone).replace("{each}", each).replace("{whole}", whole)
+
+
+WRONG_NODES = [
+    Mutant("as it came", NODES + "return [text]", "that is the list as it came"),
+    Mutant("no zeros", spelled(each="f'{name}{n}'"), "there is a gpu01 and no gpu1"),
+    Mutant("end left out", spelled().replace("int(b or a) + 1", "int(b or int(a) + 1)"), "the range ends with its"),
+    Mutant("commas", NODES + "return text.split(',')", "separates numbers, not hosts"),
+    Mutant("numbers", spelled(each="f'{n:0{len(a)}d}'"), "the name in front belongs to each"),
+    Mutant("first", spelled(whole="found[:1]"), "the first host alone"),
+    Mutant("a text", spelled(alone="text"), "a list of names is wanted"),
+    Mutant("raises", spelled().replace("int(b or a)", "int(b)"), "nodes_of('gpu[01-03,07]') raised ValueError"),
+    Mutant("unwritten", NODES + "...", "still to be written"),
+]  # fmt: skip
+RIGHT_NODES = [
+    spelled(each="name + str(n).zfill(len(a))"),
+    """
+    import re
+    def nodes_of(text):
+        found = re.fullmatch(r"(.*?)(?:\\[(.*)\\])?", text)
+        if found[2] is None:
+            return (text,)
+        spans = [(p.split("-") * 2)[:2] for p in found[2].split(",")]
+        return [found[1] + str(n).rjust(len(a), "0") for a, b in spans for n in range(int(a), 1 + int(b))]
+    """,
+]
+
+
+@pytest.mark.parametrize("mutant", WRONG_NODES, ids=str)
+def test_wrong_hosts_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    mutant.meets(check.nodes_of)
+
+
+def test_right_hosts_pass(pool: nbddp.Pool) -> None:
+    assert check.nodes_of(solution("11", "nodes_of"))
+    for source in RIGHT_NODES:
+        assert check.nodes_of(defined(source, "nodes_of")), source
+    assert "still to be written" in check.nodes_of(exercise("11", "nodes_of")).line
