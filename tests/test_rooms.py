@@ -61,8 +61,9 @@ STOREYS = [
         "worker.bench",
         "worker.tracing",
         "worker.exercise",
+        "worker.accumulation",
     ],
-    ["teach.answer", "teach.tables", "teach.placement"],
+    ["teach.answer", "teach.tables", "teach.placement", "teach.whatif", "teach.zero"],
     ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
@@ -79,6 +80,7 @@ PURE = [
     "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
     "nbddp.run.cell", "nbddp.agent.lines", "nbddp.trace.ring", "nbddp.trace.foretold",
     "nbddp.teach", "nbddp.teach.answer", "nbddp.teach.tables", "nbddp.teach.placement",
+    "nbddp.teach.whatif", "nbddp.teach.zero",
 ]  # fmt: skip
 
 

@@ -8,12 +8,15 @@ them and no more.
 from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
+from nbddp.teach.checks.beyond import accumulate, bytes_per_rank
 from nbddp.teach.checks.placement import gpus_of, place_of
 from nbddp.teach.running import on
 
 __all__ = [
     "Answer",
     "Exercise",
+    "accumulate",
+    "bytes_per_rank",
     "gpus_of",
     "on",
     "place_of",

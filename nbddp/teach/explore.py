@@ -17,9 +17,14 @@ from typing import Any
 from nbddp.draw.placement import placement
 from nbddp.draw.shown import Shown
 from nbddp.draw.stills import stills
+from nbddp.draw.whatif import what_if as stepped
+from nbddp.draw.zero import zero as barred
 from nbddp.errors import BadInput
 from nbddp.teach.placement import GLOBAL, LOCAL
 from nbddp.teach.placement import layout as placed
+from nbddp.teach.whatif import DELAYS, MODELS, MOST_NODES, SPEEDS
+from nbddp.teach.whatif import what_if as supposed
+from nbddp.teach.zero import PRECISIONS, stages
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WORDS = '<pre style="white-space: pre-wrap; line-height: 1.35; margin: 4px 0">{}</pre>'
@@ -133,5 +138,39 @@ def layout() -> Explorer:
         (
             {"nodes": 2, "gpus": 4, "per_process": 2, "by": LOCAL},
             {"nodes": 2, "gpus": 4, "per_process": 1, "by": GLOBAL},
+        ),
+    )
+
+
+def what_if() -> Explorer:
+    """Lesson 12: a step on more nodes, with another network, model, and number of micro-batches to an exchange."""
+    return Explorer(
+        lambda **chosen: stepped(supposed(**chosen)),
+        (
+            Slider("nodes", "nodes", 1, MOST_NODES),
+            Choice("link", "link of a node", SPEEDS),
+            Choice("latency", "latency", DELAYS),
+            Choice("model", "parameters", tuple(MODELS)),
+            Slider("micro_batches", "micro-batches", 1, 16),
+        ),
+        (
+            {"nodes": 8, "link": "100Gb/s", "latency": "10us", "model": "1 B", "micro_batches": 1},
+            {"nodes": 8, "link": "100Gb/s", "latency": "10us", "model": "1 B", "micro_batches": 8},
+        ),
+    )
+
+
+def zero() -> Explorer:
+    """Lesson 12: what a rank holds of a model, by the stage of ZeRO."""
+    return Explorer(
+        lambda **chosen: barred(stages(**chosen)),
+        (
+            Choice("billion", "parameters in 10⁹", (0.125, 1, 3, 7.5, 13, 70, 175)),
+            Choice("ranks", "ranks", (1, 2, 4, 8, 16, 64, 256, 1024)),
+            Choice("precision", "precision", tuple(PRECISIONS)),
+        ),
+        (
+            {"billion": 7.5, "ranks": 64, "precision": "mixed"},
+            {"billion": 7.5, "ranks": 64, "precision": "float32"},
         ),
     )
