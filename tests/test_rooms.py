@@ -63,7 +63,7 @@ STOREYS = [
         "worker.exercise",
         "worker.accumulation",
     ],
-    ["teach.answer", "teach.tables", "teach.placement", "teach.whatif", "teach.zero"],
+    ["teach.answer", "teach.tables", "teach.placement", "teach.whatif", "teach.zero", "teach.submissions"],
     ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
@@ -80,7 +80,7 @@ PURE = [
     "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
     "nbddp.run.cell", "nbddp.agent.lines", "nbddp.trace.ring", "nbddp.trace.foretold",
     "nbddp.teach", "nbddp.teach.answer", "nbddp.teach.tables", "nbddp.teach.placement",
-    "nbddp.teach.whatif", "nbddp.teach.zero",
+    "nbddp.teach.whatif", "nbddp.teach.zero", "nbddp.teach.submissions",
 ]  # fmt: skip
 
 
