@@ -264,6 +264,8 @@ EXPLORERS = [
         "buckets",
         "collectives",
         "launch",
+        "what_if",
+        "zero",
     )
 ]
 

@@ -67,6 +67,7 @@ STOREYS = [
         "worker.grouped",
         "worker.normalising",
         "worker.uneven",
+        "worker.accumulation",
     ],
     ["export"],
     [
@@ -82,6 +83,9 @@ STOREYS = [
         "teach.norms",
         "teach.buckets",
         "teach.launching",
+        "teach.whatif",
+        "teach.zero",
+        "teach.submissions",
     ],
     [
         "commands",
@@ -136,6 +140,9 @@ PURE = [
     "nbddp.teach.collectives",
     "nbddp.export",
     "nbddp.teach.launching",
+    "nbddp.teach.whatif",
+    "nbddp.teach.zero",
+    "nbddp.teach.submissions",
 ]
 
 

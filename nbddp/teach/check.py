@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
 from nbddp.teach.checks.averaging import attach_averaging, average_gradients
+from nbddp.teach.checks.beyond import accumulate, bytes_per_rank
 from nbddp.teach.checks.buckets import exposed, pack
 from nbddp.teach.checks.hangs import missing_ranks, train_uneven
 from nbddp.teach.checks.moments import batch_statistics, sync_batch_norm
@@ -23,6 +24,7 @@ from nbddp.teach.running import on
 __all__ = [
     "Answer",
     "Exercise",
+    "accumulate",
     "accuracy",
     "attach_averaging",
     "average_gradients",
@@ -31,6 +33,7 @@ __all__ = [
     "by_host",
     "by_rank",
     "by_size",
+    "bytes_per_rank",
     "chunk_to_send",
     "epochs_of",
     "exposed",

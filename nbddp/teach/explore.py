@@ -26,6 +26,8 @@ from nbddp.draw.samples import samples as grid
 from nbddp.draw.shown import Shown
 from nbddp.draw.spmd import prints
 from nbddp.draw.stills import stills
+from nbddp.draw.whatif import what_if as stepped
+from nbddp.draw.zero import zero as barred
 from nbddp.errors import BadInput
 from nbddp.export.launch import C10D, SRUN, STATIC
 from nbddp.teach import buckets as bucketing
@@ -43,6 +45,9 @@ from nbddp.teach.ring import PROGRAMS, RING, SHORT
 from nbddp.teach.ring import ring as ring_after
 from nbddp.teach.samples import DROPPED, PADDED, STRAIGHT, TOLD, UNTOLD, dealt
 from nbddp.teach.spmd import NOBODY, printing
+from nbddp.teach.whatif import DELAYS, MODELS, MOST_NODES, SPEEDS
+from nbddp.teach.whatif import what_if as supposed
+from nbddp.teach.zero import PRECISIONS, stages
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WORDS = '<pre style="white-space: pre-wrap; line-height: 1.35; margin: 4px 0">{}</pre>'
@@ -318,5 +323,39 @@ def launch() -> Explorer:
         (
             {"nodes": 2, "processes": 4, "backend": NCCL, "rendezvous": C10D},
             {"nodes": 2, "processes": 2, "backend": GLOO, "rendezvous": STATIC},
+        ),
+    )
+
+
+def what_if() -> Explorer:
+    """Lesson 12: a step on more nodes, with another network, model, and number of micro-batches to an exchange."""
+    return Explorer(
+        lambda **chosen: stepped(supposed(**chosen)),
+        (
+            Slider("nodes", "nodes", 1, MOST_NODES),
+            Choice("link", "link of a node", SPEEDS),
+            Choice("latency", "latency", DELAYS),
+            Choice("model", "parameters", tuple(MODELS)),
+            Slider("micro_batches", "micro-batches", 1, 16),
+        ),
+        (
+            {"nodes": 8, "link": "100Gb/s", "latency": "10us", "model": "1 B", "micro_batches": 1},
+            {"nodes": 8, "link": "100Gb/s", "latency": "10us", "model": "1 B", "micro_batches": 8},
+        ),
+    )
+
+
+def zero() -> Explorer:
+    """Lesson 12: what a rank holds of a model, by the stage of ZeRO."""
+    return Explorer(
+        lambda **chosen: barred(stages(**chosen)),
+        (
+            Choice("billion", "parameters in 10⁹", (0.125, 1, 3, 7.5, 13, 70, 175)),
+            Choice("ranks", "ranks", (1, 2, 4, 8, 16, 64, 256, 1024)),
+            Choice("precision", "precision", tuple(PRECISIONS)),
+        ),
+        (
+            {"billion": 7.5, "ranks": 64, "precision": "mixed"},
+            {"billion": 7.5, "ranks": 64, "precision": "float32"},
         ),
     )

@@ -1,0 +1,106 @@
+"""What lesson 12's check has a rank do: accumulate gradients by the learner's function, and note what DDP did.
+
+Imports torch only inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nbddp.worker import recorder as record
+from nbddp.worker.exercise import in_group
+
+FEATURES, HIDDEN, SAMPLES = 5, 4, 3  # SAMPLES: of a micro-batch
+
+
+def accumulated(function: Callable[..., Any], count: int) -> Any:
+    """What `function(model, micro_batches, loss_of)` does with `count` micro-batches, as plain data.
+
+    model is a float64 DDP; every rank has samples of its own, and the references come from one plain model that sees
+    them all. A dict of `count`; `world`; `gradients`, `reference`, and `last`, the gradient of all ranks' last
+    micro-batches alone (names → flat lists, None where there is none); `entered`, how often no_sync was; `exchanged`,
+    whether DDP exchanged anything, for each pass through it; and `moved`, whether a parameter changed.
+    """
+    return in_group(_one, function, count)
+
+
+def _one(function: Callable[..., Any], count: int) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.functional import mse_loss
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    world = dist.get_world_size()
+    ddp = DDP(_net())
+    before = {n: p.detach().clone() for n, p in ddp.module.named_parameters()}
+    shards = [_shard(rank, count) for rank in range(world)]
+    everything = [pair for shard in shards for pair in shard]
+    entered: list[int] = []
+    _count_entries(ddp, entered)
+    steps, begun = _recorder().steps, record.now()
+    function(ddp, [(x.clone(), y.clone()) for x, y in shards[dist.get_rank()]], mse_loss)
+    own = dict(ddp.module.named_parameters())
+    return {
+        "count": count,
+        "world": world,
+        "gradients": _flat(own),
+        "reference": _alone(before, everything),
+        "last": _alone(before, [shard[-1] for shard in shards]),
+        "entered": len(entered),
+        "exchanged": [bool(s["buckets"]) for s in steps if s["forward"][0] >= begun],
+        "moved": not all(torch.equal(p, before[n]) for n, p in own.items()),
+    }
+
+
+def _net() -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, 1)).double()
+
+
+def _shard(rank: int, count: int) -> list[tuple[Any, Any]]:
+    """A rank's micro-batches: inputs of shape (SAMPLES, FEATURES), targets of shape (SAMPLES, 1); no two are alike."""
+    import torch
+
+    source = torch.Generator().manual_seed(100 * count + rank)
+    shapes = ((SAMPLES, FEATURES), (SAMPLES, 1))
+    return [
+        (torch.randn(shapes[0], generator=source).double(), torch.randn(shapes[1], generator=source).double())
+        for _ in range(count)
+    ]
+
+
+def _alone(parameters: dict[str, Any], pairs: Sequence[tuple[Any, Any]]) -> dict[str, list[float]]:
+    """The gradient of the mean loss over all samples of `pairs`, in one process without DDP."""
+    import torch
+    from torch.nn.functional import mse_loss
+
+    net = _net()
+    net.load_state_dict(parameters)
+    inputs, targets = (torch.cat(some) for some in zip(*pairs, strict=True))
+    mse_loss(net(inputs), targets).backward()
+    return {n: p.grad.flatten().tolist() for n, p in net.named_parameters()}
+
+
+def _flat(parameters: dict[str, Any]) -> dict[str, list[float] | None]:
+    return {n: None if p.grad is None else p.grad.flatten().tolist() for n, p in parameters.items()}
+
+
+def _count_entries(ddp: Any, entered: list[int]) -> None:
+    """Have `entered` grow by one whenever no_sync is called."""
+    original = ddp.no_sync
+
+    def no_sync() -> Any:
+        entered.append(1)
+        return original()
+
+    ddp.no_sync = no_sync
+
+
+def _recorder() -> record.Recorder:
+    """This worker's own."""
+    from IPython.core.getipython import get_ipython
+
+    found: record.Recorder = get_ipython().kernel.recorder
+    return found

@@ -1,0 +1,233 @@
+"""`binder/` holds what repo2docker needs: its rules, all that the lessons import, one torch everywhere, 2 GB."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import nbformat
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).parent.parent
+BINDER = ROOT / "binder"
+LINES = [
+    line.split(" #", 1)[0].strip()
+    for line in (BINDER / "requirements.txt").read_text().splitlines()
+    if line.strip() and not line.startswith("#")
+]
+NAMED = [line for line in LINES if not line.startswith("-")]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OPTIONAL = {"pandas"}  # imported where it is asked for, and told if it is missing
+MOST_MIB = 1400  # of a session's 2 GB; the rest is for the Jupyter server
+
+
+def extras() -> list[str]:
+    """Of the package, those that the requirements ask for."""
+    (own,) = [line for line in NAMED if line.startswith(".")]
+    found = re.fullmatch(r"\.\[([\w,]+)\]", own)
+    assert found is not None, own
+    return found[1].split(",")
+
+
+def named() -> list[Requirement]:
+    """What the requirements name, the package by what it needs itself."""
+    texts = [line for line in NAMED if not line.startswith(".")]
+    texts += PROJECT["dependencies"]
+    for extra in extras():
+        texts += PROJECT["optional-dependencies"][extra]
+    return [Requirement(t) for t in texts]
+
+
+def with_dependencies(some: list[Requirement]) -> set[str]:
+    """Distributions that come with these, by what is installed here."""
+    found: set[str] = set()
+    waiting = [canonicalize_name(r.name) for r in some]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            needs = [Requirement(r) for r in requires(name) or ()]
+        except PackageNotFoundError:
+            continue
+        waiting += [canonicalize_name(r.name) for r in needs if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return found
+
+
+def imported(source: str) -> Iterator[str]:
+    """Top-level modules that Python source imports; lines of magics are left out."""
+    for node in ast.walk(ast.parse(re.sub(r"(?m)^%.*$", "", source))):
+        if isinstance(node, ast.Import):
+            yield from (a.name.split(".")[0] for a in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.split(".")[0]
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """(where, source) of the package, the lessons' sources, and the cells of all notebooks."""
+    for path in [*ROOT.glob("nbddp/**/*.py"), *ROOT.glob("notebooks/source/*.py")]:
+        yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+    for path in [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("notebooks/solutions/*.ipynb")]:
+        for cell in nbformat.read(path, 4).cells:
+            if cell.cell_type == "code":
+                yield str(path.relative_to(ROOT)), cell.source
+
+
+def test_all_that_is_imported_is_required() -> None:
+    there = with_dependencies(named())
+    made_by = packages_distributions()
+    own = {"nbddp"} | set(sys.stdlib_module_names) | OPTIONAL
+    for where, source in sources():
+        for module in set(imported(source)) - own:
+            distributions = {canonicalize_name(d) for d in made_by.get(module, [])}
+            assert distributions & there, f"{where} imports {module}, which binder/ does not install"
+
+
+def test_a_missing_package_would_be_seen() -> None:
+    without = [r for r in named() if r.name not in ("scikit-learn", "ipyparallel")]
+    assert not {"scikit-learn", "ipyparallel"} & with_dependencies(without)
+    assert {"sklearn", "torch"} <= {m for where, s in sources() if "notebooks" in where for m in imported(s)}
+
+
+def test_pins_agree_with_the_project() -> None:
+    (torch,) = [r for r in named() if r.name == "torch" and str(r.specifier).startswith("==")]
+    version = Version(str(torch.specifier).removeprefix("=="))
+    assert version.local == "cpu", "Binder has no GPU, and the build with CUDA is ten times as large"
+    asked = {Requirement(t).name: Requirement(t).specifier for t in PROJECT["dependencies"]}
+    assert version.public in asked["torch"]
+    for command in ((ROOT / "README.md").read_text(), (ROOT / ".ci" / "run").read_text()):
+        assert f"torch=={version.public} " in command, "one version of torch is tested, and it is Binder's"
+    (index,) = [line for line in LINES if line.startswith("-")]
+    assert index == "--extra-index-url https://download.pytorch.org/whl/cpu"
+
+
+def test_the_rules_of_repo2docker_hold() -> None:
+    runtime = (BINDER / "runtime.txt").read_text()
+    found = re.fullmatch(r"python-(3\.\d+)\n", runtime)
+    assert found is not None, "one line, python-x.y"
+    assert found[1] in SpecifierSet(PROJECT["requires-python"])
+    assert f"Python {found[1]} with torch" in (ROOT / "README.md").read_text(), "a version that the tests have run on"
+    for line in LINES:
+        # an option without a word after it ends repo2docker's own reading of the file with an error
+        assert not line.startswith("-") or len(line.split(None, 1)) == 2 or "=" in line, line
+        # what is read again while the image is built must not be elsewhere: only the root is there
+        assert not line.startswith(("-r", "-c", "../")), line
+    # the package is a path that begins with ".", so it is installed after the repository has been copied
+    assert any(line.startswith(".[") for line in LINES)
+    # these would take precedence over requirements.txt
+    for name in ("environment.yml", "Pipfile", "Pipfile.lock", "Dockerfile", "setup.py", "default.nix"):
+        assert not (BINDER / name).exists(), name
+
+
+@pytest.mark.parametrize("name", ["postBuild", "start"])
+def test_scripts_can_be_run(name: str) -> None:
+    path = BINDER / name
+    lines = path.read_text().splitlines()
+    assert lines[0] == "#!/bin/bash"
+    assert os.access(path, os.X_OK)
+    mode = subprocess.run(["git", "ls-files", "-s", str(path)], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert not mode.stdout or mode.stdout.startswith("100755"), "git keeps the bit"
+    subprocess.run(["bash", "-n", str(path)], check=True)
+    assert any(re.match(r"set -e", line) for line in lines), "without it an error is passed over in silence"
+    if name == "start":
+        assert lines[-1] == 'exec "$@"'
+
+
+def test_start_hands_over_to_the_command_it_is_given() -> None:
+    code = "import os, sys; print(sys.argv[1:], os.environ['OMP_NUM_THREADS'])"
+    done = subprocess.run(
+        [str(BINDER / "start"), sys.executable, "-c", code, "a b", ""], capture_output=True, text=True, check=True,
+        env={k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"},
+    )  # fmt: skip
+    assert done.stdout == "['a b', ''] 1\n"
+
+
+def test_postbuild_checks_what_it_says() -> None:
+    """The check in it passes here, and would stop the build for a torch with CUDA."""
+    text = (BINDER / "postBuild").read_text()
+    code = text.split("<<'CHECK'\n")[1].split("\nCHECK\n")[0]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if (
+        subprocess.run([sys.executable, "-c", "import torch; assert not torch.version.cuda"], check=False).returncode
+        == 0
+    ):
+        subprocess.run([sys.executable, "-c", code], check=True, env=env)
+    wrong = code.replace("import torch\n", "import torch\ntorch.version.cuda = '13.0'\n", 1)
+    done = subprocess.run([sys.executable, "-c", wrong], capture_output=True, text=True, env=env, check=False)
+    assert "this torch has CUDA in it" in done.stderr
+
+
+MEMORY = """
+import psutil
+import nbddp
+from nbddp.run.screen import Silent
+
+def train():
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    dist.init_process_group()
+    model = DDP(torch.nn.Linear(1000, 1000))
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(3):
+        model(torch.randn(8, 1000)).square().mean().backward()
+        optimizer.step()
+    return dist.get_world_size(), psutil.Process().memory_full_info().pss, [p.pid for p in psutil.Process().parents()]
+
+with nbddp.Pool(nproc=8) as pool:
+    found = list(pool.run(train))
+    me = psutil.Process()
+    theirs = me.children(recursive=True)
+    assert {n for n, _, _ in found} == {8}
+    ours = sum(p.memory_full_info().pss for p in [me, *theirs])
+    assert ours > sum(pss for _, pss, _ in found) / 2, "the workers are among them"
+    print(round(ours / 2**20))
+"""
+
+
+def test_eight_workers_fit_in_two_gigabytes() -> None:
+    """Workers, agent, controller and the process of the notebook, as `start` sets them up."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [str(BINDER / "start"), sys.executable, "-c", MEMORY], capture_output=True, text=True, env=env, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-1]) < MOST_MIB
+
+
+def test_pip_resolves_the_requirements_in_a_fresh_venv(tmp_path: Path) -> None:
+    """Everything is found and fits together; nothing is installed. Needs package indexes."""
+    venv.create(tmp_path / "venv", with_pip=False)
+    report = tmp_path / "report.json"
+    pip = [
+        sys.executable, "-m", "pip", "--python", str(tmp_path / "venv" / "bin" / "python"), "install", "--dry-run",
+        "--quiet", "--retries", "0", "--timeout", "15",
+    ]  # fmt: skip
+    if subprocess.run([*pip, "--no-deps", "hatchling"], capture_output=True, check=False).returncode:
+        pytest.skip("no package index can be reached")
+    command = [*pip, "--report", str(report), "-r", str(BINDER / "requirements.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = {canonicalize_name(i["metadata"]["name"]): i["metadata"] for i in json.loads(report.read_text())["install"]}
+    assert found["torch"]["version"].endswith("+cpu")
+    assert not [name for name in found if name.startswith("nvidia-") and name != "nvidia-ml-py"], "no CUDA comes along"
+    assert {canonicalize_name(r.name) for r in named()} | {"nbddp"} <= set(found)
+    for r in named():
+        assert found[canonicalize_name(r.name)]["version"] in r.specifier, r
