@@ -1,0 +1,35 @@
+"""Lesson 08: which gradients share a bucket, and how much of the exchange backward hides, on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbddp.draw import buckets as bucket_figures
+from nbddp.draw.shown import Shown
+from nbddp.teach import buckets as bucketing
+from nbddp.teach import running
+from nbddp.teach.explorer import Choice, Explorer, Slider
+
+
+def buckets() -> Explorer:
+    """Lesson 08: which gradients share a bucket, and how much of the exchange backward hides, on paper."""
+    start = {"layers": 8, "width": 1024, "cap_mb": 4, "backward": 20, "ranks": 8, "link": "100 Gb/s InfiniBand"}
+    return Explorer(
+        lambda **chosen: bucket_figures.exchange(bucketing.exchange(**chosen)),
+        (
+            Slider("layers", "layers", 1, 24),
+            Choice("width", "width of a layer", (512, 1024, 2048)),
+            Choice("cap_mb", "bucket_cap_mb", (bucketing.DEFAULT, 1, 2, 4, 8, 16, 25, 100)),
+            Slider("backward", "backward, ms", 5, 100, 5),
+            Choice("ranks", "ranks", (2, 8, 64, 512)),
+            Choice("link", "link", tuple(bucketing.LINKS)),
+        ),
+        ({**start, "cap_mb": bucketing.DEFAULT}, start),
+    )
+
+
+def measured_buckets(model: Sequence[tuple[str, int]], cap_mb: float | str = bucketing.DEFAULT) -> Shown:
+    """Lesson 08: the median step that the pool has recorded last, beside the packer's. model: name and bytes of each
+    parameter, as `named_parameters()` has them. Raises BadInput where no exchange is recorded."""
+    recording = running.pool().timings()
+    return bucket_figures.beside(bucketing.beside(recording, model, cap_mb))
