@@ -216,8 +216,7 @@ def chunk_to_send(rank, step, world_size):
 
 
 # %% [markdown]
-# A rank begins with its own chunk and then always sends what it has just received, which its left neighbour sent one step before.
-# (`check.chunk_to_send(chunk_to_send, hint=True)` gives hints, one at a time.)
+# Stuck? `check.chunk_to_send(chunk_to_send, hint=True)` gives a hint, and another one each time it is run.
 #
 # ## Exercise: the ring all-reduce, on tensors
 #

@@ -121,6 +121,8 @@ def average_gradients(model):
 
 # %%
 # %%ddp
+if not dist.is_initialized():  # an answer that failed has ended the group
+    dist.init_process_group()
 
 
 def attach(model):
@@ -153,8 +155,8 @@ print("the loss falls:", losses == sorted(losses, reverse=True))
 #
 # ## Exercise: find the bug
 #
-# Mend the function so that `backward()` leaves the mean of the ranks' gradients, and nothing else is changed. Before you do, run the check on
-# it as it is: what does it say?
+# Mend the function so that `backward()` leaves the mean of the ranks' gradients, and nothing else is changed. First say what is wrong, then
+# run the check on it as it is and see whether you were right.
 
 
 # %% exercise
@@ -204,6 +206,9 @@ def attach_averaging(model):
 # %%ddp
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+if not dist.is_initialized():
+    dist.init_process_group()
+
 
 def train(model, x, y):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -227,8 +232,8 @@ dist.destroy_process_group()
 # %ddp compare net
 
 # %% [markdown]
-# Equal to the bit between the ranks: every rank adds the same numbers in the same order. Equal to one process but for rounding: there the sum is
-# made in another order.
+# Equal to the bit between the ranks: an all-reduce makes each sum in one place and hands it round, as in the lesson before. Equal to one process
+# but for rounding: there the sum is made in another order.
 #
 # ## To remember
 #
