@@ -258,7 +258,7 @@ WRONG_NORMS = [
     Mutant("eps outside", "return (x - mean) / (var.sqrt() + eps)", "the scale: eps is added under the root"),
     Mutant("own eps", "return (x - mean) / (var + 1e-5).sqrt()", "the scale: eps is left out, or not the argument's"),
     Mutant("variance for root", "return (x - mean) / (var + eps)", "it is divided by the variance; divide by its root"),
-    Mutant("not centred", "return x / (var + eps).sqrt()", "the mean: it is left out"),
+    Mutant("not centred", "return x / (var + eps).sqrt()", "the mean: it is taken as 0"),
     Mutant("not scaled", "return x - mean", ": the scale: nothing is divided by sqrt(variance + eps)"),
     Mutant("constants", "return (x - mean) / (var + eps).sqrt()",
            "the gradient must go through the statistics too: here mean and variance are taken as constants"),

@@ -13,14 +13,14 @@ from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, RC
 from nbddp.draw.shown import Shown
 from nbddp.teach.moments import Sharded, two
 
-LEFT, RIGHT, MIDDLE, ROW, TITLE, AXIS = 1.35, 1.75, 4.1, 0.36, 0.34, 0.56  # inches
+LEFT, RIGHT, MIDDLE, ROW, TITLE, AXIS, FOOT = 1.35, 1.75, 4.1, 0.36, 0.34, 0.5, 0.19  # inches
 BAND = 0.24  # inches, height of the band of one standard deviation to each side
 
 
 def moments(chosen: Sharded) -> Shown:
     """The rows; the words are those of the data."""
-    rows = len(chosen.own) + 2
-    width, height = LEFT + MIDDLE + RIGHT, TITLE + rows * ROW + AXIS
+    rows, said = len(chosen.own) + 2, chosen.verdict().splitlines()
+    width, height = LEFT + MIDDLE + RIGHT, TITLE + rows * ROW + AXIS + (len(said) + 0.6) * FOOT
     low, high = _range(chosen)
 
     def at(value: float) -> float:
@@ -43,6 +43,9 @@ def moments(chosen: Sharded) -> Shown:
             _dots(axes, at, below + 0.5 * ROW, shard, FILLS[rank % len(FILLS)])
         _row(axes, at, below + 1.5 * ROW, "variances averaged", chosen.whole.mean, chosen.averaged, dashed=True)
         _axis(axes, at, below + 2 * ROW, low, high)
+        for i, line in enumerate(said):
+            y = height - (len(said) - i - 0.5) * FOOT
+            axes.text(0, y, line.replace("-", "−"), size=8, va="center", color=INK)
     return Shown(figure, chosen.words())
 
 

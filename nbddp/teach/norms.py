@@ -114,7 +114,7 @@ MEANS = (
     ),
     Way("the sum over all ranks is not divided by the number of samples", lambda k: k.total),
     Way("the ranks' means are added up, not averaged", lambda k: sum(m.mean for m in k.ranks)),
-    Way("it is left out", lambda k: 0.0),
+    Way("it is taken as 0", lambda k: 0.0),
 )
 
 

@@ -48,12 +48,14 @@ explore.statistics()
 # %% [markdown]
 # Move the sliders (Tab and the arrow keys do it too). With few samples per rank the statistics are noise: the last line says what ranks make of one and the
 # same value. With many samples of the same kind they agree, and each rank's own statistics do well. That is the
-# usual case in image classification, and why DDP leaves batch norm alone. In detection, segmentation or video a GPU holds two or four samples.
+# usual case in image classification, and why DDP leaves batch norm alone. In detection, segmentation or video a GPU
+# often holds only two or four samples.
 #
 # The dashed band is what comes of averaging the variances. It is too narrow, because it does not know how far apart the means lie. The merged variance
-# has that part, for shards *a* and *b* (Chan, Golub and LeVeque, 1979):
+# has that part too. For two shards of *n*₁ and *n*₂ samples, with means *m*₁ and *m*₂, variances *v*₁ and *v*₂, and *n* = *n*₁ + *n*₂ (Chan, Golub and
+# LeVeque, 1979):
 #
-# $$\sigma^2 = \frac{n_a\,\sigma_a^2 + n_b\,\sigma_b^2}{n_a + n_b} + \frac{n_a\,n_b}{(n_a + n_b)^2}\,(\mu_b - \mu_a)^2$$
+# > *v* = (*n*₁ *v*₁ + *n*₂ *v*₂) / *n* + *n*₁ *n*₂ / *n*² × (*m*₂ − *m*₁)²
 #
 # ## SyncBatchNorm, and where it does not run
 #
@@ -106,7 +108,8 @@ def batch_statistics(x):
 # %% [markdown]
 # ## What autograd does not see
 #
-# The mean depends on every sample, so a sample's gradient comes also through the mean, and through the variance: its own outputs', and those of *all other ranks*.
+# Mean and variance depend on every sample. So a sample's gradient comes through its own output, and through mean and variance also from all other outputs,
+# those on *other ranks* too.
 #
 # Here each rank has a number `x`, and `total` is the sum over the four ranks. Rank *r*'s loss is (*r* + 1) × total. All losses together are
 # (1 + 2 + 3 + 4) × total, so the gradient of each `x` is 10.
@@ -117,7 +120,7 @@ def batch_statistics(x):
 # %%ddp
 import warnings
 
-warnings.filterwarnings("ignore", message=".*an autograd kernel was not registered")  # what PyTorch says; see below
+warnings.filterwarnings("ignore", message=".*an autograd kernel was not registered")
 x = torch.ones(1, requires_grad=True)
 total = x.clone()
 dist.all_reduce(total)
@@ -199,7 +202,8 @@ print(f"running mean {before:+.3f}, after the next forward {model.module.running
 # - `dist.all_reduce` is invisible to autograd; what a gradient must pass through needs a function whose backward is an all-reduce as well.
 #
 # **On real GPUs:** put `nn.SyncBatchNorm.convert_sync_batchnorm(model)` before the wrapping in DDP, and compare its output and gradients with your function's. Then
-# measure a step with and without it: every batch norm is now a collective in forward and one in backward, and none of them can be hidden.
+# measure a step with and without it: every batch norm is now a collective in forward and one in backward, and
+# the layer after it has to wait for each.
 
 # %%
 # %ddp stop
