@@ -79,6 +79,12 @@ def test_a_slow_rank_is_waited_for_and_is_no_deadlock() -> None:
     found = log("the last rank is slow", 4, 2)
     assert found.waits == {0: (3,), 1: (3,), 2: (3,)}
     assert found.verdict() == "ranks 0–2 wait, but rank 3 is on its way: no deadlock"
+    assert [log("the last rank is slow", 4, n).entries[3][0].state for n in range(4)] == [
+        "ahead",
+        "runs",
+        "runs",
+        "done",
+    ]
     assert log("the last rank is slow", 4, 0).verdict() == "nobody has begun"
 
 
