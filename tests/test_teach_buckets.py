@@ -98,6 +98,7 @@ def test_the_figure_fits_its_texts() -> None:
 
 # -- the packer against DDP ------------------------------------------------------------------
 
+EXACT = 1.001953125  # MiB: a layer of 512 × 512 with its bias, so that buckets hold their limit to the byte
 TRAIN = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -112,7 +113,16 @@ for _ in range(3):
 
 @pytest.mark.parametrize(
     ("layers", "width", "cap"),
-    [(8, 512, DEFAULT), (8, 512, 25), (8, 512, 3), (8, 512, 1), (5, 300, 0.5), (3, 1024, DEFAULT), (9, 1024, DEFAULT)],
+    [
+        (8, 512, DEFAULT),
+        (8, 512, 25),
+        (8, 512, 3),
+        (8, 512, 1),
+        (8, 512, EXACT),
+        (5, 300, 0.5),
+        (3, 1024, DEFAULT),
+        (9, 1024, DEFAULT),
+    ],
 )
 def test_the_packers_buckets_are_ddps(pool: nbddp.Pool, layers: int, width: int, cap: float | str) -> None:
     options = "" if cap == DEFAULT else f"bucket_cap_mb={cap}"

@@ -26,6 +26,7 @@ from nbddp.teach.checks.hangs import (
     shards,
     stepped,
     verdict,
+    without_file,
 )
 from nbddp.teach.collectives import PROGRAMS, Action, log, play
 from tests.lessons import Mutant, cells, defined, exercise, pool_of, solution
@@ -64,7 +65,7 @@ def test_which_programs_hang(program: str) -> None:
 
 @given(program=st.sampled_from(list(PROGRAMS)), ranks=st.integers(2, 6), moves=st.integers(0, 20))
 def test_a_deadlock_stays_and_nothing_else_stands_still(program: str, ranks: int, moves: int) -> None:
-    now, later = log(program, ranks, moves), log(program, ranks, moves + 1)
+    now, later = log(program, ranks, moves), log(program, ranks, moves + 3)  # so long does a slow rank compute
     if now.deadlock:
         assert later.deadlock
         assert set(now.deadlock.ranks) <= set(later.deadlock.ranks)
@@ -78,6 +79,12 @@ def test_a_slow_rank_is_waited_for_and_is_no_deadlock() -> None:
     found = log("the last rank is slow", 4, 2)
     assert found.waits == {0: (3,), 1: (3,), 2: (3,)}
     assert found.verdict() == "ranks 0–2 wait, but rank 3 is on its way: no deadlock"
+    assert [log("the last rank is slow", 4, n).entries[3][0].state for n in range(4)] == [
+        "ahead",
+        "runs",
+        "runs",
+        "done",
+    ]
     assert log("the last rank is slow", 4, 0).verdict() == "nobody has begun"
 
 
@@ -263,8 +270,19 @@ def test_right_trainings_pass(pool: nbddp.Pool, how: str) -> None:
 def test_the_lessons_solution_passes_and_its_exercise_hangs(pool: nbddp.Pool) -> None:
     pool.push({"kept": 41})
     assert check.train_uneven(solution("09", "train_uneven"))
-    assert check.train_uneven(exercise("09", "train_uneven")).line.startswith(FIRST + "deadlock: rank 0 waits in back")
+    unfinished = exercise("09", "train_uneven")
+    line = check.train_uneven(unfinished).line
+    assert line.startswith(FIRST + "deadlock: rank 0 waits in backward, all_reduce #")
+    assert line.endswith("rank 1 has finished the cell without calling it")
     assert list(pool.pull(["kept"])["kept"]) == [41, 41]
+
+
+def test_the_kernels_name_for_a_cells_file_is_left_out() -> None:
+    said = "rank 0 waits in backward, all_reduce #9 (2111313174.py line 9, in train_uneven); rank 1 has finished"
+    assert (
+        without_file(said) == "rank 0 waits in backward, all_reduce #9 (line 9, in train_uneven); rank 1 has finished"
+    )
+    assert without_file("(trainer.py line 3, in fit)") == "(trainer.py line 3, in fit)"
 
 
 def test_the_check_leaves_the_process_group_as_it_was(pool: nbddp.Pool) -> None:

@@ -159,6 +159,12 @@ FRAMES = (
 )
 
 
+def test_our_own_files_are_told_from_the_package_on() -> None:
+    frames = (Frame("Cell In[3]", 2, "f", user=True, context=()), Frame(report.__file__, 9, "agree", False, ()))
+    cause = Cause(0, 0, "raised", (Raised("ValueError", "bad", frames),))
+    assert "  … 1 frame in nbddp/run/report.py, agree" in report.failure_text(cause, [], dropped=False)
+
+
 def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
     cause = Cause(2, 0, "raised", (Raised("ValueError", "bad batch\nsecond", FRAMES),))
     others = [

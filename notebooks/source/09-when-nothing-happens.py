@@ -43,7 +43,7 @@ if rank != 2:
 # The ranks were freed. What was in their memory is still there; only the process group is gone. `%ddp stacks` shows where each rank was, with the Python
 # stack down into torch. It works while a cell runs, too: type `python -m nbddp stacks` in a terminal.
 
-# %%
+# %% tags=nbval-ignore-output
 # %ddp stacks
 
 # %% [markdown]
@@ -79,7 +79,7 @@ else:
     dist.barrier()
 
 # %% [markdown]
-# Everybody waits for everybody. Ranks do not meet by line or by name but by number: the third collective of one rank meets the third of all others, whatever it is. So
+# Everybody waits for everybody. Ranks do not meet by line or by name but by number: the second collective of one rank meets the second of all others, whatever it is. So
 # an `if rank == ...` around a collective is the first place to look at.
 #
 # The explorer plays such programs move by move. Each row is what a rank has called; the arrows lead from a rank that waits to those it waits for.
@@ -102,7 +102,7 @@ explore.collectives()
 
 # %% exercise
 def missing_ranks(log):
-    """The number of the collective that holds the ranks up, and the ranks that have not called it; or None."""
+    """The number of the collective that holds the ranks up, and the ranks not in it; or None."""
     ...  # your code
 
 
@@ -114,7 +114,7 @@ check.missing_ranks(missing_ranks)
 
 # %% solution
 def missing_ranks(log):
-    """The number of the collective that holds the ranks up, and the ranks that have not called it; or None."""
+    """The number of the collective that holds the ranks up, and the ranks not in it; or None."""
     calls = {rank: len(names) for rank, names in log.items()}
     fewest = min(calls.values())
     if fewest == max(calls.values()):
@@ -161,8 +161,8 @@ except RuntimeError as error:
 # %% [markdown]
 # ## Exercise: one batch more
 #
-# DDP's backward is an all-reduce for each bucket. So **every rank must take the same number of steps.** With 100 samples in batches of 8 on 3 ranks, without care
-# some have 5 batches and some 4, and the last step waits for ever. `DistributedSampler` takes care by padding; your own data loader may not.
+# DDP's backward is an all-reduce for each bucket. So **every rank must take the same number of steps.** Deal 97 samples out to 3 ranks:
+# one has 33, the others 32. In batches of 8 that is 5 batches against 4, and the last step waits for ever. `DistributedSampler` takes care by padding; your own data loader may not.
 #
 # This loop is right on one rank and hangs on uneven ones. Run the check to see it, then mend the loop. There are two good ways:
 #
@@ -178,7 +178,7 @@ import torch.distributed as dist
 
 
 def train_uneven(model, optimizer, batches):
-    """Train the DDP model on this rank's batches, a list of (inputs, targets). Other ranks may have more or fewer."""
+    """Train the DDP model on this rank's batches: a list of (inputs, targets), longer on some ranks."""
     for inputs, targets in batches:
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs), targets).backward()
@@ -195,7 +195,7 @@ import torch.distributed as dist
 
 
 def train_uneven(model, optimizer, batches):
-    """Train the DDP model on this rank's batches, a list of (inputs, targets). Other ranks may have more or fewer."""
+    """Train the DDP model on this rank's batches: a list of (inputs, targets), longer on some ranks."""
     steps = torch.tensor(len(batches))
     dist.all_reduce(steps, op=dist.ReduceOp.MIN)
     for inputs, targets in batches[: int(steps)]:

@@ -6,6 +6,7 @@ trains is judged against one process that holds all shards and averages their gr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -143,6 +144,11 @@ def layout_words(counts: Sequence[int]) -> str:
     return ", ".join([f"with {first[0]} batches on {first[1]}", *(f"{count} on {ranks}" for count, ranks in others)])
 
 
+def without_file(line: str) -> str:
+    """The line without the name that ipykernel gives a cell's code, a number with `.py`: it says nothing."""
+    return re.sub(r"\(\d+\.py line", "(line", line)
+
+
 def judge_training(train: Callable[..., Any]) -> str:
     """Train on every layout in turn, up to the first that goes wrong.
 
@@ -163,7 +169,7 @@ def _judged(train: Callable[..., Any]) -> str:
         try:
             found = running.on_ranks(in_group, trained, train, held, START, LEARNING_RATE, at_least=2)
         except Wrong as wrong:
-            raise Wrong(f"{layout_words(counts)}: {wrong}") from wrong
+            raise Wrong(f"{layout_words(counts)}: {without_file(str(wrong))}") from wrong
         line = verdict({r: found[r] for r in found.ranks}, held)
         if line != OK:
             return f"{layout_words(counts)}: {line}"
