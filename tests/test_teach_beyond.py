@@ -162,11 +162,11 @@ for i, (x, y) in enumerate(micro_batches):
 LATER = "model.no_sync() if i + 1 < n else contextlib.nullcontext()"
 WRONG_SUMS = [
     Mutant("not divided", body(GUARDED.format(guard=LATER, scale="")),
-           "rank 0, 0.weight, 4 micro-batches: yours is 4.00 × the reference: you added up 4 micro-batches"),
+           "rank 0, 0.weight, 5 micro-batches: yours is 5.00 × the reference: you added up 5 micro-batches"),
     Mutant("every time", body(GUARDED.format(guard="contextlib.nullcontext()", scale=" / n")),
-           "right, but were exchanged 4 times for 4 micro-batches, where once will do"),
+           "right, but were exchanged 5 times for 5 micro-batches, where once will do"),
     Mutant("never", body(GUARDED.format(guard="model.no_sync()", scale=" / n")),
-           "rank 0, 4 micro-batches: no gradients were exchanged, so every rank has its own"),
+           "rank 0, 5 micro-batches: no gradients were exchanged, so every rank has its own"),
     Mutant("the first", body(GUARDED.format(guard="model.no_sync() if i else contextlib.nullcontext()", scale=" / n")),
            "exchanged in micro-batch 1, and what came after it is every rank's own"),
     Mutant("forward outside", body("""
@@ -175,9 +175,9 @@ for i, (x, y) in enumerate(micro_batches):
     with model.no_sync() if i + 1 < n else contextlib.nullcontext():
         loss.backward()
 """), "although no_sync was entered: DDP decides in forward"),
-    Mutant("every other", body(GUARDED.format(guard="contextlib.nullcontext() if i % 2 else model.no_sync()",
+    Mutant("every other", body(GUARDED.format(guard="model.no_sync() if i % 2 else contextlib.nullcontext()",
                                              scale=" / n")),
-           "exchanged 2 times for 4 micro-batches"),
+           "exchanged 3 times for 5 micro-batches"),
     Mutant("by the world size", body("import torch.distributed as dist\nw = dist.get_world_size()\n"
                                      + GUARDED.format(guard=LATER, scale=" / w")),
            "you divided by the world size, which DDP does itself"),
@@ -185,8 +185,8 @@ for i, (x, y) in enumerate(micro_batches):
                            + GUARDED.format(guard=LATER, scale=" / n / w")),
            "yours is 0.50 × the reference: you divided by the world size too"),
     Mutant("twice", body(GUARDED.format(guard=LATER, scale=" / n / n")), "by the number of micro-batches twice"),
-    Mutant("always four", body(GUARDED.format(guard=LATER, scale=" / 4")),
-           "rank 0, 0.weight, 3 micro-batches: yours is 0.75 × the reference; each micro-batch's loss counts 1/3"),
+    Mutant("always five", body(GUARDED.format(guard=LATER, scale=" / 5")),
+           "rank 0, 0.weight, 3 micro-batches: yours is 0.60 × the reference; each micro-batch's loss counts 1/3"),
     Mutant("set to zero", body("""
 for i, (x, y) in enumerate(micro_batches):
     model.zero_grad()
@@ -199,7 +199,7 @@ for i, (x, y) in enumerate(micro_batches):
 import torch
 x, y = (torch.cat(some) for some in zip(*micro_batches))
 loss_of(model(x), y).backward()
-"""), "4 micro-batches went through the model in 1 forward"),
+"""), "5 micro-batches went through the model in 1 forward"),
     Mutant("by hand", body("""
 import torch.distributed as dist
 with model.no_sync():
@@ -216,7 +216,7 @@ for p in model.parameters():
            "yours differs from the reference by up to"),
     Mutant("cleared", body(GUARDED.format(guard=LATER, scale=" / n") + "model.zero_grad()"), "has no gradient after"),
     Mutant("unwritten", HEAD + "    ...", "still to be written"),
-    Mutant("raises", body("return micro_batches[4]"), "raised IndexError: list index out of range"),
+    Mutant("raises", body("return micro_batches[9]"), "raised IndexError: list index out of range"),
     Mutant("one rank alone", body("import torch.distributed as dist\nif dist.get_rank():\n    return\n"
                                   + GUARDED.format(guard=LATER, scale=" / n")), "deadlock: rank 0"),
 ]  # fmt: skip

@@ -204,12 +204,14 @@ def bytes_per_rank(stage, parameters, ranks):
 # ## FSDP2: stage 3 in PyTorch
 #
 # `fully_shard` makes every parameter a `DTensor`: one tensor to look at, of which each rank holds its rows. Layers are gathered when they are needed, and
-# dropped again. Applied to each layer, and last to the whole, only one layer at a time is there in full.
+# dropped again. Applied to each layer, and last to the whole, only one layer at a time is there in full. The mesh says among which ranks, and on which kind of
+# device: `"cpu"` here.
 #
 # **Predict:** the first weight below has 64 rows and 32 columns. Which shape has a rank's part of it, on four ranks?
 
 # %%
 # %%ddp
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 
@@ -238,9 +240,9 @@ def losses(net, inputs, targets, steps=5):
 
 torch.manual_seed(0)
 alone, inputs, targets = Block(), torch.randn(16, 32), torch.randn(16, 32)
-sharded = copy.deepcopy(alone)
+sharded, everyone = copy.deepcopy(alone), init_device_mesh("cpu", (world_size,))
 for layer in (sharded.up, sharded.down, sharded):
-    fully_shard(layer)
+    fully_shard(layer, mesh=everyone)
 
 mine = slice(4 * rank, 4 * rank + 4)
 found, optimizer = losses(sharded, inputs[mine], targets[mine])
@@ -268,7 +270,6 @@ if rank == 0:
 
 # %%
 # %%ddp
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -298,8 +299,8 @@ if rank == 0:
 # - Accumulating *k* micro-batches under `no_sync` pays one exchange for *k* times the computation; divide by *k*, and leave the last one outside.
 # - 16 bytes per parameter under Adam: DDP keeps them on every rank, ZeRO and FSDP share them out; tensor parallel cuts the computation itself, within a node.
 #
-# **On real GPUs:** `%ddp forecast` on one node, then rent two and compare. here only `init_device_mesh("cuda", (nodes, 8), ...)` changes, and
-# on which device the tensors are. `%ddp memory` shows what each rank holds under DDP and under `fully_shard`, and `%%ddp --trace` whether gathering is hidden.
+# **On real GPUs:** `%ddp forecast` on one node, then rent two and compare. In the last two cells only `init_device_mesh("cuda", ...)` changes,
+# and on which device the tensors are. `%ddp memory` shows what each rank holds under DDP and under `fully_shard`, and `%%ddp --trace` whether gathering is hidden.
 
 # %%
 # %ddp stop
