@@ -178,7 +178,7 @@ def test_answers_become_plain_data() -> None:
 
 # -- explorers -------------------------------------------------------------------------------
 
-EXPLORERS = [getattr(explore, n) for n in ("layout", "launch")]
+EXPLORERS = [getattr(explore, n) for n in ("layout", "launch", "restarts")]
 
 
 @pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)

@@ -61,9 +61,10 @@ STOREYS = [
         "worker.bench",
         "worker.tracing",
         "worker.exercise",
+        "worker.checkpoint",
     ],
     ["export"],
-    ["teach.answer", "teach.tables", "teach.placement", "teach.launching"],
+    ["teach.answer", "teach.tables", "teach.placement", "teach.launching", "teach.restarts"],
     ["commands", "values", "run.deadlock", "run.collect", "run.report", "run.block", "worker.kernel", "draw"],
     ["worker", "run.screen", "agent"],
     ["run", "status"],
@@ -80,7 +81,7 @@ PURE = [
     "nbddp.run.supervise", "nbddp.run.deadlock", "nbddp.run.block", "nbddp.run.report", "nbddp.run.collect",
     "nbddp.run.cell", "nbddp.agent.lines", "nbddp.trace.ring", "nbddp.trace.foretold",
     "nbddp.teach", "nbddp.teach.answer", "nbddp.teach.tables", "nbddp.teach.placement",
-    "nbddp.export", "nbddp.teach.launching",
+    "nbddp.export", "nbddp.teach.launching", "nbddp.teach.restarts",
 ]  # fmt: skip
 
 

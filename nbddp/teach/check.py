@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from nbddp.teach.answer import Answer, Exercise
 from nbddp.teach.checks.placement import gpus_of, place_of
+from nbddp.teach.checks.restart import Checkpoint
 from nbddp.teach.checks.slurm import nodes_of, variables_of
 from nbddp.teach.running import on
 
 __all__ = [
     "Answer",
+    "Checkpoint",
     "Exercise",
     "gpus_of",
     "nodes_of",

@@ -16,6 +16,7 @@ from typing import Any
 
 from nbddp.draw.launching import launching
 from nbddp.draw.placement import placement
+from nbddp.draw.restarts import restarts as restarts_drawn
 from nbddp.draw.shown import Shown
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
@@ -24,6 +25,8 @@ from nbddp.teach.launching import GLOO, NCCL
 from nbddp.teach.launching import plan as launch_plan
 from nbddp.teach.placement import GLOBAL, LOCAL
 from nbddp.teach.placement import layout as placed
+from nbddp.teach.restarts import STEPS
+from nbddp.teach.restarts import restarts as restarted
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WORDS = '<pre style="white-space: pre-wrap; line-height: 1.35; margin: 4px 0">{}</pre>'
@@ -154,5 +157,21 @@ def launch() -> Explorer:
         (
             {"nodes": 2, "processes": 4, "backend": NCCL, "rendezvous": C10D},
             {"nodes": 2, "processes": 2, "backend": GLOO, "rendezvous": STATIC},
+        ),
+    )
+
+
+def restarts() -> Explorer:
+    """Lesson 10: a training that fails again and again, and what its checkpoints keep of it."""
+    return Explorer(
+        lambda **chosen: restarts_drawn(restarted(**chosen)),
+        (
+            Slider("every", "steps to a checkpoint", 1, STEPS),
+            Slider("life", "steps to a failure", 0, STEPS),
+            Slider("max_restarts", "--max-restarts", 0, 7),
+        ),
+        (
+            {"every": 4, "life": 7, "max_restarts": 4},
+            {"every": 8, "life": 7, "max_restarts": 4},
         ),
     )
