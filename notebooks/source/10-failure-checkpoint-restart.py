@@ -36,9 +36,10 @@ if attempt == 0:
 print("attempt", attempt, "· the earlier name is", "there" if "kept" in globals() else "gone")
 
 # %% [markdown]
-# All four processes are new, not only rank 2's, and nothing that was in memory is left. With torchrun on several nodes even the ranks
-# may be dealt out anew; with `--nnodes 2:4` the group may also come back smaller or larger (this is called elastic). What a program
-# needs for going on must be in a file, and must not depend on who wrote it.
+# All four processes are new, not only rank 2's, and nothing that was in memory is left. (The line counts attempts from 1, the
+# variable counts restarts.) With torchrun on several nodes even the ranks may be dealt out anew; with `--nnodes 2:4` the group may
+# also come back smaller or larger (this is called elastic). What a program needs for going on must be in a file, and must not depend on
+# who wrote it.
 #
 # ## What a failure costs
 #

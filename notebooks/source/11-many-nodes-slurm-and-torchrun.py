@@ -103,8 +103,8 @@ env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']
 options = {"shell": True, "cwd": folder.name, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
 shells = [subprocess.Popen(torchrun_line(here, node), text=True, **options) for node in range(2)]
 for node, shell in enumerate(shells):
-    print(f"node {node}, exit code {shell.wait()}")
-    print(shell.stdout.read(), end="")
+    print(f"node {node}:")
+    print(shell.communicate()[0], end="")
 folder.cleanup()
 
 # %% [markdown]
