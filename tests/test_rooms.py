@@ -68,6 +68,7 @@ STOREYS = [
         "worker.normalising",
         "worker.uneven",
         "worker.accumulation",
+        "worker.checkpoint",
     ],
     ["export"],
     [
@@ -86,6 +87,7 @@ STOREYS = [
         "teach.whatif",
         "teach.zero",
         "teach.submissions",
+        "teach.restarts",
     ],
     [
         "commands",
@@ -143,6 +145,7 @@ PURE = [
     "nbddp.teach.whatif",
     "nbddp.teach.zero",
     "nbddp.teach.submissions",
+    "nbddp.teach.restarts",
 ]
 
 

@@ -15,6 +15,7 @@ from nbddp.teach.checks.hangs import missing_ranks, train_uneven
 from nbddp.teach.checks.moments import batch_statistics, sync_batch_norm
 from nbddp.teach.checks.placement import gpus_of, place_of
 from nbddp.teach.checks.rendezvous import by_address, by_host, by_rank, by_size
+from nbddp.teach.checks.restart import Checkpoint
 from nbddp.teach.checks.ring import chunk_to_send, ring_all_reduce
 from nbddp.teach.checks.samples import accuracy, epochs_of
 from nbddp.teach.checks.slurm import nodes_of, variables_of
@@ -23,6 +24,7 @@ from nbddp.teach.running import on
 
 __all__ = [
     "Answer",
+    "Checkpoint",
     "Exercise",
     "accumulate",
     "accuracy",

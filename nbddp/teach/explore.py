@@ -9,6 +9,7 @@ from nbddp.teach.explorers.launching import launch
 from nbddp.teach.explorers.moments import statistics
 from nbddp.teach.explorers.placement import layout
 from nbddp.teach.explorers.rendezvous import arrived
+from nbddp.teach.explorers.restarts import restarts
 from nbddp.teach.explorers.ring import ring
 from nbddp.teach.explorers.samples import samples
 from nbddp.teach.explorers.spmd import order
@@ -24,6 +25,7 @@ __all__ = [
     "layout",
     "measured_buckets",
     "order",
+    "restarts",
     "ring",
     "samples",
     "statistics",

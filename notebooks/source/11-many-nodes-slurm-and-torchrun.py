@@ -10,6 +10,9 @@
 # %%
 # %load_ext nbddp
 
+cells = []  # the text of each cell that is run from here on, to make a script of later
+get_ipython().events.register("pre_run_cell", lambda cell: cells.append(cell.raw_cell))
+
 # %% [markdown]
 # ## From cells to a script
 #
@@ -50,7 +53,6 @@ for step in range(3):
 # %%
 from nbddp.export import Launch, script, torchrun_line
 
-cells = get_ipython().history_manager.input_hist_raw
 program = script(cells)
 print(program)
 
@@ -101,8 +103,8 @@ env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']
 options = {"shell": True, "cwd": folder.name, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
 shells = [subprocess.Popen(torchrun_line(here, node), text=True, **options) for node in range(2)]
 for node, shell in enumerate(shells):
-    print(f"node {node}, exit code {shell.wait()}")
-    print(shell.stdout.read(), end="")
+    print(f"node {node}:")
+    print(shell.communicate()[0], end="")
 folder.cleanup()
 
 # %% [markdown]
@@ -225,7 +227,7 @@ def variables_of(slurm, hosts):
 # - A batch script runs on the first node; what differs from node to node goes in single quotes, so that a shell on that node fills it in.
 # - Slurm's task is a process: `SLURM_PROCID` is the rank, `SLURM_LOCALID` the local rank, `SLURM_NTASKS` the world size.
 #
-# **On real GPUs:** take the script of your own notebook (`script(get_ipython().history_manager.input_hist_raw)`), write
+# **On real GPUs:** make a script of your own notebook (`get_ipython().history_manager.input_hist_raw` has all of its cells), write
 # `sbatch_script(Launch(nnodes=2, nproc=4))` into `train.sbatch`, and hand it in with `sbatch train.sbatch`. Let every rank print its host and
 # its local rank first. Do they stand where the figure says?
 

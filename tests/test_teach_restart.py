@@ -1,0 +1,240 @@
+"""Lesson 10: attempts on paper against closed forms, and checkpoints judged by what a resumed training does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nbddp
+from nbddp.draw.restarts import restarts as drawn
+from nbddp.errors import BadInput
+from nbddp.run.screen import Silent
+from nbddp.teach import check
+from nbddp.teach.checks.restart import LAST_SAVE, judged
+from nbddp.teach.restarts import FAILED, KEPT, LOST, STEPS, restarts, training
+from tests.lessons import Mutant, cells, defined, exercise, pool_of, solution
+
+few = st.integers(1, 12)
+
+
+# -- the explorer ----------------------------------------------------------------------------
+
+
+@given(steps=few, every=few, lives=st.lists(st.integers(0, 12), min_size=1, max_size=6))
+def test_every_kept_step_is_done_once_and_every_repeated_one_was_lost(steps: int, every: int, lives: list[int]) -> None:
+    made = training(steps, every, lives)
+    kept = [s for a in made.attempts for s in range(steps) if a.kind(s) == KEPT]
+    assert kept == list(range(len(kept))), "in order, each once"
+    assert made.finished == (kept == list(range(steps)))
+    lost = sum(a.kind(s) == LOST for a in made.attempts for s in range(steps))
+    assert made.done == len(kept) + lost
+    reached = max(a.stop for a in made.attempts)
+    assert made.repeated == made.done - reached
+    for a in made.attempts:
+        assert a.start % every == 0
+        assert a.lost < every or not a.fails
+        assert sum(a.kind(s) == FAILED for s in range(steps)) == a.fails
+
+
+@given(steps=few, every=few, life=few)
+def test_attempts_follow_the_closed_form(steps: int, every: int, life: int) -> None:
+    """Every failing attempt advances by the whole intervals that fit into its life."""
+    advance = life // every * every
+    made = training(steps, every, [life] * 30)
+    if advance == 0 and life < steps:
+        assert not made.finished
+        assert "more restarts would not help" in made.verdict()
+    else:
+        failing = max(0, -(-(steps - life) // advance)) if advance else 0
+        assert len(made.attempts) == failing + 1
+        assert made.repeated == failing * (life - advance)
+        assert made.finished
+
+
+def test_words_of_the_two_settings() -> None:
+    assert restarts(4, 7, 4).verdict() == "finished in 5 attempts: 32 steps done, 12 of them again"
+    assert restarts(4, 7, 4).words().splitlines()[0] == (
+        "attempt 0: starts at step 0, does steps 0–6, fails in step 7; steps 4–6 are lost"
+    )
+    assert restarts(8, 7, 4).verdict().startswith("not finished: the restarts are used up, and 0 steps of 20 are ")
+    assert restarts(4, 7, 1).verdict() == "not finished: the restarts are used up, and 8 steps of 20 are safe"
+    assert restarts(3, STEPS, 0).verdict() == "finished in 1 attempt: 20 steps done, none of them twice"
+    with pytest.raises(BadInput, match="one attempt or more"):
+        training(3, 1, [])
+
+
+def test_the_figure_counts_as_the_words_do() -> None:
+    made = restarts(4, 7, 4)
+    shown = drawn(made)
+    texts = [t.get_text() for t in shown.figure.axes[0].texts]
+    assert texts.count("×") == 4
+    assert texts.count("7 done, 3 lost") == 4
+    assert "4 done" in texts
+    assert shown.words == made.words()
+    assert all(t.get_fontsize() >= 6.5 for t in shown.figure.axes[0].texts)
+
+
+# -- the check -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with pool_of(4) as made:
+        yield made
+
+
+ANSWER = """
+import os
+class Checkpoint:
+    def __init__(self, path):
+        self.path = path
+    def save(self, model, optimizer, batches, step):
+        import torch, torch.distributed as dist
+        dice = [None] * dist.get_world_size()
+        dist.all_gather_object(dice, torch.get_rng_state())
+        if dist.get_rank() == 0:
+            state = dict(model=model.module.state_dict(), optimizer=optimizer.state_dict(),
+                         batches=batches.state_dict(), step=step, dice=dice)
+            torch.save(state, self.path + ".new")
+            os.replace(self.path + ".new", self.path)
+    def load(self, model, optimizer, batches):
+        import torch, torch.distributed as dist
+        state = torch.load(self.path)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        batches.load_state_dict(state["batches"])
+        torch.set_rng_state(state["dice"][dist.get_rank()])
+        return state["step"]
+"""
+LOADS = {part: f'        {part}.load_state_dict(state["{part}"])\n' for part in ("model", "optimizer", "batches")}
+DICE = '        torch.set_rng_state(state["dice"][dist.get_rank()])\n'
+GROUPS = "        state['optimizer']['param_groups'] = optimizer.state_dict()['param_groups']\n"
+HALVE = "        optimizer.param_groups[0]['lr'] *= 0.5\n"
+LAX = 'load_state_dict(state["model"], strict=False)'
+ATOMIC = 'torch.save(state, self.path + ".new")\n            os.replace(self.path + ".new", self.path)'
+
+
+def changed(old: str, new: str, source: str = ANSWER) -> str:
+    assert source.count(old) == 1, old
+    return source.replace(old, new)
+
+
+WRONG = [
+    Mutant("no weights", changed(LOADS["model"], ""), "rank 0, 0.weight: the weights are not those of the checkpoint"),
+    Mutant("no optimizer", changed(LOADS["optimizer"], ""), "ranks 0–3: the optimizer's momentum is gone"),
+    Mutant(
+        "no param_groups",
+        changed(LOADS["optimizer"], GROUPS + LOADS["optimizer"]),
+        "ranks 0–3: the learning rate is the one of the beginning",
+    ),
+    Mutant("no sampler", changed(LOADS["batches"], ""), "ranks 0–3: the sampler begins its epoch again"),
+    Mutant("no dice", changed(DICE, ""), "ranks 0–3: the random numbers are not restored"),
+    Mutant("one die", changed("[dist.get_rank()]", "[0]"), "ranks 1–3: the random state is rank 0's"),
+    Mutant("no step", changed('state["step"]', "0"), "rank 0 goes on with step 0"),
+    Mutant("step before", changed('state["step"]', 'state["step"] - 1'), "goes on with step 3, right is 4"),
+    Mutant("step after", changed('state["step"]', 'state["step"] + 1'), "goes on with step 5, right is 4"),
+    Mutant("nothing returned", changed('        return state["step"]\n', ""), "load returns None"),
+    Mutant("a tensor", changed('return state["step"]', 'return torch.tensor(state["step"])'), "a whole number"),
+    Mutant("all write", changed("if dist.get_rank() == 0:", "if True:").replace('".new"', 'f".{dist.get_rank()}"'),
+           "ranks 0–3 write the same file"),
+    Mutant("in place", changed(ATOMIC, "torch.save(state, self.path)"), "written over the last good one"),
+    Mutant("in place by open", changed(ATOMIC, "with open(self.path, 'wb') as f: torch.save(state, f)"),
+           "written over the last good one"),
+    Mutant("DDP's names", changed("model.module.state_dict()", "model.state_dict()"), "save model.module.state_dict()"),
+    Mutant("DDP's names, not strict",
+           changed("model.module", "model").replace('load_state_dict(state["model"])', LAX),
+           "the weights are not those of the checkpoint"),
+    Mutant("wrong place", changed("torch.load(self.path)", "torch.load(self.path + '.old')"), "load: rank"),
+    Mutant("save raises", changed("step=step", "step=steps"), "save: rank 0 raised NameError"),
+    Mutant("only rank 0 gathers", changed("        dist.all_gather_object(dice, torch.get_rng_state())\n",
+           "        if dist.get_rank() == 0: dist.all_gather_object(dice, torch.get_rng_state())\n"), "save: "),
+    Mutant("in memory", """
+class Checkpoint:
+    kept = {}
+    def __init__(self, path): pass
+    def save(self, model, optimizer, batches, step): self.kept["step"] = step
+    def load(self, model, optimizer, batches): return self.kept["step"]
+""", "save wrote no file"),
+    Mutant("save changes", changed("        dice = [None]", HALVE + "        dice = [None]"),
+           "rank 0, step 2: a run that only saves has another learning rate"),
+    Mutant("an object", ANSWER + "\nCheckpoint = Checkpoint('x').save", "hand in the class itself"),
+]  # fmt: skip
+FILE_EACH = """
+import os
+class Checkpoint:
+    def __init__(self, path):
+        self.path = path
+    def own(self):
+        return f"{self.path}-{os.environ['RANK']}"
+    def save(self, model, optimizer, batches, step):
+        import torch
+        state = [model.module.state_dict(), optimizer.state_dict(), batches.state_dict(), torch.get_rng_state(), step]
+        with open(self.own() + "~", "wb") as file:
+            torch.save(state, file)
+        os.rename(self.own() + "~", self.own())
+    def load(self, model, optimizer, batches):
+        import torch
+        *states, dice, step = torch.load(self.own())
+        for part, state in zip((model, optimizer, batches), states):
+            part.load_state_dict(state)
+        torch.set_rng_state(dice)
+        return step
+"""
+PICKLED = changed("torch.load(self.path)", "pickle.load(open(self.path, 'rb'))", changed(
+    'torch.save(state, self.path + ".new")', "pathlib.Path(self.path + '.new').write_bytes(pickle.dumps(state))",
+    changed("import os", "import os, pathlib, pickle"),
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", WRONG, ids=str)
+def test_wrong_checkpoints_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
+    mutant.meets(check.Checkpoint)
+
+
+def test_right_checkpoints_pass(pool: nbddp.Pool) -> None:
+    assert check.Checkpoint(solution("10", "Checkpoint"))
+    for source in (ANSWER, FILE_EACH, PICKLED):
+        assert check.Checkpoint(defined(source, "Checkpoint")), source
+    assert check.Checkpoint(exercise("10", "Checkpoint")).line.startswith(
+        "save wrote no file: it is still to be written"
+    )
+
+
+def test_names_on_the_ranks_outlive_the_check(pool: nbddp.Pool) -> None:
+    pool.push({"held": 3})
+    assert check.Checkpoint(defined(ANSWER, "Checkpoint"))
+    assert list(pool.pull(["held"])["held"]) == [3] * 4
+
+
+def test_the_judge_without_a_pool() -> None:
+    """A difference that only shows later is told with its step."""
+    state = {"model": {"w": "a"}, "optimizer": "b", "lr": "0.1", "sampler": "c", "rng": "d"}
+    ends = {**state, "model": {"w": "z"}}
+    touched: dict[str, Any] = {"wrote": [], "read": [], "moved": []}
+    good = {"began": LAST_SAVE, "states": {LAST_SAVE: state, LAST_SAVE + 1: state}, "final": state, **touched}
+    later = {**good, "states": {LAST_SAVE: state, LAST_SAVE + 1: ends}}
+    assert judged({0: good}, {0: good}) == "ok"
+    assert f"from step {LAST_SAVE + 1} on" in judged({0: good}, {0: later})
+    assert judged({0: good}, {0: {**good, "final": ends}}) == "rank 0 ends with another state than the undisturbed run"
+
+
+# -- the lesson's claim ----------------------------------------------------------------------
+
+
+def test_a_killed_run_equals_the_undisturbed_one(tmp_path: Path) -> None:
+    """The lesson's own program, with a real SIGKILL; without the optimizer in the checkpoint it does not."""
+    (program,) = [c.text for c in cells("10") if "killed_at=7" in c.text]
+    program = program.partition("\n")[2].replace("dist.destroy_process_group()", "dist.destroy_process_group()\nsame")
+    forgetful = program.replace('        optimizer.load_state_dict(state["optimizer"])\n', "")
+    assert forgetful != program
+    with nbddp.Pool(nproc=4) as pool:
+        for name, source, wanted in (("whole", program, True), ("forgetful", forgetful, False)):
+            (tmp_path / name).mkdir()
+            found = pool.run_cell(source, argv=[str(tmp_path / name)], max_restarts=1, want_value=True, screen=Silent())
+            assert list(found) == [wanted] * 4
+            assert (tmp_path / name / "checkpoint.pt").exists()
