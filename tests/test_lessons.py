@@ -14,7 +14,6 @@ from nbddp.errors import BadInput
 from nbddp.run.screen import Silent
 from nbddp.teach import explore, running
 from nbddp.teach.answer import Exercise, Wrong
-from nbddp.teach.explore import Explorer
 from nbddp.teach.explorer import Explorer
 from nbddp.teach.tables import Mistake, Table
 from nbddp.worker.exercise import Strange, in_group, plain, tabulate
