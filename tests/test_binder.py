@@ -212,6 +212,7 @@ def test_eight_workers_fit_in_two_gigabytes() -> None:
     assert int(done.stdout.split()[-1]) < MOST_MIB
 
 
+@pytest.mark.timeout(420)
 def test_pip_resolves_the_requirements_in_a_fresh_venv(tmp_path: Path) -> None:
     """Everything is found and fits together; nothing is installed. Needs package indexes."""
     venv.create(tmp_path / "venv", with_pip=False)
@@ -223,7 +224,9 @@ def test_pip_resolves_the_requirements_in_a_fresh_venv(tmp_path: Path) -> None:
     if subprocess.run([*pip, "--no-deps", "hatchling"], capture_output=True, check=False).returncode:
         pytest.skip("no package index can be reached")
     command = [*pip, "--report", str(report), "-r", str(BINDER / "requirements.txt")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=170, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=400, check=False)
+    if "No matching distribution found for torch" in done.stderr:
+        pytest.skip("the index of PyTorch's CPU builds cannot be reached")
     assert done.returncode == 0, done.stderr[-2000:]
     found = {canonicalize_name(i["metadata"]["name"]): i["metadata"] for i in json.loads(report.read_text())["install"]}
     assert found["torch"]["version"].endswith("+cpu")
