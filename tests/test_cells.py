@@ -295,3 +295,26 @@ def test_attempts_are_told_as_they_fail(four: Kernel) -> None:
         f"attempt {i} of 3: rank 1 raised ValueError: not yet (cell line 4); starting all workers anew" for i in (1, 2)
     ]
     assert shown.text().endswith("ranks 0–3 │ attempt 2\n")
+
+
+def test_a_forked_child_does_not_end_groups_that_are_garbage_here(four: Kernel) -> None:
+    """A data loader's worker that collects its parent's garbage would wait for the threads of a process group, which it
+    does not have."""
+    code = """%%ddp -o codes
+import gc, multiprocessing, torch.distributed as dist
+dist.init_process_group("gloo")
+class Held: pass
+held = Held()
+held.itself, held.group = held, dist.group.WORLD
+dist.destroy_process_group()
+gc.disable()
+del held
+child = multiprocessing.get_context("fork").Process(target=gc.collect)
+child.start()
+child.join(20)
+code = child.exitcode
+if code is None: child.kill()
+gc.enable()
+code"""
+    assert four.run(code).ok
+    assert four.run("list(codes)").displays[0]["text/plain"] == "[0, 0, 0, 0]"

@@ -7,6 +7,7 @@ Started by the agent, forked from its warm self (torch is already imported) or s
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import os
 import signal
@@ -31,6 +32,9 @@ def main(request: dict[str, Any]) -> int:
     faulthandler.register(signal.SIGUSR2, file=log, all_threads=False)  # `stacks` asks so where nothing else answers
     WorkerKernel.log_file = log.fileno()
     _prepare_torch()
+    # A child that is forked here (a data loader's worker) must leave our garbage alone: to end a dead process group it
+    # would wait for threads that only we have.
+    os.register_at_fork(after_in_child=gc.freeze)
     without_debugger()
     if not hasattr(engine_app, "Kernel"):
         raise RuntimeError("this ipyparallel has no engine.app.Kernel to replace; nbddp needs ipyparallel 9")
