@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import ipyparallel
@@ -86,12 +87,24 @@ def test_controller_listens_where_the_system_puts_nobody() -> None:
     assert not ports & set(ephemeral_ports())
 
 
-def test_taken_ports_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "ephemeral_ports", lambda: range(10_003, 65536))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 10_001))
-        assert sorted(controller.quiet_ports(5)) == [10_000, 10_002]
-    assert len(controller.quiet_ports(2)) == 2
+def test_ports_that_are_taken_or_claimed_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = controller._is_free
+    base = next(b for b in range(20_000, 32_000, 30) if all(free(p) for p in range(b, b + 30)))
+    monkeypatch.setattr(controller, "LOWEST_PORT", base)
+    monkeypatch.setattr(controller, "ephemeral_ports", lambda: range(base + 30, 65536))
+    with ExitStack() as held:
+        held.enter_context(socket.socket()).bind(("127.0.0.1", base + 1))  # in the first of five blocks of six
+        chosen = [controller.quiet_ports(5) for _ in range(4)]
+        for claim, ports in chosen:
+            held.enter_context(claim)
+            assert ports == list(range(ports[0], ports[0] + 5))
+        assert sorted(ports[0] - base for _, ports in chosen) == [7, 13, 19, 25]
+        with pytest.raises(OSError, match="no block of ports is free"):
+            controller.quiet_ports(5)
+        chosen[2][0].close()
+        claim, ports = controller.quiet_ports(5)
+        assert ports == chosen[2][1], "what was given back can be had again"
+        claim.close()
 
 
 def test_pool_whose_heart_monitor_dies_says_so_and_the_next_start_works() -> None:

@@ -38,22 +38,43 @@ def ephemeral_ports() -> range:
     return range(low, high + 1)
 
 
-def quiet_ports(count: int) -> list[int]:
-    """Free ports outside that range, at random; all that are free if there are fewer than `count`."""
+def quiet_ports(count: int) -> tuple[socket.socket, list[int]]:
+    """Free ports outside that range, and a socket whose life is the claim to them.
+
+    Ports come in blocks. Who holds a block's first port, which serves for nothing else, owns the rest of it, so two
+    pools that start at the same moment do not choose the same. Raises OSError if every block is somebody's.
+    """
     system = ephemeral_ports()
-    order = [p for p in range(LOWEST_PORT, 65536) if p not in system]
-    random.SystemRandom().shuffle(order)
-    found: list[int] = []
-    for port in order:
-        if len(found) == count:
-            break
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue  # somebody's
-        found.append(port)
-    return found
+    blocks = [first for first in range(LOWEST_PORT, 65536 - count, count + 1)
+              if not any(p in system for p in (first, first + count))]  # fmt: skip
+    random.SystemRandom().shuffle(blocks)
+    for first in blocks:
+        claim = _bound(first)
+        if claim is None:
+            continue
+        ports = [p for p in range(first + 1, first + count + 1) if _is_free(p)]
+        if len(ports) == count:
+            return claim, ports
+        claim.close()
+    raise OSError("no block of ports is free for the pool's controller")
+
+
+def _bound(port: int) -> socket.socket | None:
+    """A socket that holds the port; None if it is somebody's."""
+    claim = socket.socket()
+    try:
+        claim.bind(("127.0.0.1", port))
+    except OSError:
+        claim.close()
+        return None
+    return claim
+
+
+def _is_free(port: int) -> bool:
+    probe = _bound(port)
+    if probe is not None:
+        probe.close()
+    return probe is not None
 
 
 def main(request: dict[str, Any]) -> int:
@@ -81,13 +102,14 @@ def main(request: dict[str, Any]) -> int:
     config.IPController.cluster_id = request["cluster_id"]
     config.IPController.use_threads = True
     config.IPController.ip = "127.0.0.1"
-    config.IPController.ports = quiet_ports(PORTS)
+    claim, config.IPController.ports = quiet_ports(PORTS)
     config.IPController.log_level = 30
     config.HeartMonitor.period = BEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = 10**6
     app = controller_app.IPController.instance(config=config)
     app.initialize([*request.get("args", ())])
-    app.start()
+    with claim:
+        app.start()
     return 0
 
 
