@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +167,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _forecast(self, command: Command) -> Any:
         from nbddp.draw.forecast import forecast
 
-        screen = for_shell(self.shell)
-        found = self.pool.forecast(**command.args, progress=screen.progress)
-        screen.finish([])
+        with self._progress() as progress:
+            found = self.pool.forecast(**command.args, progress=progress)
         return forecast(found)
 
     def _bench(self, command: Command) -> Any:
@@ -175,16 +176,21 @@ class DDPMagics(Magics):  # type: ignore[misc]
         from nbddp.pool.bench import sizes
 
         asked = command.args
-        screen = for_shell(self.shell)
-        screen.start()
-        try:
+        with self._progress() as progress:
             found = self.pool.bench(
                 asked["collectives"] or ["all_reduce"], sizes(asked["smallest"], asked["largest"], asked["factor"]),
-                repeat=asked["repeat"], warmup=asked["warmup"], progress=screen.progress,
+                repeat=asked["repeat"], warmup=asked["warmup"], progress=progress,
             )  # fmt: skip
+        return bench(found)
+
+    @contextmanager
+    def _progress(self) -> Iterator[Callable[[str], None]]:
+        """Where lines of progress are shown, and gone in the end, however it ends."""
+        screen = for_shell(self.shell)
+        try:
+            yield screen.progress
         finally:
             screen.finish([])
-        return bench(found)
 
     def _stacks(self, command: Command) -> Any:
         from nbddp import stacks

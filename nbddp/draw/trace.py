@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from nbddp.topology import counted, rank_words
 from nbddp.trace.merge import Merged
-from nbddp.trace.words import milliseconds, size
+from nbddp.trace.words import clocks_agree, size
 
 VIEWER = "https://ui.perfetto.dev"
 
@@ -53,5 +53,5 @@ def words(merged: Merged, path: Path, length: int) -> str:
     if merged.missing:
         lines.append(f"{rank_words(merged.missing)} left no trace")
     if merged.residual:
-        lines.append(f"The ranks' clocks agree within {milliseconds(merged.residual)}.")
+        lines.append(clocks_agree(merged.residual))
     return "\n".join(lines)

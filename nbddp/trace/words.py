@@ -20,6 +20,11 @@ def milliseconds(nanoseconds: float) -> str:
     return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
 
 
+def clocks_agree(residual: int) -> str:
+    """What is said of an alignment's error in nanoseconds."""
+    return f"The ranks' clocks agree within {milliseconds(residual)}."
+
+
 def size(count: float) -> str:
     """`24 MiB`, `3.8 KiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -70,7 +75,7 @@ def sentences(recording: Recording, number: int) -> list[str]:
     if not all(s.synced for s in step.values()):
         lines.append("The step was taken inside no_sync: no gradients were exchanged.")
     if recording.residual:
-        lines.append(f"The ranks' clocks agree within {milliseconds(recording.residual)}.")
+        lines.append(clocks_agree(recording.residual))
     return lines
 
 

@@ -28,6 +28,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from nbddp.worker.recorder import tensors
+
 DEEPEST = 4  # containers and objects within each other
 UNIT = 1024 if sys.platform != "darwin" else 1  # of getrusage's ru_maxrss
 
@@ -78,7 +80,7 @@ def _parts(modules: list[Any], optimizers: list[Any], recorder: Any) -> dict[str
         "parameters": tally.add(parameters),
         "buffers": tally.add(b for m in modules for b in m.buffers()),
         "gradients": tally.add(p.grad for p in parameters if p.grad is not None),
-        "optimizer": tally.add(t for o in optimizers for state in list(o.state.values()) for t in _tensors(state)),
+        "optimizer": tally.add(t for o in optimizers for state in list(o.state.values()) for t in tensors(state)),
     }
     found["buckets"] = 0
     for ddp in _ddps(modules):
@@ -172,19 +174,6 @@ def _ddps(modules: list[Any]) -> list[Any]:
 
     found = {id(m): m for module in modules for m in module.modules() if isinstance(m, DistributedDataParallel)}
     return list(found.values())
-
-
-def _tensors(state: Any) -> Iterator[Any]:
-    import torch
-
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from _tensors(value)
-    elif isinstance(state, list | tuple):
-        for value in state:
-            yield from _tensors(value)
 
 
 # -- the process -------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ class Recorder:
             step["forward"][1] = now()
             group.step = step
             first = functools.partial(self._first_gradient, group, step)
-            for tensor in _tensors(out):
+            for tensor in tensors(out):
                 if tensor.requires_grad:
                     tensor.register_hook(first)
             return out
@@ -298,17 +298,18 @@ def _passed_on(clock: _CudaClock, note: dict[str, Any], future: Any) -> Any:
     return future.value()
 
 
-def _tensors(found: Any) -> Iterator[Any]:
+def tensors(found: Any) -> Iterator[Any]:
+    """The tensors in a value: itself, or those within dicts, lists and tuples."""
     import torch
 
     if isinstance(found, torch.Tensor):
         yield found
     elif isinstance(found, dict):
         for value in found.values():
-            yield from _tensors(value)
+            yield from tensors(value)
     elif isinstance(found, list | tuple):
         for value in found:
-            yield from _tensors(value)
+            yield from tensors(value)
 
 
 def _names(orders: list[list[tuple[str, int]]], sizes: list[int]) -> list[list[str]]:

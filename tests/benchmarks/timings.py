@@ -1,7 +1,9 @@
 """What recording DDP's steps costs: steps of three equal models in turn, one recorded, two not.
 
-Run by hand: `python tests/benchmarks/timings.py [--steps 150] [--nproc 2]`. The second plain model is the null
-pair: what the same comparison gives where there is nothing to be seen.
+Run by hand: `python tests/benchmarks/timings.py [--rounds 12] [--steps 60] [--nproc 2]`. The second plain model is
+the null pair: what the same comparison gives where there is nothing to be seen. Every round builds the models anew,
+in another order, since where a model lies in memory makes one faster than its equal by some percent; in a round they
+take each place in the turn equally often.
 """
 
 from __future__ import annotations
@@ -19,42 +21,56 @@ from nbddp.run.screen import Silent
 from tests.test_timings import recording
 
 CELL = """
-import statistics, time, torch, torch.distributed as dist
+import itertools, statistics, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 dist.init_process_group("gloo")
 recorder = get_ipython().kernel.recorder
+orders = list(itertools.permutations(range(3)))
 def build(on):
     recorder.on = on
     torch.manual_seed(0)
     model = DDP(torch.nn.Sequential(*[torch.nn.Linear(1000, 1000) for _ in range(10)]))
     recorder.on = True
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
-models = [build(True), build(False), build(False)]
 x = torch.randn(16, 1000, generator=torch.Generator().manual_seed(dist.get_rank()))
-times = [[], [], []]
-for step in range({steps}):
-    for which in ((0, 1, 2) if step % 2 else (2, 1, 0)):
-        model, optimizer = models[which]
-        began = time.perf_counter()
-        optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
-        times[which].append(time.perf_counter() - began)
-ratios = [statistics.median(a / b for a, b in zip(times[i][10:], times[1][10:])) for i in (0, 2)]
-same = all(torch.equal(p, q) for p, q in zip(models[0][0].parameters(), models[1][0].parameters()))
+found, same = [], True
+for round in range({rounds}):
+    models = dict(sorted((which, build(which == 0)) for which in orders[round % 6]))
+    times = [[], [], []]
+    for step in range(6 + {steps}):
+        for which in orders[step % 6]:
+            model, optimizer = models[which]
+            began = time.perf_counter()
+            optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+            times[which].append(time.perf_counter() - began)
+    found.append([statistics.median(a / b for a, b in zip(times[i][6:], times[1][6:])) for i in (0, 2)])
+    same = same and all(torch.equal(p, q) for p, q in zip(models[0][0].parameters(), models[1][0].parameters()))
+    del models, model, optimizer
+step = statistics.median(times[1])
 dist.destroy_process_group()
-(*ratios, same)
+(found, same, step)
 """
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=60, help="of each model in a round")
     parser.add_argument("--nproc", type=int, default=2)
     asked = parser.parse_args()
+    cell = CELL.format(steps=asked.steps, rounds=asked.rounds)
     with nbddp.Pool(nproc=asked.nproc) as pool:
-        found = list(pool.run_cell(CELL.format(steps=asked.steps), want_value=True, screen=Silent()))
-    recorded, null = (statistics.mean(f[i] for f in found) for i in (0, 1))
-    same = all(f[2] for f in found)
-    print(f"a recorded step against a plain one: {recorded:.3f}; null pair {null:.3f}; same bits: {same}")
+        found = list(pool.run_cell(cell, want_value=True, screen=Silent()))
+    rounds = [
+        [statistics.mean(pair) for pair in zip(*ranks, strict=True)]
+        for ranks in zip(*(f[0] for f in found), strict=True)
+    ]
+    for name, of in (("recorded", 0), ("null pair", 1)):
+        ratios = sorted(100 * (r[of] - 1) for r in rounds)
+        low, middle, high = statistics.quantiles(ratios)
+        spread = f"quartiles {low:+.1f} and {high:+.1f}, all {ratios[0]:+.1f} to {ratios[-1]:+.1f}"
+        print(f"{name}: {middle:+.1f} % on a plain step ({spread})")
+    print(f"a plain step: {1000 * found[0][2]:.0f} ms; same bits: {all(f[1] for f in found)}")
     made = recording(64, 1000)
     began = time.perf_counter()
     timings(made, 500).png()
