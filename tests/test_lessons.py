@@ -16,7 +16,7 @@ from nbddp.teach import explore, running
 from nbddp.teach.answer import Exercise, Wrong
 from nbddp.teach.explorer import Explorer
 from nbddp.teach.tables import Mistake, Table
-from nbddp.worker.exercise import Strange, in_group, plain, tabulate
+from nbddp.worker.exercise import Strange, plain, tabulate
 from tests.kernels import Kernel
 from tests.lessons import SOURCES, builder, defined, pool_of
 
@@ -199,14 +199,14 @@ def test_distributed_exercises_run_on_ranks_seeded_differently_and_leave_no_trac
     draw, state = defined(DRAW, "draw"), defined(STATE, "state")
     with pool_of(2) as pool:
         before = list(pool.call(state))
-        one, two = (list(running.on_ranks(in_group, draw)) for _ in range(2))
+        one, two = (list(running.in_group(draw).values()) for _ in range(2))
         assert one == two, "the same numbers each time"
         (a, total), (b, other) = one
         assert a != b, "ranks that must agree have to make themselves agree"
         assert total == other == pytest.approx(a + b)
         assert list(pool.call(state)) == before
         pool.run_cell("import torch.distributed as dist\ndist.init_process_group()", screen=Silent())
-        assert list(running.on_ranks(in_group, draw)) == one
+        assert list(running.in_group(draw).values()) == one
         assert [initialized for initialized, _ in pool.call(state)] == [True, True], "a cell's own group stays"
 
 

@@ -64,7 +64,6 @@ STOREYS = [
         "worker.messages",
         "worker.averaging",
         "worker.sampling",
-        "worker.grouped",
         "worker.normalising",
         "worker.uneven",
         "worker.accumulation",
@@ -105,7 +104,7 @@ STOREYS = [
     ["pool.requests", "pool.wire", "pool.launcher", "pool.stop", "pool.compare", "pool.bench", "stacks"],
     ["pool"],
     ["assist", "magics", "cli"],
-    ["teach.running", "teach.grouped"],
+    ["teach.running"],
     ["teach"],
     ["__main__", "__init__"],
 ]

@@ -79,9 +79,10 @@ def test_the_figure_has_a_place_for_every_rank() -> None:
 @pytest.mark.parametrize("fault", paper.FAULTS)
 def test_real_processes_meet_exactly_if_they_do_on_paper(pool: nbddp.Pool, fault: str) -> None:
     made = paper.faulty(2, 2, fault)
-    environs = reachable(made, quiet_ports(4))
     patience = 15.0 if paper.meeting(made).met else 1.0
-    found = pool.call(meet, (environs, patience), screen=Silent(), hang_after=None, timeout=40)
+    claim, ports = quiet_ports(4)
+    with claim:
+        found = pool.call(meet, (reachable(made, ports), patience), screen=Silent(), hang_after=None, timeout=40)
     met = [kind == "met" for kind, _, _ in found]
     assert met == [place.state == paper.MEETS for place in paper.meeting(made).places]
 

@@ -5,17 +5,21 @@ The pool is the notebook's own, with all names on its ranks; where there is none
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from nbddp.errors import BadInput, Cause, RunHung, RunStopped, RunTimedOut, WorkerFailed
+from nbddp.errors import BadInput, RunHung, RunStopped, RunTimedOut, WorkerFailed
 from nbddp.options import LaunchSpec
 from nbddp.pool.pool import Pool
 from nbddp.run.report import ended
-from nbddp.run.screen import Screen
+from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.teach.answer import Wrong
+from nbddp.teach.tables import Table
+from nbddp.topology import rank_words
 from nbddp.values import RankValues
+from nbddp.worker.exercise import enter, leave, seeded, tabulate
 
 DEADLINE = 20.0  # seconds a check's run may take
 HANG_AFTER = 1.0  # seconds a deadlock stands before it is told
@@ -78,7 +82,7 @@ def on_ranks(
     try:
         found = workers.call(function, args, ranks=ranks, screen=screen, hang_after=hang_after, timeout=limit)
     except WorkerFailed as failed:
-        raise Wrong(failure_words(failed.cause)) from failed
+        raise Wrong(failure_words(failed)) from failed
     except RunHung as hung:
         raise Wrong(str(hung)) from hung
     except RunTimedOut as late:
@@ -87,19 +91,79 @@ def on_ranks(
         raise Wrong("stopped before there was an answer") from stopped
     except BadInput as unsent:
         raise Wrong(str(unsent)) from unsent
-    left = sorted(set(range(workers.world_size) if ranks is None else ranks) - set(found.ranks))
+    asked = range(workers.world_size) if ranks is None else ranks
+    left = sorted(set(asked) - set(found.ranks))
     if left:
-        raise Wrong(f"rank {left[0]} left by sys.exit() and brought no answer; return it instead")
+        who = rank_words(left) if len(left) < len(asked) else "every rank"
+        raise Wrong(f"{who} left by sys.exit() and brought no answer; return it instead")
     return found
 
 
-def failure_words(cause: Cause) -> str:
-    """`rank 1 raised ValueError: text (line 3, in average)`: the innermost place in the learner's own code."""
-    if cause.kind == "died":
-        return f"rank {cause.rank} {ended(cause.code)}"
+@contextmanager
+def grouped(at_least: int = 2) -> Iterator[None]:
+    """All ranks have a default process group inside the block. One that a cell has left is used and stays; one that was
+    made ends after the block, on all ranks."""
+    made = on_ranks(enter, at_least=at_least, screen=Silent())
+    try:
+        yield
+    finally:
+        if any(made):
+            on_ranks(leave, screen=Silent())
+
+
+def in_group(
+    function: Callable[..., Any], *args: Any, at_least: int = 2, screen: Screen | None = None
+) -> dict[int, Any]:
+    """By rank what `function(*args)` gives in a process group of all ranks, each of which has a seed of its own.
+
+    screen: where prints are seen, `this_screen()` for several runs; without one the run has its own. Raises Wrong as
+    `on_ranks` does.
+    """
+    with grouped(at_least):
+        found = on_ranks(seeded, function, *args, at_least=at_least, screen=screen)
+    return {r: found[r] for r in found.ranks}
+
+
+def judged_by(table: Table) -> Callable[[Any], str]:
+    """The judge that has a table worked out on every rank."""
+
+    def judge(function: Callable[..., Any]) -> str:
+        found = on_ranks(tabulate, function, table.cases)
+        return table.judge({r: found[r] for r in found.ranks})
+
+    return judge
+
+
+def this_screen() -> Screen:
+    """One screen for all runs of a check: the notebook's cell gets one live view, and a saved one no blank lines."""
+    from IPython.core.getipython import get_ipython
+
+    return for_shell(get_ipython())
+
+
+def failure_words(failed: WorkerFailed) -> str:
+    """`rank 1 raised ValueError: text (line 3, in average)`: the innermost place in the learner's own code.
+
+    The line is the same in every run: where others fail too, which rank is the first in time is by chance and not
+    told, and gloo's own messages hold addresses.
+    """
+    cause = failed.cause
+    who = f"rank {cause.rank}" if _alone(failed) else "a rank"
     if cause.kind == "exit":
-        return f"rank {cause.rank} left by sys.exit({cause.code!r}) and brought no answer; return it instead"
+        return f"{who} left by sys.exit({cause.code!r}) and brought no answer; return it instead"
+    if cause.kind == "died" and cause.code == -signal.SIGABRT:
+        return "a rank's process aborted, as it does when a tensor arrives that is larger than its buffer"
+    if cause.kind == "died":
+        return f"{who} {ended(cause.code)}"
     last = cause.chain[-1]
+    if "gloo" in last.message:
+        return "the connection between two ranks broke, as it does when tensors of different sizes meet"
     place = next((f" (line {f.line}, in {f.name})" for f in reversed(last.frames) if f.user), "")
     message = last.message.splitlines()[0] if last.message else ""
-    return f"rank {cause.rank} raised {last.type}{': ' * bool(message)}{message}{place}"
+    return f"{who} raised {last.type}{': ' * bool(message)}{message}{place}"
+
+
+def _alone(failed: WorkerFailed) -> bool:
+    """Whether all other ranks were through or waited for others when one failed: none was about to fail, too."""
+    others = (s for s in failed.states if s.rank != failed.rank)
+    return all(s.status == "finished" or (s.status != "failed" and s.doing) for s in others)

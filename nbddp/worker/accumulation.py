@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbddp.worker import recorder as record
-from nbddp.worker.exercise import in_group
 
 FEATURES, HIDDEN, SAMPLES = 5, 4, 3  # SAMPLES: of a micro-batch
 
 
-def accumulated(function: Callable[..., Any], count: int) -> Any:
+def accumulated(function: Callable[..., Any], count: int) -> dict[str, Any]:
     """What `function(model, micro_batches, loss_of)` does with `count` micro-batches, as plain data.
 
     model is a float64 DDP; every rank has samples of its own, and the references come from one plain model that sees
@@ -22,10 +21,6 @@ def accumulated(function: Callable[..., Any], count: int) -> Any:
     micro-batches alone (names → flat lists, None where there is none); `entered`, how often no_sync was; `exchanged`,
     whether DDP exchanged anything, for each pass through it; and `moved`, whether a parameter changed.
     """
-    return in_group(_one, function, count)
-
-
-def _one(function: Callable[..., Any], count: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
     from torch.nn.functional import mse_loss

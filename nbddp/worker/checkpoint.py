@@ -78,7 +78,7 @@ def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, res
 
     fail_at: the last rank raises Failure before this step; the others wait for it in theirs.
     Returns `began` (what load returned), `states` (step → what is seen before it), `final`, `wrote` and `read`
-    (files), `moved` (where files were renamed to). Call it inside a process group (`exercise.in_group`).
+    (files), `moved` (where files were renamed to). In a process group.
     """
     import torch
     import torch.distributed as dist

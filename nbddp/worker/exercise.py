@@ -57,27 +57,37 @@ def _outcome(function: Callable[..., Any], case: tuple[Any, ...]) -> tuple[str, 
         return "raised", values.reason(error)
 
 
-def in_group(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`function(*args, **kwargs)` with the default process group there, and torch seeded with this rank's own seed.
+def enter() -> bool:
+    """Have a default process group; whether this call made it. `leave` ends it, in a run of its own: a rank that ended
+    it as soon as it is through would cut off one that still waits, which then sees a broken connection instead of a
+    deadlock."""
+    import torch.distributed as dist
 
-    A group that a cell has left is used and stays; otherwise one is made, and ends with the call if that ends well (a
-    run that fails has its groups ended by the pool). torch's random state is put back.
-    """
+    if dist.is_initialized():
+        return False
+    dist.init_process_group()
+    return True
+
+
+def leave() -> None:
+    """End the default process group, if there still is one (a run that fails has its groups ended by the pool)."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def seeded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`function(*args, **kwargs)` with torch seeded with this rank's own seed; torch's random state is put back."""
     import torch
     import torch.distributed as dist
 
-    own = not dist.is_initialized()
-    if own:
-        dist.init_process_group()
     state = torch.random.get_rng_state()
     torch.manual_seed(SEED + dist.get_rank())
     try:
-        answer = function(*args, **kwargs)
+        return function(*args, **kwargs)
     finally:
         torch.random.set_rng_state(state)
-    if own and dist.is_initialized():
-        dist.destroy_process_group()
-    return answer
 
 
 def meet(environs: Sequence[dict[str, str]], timeout: float) -> tuple[str, str, int]:

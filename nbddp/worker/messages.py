@@ -10,11 +10,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from nbddp.worker.check import COLLECTIVES
-from nbddp.worker.exercise import in_group, plain
+from nbddp.worker.exercise import plain
 
 BASE = 16  # a rank's part is BASE ** rank: the digits of a sum say how often each part is in it
 LARGEST = 50  # of the random whole numbers; float32 holds their sums exactly
@@ -27,44 +26,6 @@ def all_reduced(function: Callable[..., Any], size: int, length: int) -> dict[st
     that differ from rank to rank, "given" are those; "sent" has a pair (receiver, count of numbers) for each
     message of the first of the two runs, and "collectives" the names of other calls in it.
     """
-    enter()
-    return in_group(_on_the_first, function, size, length)  # type: ignore[no-any-return]
-
-
-def leave() -> None:
-    """End the groups that `all_reduced` has made. Not done there: a rank that ends first would cut off a neighbour that
-    still waits for it, which then sees a broken connection instead of a deadlock."""
-    import torch.distributed as dist
-
-    if _made.whole and dist.is_initialized():
-        dist.destroy_process_group()
-    elif dist.is_initialized():
-        for group in _made.some.values():
-            dist.destroy_process_group(group)
-    _made.whole, _made.some = False, {}
-
-
-@dataclass
-class _Made:
-    """Whether the default group is ours, and the smaller groups by their size. A run that fails ends them all."""
-
-    whole: bool = False
-    some: dict[int, Any] = field(default_factory=dict)
-
-
-_made = _Made()
-
-
-def enter() -> None:
-    """Make the default group if there is none; `leave` ends it."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        dist.init_process_group()
-        _made.whole, _made.some = True, {}
-
-
-def _on_the_first(function: Callable[..., Any], size: int, length: int) -> dict[str, Any] | None:
     import torch
     import torch.distributed as dist
 
@@ -77,6 +38,21 @@ def _on_the_first(function: Callable[..., Any], size: int, length: int) -> dict[
         given = torch.randint(-LARGEST, LARGEST, (length,)).float()
         numbers = _called(function, given.clone())
         return {"digits": digits, "numbers": numbers, "given": given.tolist(), **heard}
+
+
+_worlds: dict[int, Any] = {}  # size → the group of the first ranks; a run that fails ends them all
+
+
+def end_worlds() -> None:
+    """End the groups that `world_of` has made. Not done there: a rank that ends first would cut off a neighbour that
+    still waits for it, which then sees a broken connection instead of a deadlock."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    for group in _worlds.values():
+        if group in c10d._world.pg_map:
+            dist.destroy_process_group(group)
+    _worlds.clear()
 
 
 def _called(function: Callable[..., Any], tensor: Any) -> Any:
@@ -93,12 +69,12 @@ def world_of(size: int) -> Iterator[bool]:
     from torch.distributed import distributed_c10d as c10d
 
     whole, rank = c10d._get_default_group(), dist.get_rank()
-    if size not in _made.some:
-        _made.some[size] = dist.new_group(list(range(size)))
+    if size not in _worlds:
+        _worlds[size] = dist.new_group(list(range(size)))
     if rank >= size:
         yield False
         return
-    c10d._update_default_pg(_made.some[size])
+    c10d._update_default_pg(_worlds[size])
     try:
         yield True
     finally:

@@ -8,24 +8,6 @@ from typing import Any
 Batch = tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]]  # inputs (samples, features), targets (samples, 1)
 
 
-def joined() -> bool:
-    """Have a process group; whether this call made it."""
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        return False
-    dist.init_process_group()
-    return True
-
-
-def left() -> None:
-    """End the process group, if there still is one."""
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def trained(
     train: Callable[..., Any], shards: Sequence[Sequence[Batch]], start: Sequence[float], lr: float
 ) -> list[float]:

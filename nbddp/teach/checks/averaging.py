@@ -13,10 +13,8 @@ from typing import Any
 
 from nbddp.errors import RunHung
 from nbddp.teach.answer import OK, Exercise, Wrong
-from nbddp.teach.checks.stopped import stopped_words
-from nbddp.teach.running import on_ranks, pool
+from nbddp.teach.running import in_group
 from nbddp.worker.averaging import averaged
-from nbddp.worker.messages import leave
 
 CLOSE = 1e-4  # of the largest number: float32 sums in another order are closer
 Numbers = Sequence[float]
@@ -171,14 +169,11 @@ def judged(name: str, hooks: bool) -> Callable[[Any], str]:
     """Run the function on all ranks, and judge what they bring."""
 
     def judge_function(function: Callable[..., Any]) -> str:
-        pool(at_least=2)
         try:
-            found = on_ranks(averaged, function, hooks)
+            found = in_group(averaged, function, hooks)
         except Wrong as wrong:
-            raise Wrong(f"{stopped_words(wrong)}{_circle(wrong.__cause__)}") from wrong
-        finally:
-            on_ranks(leave)
-        return judge({r: found[r] for r in found.ranks}, name, hooks)
+            raise Wrong(f"{wrong}{_circle(wrong.__cause__)}") from wrong
+        return judge(found, name, hooks)
 
     return judge_function
 

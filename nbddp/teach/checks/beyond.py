@@ -12,11 +12,11 @@ from typing import Any
 
 from nbddp.run.screen import Silent
 from nbddp.teach.answer import OK, Exercise
-from nbddp.teach.running import on_ranks
+from nbddp.teach.running import grouped, on_ranks
 from nbddp.teach.tables import Case, Mistake, Outcome, Table
 from nbddp.teach.zero import share
 from nbddp.worker.accumulation import accumulated
-from nbddp.worker.exercise import tabulate
+from nbddp.worker.exercise import seeded, tabulate
 
 COUNTS = (5, 3, 1)  # micro-batches; no usual world size, so that who divides by that is told apart
 CLOSE = 1e-6  # relative, of float64
@@ -193,8 +193,9 @@ def _times(count: int, noun: str = "") -> str:
 def _judge_accumulation(function: Any) -> str:
     """A run for each number of micro-batches, so that a rank that leaves early is seen to have finished; the first one
     shows what is printed."""
-    runs = [on_ranks(accumulated, function, COUNTS[0], at_least=2)]
-    runs += [on_ranks(accumulated, function, count, at_least=2, screen=Silent()) for count in COUNTS[1:]]
+    with grouped():
+        runs = [on_ranks(seeded, accumulated, function, COUNTS[0])]
+        runs += [on_ranks(seeded, accumulated, function, count, screen=Silent()) for count in COUNTS[1:]]
     return diagnose({r: [found[r] for found in runs] for r in runs[0].ranks})
 
 

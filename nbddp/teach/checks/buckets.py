@@ -11,7 +11,7 @@ from typing import Any
 
 from nbddp.teach import buckets
 from nbddp.teach.answer import Exercise
-from nbddp.teach.checks.placement import judged_by
+from nbddp.teach.running import judged_by
 from nbddp.teach.tables import Case, Mistake, Table
 
 Spans = Sequence[tuple[int, int]]

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.teach import running
 from nbddp.teach.answer import OK, Exercise, Wrong
-from nbddp.teach.checks.placement import judged_by
+from nbddp.teach.running import grouped, judged_by, on_ranks, pool
 from nbddp.teach.tables import Case, Mistake, Table
 from nbddp.topology import rank_words
-from nbddp.worker.exercise import in_group
-from nbddp.worker.uneven import Batch, joined, left, trained
+from nbddp.worker.exercise import seeded
+from nbddp.worker.uneven import Batch, trained
 
 START = (0.3, -0.2, 0.1)  # two weights and the bias
 LEARNING_RATE = 0.1
@@ -150,24 +149,16 @@ def without_file(line: str) -> str:
 
 
 def judge_training(train: Callable[..., Any]) -> str:
-    """Train on every layout in turn, up to the first that goes wrong.
-
-    The group is made before and ended after all runs: a rank that ended it as soon as it is through would break the
-    connections of those that still wait, and a deadlock would come out as a lost connection.
-    """
-    made = running.on_ranks(joined, at_least=2)
-    try:
+    """Train on every layout in turn, up to the first that goes wrong."""
+    with grouped():
         return _judged(train)
-    finally:
-        if any(made):
-            running.on_ranks(left)
 
 
 def _judged(train: Callable[..., Any]) -> str:
-    for counts in layouts(running.pool(at_least=2).world_size):
+    for counts in layouts(pool().world_size):
         held = shards(counts)
         try:
-            found = running.on_ranks(in_group, trained, train, held, START, LEARNING_RATE, at_least=2)
+            found = on_ranks(seeded, trained, train, held, START, LEARNING_RATE)
         except Wrong as wrong:
             raise Wrong(f"{layout_words(counts)}: {without_file(str(wrong))}") from wrong
         line = verdict({r: found[r] for r in found.ranks}, held)

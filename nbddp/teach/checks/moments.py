@@ -10,7 +10,6 @@ from itertools import product
 from typing import Any
 
 from nbddp.teach.answer import OK, Exercise, not_written
-from nbddp.teach.grouped import in_group_of_ranks
 from nbddp.teach.norms import (
     EPS,
     FEATURES,
@@ -30,7 +29,7 @@ from nbddp.teach.norms import (
     why_moment,
     why_output,
 )
-from nbddp.teach.running import pool
+from nbddp.teach.running import in_group, pool
 from nbddp.worker import normalising
 
 MEAN, VARIANCE, OUTPUT, GRADIENT = "mean", "variance", "output", "gradient"
@@ -126,14 +125,14 @@ def _line(
 def statistics_line(function: Any) -> str:
     """Run the learner's statistics on all ranks and judge them."""
     shards = shards_for(pool(at_least=2).world_size)
-    return judge_statistics(shards, in_group_of_ranks(normalising.statistics, function, shards))
+    return judge_statistics(shards, in_group(normalising.statistics, function, shards))
 
 
 def norm_line(function: Any) -> str:
     """Run the learner's batch norm on all ranks, forward and backward, and judge both."""
     n = pool(at_least=2).world_size
     shards, weights = shards_for(n), shards_for(n, seed=1)
-    found = in_group_of_ranks(normalising.normalised, function, shards, weights, EPS)
+    found = in_group(normalising.normalised, function, shards, weights, EPS)
     return judge_norm(shards, weights, found)
 
 

@@ -6,15 +6,13 @@ pool: an answer that comes from the process's own environment differs from rank 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from nbddp.machine import several
 from nbddp.teach.answer import Exercise
 from nbddp.teach.placement import block
-from nbddp.teach.running import on_ranks
+from nbddp.teach.running import judged_by
 from nbddp.teach.tables import Case, Mistake, Table
-from nbddp.worker.exercise import tabulate
 
 NODES = 2
 LAYOUTS = ((4, 1), (2, 2), (1, 4), (3, 2))  # processes per node, GPUs per process
@@ -118,16 +116,6 @@ PLACES = Table(
         "" if isinstance(answer, list) and len(answer) == 2 else "a pair is wanted: (node, local rank)"
     ),
 )
-
-
-def judged_by(table: Table) -> Callable[[Any], str]:
-    """Work the table out on every rank, and judge it."""
-
-    def judge(function: Callable[..., Any]) -> str:
-        found = on_ranks(tabulate, function, table.cases)
-        return table.judge({r: found[r] for r in found.ranks})
-
-    return judge
 
 
 gpus_of = Exercise(

@@ -97,17 +97,19 @@ def judged(name: str) -> Callable[[Any], str]:
         found = on_ranks(tabulate, function, PLACES, ranks=(0,))
         processes = processes_of(name, found[0])
         known = bool(unknown_node(processes) or differs(processes))
-        environs = reachable(processes, quiet_ports(ALL))
-        outcomes = on_ranks(
-            meet,
-            environs,
-            SHORT if known else PATIENCE,
-            ranks=range(ALL),
-            at_least=ALL,
-            hang_after=None,
-            deadline=40.0,
-            screen=Silent(),
-        )
+        claim, ports = quiet_ports(ALL)
+        with claim:
+            environs = reachable(processes, ports)
+            outcomes = on_ranks(
+                meet,
+                environs,
+                SHORT if known else PATIENCE,
+                ranks=range(ALL),
+                at_least=ALL,
+                hang_after=None,
+                deadline=40.0,
+                screen=Silent(),
+            )
         return line(processes, [outcomes[r] for r in range(ALL)])
 
     return judge

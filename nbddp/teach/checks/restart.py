@@ -15,10 +15,8 @@ from typing import Any
 from nbddp.errors import WorkerFailed
 from nbddp.machine import several
 from nbddp.teach.answer import OK, Exercise, Wrong, not_written
-from nbddp.teach.running import on_ranks, pool
-from nbddp.values import RankValues
+from nbddp.teach.running import in_group, pool
 from nbddp.worker.checkpoint import EVERY, FAIL_AT, Failure, train
-from nbddp.worker.exercise import in_group
 
 Run = Mapping[int, Mapping[str, Any]]  # rank → what `train` returns
 LAST_SAVE = FAIL_AT // EVERY * EVERY  # the step with which the training must go on
@@ -181,10 +179,12 @@ def _fail(make: type, path: str) -> None:
             raise
 
 
-def _run(part: str, make: type | None, path: str, *, fail_at: int | None = None, resumed: bool = False) -> RankValues:
+def _run(
+    part: str, make: type | None, path: str, *, fail_at: int | None = None, resumed: bool = False
+) -> dict[int, Any]:
     """One run; `part` is the method that is to blame if it does not end well."""
     try:
-        return on_ranks(in_group, train, make, path, fail_at, resumed, at_least=2)
+        return in_group(train, make, path, fail_at, resumed)
     except Wrong as wrong:
         text = str(wrong)
         if "Error(s) in loading state_dict" in text:

@@ -15,12 +15,11 @@ from typing import Any
 
 from nbddp.errors import RunHung, WorkerFailed
 from nbddp.teach.answer import OK, Exercise, Wrong, not_written
-from nbddp.teach.checks.stopped import stopped_words
 from nbddp.teach.ring import Parts, Schedule, complete, faults, follow, letters, part, simulate
-from nbddp.teach.running import on_ranks, pool
+from nbddp.teach.running import grouped, on_ranks
 from nbddp.topology import counted, rank_words
-from nbddp.worker.exercise import tabulate
-from nbddp.worker.messages import BASE, all_reduced, leave
+from nbddp.worker.exercise import seeded, tabulate
+from nbddp.worker.messages import BASE, all_reduced, end_worlds
 
 # -- the schedule, on symbols ------------------------------------------------------------------
 
@@ -229,19 +228,19 @@ def _not_a_ring(found: Mapping[int, Mapping[str, Any]]) -> str:
 
 
 def sums_judge(function: Callable[..., Any]) -> str:
-    pool(at_least=max(WORLDS))
-    try:
-        return next((line for case in TENSORS if (line := _sums(function, *case)) != OK), OK)
-    finally:
-        on_ranks(leave)
+    with grouped(at_least=max(WORLDS)):
+        try:
+            return next((line for case in TENSORS if (line := _sums(function, *case)) != OK), OK)
+        finally:
+            on_ranks(end_worlds)
 
 
 def _sums(function: Callable[..., Any], size: int, length: int) -> str:
     try:
-        brought = on_ranks(all_reduced, function, size, length)
+        brought = on_ranks(seeded, all_reduced, function, size, length)
     except Wrong as wrong:
         advice = stopped_because(wrong.__cause__, size, length)
-        raise Wrong(f"{counted(size, 'rank')}, {counted(length, 'number')}: {stopped_words(wrong)}{advice}") from wrong
+        raise Wrong(f"{counted(size, 'rank')}, {counted(length, 'number')}: {wrong}{advice}") from wrong
     return judge_sums(size, length, {r: brought[r] for r in range(size)})
 
 

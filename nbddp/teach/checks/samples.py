@@ -13,8 +13,7 @@ from typing import Any
 
 from nbddp.machine import several
 from nbddp.teach.answer import OK, Exercise, not_written
-from nbddp.teach.grouped import in_group_of_ranks, this_screen
-from nbddp.teach.running import pool
+from nbddp.teach.running import in_group, pool, this_screen
 from nbddp.teach.samples import pooled, repeated
 from nbddp.topology import rank_words
 from nbddp.worker import sampling
@@ -141,7 +140,7 @@ def accuracy_line(function: Any) -> str:
     """Run the learner's evaluation on all ranks and judge it."""
     screen = this_screen()
     for right in sets_for(pool(at_least=2).world_size):
-        found = in_group_of_ranks(sampling.evaluated, function, right, screen=screen)
+        found = in_group(sampling.evaluated, function, right, screen=screen)
         if all(value is None for value, _ in found.values()):
             return not_written("accuracy")
         line = judge_accuracy(right, found)
@@ -233,7 +232,7 @@ def why_order(epochs: Sequence[Sequence[Sequence[int]]]) -> str:
 def epochs_line(function: Any) -> str:
     """Run the learner's epochs on all ranks and judge them."""
     samples = 6 * pool(at_least=2).world_size + 1
-    return judge_epochs(samples, in_group_of_ranks(sampling.epochs, function, samples, EPOCHS))
+    return judge_epochs(samples, in_group(sampling.epochs, function, samples, EPOCHS))
 
 
 def _is(some: Sequence[int]) -> str:
