@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -117,3 +119,20 @@ def test_the_table_of_where_things_are_taught_names_lessons() -> None:
     table = README.split("| where it is explained |")[1].split("\n\n")[0].splitlines()[2:]
     taught = {n for row in table for n in re.findall(r"\d\d", row.rsplit("|", 2)[1])}
     assert taught == {n[:2] for n in NOTEBOOKS} - {"00"}, "every lesson teaches something, and only lessons do"
+
+
+def test_the_instructors_lines_take_solutions_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "notebooks" / "INSTRUCTORS.md").read_text(encoding="utf-8")
+    (code,) = [c for c in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import nbformat" in c]
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks", ignore=shutil.ignore_patterns("solutions"))
+    monkeypatch.chdir(tmp_path)
+    exec(textwrap.dedent(code), {})
+    assert sorted(p.name for p in (tmp_path / "course").iterdir()) == NOTEBOOKS
+    for name in NOTEBOOKS:
+        given, whole = (nbformat.read(folder / name, 4).cells for folder in (tmp_path / "course", ROOT / "notebooks"))
+        solved = {
+            s for c in whole if "</details>" in c.source for s in re.findall(r"```python\n(.*?)```", c.source, re.S)
+        }
+        assert len(given) == len(whole) - len(solved)
+        assert not any(s.strip() in c.source for s in solved for c in given)
+        assert bool(solved) == (name != NOTEBOOKS[0]), f"{name}: every lesson has a solution"
