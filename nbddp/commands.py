@@ -163,7 +163,7 @@ def overview(prog: str = "%ddp") -> str:
     width = max(map(len, names))
     lines = [f"  {prog} {name:<{width}}  {COMMANDS[name]}" for name in names]
     if prog == "%ddp":
-        lines.insert(0, f"  %%ddp {'':<{width}} run the cell on every rank; %%ddp --help tells its options")
+        lines.insert(0, f"  %%ddp {'':<{width}} run the cell on every rank; %ddp --help tells its options")
     return "\n".join([*lines, "", f"{prog} SUBCOMMAND --help tells more."])
 
 
@@ -171,7 +171,7 @@ def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
     """A `%ddp` line (or a terminal's words) → Command. Raises as `parse_cell` does."""
     words = split_line(line, prog) if isinstance(line, str) else list(line)
     if not words or words[0] in ("help", "-h", "--help"):
-        return Command("help", {})
+        return Command("help", {"options": bool(words)})
     known = COMMANDS if prog == "%ddp" else TERMINAL_COMMANDS
     name = words[0]
     if name not in known:

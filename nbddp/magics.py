@@ -37,7 +37,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     @line_cell_magic  # type: ignore[untyped-decorator]
     def ddp(self, line: str, cell: str | None = None) -> Any:
-        """Run a cell on every worker (`%%ddp --help`), or do something with the pool (`%ddp`)."""
+        """Run a cell on every worker (`%%ddp`), or do something with the pool (`%ddp`; `%ddp --help` tells all)."""
         try:
             if cell is not None:
                 return self._cell(line, cell)
@@ -105,6 +105,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _help(self, command: Command) -> None:
         print(commands.overview())
+        if command.args["options"]:  # here too: a cell with `%%ddp --help` alone has no body, which IPython refuses
+            print()
+            options.parse_cell("--help")
 
     def _start(self, command: Command) -> None:
         screen = for_shell(self.shell)

@@ -151,6 +151,13 @@ def test_help_is_an_answer(line: str) -> None:
         options.parse_cell(line)
 
 
+def test_help_alone_tells_of_the_options_too() -> None:
+    """`%%ddp --help` with nothing below it is a cell magic without a body, which IPython refuses."""
+    assert commands.parse_command("--help").args == {"options": True}
+    assert commands.parse_command("").args == {"options": False}
+    assert "%ddp --help tells its options" in commands.overview()
+
+
 def test_every_subcommand_has_help_and_completion() -> None:
     for name in set(commands.COMMANDS) - {"help"}:
         with pytest.raises(options.HelpAsked, match=commands.COMMANDS[name].split()[0]):

@@ -64,6 +64,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (made / "fay").mkdir()
     (made / "fay" / LESSON).write_text("{ not a notebook")
+    notebook(
+        made / "gus" / LESSON,
+        "import nowhere",
+        "START = sum([0])\ndef gpus_of(rank, n, g):\n    return [START]",
+        "def place_of(rank, n):\n    return nowhere.divmod(rank, n)",
+    )
+    (made / "hal" / "empty").mkdir(parents=True)
+    notebook(made / "ida" / "a.ipynb", "x = 1")
+    notebook(made / "ida" / "b.ipynb", "def place_of(r, n): return divmod(r, n)")
+    notebook(
+        made / "jo" / "renamed (1).ipynb",
+        "def gpus_of(rank, n, g=exit()): return []",
+        "def place_of(r, n): return divmod(r, n)",
+    )
     (made / ".ipynb_checkpoints").mkdir()
     shutil.copy(NOTEBOOKS / LESSON, made / ".ipynb_checkpoints")
     return made
@@ -80,8 +94,16 @@ SAYS = {
     "dee-place_of": "cell 2 raised NameError: name 'missing' is not defined",
     "eve-gpus_of": "not handed in: no cell outside %%ddp defines gpus_of",
     "eve-place_of": "ok",
-    "fay-gpus_of": "not handed in",
-    "fay-place_of": "not handed in",
+    "fay-gpus_of": f"{LESSON} is no notebook: it does not hold the JSON of one",
+    "fay-place_of": f"{LESSON} is no notebook",
+    "gus-gpus_of": "gpus_of(0, 4, 1) raised NameError: name 'START' is not defined (cell 2 computes it, and only",
+    "gus-place_of": "name 'nowhere' is not defined (cell 1 raised ModuleNotFoundError: No module named 'nowhere')",
+    "hal-gpus_of": "not handed in: there is no notebook in the folder",
+    "hal-place_of": "not handed in: there is no notebook in the folder",
+    "ida-gpus_of": "not handed in: no cell outside %%ddp defines gpus_of in a.ipynb, b.ipynb",
+    "ida-place_of": "ok",
+    "jo-gpus_of": "cell 1 raised SystemExit: None",
+    "jo-place_of": "ok",
 }
 
 
@@ -123,6 +145,14 @@ def test_what_is_asked_for_is_missed(tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     with pytest.raises(BadInput, match="give the folder of the submissions"):
         grade.found(tmp_path / "none")
+
+
+def test_who_hands_in_twice_has_two_answers(pool: nbddp.Pool, tmp_path: Path) -> None:
+    notebook(tmp_path / "ada" / "02.ipynb", "def place_of(r, n): return n, r")
+    notebook(tmp_path / "ada" / "02-Copy1.ipynb", "def place_of(r, n): return divmod(r, n)")
+    table = grade.graded(grade.found(tmp_path))
+    assert table["file"] == ["ada/02-Copy1.ipynb", "ada/02.ipynb"]
+    assert table["ok"] == ["yes", "no"]
 
 
 def test_all_exercises_of_all_lessons_can_be_graded() -> None:
@@ -169,7 +199,8 @@ def test_the_test_file_of_the_instructors_page_grades(folder: Path, tmp_path: Pa
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env, timeout=170, check=False)
     good = sum(says == "ok" for says in SAYS.values())
     assert f"{len(SAYS) - good} failed, {good} passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "AssertionError: gpus_of(4, 4, 1) is [4], right is [0]" in done.stdout
+    assert "\ngpus_of(4, 4, 1) is [4], right is [0]" in done.stdout, "the line alone, without a traceback"
+    assert "Traceback" not in done.stdout
     assert 'name="test_work[cy-gpus_of]"' in report.read_text()
 
 
@@ -198,3 +229,16 @@ def test_the_page_tells_of_every_lesson() -> None:
     for path in NOTEBOOKS.glob("source/*.py"):
         for name in re.findall(r"check\.(\w+)\(", path.read_text()):
             assert isinstance(getattr(check, name), check.Exercise)
+
+
+def test_the_pages_sessions_last_no_longer_than_they_say() -> None:
+    page = (NOTEBOOKS / "INSTRUCTORS.md").read_text(encoding="utf-8")
+    minutes = {n: int(m) for n, m in re.findall(r"(?m)^\| (\d\d) [^|]*\|[^|]*\| (\d+) \|", page)}
+    (plan,) = re.findall(r"sessions of (\d+) minutes hold them all: ([^.]*)\.", page)
+    sessions = [re.findall(r"\d\d", part) for part in plan[1].split("·")]
+    assert [n for session in sessions for n in session] == sorted(minutes)
+    assert all(sum(minutes[n] for n in session) <= int(plan[0]) for session in sessions)
+    assert (
+        f"{['', 'One', 'Two', 'Three', 'Four', 'Five', 'Six', 'Seven', 'Eight', 'Nine'][len(sessions)]} sessions"
+        in page
+    )

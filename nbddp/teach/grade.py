@@ -4,7 +4,8 @@
     python -m nbddp.teach.grade FOLDER --csv marks.csv    the same as a file
 
 FOLDER holds a file for each learner (`ada.ipynb`) or a folder with notebooks (`ada/12-….ipynb`); Python files will do
-as well. From pytest each answer is a test of its own; this is the whole of the file:
+as well, and what files are called does not matter: every exercise that anyone has handed in is looked for in all
+files of each learner. From pytest each answer is a test of its own; this is the whole of the file:
 
     import pytest
     from nbddp.teach import grade
@@ -17,7 +18,8 @@ as well. From pytest each answer is a test of its own; this is the whole of the 
     @pytest.mark.parametrize("work", grade.found("submissions"), ids=str)
     def test_work(work):
         answer = work.check()
-        assert answer.ok, answer.line
+        if not answer.ok:
+            pytest.fail(answer.line, pytrace=False)
 
 What is handed in is run with the rights of who grades. Do it where it can do no harm: in a container, or under an
 account that has nothing to lose.
@@ -29,9 +31,10 @@ import argparse
 import contextlib
 import csv
 import io
+import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nbddp.draw.table import Table
@@ -39,10 +42,12 @@ from nbddp.errors import BadInput
 from nbddp.pool.pool import Pool
 from nbddp.teach import check as checks
 from nbddp.teach.answer import Answer, Exercise, Wrong
-from nbddp.teach.submissions import Submission, read
+from nbddp.teach.submissions import Submission, read, unsent
 
-COLUMNS = ("learner", "exercise", "ok", "says")
+COLUMNS = ("learner", "exercise", "ok", "file", "says")
 NPROC = 4
+SUFFIXES = (".ipynb", ".py")
+NO_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
 
 
 def exercises() -> dict[str, Exercise]:
@@ -53,12 +58,12 @@ def exercises() -> dict[str, Exercise]:
 
 @dataclass(frozen=True)
 class Work:
-    """One learner's answer to one exercise. lesson: the file's name, empty where a learner has one file only."""
+    """One learner's answer to one exercise, and the file it is in; file: its path in the graded folder."""
 
     learner: str
-    lesson: str
     exercise: str
-    submission: Submission
+    file: str
+    submission: Submission = field(repr=False)
 
     def __str__(self) -> str:
         return f"{self.learner}-{self.exercise}"
@@ -67,11 +72,14 @@ class Work:
         """What the exercise's check says, on the ranks of `ranks` or else on two of its own. It never raises for
         what was handed in; what that prints is dropped."""
         try:
-            answer = self.submission.get(self.exercise)
+            handed_in = self.submission.get(self.exercise)
         except Wrong as wrong:
             return Answer(False, str(wrong))
         with contextlib.redirect_stdout(io.StringIO()):
-            return exercises()[self.exercise](answer)
+            answer = exercises()[self.exercise](handed_in)
+        missing = NO_NAME.search(answer.line)
+        why = missing and self.submission.absent(missing[1])
+        return replace(answer, line=f"{answer.line} ({why})") if why else answer
 
 
 @contextlib.contextmanager
@@ -82,41 +90,55 @@ def ranks(nproc: int = NPROC) -> Iterator[Pool]:
 
 
 def found(folder: str | Path, expected: Sequence[str] = ()) -> list[Work]:
-    """The answers in a folder, by learner. An exercise that is in one learner's file is looked for in all others' files
-    of the same lesson, and `expected` in all files. Raises BadInput if there is nothing to grade."""
+    """The answers in a folder, by learner. What any learner has handed in, and what is `expected`, is looked for in
+    all files of every learner; who has it in two files has two answers. Raises BadInput if nothing is there."""
     known = exercises()
     unknown = [name for name in expected if name not in known]
     if unknown:
         raise BadInput(f"there is no exercise {unknown[0]}; there are {', '.join(known)}")
-    files = sorted(p for p in Path(folder).rglob("*") if p.suffix in (".ipynb", ".py") and not _hidden(p, folder))
-    if not files:
+    handed_in = _by_learner(Path(folder))
+    if not any(handed_in.values()):
         raise BadInput(f"no notebook (.ipynb) or Python file (.py) in {folder}; give the folder of the submissions")
-    read_in = [(*_whose(path, Path(folder)), read(path)) for path in files]
-    wanted: dict[str, set[str]] = {}
-    for _, lesson, submission in read_in:
-        wanted.setdefault(lesson, set(expected)).update(submission.defines(list(known)))
+    defined = {n for sent in handed_in.values() for s in sent for n in s.defines(list(known))}
     return [
-        Work(learner, lesson, name, submission)
-        for learner, lesson, submission in read_in
+        Work(learner, name, str(one.path.relative_to(folder)), one)
+        for learner, sent in handed_in.items()
         for name in known
-        if name in wanted[lesson]
+        if name in defined or name in expected
+        for one in _with(name, sent, Path(folder, learner))
     ]
+
+
+def _by_learner(folder: Path) -> dict[str, list[Submission]]:
+    """What each learner has handed in, also who has an empty folder."""
+    seen = [p for p in sorted(folder.rglob("*")) if not _hidden(p, folder)]
+    sent: dict[str, list[Submission]] = {p.name: [] for p in seen if p.is_dir() and p.parent == folder}
+    for path in seen:
+        if path.suffix in SUFFIXES and path.is_file():
+            parts = path.relative_to(folder).parts
+            sent.setdefault(path.stem if len(parts) == 1 else parts[0], []).append(read(path))
+    return sent
+
+
+def _with(name: str, sent: Sequence[Submission], own: Path) -> Sequence[Submission]:
+    """Those of a learner's files in which an exercise is; if in none, one that says why."""
+    having = [s for s in sent if s.defines([name])]
+    unreadable = [s for s in sent if s.unread]
+    if having or unreadable or len(sent) == 1:
+        return having or unreadable[:1] or sent
+    files = ", ".join(s.path.name for s in sent)
+    why = f"no cell outside %%ddp defines {name} in {files}" if files else "there is no notebook in the folder"
+    return [unsent(own, f"not handed in: {why}")]
 
 
 def _hidden(path: Path, folder: str | Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def _whose(path: Path, folder: Path) -> tuple[str, str]:
-    """(learner, lesson) of a file."""
-    parts = path.relative_to(folder).parts
-    return (path.stem, "") if len(parts) == 1 else (parts[0], path.stem)
-
-
 def graded(works: Sequence[Work]) -> Table:
     """Check them one after another: a row for each answer."""
     answers = [(w, w.check()) for w in works]
-    rows = [(w.learner, w.exercise, "yes" if a.ok else "no", a.line) for w, a in answers]
+    rows = [(w.learner, w.exercise, "yes" if a.ok else "no", w.file, a.line) for w, a in answers]
     return Table(COLUMNS, rows)
 
 

@@ -19,6 +19,7 @@ from nbddp.teach.answer import Wrong
 
 TIMING = ("%%time", "%%capture")  # magics whose cells run in the notebook
 KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
+TAKEN = "only imports, functions, classes and plain values are taken from a file"
 LINE = re.compile(r"(?m)^([ \t]*)(?:[%!?].*|[\w.]+\?{1,2}\s*)$")
 
 
@@ -34,16 +35,19 @@ class Part:
         """Names that it gives a value."""
         if isinstance(self.statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return {self.statement.name}
+        if isinstance(self.statement, ast.Import | ast.ImportFrom):
+            return {(a.asname or a.name).split(".")[0] for a in self.statement.names}
         return {n.id for n in ast.walk(self.statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One file. broken: what in it cannot be read: (where, why, the text)."""
+    """One file. broken: what in it cannot be read: (where, why, the text). unread: why nothing in it can be."""
 
     path: Path
     parts: tuple[Part, ...]
     broken: tuple[tuple[str, str, str], ...]
+    unread: str = ""
 
     def defines(self, names: Sequence[str]) -> list[str]:
         """Those of `names` that the file gives a value, or tries to in a cell that cannot be read."""
@@ -53,19 +57,38 @@ class Submission:
 
     def get(self, name: str) -> Any:
         """What `name` is when all cells have been run. Raises Wrong with the line for a learner if it is nothing."""
-        space: dict[str, Any] = {"__name__": "__main__"}  # so that functions travel by value, as a notebook's do
-        failed = ""
-        for part in self.parts:
-            if not (_plain(part.statement) or name in part.binds):
-                continue
-            try:
-                exec(compile(ast.Module([part.statement], []), f"<{part.where}>", "exec"), space)
-            except Exception as error:  # told below if it is why the name is not there
-                failed = f"{part.where} raised {type(error).__name__}: {error}" if name in part.binds else failed
+        if self.unread:
+            raise Wrong(self.unread)
+        space, failed = self._run(name)
         if name in space:
             return space[name]
         reasons = [f"{where}: {why}" for where, why, text in self.broken if _mentions(text, name)]
-        raise Wrong(failed or next(iter(reasons), f"not handed in: no cell outside %%ddp defines {name}"))
+        raise Wrong(failed.get(name) or next(iter(reasons), f"not handed in: no cell outside %%ddp defines {name}"))
+
+    def absent(self, name: str) -> str:
+        """Why a name that an answer uses is not there though a cell gives it a value; empty if none does."""
+        _, failed = self._run("")
+        computed = next((p.where for p in self.parts if name in p.binds and not _plain(p.statement)), "")
+        return failed.get(name) or (f"{computed} computes it, and {TAKEN}" if computed else "")
+
+    def _run(self, wanted: str) -> tuple[dict[str, Any], dict[str, str]]:
+        """All that may be run, and what binds `wanted`, in the order of the cells: (names, name → why it has none)."""
+        space: dict[str, Any] = {"__name__": "__main__"}  # so that functions travel by value, as a notebook's do
+        failed: dict[str, str] = {}
+        for part in self.parts:
+            if not (_plain(part.statement) or wanted in part.binds):
+                continue
+            try:
+                exec(compile(ast.Module([part.statement], []), f"<{part.where}>", "exec"), space)
+            except (Exception, SystemExit) as error:  # told if it is why a name that is asked for is not there
+                why = f"{part.where} raised {type(error).__name__}: {error}"
+                failed |= dict.fromkeys(part.binds, why)
+        return space, failed
+
+
+def unsent(path: Path, why: str) -> Submission:
+    """What stands for a file of which nothing can be taken."""
+    return Submission(path, (), (), why)
 
 
 def _mentions(text: str, name: str) -> bool:
@@ -85,8 +108,9 @@ def read(path: Path) -> Submission:
     broken: list[tuple[str, str, str]] = []
     try:
         cells = list(_cells(path))
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        return Submission(path, (), (("the file", f"cannot be read: {type(error).__name__}", ""),))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
+        kind = "notebook: it does not hold the JSON of one" if path.suffix == ".ipynb" else "text in UTF-8"
+        return unsent(path, f"{path.name} is no {kind}")
     for where, text in cells:
         try:
             tree = _tree(text)
