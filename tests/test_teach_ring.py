@@ -278,6 +278,8 @@ WRONG_SUMS = [
            "the sum is right, but took 8 steps; a ring has it after 6"),
     Mutant("on one rank", HEAD + "    if rank == 0: dist.all_reduce(x)\n    return x",
            "rank 0 waits in all_reduce #1; ranks 1–3 have finished the cell without calling it"),
+    Mutant("from anybody", changed(("recv(got, left)", "recv(got)")),
+           "3 ranks, 2 numbers: gloo takes no empty tensor from just any rank; name the sender: dist.recv(buffer, left)"),
     Mutant("forgets to wait", changed(("        work.wait()\n", ""), ("work = ", "")), "then wait for the send"),
 ]  # fmt: skip
 PAIR = "[dist.P2POp(dist.isend, chunks[out], right), dist.P2POp(dist.irecv, got, left)]"

@@ -16,7 +16,8 @@ from nbddp.worker.check import COLLECTIVES
 from nbddp.worker.exercise import plain
 
 BASE = 16  # a rank's part is BASE ** rank: the digits of a sum say how often each part is in it
-MESSAGES = ("send", "recv")
+ANY = "recv_anysource"  # recv without a sender
+MESSAGES = ("send", "recv", ANY)
 STANDS = "who calls the function has made the process group, and still needs it"
 GROUP_CALLS = ("init_process_group", "destroy_process_group")
 LARGEST = 50  # of the random whole numbers; float32 holds their sums exactly
@@ -140,7 +141,12 @@ def listening() -> Iterator[dict[str, list[Any]]]:
     def listened(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-            if name in MESSAGES:
+            if name == ANY:
+                if not all(t.numel() for t in args[0]):
+                    raise Misused(
+                        "gloo takes no empty tensor from just any rank; name the sender: dist.recv(buffer, left)"
+                    )
+            elif name in MESSAGES:
                 _there(args[1], rank, size)
                 heard["dtypes"][name == "recv"] += [str(t.dtype).removeprefix("torch.") for t in args[0]]
             if name == "send":
