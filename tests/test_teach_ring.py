@@ -279,7 +279,7 @@ WRONG_SUMS = [
     Mutant("on one rank", HEAD + "    if rank == 0: dist.all_reduce(x)\n    return x",
            "rank 0 waits in all_reduce #1; ranks 1–3 have finished the cell without calling it"),
     Mutant("from anybody", changed(("recv(got, left)", "recv(got)")),
-           "3 ranks, 2 numbers: gloo takes no empty tensor from just any rank; name the sender: dist.recv(buffer, left)"),
+           "3 ranks, 2 numbers: gloo takes no empty tensor from just any rank; name the sender: dist.recv"),
     Mutant("forgets to wait", changed(("        work.wait()\n", ""), ("work = ", "")), "then wait for the send"),
 ]  # fmt: skip
 PAIR = "[dist.P2POp(dist.isend, chunks[out], right), dist.P2POp(dist.irecv, got, left)]"
