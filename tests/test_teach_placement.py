@@ -97,6 +97,15 @@ WRONG_GPUS = [
     Mutant("leaves badly", GPUS + "raise SystemExit(3)", "a rank left by sys.exit(3) and brought no answer"),
     Mutant("ends the process", GPUS + "import os; os._exit(7)", "died: its process ended with exit code 7"),
     Mutant("cannot be sent", "import threading\nlock = threading.Lock()\n" + GPUS + "return lock", "cannot be sent"),
+    Mutant("returns early", GPUS + "some = []\n    for i in range(g):\n"
+           "        some.append(rank % n * g + i)\n        return some", "that is the first GPU of the process alone"),
+    Mutant("what append gives", GPUS + "some = []\n    for i in range(g): some = some.append(i)\n    return some",
+           "gpus_of(0, 4, 1) is None, right is [0]: here the function ends without a value to return"),
+    Mutant("devices", GPUS + "import torch; return [torch.device('cuda', rank % n)]",
+           "device indices are whole numbers"),
+    Mutant("a float", GPUS + "first = rank % n * g / 1; return list(range(first, first + g))",
+           "/ gives a float, // a whole"),
+    Mutant("the environment", GPUS + "import os; return os.environ", "gpus_of(0, 4, 1) is os.environ, right is [0]"),
 ]  # fmt: skip
 RIGHT_GPUS = [
     GPUS + "return [rank % n * g + k for k in range(g)]",
@@ -128,6 +137,17 @@ WRONG_PLACES = [
     Mutant("a float", PLACE + "rank / n, rank % n", "/ divides to a float"),
     Mutant("the node alone", PLACE + "rank // n", "a pair is wanted"),
     Mutant("unwritten", PLACE + "None", "still to be written"),
+    Mutant("two always", PLACE + "(rank // 2, rank % 2)", "that is for 2 processes per node; nproc_per_node says"),
+    Mutant("four always", PLACE + "divmod(rank, 4)", "that is for 4 processes per node"),
+    Mutant("rounded", PLACE + "(round(rank / n), rank % n)", "the node is how many full nodes come before this rank"),
+    Mutant("both the rest", PLACE + "(rank % n, rank % n)", "the node is how many full nodes come before"),
+    Mutant("both the node", PLACE + "(rank // n, rank // n)", "how many ranks of the same node come before this one"),
+    Mutant(
+        "two nodes", PLACE + "(0, rank) if rank < n else (1, rank - n)", "a node has 4 ranks here, so the last local"
+    ),
+    Mutant("text", PLACE + "(str(rank // n), str(rank % n))", "is ['0', '0'], right is [0, 0]: both are whole numbers"),
+    Mutant("one node", PLACE + "(0, rank) if rank < n else None", "here the function ends without a value to return"),
+    Mutant("a map", PLACE + "map(int, divmod(rank, n))", "is <map object>, right is [0, 0]: a pair is wanted"),
 ]
 RIGHT_PLACES = [PLACE + "(rank // n, rank % n)", PLACE + "[(rank - rank % n) // n, rank - rank // n * n]"]
 

@@ -139,6 +139,20 @@ WRONG = [
     wrong("nothing said", "by_address(0, 0) does not set MASTER_PORT", MASTER_PORT=""),
     wrong("an empty one", "does not set MASTER_ADDR", MASTER_ADDR="''"),
     wrong("words", "by_address(0, 0) sets RANK to 'first'; it must be a whole number", RANK="'first'"),
+    wrong("no such port", "sets MASTER_PORT to 99999; ports are numbered from 1 to 65535", MASTER_PORT="99999"),
+    wrong("port 0", "sets MASTER_PORT to 0; ports are numbered", MASTER_PORT="0"),
+    wrong("below 0",
+           "by_address(1, 0) sets RANK to -2; it must be a whole number, 0 or more", RANK="local_rank - 2 * node"),
+    wrong("backwards",
+           "; rank 0 runs on node1, and its store is at port 29400 there", RANK="3 - 2 * node - local_rank"),
+    wrong("address and port", "looks for a host node0:29400; the nodes are called", MASTER_ADDR="'node0:29400'"),
+    Mutant("one node", "def by_address(node, local_rank):\n    if node == 0: return {'MASTER_ADDR': 'node0', "
+           "'MASTER_PORT': 29400, 'WORLD_SIZE': 4, 'RANK': local_rank}",
+           "by_address(1, 0) is None; here the function ends without a value"),
+    Mutant("a typing error", config("by_address").replace("MASTER_ADDR", "MASTER_ADRR"), "does not set MASTER_ADDR"),
+    Mutant("small letters", config("by_address").replace("'RANK'", "'rank'"), "does not set RANK"),
+    Mutant("the environment", "def by_address(node, local_rank):\n    import os\n    return os.environ",
+           "by_address(0, 0) is os.environ; a dict of MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE is wanted"),
     Mutant("unwritten", "def by_address(node, local_rank): ...", "still to be written"),
     Mutant("a list", "def by_address(node, local_rank): return [1]", "by_address(0, 0) is [1]; a dict of MASTER_ADDR"),
     Mutant("raises", "def by_address(node, local_rank): return 1 // node", "by_address(0, 0) raised ZeroDivisionError"),
@@ -160,6 +174,8 @@ def test_each_shipped_configuration_is_broken_and_its_solution_meets(pool: nbddp
 def test_right_configurations_written_otherwise_meet(pool: nbddp.Pool) -> None:
     assert check.by_rank(defined(config("by_rank", RANK="local_rank * 2 + node", WORLD_SIZE="'4'"), "by_rank"))
     assert check.by_rank(defined(config("by_rank", RANK="[[0, 1], [2, 3]][node][local_rank]"), "by_rank"))
+    assert check.by_rank(defined(config("by_rank", MASTER_ADDR="'Node0'"), "by_rank"))
+    assert check.by_rank(defined(config("by_rank", MASTER_ADDR="'node1'", RANK="2 - 2 * node + local_rank"), "by_rank"))
     assert check.by_rank(defined(config("by_rank", MASTER_ADDR="['localhost', 'node0'][node]"), "by_rank"))
 
 

@@ -129,6 +129,16 @@ WRONG_CHUNKS = [
     Mutant("not implemented", CHUNK + "raise NotImplementedError", "still to be written"),
     Mutant("a float", CHUNK + "return float(rank)", "chunk_to_send(0, 0, 4) is 0.0, and"),
     Mutant("raises", CHUNK + "return [][rank]", "chunk_to_send(0, 0, 4) raised IndexError"),
+    Mutant("the next, always", CHUNK + "return (rank + 1) % world_size",
+           "every step sends the same chunk, so nothing that"),
+    Mutant("one less round", CHUNK + "return (rank - step) % (world_size - 1)",
+           "count round by world_size and not by one"),
+    Mutant("half of it", CHUNK + "if step < world_size - 1: return (rank - step) % world_size",
+           "chunk_to_send(0, 3, 4) is None; here the function ends without a value to return, and each of the 6 steps"),
+    Mutant("asks the ranks", CHUNK + "import torch.distributed as dist; return dist.get_rank()",
+           "the arguments say it all"),
+    Mutant("letters", CHUNK + "return 'ABCD'[rank]", "chunk_to_send(0, 0, 4) is 'A', and 4 ranks have chunks 0 to 3"),
+    Mutant("a pair", CHUNK + "return rank, (rank + 1) % world_size", "is [0, 1], and 4 ranks have chunks 0 to 3"),
 ]  # fmt: skip
 RIGHT_CHUNKS = [
     CHUNK + "return (rank + step * (world_size - 1)) % world_size",
@@ -237,10 +247,40 @@ WRONG_SUMS = [
     Mutant("for four", changed(("range(2 * (n - 1))", "range(6)")), "3 ranks, 7"),
     Mutant("None on a rank", changed(("return torch.cat(chunks)", "return torch.cat(chunks) if rank else None")),
            "rank 0 returned None, other ranks a value"),
-    Mutant("a number", HEAD + "    return 3", "rank 0 returned no tensor of one dimension"),
+    Mutant("a number", HEAD + "    return 3", "rank 0 returned a single number"),
     Mutant("noise", changed(("torch.cat(chunks)", "torch.cat(chunks) + .5")), "some numbers are no sum of parts"),
     Mutant("not implemented", HEAD + "    raise NotImplementedError", "still to be written"),
     Mutant("raises", HEAD + "    raise ValueError('no idea')", "a rank raised ValueError: no idea"),
+    Mutant("makes a group", HEAD + "    dist.init_process_group()\n" + LOOP,
+           "leave out init_process_group(): who calls the"),
+    Mutant("ends the group", changed(("    return", "    dist.destroy_process_group()\n    return")),
+           "leave out destroy_process_group(): who calls the function has made the process group, and still needs it"),
+    Mutant("no ring", HEAD.replace(" % n", "") + LOOP, "4 ranks, 12 numbers: a send or recv names a rank that is not "
+           "there; there are ranks 0 to 3, and the neighbours are (rank + 1) % world_size"),
+    Mutant("four written", (HEAD + LOOP).replace("% n", "% 4").replace("(n)", "(4)"),
+           "3 ranks, 7 numbers: a send or recv names a rank that is not"),
+    Mutant("four chunks", changed(("% n", "% 4")),
+           "4 ranks came through: is 4 written where dist.get_world_size() belongs?"),
+    Mutant("to itself", changed((", right)", ", rank)")),
+           "a send or recv names the rank itself; there are ranks 0 to 3"),
+    Mutant("from the right", changed(("recv(got, left)", "recv(got, right)")),
+           "what goes to one neighbour comes from the"),
+    Mutant("another dtype", changed(("like(chunks[into])", "like(chunks[into], dtype=torch.int64)")),
+           "receives into int64; a buffer has the dtype of what comes"),
+    Mutant("the list", changed(("torch.cat(chunks)", "chunks")),
+           "torch.cat(chunks) puts chunks side by side; return the sum"),
+    Mutant("its own sum", HEAD + "    return x.sum()",
+           "rank 0 returned a single number: all ranks' x are added up, number by"),
+    Mutant("n times its own", HEAD + "    return x * n", "every rank has only its own numbers, more than once"),
+    Mutant("from zeros", changed(("list(x.clone().tensor_split(n))", "list(torch.zeros_like(x).tensor_split(n))")),
+           "nothing was added to anything: start from what is in x"),
+    Mutant("two steps more", changed(("2 * (n - 1)", "2 * n")),
+           "the sum is right, but took 8 steps; a ring has it after 6"),
+    Mutant("on one rank", HEAD + "    if rank == 0: dist.all_reduce(x)\n    return x",
+           "rank 0 waits in all_reduce #1; ranks 1–3 have finished the cell without calling it"),
+    Mutant("from anybody", changed(("recv(got, left)", "recv(got)")),
+           "3 ranks, 2 numbers: gloo takes no empty tensor from just any rank; name the sender: dist.recv"),
+    Mutant("forgets to wait", changed(("        work.wait()\n", ""), ("work = ", "")), "then wait for the send"),
 ]  # fmt: skip
 PAIR = "[dist.P2POp(dist.isend, chunks[out], right), dist.P2POp(dist.irecv, got, left)]"
 PAIRED = changed((SEND_FIRST[0], f"for work in dist.batch_isend_irecv({PAIR}): work.wait()"))
@@ -262,7 +302,11 @@ ODD_EVEN = """
         swap(rows[(rank + step - 1) % n]); rows[(rank + step) % n] = got
     return padded[: len(x)]
 """  # to the left, in padded rows, odd ranks receive first
-RIGHT_SUMS = [PAIRED, HEAD + ODD_EVEN]
+IN_PLACE = changed(("x.clone()", "x"), ("torch.cat(chunks)", "x"), ("chunks[into] + got if step < n - 1 else got",
+                   "chunks[into].add_(got) if step < n - 1 else chunks[into].copy_(got)"))  # fmt: skip
+OTHER_WAY = changed(("(rank - step)", "(rank + step)"), ("(left - step)", "(rank + step + 1)"), ("right)", "left)"),
+                    ("recv(got, left)", "recv(got, right)"))  # fmt: skip
+RIGHT_SUMS = [PAIRED, HEAD + ODD_EVEN, IN_PLACE, OTHER_WAY, changed(("x.clone()", "x.double()"))]
 
 
 @pytest.mark.parametrize("mutant", WRONG_SUMS, ids=str)
@@ -275,6 +319,15 @@ def test_right_sums_pass(pool: nbddp.Pool) -> None:
     for source in RIGHT_SUMS:
         assert check.ring_all_reduce(defined(source, "ring_all_reduce")), source
     assert "still to be written" in check.ring_all_reduce(exercise("04", "ring_all_reduce")).line
+
+
+@pytest.mark.parametrize("call", ["init_process_group", "destroy_process_group"])
+def test_a_group_that_is_made_or_ended_behind_the_check_spoils_no_later_answer(pool: nbddp.Pool, call: str) -> None:
+    imported = f"from torch.distributed import {call} as made_or_ended\n" + changed(
+        ("    return", "    made_or_ended()\n    return")
+    )
+    assert not check.ring_all_reduce(defined(imported, "ring_all_reduce")).ok
+    assert check.ring_all_reduce(solution("04", "ring_all_reduce"))
 
 
 def test_a_group_that_a_cell_has_left_stays(pool: nbddp.Pool) -> None:

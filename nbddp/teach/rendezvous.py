@@ -193,7 +193,15 @@ def differs(processes: Sequence[Process]) -> str:
         return f"each process meets only {_alone(processes)}; all {len(processes)} belong together"
     if one.state in (WAITS, HOSTS):
         return f"{one.process.name} waits {one.why}, and {len(processes)} processes are all there are"
-    return f"{one.process.name} {one.state}: {one.why}"
+    return f"{one.process.name} {one.state}: {one.why}{_elsewhere(one, processes)}"
+
+
+def _elsewhere(one: Place, processes: Sequence[Process]) -> str:
+    """Where the store is that `one` does not find; empty if that is not its trouble."""
+    host = next((p for p in processes if p.rank == 0), None)
+    if one.state != SEEKS or host is None:
+        return ""
+    return f"; rank 0 runs on {node_name(host.node)}, and its store is at port {host.env[PORT]} there"
 
 
 def _alone(processes: Sequence[Process]) -> str:

@@ -12,6 +12,15 @@ from typing import Any
 
 from nbddp.teach.answer import OK, not_written
 
+ADVICE = {  # what Python says → what to do about it
+    "slice indices must be integers": "/ gives a float, // a whole number",
+    "'float' object cannot be interpreted as an integer": "/ gives a float, // a whole number",
+    "not float": "/ gives a float, // a whole number",
+    "EOF when reading a line": "a rank has nobody to ask; all that is needed is in the arguments",
+    "Default process group has not been initialized": "no other rank has to be asked; the arguments say it all",
+    "but 2 were given": "keep the arguments as the lesson has them",
+    "but 3 were given": "keep the arguments as the lesson has them",
+}
 Case = tuple[Any, ...]
 Outcome = tuple[str, Any]  # ("value", plain data) or ("raised", "ValueError: text")
 
@@ -50,7 +59,7 @@ class Table:
                 return f"{self.call(case)} {_gave(outcome)}"
             right = self.right(*case)
             if not same(value, right):
-                why = self._mistake(outcomes) or self.why_wrong(case, value)
+                why = nothing(value) or self._mistake(outcomes) or self.why_wrong(case, value)
                 return f"{self.call(case)} {_gave(outcome)}, right is {right!r}" + (f": {why}" if why else "")
         return OK
 
@@ -76,8 +85,8 @@ def depends(name: str, cases: Sequence[Case], by_rank: Mapping[int, Sequence[Out
         for case, a, b in zip(cases, ones, theirs, strict=True):
             if not same(a, b):
                 return (
-                    f"{call(name, case)} {_gave(a)} on rank {one} and {_gave(b)} on rank {other}: "
-                    "the answer must come from the arguments alone, not from the process it is worked out in"
+                    f"{call(name, case)} {_gave(a)} on rank {one} and {_gave(b)} on rank {other}: the answer "
+                    "must come from the arguments alone, not from the process that works it out, and not by chance"
                 )
     return ""
 
@@ -87,6 +96,17 @@ def same(a: object, b: object) -> bool:
     return repr(a) == repr(b)
 
 
+def raised(text: Any) -> str:
+    """`raised EOFError: ...`, with what to do where the error does not say it."""
+    advice = next((advice for says, advice in ADVICE.items() if says in str(text)), "")
+    return f"raised {text}" + (f"; {advice}" if advice else "")
+
+
+def nothing(value: Any) -> str:
+    """What to add where a function that does answer other cases gave no value; else empty."""
+    return "here the function ends without a value to return" if value is None else ""
+
+
 def _gave(outcome: Outcome) -> str:
     kind, value = outcome
-    return f"is {value!r}" if kind == "value" else f"raised {value}"
+    return f"is {value!r}" if kind == "value" else raised(value)

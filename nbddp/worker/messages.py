@@ -16,7 +16,16 @@ from nbddp.worker.check import COLLECTIVES
 from nbddp.worker.exercise import plain
 
 BASE = 16  # a rank's part is BASE ** rank: the digits of a sum say how often each part is in it
+ANY = "recv_anysource"  # recv without a sender
+MESSAGES = ("send", "recv", ANY)
+STANDS = "who calls the function has made the process group, and still needs it"
+GROUP_CALLS = ("init_process_group", "destroy_process_group")
 LARGEST = 50  # of the random whole numbers; float32 holds their sums exactly
+
+
+class Misused(Exception):
+    """What a learner's function asked of the process group and cannot have. The text is for the learner; it is the same
+    on whichever rank it is raised first."""
 
 
 def all_reduced(function: Callable[..., Any], size: int, length: int) -> dict[str, Any] | None:
@@ -24,7 +33,8 @@ def all_reduced(function: Callable[..., Any], size: int, length: int) -> dict[st
 
     "digits" is its answer where every number of rank r is BASE ** r, "numbers" its answer for random whole numbers
     that differ from rank to rank, "given" are those; "sent" has a pair (receiver, count of numbers) for each
-    message of the first of the two runs, and "collectives" the names of other calls in it.
+    message of the first of the two runs, "dtypes" those sent and those received, and "collectives" the names of other
+    calls in it. Raises Misused.
     """
     import torch
     import torch.distributed as dist
@@ -57,9 +67,32 @@ def end_worlds() -> None:
 
 def _called(function: Callable[..., Any], tensor: Any) -> Any:
     try:
-        return plain(function(tensor))
+        with left_standing():
+            return plain(function(tensor))
     except NotImplementedError:
         return None
+
+
+@contextmanager
+def left_standing() -> Iterator[None]:
+    """The process group can be neither made nor ended while the block lasts: Misused says so."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    def refuse(name: str) -> Callable[..., Any]:
+        def refused(*args: Any, **kwargs: Any) -> Any:
+            raise Misused(f"leave out {name}(): {STANDS}")
+
+        return refused
+
+    originals = [(owner, name, getattr(owner, name)) for owner in (dist, c10d) for name in GROUP_CALLS]
+    for owner, name, _ in originals:
+        setattr(owner, name, refuse(name))
+    try:
+        yield
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
 
 
 @contextmanager
@@ -78,7 +111,23 @@ def world_of(size: int) -> Iterator[bool]:
     try:
         yield True
     finally:
-        c10d._update_default_pg(whole)
+        stands = whole in c10d._world.pg_map
+        c10d._update_default_pg(whole if stands else None)
+        if not stands:  # the function has ended it, or made another: nothing of it may come back
+            _worlds.clear()
+    if not stands:
+        raise Misused(STANDS)
+
+
+def _there(peer: int, rank: int, size: int) -> None:
+    """Raises Misused for a peer that a rank cannot have. gloo does not ask: the process aborts, or waits for ever."""
+    if peer != rank and 0 <= peer < size:
+        return
+    what = "the rank itself" if peer == rank else "a rank that is not there"
+    raise Misused(
+        f"a send or recv names {what}; there are ranks 0 to {size - 1}, and the neighbours are (rank + 1) % world_size "
+        "and (rank - 1) % world_size, with world_size from dist.get_world_size()"
+    )
 
 
 @contextmanager
@@ -86,14 +135,23 @@ def listening() -> Iterator[dict[str, list[Any]]]:
     """What this process sends while the block lasts: {"sent": [(receiver, count), ...], "collectives": [name, ...]}."""
     import torch.distributed as dist
 
-    heard: dict[str, list[Any]] = {"sent": [], "collectives": []}
+    heard: dict[str, list[Any]] = {"sent": [], "collectives": [], "dtypes": [[], []]}
+    rank, size = dist.get_rank(), dist.get_world_size()
 
     def listened(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if name == ANY:
+                if not all(t.numel() for t in args[0]):
+                    raise Misused(
+                        "gloo takes no empty tensor from just any rank; name the sender: dist.recv(buffer, left)"
+                    )
+            elif name in MESSAGES:
+                _there(args[1], rank, size)
+                heard["dtypes"][name == "recv"] += [str(t.dtype).removeprefix("torch.") for t in args[0]]
             if name == "send":
                 heard["sent"].append((args[1], sum(t.numel() for t in args[0])))
-            else:
+            elif name in COLLECTIVES:
                 heard["collectives"].append(COLLECTIVES[name][0])
             return original(group, *args, **kwargs)
 
@@ -101,7 +159,7 @@ def listening() -> Iterator[dict[str, list[Any]]]:
 
     kind = dist.ProcessGroup
     # as they stand in the class; getattr would unbind them
-    originals = {n: vars(kind)[n] for n in (*COLLECTIVES, "send") if n in vars(kind) and n != "barrier"}
+    originals = {n: vars(kind)[n] for n in (*COLLECTIVES, *MESSAGES) if n in vars(kind) and n != "barrier"}
     for name in originals:
         setattr(kind, name, listened(name, getattr(kind, name)))
     try:

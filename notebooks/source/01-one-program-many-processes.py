@@ -85,6 +85,9 @@ explore.order()
 #
 # Four copies of each message are seldom wanted, so programs let one rank speak: `if rank == 0: print(...)`. The same goes for writing a
 # file that all could write.
+#
+# **Predict:** the ranks share the numbers 0 to 7 and add up their own; `all_reduce` then adds up the ranks' sums. What does rank 0 print, and how
+# many lines come in all?
 
 # %%
 # %%ddp
@@ -92,8 +95,10 @@ import torch
 import torch.distributed as dist
 
 dist.init_process_group()
+rank, world_size = dist.get_rank(), dist.get_world_size()
 numbers = list(range(8))
-mine = numbers[2 * rank : 2 * rank + 2]
+each = len(numbers) // world_size
+mine = numbers[each * rank : each * (rank + 1)]
 total = torch.tensor(sum(mine))
 dist.all_reduce(total)
 if rank == 0:
@@ -140,7 +145,7 @@ def share_of(items, rank, world_size):
 # - Processes share no names and take no turns: what another must know is sent, and what must come first is waited for.
 # - Data parallel training is SPMD: the same model everywhere, another part of the data on each rank, gradients averaged.
 #
-# **On real GPUs:** save the cell with the sum to a file and start it with `torchrun --nproc-per-node 2 file.py`. Run it a few times: in which order do the lines
+# **On real GPUs:** save the cell with the sum, without its first line, to a file and start it with `torchrun --nproc-per-node 2 file.py`. Run it a few times: in which order do the lines
 # come?
 
 # %%

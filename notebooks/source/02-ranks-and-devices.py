@@ -35,7 +35,7 @@ print("local rank", env["LOCAL_RANK"], "of", env["LOCAL_WORLD_SIZE"], "on node",
 # Rank 2 has local rank 0: it is the first process of node 1. Ranks are counted through all nodes, node 0 first. Local ranks begin
 # again at 0 on every node.
 #
-# The picture says the same. On this machine the processes run on the CPU if there are no GPUs.
+# **Predict** the picture of it: how many boxes for nodes, and which ranks in which? On this machine the processes run on the CPU if there are no GPUs.
 
 # %%
 # %ddp topology
@@ -88,13 +88,13 @@ explore.layout()
 # moves to a second node. It is a common one: PyTorch's own page on this example passes the global rank as the device index.
 #
 # The same layouts as plans, from a line. With **one process per GPU** (the usual way: each process reads its own data and drives
-# its own GPU) there are eight ranks:
+# its own GPU) there are eight ranks. **Predict:** which GPU does rank 6 own?
 
 # %%
 # %ddp topology --nnodes 2 --gpus-per-node 4
 
 # %% [markdown]
-# With **two GPUs per process** there are four. Such a process holds a model whose layers lie on two GPUs.
+# Rank 6 is local rank 2 of node 1, and owns GPU 2 there. With **two GPUs per process** there are four ranks. Such a process holds a model whose layers lie on two GPUs.
 #
 # **Predict:** which GPUs does rank 3 own?
 
@@ -130,11 +130,15 @@ def gpus_of(rank, nproc_per_node, gpus_per_proc):
 # %% [markdown]
 # ## In a program
 #
-# A program need not do the arithmetic: the launcher has put the local rank into the environment. This cell runs as it is under
-# `torchrun`, on GPUs and without.
+# A program need not do all of the arithmetic: the launcher has put the local rank into the environment. What follows the first line is a program
+# that runs as it is under `torchrun`, on GPUs and without.
+#
+# **Predict:** which devices does each rank print here?
 
 # %%
 # %%ddp
+import os
+
 import torch
 
 
@@ -147,7 +151,7 @@ def own_devices(gpus_per_proc=1):
     return [torch.device("cuda", i) for i in range(first, first + gpus_per_proc)]
 
 
-own_devices()
+print(own_devices())
 
 # %% [markdown]
 # ## To remember

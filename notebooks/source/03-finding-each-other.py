@@ -4,7 +4,7 @@
 # Processes that a launcher has started know nothing of each other. Before they can add up a single gradient they have to
 # meet: the **rendezvous**.
 #
-# **After this lesson you can** say what `init_process_group` reads and what it waits for, read a `torchrun` line, and
+# **After this lesson you can** say what `init_process_group` reads and what it waits for, choose a backend, read a `torchrun` line, and
 # find the mistake when it never returns.
 
 # %%
@@ -52,17 +52,26 @@ del store
 # %% [markdown]
 # Everybody found everybody: `get` of rank 3's key waited. `init_process_group` does the same with more keys. Each rank writes its own
 # network address into the store and reads those of the others; then they open connections among themselves, and the store has
-# done its part.
+# done its part. What carries tensors over these connections is the **backend**:
+#
+# | backend | carries | when |
+# |---|---|---|
+# | **gloo** | CPU tensors; CUDA tensors by way of a copy on the CPU | on CPUs, as in these lessons |
+# | **NCCL** | CUDA tensors, from GPU to GPU | training on NVIDIA GPUs: the fastest there. Each process needs GPUs of its own |
+# | **MPI** | CPU tensors; CUDA tensors if the MPI library can | on clusters that are made for MPI. Only a torch that was built from source with MPI has it; MPI starts the processes (`mpirun`) and gives them rank and world size, in place of the variables |
+#
+# **Predict:** the cell gives `init_process_group` no arguments. From where does it know the rank? And which of gloo and MPI does a torch from `pip install` have?
 
 # %%
 # %%ddp
 dist.init_process_group()
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}")
+print(f"rank {dist.get_rank()} of {dist.get_world_size()};", end=" ")
+print(f"gloo: {dist.is_gloo_available()}, MPI: {dist.is_mpi_available()}")
 dist.destroy_process_group()
 
 # %% [markdown]
-# With no arguments the four variables are used (`init_method="env://"`, the usual way), and torch chooses the backend: NCCL for
-# GPUs, gloo for the CPU. The group should be ended as well as begun.
+# With no arguments the four variables are used (`init_method="env://"`, the usual way), and the tensor decides on the backend: gloo if it is on the CPU, NCCL if
+# it is on a GPU. `init_process_group("nccl")` has NCCL alone. The group should be ended as well as begun.
 #
 # ## Who has arrived?
 #
@@ -79,7 +88,7 @@ explore.arrived()
 
 # %% [markdown]
 # Nobody goes on before all have come. So a mistake in one process's variables stops **all** of them, and the processes with the right variables
-# are the ones that seem to hang. After the timeout (30 minutes, or 10 with NCCL) the error names a socket or a key, not the mistake. Try
+# are the ones that seem to hang. After the timeout (30 minutes, or 10 if you ask for `"nccl"`) the error names a socket or a key, not the mistake. Try
 # each mistake in the list, and see who waits and for whom.
 #
 # ## Four broken configurations
@@ -222,7 +231,24 @@ def by_host(node, local_rank):
 # There are two meetings, then: first the launchers, at the endpoint; then the workers, at `MASTER_ADDR` and `MASTER_PORT`, which the launchers have
 # chosen. The ranks are handed out anew if workers are restarted, so no program may count on keeping its rank.
 #
-# `python -m torch.distributed.launch` is the older launcher. It sets the same variables, but hands the local rank over as an argument, `--local-rank=3`, unless
+# The launcher tells each worker more than the four variables: its place among the workers of its node (`LOCAL_`), its node's place among the nodes (`GROUP_`), and its place
+# among the workers of its **role** (`ROLE_`).
+#
+# **Predict:** on which of the four does `ROLE_RANK` differ from `RANK`? And `LOCAL_RANK`?
+
+# %%
+# %%ddp
+for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"):
+    size = name.replace("RANK", "WORLD_SIZE")
+    print(name, os.environ[name], "of", os.environ[size], end=" · ")
+print("ROLE_NAME", os.environ["ROLE_NAME"])
+
+# %% [markdown]
+# `ROLE_RANK` differs nowhere: all four have one role, called `default`, as in nearly every job. A launcher that is started with `--role=evaluator` gives its workers
+# that `ROLE_NAME`. If it is the one on the second node, and the one on the first says `--role=trainer`, then ranks 2 and 3 have the `ROLE_RANK` 0 and 1, of a `ROLE_WORLD_SIZE` of
+# 2, while `RANK` and `WORLD_SIZE` count all four as before. `init_process_group` reads these two and never a role's.
+#
+# `python -m torch.distributed.launch` is the older launcher, and deprecated. It sets the same variables, but hands the local rank over as an argument, `--local-rank=3`, unless
 # it is told `--use-env`. A script that still reads the argument runs under both launchers like this:
 #
 # ```python

@@ -127,7 +127,9 @@ print("reduce-scatter", reduce_scatter(pieces).item(), end="   ")
 print("all-gather", numbers(all_gather(mine)))
 
 # %% [markdown]
-# PyTorch's own agree. In a program one calls these; which way the bytes take is then the backend's choice (gloo here, NCCL on GPUs).
+# PyTorch has all of these. In a program one calls them; which way the bytes take is then the backend's choice (gloo here, NCCL on GPUs).
+#
+# **Predict:** do they leave the same on every rank as ours?
 
 # %%
 # %%ddp
@@ -157,6 +159,8 @@ dist.recv(got, left)
 # A `send` is over when the other side has received. All wait in `send`, so nobody gets to `recv`: a **deadlock**. (Some backends and
 # sizes let a send end early, and then such a program works, until the tensors grow.) With `isend` the send is under way while the
 # rank receives. The failed run has ended the process group, so the cell makes a new one.
+#
+# **Predict:** what does rank 0 have in the end?
 
 # %%
 # %%ddp

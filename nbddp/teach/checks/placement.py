@@ -13,6 +13,7 @@ from nbddp.teach.answer import Exercise
 from nbddp.teach.placement import block
 from nbddp.teach.running import judged_by
 from nbddp.teach.tables import Case, Mistake, Table
+from nbddp.topology import counted
 
 NODES = 2
 LAYOUTS = ((4, 1), (2, 2), (1, 4), (3, 2))  # processes per node, GPUs per process
@@ -41,6 +42,27 @@ def why_not_these(case: Case, answer: Any) -> str:
 
 def _is(some: list[int]) -> str:
     return "is" if len(some) == 1 else "are"
+
+
+def why_not_there(case: Case, answer: Any) -> str:
+    """What cannot be about the pair that was answered, or what rule gives the right one."""
+    rank, local = case
+    if not isinstance(answer, list) or len(answer) != 2:
+        return "a pair is wanted: (node, local rank)"
+    if not all(type(i) is int for i in answer):
+        return "both are whole numbers"
+    if not 0 <= answer[1] < local:
+        return f"a node has {counted(local, 'rank')} here, so the last local rank is {local - 1}"
+    if answer[1] != rank % local:
+        return "the local rank is how many ranks of the same node come before this one"
+    return "the node is how many full nodes come before this rank: nproc_per_node ranks make one full"
+
+
+def for_always(local: int) -> Mistake:
+    return Mistake(
+        f"that is for {local} processes per node; nproc_per_node says how many there are",
+        lambda rank, _: [rank // local, rank % local],
+    )
 
 
 GPUS = Table(
@@ -107,14 +129,14 @@ PLACES = Table(
             "that deals ranks out to the nodes in turn; torchrun fills node 0 first, then node 1",
             lambda rank, local: [rank % 3, rank // 3],
         ),
+        for_always(2),
+        for_always(4),
         Mistake(
             "/ divides to a float; // gives the whole number of full nodes before this rank",
             lambda rank, local: [rank / local, rank % local],
         ),
     ),
-    lambda case, answer: (
-        "" if isinstance(answer, list) and len(answer) == 2 else "a pair is wanted: (node, local rank)"
-    ),
+    why_not_there,
 )
 
 

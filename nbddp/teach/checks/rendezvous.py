@@ -16,10 +16,12 @@ from nbddp.run.screen import Silent
 from nbddp.teach.answer import OK, Exercise, Wrong, not_written
 from nbddp.teach.rendezvous import ADDR, NAMES, PORT, RANK, WORLD, Process, differs, node_name
 from nbddp.teach.running import on_ranks
+from nbddp.teach.tables import nothing, raised
 from nbddp.worker.exercise import meet, tabulate
 
 NODES, PER_NODE = 2, 2
 ALL = NODES * PER_NODE
+LAST_PORT = 65535
 PLACES = tuple((node, local) for node in range(NODES) for local in range(PER_NODE))
 PATIENCE, SHORT = 15.0, 1.0  # seconds to find each other; where it is known that they cannot, only to see that
 # they do not (a look-up of names can take 5 s, so that the right ones get more)
@@ -33,9 +35,9 @@ def processes_of(name: str, outcomes: Sequence[tuple[str, Any]]) -> list[Process
     for (node, local), (kind, value) in zip(PLACES, outcomes, strict=True):
         call = f"{name}({node}, {local})"
         if kind == "raised":
-            raise Wrong(f"{call} raised {value}")
+            raise Wrong(f"{call} {raised(value)}")
         if not isinstance(value, Mapping):
-            raise Wrong(f"{call} is {value!r}; a dict of {', '.join(NAMES)} is wanted")
+            raise Wrong(f"{call} is {value!r}; {nothing(value) or 'a dict of ' + ', '.join(NAMES) + ' is wanted'}")
         made.append(Process(node, local, _environment(call, value)))
     return made
 
@@ -46,9 +48,12 @@ def _environment(call: str, given: Mapping[str, Any]) -> dict[str, str]:
     if lacking:
         raise Wrong(f"{call} does not set {', '.join(lacking)}; init_process_group needs {', '.join(NAMES)}")
     env = {n: str(given[n]).strip() for n in NAMES}
+    env[ADDR] = env[ADDR].lower()  # as names of hosts are compared
     for name in (PORT, RANK, WORLD):
         if not env[name].isdecimal():
-            raise Wrong(f"{call} sets {name} to {given[name]!r}; it must be a whole number")
+            raise Wrong(f"{call} sets {name} to {given[name]!r}; it must be a whole number, 0 or more")
+    if not 0 < int(env[PORT]) <= LAST_PORT:
+        raise Wrong(f"{call} sets {PORT} to {given[PORT]!r}; ports are numbered from 1 to {LAST_PORT}")
     return env
 
 

@@ -17,9 +17,10 @@ from nbddp.errors import RunHung, WorkerFailed
 from nbddp.teach.answer import OK, Exercise, Wrong, not_written
 from nbddp.teach.ring import Parts, Schedule, complete, faults, follow, letters, part, simulate
 from nbddp.teach.running import grouped, on_ranks
+from nbddp.teach.tables import nothing, raised
 from nbddp.topology import counted, rank_words
 from nbddp.worker.exercise import seeded, tabulate
-from nbddp.worker.messages import BASE, all_reduced, end_worlds
+from nbddp.worker.messages import BASE, Misused, all_reduced, end_worlds
 
 # -- the schedule, on symbols ------------------------------------------------------------------
 
@@ -36,7 +37,9 @@ RULES: Mapping[str, Callable[[int, int, int], int]] = {
         lambda r, s, n: (r - s % (n - 1)) % n
     ),
     "all ranks send the same chunk; each begins with another one": lambda r, s, n: s % n,
+    "there are world_size chunks, so count round by world_size and not by one less": lambda r, s, n: (r - s) % (n - 1),
 }
+STILL = next(iter(RULES))
 
 
 def judge_schedule(outcomes: Sequence[tuple[str, Any]]) -> str:
@@ -46,13 +49,16 @@ def judge_schedule(outcomes: Sequence[tuple[str, Any]]) -> str:
     table = {}
     for case, (kind, value) in zip(CASES, outcomes, strict=True):
         if kind != "value":
-            return f"{_call(case)} raised {value}"
+            return f"{_call(case)} {raised(value)}"
+        if value is None:
+            return f"{_call(case)} is None; {nothing(value)}, and each of the {2 * (case[2] - 1)} steps sends a chunk"
         if type(value) is not int or not 0 <= value < case[2]:
             return f"{_call(case)} is {value!r}, and {case[2]} ranks have chunks 0 to {case[2] - 1}" + _modulo(
                 case, value
             )
         table[case] = value
     known = next((w for w, rule in RULES.items() if all(table[c] == rule(*c) for c in CASES)), "")
+    known = known or (STILL if all(table[r, s, n] == table[r, 0, n] for r, s, n in CASES) else "")
     lines = (_fails(n, lambda r, s, n: table[r, s, n]) for n in WORLDS)
     line = next(filter(None, lines), "")
     return f"{line}{': ' * bool(known)}{known}" if line else OK
@@ -125,7 +131,13 @@ def judge_sums(size: int, length: int, found: Mapping[int, Mapping[str, Any]]) -
     if all(f["digits"] is None for f in found.values()):
         return not_written("ring_all_reduce")
     line = next((w for r in sorted(found) if (w := _misshapen(r, length, found[r]))), "")
-    line = line or diagnose(size, [found[r]["digits"] for r in range(size)]) or _misplaced(found) or _not_a_ring(found)
+    line = (
+        line
+        or _mixed(found)
+        or diagnose(size, [found[r]["digits"] for r in range(size)])
+        or _misplaced(found)
+        or _not_a_ring(found)
+    )
     return f"{counted(size, 'rank')}, {counted(length, 'number')}: {line}" if line else OK
 
 
@@ -134,9 +146,30 @@ def _misshapen(rank: int, length: int, found: Mapping[str, Any]) -> str:
         if answer is None:
             return f"rank {rank} returned None, other ranks a value"
         if not isinstance(answer, list) or not all(type(v) in (int, float) for v in answer):
-            return f"rank {rank} returned no tensor of one dimension; return the sum in the shape of x"
+            return f"rank {rank} returned {_shape(answer)}; return the sum in the shape of x"
         if len(answer) != length:
             return f"rank {rank} returned {counted(len(answer), 'number')}; return the whole sum, in the shape of x"
+    return ""
+
+
+def _shape(answer: Any) -> str:
+    """What was returned in place of a tensor of one dimension, and what was probably forgotten."""
+    if type(answer) in (int, float):
+        return "a single number: all ranks' x are added up, number by number, not the numbers of x"
+    if isinstance(answer, list) and all(isinstance(v, list) for v in answer):
+        return "several tensors, or one of two dimensions: torch.cat(chunks) puts chunks side by side"
+    return "no tensor of one dimension"
+
+
+def _mixed(found: Mapping[int, Mapping[str, Any]]) -> str:
+    """What is wrong with the dtypes of messages; empty if they agree."""
+    for rank, brought in sorted(found.items()):
+        sent, received = (sorted(set(d)) for d in brought["dtypes"])
+        if sent and received and sent != received:
+            return (
+                f"rank {rank} sends {' and '.join(sent)} and receives into {' and '.join(received)}; a buffer has the "
+                "dtype of what comes, as torch.empty_like(chunk) has"
+            )
     return ""
 
 
@@ -148,7 +181,7 @@ def diagnose(size: int, digits: Sequence[Sequence[float]]) -> str:
     if all(abs(v * size - total) < 1e-3 * total for row in digits for v in row):
         return "every number is the sum divided by the world size: an all-reduce sums, and does not divide"
     if any(v != int(v) or not 0 <= v < BASE**size for row in digits for v in row):
-        return "some numbers are no sum of parts: only add what arrived, and start from what is in x"
+        return "some numbers are no sum of parts: only add what has arrived (wait() for an irecv), and start from x"
     segments = list(segments_of(size, digits))
     rank, where = next((r, s) for r in range(size) for s in segments if not complete(s.parts[r]))
     return f"rank {rank}, {where.words()}: {_gap(where.parts[rank])}; {_why(size, segments)}"
@@ -180,10 +213,16 @@ def _gap(parts: Parts) -> str:
 def _why(size: int, segments: Sequence[Segment]) -> str:
     """The mistake that leaves such segments behind."""
     ready = [sum(map(complete, s.parts)) for s in segments]
+    if all(
+        set(s.parts[r][:r] + s.parts[r][r + 1 :]) == {0} and s.parts[r][r] > 1 for s in segments for r in range(size)
+    ):
+        return "every rank has only its own numbers, more than once: what the others have must be sent and received"
     if any(count > 1 for s in segments for parts in s.parts for count in parts):
         if all(ready):
             return "in the last world_size - 1 steps what arrives is complete and replaces yours; do not add it"
         return f"a chunk was added that had that part in it already: {PASSED_ON}"
+    if all(not count for s in segments for parts in s.parts for count in parts):
+        return "nothing was added to anything: start from what is in x, not from zeros"
     if all(s.parts[r] == part(r, size) for s in segments for r in range(size)):
         return "every rank has only what it had: the sum must come back in what you return"
     if all(len(set(s.parts)) == 1 and sum(s.parts[0]) == size - 1 for s in segments):
@@ -217,6 +256,8 @@ def _not_a_ring(found: Mapping[int, Mapping[str, Any]]) -> str:
         to = sorted({receiver for receiver, _ in brought["sent"]})
         if len(to) > 1 or (to and to[0] not in ((rank + 1) % size, (rank - 1) % size)):
             return f"the sum is right, but rank {rank} sends to {rank_words(to)}; in a ring each rank has one receiver"
+        if len(brought["sent"]) > 2 * (size - 1):
+            return f"the sum is right, but took {len(brought['sent'])} steps; a ring has it after {2 * (size - 1)}"
         count = sum(n for _, n in brought["sent"])
         most = 2 * (size - 1) * -(-len(brought["given"]) // size)
         if count > most:
@@ -239,9 +280,18 @@ def _sums(function: Callable[..., Any], size: int, length: int) -> str:
     try:
         brought = on_ranks(seeded, all_reduced, function, size, length)
     except Wrong as wrong:
+        said = _misused(wrong.__cause__)
+        if said:
+            raise Wrong(f"{counted(size, 'rank')}, {counted(length, 'number')}: {said}") from wrong
         advice = stopped_because(wrong.__cause__, size, length)
         raise Wrong(f"{counted(size, 'rank')}, {counted(length, 'number')}: {wrong}{advice}") from wrong
     return judge_sums(size, length, {r: brought[r] for r in range(size)})
+
+
+def _misused(cause: BaseException | None) -> str:
+    """The sentence of a `Misused` that ended the run; empty if something else did."""
+    last = cause.cause.chain[-1] if isinstance(cause, WorkerFailed) and cause.cause.chain else None
+    return last.message if last is not None and last.type == Misused.__name__ else ""
 
 
 def stopped_because(cause: BaseException | None, size: int, length: int) -> str:
@@ -252,8 +302,11 @@ def stopped_because(cause: BaseException | None, size: int, length: int) -> str:
             return f"; {rank_words(ended)} took fewer steps: all ranks must send and receive equally often"
         return (
             "; all wait in a circle: a send ends only when the other side receives, so if all send (or receive) "
-            "first, none goes on. Start the send with isend, then recv, then wait for the send"
+            "first, none goes on. Start the send with isend, then recv, then wait for the send; what goes to "
+            "one neighbour comes from the other"
         )
+    if isinstance(cause, WorkerFailed) and size != max(WORLDS) and length > size:
+        return f"; {max(WORLDS)} ranks came through: is {max(WORLDS)} written where dist.get_world_size() belongs?"
     if isinstance(cause, WorkerFailed) and length % size:
         return (
             f"; {counted(length, 'number')} make {size} chunks of different sizes: cut with x.tensor_split(world_size) "

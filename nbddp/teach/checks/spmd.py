@@ -10,13 +10,28 @@ from typing import Any
 
 from nbddp.teach.answer import OK, Exercise, not_written
 from nbddp.teach.running import on_ranks
-from nbddp.teach.tables import Outcome, call, depends
+from nbddp.teach.tables import Mistake, Outcome, call, depends, nothing, raised
 from nbddp.topology import counted, rank_words
 from nbddp.worker.exercise import tabulate
 
 NAME = "share_of"
 JOBS = ((8, 4), (7, 3), (11, 4), (2, 3), (5, 1))  # items, ranks
 CASES = tuple((list("abcdefghijkl"[:items]), rank, size) for items, size in JOBS for rank in range(size))
+MISTAKES = (
+    Mistake("that is for 4 ranks; world_size says how many there are", lambda items, rank, size: items[rank::4]),
+    Mistake(
+        "that is two for each rank; how many it has to be follows from the number of items and world_size",
+        lambda items, rank, size: items[2 * rank : 2 * rank + 2],
+    ),
+    Mistake(
+        "a share is not world_size items long; it is one world_size-th of the items",
+        lambda items, rank, size: items[rank * size : (rank + 1) * size],
+    ),
+    Mistake(
+        "items[a:b] has all from a up to b; items[a::step], with two colons, has every step-th from a on",
+        lambda items, rank, size: items[rank:size],
+    ),
+)
 
 
 def line(by_rank: Mapping[int, Sequence[Outcome]]) -> str:
@@ -31,17 +46,24 @@ def line(by_rank: Mapping[int, Sequence[Outcome]]) -> str:
         some = [(c, o) for c, o in zip(CASES, first, strict=True) if (len(c[0]), c[2]) == (items, size)]
         why = strange(some) or unfair(some[0][0][0], [o[1] for _, o in some])
         if why:
-            return why
+            known = next((m.words for m in MISTAKES if _is(m, first)), "")
+            return f"{why}; {known}" if known else why
     return OK
+
+
+def _is(mistake: Mistake, outcomes: Sequence[Outcome]) -> bool:
+    return all(value == mistake.would(*case) for case, (_, value) in zip(CASES, outcomes, strict=True))
 
 
 def strange(some: Sequence[tuple[tuple[Any, ...], Outcome]]) -> str:
     """What is no share at all; empty if all are lists of items."""
     for case, (kind, value) in some:
         if kind == "raised":
-            return f"{call(NAME, case)} raised {value}"
+            return f"{call(NAME, case)} {raised(value)}"
         if not isinstance(value, list):
-            return f"{call(NAME, case)} is {value!r}; a list of items is wanted"
+            return f"{call(NAME, case)} is {value!r}; {nothing(value) or 'a list of items is wanted'}"
+        if value and all(isinstance(v, list) for v in value):
+            return f"{call(NAME, case)} is {value!r}; return the share of this one rank, not a list of shares"
         foreign = [v for v in value if v not in case[0]]
         if foreign:
             return (
