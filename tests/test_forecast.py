@@ -21,8 +21,9 @@ from nbddp.draw.forecast import forecast as draw
 from nbddp.pool.outlook import foresee
 from nbddp.run.screen import Silent
 from nbddp.trace.cost import ALGORITHMS, COSTS, Link, better, fit, hierarchical, seconds, together
-from nbddp.trace.foretold import duration, percent
 from nbddp.trace.measured import Measured
+from nbddp.trace.quantities import amount, duration, percent, size
+from nbddp.trace.quantities import speed as worded_speed
 from nbddp.trace.ring import simulate
 from nbddp.trace.scale import Forecast, Profile, doublings, forecast, predict, profile
 from nbddp.trace.steps import Bucket, Recording, Step
@@ -385,6 +386,18 @@ def test_names_at_the_ends_of_lines_do_not_cover_each_other() -> None:
 )
 def test_durations_have_three_digits(seconds_: float, said: str) -> None:
     assert duration(seconds_) == said
+
+
+@pytest.mark.parametrize(
+    ("worded", "said"),
+    [
+        (worded_speed(25e9), "25.0 GB/s"), (worded_speed(0.9999e9), "1.00 GB/s"), (worded_speed(1.25e8), "125 MB/s"),
+        (worded_speed(math.inf), "too high to be seen"), (amount(2e9), "2.00 GB"), (amount(999.96e6), "1.00 GB"),
+        (amount(2e4), "20.0 KB"), (size(24 << 20), "24 MiB"), (size(3900), "3.8 KiB"),
+    ],
+)  # fmt: skip
+def test_speeds_and_bytes_have_the_unit_that_fits(worded: str, said: str) -> None:
+    assert worded == said
 
 
 def test_small_shares_are_not_nothing() -> None:

@@ -11,9 +11,8 @@ from matplotlib.patches import Rectangle
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Shown
 from nbddp.teach.buckets import Beside, Exchange, Packed, edges
-from nbddp.trace.foretold import duration
 from nbddp.trace.overlap import exposed, lanes
-from nbddp.trace.words import size
+from nbddp.trace.quantities import duration, size
 
 WIDTH, LEFT, RIGHT = 8.6, 0.98, 0.12  # inches
 STRIP, LINE, BELOW = 0.86, 0.26, 0.62  # inches: the packed gradients; a lane of time; the axis under it

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Shown
 from nbddp.teach.whatif import GPUS, WhatIf, micro_batches
-from nbddp.trace.foretold import duration, percent
+from nbddp.trace.quantities import duration, percent
 
 WIDTH, HEIGHT = 9.2, 2.8
 FORWARD, BACKWARD, EXPOSED = "#c9dccd", FILLS[2], "#f0c9a0"

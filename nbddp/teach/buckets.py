@@ -13,11 +13,11 @@ from itertools import accumulate, pairwise
 from nbddp.errors import BadInput
 from nbddp.topology import counted
 from nbddp.trace.cost import COSTS, Link, seconds
-from nbddp.trace.foretold import duration, percent
 from nbddp.trace.overlap import communication, exposed, hidden, length
+from nbddp.trace.quantities import duration, percent, size
 from nbddp.trace.steps import Bucket, Recording, Span, Step
 from nbddp.trace.waiting import typical
-from nbddp.trace.words import parameters, size
+from nbddp.trace.words import parameters
 
 MIB = 1 << 20
 FIRST, CAP = MIB, 25 * MIB  # bytes: where DDP closes its first bucket, and the others, if nobody says

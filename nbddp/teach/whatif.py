@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from nbddp.topology import counted
 from nbddp.trace.cost import Link, hierarchical
-from nbddp.trace.foretold import duration, percent
+from nbddp.trace.quantities import amount, duration, percent
 from nbddp.trace.scale import Predicted, Profile, doublings, predict
 from nbddp.trace.units import delay, speed
 
@@ -157,12 +157,6 @@ def _spans(what: Profile, cost: Callable[[float], float]) -> tuple[tuple[float, 
         else:
             found.append((at, at + cost(count)))
     return tuple(found)
-
-
-def amount(count: float) -> str:
-    """`2.00 GB`, `20.0 MB`: decimal, three digits."""
-    value, unit = next(((count / by, u) for by, u in ((1e9, "GB"), (1e6, "MB")) if count >= by), (count / 1e3, "KB"))
-    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
 
 
 def micro_batches(count: int) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nbddp.teach.whatif import amount
+from nbddp.trace.quantities import amount
 
 PRECISIONS = {"mixed": (2, 2, 12), "float32": (4, 4, 8)}  # bytes per parameter: itself, its gradient, optimizer state
 STAGES = (0, 1, 2, 3)
