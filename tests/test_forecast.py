@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -473,12 +473,6 @@ for _ in range(6):
     optimizer.step()
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(nproc=2) as pool:
-        yield pool
 
 
 def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:

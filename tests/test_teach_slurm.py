@@ -8,7 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from nbddp.export import C10D, SRUN, STATIC, Job, Launch, sbatch_script, script,
 from nbddp.teach import check
 from nbddp.teach.checks.slurm import RIGHT, TASKS, hosts_of, judged
 from nbddp.teach.launching import GLOO, NCCL, plan
-from tests.lessons import Mutant, defined, exercise, pool_of, solution
+from tests.lessons import Mutant, defined, exercise, solution
 
 AWKWARD = (
     "two words",
@@ -297,12 +297,6 @@ def test_the_figure_has_the_commands_and_the_words_of_the_plan() -> None:
 
 
 # -- the exercises ---------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(2) as made:
-        yield made
 
 
 def test_hosts_are_spelled_out() -> None:
