@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 
 from nbddp.draw.boxes import layout as boxes
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, RC
+from nbddp.draw.sheet import part
 from nbddp.draw.shown import Shown
 from nbddp.draw.topology import topology
 from nbddp.export.launch import SRUN
@@ -33,9 +34,7 @@ def launching(plan: Plan) -> Shown:
     with rc_context(RC):
         figure = Figure(figsize=(width, height))
         topology(plan.placed, figure.add_axes((0, below / height, made.width / width, made.height / height)))
-        axes = figure.add_axes((0, 0, 1, below / height))
-        axes.set(xlim=(0, width), ylim=(below, 0))
-        axes.axis("off")
+        axes = part(figure, (0, 0, 1, below / height), width, below)
         y = ABOVE
         for head, frames in parts:
             axes.text(0, y + HEAD / 2 + 0.03, head, size=8.5, weight="bold", va="center", color=INK)

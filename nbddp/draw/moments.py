@@ -6,10 +6,10 @@ from math import sqrt
 from typing import Any
 
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, RC
+from nbddp.draw.sheet import sheet
 from nbddp.draw.shown import Shown
 from nbddp.teach.moments import Sharded, two
 
@@ -27,10 +27,7 @@ def moments(chosen: Sharded) -> Shown:
         return LEFT + (value - low) / (high - low) * MIDDLE
 
     with rc_context(RC):
-        figure = Figure(figsize=(width, height))
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set(xlim=(0, width), ylim=(height, 0))
-        axes.axis("off")
+        figure, axes = sheet(width, height)
         axes.text(0, TITLE / 2 - 0.04, chosen.head(), size=8.5, weight="bold", va="center", color=INK)
         for rank, (shard, m) in enumerate(zip(chosen.shards, chosen.own, strict=True)):
             y = TITLE + (rank + 0.5) * ROW
