@@ -47,13 +47,13 @@ def launching(plan: Plan) -> Shown:
 
 def _parts(plan: Plan) -> list[tuple[str, list[Frame]]]:
     """Headings, each with its frames."""
-    alone = plan.launch.rendezvous == SRUN
+    by_slurm = plan.launch.rendezvous == SRUN
     each: list[Frame] = [
         (where(nodes), [line], FILLS[nodes[0] % len(FILLS)] if len(nodes) == 1 else MUTED)
         for nodes, line in plan.lines()
     ]
     return [
-        ("what Slurm tells the processes" if alone else "typed on each node", each),
+        ("what Slurm tells the processes" if by_slurm else "typed on each node", each),
         ("in the program", [("", list(plan.program()), MUTED)]),
         ("or, on a cluster with Slurm: sbatch", [("", plan.sbatch().rstrip().splitlines(), MUTED)]),
     ]

@@ -1,7 +1,8 @@
 """Lesson 08's explorer: which gradients share a bucket, and when the buckets move if the link carries one at a time.
 
-The packing is torch's `compute_bucket_assignment_by_size` (reducer.cpp) as DDP calls it after its first exchange;
-the time of a bucket is the α–β model of `nbddp.trace.cost` for a ring. Pure: imports only trace/ and what that may.
+The packing is torch's `compute_bucket_assignment_by_size` (reducer.cpp) as DDP calls it after its first exchange, for
+gradients of one dtype on one device: DDP packs each such kind by itself. The time of a bucket is the α–β model of
+`nbddp.trace.cost` for a ring. Pure: imports only trace/ and what that may.
 """
 
 from __future__ import annotations

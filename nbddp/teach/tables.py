@@ -13,7 +13,7 @@ from typing import Any
 from nbddp.teach.answer import OK, not_written
 
 Case = tuple[Any, ...]
-Outcome = tuple[str, Any]  # ("value", plain data) or ("raised", "ValueError: text")
+Outcome = tuple[str, Any]  # ("value", plain data), ("unwritten", None) or ("raised", "ValueError: text")
 
 
 @dataclass(frozen=True)
