@@ -186,7 +186,7 @@ def _run(
     try:
         return in_group(train, make, path, fail_at, resumed)
     except Wrong as wrong:
-        text = str(wrong)
+        text = str(wrong).replace(f"{Path(path).parent}/", "")  # a folder of another name each time
         if "Error(s) in loading state_dict" in text:
             text = (
                 "the names in the checkpoint begin with module. because save took them from the DDP model, and load "
