@@ -72,13 +72,18 @@ def _graph(axes: Any, log: Log) -> None:
                 at[rank], at[other], arrowstyle="-|>", mutation_scale=10, color=INK, lw=1.0,
                 shrinkA=NODE * 72 + 1, shrinkB=NODE * 72 + 1, connectionstyle=f"arc3,rad={0.18 if mutual else 0}",
             ))  # fmt: skip
-    stuck = log.deadlock.ranks if log.deadlock else ()
-    for r, place in at.items():
-        waits, ended = r in log.waits, r in log.ended
-        fill = PAPER if waits else FRAME if ended else TINTS[0]
-        style = (0, (3, 2)) if waits else "solid"
-        axes.add_patch(Circle(place, NODE, fc=fill, ec=INK, ls=style, lw=1.8 if r in stuck else 0.8))
-        axes.text(*place, "end" if ended else str(r), size=7 if ended else 8.5, ha="center", va="center",
-                  color=MUTED if ended else INK)  # fmt: skip
-        if ended:
-            axes.text(place[0], place[1] + NODE + 0.08, f"rank {r}", size=6.8, ha="center", va="center", color=MUTED)
+    for rank, place in at.items():
+        _rank(axes, log, rank, place)
+
+
+def _rank(axes: Any, log: Log, rank: int, place: tuple[float, float]) -> None:
+    """A rank of the graph: dashed while it waits, faint at its end, thick where it is in the deadlock."""
+    waits, ended = rank in log.waits, rank in log.ended
+    fill = PAPER if waits else FRAME if ended else TINTS[0]
+    style = (0, (3, 2)) if waits else "solid"
+    stuck = log.deadlock is not None and rank in log.deadlock.ranks
+    axes.add_patch(Circle(place, NODE, fc=fill, ec=INK, ls=style, lw=1.8 if stuck else 0.8))
+    axes.text(*place, "end" if ended else str(rank), size=7 if ended else 8.5, ha="center", va="center",
+              color=MUTED if ended else INK)  # fmt: skip
+    if ended:
+        axes.text(place[0], place[1] + NODE + 0.08, f"rank {rank}", size=6.8, ha="center", va="center", color=MUTED)
