@@ -126,7 +126,7 @@ def in_group(
     """
     with grouped(at_least):
         found = on_ranks(seeded, function, *args, at_least=at_least, screen=screen)
-    return {r: found[r] for r in found.ranks}
+    return found.by_rank()
 
 
 def judged_by(table: Table) -> Callable[[Any], str]:
@@ -134,7 +134,7 @@ def judged_by(table: Table) -> Callable[[Any], str]:
 
     def judge(function: Callable[..., Any]) -> str:
         found = on_ranks(tabulate, function, table.cases)
-        return table.judge({r: found[r] for r in found.ranks})
+        return table.judge(found.by_rank())
 
     return judge
 
