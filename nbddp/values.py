@@ -22,6 +22,10 @@ class RankValues(Sequence[Any]):
     def ranks(self) -> tuple[int, ...]:
         return tuple(self._values)
 
+    def by_rank(self) -> dict[int, Any]:
+        """Rank → value, of the ranks that ran."""
+        return dict(self._values)
+
     def __len__(self) -> int:
         return len(self._values)
 

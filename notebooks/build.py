@@ -25,7 +25,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -182,7 +181,7 @@ def build(source: Path, execute: bool = True) -> None:
         print(place.relative_to(HERE))
 
 
-def main(words: Sequence[str]) -> Any:
+def main(words: Sequence[str]) -> None:
     for source in named([w for w in words if w != "--source"]):
         build(source, execute="--source" not in words)
 

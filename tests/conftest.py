@@ -1,4 +1,4 @@
-"""Real parts for all tests: a kernel with a pool of four, private to the test run."""
+"""Real parts for all tests: a pool for a module, and a kernel with a pool of four, private to the test run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import nbddp
 from tests.kernels import Kernel
+from tests.lessons import pool_of
 
 pytest.register_assert_rewrite("tests.faults")
 _MATRIX: list[str] = []
@@ -35,6 +37,13 @@ def _private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     os.environ["IPYTHONDIR"] = str(base / "ipython")
     os.environ["PYTHONWARNINGS"] = "ignore"
     return
+
+
+@pytest.fixture(scope="module")
+def pool(request: pytest.FixtureRequest) -> Iterator[nbddp.Pool]:
+    """A pool of the module's own, on which the lessons' checks run: of two workers, or of NPROC where it says so."""
+    with pool_of(getattr(request.module, "NPROC", 2)) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,14 @@ A test of a check looks like this:
     def test_wrong_answers_are_told_why(pool, mutant):
         mutant.meets(check.gpus_of)
 
-`pool` is `pool_of(n)` made a fixture: a real pool on which the checks run.
+`pool` is a fixture (tests/conftest.py): a real pool of the module's own, on which the checks run.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,8 +36,6 @@ SOURCES = sorted((NOTEBOOKS / "source").glob("*.py"))
 
 def builder() -> ModuleType:
     """`notebooks/build.py` as a module."""
-    import sys
-
     if "notebooks_build" not in sys.modules:
         spec = importlib.util.spec_from_file_location("notebooks_build", NOTEBOOKS / "build.py")
         assert spec is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,11 +23,7 @@ from nbddp.trace.units import amount
 from nbddp.trace.waiting import BUS_FACTOR
 from tests.kernels import Kernel
 
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(nproc=3) as pool:
-        yield pool
+NPROC = 3  # of the module's pool
 
 
 def test_every_collective_is_measured_and_right(pool: nbddp.Pool) -> None:

@@ -1,12 +1,17 @@
-"""Tables for the pure part of a hang: who waits for whom, whether it can end, and in which words."""
+"""Tables for the pure part of a hang: who waits for whom, whether it can end, in which words; and a run that hangs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nbddp.errors import RunHung
 from nbddp.run.deadlock import Call, Position, diagnose, position_of, waiting_words, waits_for
+from nbddp.run.screen import Silent
+from nbddp.run.spmd import OUTCOME, Run
 
 
 def at(rank: int, op: str, line: int, sequence: int = 1, what: str = "float[4]", **more: Any) -> Position:
@@ -161,3 +166,41 @@ def test_a_rank_that_does_not_answer_is_silent_and_one_that_is_idle_has_finished
     found = position_of(0, idle, None, 1.0)
     assert (found.state, found.past) == ("finished", {("0", 1): ("barrier", "")})
     assert position_of(0, {**idle, "threads": True}, None, 1.0).state == "running"
+
+
+class Busy:
+    """One rank that waits for another that has finished, and is too busy to answer when it is asked a second time."""
+
+    def __init__(self) -> None:
+        self.run: Run
+        self.asked: list[str] = []
+
+    def send(self, rank: int, *what: Any) -> None:
+        if rank == 1:
+            self.ends(1, {"status": "ok"})
+
+    def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
+        self.asked.append(question["op"])
+        if question["op"] == "where":
+            call = {"op": "recv", "kind": "recv", "peer": 1}
+            place = ("Cell In[1]", 2, "f")
+            hear(0, {"user": place, "call": call, "pending": None, "cpu": 0.0, "threads": 0, "waits": "futex"})
+            hear(1, {"idle": True, "threads": 0})
+
+    def interrupt(self, ranks: Sequence[int]) -> None:
+        self.ends(0, {"status": "failed", "chain": []})
+
+    def ends(self, rank: int, content: dict[str, Any]) -> None:
+        self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": content})
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *asked: {}
+
+
+def test_a_deadlock_that_ended_the_run_is_told_though_a_rank_is_silent_in_the_last_look(tmp_path: Path) -> None:
+    workers = Busy()
+    workers.run = Run(workers, {0: {}, 1: {}}, number=1, logs=tmp_path, screen=Silent(), hang_after=0.05, timeout=10)
+    workers.run.execute()
+    assert workers.asked[-1] == "stack"
+    with pytest.raises(RunHung, match="rank 0 waits in recv"):
+        workers.run.raise_if_bad()

@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,9 @@ from nbddp.draw.forecast import forecast as draw
 from nbddp.pool.outlook import foresee
 from nbddp.run.screen import Silent
 from nbddp.trace.cost import ALGORITHMS, COSTS, Link, better, fit, hierarchical, seconds, together
-from nbddp.trace.foretold import duration, percent
 from nbddp.trace.measured import Measured
+from nbddp.trace.quantities import amount, duration, percent, size
+from nbddp.trace.quantities import speed as worded_speed
 from nbddp.trace.ring import simulate
 from nbddp.trace.scale import Forecast, Profile, doublings, forecast, predict, profile
 from nbddp.trace.steps import Bucket, Recording, Step
@@ -387,6 +388,18 @@ def test_durations_have_three_digits(seconds_: float, said: str) -> None:
     assert duration(seconds_) == said
 
 
+@pytest.mark.parametrize(
+    ("worded", "said"),
+    [
+        (worded_speed(25e9), "25.0 GB/s"), (worded_speed(0.9999e9), "1.00 GB/s"), (worded_speed(1.25e8), "125 MB/s"),
+        (worded_speed(math.inf), "too high to be seen"), (amount(2e9), "2.00 GB"), (amount(999.96e6), "1.00 GB"),
+        (amount(2e4), "20.0 KB"), (size(24 << 20), "24 MiB"), (size(3900), "3.8 KiB"),
+    ],
+)  # fmt: skip
+def test_speeds_and_bytes_have_the_unit_that_fits(worded: str, said: str) -> None:
+    assert worded == said
+
+
 def test_small_shares_are_not_nothing() -> None:
     assert [percent(s) for s in (0, 0.0001, 0.012, 0.5, 1)] == ["0 %", "<0.1 %", "1.2 %", "50 %", "100 %"]
 
@@ -460,12 +473,6 @@ for _ in range(6):
     optimizer.step()
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(nproc=2) as pool:
-        yield pool
 
 
 def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:

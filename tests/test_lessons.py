@@ -251,24 +251,7 @@ def test_an_explorer_in_a_terminal_is_its_words(tmp_path: Path) -> None:
 
 # -- explorers -------------------------------------------------------------------------------
 
-EXPLORERS = [
-    getattr(explore, n)
-    for n in (
-        "layout",
-        "arrived",
-        "order",
-        "ring",
-        "averaging",
-        "samples",
-        "statistics",
-        "buckets",
-        "collectives",
-        "launch",
-        "what_if",
-        "zero",
-        "restarts",
-    )
-]
+EXPLORERS = [getattr(explore, name) for name in explore.__all__ if name != "measured_buckets"]  # which has no controls
 
 
 @pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -74,12 +73,6 @@ CASES: dict[str, tuple[tuple[str, str, str], tuple[int, int, int, int, int]]] = 
     "not trained yet": ((WRAPPED, ADAM, "model = DDP(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(3)]))"
                          "\ndel net, optimizer"), (4 * P, 0, 0, 0, 4 * P)),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(nproc=2) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -14,16 +13,10 @@ import nbddp
 from nbddp.draw.averaging import averaging as figure
 from nbddp.teach import check
 from nbddp.teach.averaging import MEAN, NOTHING, OWN, RATE, SAME, SUM, averaging, gradient, loss, shards
-from tests.lessons import Mutant, defined, exercise, pool_of, solution
+from tests.lessons import Mutant, defined, exercise, solution
 
 ranks = st.integers(2, 4)
 steps = st.integers(1, 20)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(2) as made:
-        yield made
 
 
 # -- the explorer ----------------------------------------------------------------------------

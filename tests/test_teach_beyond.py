@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,14 +15,7 @@ from nbddp.teach.whatif import DELAYS, GPUS, MODELS, SPEEDS, TOKENS, what_if
 from nbddp.teach.zero import PRECISIONS, share, stages
 from nbddp.trace.cost import Link
 from nbddp.trace.units import speed
-from tests.lessons import Mutant, defined, exercise, pool_of, solution
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(2) as made:
-        yield made
-
+from tests.lessons import Mutant, defined, exercise, solution
 
 # -- what if ---------------------------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,16 +29,10 @@ from nbddp.teach.checks.buckets import EXPOSED, EXPOSED_CASES, PACK, PACK_CASES,
 from nbddp.trace.cost import Link, seconds
 from nbddp.trace.overlap import exposed as exposed_of_step
 from nbddp.trace.steps import Bucket, Recording, Step
-from tests.lessons import Mutant, cells, defined, exercise, pool_of, solution
+from tests.lessons import Mutant, cells, defined, exercise, solution
 
 sizes = st.lists(st.integers(1, 60), min_size=1, max_size=20)
 limit = st.integers(1, 80)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(2) as made:
-        yield made
 
 
 # -- the packer ------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -19,16 +18,10 @@ from nbddp.errors import BadInput
 from nbddp.teach import check, grade, running
 from nbddp.teach.answer import Wrong
 from nbddp.teach.submissions import read
-from tests.lessons import NOTEBOOKS, pool_of
+from tests.lessons import NOTEBOOKS
 
 ROOT = Path(__file__).parent.parent
 LESSON = "02-ranks-and-devices.ipynb"
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(2) as made:
-        yield made
 
 
 def notebook(path: Path, *cells: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,15 +27,9 @@ from nbddp.teach.checks.hangs import (
     without_file,
 )
 from nbddp.teach.collectives import PROGRAMS, Action, log, play
-from tests.lessons import Mutant, cells, defined, exercise, pool_of, solution
+from tests.lessons import Mutant, cells, defined, exercise, solution
 
 MANY = 30  # moves, more than any program has
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(2) as made:
-        yield made
 
 
 # -- the explorer ----------------------------------------------------------------------------

@@ -4,7 +4,6 @@ two exercises on real ranks with unequal shards."""
 from __future__ import annotations
 
 import statistics as std
-from collections.abc import Iterator
 from itertools import combinations
 
 import pytest
@@ -18,15 +17,9 @@ from nbddp.draw.moments import moments as figure
 from nbddp.teach import check, norms
 from nbddp.teach.checks.moments import judge_norm, judge_statistics
 from nbddp.teach.moments import EQUAL, UNEQUAL, Moments, merge, merged, moments, sharded, two
-from tests.lessons import Mutant, defined, exercise, pool_of, solution
+from tests.lessons import Mutant, defined, exercise, solution
 
 numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=9)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(2) as made:
-        yield made
 
 
 # -- the explorer ----------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,15 +11,9 @@ from nbddp.draw.placement import placement
 from nbddp.errors import BadInput
 from nbddp.teach import check, running
 from nbddp.teach.placement import GLOBAL, LOCAL, block, layout
-from tests.lessons import Mutant, defined, exercise, pool_of, solution
+from tests.lessons import Mutant, defined, exercise, solution
 
 small = st.integers(1, 4)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(2) as made:
-        yield made
 
 
 # -- the explorer ----------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,13 +17,9 @@ from nbddp.teach.checks.rendezvous import processes_of, reachable
 from nbddp.worker.exercise import meet
 from tests.lessons import Mutant, defined, exercise, pool_of, solution
 
+NPROC = 4  # of the module's pool
+
 FOUR = ("by_address", "by_rank", "by_size", "by_host")
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(4) as made:
-        yield made
 
 
 # -- on paper --------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,9 @@ from nbddp.run.screen import Silent
 from nbddp.teach import check
 from nbddp.teach.checks.restart import LAST_SAVE, judged
 from nbddp.teach.restarts import FAILED, KEPT, LOST, STEPS, restarts, training
-from tests.lessons import Mutant, cells, defined, exercise, pool_of, solution
+from tests.lessons import Mutant, cells, defined, exercise, solution
+
+NPROC = 4  # of the module's pool
 
 few = st.integers(1, 12)
 
@@ -80,12 +81,6 @@ def test_the_figure_counts_as_the_words_do() -> None:
 
 
 # -- the check -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(4) as made:
-        yield made
 
 
 ANSWER = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,13 +31,9 @@ from nbddp.trace.cost import Link
 from nbddp.trace.ring import simulate as timed
 from tests.lessons import Mutant, defined, exercise, pool_of, solution
 
+NPROC = 4  # of the module's pool
+
 sizes = st.integers(2, 8)
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(4) as made:
-        yield made
 
 
 # -- the explorer ----------------------------------------------------------------------------

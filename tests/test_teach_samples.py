@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,14 +13,7 @@ from nbddp.draw.samples import samples
 from nbddp.teach import check
 from nbddp.teach.checks.samples import EPOCHS, judge_accuracy, judge_epochs, near, sets_for
 from nbddp.teach.samples import DROPPED, PADDED, STRAIGHT, TOLD, UNTOLD, dealt, pooled, randperm, repeated, shares
-from tests.lessons import Mutant, defined, exercise, pool_of, solution
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(2) as made:
-        yield made
-
+from tests.lessons import Mutant, defined, exercise, solution
 
 # -- the explorer ----------------------------------------------------------------------------
 

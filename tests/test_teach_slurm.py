@@ -8,7 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from nbddp.export import C10D, SRUN, STATIC, Job, Launch, sbatch_script, script,
 from nbddp.teach import check
 from nbddp.teach.checks.slurm import RIGHT, TASKS, hosts_of, judged
 from nbddp.teach.launching import GLOO, NCCL, plan
-from tests.lessons import Mutant, defined, exercise, pool_of, solution
+from tests.lessons import Mutant, defined, exercise, solution
 
 AWKWARD = (
     "two words",
@@ -117,6 +117,7 @@ def test_a_real_torchrun_gets_awkward_paths_and_words(tmp_path: Path) -> None:
         ({"arguments": ("a\0b",)}, "NUL byte"),
         ({"nnodes": 2, "min_nodes": 3}, "use 1 to 2"),
         ({"nnodes": 2, "min_nodes": 1, "rendezvous": STATIC}, "only c10d"),
+        ({"max_restarts": 1, "rendezvous": SRUN}, "only torchrun starts workers anew; leave max_restarts out"),
     ],
 )
 def test_an_impossible_launch_is_refused(asked: dict[str, Any], says: str) -> None:
@@ -215,8 +216,20 @@ def test_what_is_asked_of_slurm() -> None:
     assert directives(sbatch_script(Launch(nproc=2, gpus_per_proc=2)))["gres"] == "gpu:4"
     assert "gres" not in directives(sbatch_script(Launch(nnodes=2, gpus_per_proc=0)))
     assert "\nsource env/bin/activate\n" in sbatch_script(Launch(), Job(setup=("source env/bin/activate",)))
-    with pytest.raises(BadInput, match="ends at a line break"):
-        sbatch_script(Launch(), Job(name="two\nlines"))
+
+
+@pytest.mark.parametrize("name", ["name", "partition", "memory_per_cpu", "time", "output"])
+def test_no_value_can_end_its_directive_and_begin_another(name: str) -> None:
+    for value in ("two\nlines", "1\n#SBATCH --uid=0"):
+        with pytest.raises(BadInput, match="ends at a line break"):
+            sbatch_script(Launch(), Job(**{name: value}))
+
+
+def test_what_slurm_would_not_do_is_refused() -> None:
+    with pytest.raises(BadInput, match="leave min_nodes=1 out"):
+        sbatch_script(Launch(nnodes=2, min_nodes=1))
+    with pytest.raises(BadInput, match="cpus_per_proc=0 is not possible"):
+        Job(cpus_per_proc=0)
 
 
 # -- cells → script --------------------------------------------------------------------------
@@ -297,12 +310,6 @@ def test_the_figure_has_the_commands_and_the_words_of_the_plan() -> None:
 
 
 # -- the exercises ---------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(2) as made:
-        yield made
 
 
 def test_hosts_are_spelled_out() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -15,14 +14,7 @@ from nbddp.errors import BadInput
 from nbddp.teach import check
 from nbddp.teach.checks.spmd import unfair
 from nbddp.teach.spmd import AFTER, BEFORE, NOBODY, printing
-from tests.lessons import Mutant, defined, exercise, pool_of, solution
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with pool_of(2) as made:
-        yield made
-
+from tests.lessons import Mutant, defined, exercise, solution
 
 # -- the explorer ----------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import textwrap
 import types
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -77,12 +76,6 @@ def program(mode: str) -> str:
     given = {"options": "", "hook": "", "unused": "False", "step": "loss(step).backward()", "around": "train()"}
     code = TRAIN.format(**{**given, **MODES[mode]})
     return code.replace("bucket_cap_mb=0.03", "bucket_cap_mb=25") if mode == "PowerSGD" else code
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(nproc=2) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("mode", MODES)

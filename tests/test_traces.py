@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,6 @@ split = parallelize_module(make(), mesh, {"0": ColwiseParallel(), "2": RowwisePa
 split(torch.ones(4, 64)).sum().backward()
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(nproc=2) as pool:
-        yield pool
 
 
 def spans(merged: Merged, start: str, rank: int) -> list[dict[str, Any]]:

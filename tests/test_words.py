@@ -217,6 +217,7 @@ def test_values_that_cannot_travel_say_why() -> None:
 
 def test_values_by_rank_are_a_sequence_with_a_readable_repr() -> None:
     some = RankValues({2: "b", 0: "a", 3: "b"})
+    assert some.by_rank() == {0: "a", 2: "b", 3: "b"}
     assert (some[2], list(some), some.ranks) == ("b", ["a", "b", "b"], (0, 2, 3))
     assert repr(some) == "rank 0    │ 'a'\nranks 2–3 │ 'b'"
     with pytest.raises(IndexError, match="rank 1 has no value here; ranks 0, 2–3 have"):

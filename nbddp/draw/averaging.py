@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from nbddp.draw.palette import FILLS, INK, MUTED, RC
+from nbddp.draw.palette import FAINT, FILLS, INK, MUTED, RC
 from nbddp.draw.shown import Shown
 from nbddp.teach.averaging import Fit
 from nbddp.topology import rank_words
@@ -71,7 +71,7 @@ def _frame(axes: Any, fit: Fit, title: str) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
-        axes.spines[side].set_color("#b0b0b0")
+        axes.spines[side].set_color(FAINT)
 
 
 def _label(axes: Any, last: float, ends: Sequence[tuple[float, str, str]]) -> None:

@@ -12,9 +12,8 @@ from nbddp.draw.palette import FILLS, MUTED, RC
 from nbddp.draw.shown import Shown
 from nbddp.draw.table import Table
 from nbddp.topology import counted
-from nbddp.trace.foretold import duration, speed
 from nbddp.trace.measured import Measured
-from nbddp.trace.words import size
+from nbddp.trace.quantities import duration, size, speed
 
 COLUMNS = ("collective", "size", "median", "first quartile", "third quartile", "algorithm", "bus", "wrong")
 FORMATS = {

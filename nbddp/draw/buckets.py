@@ -8,16 +8,14 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
+from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
 from nbddp.draw.shown import Shown
 from nbddp.teach.buckets import Beside, Exchange, Packed, edges
-from nbddp.trace.foretold import duration
 from nbddp.trace.overlap import exposed, lanes
-from nbddp.trace.words import size
+from nbddp.trace.quantities import duration, size
 
 WIDTH, LEFT, RIGHT = 8.6, 0.98, 0.12  # inches
 STRIP, LINE, BELOW = 0.86, 0.26, 0.62  # inches: the packed gradients; a lane of time; the axis under it
-TINT = ("#dbe6f2", "#f6e3cf", "#dcefdd", "#f2dcec")  # of FILLS, for dark text
 BACKWARD = FILLS[2]
 
 
@@ -66,10 +64,10 @@ def _gradients(axes: Any, some: Packed) -> None:
         left, right = at[members[0]][0], at[members[-1]][1]
         for i in members:
             a, b = at[i]
-            axes.add_patch(Rectangle((a, 0.06), b - a, 0.36, fc=TINT[k % 4], ec=INK, lw=0.4))
+            axes.add_patch(Rectangle((a, 0.06), b - a, 0.36, fc=TINTS[k % len(TINTS)], ec=INK, lw=0.4))
             _fit(axes, (a + b) / 2, 0.25, [some.names[i], some.names[i].split(".")[0]], (b - a) / inch)
         axes.plot([left + 0.03 * inch, left + 0.03 * inch, right - 0.03 * inch, right - 0.03 * inch],
-                  [0.48, 0.54, 0.54, 0.48], color=FILLS[k % 4], lw=1.6, solid_joinstyle="miter")  # fmt: skip
+                  [0.48, 0.54, 0.54, 0.48], color=FILLS[k % len(FILLS)], lw=1.6, solid_joinstyle="miter")  # fmt: skip
         said = size(some.size(k))
         _fit(axes, (left + right) / 2, 0.69, [f"bucket {k} · {said}", f"{k} · {said}", str(k)], (right - left) / inch)
 
@@ -95,7 +93,7 @@ def _time(axes: Any, e: Exchange, row: list[int], own: float, whole: int, last: 
         k, y = bucket.index, LINE * (1 + lane)
         axes.plot([bucket.ready / 1e6] * 2, [LINE - 0.08, LINE + 0.03], color=INK, lw=0.9)
         axes.add_patch(Rectangle((bucket.sent / 1e6, y + 0.03), (bucket.done - bucket.sent) / 1e6, LINE - 0.06,
-                                 fc=TINT[k % 4], ec=INK, lw=0.5))  # fmt: skip
+                                 fc=TINTS[k % len(TINTS)], ec=INK, lw=0.5))  # fmt: skip
         middle, room = (bucket.sent + bucket.done) / 2e6, (bucket.done - bucket.sent) / inch
         _fit(axes, middle, y + LINE / 2, [f"bucket {k}", str(k)], room)
     _exposed(axes, e, LINE * (2 + max(row, default=0)), end, whole)

@@ -9,7 +9,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
-from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
+from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
+from nbddp.draw.sheet import part
 from nbddp.draw.shown import Shown
 from nbddp.teach.collectives import AHEAD, DONE, RUNS, WAITS, Entry, Log
 from nbddp.topology import rank_words
@@ -26,7 +27,7 @@ def collectives(log: Log) -> Shown:
     width, height = table + 0.3 + GRAPH, HEAD + max(rows, GRAPH)
     with rc_context(RC):
         figure = Figure(figsize=(width, height))
-        axes = _axes(figure, (0, 0, table / width, 1), table, height)
+        axes = part(figure, (0, 0, table / width, 1), table, height)
         axes.text(0, 0.12, "what every rank has called", size=8.5, weight="bold", va="center")
         for rank, some in log.entries.items():
             y = HEAD + rank * ROW
@@ -35,21 +36,14 @@ def collectives(log: Log) -> Shown:
                 _entry(axes, e, NAME + i * CELL, y, log.waits.get(rank, ()))
             if rank in log.ended:
                 axes.text(NAME + len(some) * CELL + 0.06, y + ROW / 2 - 0.03, "end", size=8, va="center", color=MUTED)
-        graph = _axes(figure, (1 - GRAPH / width, 0, GRAPH / width, 1), GRAPH, height)
+        graph = part(figure, (1 - GRAPH / width, 0, GRAPH / width, 1), GRAPH, height)
         _graph(graph, log)
     return Shown(figure, log.words())
 
 
-def _axes(figure: Figure, place: tuple[float, float, float, float], width: float, height: float) -> Any:
-    axes = figure.add_axes(place)
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    axes.axis("off")
-    return axes
-
-
 def _entry(axes: Any, e: Entry, x: float, y: float, awaited: tuple[int, ...]) -> None:
     """One call: filled when it is done, in a dashed frame while its rank waits, faint before it."""
-    fill = {DONE: FILLS[0], WAITS: PAPER, RUNS: "#dbe6f2", AHEAD: FRAME}[e.state]
+    fill = {DONE: FILLS[0], WAITS: PAPER, RUNS: TINTS[0], AHEAD: FRAME}[e.state]
     edge, style = (INK, (0, (3, 2))) if e.state == WAITS else (PAPER, "solid")
     ink = {DONE: PAPER, AHEAD: MUTED}.get(e.state, INK)
     axes.add_patch(
@@ -78,13 +72,18 @@ def _graph(axes: Any, log: Log) -> None:
                 at[rank], at[other], arrowstyle="-|>", mutation_scale=10, color=INK, lw=1.0,
                 shrinkA=NODE * 72 + 1, shrinkB=NODE * 72 + 1, connectionstyle=f"arc3,rad={0.18 if mutual else 0}",
             ))  # fmt: skip
-    stuck = log.deadlock.ranks if log.deadlock else ()
-    for r, place in at.items():
-        waits, ended = r in log.waits, r in log.ended
-        fill = PAPER if waits else FRAME if ended else "#dbe6f2"
-        style = (0, (3, 2)) if waits else "solid"
-        axes.add_patch(Circle(place, NODE, fc=fill, ec=INK, ls=style, lw=1.8 if r in stuck else 0.8))
-        axes.text(*place, "end" if ended else str(r), size=7 if ended else 8.5, ha="center", va="center",
-                  color=MUTED if ended else INK)  # fmt: skip
-        if ended:
-            axes.text(place[0], place[1] + NODE + 0.08, f"rank {r}", size=6.8, ha="center", va="center", color=MUTED)
+    for rank, place in at.items():
+        _rank(axes, log, rank, place)
+
+
+def _rank(axes: Any, log: Log, rank: int, place: tuple[float, float]) -> None:
+    """A rank of the graph: dashed while it waits, faint at its end, thick where it is in the deadlock."""
+    waits, ended = rank in log.waits, rank in log.ended
+    fill = PAPER if waits else FRAME if ended else TINTS[0]
+    style = (0, (3, 2)) if waits else "solid"
+    stuck = log.deadlock is not None and rank in log.deadlock.ranks
+    axes.add_patch(Circle(place, NODE, fc=fill, ec=INK, ls=style, lw=1.8 if stuck else 0.8))
+    axes.text(*place, "end" if ended else str(rank), size=7 if ended else 8.5, ha="center", va="center",
+              color=MUTED if ended else INK)  # fmt: skip
+    if ended:
+        axes.text(place[0], place[1] + NODE + 0.08, f"rank {rank}", size=6.8, ha="center", va="center", color=MUTED)

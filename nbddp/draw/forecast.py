@@ -17,7 +17,8 @@ from matplotlib.patches import Patch
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Shown
 from nbddp.draw.table import Table
-from nbddp.trace.foretold import COLUMNS, duration, knee, percent, rows, sentences
+from nbddp.trace.foretold import COLUMNS, knee, rows, sentences
+from nbddp.trace.quantities import duration, percent
 from nbddp.trace.scale import Forecast, Predicted
 
 COMPUTE, EXPOSED = "#c9dccd", "#f0c9a0"

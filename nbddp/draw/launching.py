@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 
 from nbddp.draw.boxes import layout as boxes
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, RC
+from nbddp.draw.sheet import part
 from nbddp.draw.shown import Shown
 from nbddp.draw.topology import topology
 from nbddp.export.launch import SRUN
@@ -33,9 +34,7 @@ def launching(plan: Plan) -> Shown:
     with rc_context(RC):
         figure = Figure(figsize=(width, height))
         topology(plan.placed, figure.add_axes((0, below / height, made.width / width, made.height / height)))
-        axes = figure.add_axes((0, 0, 1, below / height))
-        axes.set(xlim=(0, width), ylim=(below, 0))
-        axes.axis("off")
+        axes = part(figure, (0, 0, 1, below / height), width, below)
         y = ABOVE
         for head, frames in parts:
             axes.text(0, y + HEAD / 2 + 0.03, head, size=8.5, weight="bold", va="center", color=INK)
@@ -48,13 +47,13 @@ def launching(plan: Plan) -> Shown:
 
 def _parts(plan: Plan) -> list[tuple[str, list[Frame]]]:
     """Headings, each with its frames."""
-    alone = plan.launch.rendezvous == SRUN
+    by_slurm = plan.launch.rendezvous == SRUN
     each: list[Frame] = [
         (where(nodes), [line], FILLS[nodes[0] % len(FILLS)] if len(nodes) == 1 else MUTED)
         for nodes, line in plan.lines()
     ]
     return [
-        ("what Slurm tells the processes" if alone else "typed on each node", each),
+        ("what Slurm tells the processes" if by_slurm else "typed on each node", each),
         ("in the program", [("", list(plan.program()), MUTED)]),
         ("or, on a cluster with Slurm: sbatch", [("", plan.sbatch().rstrip().splitlines(), MUTED)]),
     ]

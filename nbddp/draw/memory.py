@@ -14,7 +14,7 @@ from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Shown
 from nbddp.draw.table import Table
 from nbddp.trace.memory import MOST_ROWS, RankMemory, columns_and_rows, sentences, shown_parts, span
-from nbddp.trace.words import size
+from nbddp.trace.quantities import size
 
 WIDTH, BAR = 9.2, 0.62  # inches; BAR is a bar's share of its row
 LEFT, RIGHT, BOTTOM, LEGEND = 0.75, 0.95, 0.5, 0.42  # inches: names, totals, axis, legend

@@ -6,10 +6,10 @@ from math import sqrt
 from typing import Any
 
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, RC
+from nbddp.draw.sheet import sheet
 from nbddp.draw.shown import Shown
 from nbddp.teach.moments import Sharded, two
 
@@ -27,26 +27,28 @@ def moments(chosen: Sharded) -> Shown:
         return LEFT + (value - low) / (high - low) * MIDDLE
 
     with rc_context(RC):
-        figure = Figure(figsize=(width, height))
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set(xlim=(0, width), ylim=(height, 0))
-        axes.axis("off")
+        figure, axes = sheet(width, height)
         axes.text(0, TITLE / 2 - 0.04, chosen.head(), size=8.5, weight="bold", va="center", color=INK)
-        for rank, (shard, m) in enumerate(zip(chosen.shards, chosen.own, strict=True)):
-            y = TITLE + (rank + 0.5) * ROW
-            _row(axes, at, y, f"rank {rank}", m.mean, m.variance)
-            _dots(axes, at, y, shard, FILLS[rank % len(FILLS)])
+        _rows(axes, at, chosen)
         below = TITLE + len(chosen.own) * ROW
         axes.plot([0, width], [below, below], color=MUTED, linewidth=0.6)
-        _row(axes, at, below + 0.5 * ROW, "whole, merged", chosen.whole.mean, chosen.whole.variance)
-        for rank, shard in enumerate(chosen.shards):
-            _dots(axes, at, below + 0.5 * ROW, shard, FILLS[rank % len(FILLS)])
-        _row(axes, at, below + 1.5 * ROW, "variances averaged", chosen.whole.mean, chosen.averaged, dashed=True)
         _axis(axes, at, below + 2 * ROW, low, high)
         for i, line in enumerate(said):
             y = height - (len(said) - i - 0.5) * FOOT
             axes.text(0, y, line.replace("-", "−"), size=8, va="center", color=INK)
     return Shown(figure, chosen.words())
+
+
+def _rows(axes: Any, at: Any, chosen: Sharded) -> None:
+    """A row per rank, one of the whole, and one of what the plain mean of the variances would be."""
+    whole = TITLE + (len(chosen.own) + 0.5) * ROW
+    _row(axes, at, whole, "whole, merged", chosen.whole.mean, chosen.whole.variance)
+    _row(axes, at, whole + ROW, "variances averaged", chosen.whole.mean, chosen.averaged, dashed=True)
+    for rank, (shard, m) in enumerate(zip(chosen.shards, chosen.own, strict=True)):
+        y, colour = TITLE + (rank + 0.5) * ROW, FILLS[rank % len(FILLS)]
+        _row(axes, at, y, f"rank {rank}", m.mean, m.variance)
+        _dots(axes, at, y, shard, colour)
+        _dots(axes, at, whole, shard, colour)
 
 
 def _range(chosen: Sharded) -> tuple[float, float]:

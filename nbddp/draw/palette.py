@@ -4,7 +4,9 @@ the contrast of WCAG 2: text on a fill must reach 4.5:1."""
 from __future__ import annotations
 
 INK, MUTED, PAPER, FRAME = "#1a1a1a", "#595959", "#ffffff", "#f4f4f4"
+FAINT = "#b0b0b0"  # for lines; never for text
 FILLS = ("#33608c", "#9c4a00", "#1f6f2b", "#8f2d6b")  # one per node, in turn; white text is readable on each
+TINTS = ("#dbe6f2", "#f6e3cf", "#dcefdd", "#f2dcec")  # of FILLS, for dark text
 RC = {
     "font.size": 9,
     "font.family": "DejaVu Sans",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nbddp.draw.boxes import layout as boxes
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
+from nbddp.draw.sheet import part
 from nbddp.draw.shown import Shown
 from nbddp.draw.topology import topology
 from nbddp.machine import several
@@ -27,13 +30,8 @@ def placement(chosen: Layout) -> Shown:
     height = TITLE + made.height + strip
     with rc_context(RC):
         figure = Figure(figsize=(width, height))
-        topology(
-            chosen.placed,
-            figure.add_axes((0, strip / height, made.width / width, made.height / height)),
-        )
-        axes = figure.add_axes((0, 0, 1, strip / height))
-        axes.set(xlim=(0, width), ylim=(strip, 0))
-        axes.axis("off")
+        topology(chosen.placed, figure.add_axes((0, strip / height, made.width / width, made.height / height)))
+        axes = part(figure, (0, 0, 1, strip / height), width, strip)
         head = f"each rank asks for the GPUs of its {chosen.by}"
         axes.text(0, ABOVE + HEAD / 2 - 0.06, head, size=8.5, weight="bold", va="center", color=INK)
         for i, taken in enumerate(chosen.taken):
@@ -41,10 +39,10 @@ def placement(chosen: Layout) -> Shown:
     return Shown(figure, chosen.words())
 
 
-def _cell(axes: object, taken: Taken, x: float, y: float) -> None:
+def _cell(axes: Any, taken: Taken, x: float, y: float) -> None:
     """One rank: what it asks for, on its node's colour if that is there, in a dashed frame if not."""
     there = not taken.missing
-    axes.add_patch(  # type: ignore[attr-defined]
+    axes.add_patch(
         Rectangle(
             (x + 0.03, y),
             CELL - 0.06,
@@ -56,7 +54,6 @@ def _cell(axes: object, taken: Taken, x: float, y: float) -> None:
         )
     )
     middle, ink = x + CELL / 2, PAPER if there else INK
-    write = axes.text  # type: ignore[attr-defined]
-    write(middle, y + 0.11, f"rank {taken.rank}", size=6.8, ha="center", va="center", color=ink, weight="bold")
+    axes.text(middle, y + 0.11, f"rank {taken.rank}", size=6.8, ha="center", va="center", color=ink, weight="bold")
     asks = several("GPU", taken.gpus) + ("" if there else ": none")
-    write(middle, y + 0.245, asks, size=6.8, ha="center", va="center", color=ink if there else MUTED)
+    axes.text(middle, y + 0.245, asks, size=6.8, ha="center", va="center", color=ink if there else MUTED)

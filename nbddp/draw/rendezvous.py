@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
+from nbddp.draw.sheet import sheet
 from nbddp.draw.shown import Shown
 from nbddp.teach.rendezvous import MEETS, REFUSED, SEEKS, Meeting, Place
 
@@ -23,10 +23,7 @@ def arrivals(found: Meeting) -> Shown:
     stores = found.stores()
     height = HEAD + max(found.expected * ROW, len(stores) * (STORE_HEIGHT + 0.15)) + 0.1
     with rc_context(RC):
-        figure = Figure(figsize=(WIDE, height))
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set(xlim=(0, WIDE), ylim=(height, 0))
-        axes.axis("off")
+        figure, axes = sheet(WIDE, height)
         head = found.verdict().split(": ")[0]
         axes.text(0.05, 0.17, head, size=10.5, weight="bold", va="center", color=INK)
         middles = {}

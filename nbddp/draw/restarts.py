@@ -6,10 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from matplotlib import rc_context
-from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
+from nbddp.draw.sheet import sheet
 from nbddp.draw.shown import Shown
 from nbddp.teach.restarts import FAILED, KEPT, LOST, Attempt, Training
 
@@ -21,10 +22,7 @@ def restarts(made: Training) -> Shown:
     width = LEFT + made.steps * CELL + RIGHT
     height = HEAD + len(made.attempts) * ROW + FOOT
     with rc_context(RC):
-        figure = Figure(figsize=(width, height))
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set(xlim=(0, width), ylim=(height, 0))
-        axes.axis("off")
+        figure, axes = sheet(width, height)
         axes.text(0, 0.14, made.verdict().partition(":")[0], size=10, weight="bold", va="center", color=INK)
         axes.text(0, 0.36, made.verdict().partition(": ")[2], size=8, va="center", color=MUTED)
         for step in range(made.steps):
@@ -70,8 +68,6 @@ def _look(kind: str) -> dict[str, Any]:
 
 
 def _key() -> list[Any]:
-    from matplotlib.lines import Line2D
-
     return [
         Patch(**_look(KEPT), label="done and kept"),
         Patch(**_look(LOST), label="done and lost"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
+from nbddp.draw.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC
+from nbddp.draw.sheet import sheet
 from nbddp.draw.shown import Shown
 from nbddp.teach.ring import LETTERS, Parts, Shot, complete
 
@@ -25,10 +25,7 @@ def ring(shot: Shot) -> Shown:
     width = max(LEFT + ARROW + n * wide + (n - 1) * BETWEEN + ARROW + 0.1, 5.2)
     height = TOP + n * CELL + FOOT
     with rc_context(RC):
-        figure = Figure(figsize=(width, height))
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set(xlim=(0, width), ylim=(height, 0))
-        axes.axis("off")
+        figure, axes = sheet(width, height)
         axes.text(0.02, 0.13, f"{shot.program} on {n} ranks", size=9.5, weight="bold", va="center")
         axes.text(0.02, 0.34, shot.heading(), size=8.5, va="center", color=MUTED)
         lefts = [LEFT + ARROW + r * (wide + BETWEEN) for r in range(n)]
@@ -52,7 +49,7 @@ def _chunk(axes: Any, parts: Parts, x: float, y: float, wide: float, arrived: bo
     axes.add_patch(
         Rectangle(
             (x, y + 0.035), wide, CELL - 0.07, facecolor=FRAME if arrived else PAPER,
-            edgecolor=INK if arrived else "#b0b0b0", linewidth=1.8 if arrived else 0.8,
+            edgecolor=INK if arrived else FAINT, linewidth=1.8 if arrived else 0.8,
         )
     )  # fmt: skip
     middle = y + CELL / 2

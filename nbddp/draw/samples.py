@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
+from nbddp.draw.sheet import sheet
 from nbddp.draw.shown import Shown
 from nbddp.teach.samples import Dealt
 
@@ -22,10 +22,7 @@ def samples(chosen: Dealt) -> Shown:
     width = max(LEFT + grid + NOTE, LEAST)
     height = TITLE + HEAD + len(chosen.epochs) * ROW + FOOT
     with rc_context(RC):
-        figure = Figure(figsize=(width, height))
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set(xlim=(0, width), ylim=(height, 0))
-        axes.axis("off")
+        figure, axes = sheet(width, height)
         axes.text(0, TITLE / 2 - 0.04, chosen.summary(), size=8.5, weight="bold", va="center", color=INK)
         axes.text(LEFT - 0.1, TITLE + HEAD / 2, "sample", size=7.5, ha="right", va="center", color=MUTED)
         for s in range(chosen.samples):

@@ -16,6 +16,11 @@ from nbddp.draw.palette import RC
 DPI = 150
 
 
+def width(png: bytes) -> int:
+    """Pixels across at which a page shows a picture: half of those in its header, since DPI is for dense screens."""
+    return int.from_bytes(png[16:20], "big") // 2
+
+
 class Shown:
     """A matplotlib figure and its content in words. `str` and `repr` are the words."""
 
@@ -38,6 +43,5 @@ class Shown:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         data = self.png()
-        width = int.from_bytes(data[16:20], "big")  # the PNG header: half its pixels on a screen of usual density
         bundle = {"image/png": base64.b64encode(data).decode(), "text/plain": self.words}
-        return bundle, {"image/png": {"alt": self.words, "width": width // 2}}
+        return bundle, {"image/png": {"alt": self.words, "width": width(data)}}

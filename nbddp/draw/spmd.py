@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
+from nbddp.draw.sheet import sheet
 from nbddp.draw.shown import Shown
 from nbddp.teach.spmd import AFTER, Printing
 
@@ -24,10 +24,7 @@ def prints(made: Printing) -> Shown:
     width = right + 0.3 + TERMINAL
     height = HEAD + max(made.ranks * LANE + FOOT, len(made.lines) * ROW + 0.34)
     with rc_context(RC):
-        figure = Figure(figsize=(width, height))
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set(xlim=(0, width), ylim=(height, 0))
-        axes.axis("off")
+        figure, axes = sheet(width, height)
         axes.text(0.03, 0.17, made.heading(), size=10.5, weight="bold", va="center", color=INK)
         for rank in range(made.ranks):
             _lane(axes, made, rank, HEAD + rank * LANE)

@@ -13,9 +13,10 @@ from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Shown
 from nbddp.draw.table import Table
 from nbddp.trace.overlap import communication, exposed, hidden_share, lanes
+from nbddp.trace.quantities import duration, size
 from nbddp.trace.steps import Recording, Step
 from nbddp.trace.waiting import curves, transfers
-from nbddp.trace.words import COLUMNS, milliseconds, rows, sentences, size
+from nbddp.trace.words import COLUMNS, rows, sentences
 
 FORWARD, BACKWARD, OPTIMIZER, MOVES, WAITS = FILLS[0], FILLS[2], FILLS[3], "#f0c9a0", "#fbeede"
 LANE, WIDTH = 0.34, 9.2
@@ -112,7 +113,7 @@ def _rank(axes: Any, step: Step, starts: Mapping[int, int], begin: int, top: flo
         start = max(step.backward[1], communication(step)[0][0]) - begin
         end = communication(step)[-1][1] - begin
         axes.plot([start / 1e6, end / 1e6], [top - LANE * depth - 0.03] * 2, color=INK, lw=2, solid_capstyle="butt")
-        note = f"exposed {milliseconds(exposed(step))}"
+        note = f"exposed {duration(exposed(step) / 1e9)}"
         axes.text(end / 1e6, top - LANE * depth - 0.05, note, size=6.5, ha="right", va="top", color=MUTED)
     return LANE * depth + 0.1
 

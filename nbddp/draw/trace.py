@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 from nbddp.topology import counted, rank_words
 from nbddp.trace.merge import Merged
-from nbddp.trace.words import clocks_agree, size
+from nbddp.trace.quantities import size
+from nbddp.trace.words import clocks_agree
 
 VIEWER = "https://ui.perfetto.dev"
 

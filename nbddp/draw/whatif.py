@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Shown
 from nbddp.teach.whatif import GPUS, WhatIf, micro_batches
-from nbddp.trace.foretold import duration, percent
+from nbddp.trace.quantities import duration, percent
 
 WIDTH, HEIGHT = 9.2, 2.8
 FORWARD, BACKWARD, EXPOSED = "#c9dccd", FILLS[2], "#f0c9a0"
@@ -47,6 +47,11 @@ def _step(axes: Any, some: WhatIf) -> None:
     axes.tick_params(left=False)
     axes.set_xlabel(f"{unit} since the step began")
     axes.set_title(f"a step of {micro_batches(some.micro_batches)}: {duration(some.chosen.step)}", loc="left", size=9)
+    _key(axes)
+    _bare(axes, "left")
+
+
+def _key(axes: Any) -> None:
     handles = [
         Patch(fc=FORWARD, ec=MUTED, lw=0.5, label="forward"),
         Patch(fc=BACKWARD, ec=MUTED, lw=0.5, label="backward"),
@@ -54,7 +59,6 @@ def _step(axes: Any, some: WhatIf) -> None:
         Patch(fc=FILLS[0], ec=MUTED, lw=0.5, label="all-reduce"),
     ]
     axes.legend(handles=handles, frameon=False, fontsize=7.5, loc="upper left", ncols=4, columnspacing=1.2)
-    _bare(axes, "left")
 
 
 def _box(axes: Any, start: float, end: float, row: float, colour: str, hatch: str | None = None) -> None:

@@ -11,8 +11,8 @@ from matplotlib.patches import Rectangle
 from nbddp.draw.memory import STYLES
 from nbddp.draw.palette import INK, PAPER, RC
 from nbddp.draw.shown import Shown
-from nbddp.teach.whatif import amount
 from nbddp.teach.zero import MEMORY, NAMES, PARTS, Share, Stages
+from nbddp.trace.quantities import amount
 
 WIDTH, HEIGHT = 9.2, 2.75
 BAR = 0.62  # of a row

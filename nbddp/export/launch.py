@@ -31,7 +31,8 @@ class Launch:
     rendezvous: C10D (torchrun's nodes find out among themselves who is which), STATIC (each node is told its rank) or
         SRUN (no torchrun: Slurm starts every process and gives it its numbers).
     gpus_per_proc: 0 for a program that runs on CPU.
-    min_nodes: with c10d, go on with as few nodes as these.
+    max_restarts: how often torchrun starts all workers anew when one has failed; SRUN has nobody who would.
+    min_nodes: with c10d, go on with as few nodes as these; not in a batch script.
     host, port: where the ranks meet; in a batch script Slurm says so instead. run_id: tells two jobs at one host apart.
     """
 
@@ -57,6 +58,8 @@ class Launch:
             raise BadInput(f"port={self.port} is no port; use a number from 1024 to 65535")
         if not self.script or not self.host or self.host.split() != [self.host]:
             raise BadInput("a launch needs the path of a script, and a host's name without blanks")
+        if self.max_restarts and self.rendezvous == SRUN:
+            raise BadInput(f"only torchrun starts workers anew; leave max_restarts out, or use rendezvous={C10D!r}")
         self._check_elastic()
         for word in (self.script, *self.arguments, self.host, self.run_id):
             if "\0" in word:

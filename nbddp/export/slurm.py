@@ -34,6 +34,7 @@ class Job:
     time: Slurm's `hours:minutes:seconds`. memory_per_cpu: such as `2G`.
     output: the log's path; Slurm puts the job's name for %x and its number for %j.
     setup: lines of shell that run first, as they are, such as `source env/bin/activate`.
+    Raises BadInput for a process without a core.
     """
 
     name: str = "ddp"
@@ -44,10 +45,19 @@ class Job:
     output: str = "%x-%j.out"
     setup: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.cpus_per_proc < 1:
+            raise BadInput(f"cpus_per_proc={self.cpus_per_proc} is not possible; use 1 or more")
+
 
 def sbatch_script(launch: Launch, job: Job | None = None) -> str:
-    """The batch script, to be handed to sbatch. Raises BadInput for a value that no #SBATCH line can hold."""
+    """The batch script, to be handed to sbatch.
+
+    Raises BadInput for a value that no #SBATCH line can hold, and for `min_nodes`: Slurm ends a job that loses a node.
+    """
     job = job or Job()
+    if launch.min_nodes is not None:
+        raise BadInput(f"a job that loses a node is ended by Slurm; leave min_nodes={launch.min_nodes} out")
     directives = "\n".join(f"#SBATCH --{name}={_directive(name, value)}" for name, value in _asked(launch, job))
     alone = launch.nnodes == 1 and launch.rendezvous != SRUN  # torchrun --standalone finds a port itself
     parts = ["#!/bin/bash", directives, "", "set -e", *job.setup, *([] if alone else [MEET, ""]), _srun(launch, job)]

@@ -8,8 +8,8 @@ from typing import Any
 from nbddp.errors import BadInput
 from nbddp.topology import counted
 from nbddp.trace.measured import Measured
+from nbddp.trace.quantities import size as size_words
 from nbddp.trace.waiting import BUS_FACTOR
-from nbddp.trace.words import size as size_words
 
 SMALLEST, LARGEST, FACTOR = 1 << 10, 64 << 20, 4
 REPEAT, WARMUP = 12, 3

@@ -330,6 +330,8 @@ class Run:
         for rank in range(self.world_size):
             self.positions.setdefault(rank, deadlock.Position(rank, "absent"))
         found = deadlock.diagnose(self.positions)
+        if self.ended_by == supervise.HUNG and found is None:
+            return  # it stands proven: a rank was only too busy to say once more where it is
         if found != self.deadlock:
             self._hung_since = time.monotonic() if found is not None else None
         self.deadlock = found

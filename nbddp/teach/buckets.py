@@ -1,7 +1,8 @@
 """Lesson 08's explorer: which gradients share a bucket, and when the buckets move if the link carries one at a time.
 
-The packing is torch's `compute_bucket_assignment_by_size` (reducer.cpp) as DDP calls it after its first exchange;
-the time of a bucket is the α–β model of `nbddp.trace.cost` for a ring. Pure: imports only trace/ and what that may.
+The packing is torch's `compute_bucket_assignment_by_size` (reducer.cpp) as DDP calls it after its first exchange, for
+gradients of one dtype on one device: DDP packs each such kind by itself. The time of a bucket is the α–β model of
+`nbddp.trace.cost` for a ring. Pure: imports only trace/ and what that may.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from itertools import accumulate, pairwise
 from nbddp.errors import BadInput
 from nbddp.topology import counted
 from nbddp.trace.cost import COSTS, Link, seconds
-from nbddp.trace.foretold import duration, percent
 from nbddp.trace.overlap import communication, exposed, hidden, length
+from nbddp.trace.quantities import duration, percent, size
 from nbddp.trace.steps import Bucket, Recording, Span, Step
 from nbddp.trace.waiting import typical
-from nbddp.trace.words import parameters, size
+from nbddp.trace.words import parameters
 
 MIB = 1 << 20
 FIRST, CAP = MIB, 25 * MIB  # bytes: where DDP closes its first bucket, and the others, if nobody says

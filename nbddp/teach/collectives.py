@@ -46,7 +46,7 @@ class Action:
         return self.op
 
 
-Program = Sequence[Action]  # of one rank
+Program = Sequence[Action]  # of one rank; each program below is a function of a rank and the number of ranks
 
 
 def _reduce(line: int, what: str = "float[4]", reduce: str = "SUM") -> Action:
@@ -88,13 +88,14 @@ def _ordered(rank: int, ranks: int) -> list[Action]:
     return [send, recv] if rank == 0 else [replace(recv, line=6), replace(send, line=7)]
 
 
+UNEVEN, SLOW = "one batch fewer on the last rank", "the last rank is slow"
 PROGRAMS: dict[str, Callable[[int, int], list[Action]]] = {
-    "one batch fewer on the last rank": _uneven,
+    UNEVEN: _uneven,
     "rank 0 alone makes a call": _alone,
     "rank 1 has two calls the other way round": _swapped,
     "rank 1 has another shape": _shapes,
     "the last rank takes MAX for SUM": _maximum,
-    "the last rank is slow": _slow,
+    SLOW: _slow,
     "a ring, all receive first": _crossed,
     "a ring, rank 0 sends first": _ordered,
 }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from nbddp.draw.shown import Shown
+from nbddp.draw.shown import Shown, width
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
 
@@ -89,7 +89,7 @@ class Explorer:
                 return
             data = shown.png()
             picture.value, picture.layout.display = data, ""
-            picture.layout.width = f"{int.from_bytes(data[16:20], 'big') // 2}px"
+            picture.layout.width = f"{width(data)}px"
             words.value = WORDS.format(escape(shown.words))
 
         draw()
@@ -102,7 +102,7 @@ class Explorer:
         bundle: dict[str, Any] = {"text/plain": words, "image/png": b64encode(data).decode()}
         if _in_a_kernel():
             bundle[WIDGET] = self.widget()._repr_mimebundle_()[WIDGET]
-        return bundle, {"image/png": {"alt": words, "width": int.from_bytes(data[16:20], "big") // 2}}
+        return bundle, {"image/png": {"alt": words, "width": width(data)}}
 
 
 def _control(w: Any, control: Slider | Choice, value: Any, style: Any, wide: Any) -> Any:

@@ -1,7 +1,7 @@
 """Lesson 07's explorer: the statistics of shards against those of the whole batch, and how these follow from those.
 
-Variances here divide by the number of samples, as batch norm's do. Pure: imports only the standard library and this
-room.
+Variances here divide by the number of samples, as batch norm's do. Pure: imports only the standard library,
+`nbddp.machine` and this room.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import reduce
 from math import sqrt
 from statistics import NormalDist
 
+from nbddp.machine import counted
 from nbddp.teach.samples import randperm
 
 EQUAL, UNEQUAL = "equal", "the last one smaller"
@@ -26,9 +27,9 @@ class Moments:
     variance: float
 
 
-def two(value: float) -> str:
-    """Two decimals, without the minus sign of a zero."""
-    return f"{round(value, 2) + 0.0:.2f}"
+def two(value: float, sign: str = "") -> str:
+    """Two decimals, without the minus sign of a zero; sign: `+` to have a plus sign too."""
+    return f"{round(value, 2) + 0.0:{sign}.2f}"
 
 
 def moments(values: Sequence[float]) -> Moments:
@@ -38,7 +39,8 @@ def moments(values: Sequence[float]) -> Moments:
 
 
 def merged(a: Moments, b: Moments) -> Moments:
-    """The moments of two sets of samples together (Chan, Golub and LeVeque 1979, for variances that divide by n).
+    """The moments of two sets of samples together: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm
+    for computing sample variances", Stanford report STAN-CS-79-773, 1979, here for variances that divide by n.
 
     Besides the two variances there is a part for how far apart the means lie.
     """
@@ -73,11 +75,10 @@ class Sharded:
     def head(self) -> str:
         """`4 ranks with 4 samples each`."""
         sizes = [m.n for m in self.own]
-        if len(sizes) == 1:
-            return f"1 rank with {sizes[0]} samples"
+        ranks = counted(len(sizes), "rank")
         if len(set(sizes)) == 1:
-            return f"{len(sizes)} ranks with {sizes[0]} samples each"
-        return f"{len(sizes)} ranks with {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} samples"
+            return f"{ranks} with {sizes[0]} samples{' each' * (len(sizes) > 1)}"
+        return f"{ranks} with {', '.join(map(str, sizes[:-1]))} and {sizes[-1]} samples"
 
     def verdict(self) -> str:
         """What the mean of the variances lacks, and what ranks make of one and the same value."""
@@ -85,7 +86,7 @@ class Sharded:
             return "one rank has the whole batch: nothing to merge"
         off = 100 * (self.averaged / self.whole.variance - 1)
         much = f"{abs(off):.0f} % {'less' if off < 0 else 'more'} than" if abs(off) >= 0.5 else "about"
-        made = ", ".join(f"{round(self.becomes(r), 2) + 0.0:+.2f}" for r in range(len(self.own)))
+        made = ", ".join(two(self.becomes(r), "+") for r in range(len(self.own)))
         return (
             f"mean of the variances: {two(self.averaged)}, {much} the variance of the whole\n"
             f"the value {two(self.whole.mean)} is 0 by the whole batch's statistics, and by the ranks' own: {made}"

@@ -77,11 +77,11 @@ class Known:
         return self.whole.n * (self.whole.variance + self.whole.mean**2)
 
     def plain(self, what: Callable[[Moments], float]) -> float:
-        """The mean over ranks, each rank weighing alike."""
+        """The mean over ranks, each rank with the same weight."""
         return sum(what(m) for m in self.ranks) / len(self.ranks)
 
-    def weighed(self, what: Callable[[Moments], float]) -> float:
-        """The mean over ranks, each weighing as many samples as it has."""
+    def weighted(self, what: Callable[[Moments], float]) -> float:
+        """The mean over ranks, each weighted by its number of samples."""
         return sum(m.n * what(m) for m in self.ranks) / self.whole.n
 
 
@@ -128,6 +128,7 @@ def why_moment(ways: Sequence[Way], shards: Sequence[Rows], given: Rows) -> str:
 
 
 def unbiased(m: Moments) -> float:
+    """The variance divided by n − 1, as an estimate has it; of one sample 0."""
     return m.variance * m.n / max(m.n - 1, 1)
 
 
@@ -136,9 +137,9 @@ VARIANCES = (
     Way("it is of the rank's own samples", lambda k: k.own.variance),
     Way("it divides by n − 1, and batch norm normalises by n: unbiased=False", lambda k: unbiased(k.whole)),
     Way(SPREAD, lambda k: k.plain(lambda m: m.variance)),
-    Way(SPREAD, lambda k: k.weighed(lambda m: m.variance)),
+    Way(SPREAD, lambda k: k.weighted(lambda m: m.variance)),
     Way(SPREAD + "; and n − 1 is for estimates", lambda k: k.plain(unbiased)),
-    Way(SPREAD + "; and n − 1 is for estimates", lambda k: k.weighed(unbiased)),
+    Way(SPREAD + "; and n − 1 is for estimates", lambda k: k.weighted(unbiased)),
     Way("it is of the rank's own samples, and divides by n − 1", lambda k: unbiased(k.own)),
     Way("the square of the mean is still to be taken off the mean of the squares", lambda k: k.squares / k.whole.n),
     Way(

@@ -158,9 +158,9 @@ def faulty(nodes: int, per_node: int, fault: str) -> list[Process]:
 
 
 def arrival(
-    nodes: int = 2, per_node: int = 2, arrived: int = 16, last_first: bool = False, fault: str = NOTHING
+    nodes: int = 2, per_node: int = 2, arrived: int | None = None, last_first: bool = False, fault: str = NOTHING
 ) -> Meeting:
-    """The first `arrived` processes, in the order of their places or the other way round."""
+    """The first `arrived` processes (all, if None), in the order of their places or the other way round."""
     made = faulty(nodes, per_node, fault)
     order = made[::-1] if last_first else made
     return meeting(order[:arrived], expected=len(made))

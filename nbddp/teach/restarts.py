@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nbddp.errors import BadInput
+from nbddp.machine import counted, several
 
-KEPT, LOST, FAILED, SAVED = "kept", "lost", "failed", "saved"
+KEPT, LOST, FAILED = "kept", "lost", "failed"
 STEPS = 20
 
 
@@ -62,33 +63,27 @@ class Training:
         """What it came to, in a sentence."""
         if self.finished:
             more = f", {self.repeated} of them again" if self.repeated else ", none of them twice"
-            return f"finished in {_count(len(self.attempts), 'attempt')}: {_count(self.done, 'step')} done{more}"
+            return f"finished in {counted(len(self.attempts), 'attempt')}: {counted(self.done, 'step')} done{more}"
         safe = self.attempts[-1].kept
         stuck = len(self.attempts) > 1 and safe == self.attempts[-1].start
         why = ": each attempt fails before it comes to a checkpoint, and more restarts would not help" if stuck else ""
-        return f"not finished: the restarts are used up, and {_count(safe, 'step')} of {self.steps} are safe{why}"
+        return f"not finished: the restarts are used up, and {counted(safe, 'step')} of {self.steps} are safe{why}"
 
     def words(self) -> str:
         lines = []
         for k, a in enumerate(self.attempts):
-            did = f"does {_span(a.start, a.stop)}" if a.stop > a.start else "does no step"
+            did = f"does {several('step', range(a.start, a.stop))}" if a.stop > a.start else "does no step"
             end = f"fails in step {a.stop}" if a.fails else "ends"
-            lost = f"; {_span(a.kept, a.stop)} {'are' if a.lost > 1 else 'is'} lost" if a.fails and a.lost else ""
+            lost = f"; {several('step', range(a.kept, a.stop))} {'are' if a.lost > 1 else 'is'} lost" if a.lost else ""
             lines.append(f"attempt {k}: starts at step {a.start}, {did}, {end}{lost}")
         return "\n".join([*lines, self.verdict()])
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" + "s" * (n != 1)
-
-
-def _span(first: int, stop: int) -> str:
-    return f"step {first}" if stop - first == 1 else f"steps {first}–{stop - 1}"
-
-
 def training(steps: int, every: int, lives: Sequence[int]) -> Training:
-    """Attempt k does at most `lives[k]` steps and then fails; one attempt more than there are lives would be a
-    restart too many, so the last of `lives` is the last attempt. Raises BadInput for what is no training."""
+    """Attempt k does at most `lives[k]` steps and then fails; there are as many attempts as lives.
+
+    Raises BadInput for what is no training.
+    """
     if steps < 1 or every < 1 or not lives or min(lives) < 0:
         raise BadInput("a training has one step or more, a checkpoint after one or more, and one attempt or more")
     attempts: list[Attempt] = []

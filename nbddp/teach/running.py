@@ -79,24 +79,29 @@ def on_ranks(
     """
     limit = DEADLINE if deadline is None else deadline
     workers = pool(at_least)
-    try:
+    with _told(limit):
         found = workers.call(function, args, ranks=ranks, screen=screen, hang_after=hang_after, timeout=limit)
-    except WorkerFailed as failed:
-        raise Wrong(failure_words(failed)) from failed
-    except RunHung as hung:
-        raise Wrong(str(hung)) from hung
-    except RunTimedOut as late:
-        raise Wrong(f"no answer after {limit:g} s: a loop that does not end, or a wait that is never over?") from late
-    except RunStopped as stopped:
-        raise Wrong("stopped before there was an answer") from stopped
-    except BadInput as unsent:
-        raise Wrong(str(unsent)) from unsent
     asked = range(workers.world_size) if ranks is None else ranks
     left = sorted(set(asked) - set(found.ranks))
     if left:
         who = rank_words(left) if len(left) < len(asked) else "every rank"
         raise Wrong(f"{who} left by sys.exit() and brought no answer; return it instead")
     return found
+
+
+@contextmanager
+def _told(limit: float) -> Iterator[None]:
+    """Whatever ends the run inside, of at most `limit` seconds, becomes Wrong with the learner's line."""
+    try:
+        yield
+    except WorkerFailed as failed:
+        raise Wrong(failure_words(failed)) from failed
+    except RunTimedOut as late:
+        raise Wrong(f"no answer after {limit:g} s: a loop that does not end, or a wait that is never over?") from late
+    except RunStopped as stopped:
+        raise Wrong("stopped before there was an answer") from stopped
+    except (RunHung, BadInput) as told:
+        raise Wrong(str(told)) from told
 
 
 @contextmanager
@@ -121,7 +126,7 @@ def in_group(
     """
     with grouped(at_least):
         found = on_ranks(seeded, function, *args, at_least=at_least, screen=screen)
-    return {r: found[r] for r in found.ranks}
+    return found.by_rank()
 
 
 def judged_by(table: Table) -> Callable[[Any], str]:
@@ -129,7 +134,7 @@ def judged_by(table: Table) -> Callable[[Any], str]:
 
     def judge(function: Callable[..., Any]) -> str:
         found = on_ranks(tabulate, function, table.cases)
-        return table.judge({r: found[r] for r in found.ranks})
+        return table.judge(found.by_rank())
 
     return judge
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbddp.machine import several
+from nbddp.machine import counted, several
 
 TOLD, UNTOLD, STRAIGHT = "shuffled, set_epoch", "shuffled, no set_epoch", "shuffle=False"
 PADDED, DROPPED = "padded", "drop_last=True"
@@ -76,19 +76,20 @@ class Dealt:
         """How many each rank reads, and what becomes of the rest."""
         each = len(self.epochs[0][0])
         reads, over = each * self.ranks, each * self.ranks - self.samples
-        head = f"{_counted(self.samples)} on {_ranks(self.ranks)}, {self.tail}: {each} each"
+        head = f"{counted(self.samples, 'sample')} on {counted(self.ranks, 'rank')}, {self.tail}: {each} each"
+        if over > self.samples:
+            return f"{head}, {reads} in all, though there {_are(self.samples)} {self.samples}"
         if over > 0:
-            return f"{head}, {reads} in all; {over} of them a second time" if over <= self.samples else (
-                f"{head}, {reads} in all, though there {_are(self.samples)}"
-            )  # fmt: skip
+            return f"{head}, {reads} in all; {over} of them a second time"
         if over < 0:
-            return f"{head}, {reads} in all; {_counted(-over)} of every epoch {_are(-over, '')} read by no rank"
+            lost = f"{counted(-over, 'sample')} of every epoch {_are(-over)} read by no rank"
+            return f"{head}, {reads} in all; {lost}"
         return f"{head}, every sample once"
 
     def verdict(self) -> str:
         """What the epochs have in common."""
         never = self.never()
-        lost = f"; {several('sample', never)} {_are(len(never), '')} never read" if never else ""
+        lost = f"; {several('sample', never)} {_are(len(never))} never read" if never else ""
         if self.order == STRAIGHT:
             return f"shuffle=False: every epoch is read in the same order{lost}"
         if self.order == UNTOLD:
@@ -132,13 +133,5 @@ def repeated(reads: Sequence[Sequence[int]]) -> list[int]:
     return sorted(s for s, n in times.items() if n > 1)
 
 
-def _counted(n: int) -> str:
-    return f"{n} sample{'s' * (n != 1)}"
-
-
-def _ranks(n: int) -> str:
-    return f"{n} rank{'s' * (n != 1)}"
-
-
-def _are(n: int, number: str = " {}") -> str:
-    return ("is" if n == 1 else "are") + number.format(n)
+def _are(n: int) -> str:
+    return "is" if n == 1 else "are"

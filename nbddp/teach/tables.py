@@ -22,7 +22,7 @@ ADVICE = {  # what Python says → what to do about it
     "but 3 were given": "keep the arguments as the lesson has them",
 }
 Case = tuple[Any, ...]
-Outcome = tuple[str, Any]  # ("value", plain data) or ("raised", "ValueError: text")
+Outcome = tuple[str, Any]  # ("value", plain data), ("unwritten", None) or ("raised", "ValueError: text")
 
 
 @dataclass(frozen=True)

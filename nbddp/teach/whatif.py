@@ -3,7 +3,7 @@
 The machine is made up but of a usual size: nodes with GPUS GPUs that are joined within by a fast link, and one link
 per node to the others. A GPU computes at RATE; a micro-batch has TOKENS tokens per GPU, and a token costs 2
 operations per parameter in forward and 4 in backward (Kaplan et al., "Scaling laws for neural language models",
-2020). Gradients are ready evenly over the last backward, in buckets of DDP's size, and are exchanged by the α–β
+2020). Gradients are ready evenly over the last backward, in buckets of DDP's usual 25 MiB, and are exchanged by the α–β
 model of `nbddp.trace.cost`; how much of that backward hides is for `nbddp.trace.scale.predict` to say. Pure.
 """
 
@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nbddp.teach.buckets import CAP
 from nbddp.topology import counted
 from nbddp.trace.cost import Link, hierarchical
-from nbddp.trace.foretold import duration, percent
+from nbddp.trace.quantities import amount, duration, percent
 from nbddp.trace.scale import Predicted, Profile, doublings, predict
 from nbddp.trace.units import delay, speed
 
@@ -23,7 +24,6 @@ RATE = 150e12  # operations per second of a GPU, sustained
 TOKENS = 4096  # of a micro-batch, per GPU
 OPERATIONS = (2, 4)  # per parameter and token: forward, backward
 GRADIENT = 2  # bytes per parameter
-BUCKET = 25 << 20  # bytes; what DDP's bucket_cap_mb is if nothing is said
 WITHIN = Link(3e-6, 300e9)  # between GPUs of a node
 MOST_NODES = 64
 MODELS = {"10 M": 10**7, "100 M": 10**8, "1 B": 10**9, "10 B": 10**10}  # parameters
@@ -127,8 +127,8 @@ def profile(parameters: int, micro_batches: int) -> Profile:
     forward, backward = _passes(parameters)
     left, sizes = GRADIENT * parameters, []
     while left > 0:
-        sizes.append(min(BUCKET, left))
-        left -= BUCKET
+        sizes.append(min(CAP, left))
+        left -= CAP
     done, buckets = 0, []
     for size in sizes:
         done += size
@@ -157,12 +157,6 @@ def _spans(what: Profile, cost: Callable[[float], float]) -> tuple[tuple[float, 
         else:
             found.append((at, at + cost(count)))
     return tuple(found)
-
-
-def amount(count: float) -> str:
-    """`2.00 GB`, `20.0 MB`: decimal, three digits."""
-    value, unit = next(((count / by, u) for by, u in ((1e9, "GB"), (1e6, "MB")) if count >= by), (count / 1e3, "KB"))
-    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
 
 
 def micro_batches(count: int) -> str:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nbddp.teach.whatif import amount
+from nbddp.topology import counted
+from nbddp.trace.quantities import amount
 
 PRECISIONS = {"mixed": (2, 2, 12), "float32": (4, 4, 8)}  # bytes per parameter: itself, its gradient, optimizer state
 STAGES = (0, 1, 2, 3)
@@ -59,9 +60,10 @@ class Stages:
         return tuple(share(s, self.parameters, self.ranks, self.precision) for s in STAGES)
 
     def head(self) -> str:
-        of = " + ".join(map(str, PRECISIONS[self.precision]))
-        ranks = f"{self.ranks} ranks" if self.ranks > 1 else "1 rank"
-        return f"{billions(self.parameters)} parameters, Adam, {self.precision}: {of} = 16 bytes each; {ranks}"
+        each = PRECISIONS[self.precision]
+        added = f"{' + '.join(map(str, each))} = {sum(each)}"
+        model = f"{billions(self.parameters)} parameters, Adam, {self.precision}"
+        return f"{model}: {added} bytes each; {counted(self.ranks, 'rank')}"
 
     def verdict(self) -> str:
         """From which stage on it fits."""

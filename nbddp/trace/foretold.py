@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from nbddp.topology import counted
 from nbddp.trace.cost import Fit, Link
+from nbddp.trace.quantities import duration, percent, speed
 from nbddp.trace.scale import Forecast
 
 COLUMNS = (
@@ -13,35 +14,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def duration(seconds: float) -> str:
-    """Three digits: `412 µs`, `12.3 ms`, `1.23 s`."""
-    if not seconds:
-        return "0 ms"
-    value, unit = next(
-        ((seconds * by, u) for by, u in ((1.0, "s"), (1e3, "ms")) if seconds * by >= 0.9995), (seconds * 1e6, "µs")
-    )
-    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
-
-
-def speed(bytes_per_second: float) -> str:
-    """`25.0 GB/s`, `125 MB/s`."""
-    if bytes_per_second == float("inf"):
-        return "too high to be seen"
-    value, unit = (bytes_per_second / 1e9, "GB/s") if bytes_per_second >= 0.9995e9 else (bytes_per_second / 1e6, "MB/s")
-    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f} {unit}"
-
-
 def link(some: Link) -> str:
     """`latency 52.0 µs, bandwidth 1.20 GB/s`."""
     return f"latency {duration(some.latency)}, bandwidth {speed(some.bandwidth)}"
-
-
-def percent(share: float) -> str:
-    """`94 %`, `0.4 %`, `<0.1 %`."""
-    value = 100 * share
-    if 0 < value < 0.1:
-        return "<0.1 %"
-    return f"{value:.1f} %" if 0 < value < 9.95 else f"{value:.0f} %"
 
 
 def rows(some: Forecast) -> list[tuple[object, ...]]:

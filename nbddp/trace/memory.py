@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nbddp.topology import counted
-from nbddp.trace.words import size
+from nbddp.trace.quantities import size
 
 PARTS = ("parameters", "module buffers", "gradients", "optimizer state", "DDP buckets")
 MOST_ROWS = 16  # ranks with a row or a bar of their own

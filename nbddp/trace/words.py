@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from nbddp.topology import counted
 from nbddp.trace.overlap import hidden_share
+from nbddp.trace.quantities import duration, size, speed
 from nbddp.trace.steps import Recording, Step
 from nbddp.trace.waiting import Straggler, Transfer, straggler, transfers
 
@@ -14,29 +15,9 @@ LATE = 0.02  # of the step: a rank that is later than this is worth a sentence
 COLUMNS = ("bucket", "parameters", "size", "waits for the slowest", "moves", "algorithm", "bus")
 
 
-def milliseconds(nanoseconds: float) -> str:
-    """`12.3 ms`, `0.41 ms`."""
-    value = nanoseconds / 1e6
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
-
-
 def clocks_agree(residual: int) -> str:
     """What is said of an alignment's error in nanoseconds."""
-    return f"The ranks' clocks agree within {milliseconds(residual)}."
-
-
-def size(count: float) -> str:
-    """`24 MiB`, `3.8 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            break
-        count /= 1024
-    return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
-
-
-def bandwidth(bytes_per_second: float) -> str:
-    """`1.2 GB/s`; decimal, as nccl-tests has it."""
-    return f"{bytes_per_second / 1e9:.2f} GB/s"
+    return f"The ranks' clocks agree within {duration(residual / 1e9)}."
 
 
 def parameters(names: Sequence[str]) -> str:
@@ -50,8 +31,8 @@ def rows(found: Sequence[Transfer], ranks: int) -> list[tuple[object, ...]]:
     """One row per bucket, under COLUMNS."""
     return [
         (
-            t.index, parameters(t.names), size(t.bytes), milliseconds(max(t.wait.values())), milliseconds(t.moving),
-            bandwidth(t.algorithm_bandwidth()), bandwidth(t.bus_bandwidth(ranks)),
+            t.index, parameters(t.names), size(t.bytes), duration(max(t.wait.values()) / 1e9), duration(t.moving / 1e9),
+            speed(t.algorithm_bandwidth()), speed(t.bus_bandwidth(ranks)),
         )
         for t in found
     ]  # fmt: skip
@@ -90,4 +71,4 @@ def _first(step: Mapping[int, Step], found: Sequence[Transfer]) -> str:
 
 def _straggler(late: Straggler) -> str:
     buckets = "all buckets" if late.last == late.of else f"{late.last} of {late.of} buckets"
-    return f"rank {late.rank} starts {buckets} last, by {milliseconds(late.late)}, and the others wait for it"
+    return f"rank {late.rank} starts {buckets} last, by {duration(late.late / 1e9)}, and the others wait for it"

@@ -28,8 +28,9 @@ import nbddp
 from nbddp.draw.table import Table
 from nbddp.run.screen import Silent
 from nbddp.trace.cost import Fit, better, fit, seconds
-from nbddp.trace.foretold import duration, link, percent
+from nbddp.trace.foretold import link
 from nbddp.trace.measured import Measured
+from nbddp.trace.quantities import duration, percent
 from nbddp.trace.scale import Predicted, Profile, predict
 
 MUST = 0.25  # of the measured step, on a quiet machine

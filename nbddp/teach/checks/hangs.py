@@ -161,7 +161,7 @@ def _judged(train: Callable[..., Any]) -> str:
             found = on_ranks(seeded, trained, train, held, START, LEARNING_RATE)
         except Wrong as wrong:
             raise Wrong(f"{layout_words(counts)}: {without_file(str(wrong))}") from wrong
-        line = verdict({r: found[r] for r in found.ranks}, held)
+        line = verdict(found.by_rank(), held)
         if line != OK:
             return f"{layout_words(counts)}: {line}"
     return OK

@@ -187,7 +187,7 @@ def _ports(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
 def judge_variables(function: Callable[..., Any]) -> str:
     """Work all tasks out on every rank, and judge it."""
     found = on_ranks(tabulate, function, TASKS)
-    return judged({r: found[r] for r in found.ranks})
+    return judged(found.by_rank())
 
 
 variables_of = Exercise(
@@ -233,7 +233,7 @@ HOSTS = Table(
 
 def judge_hosts(function: Callable[..., Any]) -> str:
     found = on_ranks(tabulate, function, HOSTS.cases)
-    return HOSTS.judge({r: found[r] for r in found.ranks})
+    return HOSTS.judge(found.by_rank())
 
 
 nodes_of = Exercise(

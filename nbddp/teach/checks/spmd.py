@@ -109,7 +109,7 @@ def _and(ranks: Sequence[int]) -> str:
 
 def judge(function: Any) -> str:
     found = on_ranks(tabulate, function, CASES)
-    return line({r: found[r] for r in found.ranks})
+    return line(found.by_rank())
 
 
 share_of = Exercise(

@@ -9,7 +9,6 @@ from nbddp.teach.explorer import Choice, Explorer, Slider
 
 def collectives() -> Explorer:
     """Lesson 09: what every rank of a small program has called after some moves, and who waits for whom."""
-    uneven, slow = "one batch fewer on the last rank", "the last rank is slow"
     return Explorer(
         lambda **chosen: collectives_figure(calls.log(**chosen)),
         (
@@ -17,5 +16,5 @@ def collectives() -> Explorer:
             Slider("ranks", "ranks", 2, 6),
             Slider("moves", "moves", 0, 12),
         ),
-        ({"program": uneven, "ranks": 4, "moves": 3}, {"program": slow, "ranks": 4, "moves": 2}),
+        ({"program": calls.UNEVEN, "ranks": 4, "moves": 3}, {"program": calls.SLOW, "ranks": 4, "moves": 2}),
     )
