@@ -159,8 +159,8 @@ print(own_devices())
 # - The rank says which process of all this one is; the local rank says which on its node; the world size counts processes, not GPUs.
 # - Device indices begin at 0 on every node, so a device is chosen by the local rank: `torch.device("cuda", local_rank)`, and with *g*
 #   GPUs to a process `local_rank * g` and the following.
-# - With one process per GPU DDP gets `device_ids=[local_rank]`; with several GPUs to a process the model itself is spread over them, and
-#   DDP gets no `device_ids`.
+# - With one process per GPU DDP gets `device_ids=[local_rank]` (its `output_device` is then the same GPU and need not be given); with several
+#   GPUs to a process the model itself is spread over them, and DDP gets neither.
 #
 # **On real GPUs:** run this lesson where there are two or more, and look at `%ddp topology` again: it draws the GPUs with their links. Then
 # `%%ddp --gpus-per-proc 2` gives two to a process, and `--visible own` shows a process only its own: what is its `cuda:0` then?

@@ -57,8 +57,8 @@ del store
 # | backend | carries | when |
 # |---|---|---|
 # | **gloo** | CPU tensors; CUDA tensors by way of a copy on the CPU | on CPUs, as in these lessons |
-# | **NCCL** | CUDA tensors, from GPU to GPU | training on NVIDIA GPUs: the fastest there. Each process needs GPUs of its own |
-# | **MPI** | CPU tensors; CUDA tensors if the MPI library can | on clusters that are made for MPI. Only a torch that was built from source with MPI has it; MPI starts the processes (`mpirun`) and gives them rank and world size, in place of the variables |
+# | **NCCL** | CUDA tensors, from GPU to GPU | training on NVIDIA GPUs: the fastest there. Each process needs GPUs of its own. Between nodes it finds InfiniBand by itself; over plain Ethernet `NCCL_SOCKET_IFNAME=eth0` may have to say which network |
+# | **MPI** | CPU tensors; CUDA tensors if the MPI library can | on clusters that are made for MPI. Only a torch that was built from source where an MPI is installed (`libopenmpi-dev`, say) has it; MPI starts the processes (`mpirun`) and gives them rank and world size, in place of the variables |
 #
 # **Predict:** the cell gives `init_process_group` no arguments. From where does it know the rank? And which of gloo and MPI does a torch from `pip install` have?
 
@@ -224,7 +224,7 @@ def by_host(node, local_rank):
 # | `--nnodes=2` | how many nodes there are; `1:4` lets nodes come and go, from one to four |
 # | `--nproc-per-node=4` | processes on each, the local world size |
 # | `--rdzv-endpoint=node0:29400` | where the **launchers** meet; they settle who is node 0 and 1, and hand out the ranks |
-# | `--rdzv-backend=c10d` | how: by a store like the one above, hosted at the endpoint |
+# | `--rdzv-backend=c10d` | how: by a store like the one above, hosted at the endpoint. Others are `etcd-v2` and `etcd`: then the endpoint is an etcd server of your own, with its API v2 switched on |
 # | `--rdzv-id=job7` | which job; launchers with another id do not join |
 # | `--standalone` | instead of all that, on one node: a store on a free port |
 #
@@ -255,7 +255,7 @@ print("ROLE_NAME", os.environ["ROLE_NAME"])
 # parser.add_argument("--local-rank", "--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
 # ```
 #
-# Both ask two things of a script: that it is the program of **one** worker, which starts no others with `torch.multiprocessing.spawn`; and that it takes rank and world size from
+# Both run `train.py` with the interpreter that runs them; `PYTHON_EXEC` names another one. And both ask two things of a script: that it is the program of **one** worker, which starts no others with `torch.multiprocessing.spawn`; and that it takes rank and world size from
 # the environment. The cells of these lessons are such scripts. Both set `OMP_NUM_THREADS` to 1 where there are several processes on a node and you have not set it, lest every
 # process start a thread on every core.
 #
