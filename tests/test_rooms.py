@@ -72,6 +72,7 @@ STOREYS = [
     ["export"],
     [
         "teach.answer",
+        "teach.raised",
         "teach.tables",
         "teach.placement",
         "teach.rendezvous",

@@ -7,8 +7,10 @@ and no answer can fail to travel. Imports torch only inside what needs it.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from nbddp.worker import values
@@ -28,7 +30,8 @@ class Strange:
 
 def plain(value: Any) -> Any:
     """None, bool, int, float, str, and lists and dicts of them; tensors and arrays as nested lists, tuples and
-    ranges as lists, anything else as Strange."""
+    ranges as lists, other real numbers as floats, anything else as Strange (without the address in memory that a
+    repr may have: it is another in each run)."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list | tuple | range):
@@ -37,7 +40,9 @@ def plain(value: Any) -> Any:
         return {plain(k) if isinstance(k, str | int) else values.words(k): plain(v) for k, v in value.items()}
     if callable(getattr(value, "tolist", None)):
         return plain(value.tolist())
-    return Strange(values.words(value))
+    if isinstance(value, Real):
+        return float(value)
+    return Strange(re.sub(r" at 0x[0-9a-f]+", "", values.words(value)))
 
 
 def tabulate(function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[tuple[str, Any]]:
