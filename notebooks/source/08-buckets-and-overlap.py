@@ -176,8 +176,8 @@ train(before=late, bucket_cap_mb=3)["then"]
 # On rank **0**. Its buckets are mostly light: they wait. The hatched part, the transfer, is no longer than before. The rank that never waits is the one that
 # all others wait for. A faster link would change nothing; look at rank 1's data.
 #
-# The figure also says itself in words (`print(%ddp timings)` would be no Python, so give it a name first: `words = %ddp timings`). They name
-# the rank, and have a row for each bucket with its bandwidth: of the transfer alone, without the wait.
+# The figure also says itself in words: type `words = %ddp timings`, then `print(words)`. They name the rank, and have a row for each bucket with its
+# bandwidth: of the transfer alone, without the wait.
 #
 # ## What was rank 1 doing?
 #
@@ -187,7 +187,7 @@ train(before=late, bucket_cap_mb=3)["then"]
 # It costs more than `%ddp timings` does, which is always on, so ask for it when the timeline leaves a question.
 #
 # Without a name the file is `ddp-trace.json.gz` beside the notebook, with a link to download it. So that this lesson leaves nothing there, the next cell
-# goes to an empty folder first, among the system's temporary ones.
+# goes to an empty folder first, among the system's temporary ones. (There the link finds nothing. To open the trace, leave that cell out.)
 #
 # **Predict:** six steps, three buckets. How many all-reduces will the trace have? And how many of those from the third step on does rank 1 call last?
 
@@ -220,7 +220,8 @@ for name, when in called.items():
     print(name, len(when) // 2)
 when = called["c10d::allreduce_"]
 steady = sorted(n for rank, n in when if rank == 1)[4:]  # without the first two steps
-print("from the third step on", len(steady), "· rank 1 calls last in", sum(when[0, n] < when[1, n] for n in steady))
+late = sum(when[0, n] < when[1, n] for n in steady)
+print("from the third step on", len(steady), "· rank 1 calls last in", late)
 
 # %% [markdown]
 # 16, not 18: the first step has one bucket, the five others three each. Rank 1 is late to all of the last four steps. The all-gather and two of the broadcasts are
