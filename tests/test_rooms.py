@@ -73,6 +73,7 @@ STOREYS = [
     ["export"],
     [
         "teach.answer",
+        "teach.raised",
         "teach.tables",
         "teach.placement",
         "teach.rendezvous",

@@ -212,7 +212,18 @@ WRONG_PACKS = [
            "counted in the reversed list"),
     Mutant("one each", PACKS + "return [[i] for i in range(len(sizes))][::-1]", "as if there were no limits"),
     Mutant("all in one", PACKS + "return [list(range(len(sizes)))[::-1]]", "one bucket for everything"),
-    Mutant("sizes", loop(keep="sizes[i]", held="now"), "every parameter is in exactly one bucket: the positions 0 to"),
+    Mutant("sizes", loop(keep="sizes[i]", held="now"), "positions 0 to 3, each once; these are the sizes"),
+    Mutant("rising", loop().replace("now.append(i)", "now.insert(0, i)"), "within one the gradient of the later"),
+    Mutant("in reverse", loop().replace("return out", "return out[::-1]"), "they come in reverse"),
+    Mutant("counts", loop(held="1 for k in now"), "that counts gradients; a limit is one"),
+    Mutant("positions", loop(held="now"), "that adds up positions"),
+    Mutant("exactly", loop(full="=="), "a bucket that goes over its limit is full, too: >=, not =="),
+    Mutant("grows", loop(then="limit + cap"), "that adds cap to the limit with every bucket"),
+    Mutant("empty first", NEVER_OVER.replace("now and ", ""), "these buckets hold at most their limit, and one may be"),
+    Mutant("cleared", loop().replace("now, limit = [], cap", "limit = cap; now.clear()"), "begin a new one with []"),
+    Mutant("without 0", loop(order="range(len(sizes) - 1, 0, -1)"), "each once; position 0 is in none"),
+    Mutant("none", PACKS + "return []", "each once; position 0 is in none"),
+    Mutant("yields", PACKS + "yield [0]", "is <generator object pack>, right is [[3], [2, 1], [0]]: a list of buckets"),
     Mutant("flat", PACKS + "return list(range(len(sizes)))", "a list of buckets is wanted"),
     Mutant("unwritten", PACKS + "...", "still to be written"),
     Mutant("changes its input", PACKS + "return [[sizes.pop()] for _ in range(9)]", "pop from empty list"),
@@ -261,10 +272,36 @@ WRONG_TIMES = [
     Mutant("hidden", LATE + "len({t for s, d in spans for t in range(s, min(d, end))})", "the hidden part"),
     Mutant("all", LATE + "len({t for s, d in spans for t in range(s, d)})", "all the time with a bucket"),
     Mutant("no_sync", LATE + "max(0, max(d for s, d in spans) - end)", "exposed(8, []) raised ValueError: max()"),
+    Mutant("first late", LATE + "next((d - end for s, d in spans if d > end), 0)", "the first bucket that ends after"),
+    Mutant(
+        "in the loop",
+        "def exposed(end, spans):\n    for s, d in spans:\n        return max(0, d - end)",
+        "stand inside",
+    ),
+    Mutant(
+        "the earliest", LATE + "max(0, min([d for s, d in spans] or [0]) - end)", "of the bucket that is done first"
+    ),
+    Mutant(
+        "sent late", LATE + "sum(d - s for s, d in spans if s >= end)", "only buckets that were sent after backward"
+    ),
+    Mutant("the longest", LATE + "max([d - s for s, d in spans] or [0])", "that is the longest bucket's time"),
+    Mutant(
+        "from the first", LATE + "max([d for s, d in spans] or [0]) - min([s for s, d in spans] or [0])", "sending;"
+    ),
+    Mutant("turned", LATE + "end - max([end] + [d for s, d in spans])", "is -6, right is 6: the sign is the other way"),
+    Mutant(
+        "largest pair", LATE + "max(spans)[1] - end if spans else 0", "is 3, right is 4: that is the end of the bucket"
+    ),
+    Mutant("each", LATE + "sum(d - end for s, d in spans)", "a time is never negative"),
+    Mutant("any way", LATE + "abs(max([d for s, d in spans] or [end]) - end)", "then nothing is exposed"),
+    Mutant(
+        "a share", LATE + "(max([end] + [d for s, d in spans]) - end) / sum(d - s for s, d in spans)", "the time itself"
+    ),
     Mutant("a list", LATE + "[d - end for s, d in spans]", "a number is wanted"),
     Mutant("unwritten", LATE + "None", "still to be written"),
 ]
 RIGHT_TIMES = [
+    LATE + "float(max([end] + [d for s, d in spans]) - end)",
     LATE + "max([0] + [d - end for s, d in spans])",
     LATE + "len({t for s, d in spans for t in range(max(s, end), d)})",
 ]

@@ -115,7 +115,14 @@ WRONG_ACCURACIES = [
     Mutant("hits alone", "return total(sum(map(hit, mine)))", "divide by the number of samples"),
     Mutant("percent", "return 100 * total(sum(map(hit, mine))) / n", "that is in percent"),
     Mutant("errors", "return 1 - total(sum(map(hit, mine))) / n", "the share of wrong predictions"),
-    Mutant("a number of its own", "list(map(hit, mine)); return 0.123", "0.123, right is 0.333: count right"),
+    Mutant("a number of its own", "list(map(hit, mine)); return 0.123", "is 0.123, right is 0.333: every sample is"),
+    Mutant("blocks, rest lost", "k = n // world; return total(sum(map(hit, range(rank * k, rank * k + k)))) / n",
+           "sample 6 is read by no rank, while the divisor counts every sample"),
+    Mutant("the first only", "return total(hit(rank)) / total(1)", "by no rank (does the loop end too early?)"),
+    Mutant("nothing read", "return 1", "no rank has read any sample: dataset[i] gives one"),
+    Mutant("rounded", "return round(total(sum(map(hit, mine))) / n, 2)", "is 0.330, right is 0.333: it is rounded"),
+    Mutant("whole numbers", "return total(sum(map(hit, mine))) // n", "is a share divided down to a whole number"),
+    Mutant("a slice", "return len(dataset[rank::world])", "this dataset gives one sample at a time: dataset[i]"),
     Mutant("a word", "return 'good'", "rank 0 returned 'good'; a number from 0 to 1 is wanted"),
     Mutant("in the loop", "h = sum(total(hit(i)) for i in mine); return h / n",
            "deadlock: rank 0 waits in all_reduce #5; rank 1 has finished the cell without calling it"),
@@ -123,6 +130,10 @@ WRONG_ACCURACIES = [
     Mutant("unwritten", "...", "still to be written"),
 ]  # fmt: skip
 RIGHT_ACCURACIES = [
+    HEAD + """
+        from fractions import Fraction
+        return Fraction(int(total(sum(map(hit, mine)))), n)
+    """,
     HEAD + """
         loader = DataLoader(torch.utils.data.Subset(dataset, mine), batch_size=3)
         hits = torch.tensor(0)
@@ -204,16 +215,27 @@ WRONG_EPOCHS = [
            "the samples come in the dataset's own order"),
     Mutant("own seed", "s = DistributedSampler(dataset, seed=rank)\n"
            "        return [(s.set_epoch(e), epoch(s))[1] for e in es]",
-           "the ranks must shuffle alike, with one seed for all"),
+           "the ranks must shuffle alike, by one seed and one epoch for all"),
     Mutant("own randperm", "return [torch.randperm(n).tolist()[rank::world][:6] for e in es]", "must shuffle alike"),
     Mutant("no sampler", "return [epoch(None, shuffle=True) for e in es]",
-           "epoch 0: ranks 0–1 read all 13 samples; a DistributedSampler gives"),
+           "epoch 0: ranks 0–1 read all 13 samples; a DistributedSampler, handed to the DataLoader"),
     Mutant("same samples", "own = list(range(n))[:-1][rank::world]\n"
            "        return [[own[i] for i in all_of(e, len(own))] for e in es]",
            "rank 0 reads the same samples in every epoch, only in another order"),
     Mutant("unequal", "return [all_of(e)[rank::world] for e in es]",
            "epoch 0: rank 0 reads 7 samples and rank 1 6: with DDP rank 0 would wait in its last step for ever"),
     Mutant("a part", "return [all_of(e)[rank::world][:3] for e in es]", "7 of 13 samples are read by no rank"),
+    Mutant("one growing list", "read = []\n        for e in es:\n"
+           "            sampler.set_epoch(e); read += epoch(sampler)\n"
+           "        return [read for e in es]", "all epochs are one and the same list, which grows"),
+    Mutant("all rank 0", "return [epoch(DistributedSampler(dataset, world, 0, seed=e)) for e in es]",
+           "epoch 0: all ranks read the same samples; the sampler's rank is to be"),
+    Mutant("world size 1", "return [epoch(DistributedSampler(dataset, 1, rank)) for e in es]",
+           "rank 1 raised ValueError: Invalid rank; num_replicas is the world size"),
+    Mutant("one of each batch", "return [(sampler.set_epoch(e), epoch(sampler)[::2])[1] for e in es]",
+           "6 of 13 samples are read by no rank; at most 1"),
+    Mutant("its own epoch", "return [(sampler.set_epoch(e + rank), epoch(sampler))[1] for e in es]", "and one epoch"),
+    Mutant("yields", "yield epoch(sampler)", "got <generator object epochs_of>"),
     Mutant("one epoch", "return [epoch(sampler)]", "rank 0: a list of 4 lists is wanted, one for each epoch; got a"),
     Mutant("batches", "return [list(DataLoader(dataset, 2, sampler=sampler)) for e in es]", "a list for each batch"),
     Mutant("not samples", "return [[n + 1] for e in es]", "none of the dataset's samples, the numbers 0–12"),
@@ -222,6 +244,7 @@ WRONG_EPOCHS = [
     Mutant("unwritten", "...", "still to be written"),
 ]  # fmt: skip
 RIGHT_EPOCHS = [
+    LOOP + "        return tuple(torch.tensor(epoch(DistributedSampler(dataset, seed=e))) for e in es)\n",
     LOOP + """
         s = DistributedSampler(dataset, seed=5, drop_last=True)
         out = []

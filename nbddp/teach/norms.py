@@ -100,6 +100,7 @@ def known(columns: Columns) -> list[Known]:
 
 
 UNLIKE = "ranks have unlike numbers of samples, so it is not the mean of the ranks' means; divide sums by counts"
+MEAN_SQUARES = "the ranks' mean squares are averaged, and ranks have unlike numbers of samples; divide sums by counts"
 SPREAD = "the variances are averaged: that leaves out how far the ranks' means lie apart; merge them, or add up squares"
 MEANS = (
     Way("", lambda k: k.whole.mean),
@@ -115,6 +116,13 @@ MEANS = (
     Way("the sum over all ranks is not divided by the number of samples", lambda k: k.total),
     Way("the ranks' means are added up, not averaged", lambda k: sum(m.mean for m in k.ranks)),
     Way("it is taken as 0", lambda k: 0.0),
+    Way("that is the variance; the mean comes first", lambda k: k.whole.variance),
+    Way(
+        "the count is one of numbers (samples × features); count samples, len(x)",
+        lambda k: k.whole.mean / FEATURES,
+    ),
+    Way("the count is one of features; x.shape[0] counts samples", lambda k: k.total / len(k.ranks) / FEATURES),
+    Way("the sum is divided by the number of ranks, not of samples", lambda k: k.total / len(k.ranks)),
 )
 
 
@@ -125,6 +133,20 @@ def why_moment(ways: Sequence[Way], shards: Sequence[Rows], given: Rows) -> str:
         if all(map(near, given, made)):
             return way.words
     return ""
+
+
+def why_divisor(shards: Sequence[Rows], given: Rows) -> str:
+    """The same whole number that all sums were divided by to give these means, of shape (features, ranks)."""
+    n = sum(map(len, shards))
+    divisors = {
+        round(k.total / mean, 2) if mean else 0.0
+        for f in range(FEATURES)
+        for k, mean in zip(known(feature(shards, f)), given[f], strict=True)
+    }
+    number = divisors.pop()
+    return f"the sum of all samples is divided by {number:.0f}, and there are {n}" * (
+        not divisors and number > 0 and number == round(number)
+    )
 
 
 def unbiased(m: Moments) -> float:
@@ -159,11 +181,32 @@ VARIANCES = (
         lambda k: k.squares / k.own.n / len(k.ranks) - (k.total / k.own.n / len(k.ranks)) ** 2,
     ),
     Way(
-        "the ranks' mean squares are averaged, and ranks have unlike numbers of samples; divide sums by counts",
+        MEAN_SQUARES,
         lambda k: k.plain(lambda m: m.variance + m.mean**2) - k.plain(lambda m: m.mean) ** 2,
     ),
     Way("the ranks' variances are added up", lambda k: sum(m.variance for m in k.ranks)),
     Way("that is the standard deviation; its square is wanted", lambda k: sqrt(k.whole.variance)),
+    Way(
+        "each rank's sum is squared instead of its samples: (x * x).sum(0), not x.sum(0) ** 2",
+        lambda k: sum((m.n * m.mean) ** 2 for m in k.ranks) / k.whole.n - k.whole.mean**2,
+    ),
+    Way(
+        "the square of the mean is (sum / n) ** 2, not sum / n ** 2",
+        lambda k: k.squares / k.whole.n - k.total / k.whole.n**2,
+    ),
+    Way(
+        "the sign is the other way round: it is the mean of the squares less the square of the mean",
+        lambda k: -k.whole.variance,
+    ),
+    Way("the sum of squared distances is not divided by the number of samples", lambda k: k.whole.n * k.whole.variance),
+    Way(
+        "it is of the rank's own samples, though around the mean of all; add up over all ranks",
+        lambda k: k.own.variance + (k.own.mean - k.whole.mean) ** 2,
+    ),
+    Way(
+        MEAN_SQUARES,
+        lambda k: k.plain(lambda m: m.variance + (m.mean - k.whole.mean) ** 2),
+    ),
 )
 SCALES: tuple[tuple[str, Callable[[float, float], float]], ...] = (
     ("", lambda v, eps: sqrt(v + eps)),
@@ -260,7 +303,7 @@ def over_own_too_often(slope: Slope, terms: Columns) -> float:
 THROUGH = "the gradient must go through the statistics too: "
 GRADIENTS: tuple[tuple[str, float, float, Callable[[Slope, Columns], float]], ...] = (
     ("", 1, 1, over_all),
-    (THROUGH + "here mean and variance are taken as constants", 0, 0, over_all),
+    (THROUGH + "here mean and variance are taken as constants, as where backward returns nothing", 0, 0, over_all),
     (THROUGH + "what comes through the variance is lost", 1, 0, over_all),
     (THROUGH + "what comes through the mean is lost", 0, 1, over_all),
     (

@@ -16,12 +16,14 @@ from nbddp.pool.pool import Pool
 from nbddp.run.report import ended
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.teach.answer import Wrong
+from nbddp.teach.raised import explained
 from nbddp.teach.tables import Table
 from nbddp.topology import rank_words
 from nbddp.values import RankValues
 from nbddp.worker.exercise import enter, leave, seeded, tabulate
 
 DEADLINE = 20.0  # seconds a check's run may take
+ALIKE = "all ranks call the same collectives in the same order, with tensors of one shape"
 HANG_AFTER = 1.0  # seconds a deadlock stands before it is told
 WORKERS = LaunchSpec(nproc=2, device="cpu")  # where no pool stands; two ranks communicate, and a CPU is everywhere
 
@@ -157,15 +159,16 @@ def failure_words(failed: WorkerFailed) -> str:
     if cause.kind == "exit":
         return f"{who} left by sys.exit({cause.code!r}) and brought no answer; return it instead"
     if cause.kind == "died" and cause.code == -signal.SIGABRT:
-        return "a rank's process aborted, as it does when a tensor arrives that is larger than its buffer"
+        return f"a rank's process aborted, as it does when a tensor arrives that is larger than its buffer: {ALIKE}"
     if cause.kind == "died":
         return f"{who} {ended(cause.code)}"
     last = cause.chain[-1]
     if "gloo" in last.message:
-        return "the connection between two ranks broke, as it does when tensors of different sizes meet"
+        return f"the connection between two ranks broke, as it does when tensors of different sizes meet: {ALIKE}"
     place = next((f" (line {f.line}, in {f.name})" for f in reversed(last.frames) if f.user), "")
     message = last.message.splitlines()[0] if last.message else ""
-    return f"{who} raised {last.type}{': ' * bool(message)}{message}{place}"
+    told, semicolon, means = explained(message).partition("; ") if message else ("", "", "")
+    return f"{who} raised {last.type}{': ' * bool(told)}{told}{place}{semicolon}{means}"
 
 
 def _alone(failed: WorkerFailed) -> bool:

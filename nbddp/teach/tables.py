@@ -36,13 +36,14 @@ class Mistake:
 @dataclass(frozen=True)
 class Table:
     """An exercise of this kind. `right(*case)` is the right answer; `why_wrong(case, answer)` explains a single
-    answer that no known mistake gives, or is empty."""
+    answer that no known mistake gives, or is empty. exact: whether 6.0 is wrong where 6 is right."""
 
     name: str
     cases: Sequence[Case]
     right: Callable[..., Any]
     mistakes: Sequence[Mistake] = ()
     why_wrong: Callable[[Case, Any], str] = lambda case, answer: ""
+    exact: bool = True
 
     def judge(self, by_rank: Mapping[int, Sequence[Outcome]]) -> str:
         """The line for what every rank answered; one outcome per case."""
@@ -58,7 +59,7 @@ class Table:
             if kind != "value":
                 return f"{self.call(case)} {_gave(outcome)}"
             right = self.right(*case)
-            if not same(value, right):
+            if not (same(value, right) or (not self.exact and type(value) is float and value == right)):
                 why = nothing(value) or self._mistake(outcomes) or self.why_wrong(case, value)
                 return f"{self.call(case)} {_gave(outcome)}, right is {right!r}" + (f": {why}" if why else "")
         return OK

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from nbddp.worker import values
@@ -35,7 +36,8 @@ class Strange:
 
 def plain(value: Any) -> Any:
     """None, bool, int, float, str, and lists and dicts of them; tensors and arrays as nested lists, tuples and
-    ranges as lists, anything else as Strange."""
+    ranges as lists, other real numbers as floats, anything else as Strange (without the address in memory that a
+    repr may have: it is another in each run)."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list | tuple | range):
@@ -44,6 +46,8 @@ def plain(value: Any) -> Any:
         return {plain(k) if isinstance(k, str | int) else values.words(k): plain(v) for k, v in value.items()}
     if callable(getattr(value, "tolist", None)):
         return plain(value.tolist())
+    if isinstance(value, Real):
+        return float(value)
     return Strange(_told(value))
 
 

@@ -25,8 +25,8 @@ def normalised(
 ) -> tuple[Any, Any]:
     """`function(x, eps)` for this rank's shard and the gradient of sum(weights × output) with respect to x.
 
-    Both as plain data; the output is None if it is unwritten, the gradient None if the output has another shape than x,
-    and "none" if it has no gradient.
+    Both as plain data; the output is None if it is unwritten, the gradient None if the output is no tensor of the shape
+    of x, and "none" if it has no gradient.
     """
     import torch
 

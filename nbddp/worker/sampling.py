@@ -23,6 +23,8 @@ class Noted:
     def __getitem__(self, i: Any) -> tuple[Any, Any]:
         import torch
 
+        if isinstance(i, slice):
+            raise TypeError("this dataset gives one sample at a time: dataset[i], and no slice of it")
         at = int(i)
         if not 0 <= at < len(self.right):
             raise IndexError(f"there is no sample {at} among {len(self.right)}")

@@ -55,7 +55,7 @@ explore.samples()
 # repeated samples are others each time. Below nobody called `set_epoch`: the epochs are the same, and the same two samples are left out until training
 # ends. No error tells you; the model just learns from less.
 #
-# The picture is worked out without PyTorch, generator included. This cell asks the real sampler on the real ranks.
+# The picture is worked out without PyTorch, generator included. This cell asks the real sampler on the real ranks. **Predict** from the picture what rank 2 prints.
 
 # %%
 # %%ddp
@@ -159,8 +159,8 @@ def accuracy(model, dataset):
 
 # %% [markdown]
 # Two things bite in a real evaluation. The all-reduce belongs **after** the loop: inside it, a rank with one sample more would wait alone. And the
-# loop must not call the DDP-wrapped model if it has buffers, such as batch norm's: DDP broadcasts them from rank 0 in each forward, in `eval()` too,
-# and that is a collective again. Call `model.module`.
+# loop must not call the DDP-wrapped model if it has buffers, such as batch norm's: DDP broadcasts them from rank 0 in a forward, in `eval()` too
+# (under `no_grad` in the first one after a training step), and that is a collective again. Call `model.module`.
 #
 # ## Where there is no index
 #

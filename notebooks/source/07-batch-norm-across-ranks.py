@@ -183,7 +183,7 @@ def sync_batch_norm(x, eps):
 # statistics for evaluation, merged ones, the same on all ranks. And it merges means and variances by the formula above instead of
 # subtracting squares, which loses digits where the mean is large.
 #
-# Running statistics are the one trap of the *plain* layer under DDP: they are buffers, and DDP copies rank 0's to all ranks at every forward. **Predict** what
+# Running statistics are the one trap of the *plain* layer under DDP: they are buffers, and DDP copies rank 0's to all ranks at every forward of training. **Predict** what
 # part of the data an evaluation of the model from the first cell would go by.
 
 # %%
@@ -198,7 +198,7 @@ print(f"running mean {before:+.3f}, after the next forward {model.module.running
 # ## To remember
 #
 # - Under DDP batch norm uses each rank's own samples, so a model with it depends on the number of samples *per rank*; its running statistics are rank 0's.
-# - Variances are merged, not averaged: what lies between the means belongs to them. Sums, sums of squares and counts can be added up.
+# - Variances are merged, not averaged, because what lies between the means belongs to them: add up counts, sums and sums of squares.
 # - `dist.all_reduce` is invisible to autograd; what a gradient must pass through needs a function whose backward is an all-reduce as well.
 #
 # **On real GPUs:** put `nn.SyncBatchNorm.convert_sync_batchnorm(model)` before the wrapping in DDP, and compare its output and gradients with your function's. Then

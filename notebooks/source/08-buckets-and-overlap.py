@@ -5,7 +5,7 @@
 # a bucket starts as soon as its last gradient is there, while backward goes on.
 #
 # **After this lesson you can** say which gradients travel together and when they start, read the timeline of a step, tell a slow link from
-# a slow rank, and choose `bucket_cap_mb` for a reason.
+# a slow rank, choose `bucket_cap_mb` for a reason, and take a trace where the timeline does not tell enough.
 
 # %%
 # %load_ext nbddp
@@ -62,6 +62,8 @@ train()
 #
 # That is worth remembering: **of a model of less than 26 MiB, only the first small bucket can overlap with backward by default.** The timeline of
 # the median step shows it. (Steps are recorded in every cell; the median leaves out the first two, where the rebuild is.)
+#
+# **Predict:** which of the two buckets sticks out from under backward?
 
 # %% tags=nbval-ignore-output
 # %ddp timings
@@ -139,6 +141,8 @@ for cap in (25, 1, 3):
 # A cap of 25 that is given also holds for the first bucket: there is one bucket, and not a byte of it is hidden. With a cap of 3 a bucket closes with the third
 # layer's weight. Now the last of these runs beside the packer, which gets the parameters of the model, the length of the recorded backward and the
 # speed that the link had.
+#
+# **Predict:** what will be the same in both, the buckets, the times, or both?
 
 # %% tags=nbval-ignore-output
 parameters = [(f"{i}.{kind}", 4 * n) for i in range(8) for kind, n in (("weight", 512 * 512), ("bias", 512))]
@@ -150,29 +154,81 @@ explore.measured_buckets(parameters, cap_mb=3)
 #
 # ## A slow link or a slow rank?
 #
-# Both look like a long all-reduce. Here rank 1 comes 100 ms late to every step, as it does when its data loader is slow.
+# Both look like a long all-reduce. Here rank 1 comes 100 ms late to every step, as it does when its data loader is slow. (`--timings` shows
+# when the cell has ended what `%ddp timings` shows.)
 #
 # **Predict:** on which rank do the buckets look long?
 
-# %%
-# %%ddp
+# %% tags=nbval-ignore-output
+# %%ddp --timings
 import time
 
-train(before=lambda: time.sleep(0.1 * dist.get_rank()), bucket_cap_mb=3)["then"]
 
-# %% tags=nbval-ignore-output
-# %ddp timings
+def late():
+    with torch.profiler.record_function("load the batch"):  # a name for the trace below
+        time.sleep(0.1 * rank)
+
+
+rank = dist.get_rank()
+train(before=late, bucket_cap_mb=3)["then"]
 
 # %% [markdown]
 # On rank **0**. Its buckets are mostly light: they wait. The hatched part, the transfer, is no longer than before. The rank that never waits is the one that
 # all others wait for. A faster link would change nothing; look at rank 1's data.
 #
-# The figure also says itself in words. They name the rank, and have a row for each bucket with its bandwidth (of the transfer alone, without the wait):
+# The figure also says itself in words: type `words = %ddp timings`, then `print(words)`. They name the rank, and have a row for each bucket with its
+# bandwidth: of the transfer alone, without the wait.
+#
+# ## What was rank 1 doing?
+#
+# The timeline knows DDP: forward, backward, buckets, optimizer. It says *who* is late and not *why*. `%%ddp --trace` runs `torch.profiler` on every rank and
+# merges what it saw into one file, a process per rank on one clock: every operation of PyTorch with its thread, every `record_function` of
+# yours by its name, and every collective, also those that are not DDP's, with an arrow from rank to rank in the order in which they began to transfer.
+# It costs more than `%ddp timings` does, which is always on, so ask for it when the timeline leaves a question.
+#
+# Without a name the file is `ddp-trace.json.gz` beside the notebook, with a link to download it. So that this lesson leaves nothing there, the next cell
+# goes to an empty folder first, among the system's temporary ones. (There the link finds nothing. To open the trace, leave that cell out.)
+#
+# **Predict:** six steps, three buckets. How many all-reduces will the trace have? And how many of those from the third step on does rank 1 call last?
+
+# %%
+import os
+import tempfile
+
+os.chdir(tempfile.mkdtemp())
 
 # %% tags=nbval-ignore-output
-print(_)
+# %%ddp --trace
+train(before=late, bucket_cap_mb=3)["then"]
 
 # %% [markdown]
+# Open the file at [ui.perfetto.dev](https://ui.perfetto.dev) (it stays in your browser) and zoom with W and S. On rank 1 each step begins with a long "load the batch": there is the answer.
+# The file is JSON, so one can also ask it.
+
+# %%
+import gzip
+import json
+
+with gzip.open("ddp-trace.json.gz") as file:
+    events = json.load(file)["traceEvents"]
+print([e["args"]["name"] for e in events if e["name"] == "process_name"])
+called = {}  # by kind of collective: (rank, number of the collective) → when
+for e in events:
+    if e["name"].startswith("c10d::"):
+        called.setdefault(e["name"], {})[e["pid"] // 1000, e["args"]["sequence"]] = e["ts"]
+for name, when in called.items():
+    print(name, len(when) // 2)
+when = called["c10d::allreduce_"]
+steady = sorted(n for rank, n in when if rank == 1)[4:]  # without the first two steps
+late = sum(when[0, n] < when[1, n] for n in steady)
+print("from the third step on", len(steady), "· rank 1 calls last in", late)
+
+# %% [markdown]
+# 16, not 18: the first step has one bucket, the five others three each. Rank 1 is late to all of the last four steps. The all-gather and two of the broadcasts are
+# DDP's when it is made: do all ranks have parameters of the same shapes, and here are rank 0's values. The other two broadcasts are the rebuild, in
+# the forward of the second step: there rank 0 waits for rank 1 before backward has begun, so that step's buckets look as if nobody were late. No timeline of
+# buckets shows that.
+#
 #
 # ## Exercise: how long did the step wait?
 #
@@ -201,7 +257,7 @@ def exposed(backward_end, spans):
 # ## To remember
 #
 # - Gradients are packed from the last parameter to the first; a bucket starts when its last gradient is there, and the last bucket is always exposed.
-# - The first step uses one bucket, and the second rebuilds them: leave both out when you measure.
+# - The first step uses one bucket, and the second rebuilds them, so leave both out when you measure.
 # - A long bucket is a slow link only if it *moves* long; if it *waits* long, another rank is late.
 #
 # **On real GPUs:** run your model for ten steps with `bucket_cap_mb` 5, 25 and 100 and look at `%ddp timings` each time. Is the exposed part as long as

@@ -52,11 +52,13 @@ def _wrong(found: Found, number: int, rank: int, layer: str, hooks: bool) -> str
     yours, reference, own = (step[k][layer] for k in ("yours", "reference", "own"))
     if yours is None:
         return "there is no gradient any more; change p.grad in place, or put a tensor there"
-    if len(yours) != len(reference) or not all(map(math.isfinite, yours)):
-        return "what is in p.grad has another shape, or is not finite"
+    if len(yours) != len(reference):
+        return "what is in p.grad has another shape"
+    if not all(map(math.isfinite, yours)):
+        return "what is in p.grad is not finite; was it divided by 0, such as rank 0's rank?"
     if not any(yours):
         return "the gradient is all zeros"
-    alone = _alone(found, number, layer)
+    alone = _unlike(found, number, layer) or _alone(found, number, layer)
     if alone:
         return alone
     if close(yours, own):
@@ -64,6 +66,21 @@ def _wrong(found: Found, number: int, rank: int, layer: str, hooks: bool) -> str
     everyone = [found[r]["steps"][number]["own"][layer] for r in sorted(found)]
     known = (words for words, made in (*_picked(everyone), *_scaled(own, size)) if close(yours, made))
     return next(known, "") or _ratio(yours, reference, size)
+
+
+def _unlike(found: Found, number: int, layer: str) -> str:
+    """Where the ranks divide the same sum by unlike whole numbers."""
+    divisors = []
+    for brought in found.values():
+        step = brought["steps"][number]
+        ratio = _multiple(step["yours"][layer], step["reference"][layer])
+        if not ratio:
+            return ""
+        divisors.append(round(len(found) / ratio, 3))
+    if len(set(divisors)) == 1 or any(d != round(d) for d in divisors):
+        return ""
+    told = ", ".join(f"{d:.0f}" for d in divisors)
+    return f"the ranks divide the sum by {told}; on every rank it is the world size, dist.get_world_size()"
 
 
 def _alone(found: Found, number: int, layer: str) -> str:
@@ -88,25 +105,42 @@ def _picked(everyone: Sequence[Numbers]) -> Iterator[tuple[str, list[float]]]:
 
 
 def _scaled(own: Numbers, size: int) -> Iterator[tuple[str, list[float]]]:
-    share = f"yours is {1 / size:.2f} × this rank's own gradient: you divided but did not sum; all_reduce first"
+    share = (
+        f"yours is {1 / size:.2f} × this rank's own gradient: you divided but did not sum; all_reduce first, and wait "
+        "for it if it is async"
+    )
     yield share, [v / size for v in own]
     yield f"yours is {size:.2f} × this rank's own gradient: that is no sum over the ranks", [v * size for v in own]
 
 
 def _ratio(yours: Numbers, reference: Numbers, size: int) -> str:
     """`yours is 2.00 × the reference: ...`, if it is a multiple of it."""
-    ratio = sum(map(mul, yours, reference)) / (sum(map(mul, reference, reference)) or 1.0)
-    if not close(yours, [ratio * v for v in reference]):
+    ratio = _multiple(yours, reference)
+    if ratio is None:
+        if len(yours) > 1 and close(yours, [yours[0]] * len(yours)):
+            return "yours is one number in all places; the mean is over the ranks, and keeps the gradient's shape"
         apart = max(abs(a - b) for a, b in zip(yours, reference, strict=True))
         return f"yours differs from the reference by up to {apart:.2g}, and is no multiple of it"
     why = {
         size: "you summed but did not divide by the world size",
         1 / size: "you divided by the world size once too often",
-        size * size: "it was summed twice",
+        size**2: "it was summed more than once",
+        size**3: "it was summed more than once",
         -1: "the sign is the other way round",
     }
     known = next((words for value, words in why.items() if abs(ratio - value) < 1e-3 * abs(value)), "")
+    by = size / ratio if ratio else 0.0
+    if not known and by > 1 and abs(by - round(by)) < 1e-3:
+        known = f"the sum is divided by {by:.0f}, and the world size is {size}: dist.get_world_size()"
     return f"yours is {ratio:.2f} × the reference{': ' * bool(known)}{known}"
+
+
+def _multiple(yours: Numbers | None, reference: Numbers) -> float | None:
+    """How many times the reference it is; None if it is no multiple."""
+    if yours is None or len(yours) != len(reference) or not all(map(math.isfinite, yours)):
+        return None
+    ratio = sum(map(mul, yours, reference)) / (sum(map(mul, reference, reference)) or 1.0)
+    return ratio if close(yours, [ratio * v for v in reference]) else None
 
 
 def _why_own(found: Found, number: int, rank: int, hooks: bool) -> str:
@@ -116,7 +150,8 @@ def _why_own(found: Found, number: int, rank: int, hooks: bool) -> str:
         return PARAMETERS[hooks]
     right = [n for n in step["yours"] if close(step["yours"][n], step["reference"][n])]
     if right:
-        return f"{', '.join(right)} {'is' if len(right) == 1 else 'are'} right, and this layer was left out"
+        own = "; a hook is to use the parameter that it is handed" * hooks
+        return f"{', '.join(right)} {'is' if len(right) == 1 else 'are'} right, and this layer was left out{own}"
     return "nothing was exchanged" + (
         ", or the result was not put into p.grad" if not hooks else ": is the hook there?"
     )

@@ -45,12 +45,12 @@ def cut(sizes: Sequence[int], first: int, cap: int, order: Sequence[int], full: 
     return [some for some in made if some]
 
 
-def never_over(sizes: Sequence[int], first: int, cap: int) -> list[list[int]]:
-    """A gradient that would not fit goes into the next bucket."""
+def never_over(sizes: Sequence[int], first: int, cap: int, empty: bool = False) -> list[list[int]]:
+    """A gradient that would not fit goes into the next bucket; with `empty` also where this one holds nothing."""
     made: list[list[int]] = [[]]
     held, limit = 0, first
     for i in reversed(range(len(sizes))):
-        if made[-1] and held + sizes[i] > limit:
+        if (made[-1] or empty) and held + sizes[i] > limit:
             made.append([])
             held, limit = 0, cap
         made[-1].append(i)
@@ -68,6 +68,19 @@ def never_reset(sizes: Sequence[int], first: int, cap: int) -> list[list[int]]:
         if held >= limit:
             made.append([])
             limit = cap
+    return [some for some in made if some]
+
+
+def growing(sizes: Sequence[int], first: int, cap: int) -> list[list[int]]:
+    """The limit is not set to cap, but cap is added to it."""
+    made: list[list[int]] = [[]]
+    held, limit = 0, first
+    for i in _backwards(sizes):
+        made[-1].append(i)
+        held += sizes[i]
+        if held >= limit:
+            made.append([])
+            held, limit = 0, limit + cap
     return [some for some in made if some]
 
 
@@ -100,11 +113,22 @@ def why_not_these_buckets(case: Case, answer: Any) -> str:
         return "a list of buckets is wanted, each a list of positions in sizes"
     flat = [i for some in answer for i in some]
     wanted = list(range(len(sizes)))
-    if flat and sorted(map(repr, flat)) != sorted(map(repr, wanted)):
-        return f"every parameter is in exactly one bucket: the positions 0 to {len(sizes) - 1}, each once"
+    if sorted(map(repr, flat)) != sorted(map(repr, wanted)):
+        return _not_once(sizes, answer, flat)
     if flat == wanted and len(flat) > 1:
         return "the gradient of the last parameter comes first"
     return ""
+
+
+def _not_once(sizes: Sequence[int], answer: Sequence[list[Any]], flat: Sequence[Any]) -> str:
+    """Why these are not all positions, each once."""
+    once = f"every parameter is in exactly one bucket: the positions 0 to {len(sizes) - 1}, each once"
+    if len(answer) > 1 and answer[0] and all(some == answer[0] for some in answer):
+        return f"{once}; this is the same list several times, so begin a new one with [] instead of emptying it"
+    if flat == list(reversed(sizes)):
+        return f"{once}; these are the sizes themselves"
+    missing = next((i for i in range(len(sizes)) if i not in flat), None)
+    return once if missing is None else f"{once}; position {missing} is in none"
 
 
 PACK = Table(
@@ -121,6 +145,35 @@ PACK = Table(
             "the buckets are right, but the positions are counted in the reversed list; position 0 is the first of "
             "sizes",
             lambda sizes, first, cap: buckets.pack(list(reversed(sizes)), first, cap),
+        ),
+        Mistake(
+            "the buckets are right, but within one the gradient of the later parameter comes first",
+            lambda sizes, first, cap: [sorted(some) for some in packed(sizes, first, cap)],
+        ),
+        Mistake(
+            "the buckets are right, but they come in reverse; the one that is sent first comes first",
+            lambda sizes, first, cap: packed(sizes, first, cap)[::-1],
+        ),
+        Mistake(
+            "that counts gradients; a limit is one for the sum of their sizes",
+            lambda sizes, first, cap: packed([1] * len(sizes), first, cap),
+        ),
+        Mistake(
+            "that adds up positions; a limit is one for the sum of the sizes",
+            lambda sizes, first, cap: packed(range(len(sizes)), first, cap),
+        ),
+        Mistake(
+            "a bucket that goes over its limit is full, too: >=, not ==",
+            lambda sizes, first, cap: cut(sizes, first, cap, _backwards(sizes), lambda held, limit: held == limit),
+        ),
+        Mistake(
+            "that adds cap to the limit with every bucket; from the second on it is cap, for each",
+            lambda sizes, first, cap: growing(sizes, first, cap),
+        ),
+        Mistake(
+            "these buckets hold at most their limit, and one may be empty; DDP closes one after the gradient that "
+            "reaches the limit",
+            lambda sizes, first, cap: never_over(sizes, first, cap, empty=True),
         ),
         Mistake(
             "these buckets never hold more than their limit; DDP closes one after the gradient that reaches the limit, "
@@ -163,6 +216,7 @@ EXPOSED_CASES: tuple[Case, ...] = (
     (30, [(5, 9), (9, 20), (28, 29)]),  # all behind backward
     (10, [(10, 17)]),  # one bucket
     (12, [(3, 14), (12, 14), (11, 13)]),  # two end together
+    (15, [(6, 17), (9, 21), (14, 19)]),  # neither the first that ends late nor the last is the last to be done
     (8, []),  # no_sync
 )
 
@@ -181,6 +235,24 @@ def _whole(spans: Spans) -> int:
     return total
 
 
+def why_not_this_time(case: Case, answer: Any) -> str:
+    """What can be said of one answer, where the others tell of no single mistake."""
+    end, spans = case
+    if type(answer) not in (int, float):
+        return "a number is wanted, in the units of the trace"
+    right = exposed_time(end, spans)
+    if answer < 0:
+        turned = answer == -right
+        return "the sign is the other way round" if turned else "a time is never negative"
+    if right == 0:
+        return "all buckets are done before backward ends; then nothing is exposed"
+    if answer == spans[-1][1] - end:
+        return "that is the end of the bucket that was sent last; the step waits until all are done"
+    if answer == right / sum(done - sent for sent, done in spans):
+        return "that is a share of the exchange; the time itself is wanted"
+    return ""
+
+
 EXPOSED = Table(
     "exposed",
     EXPOSED_CASES,
@@ -193,6 +265,30 @@ EXPOSED = Table(
         Mistake(
             "that is the end of the bucket that was sent last; the step waits until all are done",
             lambda end, spans: max(0, spans[-1][1] - end) if spans else 0,
+        ),
+        Mistake(
+            "that is the end of the first bucket that ends after backward; the step waits until all are done",
+            lambda end, spans: next((done - end for _, done in spans if done > end), 0),
+        ),
+        Mistake(
+            "that is the first bucket alone; does a return stand inside the loop?",
+            lambda end, spans: max(0, spans[0][1] - end) if spans else None,
+        ),
+        Mistake(
+            "that is of the bucket that is done first; the step waits until all are done",
+            lambda end, spans: max(0, min((done for _, done in spans), default=0) - end),
+        ),
+        Mistake(
+            "that has only buckets that were sent after backward; one that was sent earlier may still be on its way",
+            lambda end, spans: sum(done - sent for sent, done in spans if sent >= end),
+        ),
+        Mistake(
+            "that is the longest bucket's time; what backward hides of it costs the step nothing",
+            lambda end, spans: max((done - sent for sent, done in spans), default=0),
+        ),
+        Mistake(
+            "that is from the first bucket's sending; what backward hides costs the step nothing",
+            lambda end, spans: max((d for _, d in spans), default=0) - min((s for s, _ in spans), default=0),
         ),
         Mistake(
             "it is negative where all buckets are done before backward ends; then nothing is exposed",
@@ -220,7 +316,8 @@ EXPOSED = Table(
             lambda end, spans: max([done for _, done in spans], default=0),
         ),
     ),
-    lambda case, answer: "" if type(answer) in (int, float) else "a number is wanted, in the units of the trace",
+    why_not_this_time,
+    exact=False,
 )
 
 pack = Exercise(

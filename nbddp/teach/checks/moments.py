@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from math import isnan
 from typing import Any
 
 from nbddp.teach.answer import OK, Exercise, not_written
@@ -25,6 +26,7 @@ from nbddp.teach.norms import (
     known,
     near,
     shards_for,
+    why_divisor,
     why_gradient,
     why_moment,
     why_output,
@@ -32,6 +34,8 @@ from nbddp.teach.norms import (
 from nbddp.teach.running import in_group, pool
 from nbddp.worker import normalising
 
+WAY_BACK = "look at the way back of each sum: each needs a backward that adds up the gradients of all ranks"
+ROOT = "that is the root of a negative variance; add up the count over the ranks, too"
 MEAN, VARIANCE, OUTPUT, GRADIENT = "mean", "variance", "output", "gradient"
 
 
@@ -52,7 +56,8 @@ def judge_statistics(shards: Sequence[Rows], by_rank: Mapping[int, Any]) -> str:
         given = [[by_rank[r][which][f] for r in ranks] for f in range(FEATURES)]
         for r, f in product(ranks, range(FEATURES)):
             if not near([given[f][r]], [right[f]]):
-                told = _differs(given[f][r], right[f], why_moment(ways, shards, given))
+                why = why_moment(ways, shards, given) or (why_divisor(shards, given) if name == MEAN else "")
+                told = _differs(given[f][r], right[f], why)
                 return f"{_where(shards)}: rank {r}, {name} of feature {f} is {told}"
     return OK
 
@@ -97,15 +102,17 @@ def judge_norm(shards: Sequence[Rows], weights: Sequence[Rows], by_rank: Mapping
             return f"rank {r}: a tensor of the shape of x, ({len(shards[r])}, {FEATURES}), is wanted"
     outputs = [by_rank[r][0] for r in ranks]
     right = [forward(feature(shards, f), MEANS[0], VARIANCES[0], SCALES[0][1]) for f in range(FEATURES)]
-    line = _line(shards, OUTPUT, outputs, right, why_output)
+    line = _line(shards, OUTPUT, outputs, right, lambda x, y: why_output(x, y) or ROOT * _any_nan(y))
     if line != OK:
         return line
     for r in ranks:
+        if by_rank[r][1] is None:
+            return f"outputs are right; rank {r} returns no tensor, and without one there is no backward"
         if by_rank[r][1] == "none":
             return f"outputs are right; rank {r}, x gets no gradient: is it detached, or all under torch.no_grad()?"
     right = [gradients(feature(shards, f), feature(weights, f), GRADIENTS[0]) for f in range(FEATURES)]
     given = [by_rank[r][1] for r in ranks]
-    return _line(shards, GRADIENT, given, right, lambda x, g: why_gradient(x, weights, g))
+    return _line(shards, GRADIENT, given, right, lambda x, g: why_gradient(x, weights, g) or WAY_BACK)
 
 
 def _line(
@@ -120,6 +127,10 @@ def _line(
                 head = "outputs are right; " if name == GRADIENT else f"{_where(shards)}: "
                 return f"{head}rank {r}, {name} of sample {i}, feature {f} is {told}"
     return OK
+
+
+def _any_nan(by_rank: Sequence[Rows]) -> bool:
+    return any(isnan(v) for rows in by_rank for row in rows for v in row)
 
 
 def statistics_line(function: Any) -> str:

@@ -20,6 +20,10 @@ from nbddp.worker import sampling
 
 NEAR = 1e-5  # counts are small, so float32 is exact but for the division
 EPOCHS = 4
+ONCE = (
+    "every sample is read once, so look at what counts as right (model(x).argmax() == y), at the sum over the ranks "
+    "and at the division"
+)
 COUNT = "count right predictions and samples over all ranks, and divide once in the end"
 Found = Mapping[int, tuple[Any, Sequence[int]]]  # by rank: what was returned, the samples that were read
 
@@ -31,12 +35,13 @@ def sets_for(world_size: int) -> tuple[tuple[bool, ...], ...]:
     """Which predictions are right in the sets that are evaluated: two that cannot be dealt out evenly, one that can.
 
     In the first the samples that padding repeats are predicted wrong and rank 0 is wrong throughout, in the
-    second they are predicted right: no wrong way of counting is right in both.
+    second they are predicted right, and so is the last one, which equal shares leave over: no wrong
+    way of counting is right in both.
     """
     w = world_size
     return (
         tuple(i >= w and i % w != 0 for i in range(4 * w + 1)),
-        tuple(i < w or i % w == 1 for i in range(3 * w + 1)),
+        tuple(i < w or i % w == 1 or i == 3 * w for i in range(3 * w + 1)),
         tuple(i % 3 == 0 for i in range(2 * w)),
     )
 
@@ -61,7 +66,11 @@ def judge_accuracy(right: Sequence[bool], found: Found) -> str:
         return f"{head}: {_apart(right, reads, numbers)}"
     truth = pooled(right, [range(len(right))])
     why = why_accuracy(numbers[0], right, reads)
-    return f"{head} is {numbers[0]:.3f}, right is {truth:.3f}: {why or COUNT}"
+    return f"{head} is {numbers[0]:.3f}, right is {truth:.3f}: {why or (ONCE if _each_once(right, reads) else COUNT)}"
+
+
+def _each_once(right: Sequence[bool], reads: Sequence[Sequence[int]]) -> bool:
+    return sorted(s for read in reads for s in read) == list(range(len(right)))
 
 
 def _number(value: Any) -> float | None:
@@ -110,12 +119,15 @@ def why_accuracy(value: float, right: Sequence[bool], reads: Sequence[Sequence[i
     again = f"{several('sample', twice)} {_is(twice)} read by more than one rank (DistributedSampler pads)" * bool(
         twice
     )
+    if lost == list(range(n)):
+        return "no rank has read any sample: dataset[i] gives one"
     if isnan(value):
         return "0 / 0 on a rank without samples; add up the counts before dividing"
     if near(value, pooled(right, reads)):
         if twice:
             return f"{again} and counted each time; count every sample once"
-        return f"{several('sample', lost)} {_is(lost)} read by no rank (drop_last?)" if lost else ""
+        why = "(drop_last?)" if len(lost) < len(reads) else "(does the loop end too early?)"
+        return f"{several('sample', lost)} {_is(lost)} read by no rank {why}" if lost else ""
     if near(value, sum(own) / len(own)):
         sizes = f"{max(map(len, reads))} and {min(map(len, reads))} samples"
         return f"that is the mean of the ranks' accuracies, and ranks have {sizes}; add up the counts, then divide"
@@ -123,6 +135,8 @@ def why_accuracy(value: float, right: Sequence[bool], reads: Sequence[Sequence[i
         return "that is the sum of the ranks' accuracies; add up the counts, then divide"
     if twice and near(value, hits / n):
         return f"{again} and a hit there counts twice, while the divisor counts every sample once"
+    if lost and near(value, hits / n):
+        return f"{several('sample', lost)} {_is(lost)} read by no rank, while the divisor counts every sample"
     return next((words for v, words in _slips(truth, hits, len(reads)) if near(value, v)), "")
 
 
@@ -133,6 +147,8 @@ def _slips(truth: float, hits: int, world_size: int) -> list[tuple[float, str]]:
         (truth / world_size, "the counts are divided by the world size once too often"),
         (truth * world_size, "the hits are summed over the ranks, the number of samples is not"),
         (hits, "that is the number of right predictions; divide by the number of samples"),
+        *((round(truth, digits), "it is rounded; return it as it is") for digits in (1, 2, 3, 4)),
+        (0.0, "0: is a share divided down to a whole number, by // or as int?"),
     ]
 
 
@@ -162,6 +178,8 @@ def judge_epochs(samples: int, by_rank: Mapping[int, Any]) -> str:
         if wrong:
             return f"rank {r}: {wrong}"
     epochs = [[by_rank[r][e] for r in ranks] for e in range(EPOCHS)]
+    if all(e == epochs[0] for e in epochs) and len(epochs[0][0]) > samples / len(ranks) * (EPOCHS - 1):
+        return "all epochs are one and the same list, which grows; begin a new list in each epoch"
     for e, shares in enumerate(epochs):
         wrong = why_shares(samples, shares)
         if wrong:
@@ -189,14 +207,19 @@ def why_shares(samples: int, shares: Sequence[Sequence[int]]) -> str:
     world_size = len(shares)
     whole = [r for r, read in enumerate(shares) if len(set(read)) == samples]
     if whole:
-        return f"{rank_words(whole)} read all {samples} samples; a DistributedSampler gives each rank its share"
+        given = "a DistributedSampler, handed to the DataLoader as sampler=..., gives each rank its share"
+        return f"{rank_words(whole)} read all {samples} samples; {given}"
+    if all(list(read) == list(shares[0]) for read in shares[1:]):
+        return "all ranks read the same samples; the sampler's rank is to be the process's own"
     reads = Counter(s for read in shares for s in read)
     missing, over = samples - len(reads), sum(reads.values()) - len(reads)
-    if over and (missing or over >= world_size):
+    enough = sum(reads.values()) > samples - world_size
+    if over and (over >= world_size or (missing and enough)):
         s = min(s for s, n in reads.items() if n > 1)
         on = [r for r, read in enumerate(shares) if s in read]
         lost = f", and {missing} of {samples} by none" if missing else ""
-        return f"sample {s} is read by {rank_words(on)}{lost}: the ranks must shuffle alike, with one seed for all"
+        alike = "the ranks must shuffle alike, by one seed and one epoch for all"
+        return f"sample {s} is read by {rank_words(on)}{lost}: {alike}"
     if missing >= world_size:
         return f"{missing} of {samples} samples are read by no rank; at most {world_size - 1} may be left over"
     lengths = [len(read) for read in shares]
