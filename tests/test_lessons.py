@@ -17,7 +17,7 @@ from nbddp.errors import BadInput
 from nbddp.run.screen import Silent
 from nbddp.teach import explore, running
 from nbddp.teach.answer import Exercise, Wrong
-from nbddp.teach.explorer import Explorer, Steps
+from nbddp.teach.explorer import Choice, Explorer, Slider, Steps
 from nbddp.teach.tables import Mistake, Table
 from nbddp.worker.exercise import Strange, plain, tabulate
 from tests.kernels import Kernel
@@ -291,9 +291,11 @@ def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explo
 def test_an_explorers_controls_change_picture_and_words(make: type[Explorer]) -> None:
     made = make()
     box = made.widget()
-    *rows, picture, words = box.children
+    *rows, picture, words, keys = box.children
     controls = [row.children[0] if hasattr(row, "children") else row for row in rows]  # one of moves has buttons
     assert [c.description for c in controls] == [c.label for c in made.controls]
+    assert ("← and →" in keys.value) == any(isinstance(c, Slider) for c in made.controls)
+    assert ("opens a list" in keys.value) == any(isinstance(c, Choice) for c in made.controls)
     before = picture.value
     for control, value in zip(controls, made.settings[1].values(), strict=True):
         control.value = value
@@ -303,7 +305,7 @@ def test_an_explorers_controls_change_picture_and_words(make: type[Explorer]) ->
 
 def test_an_impossible_setting_says_so_instead_of_a_picture() -> None:
     box = explore.layout().widget()
-    nodes, gpus, per_process, _, picture, words = box.children
+    nodes, gpus, per_process, _, picture, words, _ = box.children
     gpus.value, per_process.value = 2, 4
     with pytest.raises(BadInput) as refused:
         explore.layout().show(nodes=nodes.value, gpus=2, per_process=4, by="local rank")
@@ -314,7 +316,7 @@ def test_an_impossible_setting_says_so_instead_of_a_picture() -> None:
 
 
 def test_buttons_take_a_step_and_stay_at_the_ends() -> None:
-    _, row, _, picture, _ = explore.ring().widget().children
+    _, row, _, picture, *_ = explore.ring().widget().children
     slider, back, forward = row.children
     seen = []
     for button in (back, back, forward):

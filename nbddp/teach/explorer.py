@@ -19,7 +19,12 @@ from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+SLIDER_KEYS = "← and → move a slider"
+LIST_KEYS = "Space opens a list, ↑, ↓ and Enter choose"  # closed, JupyterLab takes the arrows: they go to another cell
+BUTTON_KEYS = "Space presses a button"
+KEYS = '<small style="opacity: 0.75">{}</small>'
 WORDS = '<pre style="white-space: pre-wrap; line-height: 1.35; margin: 4px 0">{}</pre>'
+LETTER, FIELD = 0.58, 22.0  # em: a letter, with something to spare; a slider with its number
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,12 @@ class Explorer:
 
     __repr__ = words
 
+    def keys(self) -> str:
+        """How the controls are moved without a mouse, in a sentence."""
+        kinds = {Slider: SLIDER_KEYS, Steps: BUTTON_KEYS, Choice: LIST_KEYS}
+        ways = [text for kind, text in kinds.items() if any(isinstance(c, kind) for c in self.controls)]
+        return "; ".join(["Keys: Tab goes from control to control", *ways])
+
     def stills(self) -> bytes:
         """PNG of the two settings."""
         return stills([self.show(**s) for s in self.settings], [self.caption(s) for s in self.settings])
@@ -82,9 +93,10 @@ class Explorer:
         """The controls over the figure and its words, as an ipywidgets box. Raises ImportError without ipywidgets."""
         import ipywidgets as w
 
-        made = {c.name: _control(w, c, self.settings[0][c.name]) for c in self.controls}
+        label = max(12.0, *(LETTER * len(c.label) for c in self.controls))  # em; all controls begin on one line
+        made = {c.name: _control(w, c, self.settings[0][c.name], label) for c in self.controls}
         rows = [_with_buttons(w, made[c.name]) if isinstance(c, Steps) else made[c.name] for c in self.controls]
-        picture, words = w.Image(format="png"), w.HTML()
+        picture, words, keys = w.Image(format="png"), w.HTML(), w.HTML(KEYS.format(self.keys()))
         picture.layout.max_width, picture.layout.height, picture.layout.align_self = "100%", "auto", "flex-start"
         picture.layout.margin = "6px 0 0 0"
 
@@ -102,7 +114,7 @@ class Explorer:
         draw()
         for control in made.values():
             control.observe(draw, "value")
-        return w.VBox([*rows, picture, words])
+        return w.VBox([*rows, picture, words, keys])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         words, data = self.words(), self.stills()
@@ -112,16 +124,16 @@ class Explorer:
         return bundle, {"image/png": {"alt": words, "width": width_of(data)}}
 
 
-def _control(w: Any, control: Slider | Choice, value: Any) -> Any:
-    style, layout = {"description_width": "12em"}, w.Layout(width="32em")
+def _control(w: Any, control: Slider | Choice, value: Any, label: float) -> Any:
+    """The widget of a control whose label has `label` em of room. Without a tooltip its label would have "null"."""
+    common = {"value": value, "description": control.label, "tooltip": control.label}
+    common |= {"style": {"description_width": f"{label}em"}, "layout": w.Layout(width=f"{label + FIELD}em")}
     if isinstance(control, Choice):
-        return w.Dropdown(
-            options=list(control.options), value=value, description=control.label, style=style, layout=layout
-        )
-    return w.IntSlider(
-        value=value, min=control.low, max=control.high, step=control.step, description=control.label,
-        continuous_update=False, style=style, layout=layout,
-    )  # fmt: skip
+        longest = max(len(o[0] if isinstance(o, tuple) else str(o)) for o in control.options)
+        common["layout"].width = f"{label + max(FIELD, LETTER * longest + 3)}em"  # 3: the arrow
+        return w.Dropdown(options=list(control.options), **common)
+    bounds = {"min": control.low, "max": control.high, "step": control.step}
+    return w.IntSlider(**bounds, continuous_update=False, **common)
 
 
 def _with_buttons(w: Any, slider: Any) -> Any:
