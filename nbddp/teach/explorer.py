@@ -23,7 +23,8 @@ SLIDER_KEYS = "← and → move a slider"
 LIST_KEYS = "Space opens a list, ↑, ↓ and Enter choose"  # closed, JupyterLab takes the arrows: they go to another cell
 BUTTON_KEYS = "Space presses a button"
 KEYS = '<small style="opacity: 0.75">{}</small>'
-WORDS = '<pre style="white-space: pre-wrap; line-height: 1.35; margin: 4px 0">{}</pre>'
+LOOK = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere; line-height: 1.35; margin: 4px 0"
+WORDS = f'<pre style="{LOOK}">{{}}</pre>'  # JupyterLab breaks such lines within words
 LETTER, FIELD = 0.58, 22.0  # em: a letter, with something to spare; a slider with its number
 
 
