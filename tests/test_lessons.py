@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from base64 import b64decode
 from pathlib import Path
 
 import nbformat
 import pytest
 
+from nbddp.draw.shown import DPI, width_of
+from nbddp.draw.table import Table as DataTable
 from nbddp.errors import BadInput
 from nbddp.run.screen import Silent
 from nbddp.teach import explore, running
 from nbddp.teach.answer import Exercise, Wrong
-from nbddp.teach.explorer import Explorer
+from nbddp.teach.explorer import Choice, Explorer, Slider, Steps
 from nbddp.teach.tables import Mistake, Table
 from nbddp.worker.exercise import Strange, plain, tabulate
 from tests.kernels import Kernel
@@ -264,14 +267,18 @@ def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explo
         assert made.caption(setting) in bundle["text/plain"]
         assert made.show(**setting).words in bundle["text/plain"]
     assert metadata["image/png"]["alt"] == bundle["text/plain"]
+    assert 400 < metadata["image/png"]["width"] <= 900, "as wide as a notebook's column, and no wider"
 
 
 @pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)
 def test_an_explorers_controls_change_picture_and_words(make: type[Explorer]) -> None:
     made = make()
     box = made.widget()
-    *controls, picture, words = box.children
+    *rows, picture, words, keys = box.children
+    controls = [row.children[0] if hasattr(row, "children") else row for row in rows]  # one of moves has buttons
     assert [c.description for c in controls] == [c.label for c in made.controls]
+    assert ("← and →" in keys.value) == any(isinstance(c, Slider) for c in made.controls)
+    assert ("opens a list" in keys.value) == any(isinstance(c, Choice) for c in made.controls)
     before = picture.value
     for control, value in zip(controls, made.settings[1].values(), strict=True):
         control.value = value
@@ -281,7 +288,7 @@ def test_an_explorers_controls_change_picture_and_words(make: type[Explorer]) ->
 
 def test_an_impossible_setting_says_so_instead_of_a_picture() -> None:
     box = explore.layout().widget()
-    nodes, gpus, per_process, _, picture, words = box.children
+    nodes, gpus, per_process, _, picture, words, _ = box.children
     gpus.value, per_process.value = 2, 4
     with pytest.raises(BadInput) as refused:
         explore.layout().show(nodes=nodes.value, gpus=2, per_process=4, by="local rank")
@@ -289,3 +296,33 @@ def test_an_impossible_setting_says_so_instead_of_a_picture() -> None:
     assert picture.layout.display == "none"
     per_process.value = 1
     assert picture.layout.display == ""
+
+
+def test_buttons_take_a_step_and_stay_at_the_ends() -> None:
+    _, row, _, picture, *_ = explore.ring().widget().children
+    slider, back, forward = row.children
+    seen = []
+    for button in (back, back, forward):
+        button.click()
+        seen.append((slider.value, picture.value))
+    assert [value for value, _ in seen] == [2, 1, 2]
+    assert seen[0][1] == seen[2][1] != seen[1][1]
+    for _ in range(slider.max + 1):
+        forward.click()
+    assert slider.value == slider.max
+    assert [c.name for c in explore.collectives().controls if isinstance(c, Steps)] == ["moves"]
+
+
+def test_pictures_have_the_size_that_they_say() -> None:
+    """A point of a figure is a point on the page: text of 6.5 points is not shown smaller."""
+    shown = explore.layout().show(**explore.layout().settings[0])
+    bundle, metadata = shown._repr_mimebundle_()
+    across = int.from_bytes(b64decode(bundle["image/png"])[16:20], "big") / DPI  # inches
+    assert metadata["image/png"]["width"] == pytest.approx(96 * across, abs=1)
+    assert metadata["image/png"]["width"] == width_of(shown.png())
+
+
+def test_heads_of_a_table_stand_over_their_columns() -> None:
+    html = DataTable(["name", "bytes"], [("a<b", 1), ("c", 22)])._repr_html_()
+    assert '<th style="text-align: left">name</th><th style="text-align: right">bytes</th>' in html
+    assert '<td style="text-align: left">a&lt;b</td><td style="text-align: right">1</td>' in html

@@ -64,7 +64,7 @@ def _gradients(axes: Any, some: Packed) -> None:
         left, right = at[members[0]][0], at[members[-1]][1]
         for i in members:
             a, b = at[i]
-            axes.add_patch(Rectangle((a, 0.06), b - a, 0.36, fc=TINTS[k % len(TINTS)], ec=INK, lw=0.4))
+            axes.add_patch(Rectangle((a, 0.06), b - a, 0.36, fc=TINTS[k % len(TINTS)], ec=INK, lw=0.4, clip_on=False))
             _fit(axes, (a + b) / 2, 0.25, [some.names[i], some.names[i].split(".")[0]], (b - a) / inch)
         axes.plot([left + 0.03 * inch, left + 0.03 * inch, right - 0.03 * inch, right - 0.03 * inch],
                   [0.48, 0.54, 0.54, 0.48], color=FILLS[k % len(FILLS)], lw=1.6, solid_joinstyle="miter")  # fmt: skip
@@ -93,7 +93,7 @@ def _time(axes: Any, e: Exchange, row: list[int], own: float, whole: int, last: 
         k, y = bucket.index, LINE * (1 + lane)
         axes.plot([bucket.ready / 1e6] * 2, [LINE - 0.08, LINE + 0.03], color=INK, lw=0.9)
         axes.add_patch(Rectangle((bucket.sent / 1e6, y + 0.03), (bucket.done - bucket.sent) / 1e6, LINE - 0.06,
-                                 fc=TINTS[k % len(TINTS)], ec=INK, lw=0.5))  # fmt: skip
+                                 fc=TINTS[k % len(TINTS)], ec=INK, lw=0.5, clip_on=False))  # fmt: skip
         middle, room = (bucket.sent + bucket.done) / 2e6, (bucket.done - bucket.sent) / inch
         _fit(axes, middle, y + LINE / 2, [f"bucket {k}", str(k)], room)
     _exposed(axes, e, LINE * (2 + max(row, default=0)), end, whole)
@@ -110,7 +110,8 @@ def _exposed(axes: Any, e: Exchange, y: float, end: int, whole: int) -> None:
     waits = exposed(e.step)
     said = f"exposed {duration(waits / 1e9)}" if waits else "nothing is exposed"
     if waits:
-        axes.plot([end / 1e6, (end + waits) / 1e6], [y + 0.05] * 2, color=INK, lw=2, solid_capstyle="butt")
+        axes.plot([end / 1e6, (end + waits) / 1e6], [y + 0.05] * 2, color=INK, lw=2, solid_capstyle="butt",
+                  clip_on=False)  # fmt: skip
     axes.plot([end / 1e6] * 2, [0, y + 0.05], color=MUTED, lw=0.8, ls=(0, (3, 2)))
     at_right = end > 0.6 * whole
     x = (end + waits) / 1e6 if at_right else end / 1e6

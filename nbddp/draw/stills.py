@@ -13,23 +13,26 @@ from nbddp.draw.palette import MUTED, PAPER
 from nbddp.draw.shown import DPI, Shown
 
 CAPTION = 8.5  # points
-GAP = 0.16  # inches above a caption, and below it
+RULE = "#d0d0d0"  # between one still and the next
+MARGIN = 0.12  # inches, as around a picture
 
 
 def stills(figures: Sequence[Shown], captions: Sequence[str]) -> bytes:
     """PNG of the figures from top to bottom, each under its caption."""
     font_file = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
     font = ImageFont.truetype(str(font_file), round(CAPTION * DPI / 72))
-    gap, line = round(GAP * DPI), round(CAPTION * 1.4 * DPI / 72)
+    margin, line = round(MARGIN * DPI), round(CAPTION * 1.4 * DPI / 72)
     pictures = [Image.open(io.BytesIO(f.png())).convert("RGB") for f in figures]
-    widths = [*(p.width for p in pictures), *(round(font.getlength(c)) + 2 * gap for c in captions)]
-    height = sum(p.height + line + 2 * gap for p in pictures)
+    widths = [*(p.width for p in pictures), *(round(font.getlength(c)) + 2 * margin for c in captions)]
+    height = sum(p.height + line + margin for p in pictures)
     whole = Image.new("RGB", (max(widths), height), PAPER)
     pen = ImageDraw.Draw(whole)
     y = 0
     for picture, caption in zip(pictures, captions, strict=True):
-        pen.text((gap // 2, y + gap), caption, font=font, fill=MUTED)
-        y += line + 2 * gap
+        if y:
+            pen.line((margin, y, whole.width - margin, y), fill=RULE, width=2)
+        pen.text((margin, y + margin), caption, font=font, fill=MUTED)
+        y += line + margin
         whole.paste(picture, (0, y))
         y += picture.height
     buffer = io.BytesIO()

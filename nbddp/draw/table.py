@@ -58,15 +58,15 @@ class Table:
 
     def _repr_html_(self) -> str:
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
-        head = "".join(f"<th>{escape(h)}</th>" for h in self.columns)
+        head = "".join(self._cell(i, h, "th") for i, h in enumerate(self.columns))
         body = "".join(
             f"<tr>{''.join(self._cell(i, c) for i, c in enumerate(self._written(row)))}</tr>" for row in self.rows
         )
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
-    def _cell(self, column: int, text: str) -> str:
+    def _cell(self, column: int, text: str, tag: str = "td") -> str:
         side = "right" if self._numeric(column) else "left"
-        return f'<td style="text-align: {side}">{escape(text)}</td>'
+        return f'<{tag} style="text-align: {side}">{escape(text)}</{tag}>'
 
     def _numeric(self, column: int) -> bool:
         return bool(self.rows) and all(isinstance(row[column], int | float) for row in self.rows)

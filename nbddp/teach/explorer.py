@@ -14,12 +14,18 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from nbddp.draw.shown import Shown, width
+from nbddp.draw.shown import Shown, width_of
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-WORDS = '<pre style="white-space: pre-wrap; line-height: 1.35; margin: 4px 0">{}</pre>'
+SLIDER_KEYS = "← and → move a slider"
+LIST_KEYS = "Space opens a list, ↑, ↓ and Enter choose"  # closed, JupyterLab takes the arrows: they go to another cell
+BUTTON_KEYS = "Space presses a button"
+KEYS = '<small style="opacity: 0.75">{}</small>'
+LOOK = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere; line-height: 1.35; margin: 4px 0"
+WORDS = f'<pre style="{LOOK}">{{}}</pre>'  # JupyterLab breaks such lines within words
+LETTER, FIELD = 0.58, 22.0  # em: a letter, with something to spare; a slider with its number
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,11 @@ class Slider:
 
     def shown(self, value: Any) -> str:
         return str(value)
+
+
+@dataclass(frozen=True)
+class Steps(Slider):
+    """The moves of something that goes on by itself: a slider with a button back and a button forward."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +80,26 @@ class Explorer:
 
     __repr__ = words
 
+    def keys(self) -> str:
+        """How the controls are moved without a mouse, in a sentence."""
+        kinds = {Slider: SLIDER_KEYS, Steps: BUTTON_KEYS, Choice: LIST_KEYS}
+        ways = [text for kind, text in kinds.items() if any(isinstance(c, kind) for c in self.controls)]
+        return "; ".join(["Keys: Tab goes from control to control", *ways])
+
     def stills(self) -> bytes:
         """PNG of the two settings."""
         return stills([self.show(**s) for s in self.settings], [self.caption(s) for s in self.settings])
 
     def widget(self) -> Any:
-        """The controls over the figure and its words, as an ipywidgets box."""
+        """The controls over the figure and its words, as an ipywidgets box. Raises ImportError without ipywidgets."""
         import ipywidgets as w
 
-        style, wide = {"description_width": "12em"}, w.Layout(width="30em")
-        made = {c.name: _control(w, c, self.settings[0][c.name], style, wide) for c in self.controls}
-        picture, words = w.Image(format="png"), w.HTML()
+        label = max(12.0, *(LETTER * len(c.label) for c in self.controls))  # em; all controls begin on one line
+        made = {c.name: _control(w, c, self.settings[0][c.name], label) for c in self.controls}
+        rows = [_with_buttons(w, made[c.name]) if isinstance(c, Steps) else made[c.name] for c in self.controls]
+        picture, words, keys = w.Image(format="png"), w.HTML(), w.HTML(KEYS.format(self.keys()))
+        picture.layout.max_width, picture.layout.height, picture.layout.align_self = "100%", "auto", "flex-start"
+        picture.layout.margin = "6px 0 0 0"
 
         def draw(change: Any = None) -> None:
             try:
@@ -89,37 +109,58 @@ class Explorer:
                 return
             data = shown.png()
             picture.value, picture.layout.display = data, ""
-            picture.layout.width = f"{width(data)}px"
+            picture.layout.width = f"{width_of(data)}px"
             words.value = WORDS.format(escape(shown.words))
 
         draw()
         for control in made.values():
             control.observe(draw, "value")
-        return w.VBox([*made.values(), picture, words])
+        return w.VBox([*rows, picture, words, keys])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         words, data = self.words(), self.stills()
         bundle: dict[str, Any] = {"text/plain": words, "image/png": b64encode(data).decode()}
-        if _in_a_kernel():
+        if _widgets_may_be_shown():
             bundle[WIDGET] = self.widget()._repr_mimebundle_()[WIDGET]
-        return bundle, {"image/png": {"alt": words, "width": width(data)}}
+        return bundle, {"image/png": {"alt": words, "width": width_of(data)}}
 
 
-def _control(w: Any, control: Slider | Choice, value: Any, style: Any, wide: Any) -> Any:
+def _control(w: Any, control: Slider | Choice, value: Any, label: float) -> Any:
+    """The widget of a control whose label has `label` em of room. Without a tooltip its label would have "null"."""
+    common = {"value": value, "description": control.label, "tooltip": control.label}
+    common |= {"style": {"description_width": f"{label}em"}, "layout": w.Layout(width=f"{label + FIELD}em")}
     if isinstance(control, Choice):
-        return w.Dropdown(
-            options=list(control.options), value=value, description=control.label, style=style, layout=wide
-        )
-    return w.IntSlider(
-        value=value, min=control.low, max=control.high, step=control.step, description=control.label,
-        continuous_update=False, style=style, layout=wide,
-    )  # fmt: skip
+        longest = max(len(o[0] if isinstance(o, tuple) else str(o)) for o in control.options)
+        common["layout"].width = f"{label + max(FIELD, LETTER * longest + 3)}em"  # 3: the arrow
+        return w.Dropdown(options=list(control.options), **common)
+    bounds = {"min": control.low, "max": control.high, "step": control.step}
+    return w.IntSlider(**bounds, continuous_update=False, **common)
 
 
-def _in_a_kernel() -> bool:
+def _with_buttons(w: Any, slider: Any) -> Any:
+    """The slider, and beside it a button that takes a step back and one that takes the next. Both can always be
+    pressed: one that is switched off at the end would drop the keyboard's focus."""
+
+    def button(text: str, by: int) -> Any:
+        made = w.Button(description=text, tooltip=f"{slider.description}: {text}", layout=w.Layout(width="5em"))
+
+        def press(_: Any) -> None:
+            slider.value = min(max(slider.value + by * slider.step, slider.min), slider.max)
+
+        made.on_click(press)
+        return made
+
+    return w.HBox([slider, button("back", -1), button("next", 1)])
+
+
+def _widgets_may_be_shown() -> bool:
     """Whether a front end may be there that shows widgets: not in a terminal's IPython, nor without ipywidgets."""
-    from importlib.util import find_spec
-
     from IPython.core.getipython import get_ipython
 
-    return getattr(get_ipython(), "kernel", None) is not None and find_spec("ipywidgets") is not None
+    if getattr(get_ipython(), "kernel", None) is None:
+        return False
+    try:
+        import ipywidgets  # noqa: F401
+    except ImportError:  # not installed, or installed and broken: the still pictures and the words are there
+        return False
+    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbddp.draw.collectives import collectives as collectives_figure
 from nbddp.teach import collectives as calls
-from nbddp.teach.explorer import Choice, Explorer, Slider
+from nbddp.teach.explorer import Choice, Explorer, Slider, Steps
 
 
 def collectives() -> Explorer:
@@ -14,7 +14,7 @@ def collectives() -> Explorer:
         (
             Choice("program", "program", tuple(calls.PROGRAMS)),
             Slider("ranks", "ranks", 2, 6),
-            Slider("moves", "moves", 0, 12),
+            Steps("moves", "moves", 0, 12),
         ),
         ({"program": calls.UNEVEN, "ranks": 4, "moves": 3}, {"program": calls.SLOW, "ranks": 4, "moves": 2}),
     )

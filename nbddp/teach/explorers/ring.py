@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbddp.draw.ring import ring as ring_figure
-from nbddp.teach.explorer import Choice, Explorer, Slider
+from nbddp.teach.explorer import Choice, Explorer, Slider, Steps
 from nbddp.teach.ring import PROGRAMS, RING, SHORT
 from nbddp.teach.ring import ring as ring_after
 
@@ -14,7 +14,7 @@ def ring() -> Explorer:
         lambda **chosen: ring_figure(ring_after(**chosen)),
         (
             Slider("ranks", "ranks", 2, 5),
-            Slider("step", "steps taken", 0, 8),
+            Steps("step", "steps taken", 0, 8),
             Choice("program", "program", PROGRAMS),
         ),
         (

@@ -1,0 +1,204 @@
+"""The explorers in a real JupyterLab, in a real browser, by keyboard alone.
+
+A server of the test's own (loopback, a port that the system chooses, a token, folders of its own) opens a small
+notebook with the explorers' cells of lessons 02, 04 and 07. Nothing is clicked: cells are run, and sliders, lists and
+buttons are reached and moved by keys. What is waited for is what the page shows, never a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from nbddp.teach import explore
+from tests.lessons import NOTEBOOKS, builder, cells
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="to test in a browser: pip install playwright")
+pytest.importorskip("jupyterlab", reason="to test in a browser: pip install jupyterlab")
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]  # a container's root, and its small /dev/shm
+PATIENCE = 60.0  # seconds that something may take on busy cores
+LESSONS = ("02", "04", "07")
+EXPLORERS = len(LESSONS)  # one in a cell
+TABS = 60  # more than there are places to stop at between the notebook and its last control
+SETTINGS = {
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "notebook-extension/tracker": {"windowingMode": "none"},
+}
+
+
+def browsers() -> list[str]:
+    """Chromium as the system has it, or else as playwright has installed it."""
+    found = [path for path in map(shutil.which, NAMES) if path]
+    with sync_api.sync_playwright() as play:
+        own = play.chromium.executable_path
+    return [*found, *([own] if Path(own).exists() else [])]
+
+
+# -- the server ------------------------------------------------------------------------------
+
+
+def until(true: Callable[[], Any], what: str) -> Any:
+    """What `true` returns when it is something. Raises AssertionError where that takes too long."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if found := true():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{what} has not come in {PATIENCE:.0f} s")
+
+
+def served(runtime: Path, process: subprocess.Popen[bytes], log: Path) -> Any:
+    """The server's address and token when it listens, as it has written them for Jupyter's own tools."""
+
+    def told() -> Any:
+        assert process.poll() is None, log.read_text()
+        for path in runtime.glob("jpserver-*.json"):
+            try:
+                return json.loads(path.read_text())
+            except json.JSONDecodeError:  # half written
+                return None
+        return None
+
+    return until(told, "JupyterLab")
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The notebook's address, in a JupyterLab that knows nothing of the user's."""
+    base = tmp_path_factory.mktemp("lab")
+    places = {f"JUPYTER{n}": str(base / n) for n in ("_RUNTIME_DIR", "_CONFIG_DIR", "_DATA_DIR", "LAB_WORKSPACES_DIR")}
+    for name, values in SETTINGS.items():
+        path = base / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+    folder = base / "lessons"
+    folder.mkdir()
+    book = builder().notebook([c for n in LESSONS for c in cells(n) if "explore." in c.text and c.kind == "code"])
+    nbformat.write(book, folder / "explorers.ipynb")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | places
+    env |= {"JUPYTERLAB_SETTINGS_DIR": str(base / "settings"), "JUPYTER_TOKEN": secrets.token_hex(16)}
+    env["PYTHONPATH"] = os.pathsep.join([str(NOTEBOOKS.parent), *filter(None, [env.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
+    command += ["--ServerApp.port=0", f"--ServerApp.root_dir={folder}", "--LabApp.extension_manager=readonly"]
+    log = base / "log"
+    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=folder) as process:
+        try:
+            server = served(base / "_RUNTIME_DIR", process, log)
+            yield f"{server['url']}doc/tree/explorers.ipynb?token={server['token']}"
+        finally:
+            process.terminate()
+
+
+# -- the page --------------------------------------------------------------------------------
+
+
+class Notebook:
+    """The open notebook; tests go through it from top to bottom, as Tab does. `errors`: what the page complained of."""
+
+    def __init__(self, page: Any, address: str):
+        self.page, self.errors = page, []
+        page.set_default_timeout(1000 * PATIENCE)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
+        page.goto(address)
+        self.cells = page.locator(".jp-CodeCell")
+        sync_api.expect(self.cells).to_have_count(EXPLORERS)
+        page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()  # before, a run would be lost
+        page.wait_for_function("document.querySelector('.jp-Notebook')?.contains(document.activeElement)")
+
+    def run(self) -> None:
+        """Run all cells, wait for their explorers, and go back to the first cell."""
+        press = self.page.keyboard.press
+        for cell in self.cells.all():
+            press("Shift+Enter")
+            sync_api.expect(cell.locator("img.widget-image")).to_be_visible(timeout=1000 * PATIENCE)
+        press("Escape")  # out of the new cell that the last one gave
+        for _ in range(EXPLORERS):
+            press("ArrowUp")
+
+    def reach(self, target: Any) -> None:
+        """Press Tab until the target, which is further down, has the focus."""
+        for _ in range(TABS):
+            if target.evaluate("e => e === document.activeElement"):
+                return
+            self.page.keyboard.press("Tab")
+        raise AssertionError(f"{target} cannot be reached by Tab")
+
+    def shows(self, number: int, wanted: Any) -> None:
+        """Wait until the cell's explorer has these words, and their picture."""
+        cell = self.cells.nth(number)
+        sync_api.expect(cell.locator(".widget-html pre")).to_have_text(wanted.words, timeout=1000 * PATIENCE)
+        seen = "async e => Array.from(new Uint8Array(await (await fetch(e.src)).arrayBuffer()))"
+        picture = cell.locator("img.widget-image")
+        until(lambda: bytes(picture.evaluate(seen)) == wanted.png(), "the picture")
+
+
+@pytest.fixture(scope="module")
+def notebook(address: str) -> Iterator[Notebook]:
+    found = browsers()
+    if not found:
+        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=found[0], args=FLAGS)
+        opened = Notebook(browser.new_page(viewport={"width": 1280, "height": 1500}), address)
+        opened.run()
+        yield opened
+        browser.close()
+
+
+def test_sliders_and_lists_move_by_keys_and_change_picture_and_words(notebook: Notebook) -> None:
+    layout = explore.layout()
+    chosen = dict(layout.settings[0])
+    notebook.shows(0, layout.show(**chosen))
+    for place, (name, key, value) in enumerate(
+        [("nodes", "ArrowRight", 3), ("gpus", "End", layout.controls[1].high), ("per_process", "ArrowLeft", 1)]
+    ):
+        notebook.reach(notebook.cells.nth(0).get_by_role("slider").nth(place))
+        notebook.page.keyboard.press(key)
+        chosen[name] = value
+        notebook.shows(0, layout.show(**chosen))
+    notebook.reach(notebook.cells.nth(0).locator("select"))
+    for key in ("Space", "ArrowDown", "Enter"):
+        notebook.page.keyboard.press(key)
+    notebook.shows(0, layout.show(**{**chosen, "by": "global rank"}))
+    said = notebook.cells.nth(0).get_by_text("Tab goes from control to control")
+    sync_api.expect(said).to_contain_text("Space opens a list")
+
+
+def test_buttons_take_the_next_step_and_the_one_before(notebook: Notebook) -> None:
+    ring = explore.ring()
+    start = ring.settings[0]
+    notebook.shows(1, ring.show(**start))
+    for name, key, step in [("next", "Enter", 4), ("next", "Space", 5), ("back", "Space", 4)]:
+        button = notebook.cells.nth(1).get_by_role("button", name=name, exact=True)
+        notebook.reach(button)
+        notebook.page.keyboard.press(key)
+        notebook.shows(1, ring.show(**{**start, "step": step}))
+        sync_api.expect(button).to_be_focused()
+
+
+def test_labels_are_not_cut_and_controls_stand_in_line(notebook: Notebook) -> None:
+    for number in range(EXPLORERS):
+        labels = notebook.cells.nth(number).locator(".widget-vbox .widget-label:not(.widget-html .widget-label)").all()
+        assert len(labels) >= 3
+        assert not [e for e in labels if e.evaluate("e => e.scrollWidth > e.clientWidth")]
+        ends = {round(box["x"] + box["width"]) for box in (e.bounding_box() for e in labels) if box}
+        assert len(ends) == 1, "labels end on one line"
+        assert all(e.get_attribute("title") in (None, e.inner_text()) for e in labels)
+
+
+def test_the_page_complains_of_nothing(notebook: Notebook) -> None:
+    assert not notebook.errors
