@@ -154,6 +154,9 @@ WRONG_LOGS = [
     Mutant("out of order", MISSING + EVEN + "lo + 1, sorted((r for r in n if n[r] == lo), reverse=True)", "in order"),
     Mutant("rank 0's", "def missing_ranks(log):\n    return len(log[0]), []", "the ranks are not"),
     Mutant("unwritten", "def missing_ranks(log):\n    ...", "still to be written"),
+    Mutant("as they come", MISSING + EVEN + "lo + 1, [r for r in n if n[r] == lo]", "ranks are wanted in order"),
+    Mutant("its name", MISSING + EVEN + "log[max(n, key=n.get)][lo], [r for r in n if n[r] == lo]", "not its name"),
+    Mutant("a set", MISSING + EVEN + "lo + 1, {r for r in n if n[r] == lo}", "is [3, {2}], right is [3, [2]]"),
 ]  # fmt: skip
 RIGHT_LOGS = [
     MISSING + EVEN + "(lo + 1, [r for r in sorted(n) if n[r] == lo])",
@@ -239,6 +242,10 @@ WRONG_TRAININGS = [
     Mutant("agrees on one rank", train("n = agreed(len(batches), dist.ReduceOp.MIN) if rank == 0 else 2\n" +
            EACH.format("[:n]")), "deadlock: "),
     Mutant("swallows", train("try:\n    " + EACH.format("") + "\nexcept RuntimeError: pass"), "deadlock: "),
+    Mutant("never zero", train("n = agreed(len(batches), dist.ReduceOp.MIN)\noptimizer.zero_grad = lambda: None\n" +
+           EACH.format("[:n]")), "optimizer.zero_grad() is missing"),
+    Mutant("another group", train("dist.init_process_group()\n" + EACH.format("")),
+           "a rank raised ValueError: trying to initialize the default process group twice!"),
     Mutant("takes nothing", HEAD + "    pass\ndef train_uneven(): pass", "raised TypeError: train_uneven() takes 0"),
 ]  # fmt: skip
 RIGHT_TRAININGS = {

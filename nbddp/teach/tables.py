@@ -47,10 +47,10 @@ class Table:
         for case, outcome in zip(self.cases, outcomes, strict=True):
             kind, value = outcome
             if kind != "value":
-                return f"{self.call(case)} {_gave(outcome)}"
+                return f"{self.call(case)} {_gave(outcome)}{without_group(str(value))}"
             right = self.right(*case)
             if not same(value, right):
-                why = self._mistake(outcomes) or self.why_wrong(case, value)
+                why = self._mistake(outcomes) or (NOTHING if value is None else self.why_wrong(case, value))
                 return f"{self.call(case)} {_gave(outcome)}, right is {right!r}" + (f": {why}" if why else "")
         return OK
 
@@ -62,6 +62,14 @@ class Table:
 
     def call(self, case: Case) -> str:
         return call(self.name, case)
+
+
+NOTHING = "here the function ends without a return"
+
+
+def without_group(error: str) -> str:
+    """What to add to an error of torch's that asks for a process group; empty for other errors."""
+    return " The arguments say all that is needed; no group is." if "process group" in error else ""
 
 
 def call(name: str, case: Case) -> str:

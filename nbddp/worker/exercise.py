@@ -7,6 +7,7 @@ and no answer can fail to travel. Imports torch only inside what needs it.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ class Strange:
 
 def plain(value: Any) -> Any:
     """None, bool, int, float, str, and lists and dicts of them; tensors and arrays as nested lists, tuples and
-    ranges as lists, anything else as Strange."""
+    ranges as lists, anything else as Strange, whose text is the same in every run: no address, sets in order."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list | tuple | range):
@@ -37,7 +38,9 @@ def plain(value: Any) -> Any:
         return {plain(k) if isinstance(k, str | int) else values.words(k): plain(v) for k, v in value.items()}
     if callable(getattr(value, "tolist", None)):
         return plain(value.tolist())
-    return Strange(values.words(value))
+    if isinstance(value, set | frozenset) and value:
+        return Strange(f"{{{', '.join(sorted(repr(plain(v)) for v in value))}}}")
+    return Strange(re.sub(r" at 0x[0-9a-f]+", "", values.words(value)))
 
 
 def tabulate(function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> list[tuple[str, Any]]:
@@ -82,12 +85,23 @@ def seeded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     import torch
     import torch.distributed as dist
 
+    _refuse_another_group()
     state = torch.random.get_rng_state()
     torch.manual_seed(SEED + dist.get_rank())
     try:
         return function(*args, **kwargs)
     finally:
         torch.random.set_rng_state(state)
+
+
+def _refuse_another_group() -> None:
+    """Have a second init_process_group be torch's own error, as in a script. In a cell it would end the group that an
+    earlier run has made, here under the hands of the models that use it."""
+    from IPython.core.getipython import get_ipython
+
+    groups = getattr(getattr(get_ipython(), "kernel", None), "groups", None)
+    if groups is not None:
+        groups.made_in = groups.run
 
 
 def meet(environs: Sequence[dict[str, str]], timeout: float) -> tuple[str, str, int]:
