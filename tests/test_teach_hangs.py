@@ -123,6 +123,37 @@ def test_the_played_deadlock_is_worded_as_the_real_one(
     assert str(caught.value) == f"deadlock: {'; '.join(played.deadlock.words)}"
 
 
+UNDER_DETAIL = """
+dist.destroy_process_group()
+dist.set_debug_level(dist.DebugLevel.DETAIL)
+dist.init_process_group()
+dist.set_debug_level(dist.DebugLevel.OFF)
+try:
+    {}
+    said = ""
+except RuntimeError as error:
+    said = str(error)
+dist.destroy_process_group()
+said
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("dist.all_reduce(t, op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)", False),
+        ("dist.all_reduce(t.int() if rank else t)", True),
+        ("dist.all_reduce(t[:2] if rank else t)", True),
+        ("dist.broadcast(t, 0) if rank else dist.all_reduce(t)", True),
+    ],
+    ids=["operation", "type", "shape", "collective"],
+)
+def test_what_torchs_debug_mode_tells_and_what_not(pool: nbddp.Pool, call: str, told: bool) -> None:
+    """The lesson's table."""
+    said = pool.run_cell(REAL + UNDER_DETAIL.format(call), want_value=True, screen=Silent())
+    assert ["Detected mismatch between collectives" in text for text in said] == [told, told]
+
+
 def test_the_figure_shows_calls_and_arrows() -> None:
     shown = figure(log("one batch fewer on the last rank", 4, 3))
     table, graph = shown.figure.axes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,16 @@ def test_the_judge_without_a_pool() -> None:
     assert judged({0: good}, {0: good}) == "ok"
     assert f"from step {LAST_SAVE + 1} on" in judged({0: good}, {0: later})
     assert judged({0: good}, {0: {**good, "final": ends}}) == "rank 0 ends with another state than the undisturbed run"
+
+
+def test_torchrun_reads_the_lessons_elastic_line() -> None:
+    from torch.distributed.run import get_args_parser
+
+    (text,) = [c.text for c in cells("10") if "--nnodes=1:4" in c.text]
+    line = text.split("```")[1].replace("\\\n", " ")
+    found = get_args_parser().parse_args(shlex.split(line)[1:])
+    assert (found.nnodes, found.nproc_per_node, found.max_restarts) == ("1:4", "8", 3)
+    assert (found.rdzv_id, found.rdzv_backend, found.rdzv_endpoint) == ("run7", "c10d", "node0:29400")
 
 
 # -- the lesson's claim ----------------------------------------------------------------------
