@@ -206,6 +206,20 @@ for p in model.parameters():
                                                                                 "(micro_batches[1:], 1)")),
            "yours differs from the reference by up to"),
     Mutant("cleared", body(GUARDED.format(guard=LATER, scale=" / n") + "model.zero_grad()"), "has no gradient after"),
+    Mutant("one backward", body("sum(loss_of(model(x), y) / n for x, y in micro_batches).backward()"),
+           "up to 5 losses waited for backward() at a time"),
+    Mutant("last forgotten", body("with model.no_sync():\n    for x, y in micro_batches[:-1]: "
+                                  "(loss_of(model(x), y) / n).backward()"),
+           "4 forwards, all inside no_sync, so no gradients were exchanged: the last micro-batch is missing"),
+    Mutant("last whole", body(GUARDED.format(guard=LATER, scale=" / (n if i + 1 < n else 1)")),
+           "the last micro-batch counts 1.00 and each before it 0.20, right is 1/5 for each"),
+    Mutant("by those before", body(GUARDED.format(guard=LATER, scale=" / (n - 1 if i + 1 < n else n)")),
+           "the last micro-batch counts 0.20 and each before it 0.25"),
+    Mutant("zeros", body(GUARDED.format(guard=LATER, scale=" / n") + "for p in model.parameters(): p.grad.zero_()"),
+           "set to zero after the last backward()"),
+    Mutant("sum over ranks", body(GUARDED.format(guard=LATER, scale=" / n") + "import torch.distributed as dist\n"
+                                  "for p in model.parameters(): dist.all_reduce(p.grad)"),
+           "yours is 2.00 × the reference: you added up over the ranks"),
     Mutant("unwritten", HEAD + "    ...", "still to be written"),
     Mutant("raises", body("return micro_batches[9]"), "raised IndexError: list index out of range"),
     Mutant("one rank alone", body("import torch.distributed as dist\nif dist.get_rank():\n    return\n"
@@ -272,6 +286,17 @@ WRONG_BYTES = [
     Mutant("one stage for another", BYTES + "(4 + 12 / n) * p if stage == 2 else "
            + SUM.format(2, 2, 12, 3, 2, 1), "those are stage 1's"),
     Mutant("unwritten", BYTES + "None", "still to be written"),
+    Mutant("gigabytes", BYTES + "(" + SUM.format(2, 2, 12, 3, 2, 1) + ") / 1e9", "that is in GB; bytes are asked for"),
+    Mutant("GiB", BYTES + "(" + SUM.format(2, 2, 12, 3, 2, 1) + ") / 2**30", "that is in GiB"),
+    Mutant("three parts", BYTES + "12 * p, 2 * p, 2 * p", "the sum of the parts"),
+    Mutant("one stage each", BYTES + SUM.replace(">=", "==").format(2, 2, 12, 3, 2, 1), "one part at each stage"),
+    Mutant("64", BYTES.replace("n = parameters, ranks", "n = parameters, 64") + SUM.format(2, 2, 12, 3, 2, 1),
+           "that is always 64"),
+    Mutant("copy twice", BYTES + SUM.format(4, 4, 12, 3, 2, 1), "among the optimizer's 12 bytes already"),
+    Mutant("optimizer alone", BYTES + "12 * p // (n if stage else 1)", "the optimizer's state alone; parameters"),
+    Mutant("no stage 0", "def bytes_per_rank(stage, p, n):\n    if stage: return 16 * p // n", "ends without a value"),
+    Mutant("the pool's size", "import torch.distributed as d\n" + BYTES + "16 * p // d.get_world_size()",
+           "The arguments say all that is needed"),
 ]  # fmt: skip
 RIGHT_BYTES = [
     BYTES + "2 * p / n ** (stage > 2) + 2 * p / n ** (stage > 1) + 12 * p / n ** (stage > 0)",

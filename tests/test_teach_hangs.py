@@ -115,6 +115,37 @@ def test_the_played_deadlock_is_worded_as_the_real_one(
     assert str(caught.value) == f"deadlock: {'; '.join(played.deadlock.words)}"
 
 
+UNDER_DETAIL = """
+dist.destroy_process_group()
+dist.set_debug_level(dist.DebugLevel.DETAIL)
+dist.init_process_group()
+dist.set_debug_level(dist.DebugLevel.OFF)
+try:
+    {}
+    said = ""
+except RuntimeError as error:
+    said = str(error)
+dist.destroy_process_group()
+said
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("dist.all_reduce(t, op=dist.ReduceOp.MAX if rank else dist.ReduceOp.SUM)", False),
+        ("dist.all_reduce(t.int() if rank else t)", True),
+        ("dist.all_reduce(t[:2] if rank else t)", True),
+        ("dist.broadcast(t, 0) if rank else dist.all_reduce(t)", True),
+    ],
+    ids=["operation", "type", "shape", "collective"],
+)
+def test_what_torchs_debug_mode_tells_and_what_not(pool: nbddp.Pool, call: str, told: bool) -> None:
+    """The lesson's table."""
+    said = pool.run_cell(REAL + UNDER_DETAIL.format(call), want_value=True, screen=Silent())
+    assert ["Detected mismatch between collectives" in text for text in said] == [told, told]
+
+
 def test_the_figure_shows_calls_and_arrows() -> None:
     shown = figure(log("one batch fewer on the last rank", 4, 3))
     table, graph = shown.figure.axes
@@ -146,6 +177,9 @@ WRONG_LOGS = [
     Mutant("out of order", MISSING + EVEN + "lo + 1, sorted((r for r in n if n[r] == lo), reverse=True)", "in order"),
     Mutant("rank 0's", "def missing_ranks(log):\n    return len(log[0]), []", "the ranks are not"),
     Mutant("unwritten", "def missing_ranks(log):\n    ...", "still to be written"),
+    Mutant("as they come", MISSING + EVEN + "lo + 1, [r for r in n if n[r] == lo]", "ranks are wanted in order"),
+    Mutant("its name", MISSING + EVEN + "log[max(n, key=n.get)][lo], [r for r in n if n[r] == lo]", "not its name"),
+    Mutant("a set", MISSING + EVEN + "lo + 1, {r for r in n if n[r] == lo}", "is [3, {2}], right is [3, [2]]"),
 ]  # fmt: skip
 RIGHT_LOGS = [
     MISSING + EVEN + "(lo + 1, [r for r in sorted(n) if n[r] == lo])",
@@ -231,6 +265,10 @@ WRONG_TRAININGS = [
     Mutant("agrees on one rank", train("n = agreed(len(batches), dist.ReduceOp.MIN) if rank == 0 else 2\n" +
            EACH.format("[:n]")), "deadlock: "),
     Mutant("swallows", train("try:\n    " + EACH.format("") + "\nexcept RuntimeError: pass"), "deadlock: "),
+    Mutant("never zero", train("n = agreed(len(batches), dist.ReduceOp.MIN)\noptimizer.zero_grad = lambda: None\n" +
+           EACH.format("[:n]")), "optimizer.zero_grad() is missing"),
+    Mutant("another group", train("dist.init_process_group()\n" + EACH.format("")),
+           "a rank raised ValueError: trying to initialize the default process group twice!"),
     Mutant("takes nothing", HEAD + "    pass\ndef train_uneven(): pass", "raised TypeError: train_uneven() takes 0"),
 ]  # fmt: skip
 RIGHT_TRAININGS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,13 @@ class Checkpoint:
 """, "save wrote no file"),
     Mutant("save changes", changed("        dice = [None]", HALVE + "        dice = [None]"),
            "rank 0, step 2: a run that only saves has another learning rate"),
+    Mutant("removes first", changed("os.replace(self.path", "if os.path.exists(self.path): os.remove(self.path)\n"
+           "            os.rename(self.path"), "removed before the new one has its name"),
+    Mutant("loads DDP's", changed("        model.load", "        model.module.load"),
+           "there is no model.module yet"),
+    Mutant("an object in it", changed("batches=batches.state_dict()", "batches=batches"), "no other objects"),
+    Mutant("renamed by all", changed("            os.replace(self", "        os.replace(self"),
+           "No such file or directory: 'checkpoint.pt.new' -> 'checkpoint.pt'"),
     Mutant("an object", ANSWER + "\nCheckpoint = Checkpoint('x').save", "hand in the class itself"),
 ]  # fmt: skip
 FILE_EACH = """
@@ -181,6 +189,14 @@ class Checkpoint:
         torch.set_rng_state(dice)
         return step
 """
+REPLACE = 'os.replace(self.path + ".new", self.path)'
+NUMBERED = """os.replace(self.path + ".new", f"{self.path}.{step}")
+            old = f"{self.path}.{step - 4}"
+            if os.path.exists(old):
+                os.remove(old)"""
+THE_LAST_TWO = changed("import os", "import os, glob", changed(
+    "torch.load(self.path)", "torch.load(max(glob.glob(self.path + '.?')))", changed(REPLACE, NUMBERED)
+))  # fmt: skip
 PICKLED = changed("torch.load(self.path)", "pickle.load(open(self.path, 'rb'))", changed(
     'torch.save(state, self.path + ".new")', "pathlib.Path(self.path + '.new').write_bytes(pickle.dumps(state))",
     changed("import os", "import os, pathlib, pickle"),
@@ -194,7 +210,7 @@ def test_wrong_checkpoints_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> Non
 
 def test_right_checkpoints_pass(pool: nbddp.Pool) -> None:
     assert check.Checkpoint(solution("10", "Checkpoint"))
-    for source in (ANSWER, FILE_EACH, PICKLED):
+    for source in (ANSWER, FILE_EACH, THE_LAST_TWO, PICKLED):
         assert check.Checkpoint(defined(source, "Checkpoint")), source
     assert check.Checkpoint(exercise("10", "Checkpoint")).line.startswith(
         "save wrote no file: it is still to be written"
@@ -211,12 +227,22 @@ def test_the_judge_without_a_pool() -> None:
     """A difference that only shows later is told with its step."""
     state = {"model": {"w": "a"}, "optimizer": "b", "lr": "0.1", "sampler": "c", "rng": "d"}
     ends = {**state, "model": {"w": "z"}}
-    touched: dict[str, Any] = {"wrote": [], "read": [], "moved": []}
+    touched: dict[str, Any] = {"wrote": [], "read": [], "moved": [], "gap": []}
     good = {"began": LAST_SAVE, "states": {LAST_SAVE: state, LAST_SAVE + 1: state}, "final": state, **touched}
     later = {**good, "states": {LAST_SAVE: state, LAST_SAVE + 1: ends}}
     assert judged({0: good}, {0: good}) == "ok"
     assert f"from step {LAST_SAVE + 1} on" in judged({0: good}, {0: later})
     assert judged({0: good}, {0: {**good, "final": ends}}) == "rank 0 ends with another state than the undisturbed run"
+
+
+def test_torchrun_reads_the_lessons_elastic_line() -> None:
+    from torch.distributed.run import get_args_parser
+
+    (text,) = [c.text for c in cells("10") if "--nnodes=1:4" in c.text]
+    line = text.split("```")[1].replace("\\\n", " ")
+    found = get_args_parser().parse_args(shlex.split(line)[1:])
+    assert (found.nnodes, found.nproc_per_node, found.max_restarts) == ("1:4", "8", 3)
+    assert (found.rdzv_id, found.rdzv_backend, found.rdzv_endpoint) == ("run7", "c10d", "node0:29400")
 
 
 # -- the lesson's claim ----------------------------------------------------------------------

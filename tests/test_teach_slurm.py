@@ -353,9 +353,19 @@ WRONG_VARIABLES = [
     wrong("pairs", "found = list(found.items())", "a dict is wanted"),
     wrong("own environment", "import os; found['RANK'] = os.environ['SLURM_PROCID']", "task 0 of 8 on gpu01: it"),
     wrong("its own", "import os; found['MASTER_PORT'] = '1' + os.environ['RANK'] * 4", "from the arguments alone"),
+    wrong("own rank", "import os; found['RANK'] = os.environ['RANK']", "different answers for RANK"),
+    wrong("torch's", "import torch.distributed as d; found['RANK'] = str(d.get_rank())", "no other rank has to be asked"),
+    wrong("all hosts", "found['MASTER_ADDR'] = ','.join(hosts)", "one host's name is wanted, where"),
+    wrong("a list", "found['MASTER_ADDR'] = hosts", "an environment variable is one text"),
+    wrong("with its port", "found['MASTER_ADDR'] += ':29500'", "the port has a variable of its own"),
+    wrong("always 8", "found['WORLD_SIZE'] = '8'", "the same for every task of every job"),
+    wrong("times nodes", "found['WORLD_SIZE'] = str(int(slurm['SLURM_NTASKS']) * len(hosts))", "all nodes already"),
+    wrong("nodes by tasks", "found['RANK'] = str(int(slurm['SLURM_NODEID']) * int(slurm['SLURM_NTASKS']) + "
+          "int(slurm['SLURM_LOCALID']))", "SLURM_NTASKS counts the tasks of all nodes; on one of them"),
     Mutant("unwritten", "def variables_of(slurm, hosts): ...", "still to be written"),
 ]  # fmt: skip
 RIGHT_VARIABLES = [
+    VARIABLES.format("import os\n    found = {**os.environ, **found}"),  # the rest is the rank's own
     VARIABLES.format("found['MASTER_PORT'] = '23456'"),
     VARIABLES.format(
         "each = int(slurm['SLURM_NTASKS']) // len(hosts)\n"
@@ -417,6 +427,15 @@ WRONG_NODES = [
     Mutant("a text", spelled(alone="text"), "a list of names is wanted"),
     Mutant("raises", spelled().replace("int(b or a)", "int(b)"), "nodes_of('gpu[01-03,07]') raised ValueError"),
     Mutant("unwritten", NODES + "...", "still to be written"),
+    Mutant("letters", spelled(each="n").replace("[n for n in range(int(a), int(b or a) + 1)]", "name + part"),
+           "adds its letters one by one"),
+    Mutant("two digits", spelled(each="f'{name}{n:02d}'"), "zeros in front included"),
+    Mutant("early return", spelled().replace("    return found", "        return found"), "a return inside the loop"),
+    Mutant("ends", spelled().replace("for n in range(int(a), int(b or a) + 1)", "for n in map(int, part.split('-'))"),
+           "the numbers between its ends too"),
+    Mutant("a set", spelled(whole="set(found)"), "is {'gpu1', 'gpu2', 'gpu3'}, right is"),
+    Mutant("yields", NODES + "yield text", "is <generator object nodes_of>, right is"),
+    Mutant("prints", spelled(alone="[text]", whole="print(found)").replace("text]\n", "text]\n"), "without a return"),
 ]  # fmt: skip
 RIGHT_NODES = [
     spelled(each="name + str(n).zfill(len(a))"),

@@ -60,7 +60,7 @@ class Table:
                 return f"{self.call(case)} {_gave(outcome)}"
             right = self.right(*case)
             if not (same(value, right) or (not self.exact and type(value) is float and value == right)):
-                why = nothing(value) or self._mistake(outcomes) or self.why_wrong(case, value)
+                why = self._mistake(outcomes) or nothing(value) or self.why_wrong(case, value)
                 return f"{self.call(case)} {_gave(outcome)}, right is {right!r}" + (f": {why}" if why else "")
         return OK
 

@@ -19,7 +19,8 @@ def accumulated(function: Callable[..., Any], count: int) -> dict[str, Any]:
     model is a float64 DDP; every rank has samples of its own, and the references come from one plain model that sees
     them all. A dict of `count`; `world`; `gradients`, `reference`, and `last`, the gradient of all ranks' last
     micro-batches alone (names → flat lists, None where there is none); `entered`, how often no_sync was; `exchanged`,
-    whether DDP exchanged anything, for each pass through it; and `moved`, whether a parameter changed.
+    whether DDP exchanged anything, for each pass through it; `kept`, of how many micro-batches the activations were
+    there at once; and `moved`, whether a parameter changed.
     """
     import torch
     import torch.distributed as dist
@@ -32,9 +33,10 @@ def accumulated(function: Callable[..., Any], count: int) -> dict[str, Any]:
     shards = [_shard(rank, count) for rank in range(world)]
     everything = [pair for shard in shards for pair in shard]
     entered: list[int] = []
+    kept = [0]
     _count_entries(ddp, entered)
     steps, begun = _recorder().steps, record.now()
-    function(ddp, [(x.clone(), y.clone()) for x, y in shards[dist.get_rank()]], mse_loss)
+    function(ddp, [(x.clone(), y.clone()) for x, y in shards[dist.get_rank()]], _counted(mse_loss, kept))
     own = dict(ddp.module.named_parameters())
     return {
         "count": count,
@@ -44,6 +46,7 @@ def accumulated(function: Callable[..., Any], count: int) -> dict[str, Any]:
         "last": _alone(before, [shard[-1] for shard in shards]),
         "entered": len(entered),
         "exchanged": [bool(s["buckets"]) for s in steps if s["forward"][0] >= begun],
+        "kept": max(kept),
         "moved": not all(torch.equal(p, before[n]) for n, p in own.items()),
     }
 
@@ -91,6 +94,19 @@ def _count_entries(ddp: Any, entered: list[int]) -> None:
         return original()
 
     ddp.no_sync = no_sync
+
+
+def _counted(loss_of: Any, kept: list[int]) -> Any:
+    """`loss_of`, which appends to `kept` how many of its losses have not gone backward yet."""
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        loss = loss_of(*args, **kwargs)
+        if loss.requires_grad:
+            kept.append(kept[-1] + 1)
+            loss.register_hook(lambda gradient: kept.append(kept[-1] - 1))
+        return loss
+
+    return counted
 
 
 def _recorder() -> record.Recorder:

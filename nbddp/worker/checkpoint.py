@@ -78,7 +78,7 @@ def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, res
 
     fail_at: the last rank raises Failure before this step; the others wait for it in theirs.
     Returns `began` (what load returned), `states` (step → what is seen before it), `final`, `wrote` and `read`
-    (files), `moved` (where files were renamed to). In a process group.
+    (files), `moved` (where files were renamed to), `gap` (those of these that were removed before). In a process group.
     """
     import torch
     import torch.distributed as dist
@@ -143,11 +143,15 @@ def files() -> Iterator[dict[str, list[str]]]:
     """The files that are written, read and renamed inside the block, by torch.save and by Python's open."""
     import torch
 
-    touched: dict[str, list[str]] = {"wrote": [], "read": [], "moved": []}
+    touched: dict[str, list[str]] = {"wrote": [], "read": [], "moved": [], "gap": []}
+    removed: set[str] = set()
 
     def note(kind: str, path: Any) -> None:
         if isinstance(path, str | bytes | os.PathLike):
-            touched[kind].append(os.path.realpath(os.fsdecode(path)))
+            name = os.path.realpath(os.fsdecode(path))
+            touched[kind].append(name)
+            if kind == "moved" and name in removed:
+                touched["gap"].append(name)
 
     def hear(event: str, args: Any) -> None:
         if event == "open":
@@ -155,6 +159,8 @@ def files() -> Iterator[dict[str, list[str]]]:
             note("wrote" if writes else "read", args[0])
         elif event == "os.rename":
             note("moved", args[1])
+        elif event == "os.remove":
+            removed.add(os.path.realpath(os.fsdecode(args[0])))
 
     if not _hooked:  # an audit hook stays for the life of a process
         sys.addaudithook(_audit)

@@ -36,8 +36,8 @@ class Strange:
 
 def plain(value: Any) -> Any:
     """None, bool, int, float, str, and lists and dicts of them; tensors and arrays as nested lists, tuples and
-    ranges as lists, other real numbers as floats, anything else as Strange (without the address in memory that a
-    repr may have: it is another in each run)."""
+    ranges as lists, other real numbers as floats, anything else as Strange, whose text is the same in every run: no
+    address in memory, sets in order."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, list | tuple | range):
@@ -48,6 +48,8 @@ def plain(value: Any) -> Any:
         return plain(value.tolist())
     if isinstance(value, Real):
         return float(value)
+    if isinstance(value, set | frozenset) and value:
+        return Strange(f"{{{', '.join(sorted(repr(plain(v)) for v in value))}}}")
     return Strange(_told(value))
 
 
@@ -119,12 +121,23 @@ def seeded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     import torch
     import torch.distributed as dist
 
+    _refuse_another_group()
     state = torch.random.get_rng_state()
     torch.manual_seed(SEED + dist.get_rank())
     try:
         return function(*args, **kwargs)
     finally:
         torch.random.set_rng_state(state)
+
+
+def _refuse_another_group() -> None:
+    """Have a second init_process_group be torch's own error, as in a script. In a cell it would end the group that an
+    earlier run has made, here under the hands of the models that use it."""
+    from IPython.core.getipython import get_ipython
+
+    groups = getattr(getattr(get_ipython(), "kernel", None), "groups", None)
+    if groups is not None:
+        groups.made_in = groups.run
 
 
 def meet(environs: Sequence[dict[str, str]], timeout: float) -> tuple[str, str, int]:

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # When nothing happens
 #
-# A distributed program that goes wrong often does not stop. It stands still, without a word, until a timeout of half an hour. Or worse: it goes on, and its
-# numbers are wrong.
+# A distributed program that goes wrong often does not stop. It stands still, without a word, until a timeout: half an hour with gloo, ten minutes with NCCL.
+# Or worse: it goes on, and its numbers are wrong.
 #
 # **After this lesson you can** tell a hang from a slow rank, find the rank that the others wait for, catch calls that do not fit together before they do
 # harm, and mend the most usual hang of all: ranks with different numbers of batches.
@@ -127,31 +127,43 @@ def missing_ranks(log):
 #
 # A hang at least is noticed. Below, rank 3 asks for the maximum where all others ask for the sum of 0…7 plus their rank. The right sums are 6, 10, 14, 18, 22, 26, 30, 34.
 #
-# **Predict:** does it hang? Do all ranks get the same numbers?
+# PyTorch has a debug mode that has ranks compare their calls, `TORCH_DISTRIBUTED_DEBUG=DETAIL`. This process group is made under it.
+#
+# **Predict:** does it hang? Do all ranks get the same numbers? And what does the debug mode say?
 
 # %%
 # %%ddp
+dist.set_debug_level(dist.DebugLevel.DETAIL)  # as TORCH_DISTRIBUTED_DEBUG=DETAIL does for a whole program
 dist.init_process_group()
+dist.set_debug_level(dist.DebugLevel.OFF)
 numbers = torch.arange(8.0) + rank
 dist.all_reduce(numbers, op=dist.ReduceOp.MAX if rank == 3 else dist.ReduceOp.SUM)
 numbers.tolist()
 
 # %% [markdown]
-# No error, the same numbers everywhere, and from the third on they are wrong: each piece was reduced by several ranks in turn, and one of them took the maximum. Other mistakes
-# of this kind, as they behave with gloo on a CPU:
+# No error, the same numbers everywhere, and from the third on they are wrong: each piece was reduced by several ranks in turn, and one of them took the maximum. The debug mode
+# compares shapes and types, but not the reduce operation. Other mistakes of this kind, as they behave with gloo on a CPU:
 #
-# | one rank has | what happens |
-# |---|---|
-# | another reduce operation, or int32 for float32 | wrong numbers, no error |
-# | another number of elements | a process dies, or a wrong sum, or a hang |
-# | another collective, or one call fewer | a hang |
+# | one rank has | what happens | what `DETAIL` says |
+# |---|---|---|
+# | another reduce operation | wrong numbers, no error | nothing |
+# | int32 for float32 | wrong numbers, no error | before the call, on every rank: `Detected mismatch between collectives`, its own call and another rank's |
+# | another number of elements | a process dies, or a wrong sum, or a hang | the same |
+# | another collective | a hang | the same |
+# | one call fewer | a hang | after the timeout, on rank 0: `Ranks 3 failed to pass monitoredBarrier` |
 #
-# `--check` has the ranks compare what they are about to call, **before** each collective that your Python code makes. (It does not see the calls that DDP makes in C++, and it
-# costs some tenths of a millisecond per call, so it is for looking, not for training.) Where calls do not fit together, every rank raises the same error; without the `try`
-# the cell would end with it.
+# Set the variable before the processes start: in front of `torchrun`, or with `%env` before the pool's first cell. It says the call's number, not the line of your program.
+# (In PyTorch 2.13 with gloo, torchrun and `DETAIL`, a process dies with SIGSEGV where it wraps a model in DDP; other programs are well.)
+#
+# `--check` compares the reduce operation and the root as well, and in the first four cases says in one sentence what differs on which ranks, **before** each collective that your
+# Python code makes. The fifth is a deadlock, told as such in every cell. (It does not see the calls that DDP makes in C++, and it costs some tenths of a millisecond per call,
+# so it is for looking, not for training.)
+#
+# **Predict:** which ranks raise an error? Without the `try` the cell would end with it.
 
 # %%
 # %%ddp --check
+dist.init_process_group()
 numbers = torch.arange(8.0) + rank
 try:
     dist.all_reduce(numbers, op=dist.ReduceOp.MAX if rank == 3 else dist.ReduceOp.SUM)
@@ -214,7 +226,9 @@ def train_uneven(model, optimizer, batches):
 # - What does not hang may still be wrong; while you write a program, run it with `--check`.
 #
 # **On real GPUs:** the calls there are queued, so a rank stands still later than where it went wrong, at the next `.item()` or `synchronize()`. Run the first cells again on GPUs:
-# does `%ddp stacks` show the line of the collective, or a later one?
+# does `%ddp stacks` show the line of the collective, or a later one? And start once with `NCCL_DEBUG=INFO`: every rank then writes NCCL's version, the network interface it has chosen,
+# its rings, and by what way it reaches the next GPU: directly (`P2P`, over NVLink or PCIe), by shared memory (`SHM`) or by the network (`NET/IB`, `NET/Socket`). That is for ranks that
+# hang in their *first* collective or are far too slow, as with a wrong interface (`NCCL_SOCKET_IFNAME` sets it). Of calls that do not fit together it says nothing.
 
 # %%
 # %ddp stop

@@ -37,9 +37,35 @@ print("attempt", attempt, "· the earlier name is", "there" if "kept" in globals
 
 # %% [markdown]
 # All four processes are new, not only rank 2's, and nothing that was in memory is left. (The line counts attempts from 1, the
-# variable counts restarts.) With torchrun on several nodes even the ranks may be dealt out anew; with `--nnodes 2:4` the group may
-# also come back smaller or larger (this is called elastic). What a program needs for going on must be in a file, and must not depend on
-# who wrote it.
+# variable counts restarts.) What a program needs for going on must be in a file.
+#
+# torchrun says why a worker failed only if it is told: put `@record` from `torch.distributed.elastic.multiprocessing.errors` before the main
+# function. An exception that leaves it is written to the file in `TORCHELASTIC_ERROR_FILE` (an `error.json` for each attempt and local rank), and
+# torchrun's summary shows its traceback under *Root Cause*; without it you see `exitcode: 1`, and *To enable traceback see*. A killed process
+# writes nothing. In `%%ddp` each failure is told with its traceback anyway, and the variable is set: a program with `@record` runs unchanged.
+#
+# ## Nodes that come and go
+#
+# With two numbers in `--nnodes` a training is **elastic**: this line, the same on every node, goes on with one node to four.
+#
+# ```
+# torchrun --nnodes=1:4 --nproc-per-node=8 --max-restarts=3 \
+#     --rdzv-id=run7 --rdzv-backend=c10d --rdzv-endpoint=node0:29400 train.py
+# ```
+#
+# It begins when four nodes are there, or at least one and no other for 30 s. **Predict:** what happens to the ranks that train when a node
+# joins? And when one leaves?
+#
+# | | what happens | of `--max-restarts` |
+# |---|---|---|
+# | a node **joins** | all workers are stopped; the nodes meet again, and start new ones with new `RANK` and `WORLD_SIZE` | nothing |
+# | a node **leaves** | the next collective of the others fails, so their workers do, and those who are left meet again | one |
+#
+# So **ranks are not stable**: rank 0 can be another process on another node after that, and the world size another number. A program must take both
+# from the environment each time it starts, deal out its data by them, and read a checkpoint that does not depend on who wrote it. Even
+# `TORCHELASTIC_RESTART_COUNT` is each node's own: one that joins late counts from 0. (PyTorch 2.13 admits a node that joins late
+# only with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` before torchrun on every node; without it all wait for each other and end after a minute.
+# And the node of the endpoint has to stay: it holds the store at which the others meet.)
 #
 # ## What a failure costs
 #
@@ -141,6 +167,8 @@ class Checkpoint:
 # same program trains from the beginning, with no failure and no checkpoint, and the weights are compared. (Seeds follow from
 # the step here, so no random state has to be saved: the other way to have the same dice again.)
 #
+# **Predict:** with which step does the second attempt begin, and which steps are done twice?
+#
 # `settle` is for the last bit. DDP lays out its buckets anew after its first step, so in the step after a restart four ranks' gradients would be
 # added up in another order than in the undisturbed run. A pass that changes nothing else comes before.
 
@@ -157,6 +185,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 path, attempt = os.path.join(sys.argv[1], "checkpoint.pt"), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -169,6 +198,7 @@ def settle(model):
     model.zero_grad()
 
 
+@record
 def train(path=None, steps=12, every=5, killed_at=None):
     torch.manual_seed(0)
     plain, begin = torch.nn.Linear(8, 4), 0
@@ -203,6 +233,8 @@ print("the killed run and the undisturbed one have the same weights, bit for bit
 dist.destroy_process_group()
 
 # %% [markdown]
+# With step 5: the checkpoint is of the first five steps, 0 to 4, so 5 and 6 were done twice.
+#
 # ## To remember
 #
 # - When one rank fails, all are started again from the first line, as new processes; only files are left.

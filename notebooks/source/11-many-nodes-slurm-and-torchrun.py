@@ -48,7 +48,7 @@ for step in range(3):
 
 # %% [markdown]
 # `script` puts the text of the `%%ddp` cells one below the other. Cells without `%%ddp` stay behind: they run in the notebook, not
-# on the ranks. The process group that is left over between cells is left at the end.
+# on the ranks. **Predict:** two cells, one process group; what has to be added for a script that ends well?
 
 # %%
 from nbddp.export import Launch, script, torchrun_line
@@ -57,6 +57,8 @@ program = script(cells)
 print(program)
 
 # %% [markdown]
+# The group: between cells it stays, and a script has to leave it at its end.
+#
 # ## Two nodes, two lines
 #
 # With torchrun **every node gets a command of its own**. There are two ways for the nodes to find out who is who:
@@ -65,6 +67,8 @@ print(program)
 # |---|---|---|
 # | **static** | differ in `--node-rank` | you say |
 # | **c10d** | are the same on all nodes | the nodes agree, and again after a failure: a rank can be another process then |
+#
+# Static is what you get if no `--rdzv-backend` is said, also with an `--rdzv-endpoint`; and without `--node-rank` every node is node 0 then.
 #
 # The path below has a blank and an apostrophe in it, as paths do. **Predict:** which characters must be quoted so that the shell
 # gives torchrun this one word?
@@ -83,6 +87,8 @@ for node in range(2):
     print(f"node {node}: {torchrun_line(launch, node)}")
 
 # %% [markdown]
+# The blank and the apostrophe. An apostrophe cannot stand between apostrophes, so it gets double quotes of its own.
+#
 # Two shells on this machine can play the two nodes: each runs its line. The address is then `localhost`, and the port one that is free
 # here.
 #

@@ -41,13 +41,16 @@ sum(p.numel() * p.element_size() for p in net.parameters())
 # %% [markdown]
 # `%ddp forecast` measures all-reduces of several sizes on these ranks, fits α and β, and carries the recorded step on to more nodes. What lies
 # between nodes is for you to say. Its numbers are those of this machine at this moment; yours will be others.
+#
+# **Predict:** with more nodes, and as many samples on each rank: which of latency and bandwidth will make the step longer?
 
 # %% tags=nbval-ignore-output
 # %ddp forecast --nodes 64 --inter-node 12.5GB/s --latency 10us
 
 # %% [markdown]
-# Solid lines end where collectives were measured; what is dashed is the model's alone. The diamond is the step as it was recorded: if the line passes
-# far from it, the machine was busy with other things. What the forecast takes for granted belongs to its answer: `print(_)` shows the figure in words.
+# Latency: these buckets are small, and the more ranks, the more messages follow one another. Solid lines end where collectives were measured; what is dashed is
+# the model's alone. The diamond is the step as it was recorded: if the line passes far from it, the machine was busy with other things. What the forecast takes
+# for granted belongs to its answer: `print(_)` shows the figure in words.
 #
 # ## What if?
 #

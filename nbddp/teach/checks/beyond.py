@@ -38,6 +38,7 @@ class Taken:
     last: Gradients
     entered: int
     exchanged: Sequence[bool]
+    kept: int
     moved: bool
 
     @property
@@ -100,7 +101,7 @@ def _structure(taken: Taken) -> str:
     """The gradients are right: were they exchanged as they should be?"""
     n, passes = taken.count, len(taken.exchanged)
     if taken.exchanges == 1 and passes == n:
-        return OK
+        return OK if taken.kept <= 1 else _all_at_once(taken)
     if taken.exchanges == 0:
         return (
             "the gradients are right, but DDP exchanged none of them: leave the last micro-batch outside no_sync and "
@@ -124,11 +125,23 @@ def _structure(taken: Taken) -> str:
     return f"the gradients are right, but the model was called {_times(passes)} for {_micro(n)}"
 
 
+def _all_at_once(taken: Taken) -> str:
+    return (
+        f"the gradients are right, but up to {taken.kept} losses waited for backward() at a time: that keeps the "
+        "activations of all of them, which accumulation is there to avoid; call backward() for each micro-batch"
+    )
+
+
 def _not_exchanged(taken: Taken) -> str:
     """What is said where the exchange was left out or came too early; empty where it was in its place."""
     who = f"rank {taken.rank}, {_micro(taken.count)}"
     if not taken.exchanged:
         return f"{who}: nothing went through DDP; call model(inputs), since model.module goes past it"
+    if not taken.exchanges and len(taken.exchanged) < taken.count:
+        return (
+            f"{who}: {_times(len(taken.exchanged), 'forward')}, all inside no_sync, so no gradients were exchanged: "
+            "the last micro-batch is missing, and it belongs outside"
+        )
     if not taken.exchanges:
         return (
             f"{who}: no gradients were exchanged, so every rank has its own: the last micro-batch was inside "
@@ -153,15 +166,47 @@ def _wrong(taken: Taken, gradients: Gradients, ratio: float | None) -> str:
             f"{who}: yours is of the last micro-batch alone; gradients add up only while nobody sets them to zero "
             "between the micro-batches"
         )
+    uneven = shares(gradients, taken)
+    if uneven:
+        early, late = uneven
+        return f"{who}: the last micro-batch counts {late:.2f} and each before it {early:.2f}, right is 1/{n} for each"
     name = next(n for n in taken.reference if not _close(gradients[n], taken.reference[n]))
     off = max(abs(x - y) for x, y in zip(gradients[name], taken.reference[name], strict=True))
     return f"rank {taken.rank}, {name}, {_micro(n)}: yours differs from the reference by up to {off:.2g}"
+
+
+def shares(gradients: Gradients, taken: Taken) -> tuple[float, float] | None:
+    """How much each micro-batch but the last counts, and the last, if that explains the gradients; else None.
+
+    Two unknowns from the two components that tell them apart best, tried on all others. The early ones' sum is
+    count × reference - last.
+    """
+    n = taken.count
+    rows = [
+        (n * whole - last, last, found)
+        for name in taken.reference
+        for whole, last, found in zip(taken.reference[name], taken.last[name], gradients[name], strict=True)
+    ]
+    if n < 2:
+        return None
+    one = max(rows, key=lambda row: row[0] ** 2 + row[1] ** 2)
+    two = max(rows, key=lambda row: abs(one[0] * row[1] - one[1] * row[0]))
+    determinant = one[0] * two[1] - one[1] * two[0]
+    if determinant == 0:
+        return None
+    early = (one[2] * two[1] - one[1] * two[2]) / determinant
+    late = (one[0] * two[2] - one[2] * two[0]) / determinant
+    scale = max(abs(found) for _, _, found in rows)
+    fits = all(abs(early * a + late * b - found) <= CLOSE * scale for a, b, found in rows)
+    return (early, late) if fits else None
 
 
 def _why(ratio: float, count: int, world: int) -> str:
     def near(value: float) -> bool:
         return abs(ratio - value) <= CLOSE * max(1, abs(value))
 
+    if near(0):
+        return ": they were set to zero after the last backward()"
     if near(count):
         return f": you added up {_micro(count)} but did not divide by their number"
     if near(count * world):
@@ -172,6 +217,8 @@ def _why(ratio: float, count: int, world: int) -> str:
         return ": you divided by the world size too, which DDP has done already"
     if near(1 / count):
         return ": you divided by the number of micro-batches twice"
+    if near(world):
+        return ": you added up over the ranks what DDP had averaged over them already"
     return f"; each micro-batch's loss counts 1/{count} of the whole"
 
 
@@ -233,13 +280,19 @@ def _as(own: tuple[int, int, int], sharded_from: tuple[int, int, int] = (3, 2, 1
     return would
 
 
+UNITS = {1e-9: "GB", 1e-6: "MB", 2.0**-30: "GiB", 2.0**-20: "MiB", 8: "bits"}
+
+
 def why_not_so_many(case: Case, answer: Any) -> str:
-    """Which stage's bytes were given instead, or that it is no number."""
+    """Which stage's bytes were given instead, in another unit, or that it is no number."""
     _, parameters, ranks = case
+    if isinstance(answer, list):
+        return "one number of bytes is wanted: the sum of the parts"
     if type(answer) not in (int, float):
         return "a number of bytes is wanted"
     other = [s for s in (0, 1, 2, 3) if right_bytes(s, parameters, ranks) == answer]
-    return f"those are stage {other[0]}'s" if other else ""
+    unit = next((u for c, u in UNITS.items() if abs(answer - c * right_bytes(*case)) <= CLOSE * abs(answer)), "")
+    return f"those are stage {other[0]}'s" if other else unit and f"that is in {unit}; bytes are asked for"
 
 
 BYTES = Table(
@@ -267,6 +320,14 @@ BYTES = Table(
         Mistake("the order is another: first the optimizer's state, then gradients, then parameters",
                 _as((2, 2, 12), (1, 2, 3))),
         Mistake("that shards nothing at any stage", _as((2, 2, 12), (4, 4, 4))),
+        Mistake("that shards one part at each stage; a stage shards what the one before it does, and one part more",
+                lambda stage, parameters, ranks: sum(
+                    b * parameters // (ranks if stage == s else 1) for b, s in ((2, 3), (2, 2), (12, 1)))),
+        Mistake("the number of ranks is an argument; that is always 64", lambda stage, parameters, ranks:
+                right_bytes(stage, parameters, 64)),
+        Mistake("the float32 copy is among the optimizer's 12 bytes already; a parameter and its gradient take 2 "
+                "each", _as((4, 4, 12))),
+        Mistake("that is the optimizer's state alone; parameters and gradients are held too", _as((0, 0, 12))),
         Mistake("those are the parameters alone", lambda stage, parameters, ranks: 2 * parameters),
         Mistake("that is what all ranks hold together; one rank's is asked for",
                 lambda stage, parameters, ranks: ranks * right_bytes(stage, parameters, ranks)),

@@ -59,6 +59,16 @@ def stepped(at: Sequence[float], batches: Sequence[Batch], divisor: int) -> list
     return [a - LEARNING_RATE * sum(column) / divisor for a, column in zip(at, zip(*found, strict=True), strict=True)]
 
 
+def added_up(steps: Sequence[Sequence[Batch]]) -> list[float]:
+    """Parameters after steps whose gradients nobody sets to zero: each has all earlier ones in it."""
+    at, total = list(START), [0.0] * len(START)
+    for some in steps:
+        moved = stepped(at, some, len(some))
+        total = [t + m - a for t, m, a in zip(total, moved, at, strict=True)]
+        at = [a + t for a, t in zip(at, total, strict=True)]
+    return at
+
+
 def run(steps: Sequence[Sequence[Batch]], divisor: int | None = None) -> list[float]:
     """Parameters after steps, each on some batches; divided by how many these are, or by `divisor`."""
     at = list(START)
@@ -95,6 +105,10 @@ def outcomes(held: Shards) -> list[Outcome]:
         Outcome(run(rows(held, most, lambda some, i: some[i % len(some)]))),  # begin again with the first batch
         Outcome(run(rows(held, most, lambda some, i: some[-1]))),  # repeat the last batch
         Outcome(START, "the parameters are as they were: no step was taken"),
+        Outcome(
+            added_up(rows(held, fewest)),
+            "each step's gradients were added to those of the steps before: optimizer.zero_grad() is missing",
+        ),
         *short,
         Outcome(
             [sum(column) / ranks for column in zip(*alone, strict=True)],
@@ -177,6 +191,7 @@ LOG_CASES: tuple[Case, ...] = (
     ({0: [A, C], 1: [A, C]},),
     ({1: [A, A, A], 5: [A, A], 3: [A]},),
     ({0: [A], 1: []},),
+    ({3: [A], 1: [A, B], 0: [A]},),
 )
 
 
@@ -209,6 +224,8 @@ def why_not_this(case: Case, answer: Any) -> str:
         return "a pair is wanted: the number of the collective, and the list of the ranks that have not called it"
     if answer[0] == right[0] and answer[1] != sorted(answer[1], key=repr) and sorted(answer[1], key=repr) == right[1]:
         return "ranks are wanted in order"
+    if isinstance(answer[0], str):
+        return "its number is wanted, counted from 1, not its name"
     return "the number is right, the ranks are not" if answer[0] == right[0] else ""
 
 

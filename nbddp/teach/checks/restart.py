@@ -49,6 +49,7 @@ def judged(reference: Run, resumed: Run) -> str:
         or _state(reference, resumed)
         or _shared_file(resumed)
         or _not_atomic(resumed)
+        or _gap(resumed)
         or _to_the_end(reference, resumed)
         or OK
     )
@@ -141,6 +142,17 @@ def _not_atomic(resumed: Run) -> str:
     return ""
 
 
+def _gap(resumed: Run) -> str:
+    """Whether a file that load reads is removed before the new one gets its name."""
+    read = {file for run in resumed.values() for file in run["read"]}
+    if any(file in read for run in resumed.values() for file in run["gap"]):
+        return (
+            "the last good checkpoint is removed before the new one has its name: a failure in between leaves none; "
+            "os.replace puts the new one in its place in one go"
+        )
+    return ""
+
+
 def _to_the_end(reference: Run, resumed: Run) -> str:
     """All later steps and the final state, bit by bit."""
     for rank, run in resumed.items():
@@ -158,11 +170,13 @@ def judge(make: Callable[[str], Any]) -> str:
         return "hand in the class itself, as check.Checkpoint(Checkpoint)"
     ranks = range(pool(2).world_size)
     with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder, "checkpoint.pt").resolve())
+        path, other = (str(Path(folder, name, "checkpoint.pt").resolve()) for name in ("failing", "undisturbed"))
+        for file in (path, other):
+            Path(file).parent.mkdir()
         reference = _run("", None, path)
-        saving = _run("save", make, str(Path(folder, "other.pt").resolve()))
+        saving = _run("save", make, other)
         _fail(make, path)
-        if not list(Path(folder).glob("*")):
+        if not list(Path(path).parent.glob("*")):
             return not_written("save").replace("returned None", "wrote no file")
         resumed = _run("load", make, path, resumed=True)
     runs = [{r: run[r] for r in ranks} for run in (reference, saving, resumed)]
@@ -187,12 +201,19 @@ def _run(
         return in_group(train, make, path, fail_at, resumed)
     except Wrong as wrong:
         text = str(wrong).replace(f"{Path(path).parent}/", "")  # a folder of another name each time
-        if "Error(s) in loading state_dict" in text:
-            text = (
-                "the names in the checkpoint begin with module. because save took them from the DDP model, and load "
-                "gets the model before DDP wraps it; save model.module.state_dict()"
-            )
-        raise Wrong(f"{part}: {text}") from wrong
+        raise Wrong(f"{part}: {next((words for error, words in ERRORS.items() if error in text), text)}") from wrong
+
+
+ERRORS = {
+    "Error(s) in loading state_dict": (
+        "the names in the checkpoint begin with module. because save took them from the DDP model, and load "
+        "gets the model before DDP wraps it; save model.module.state_dict()"
+    ),
+    "has no attribute 'module'": "load gets the model before DDP wraps it, so there is no model.module yet; load into "
+    "model",
+    "UnpicklingError": "torch.load reads tensors and plain containers, no other objects (weights_only); save "
+    "state_dict()s instead of the objects",
+}  # what is in torch's error → what to say
 
 
 Checkpoint = Exercise(

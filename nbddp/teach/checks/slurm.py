@@ -5,12 +5,13 @@ Both are worked out on every rank of the pool from made-up jobs. The judging is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.teach.answer import OK, Exercise, not_written
 from nbddp.teach.running import on_ranks
-from nbddp.teach.tables import Mistake, Outcome, Table
+from nbddp.teach.tables import Case, Mistake, Outcome, Table, without_group
 from nbddp.worker.exercise import tabulate
 
 Task = tuple[dict[str, str], list[str]]  # the task's variables, and the hosts of the job in order
@@ -81,6 +82,12 @@ MISTAKES: Mapping[str, Sequence[Mistake]] = {
             "ranks are counted from 0, as SLURM_PROCID is",
             lambda slurm, hosts: str(int(slurm["SLURM_PROCID"]) + 1),
         ),
+        Mistake(
+            "SLURM_NTASKS counts the tasks of all nodes; on one of them are SLURM_NTASKS // SLURM_NNODES",
+            lambda slurm, hosts: str(
+                int(slurm["SLURM_NODEID"]) * int(slurm["SLURM_NTASKS"]) + int(slurm["SLURM_LOCALID"])
+            ),
+        ),
     ),
     "LOCAL_RANK": (
         Mistake(
@@ -102,6 +109,10 @@ MISTAKES: Mapping[str, Sequence[Mistake]] = {
             "that is the highest rank; the world size is one more",
             lambda slurm, hosts: str(int(slurm["SLURM_NTASKS"]) - 1),
         ),
+        Mistake(
+            "SLURM_NTASKS counts the tasks of all nodes already",
+            lambda slurm, hosts: str(int(slurm["SLURM_NTASKS"]) * int(slurm["SLURM_NNODES"])),
+        ),
     ),
     "MASTER_ADDR": (
         Mistake(
@@ -113,6 +124,8 @@ MISTAKES: Mapping[str, Sequence[Mistake]] = {
             "that is the list as Slurm writes it; one host's name is wanted",
             lambda slurm, hosts: slurm["SLURM_JOB_NODELIST"],
         ),
+        Mistake("those are all hosts; one host's name is wanted, where the ranks meet",
+                lambda slurm, hosts: ",".join(hosts)),
         Mistake("every node is its own localhost: they would never meet", lambda slurm, hosts: "localhost"),
         Mistake("every node is its own 127.0.0.1: they would never meet", lambda slurm, hosts: "127.0.0.1"),
     ),
@@ -125,13 +138,27 @@ def judged(by_rank: Mapping[int, Sequence[Outcome]], tasks: Sequence[Task] = TAS
     first = list(by_rank[ranks[0]])
     if all(kind == "unwritten" or (kind == "value" and value is None) for kind, value in first):
         return not_written("variables_of")
-    line = _shape(first, tasks) or _values(first, tasks) or _ports(first, tasks)
+    line = _shape(first, tasks)
     if line:
         return line
     for rank in ranks[1:]:
-        if list(by_rank[rank]) != first:
-            return f"ranks {ranks[0]} and {rank} of the pool get different answers: take them from the arguments alone"
-    return OK
+        name = next((n for n in RIGHT if _all(n, by_rank[rank]) != _all(n, first)), "")
+        if name:
+            return _depends(name, ranks[0], rank)
+    line = _values(first, tasks) or _ports(first, tasks)
+    if line:
+        return line
+    other = next((r for r in ranks[1:] if _all("MASTER_PORT", by_rank[r]) != _all("MASTER_PORT", first)), None)
+    return OK if other is None else _depends("MASTER_PORT", ranks[0], other)
+
+
+def _all(name: str, outcomes: Sequence[Outcome]) -> list[Any]:
+    """A variable of every task; None where there is none."""
+    return [value.get(name) if isinstance(value, dict) else None for _, value in outcomes]
+
+
+def _depends(name: str, one: int, other: int) -> str:
+    return f"ranks {one} and {other} of the pool get different answers for {name}: take it from the arguments alone"
 
 
 def _task(task: Task) -> str:
@@ -143,13 +170,15 @@ def _shape(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
     """What is no dict of text with all names, or empty."""
     for (kind, value), task in zip(outcomes, tasks, strict=True):
         if kind != "value":
-            return f"{_task(task)}: it raised {value}"
+            return f"{_task(task)}: it raised {value}{without_group(str(value))}"
         if not isinstance(value, dict):
             return f"{_task(task)}: it is {value!r}; a dict is wanted, of {', '.join(WANTED)}"
         missing = [name for name in WANTED if name not in value]
         if missing:
             return f"{_task(task)}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not in the dict"
         for name in WANTED:
+            if isinstance(value[name], list | dict) or value[name] is None:
+                return f"{_task(task)}: {name} is {value[name]!r}; an environment variable is one text"
             if not isinstance(value[name], str):
                 return (
                     f"{_task(task)}: {name} is {value[name]!r}; an environment variable is text: {str(value[name])!r}"
@@ -164,8 +193,18 @@ def _values(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
         wrong = next((i for i, task in enumerate(tasks) if got[i] != right(*task)), None)
         if wrong is not None:
             why = next((m.words for m in MISTAKES[name] if got == [m.would(*task) for task in tasks]), "")
+            why = why or _why(name, got, tasks[wrong])
             told = f"{_task(tasks[wrong])}: {name} is {got[wrong]!r}, right is {right(*tasks[wrong])!r}"
             return told + (f": {why}" if why else "")
+    return ""
+
+
+def _why(name: str, got: Sequence[str], task: Task) -> str:
+    """What is said of values that no known mistake gives."""
+    if len(set(got)) == 1:
+        return "that is the same for every task of every job; take it from the variables"
+    if name == "MASTER_ADDR" and any(host.partition(":")[0] == RIGHT[name](*task) for host in got):
+        return "that is more than the host's name; the port has a variable of its own"
     return ""
 
 
@@ -210,6 +249,31 @@ def _ranges(nodelist: str, last: int = 1, keep: bool = True) -> list[str]:
     return [nodelist.split("[")[0] + n for n in found] or [nodelist]
 
 
+def _ends(nodelist: str) -> list[str]:
+    """hosts_of with two hosts for each range."""
+    name, bracket, inside = nodelist.rstrip("]").partition("[")
+    return [name + end for part in inside.split(",") for end in part.split("-")] if bracket else [name]
+
+
+def why_not_these(case: Case, answer: Any) -> str:
+    """What cannot be about a list of hosts that no known mistake gives."""
+    right = hosts_of(*case)
+    if not isinstance(answer, list):
+        return "a list of names is wanted"
+    if answer and answer == right[: len(answer)]:
+        return "the rest is missing; a return inside the loop ends it early"
+    if any(isinstance(host, str) and len(host) == 1 for host in answer):
+        return "adding a text to a list with += adds its letters one by one; append it"
+    if [_number(host) for host in answer] == [_number(host) for host in right]:
+        return "a number has as many digits as the list writes it with, zeros in front included"
+    return ""
+
+
+def _number(host: Any) -> str:
+    """`gpu007` → `gpu7`."""
+    return re.sub(r"0+(?=\d)", "", str(host))
+
+
 NODELISTS = ("fat3", "gpu[1-3]", "gpu[01-03,07]", "n[098-101]", "gpu[5,9]")
 HOSTS = Table(
     "nodes_of",
@@ -226,8 +290,9 @@ HOSTS = Table(
         Mistake("these are the numbers; the name in front belongs to each",
                 lambda text: [h.removeprefix(text.split("[")[0]) if "[" in text else h for h in hosts_of(text)]),
         Mistake("that is the first host alone; all are wanted", lambda text: hosts_of(text)[:1]),
+        Mistake("a range has the numbers between its ends too", lambda text: _ends(text)),
     ),
-    lambda case, answer: "" if isinstance(answer, list) else "a list of names is wanted",
+    why_not_these,
 )  # fmt: skip
 
 
