@@ -11,7 +11,7 @@ from typing import Any
 
 from nbddp.teach.answer import OK, Exercise, not_written
 from nbddp.teach.running import on_ranks
-from nbddp.teach.tables import Case, Mistake, Outcome, Table, without_group
+from nbddp.teach.tables import Case, Mistake, Outcome, Table, raised
 from nbddp.worker.exercise import tabulate
 
 Task = tuple[dict[str, str], list[str]]  # the task's variables, and the hosts of the job in order
@@ -170,7 +170,7 @@ def _shape(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
     """What is no dict of text with all names, or empty."""
     for (kind, value), task in zip(outcomes, tasks, strict=True):
         if kind != "value":
-            return f"{_task(task)}: it raised {value}{without_group(str(value))}"
+            return f"{_task(task)}: it {raised(value)}"
         if not isinstance(value, dict):
             return f"{_task(task)}: it is {value!r}; a dict is wanted, of {', '.join(WANTED)}"
         missing = [name for name in WANTED if name not in value]
