@@ -126,13 +126,22 @@ class Notebook:
 
     def run(self) -> None:
         """Run all cells, wait for their explorers, and go back to the first cell."""
-        press = self.page.keyboard.press
         for cell in self.cells.all():
-            press("Shift+Enter")
+            until(lambda cell=cell: self.begun(cell), "the run of a cell")
             sync_api.expect(cell.locator("img.widget-image")).to_be_visible()
-        press("Escape")  # out of the new cell that the last one gave
+            self.page.keyboard.press("ArrowDown")
         for _ in range(EXPLORERS):
-            press("ArrowUp")
+            self.page.keyboard.press("ArrowUp")
+
+    def begun(self, cell: Any) -> bool:
+        """Run the active cell, which is this one; whether it has begun. JupyterLab shows an idle kernel before it has
+        a connection to it, and a run that is asked for in between is lost without a word."""
+        self.page.keyboard.press("Control+Enter")
+        try:
+            sync_api.expect(cell.locator(".jp-InputPrompt")).not_to_have_text("[ ]:", timeout=3000)
+        except AssertionError:
+            return False
+        return True
 
     def reach(self, target: Any) -> None:
         """Press Tab until the target, which is further down, has the focus."""
