@@ -100,6 +100,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield f"{server['url']}doc/tree/explorers.ipynb?token={server['token']}"
         finally:
             process.terminate()
+            try:
+                process.wait(PATIENCE / 3)
+            except subprocess.TimeoutExpired:  # a server that is stopped while it starts a kernel may wait for ever;
+                process.kill()  # the kernel ends by itself, without its parent
 
 
 # -- the page --------------------------------------------------------------------------------
@@ -111,6 +115,7 @@ class Notebook:
     def __init__(self, page: Any, address: str):
         self.page, self.errors = page, []
         page.set_default_timeout(1000 * PATIENCE)
+        sync_api.expect.set_options(timeout=1000 * PATIENCE)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
         page.goto(address)
@@ -121,13 +126,22 @@ class Notebook:
 
     def run(self) -> None:
         """Run all cells, wait for their explorers, and go back to the first cell."""
-        press = self.page.keyboard.press
         for cell in self.cells.all():
-            press("Shift+Enter")
-            sync_api.expect(cell.locator("img.widget-image")).to_be_visible(timeout=1000 * PATIENCE)
-        press("Escape")  # out of the new cell that the last one gave
+            until(lambda cell=cell: self.begun(cell), "the run of a cell")
+            sync_api.expect(cell.locator("img.widget-image")).to_be_visible()
+            self.page.keyboard.press("ArrowDown")
         for _ in range(EXPLORERS):
-            press("ArrowUp")
+            self.page.keyboard.press("ArrowUp")
+
+    def begun(self, cell: Any) -> bool:
+        """Run the active cell, which is this one; whether it has begun. JupyterLab shows an idle kernel before it has
+        a connection to it, and a run that is asked for in between is lost without a word."""
+        self.page.keyboard.press("Control+Enter")
+        try:
+            sync_api.expect(cell.locator(".jp-InputPrompt")).not_to_have_text("[ ]:", timeout=3000)
+        except AssertionError:
+            return False
+        return True
 
     def reach(self, target: Any) -> None:
         """Press Tab until the target, which is further down, has the focus."""
@@ -140,7 +154,7 @@ class Notebook:
     def shows(self, number: int, wanted: Any) -> None:
         """Wait until the cell's explorer has these words, and their picture."""
         cell = self.cells.nth(number)
-        sync_api.expect(cell.locator(".widget-html pre")).to_have_text(wanted.words, timeout=1000 * PATIENCE)
+        sync_api.expect(cell.locator(".widget-html pre")).to_have_text(wanted.words)
         seen = "async e => Array.from(new Uint8Array(await (await fetch(e.src)).arrayBuffer()))"
         picture = cell.locator("img.widget-image")
         until(lambda: bytes(picture.evaluate(seen)) == wanted.png(), "the picture")
