@@ -41,10 +41,16 @@ SETTINGS = {
 
 def browsers() -> list[str]:
     """Chromium as the system has it, or else as playwright has installed it."""
-    found = [path for path in map(shutil.which, NAMES) if path]
+    found = [path for path in map(shutil.which, NAMES) if path and starts(path)]
     with sync_api.sync_playwright() as play:
         own = play.chromium.executable_path
     return [*found, *([own] if Path(own).exists() else [])]
+
+
+def starts(path: str) -> bool:
+    """Whether it is a browser: on some systems the name is a script that says where to get one."""
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return said.returncode == 0 and "Chrom" in said.stdout
 
 
 # -- the server ------------------------------------------------------------------------------

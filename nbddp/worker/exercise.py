@@ -147,7 +147,6 @@ def meet(environs: Sequence[dict[str, str]], timeout: float) -> tuple[str, str, 
     ("standing", "", 0). timeout: seconds.
     """
     import datetime
-    import os
 
     import torch
     import torch.distributed as dist

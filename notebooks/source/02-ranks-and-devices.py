@@ -83,7 +83,7 @@ from nbddp.teach import explore
 explore.layout()
 
 # %% [markdown]
-# Move the sliders (Tab and the arrow keys do it too). By the global rank, the ranks of node 0 start and all others ask for a GPU that
+# Move the sliders (without a mouse: Tab, then ← and →). By the global rank, the ranks of node 0 start and all others ask for a GPU that
 # their node does not have. On one node rank and local rank are the same number, so the mistake does not show until the day the program
 # moves to a second node. It is a common one: PyTorch's own page on this example passes the global rank as the device index.
 #

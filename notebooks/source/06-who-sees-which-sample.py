@@ -51,7 +51,7 @@ from nbddp.teach import explore
 explore.samples()
 
 # %% [markdown]
-# Move the controls (Tab and the arrow keys do it too). The upper picture is how it should be: each epoch another order, and the two
+# Move the controls (without a mouse: Tab, then ← and →; Space opens a list). The upper picture is how it should be: each epoch another order, and the two
 # repeated samples are others each time. Below nobody called `set_epoch`: the epochs are the same, and the same two samples are left out until training
 # ends. No error tells you; the model just learns from less.
 #

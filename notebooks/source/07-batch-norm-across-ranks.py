@@ -46,7 +46,7 @@ from nbddp.teach import explore
 explore.statistics()
 
 # %% [markdown]
-# Move the sliders (Tab and the arrow keys do it too). With few samples per rank the statistics are noise: the last line says what ranks make of one and the
+# Move the sliders (without a mouse: Tab, then ← and →). With few samples per rank the statistics are noise: the last line says what ranks make of one and the
 # same value. With many samples of the same kind they agree, and each rank's own statistics do well. That is the
 # usual case in image classification, and why DDP leaves batch norm alone. In detection, segmentation or video a GPU
 # often holds only two or four samples.
