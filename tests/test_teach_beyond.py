@@ -296,7 +296,7 @@ WRONG_BYTES = [
     Mutant("optimizer alone", BYTES + "12 * p // (n if stage else 1)", "the optimizer's state alone; parameters"),
     Mutant("no stage 0", "def bytes_per_rank(stage, p, n):\n    if stage: return 16 * p // n", "ends without a value"),
     Mutant("the pool's size", "import torch.distributed as d\n" + BYTES + "16 * p // d.get_world_size()",
-           "The arguments say all that is needed"),
+           "the arguments say it all"),
 ]  # fmt: skip
 RIGHT_BYTES = [
     BYTES + "2 * p / n ** (stage > 2) + 2 * p / n ** (stage > 1) + 12 * p / n ** (stage > 0)",

@@ -435,7 +435,7 @@ WRONG_NODES = [
            "the numbers between its ends too"),
     Mutant("a set", spelled(whole="set(found)"), "is {'gpu1', 'gpu2', 'gpu3'}, right is"),
     Mutant("yields", NODES + "yield text", "is <generator object nodes_of>, right is"),
-    Mutant("prints", spelled(alone="[text]", whole="print(found)").replace("text]\n", "text]\n"), "without a return"),
+    Mutant("prints", spelled(alone="[text]", whole="print(found)"), "without a value to return"),
 ]  # fmt: skip
 RIGHT_NODES = [
     spelled(each="name + str(n).zfill(len(a))"),

@@ -100,7 +100,7 @@ def same(a: object, b: object) -> bool:
 def raised(text: Any) -> str:
     """`raised EOFError: ...`, with what to do where the error does not say it."""
     advice = next((advice for says, advice in ADVICE.items() if says in str(text)), "")
-    return f"raised {text}" + (f"; {advice}" if advice else "")
+    return f"raised {str(text).rstrip('.!')}; {advice}" if advice else f"raised {text}"
 
 
 def nothing(value: Any) -> str:
