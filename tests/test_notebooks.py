@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -12,6 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
+AT_A_TIME = 2  # as many as the smallest machine has cores
 NOTEBOOKS = sorted([*FOLDER.glob("*.ipynb"), *FOLDER.glob("solutions/*.ipynb")])
 
 
@@ -23,11 +26,22 @@ def nbval(path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:]
 
 
+@pytest.fixture(scope="module")
+def compared(request: pytest.FixtureRequest) -> Iterator[dict[Path, Future[None]]]:
+    """The chosen notebooks, begun two at a time."""
+    chosen = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    with ThreadPoolExecutor(AT_A_TIME) as runners:
+        begun = {c.params["path"]: runners.submit(nbval, c.params["path"]) for c in chosen if c}
+        yield begun
+        for future in begun.values():
+            future.cancel()
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: str(p.relative_to(FOLDER).with_suffix("")))
-def test_shipped_notebook_compares_strictly(path: Path) -> None:
+def test_shipped_notebook_compares_strictly(compared: dict[Path, Future[None]], path: Path) -> None:
     saved = nbformat.read(path, 4)
     assert all(c.execution_count for c in saved.cells if c.cell_type == "code"), "outputs are committed"
-    nbval(path)
+    compared[path].result()
 
 
 CELLS = [
