@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -251,15 +252,15 @@ def requirements(folder: Path) -> Path:
 
 
 @pytest.mark.timeout(420)
-def test_pip_resolves_the_requirements_in_a_fresh_venv(tmp_path: Path) -> None:
-    """Everything is found and fits together; nothing is installed. Needs package indexes."""
+def test_the_environment_is_built_in_a_fresh_venv_and_runs_a_lesson(tmp_path: Path) -> None:
+    """Requirements, postBuild, and a lesson behind start, in a copy. Needs package indexes."""
     venv.create(tmp_path / "venv", with_pip=False)
-    report = tmp_path / "report.json"
+    report, there = tmp_path / "report.json", tmp_path / "venv" / "bin"
     pip = [
-        sys.executable, "-m", "pip", "--python", str(tmp_path / "venv" / "bin" / "python"), "install", "--dry-run",
-        "--quiet", "--retries", "0", "--timeout", "15",
+        sys.executable, "-m", "pip", "--python", str(there / "python"), "install", "--quiet", "--no-compile",
+        "--retries", "0", "--timeout", "15",
     ]  # fmt: skip
-    if subprocess.run([*pip, "--no-deps", "hatchling"], capture_output=True, check=False).returncode:
+    if subprocess.run([*pip, "--dry-run", "--no-deps", "hatchling"], capture_output=True, check=False).returncode:
         pytest.skip("no package index can be reached")
     command = [*pip, "--report", str(report), "-r", str(requirements(tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=400, check=False)
@@ -272,3 +273,10 @@ def test_pip_resolves_the_requirements_in_a_fresh_venv(tmp_path: Path) -> None:
     assert {canonicalize_name(r.name) for r in named()} | {"nbddp"} <= set(found)
     for r in named():
         assert found[canonicalize_name(r.name)]["version"] in r.specifier, r
+    shutil.copytree(BINDER.parent / "notebooks", tmp_path / "notebooks")
+    env = {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, "HOME": str(tmp_path)}
+    env["PATH"] = f"{there}:{env['PATH']}"
+    lesson = ["jupyter", "execute", "notebooks/solutions/01-one-program-many-processes.ipynb"]
+    for line in ([str(BINDER / "postBuild")], [str(BINDER / "start"), *lesson]):
+        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
