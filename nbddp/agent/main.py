@@ -25,6 +25,7 @@ from typing import Any
 from nbddp.agent import children, devices, hardware, home
 from nbddp.agent.identity import Identity
 from nbddp.agent.lines import LineBuffer, Message, encode
+from nbddp.worker import torch_seams
 
 WORKER, CONTROLLER, STORE = "worker", "controller", "store"
 TARGETS = {
@@ -37,7 +38,7 @@ WARM = (
     "torch.distributed",
     "torch.nn.parallel",
     "torch.distributed.optim",
-    "torch._dynamo",
+    torch_seams.COMPILER,
     "ipyparallel.engine.app",
     "ipyparallel.controller.app",
     "ipykernel.zmqshell",

@@ -1,9 +1,9 @@
-"""The one place that knows ipyparallel's client from inside.
+"""Requests to ranks over an ipyparallel client, and what comes back.
 
 `Wire` sends a request to a rank with its metadata and buffers, hears every iopub message
 of it from before the moment it is sent (nothing can be missed), and asks questions over
-the control channel. It uses `Client._send`, `_engines` and the sockets; `missing()`
-tells what an unknown ipyparallel lacks.
+the control channel. What it needs of the client's internals is in
+`ipyparallel_seams`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.errors import PoolError
+from nbddp.pool import ipyparallel_seams
 
-NEEDED = ("_send", "_engines", "_mux_stream", "_control_stream", "_query_stream", "_io_loop")
 DIGESTS = 8192  # signatures remembered against replay; ipyparallel's 65536 fill 8 MB over a day's cells
 Hear = Callable[[int, dict[str, Any]], None]
 
@@ -24,7 +24,7 @@ class Wire:
 
     def __init__(self, client: Any):
         self.client = client
-        lacking = missing(client)
+        lacking = ipyparallel_seams.missing(client)
         if lacking:
             raise PoolError(f"this ipyparallel lacks {', '.join(lacking)}; install ipyparallel 9")
         client.session.digest_history_size = DIGESTS
@@ -33,7 +33,8 @@ class Wire:
     def engines(self) -> dict[int, str]:
         """rank → uuid of the engines that are registered now."""
         ids = self.client.ids  # flushes notifications
-        return {i: self.client._engines[i] for i in ids if i in self.client._engines}
+        known = ipyparallel_seams.engines(self.client)
+        return {i: known[i] for i in ids if i in known}
 
     def wait_for(self, uuids: Mapping[int, str], still_starting: Callable[[], None], timeout: float) -> None:
         """Wait until every rank is registered under the uuid it was started with.
@@ -58,17 +59,16 @@ class Wire:
         buffers: list[bytes] | None = None,
     ) -> str:
         """Send one request; its message id. `hear(rank, message)` is called in the client's thread."""
-        client = self.client
 
         def hook(future: Any) -> None:
             future.iopub_callbacks.append(lambda message: self._heard(rank, message, hear))
 
-        future = client._send(
-            client._mux_stream,
+        future = ipyparallel_seams.send_request(
+            self.client,
+            rank,
             "execute_request",
             content={"code": code, "silent": False, "user_expressions": {}, "stop_on_error": False},
             metadata={"nbddp": spec},
-            ident=client._engines[rank].encode(),
             buffers=buffers,
             track_outstanding=True,
             message_future_hook=hook,
@@ -96,9 +96,7 @@ class Wire:
             future.add_done_callback(lambda f, r=rank: hear(r, _answer(f)))
 
     def _question(self, rank: int, content: dict[str, Any]) -> Any:
-        client = self.client
-        ident = client._engines[rank].encode()
-        future = client._send(client._control_stream, "nbddp_request", content=content, ident=ident)
+        future = ipyparallel_seams.send_question(self.client, rank, "nbddp_request", content)
         asked = self._asked.setdefault(rank, set())
         asked.add(future.msg_id)
         future.add_done_callback(lambda f: asked.discard(f.msg_id))
@@ -108,16 +106,13 @@ class Wire:
         """Tell hub and client that an engine has ended, so that its rank can be given again."""
         client, end = self.client, time.monotonic() + timeout
         if self.engines().get(rank) == uuid:
-            client._io_loop.add_callback(
-                client.session.send, client._query_stream, "unregistration_request", content={"id": rank}
-            )
+            ipyparallel_seams.unregister(client, rank)
         while self.engines().get(rank) == uuid:
             time.sleep(0.005)
             if time.monotonic() > end:
                 raise PoolError(f"the hub did not let go of rank {rank}; %ddp stop, then start again")
         for question in list(self._asked.pop(rank, ())):  # nobody will answer; the client would keep them for ever
-            for table in (client._futures, client._output_futures, client.results, client.metadata):
-                table.pop(question, None)
+            ipyparallel_seams.forget_message(client, question)
         client.history.clear()
 
     def close(self) -> None:
@@ -134,8 +129,3 @@ def join(connection_file: str) -> Wire:
 def _answer(future: Any) -> Any:
     answer = future.result()["content"]
     return answer.get("answer") if answer.get("status") == "ok" else None
-
-
-def missing(client: Any) -> list[str]:
-    """Names of the client's internals that this module needs and does not find."""
-    return [name for name in NEEDED if not hasattr(client, name)]

@@ -1,7 +1,7 @@
 """Where this rank is: the user's line, the collective, its sequence number, its peers.
 
 Read from outside the main thread, while that is blocked: from its Python frames, and from
-torch's flight recorder (`_dump_fr_trace_json`), which knows what frames do not, above
+torch's flight recorder, which knows what frames do not, above
 all the all-reduces that DDP starts in C++ during backward. Where the recorder is off or
 missing, the group's own sequence number is used. Plain data out; what it means, across
 ranks, is for `run.deadlock` to say.
@@ -20,13 +20,13 @@ import time
 from types import FrameType
 from typing import Any
 
-from nbddp.worker import check, failure
+from nbddp.worker import check, failure, torch_seams
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
-OTHERS = ("torch/distributed/_functional_collectives.py",)
+OTHERS = (torch_seams.FUNCTIONAL,)
 HERE = __file__
 CHECK = check.__file__
-INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", "_engine_run_backward"
+INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch_seams.BACKWARD
 TO_PEER, FROM_PEER = ("send", "isend", "send_object_list"), ("recv", "irecv", "recv_object_list")
 # system calls by number, x86-64 first, then 64-bit Arm (and POWER, 32-bit): a thread that waits for another ...
 FUTEX = ("202", "98", "221", "240", "422")
@@ -188,20 +188,15 @@ def _pending(call: dict[str, Any] | None, since_ns: int) -> dict[str, Any] | Non
             "group": name, "ranks": ranks, "backend": backend, "sequence": entry["collective_seq_id"],
             "op": _op(entry), "what": _what(entry),
         }  # fmt: skip
-    if call is None or call["kind"] != "collective" or _recorder() is not None:
+    if call is None or call["kind"] != "collective" or torch_seams.flight_recorder() is not None:
         return None
     ranks, backend = _members("0")
     return {"group": "0", "ranks": ranks, "backend": backend, "sequence": _sequence(), "op": call["op"], "what": ""}
 
 
-def _recorder() -> Any:
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    return getattr(c10d, "_dump_fr_trace_json", None)
-
-
 def _recorded(active: bool) -> list[dict[str, Any]]:
     """The flight recorder's entries of collectives, oldest first."""
-    dump = _recorder()
+    dump = torch_seams.flight_recorder()
     if dump is None:
         return []
     entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=active)).get("entries", [])
@@ -238,8 +233,7 @@ def _what(entry: dict[str, Any]) -> str:
 
 def _members(name: str) -> tuple[list[int], str]:
     """Global ranks and backend of the group of this name."""
-    dist = sys.modules["torch.distributed"]
-    world = dist.distributed_c10d._world
+    world = torch_seams.world()
     for group, ranks in list(world.pg_group_ranks.items()):
         if world.pg_names.get(group) == name:
             return sorted(ranks), str(world.pg_backend_config.get(group, ""))
@@ -247,8 +241,7 @@ def _members(name: str) -> tuple[list[int], str]:
 
 
 def group_count() -> int:
-    dist = sys.modules.get("torch.distributed")
-    world = getattr(getattr(dist, "distributed_c10d", None), "_world", None)
+    world = torch_seams.world()
     return int(world.group_count) if world is not None else 0
 
 
@@ -256,7 +249,7 @@ def _sequence() -> int:
     dist = sys.modules["torch.distributed"]
     if not dist.is_initialized():
         return 0
-    return int(dist.distributed_c10d._get_default_group()._get_sequence_number_for_group())
+    return torch_seams.sequence(torch_seams.default_group())
 
 
 def _waits(thread: int | None) -> str:

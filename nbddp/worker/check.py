@@ -21,6 +21,8 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from nbddp.worker import torch_seams
+
 # method → what it is called in torch.distributed, position of its input, and whether all ranks' shapes are equal
 COLLECTIVES = {
     "allreduce": ("all_reduce", 0, True),
@@ -29,12 +31,12 @@ COLLECTIVES = {
     "reduce": ("reduce", 0, True),
     "allgather": ("all_gather", 1, True),
     "allgather_coalesced": ("all_gather_coalesced", 1, True),
-    "_allgather_base": ("all_gather_into_tensor", 1, True),
+    torch_seams.ALL_GATHER_BASE: ("all_gather_into_tensor", 1, True),
     "all_gather_single": ("all_gather_into_tensor", 1, True),
     "gather": ("gather", 1, True),
     "scatter": ("scatter", 0, True),
     "reduce_scatter": ("reduce_scatter", 1, True),
-    "_reduce_scatter_base": ("reduce_scatter_tensor", 1, True),
+    torch_seams.REDUCE_SCATTER_BASE: ("reduce_scatter_tensor", 1, True),
     "reduce_scatter_single": ("reduce_scatter_tensor", 1, True),
     "alltoall": ("all_to_all", 1, False),
     "alltoall_base": ("all_to_all_single", 1, False),
@@ -203,9 +205,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def ranks_of(group: Any) -> list[int]:
     """Global ranks of a group's members, by rank in the group."""
-    from torch.distributed import distributed_c10d
-
-    known = distributed_c10d._world.pg_group_ranks.get(group)
+    known = torch_seams.world().pg_group_ranks.get(group)
     return sorted(known, key=known.get) if known else list(range(group.size()))
 
 
@@ -213,6 +213,4 @@ def store_of(group: Any) -> Any:
     """The store where a group's members met."""
     if hasattr(group, "get_group_store"):
         return group.get_group_store()
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._world.pg_map[group][1]
+    return torch_seams.world().pg_map[group][1]

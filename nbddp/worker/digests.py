@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from nbddp.worker import torch_seams
+
 CHUNK = 1 << 24  # bytes that are looked at at once
 DEEPEST = 32  # containers within containers
 TEXT = 60  # characters of a value that is shown
@@ -124,8 +126,8 @@ def unwrapped(module: Any) -> Any:
     while True:
         if isinstance(module, DistributedDataParallel):
             module = module.module
-        elif hasattr(module, "_orig_mod"):
-            module = module._orig_mod
+        elif torch_seams.is_compiled(module):
+            module = torch_seams.compiled_from(module)
         else:
             return module
 
@@ -161,8 +163,9 @@ def _tensor(tensor: Any, path: str, kind: str) -> Found:
     import torch
 
     if tensor.layout is torch.sparse_coo:
-        yield f"{path}.indices" if path else "indices", kind, tensor._indices()
-        yield f"{path}.values" if path else "values", kind, tensor._values()
+        indices, values = torch_seams.sparse_parts(tensor)
+        yield f"{path}.indices" if path else "indices", kind, indices
+        yield f"{path}.values" if path else "values", kind, values
     else:
         yield path, kind, tensor
 

@@ -18,7 +18,7 @@ import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
 from nbddp.agent import home as homes
-from nbddp.worker import calls, kept
+from nbddp.worker import calls, ipykernel_seams, kept
 from nbddp.worker.kernel import WorkerKernel
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
@@ -28,7 +28,7 @@ def main(request: dict[str, Any]) -> int:
     """Be the worker of rank `request["rank"]` in the cluster of `request["url_file"]`."""
     log = os.fdopen(os.dup(2), "w")  # before ipykernel captures it
     faulthandler.enable(file=log, all_threads=False)  # to word threads that run on would crash in its turn
-    kept.watch_pipes()
+    ipykernel_seams.watch_pipes()
     faulthandler.register(signal.SIGUSR2, file=log, all_threads=False)  # `stacks` asks so where nothing else answers
     WorkerKernel.log_file = log.fileno()
     _prepare_torch()

@@ -7,7 +7,7 @@ taken from the pool's store, under a prefix of this run and this init, if addres
 that were injected; a cell that sets its own MASTER_PORT gets torch's own behaviour,
 with rank 0 as the server.
 
-The second seam (`torch.distributed.rendezvous._create_c10d_store`) is private. Where it
+The second seam is private (`torch_seams.wrap_create_store`). Where it
 is missing, torch's own agent-store client is used; then a second init within one run
 meets stale addresses, which torchrun has too.
 
@@ -18,13 +18,13 @@ The third: the sockets that appear while a store or a group is made are noted as
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from nbddp.worker import torch_seams
 from nbddp.worker.release import Sockets
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -49,15 +49,12 @@ class Groups:
 
         if not dist.is_available():
             return
-        rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # the name is also a function's
         init = self._wrap_init(distributed_c10d.init_process_group)
         dist.init_process_group = init
         distributed_c10d.init_process_group = init
-        create = getattr(rendezvous, "_create_c10d_store", None)
-        if create is not None:
-            rendezvous._create_c10d_store = self._wrap_create(create)
+        torch_seams.wrap_create_store(self._wrap_create)
         self._watch(dist.TCPStore, "__init__")
-        self._watch(distributed_c10d, "_new_process_group_helper")
+        self._watch(distributed_c10d, torch_seams.NEW_GROUP)
 
     def begin(self, run: int, injected: tuple[str, int], connect: str, *, drop: bool) -> None:
         """Enter run number `run`; `drop` ends a group that an earlier failure may have broken."""
@@ -103,7 +100,7 @@ class Groups:
         if dist is None or not dist.is_available() or not dist.is_initialized():
             self.made_in = None
             return {"run": None, "sequence": 0}
-        return {"run": self.made_in, "sequence": _sequence(dist)}
+        return {"run": self.made_in, "sequence": _sequence()}
 
     def drop(self) -> None:
         """Destroy the default group and everything torch remembers of it."""
@@ -139,7 +136,7 @@ class Groups:
 
     def _wrap_create(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def _create_c10d_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
             if (hostname, port) != self._injected:
                 with _own_store():
                     return original(hostname, port, *args, **kwargs)
@@ -151,7 +148,7 @@ class Groups:
                 self._clients = {where: original(*where, *args, **kwargs)}
             return PrefixStore(f"nbddp/run{self.run}/init{self.inits}", self._clients[where])
 
-        return _create_c10d_store
+        return create_store
 
 
 @contextmanager
@@ -165,10 +162,10 @@ def _own_store() -> Iterator[None]:
             os.environ[AGENT_STORE] = before
 
 
-def _sequence(dist: Any) -> int:
-    group = dist.distributed_c10d._get_default_group()
+def _sequence() -> int:
+    group = torch_seams.default_group()
     try:
-        return int(group._get_sequence_number_for_group())
+        return torch_seams.sequence(group)
     except (RuntimeError, AttributeError):  # a backend without sequence numbers
         return 0
 
@@ -177,18 +174,4 @@ def _forget() -> None:
     """Clear torch's bookkeeping of groups, in Python and in C++: a failed init leaves its counter one too high, and
     then the next init waits under another prefix than its peers; or it leaves a group registered under
     a name that the next init needs."""
-    from torch._C import _distributed_c10d
-    from torch.distributed import distributed_c10d
-
-    unregister = getattr(_distributed_c10d, "_unregister_all_process_groups", None)
-    if unregister is not None:
-        unregister()
-    world = getattr(distributed_c10d, "_world", None)
-    if world is None:
-        return
-    for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg",
-                 "pg_coalesce_state"):  # fmt: skip
-        table = getattr(world, name, None)
-        if table is not None:
-            table.clear()
-    world.group_count = 0
+    torch_seams.forget_groups()

@@ -5,21 +5,21 @@ during a run is also written to a file next to the worker's log, which the kerne
 when a rank has died, the client takes from it what has not come (`run.spmd`).
 
 What C++ writes to the descriptors lies in a pipe first, until a thread of this process has read it; a process
-that aborts has no time for that. So the agent is asked to hold the pipe's read end too, and
-the thread leaves new text there for a few milliseconds: what was said just before the end is still in the pipe.
+that aborts has no time for that. So the agent is asked to hold the pipe's read end too, and the thread
+(`ipykernel_seams.watch_pipes`) leaves new text there for a few milliseconds: what was said just before the end is
+still in the pipe.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 from nbddp.agent.lines import encode
+from nbddp.worker import ipykernel_seams
 
 STREAMS = ("stdout", "stderr")
 
@@ -27,35 +27,6 @@ STREAMS = ("stdout", "stderr")
 def path(log: str, stream: str) -> str:
     """Where the copy of a stream is, for a worker with this log."""
     return f"{log}.{stream}"
-
-
-LEAVE_SECONDS = 0.005
-
-
-def watch_pipes() -> None:
-    """Have ipykernel's streams read captured descriptors as `_watch` does; before they are made."""
-    from ipykernel.iostream import OutStream
-
-    if hasattr(OutStream, "_watch_pipe_fd"):
-        OutStream._watch_pipe_fd = _watch
-
-
-def _watch(stream: Any) -> None:
-    """The thread of one captured descriptor: ipykernel's `OutStream._watch_pipe_fd`, but for the pause."""
-    if stream._fid is None:
-        return
-    try:
-        while True:
-            select.select([stream._fid], [], [])
-            time.sleep(LEAVE_SECONDS)
-            while select.select([stream._fid], [], [], 0)[0]:
-                data = os.read(stream._fid, 1 << 16)
-                if not data or not stream._should_watch:
-                    return
-                stream.write(data.decode(errors="replace"))
-                os.write(stream._original_stdstream_copy, data)
-    except Exception:
-        stream._exc = sys.exc_info()  # where ipykernel looks for it
 
 
 class Kept:
@@ -71,7 +42,7 @@ class Kept:
 
     def have_pipes_held(self, agent: str) -> None:
         """Ask the agent at this socket to keep what is left in the pipes of captured descriptors."""
-        found = {s: getattr(getattr(sys, s), "_fid", None) for s in STREAMS}
+        found = {s: ipykernel_seams.captured_pipe(getattr(sys, s)) for s in STREAMS}
         pipes = [[fd, path(self._log, s)] for s, fd in found.items() if fd is not None]
         if not pipes or not os.path.isdir("/proc/self/fd"):
             return

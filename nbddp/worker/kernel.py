@@ -28,7 +28,7 @@ import ipyparallel
 import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-from nbddp.worker import bench, calls, clocks, digests, failure, values
+from nbddp.worker import bench, calls, clocks, digests, failure, ipykernel_seams, values
 from nbddp.worker.check import Checker
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
@@ -56,13 +56,13 @@ def send_out(stream: Any) -> None:
         time.sleep(0.0001)  # lets that thread have the interpreter
         if _at_rest(stream) or time.monotonic() > end:
             break
-    if getattr(stream, "_buffers", True):
+    if ipykernel_seams.may_hold_text(stream):
         stream.flush()
 
 
 def _at_rest(stream: Any) -> bool:
     """Nothing in the pipe of captured descriptors, and its reader not in the middle of writing it down."""
-    pipe, reader = getattr(stream, "_fid", None), getattr(stream, "watch_fd_thread", None)
+    pipe, reader = ipykernel_seams.captured_pipe(stream), getattr(stream, "watch_fd_thread", None)
     if pipe is None or reader is None:
         return True
     return _waits_in_select(reader.native_id) and not select.select([pipe], [], [], 0)[0]
@@ -131,7 +131,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._show_traceback = shell.showtraceback
         shell.showtraceback = self._showtraceback
         # IPython 9 words every exception once more for its history, at a second or more in torch's large files
-        shell._format_exception_for_storage = _short
+        ipykernel_seams.word_history_by(shell, _short)
 
     # -- requests ------------------------------------------------------------------
 
@@ -337,11 +337,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if self._spec is None:
             self._show_traceback(*args, **kwargs)
         else:
-            self.shell._last_traceback = []
+            ipykernel_seams.no_traceback(self.shell)
 
     def _cell_names(self) -> dict[str, str]:
         """Real file name of every cell that ran here → `Cell In[n]`."""
-        names = getattr(self.shell.compile, "_filename_map", {})
+        names = ipykernel_seams.cell_numbers(self.shell)
         return {file: f"Cell In[{number}]" for file, number in names.items()}
 
     # -- questions -----------------------------------------------------------------

@@ -28,6 +28,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from nbddp.worker import torch_seams
 from nbddp.worker.recorder import tensors
 
 DEEPEST = 4  # containers and objects within each other
@@ -112,11 +113,11 @@ class _Tally:
 
 def _storages(tensor: Any) -> list[tuple[str, int, int]]:
     """(device, address, bytes) of what a tensor lies in on this rank; nothing for meta tensors."""
-    local = getattr(tensor, "_local_tensor", tensor)  # a DTensor's shard; to_local() would make a new tensor
+    local = torch_seams.shard(tensor)
     if local.is_meta:
         return []
     if local.is_sparse:
-        return [s for part in (local._indices(), local._values()) for s in _storages(part)]
+        return [s for part in torch_seams.sparse_parts(local) for s in _storages(part)]
     try:
         storage = local.untyped_storage()
     except (RuntimeError, NotImplementedError):  # a layout without one

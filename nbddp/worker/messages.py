@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from nbddp.worker import torch_seams
 from nbddp.worker.check import COLLECTIVES
 from nbddp.worker.exercise import plain
 
@@ -57,10 +58,9 @@ def end_worlds() -> None:
     """End the groups that `world_of` has made. Not done there: a rank that ends first would cut off a neighbour that
     still waits for it, which then sees a broken connection instead of a deadlock."""
     import torch.distributed as dist
-    from torch.distributed import distributed_c10d as c10d
 
     for group in _worlds.values():
-        if group in c10d._world.pg_map:
+        if group in torch_seams.world().pg_map:
             dist.destroy_process_group(group)
     _worlds.clear()
 
@@ -99,20 +99,19 @@ def left_standing() -> Iterator[None]:
 def world_of(size: int) -> Iterator[bool]:
     """The first `size` ranks as the default process group of each of them; whether this rank is one. All call it."""
     import torch.distributed as dist
-    from torch.distributed import distributed_c10d as c10d
 
-    whole, rank = c10d._get_default_group(), dist.get_rank()
+    whole, rank = torch_seams.default_group(), dist.get_rank()
     if size not in _worlds:
         _worlds[size] = dist.new_group(list(range(size)))
     if rank >= size:
         yield False
         return
-    c10d._update_default_pg(_worlds[size])
+    torch_seams.set_default_group(_worlds[size])
     try:
         yield True
     finally:
-        stands = whole in c10d._world.pg_map
-        c10d._update_default_pg(whole if stands else None)
+        stands = whole in torch_seams.world().pg_map
+        torch_seams.set_default_group(whole if stands else None)
         if not stands:  # the function has ended it, or made another: nothing of it may come back
             _worlds.clear()
     if not stands:

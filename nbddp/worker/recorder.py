@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+from nbddp.worker import torch_seams
+
 RING = 2000  # steps kept
 now = time.perf_counter_ns
 
@@ -143,10 +145,8 @@ class Recorder:
         """Backward has reached DDP's output: note it, and have the engine tell when it is through."""
         if step["backward"][0]:
             return
-        import torch
-
         step["backward"][0] = now()
-        engine = torch.autograd.Variable._execution_engine
+        engine = torch_seams.autograd_engine()
 
         def all_waited_for() -> None:
             step["backward"][2] = now()
@@ -178,8 +178,7 @@ class Recorder:
                 return future.then(functools.partial(_passed_on, group.clock, note))
 
             result = original(ddp, state, recorded)
-            if getattr(ddp, "_comm_hooks", None):
-                ddp._comm_hooks[-1] = (hook, state)  # what pickling takes along is the user's own
+            torch_seams.replace_last_hook(ddp, hook, state)  # what pickling takes along is the user's own
             return result
 
         return register_comm_hook

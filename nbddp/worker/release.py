@@ -23,6 +23,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from nbddp.worker import torch_seams
+
 AGAIN = 0.05  # seconds between two shuts
 INTERRUPTS = (10, 18)  # rounds in which the interrupt is sent again: Python ignores one that hits a destructor
 
@@ -155,11 +157,7 @@ def abort_nccl() -> None:
         return
     if "nccl" not in dist.get_backend_config():
         return
-    abort = getattr(dist.distributed_c10d, "_abort_process_group", None)
     try:
-        if abort is not None:
-            abort()
-        else:
-            dist.distributed_c10d._get_default_group().abort()
+        torch_seams.abort_groups()
     except Exception as e:
         print(f"aborting NCCL: {type(e).__name__}: {e}", file=sys.__stderr__)

@@ -1,0 +1,76 @@
+"""Every private name of ipykernel and IPython that nbddp uses, each as a function with a name of ours.
+
+No other module reads one (`tests/test_seams.py`), but for what a subclass overrides: that stays in the
+subclass, and `OVERRIDES` lists it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+# Methods and attributes of ipykernel's kernel that `worker.kernel.WorkerKernel` overrides or calls
+OVERRIDES = ("_publish_execute_input", "_publish_status", "_cancel_on_sigint", "_supports_kernel_subshells", "_topic")
+LEAVE_SECONDS = 0.005
+
+
+# -- ipykernel's output streams -----------------------------------------------------------------
+
+
+def captured_pipe(stream: Any) -> int | None:
+    """The read end of the pipe into which C++ and subprocesses write; None where descriptors are not captured."""
+    return getattr(stream, "_fid", None)
+
+
+def may_hold_text(stream: Any) -> bool:
+    """Whether a stream may have text that was not sent; True where it does not tell."""
+    return bool(getattr(stream, "_buffers", True))
+
+
+def watch_pipes() -> None:
+    """Have ipykernel's streams read captured descriptors as `_watch` does; before they are made."""
+    from ipykernel.iostream import OutStream
+
+    if hasattr(OutStream, "_watch_pipe_fd"):
+        OutStream._watch_pipe_fd = _watch
+
+
+def _watch(stream: Any) -> None:
+    """The thread of one captured descriptor: ipykernel's `OutStream._watch_pipe_fd`, but for the pause."""
+    if stream._fid is None:
+        return
+    try:
+        while True:
+            select.select([stream._fid], [], [])
+            time.sleep(LEAVE_SECONDS)
+            while select.select([stream._fid], [], [], 0)[0]:
+                data = os.read(stream._fid, 1 << 16)
+                if not data or not stream._should_watch:
+                    return
+                stream.write(data.decode(errors="replace"))
+                os.write(stream._original_stdstream_copy, data)
+    except Exception:
+        stream._exc = sys.exc_info()  # where ipykernel looks for it
+
+
+# -- IPython's shell ----------------------------------------------------------------------------
+
+
+def word_history_by(shell: Any, word: Callable[..., dict[str, Any]]) -> None:
+    """Have `word(error)` make what IPython 9 keeps of an exception in its history."""
+    shell._format_exception_for_storage = word
+
+
+def no_traceback(shell: Any) -> None:
+    """What the shell would answer as the traceback of the cell that has just failed: nothing."""
+    shell._last_traceback = []
+
+
+def cell_numbers(shell: Any) -> dict[str, int]:
+    """Real file name of every cell that ran → its number; empty where IPython does not keep them."""
+    numbers: dict[str, int] = getattr(shell.compile, "_filename_map", {})
+    return numbers

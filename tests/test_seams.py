@@ -1,0 +1,102 @@
+"""What is private in torch, ipykernel, IPython and ipyparallel is used in three modules, and nowhere else."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nbddp.worker import ipykernel_seams
+
+ROOT = Path(__file__).parent.parent / "nbddp"
+SEAMS = ("worker/torch_seams.py", "worker/ipykernel_seams.py", "pool/ipyparallel_seams.py")
+FILES = [f for f in sorted(ROOT.rglob("*.py")) if not str(f).endswith(SEAMS)]
+STANDARD = {"_current_frames", "_getframe", "_exit", "_actions"}  # of sys, os and argparse
+PRIVATE = re.compile(r"_[A-Za-z](\w*[^\W_])?")  # `_repr_html_` and the like are protocols that anybody may follow
+WITHIN = re.compile(rf"([\w./]*[./])?{PRIVATE.pattern}")
+
+
+def private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of what is private and not defined in the same file."""
+    own = defined(tree)
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        for name in named(node, docs):
+            if name not in own:
+                yield getattr(node, "lineno", 0), name
+
+
+def named(node: ast.AST, docs: set[int]) -> Iterator[str]:
+    """Private names that this node reads, imports, or has as a text."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        found = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+        yield from (part for name in found for part in name.split(".") if PRIVATE.fullmatch(part))
+    elif isinstance(node, ast.Attribute):
+        yield from {node.attr} - STANDARD if PRIVATE.fullmatch(node.attr) else ()
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+        yield from [node.value] if WITHIN.fullmatch(node.value) else ()
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Functions, classes, names and attributes of `self` that this file makes."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+            found.add(node.attr)
+    return found
+
+
+def is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_other_module_uses_a_private_name_of_a_library(path: Path) -> None:
+    inherited = ipykernel_seams.OVERRIDES if path.name == "kernel.py" else ()
+    found = set(private_names(ast.parse(path.read_text())))
+    assert {(line, name) for line, name in found if name not in inherited} == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("from torch._C import _distributed_c10d", "_distributed_c10d"),
+        ("import torch._dynamo", "_dynamo"),
+        ("world = dist.distributed_c10d._world", "_world"),
+        ("getattr(stream, '_fid', None)", "_fid"),
+        ("sys.modules.get('torch._C')", "torch._C"),
+        ("class A(B):\n def f(self): return self._topic('x')", "_topic"),
+        ("stream._fid = 3", "_fid"),
+    ],
+)
+def test_the_reader_of_sources_sees_each_way_of_using_one(source: str, name: str) -> None:
+    assert name in {found for _, found in private_names(ast.parse(source))}
+
+
+@pytest.mark.parametrize(
+    "source", ["os._exit(1)", "self._mine = 1\nself._mine", "x._repr_html_()", "'_do_'", "a.__dict__"]
+)
+def test_and_leaves_what_is_ours_or_pythons(source: str) -> None:
+    assert list(private_names(ast.parse(source))) == []
+
+
+def test_what_a_subclass_of_theirs_overrides_is_listed() -> None:
+    from ipyparallel.cluster import launcher as theirs
+    from ipyparallel.engine.app import IPEngine
+    from ipyparallel.engine.kernel import IPythonParallelKernel
+
+    for file, bases in (
+        ("worker/kernel.py", [IPythonParallelKernel]),
+        ("worker/engine.py", [IPEngine]),
+        ("pool/launcher.py", [theirs.BaseLauncher, theirs.ControllerLauncher, theirs.EngineLauncher]),
+    ):
+        ours = {n for n in defined(ast.parse((ROOT / file).read_text())) if PRIVATE.fullmatch(n)}
+        shadowed = {n for n in ours for base in bases if hasattr(base, n)}
+        assert shadowed <= set(ipykernel_seams.OVERRIDES), file
