@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernels import Kernel
+from tests.ports import held_port
 
 DUMP = """
 import json, os, sys, torch
@@ -73,24 +73,18 @@ def test_two_simulated_nodes_equal_two_torchrun_agents(new_kernel: Kernel, tmp_p
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
     theirs.mkdir()
-    port = free_port()
-    agents = [
-        torchrun(
-            theirs, "--nnodes", "2", "--node-rank", str(n), "--nproc-per-node", "2",
-            "--master-addr", "127.0.0.1", "--master-port", str(port),
-        )
-        for n in range(2)
-    ]  # fmt: skip
-    assert [a.wait(100) for a in agents] == [0, 0]
+    with held_port() as port:
+        agents = [
+            torchrun(
+                theirs, "--nnodes", "2", "--node-rank", str(n), "--nproc-per-node", "2",
+                "--master-addr", "127.0.0.1", "--master-port", str(port),
+            )
+            for n in range(2)
+        ]  # fmt: skip
+        assert [a.wait(100) for a in agents] == [0, 0]
     shown = new_kernel.run(f"%%ddp --nnodes 2 --nproc 2 -- {ours}\n{DUMP}")
     assert shown.ok, shown.error
     compare(read(ours), read(theirs), OF_A_LAUNCH | {"MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE"})
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def test_a_users_thread_count_wins(new_kernel: Kernel) -> None:
@@ -173,10 +167,11 @@ def test_second_init_within_a_cell_is_torchs_own_error(four: Kernel) -> None:
 
 
 def test_a_cell_may_set_its_own_address_and_port(four: Kernel) -> None:
-    shown = four.run(
-        f"%%ddp\nimport os\nos.environ['MASTER_ADDR'], os.environ['MASTER_PORT'] = '127.0.0.1', '{free_port()}'\n"
-        f"{INIT}dist.init_process_group('gloo')\n{SUM}dist.destroy_process_group()"
-    )
+    with held_port() as port:
+        shown = four.run(
+            f"%%ddp\nimport os\nos.environ['MASTER_ADDR'], os.environ['MASTER_PORT'] = '127.0.0.1', '{port}'\n"
+            f"{INIT}dist.init_process_group('gloo')\n{SUM}dist.destroy_process_group()"
+        )
     assert shown.text() == "ranks 0–3 │ 4\n", shown.error
 
 

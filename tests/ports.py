@@ -1,0 +1,20 @@
+"""A TCP port for programs that listen on a port they are told."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port of the loopback that is free, and stays free for who listens there with SO_REUSEADDR, as torch does.
+
+    A port that is chosen, let go and bound later is taken by somebody's connection now and then; the system gives no
+    connection a port on which a socket is bound.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
