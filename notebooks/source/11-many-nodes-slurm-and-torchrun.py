@@ -44,7 +44,7 @@ for step in range(3):
     optimizer.step()
     dist.all_reduce(loss)
     if rank == 0:
-        print(f"step {step}: mean loss of {world_size} ranks {loss.item() / world_size:.4f}")
+        print(f"step {step}: mean loss of {world_size} ranks {loss.item() / world_size:.4f}", flush=True)
 
 # %% [markdown]
 # `script` puts the text of the `%%ddp` cells one below the other. Cells without `%%ddp` stay behind: they run in the notebook, not
@@ -89,8 +89,9 @@ for node in range(2):
 # %% [markdown]
 # The blank and the apostrophe. An apostrophe cannot stand between apostrophes, so it gets double quotes of its own.
 #
-# Two shells on this machine can play the two nodes: each runs its line. The address is then `localhost`, and the port one that is free
-# here.
+# Two shells on this machine can play the two nodes: each runs its line. The address is then `localhost`. The port is one that is
+# free here, and a socket holds it until the shells have ended: otherwise the system may give it to another program before torchrun
+# takes it, and then node 1 waits for a node 0 that has failed.
 #
 # **Predict:** which node prints something? And which losses, compared with those in the notebook?
 
@@ -101,16 +102,22 @@ import subprocess
 import sys
 from dataclasses import replace
 
-with socket.socket() as s:
-    s.bind(("localhost", 0))
-    port = s.getsockname()[1]
-here = replace(launch, host="localhost", port=port)
 env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # where torchrun is installed
 options = {"shell": True, "cwd": folder.name, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-shells = [subprocess.Popen(torchrun_line(here, node), text=True, **options) for node in range(2)]
-for node, shell in enumerate(shells):
-    print(f"node {node}:")
-    print(shell.communicate()[0], end="")
+with socket.socket() as holder:
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # torchrun may listen there as well
+    holder.bind(("localhost", 0))
+    here = replace(launch, host="localhost", port=holder.getsockname()[1])
+    lines = [f"exec {torchrun_line(here, node)}" for node in range(2)]
+    shells = [subprocess.Popen(line, text=True, **options) for line in lines]
+    shells[1].wait()
+    try:
+        shells[0].wait(timeout=20)
+    except subprocess.TimeoutExpired:  # node 1 has failed, and torchrun on node 0 waits for it for five minutes
+        shells[0].terminate()
+    for node, shell in enumerate(shells):
+        print(f"node {node}:")
+        print(shell.communicate()[0], end="")
 folder.cleanup()
 
 # %% [markdown]
