@@ -1,6 +1,6 @@
 """Healthy programs that look dead: ordinary torchrun programs in which a rank waits long, and rightly, for another.
 
-`PROGRAMS`: name → (world size, program). Each keeps ranks waiting for `SECONDS`, and ends by itself. A deadlock would be
+`PROGRAMS`: name → (world size, program). Each keeps ranks waiting for `SECONDS` and ends by itself. A deadlock would be
 reported after `HANG_AFTER`, a quarter of that: the ranks are asked often enough for a wrong verdict to show.
 NBDDP_HEALTHY_SECONDS=4 makes it 4 s and 1 s.
 """
