@@ -7,7 +7,7 @@
     │   ├── AgentFailed     the node agent did not start, or went away
     │   └── PoolNotRunning  there is no pool to do this with
     └── RunFailed           a run did not end well on every rank
-        ├── WorkerFailed    a rank raised, exited with a code, or died
+        ├── WorkerFailed    a rank raised, exited with a code, died, or left a collective
         ├── RunStopped      the user stopped the run
         ├── RunHung         ranks waited for each other in a way that could not end
         └── RunTimedOut     the run did not end before its --timeout
@@ -94,7 +94,8 @@ class Raised:
 class RankState:
     """How one rank ended a run, or where it was when the run was ended.
 
-    `status` is "finished", "failed", "interrupted", "replaced", "died" or "running";
+    `status` is "finished", "ended" (its process too, with exit code 0), "failed", "interrupted", "replaced", "died" or
+    "running";
     `where` is the user's own place, such as `cell line 9`, or empty; `doing` what it was waiting in,
     such as `waiting in all_reduce #14 for rank 1`; `lost` the names that went with a replaced process.
     """
@@ -105,6 +106,27 @@ class RankState:
     detail: str = ""
     doing: str = ""
     lost: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Ranks that waited in the same call at the same place, such as `all_reduce #3` at `cell line 5`."""
+
+    ranks: tuple[int, ...]
+    call: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """How a rank left the collective that its peers were in. how: "destroyed" (it ended the process group, at `place`)
+    or "ended" (its process ended, with exit code `code`)."""
+
+    rank: int
+    how: str
+    place: Frame | None = None
+    code: int | None = None
+    waiting: Waiting | None = None
 
 
 class RunFailed(NbddpError):
@@ -138,7 +160,9 @@ class RunTimedOut(RunFailed):
 class Cause:
     """What happened on the rank that failed first.
 
-    `kind` is "raised", "exit" (SystemExit with a code) or "died" (the process ended).
+    `kind` is "raised", "exit" (SystemExit with a code), "died" (the process ended) or "left" (it raised nothing, but
+    its peers were still in a collective: `left` says how). `stage` is "begin" or "end" if it was not the program that
+    failed but the worker before or after it.
     """
 
     rank: int
@@ -148,10 +172,12 @@ class Cause:
     code: int | str | None = None
     log: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    left: Left | None = None
+    stage: str = ""
 
 
 class WorkerFailed(RunFailed):
-    """A rank failed; the first in time is the one that is named.
+    """A rank failed; the first in time is the one that is named, or the one whose leaving made its peers fail.
 
     Attributes: `rank`, `node`, `exception_type`, `exception_message`, `cause` (with the
     remote traceback), `states` of all ranks, `logs` (rank → path of its whole output).

@@ -63,7 +63,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
             )  # fmt: skip
         except RunFailed:
             if spec.trace is not None and self.pool.running:  # what led to a failure is worth seeing most of all
-                self._trace(spec.trace)
+                self._trace_if_possible(spec.trace)
             raise
         if spec.output:
             self.shell.user_ns[spec.output] = values
@@ -73,6 +73,13 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if spec.show_timings:
             data, metadata = self._figure_of_timings(None)._repr_mimebundle_()
             self.shell.display_pub.publish(data, metadata)
+
+    def _trace_if_possible(self, name: str) -> None:
+        """As `_trace`, for a cell that failed: that is the report, whatever becomes of the trace."""
+        try:
+            self._trace(name)
+        except Exception as e:
+            print(f"there is no trace: {type(e).__name__}: {e}")
 
     def _trace(self, name: str) -> None:
         """Write the merged trace of the cell that has just run, and say where it is."""

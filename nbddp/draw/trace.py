@@ -53,6 +53,7 @@ def words(merged: Merged, path: Path, length: int) -> str:
     ]
     if merged.missing:
         lines.append(f"{rank_words(merged.missing)} left no trace")
+    lines += [f"rank {rank}: {why}" for rank, why in sorted(merged.why.items())]
     if merged.residual:
         lines.append(clocks_agree(merged.residual))
     return "\n".join(lines)

@@ -40,12 +40,15 @@ def trace(pool: Pool) -> Merged:
             t["events"], t["base"], t["shift"], t["pid"], pool.node_of(r), [Collective(**c) for c in t["collectives"]]
         )
         for r, t in found.items()
-        if t
+        if "events" in t
     }
+    why = {r: t["why"] for r, t in found.items() if t.get("why")}
+    if not traces and why:
+        raise BadInput(f"no rank has a trace; rank {min(why)}: {why[min(why)]}")
     if not traces:
         raise BadInput("no cell has been traced on these workers; %%ddp --trace traces one")
     merged = merge(traces, clocks(pool))
-    merged.missing = sorted(set(found) - set(traces))
+    merged.missing, merged.why = sorted(set(found) - set(traces)), why
     return merged
 
 

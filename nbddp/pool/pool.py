@@ -49,8 +49,8 @@ LAST_WORDS = 12  # lines
 
 @dataclass
 class Living:
-    """One worker process. `exit` is the agent's event once it has ended; its own part of the log begins at
-    byte `log_from`."""
+    """One worker process. `exit` is the agent's event once it has ended; what its last run wrote to the log begins
+    at byte `log_from`."""
 
     rank: int
     uuid: str
@@ -541,7 +541,7 @@ class Pool:
                 self._renew_all()
         if not want_value:
             return RankValues({})
-        return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items()})
+        return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items() if e.buffers})
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RankValues:
         """Call `function(*args, **kwargs)` on every rank; every rank's value.
@@ -588,7 +588,7 @@ class Pool:
     def _carried(self, failed: WorkerFailed) -> BaseException | None:
         """The exception object of the first failing rank, if it travelled."""
         assert self.last_run is not None
-        buffers = self.last_run.ended[failed.rank].buffers
+        buffers = self.last_run.ended[failed.rank].buffers if failed.cause.kind == "raised" else []
         error = values.unpack(buffers[0]) if buffers else None
         return error if isinstance(error, Exception) else None
 
@@ -707,6 +707,7 @@ class Pool:
         if any(w.exit is not None for w in self.workers.values()):
             for note in self._match(self.placed(), self.visible):
                 screen.say(note)
+        self._begin_logs(ranks)
         number = next(self._runs)
         logs = self.agent.home / "runs" / str(number)
         port = self._take_store(number)
@@ -731,7 +732,19 @@ class Pool:
                 self._note(ranks, "idle")
         self._after(run)
         run.raise_if_bad()
+        note = run.note()
+        if note:
+            screen.say(note)
         return run
+
+    def _begin_logs(self, ranks: Sequence[int]) -> None:
+        """What earlier cells wrote is none of this run's last words."""
+        for worker in (self.workers[r] for r in ranks):
+            with suppress(FileNotFoundError):
+                worker.log_from = os.path.getsize(worker.log)
+            for stream in kept.STREAMS:  # the worker does so too, if it lives to begin
+                with suppress(FileNotFoundError):
+                    os.truncate(kept.path(worker.log, stream), 0)
 
     def _variables(self, rank: int, port: int, logs: Path, attempt: tuple[int, int]) -> dict[str, str]:
         """torchrun's variables for one rank of this run."""
@@ -763,7 +776,7 @@ class Pool:
             return
         everybody = len(run.specs) == self.world_size
         self._group_broken = run.broke_group() or (self._group_broken and not everybody)
-        if run.first_failure() is not None or run.ended_by:
+        if not run.well:
             self._store = None
         if everybody:
             self._close_stores({g["run"] for g in run.groups().values()})

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from nbddp.errors import Cause, Frame, Raised, RankState
+from nbddp.errors import Cause, Frame, Left, Raised, RankState
 from nbddp.topology import rank_words
 
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
+STAY = "A rank that leaves ends the others' collectives: every rank has to make the same calls before it leaves."
 NAMES = 12  # of those that went with a process, so many are listed
 
 
@@ -18,25 +21,78 @@ def headline(cause: Cause) -> str:
     who = f"rank {cause.rank}"
     if cause.kind == "died":
         return f"{who} {ended(cause.code)}"
+    if cause.left is not None:
+        return f"{who} left: {left_words(cause.left)}"
     place = place_of(cause.chain[-1].frames) if cause.chain else ""
     where = f" ({place})" if place else ""
     if cause.kind == "exit":
         return f"{who} exited with code {cause.code}{where}"
-    last = cause.chain[-1]
-    message = f": {last.message.splitlines()[0]}" if last.message else ""
-    return f"{who} raised {last.type}{message}{where}"
+    if not cause.chain:
+        return f"{who} failed and left no word of why"
+    verb = f"could not {cause.stage} the cell:" if cause.stage else "raised"
+    return f"{who} {verb} {raised_words(cause.chain[-1])}{where}"
+
+
+def raised_words(raised: Raised) -> str:
+    """`ValueError: bad batch`: the type, and the first line of the message that says anything."""
+    said = without_addresses(next((line for line in raised.message.splitlines() if line.strip()), ""))
+    return f"{raised.type}: {said}" if said else raised.type
+
+
+def without_addresses(message: str) -> str:
+    """gloo's message of a lost connection without the place in its source, the peer's address and its advice: they
+    differ from run to run."""
+    found = re.match(r"\[[^]]*\.cc:\d+\] (.*?)(?: This is typically caused by .*)?$", message)
+    if not found:
+        return message
+    return re.sub(r" ?\[[^\] ]*\]:\d+", "", found[1]).rstrip(".")
+
+
+def left_words(left: Left) -> str:
+    """`it destroyed the process group (cell line 7) while rank 0 waited in all_reduce #3 (cell line 5)`."""
+    if left.how == "destroyed":
+        at = place(left.place.file, left.place.line, left.place.name) if left.place else ""
+        how = "it destroyed the process group" + (f" ({at})" if at else "")
+    elif left.code is not None and left.code < 0:
+        how = f"its process was killed by {signal_name(left.code)}"
+    else:
+        how = f"its process ended with exit code {left.code}"
+    waiting = left.waiting
+    if waiting is None:
+        return how
+    where = f" ({waiting.place})" if waiting.place else ""
+    doing = f"waited in {waiting.call}" if waiting.call else "still needed it"
+    return f"{how} while {rank_words(waiting.ranks)} {doing}{where}"
+
+
+def call_words(call: Mapping[str, Any] | None) -> str:
+    """`all_reduce #3` or `send to rank 1`, of a call as a worker tells it; empty without one."""
+    if not call:
+        return ""
+    if call["kind"] in ("send", "recv"):
+        peer = call.get("peer")
+        return call["op"] if peer is None else f"{call['op']} {'to' if call['kind'] == 'send' else 'from'} rank {peer}"
+    if call["kind"] == "wait":
+        return "Work.wait()"
+    number = f" #{call['sequence']}" if call.get("sequence") else ""
+    return f"{call['op']}{number}"
 
 
 def ended(code: int | str | None) -> str:
     """How a process ended, by its wait status as Python gives it (negative: a signal)."""
     if isinstance(code, int) and code < 0:
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
+        name = signal_name(code)
         hint = "; the kernel's out-of-memory killer is the usual cause" if name == "SIGKILL" else ""
         return f"died: killed by {name}{hint}"
     return f"died: its process ended with exit code {code}"
+
+
+def signal_name(code: int) -> str:
+    """The signal of a negative wait status."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
 
 
 def place_of(frames: Sequence[Frame]) -> str:
@@ -122,6 +178,7 @@ def state_words(state: RankState) -> str:
     doing = ", ".join(w for w in (state.where, state.doing or "still running") if w)
     words = {
         "finished": "finished the cell",
+        "ended": "ended its process with exit code 0; names on it are gone",
         "failed": "failed too",
         "interrupted": f"{doing}; {'freed' if state.doing else 'interrupted'}, names are kept",
         "replaced": f"{doing}; could not be freed, so it is replaced; {lost_words(state.lost)}",
@@ -168,8 +225,17 @@ def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool) ->
     lines.append(headline(cause))
     if cause.kind == "died":
         lines += died_words(cause)
+    if cause.left is not None:
+        lines.append(STAY)
+    if cause.stage:
+        lines.append(f"%ddp restart --ranks {cause.rank} gives it a new process, without names.")
     more = [f"%ddp log --rank {cause.rank} prints its whole output; %ddp stacks shows where every rank was."]
     return "\n".join([*lines, *states_text(others), *_ending(dropped), *(more if dropped else [])])
+
+
+def unworded_text(error: BaseException, facts: Sequence[str]) -> str:
+    """What stands in the place of a report that could not be worded: what is known, as it is, and why."""
+    return "\n".join([*facts, f"(this could not be worded: {type(error).__name__}: {error})"])
 
 
 def stopped_text(states: Sequence[RankState], *, dropped: bool) -> str:

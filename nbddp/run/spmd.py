@@ -20,9 +20,7 @@ from typing import Any, Protocol
 
 from nbddp.errors import (
     Cause,
-    Frame,
     PoolNotRunning,
-    Raised,
     RankState,
     RunFailed,
     RunHung,
@@ -30,8 +28,10 @@ from nbddp.errors import (
     RunTimedOut,
     WorkerFailed,
 )
-from nbddp.run import deadlock, report, supervise
+from nbddp.run import deadlock, outcome, report, supervise
+from nbddp.run.blame import Blame, blame, leaver, lost_connection
 from nbddp.run.collect import RankOutput
+from nbddp.run.outcome import Ended
 from nbddp.run.screen import Screen
 from nbddp.topology import rank_words
 
@@ -39,11 +39,8 @@ OUTCOME = "nbddp_outcome"
 LONG = 0.1  # seconds after which a run is worth telling others about
 LOOK_EVERY = 0.5  # seconds between two questions where the ranks are
 ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
-DEATH_FIRST = 0.5  # seconds by which a neighbour's "connection closed" may come before the death that caused it
 LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a rank that died: the agent tells of
 # the death by a shorter way than output comes, and only outcomes are known to come after it
-AT_ONCE = 0.05  # seconds within which equal errors of several ranks are one
-PEER_GONE = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError")
 SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
 
 
@@ -59,18 +56,6 @@ class Workers(Protocol):
     def log_of(self, rank: int) -> str: ...
     def device_of(self, rank: int) -> str: ...
     def written(self, rank: int) -> Mapping[str, str]: ...
-
-
-@dataclass
-class Ended:
-    """How one rank ended the run: `status` as the worker said, or "died" / "replaced"."""
-
-    rank: int
-    status: str
-    at: float
-    content: dict[str, Any] = field(default_factory=dict)
-    buffers: list[bytes] = field(default_factory=list)
-    code: int | None = None
 
 
 class Run:
@@ -159,7 +144,7 @@ class Run:
             out.close()
 
     def _state(self) -> supervise.RunState:
-        bad = [e.at for e in self.ended.values() if e.status != "ok"]
+        bad = [e.at for e in self.ended.values() if not e.well]
         return supervise.RunState(
             now=time.monotonic(),
             running=self.running(),
@@ -212,7 +197,7 @@ class Run:
     def _fill_in(self) -> None:
         """What ranks that died had written, and their messages did not bring."""
         for rank, ended in self.ended.items():
-            if ended.status in ("died", "replaced"):
+            if ended.status in outcome.GONE:
                 for stream, text in self.workers.written(rank).items():
                     missing = text[self.outputs[rank].received[stream] :]
                     if missing:
@@ -231,20 +216,25 @@ class Run:
             self._printed(rank, kind, what["content"])
 
     def _died(self, rank: int, event: dict[str, Any]) -> None:
+        code, now = event["code"], time.monotonic()
         if rank not in self.ended:
-            status = "replaced" if self._replaced else "died"
-            self.ended[rank] = Ended(rank, status, time.monotonic(), content=event, code=event["code"])
-            self._output_until = time.monotonic() + LAST_OUTPUT
+            verdict = self._verdict(rank, "", outcome.process(code))
+            self.ended[rank] = Ended(rank, verdict, now, content=event)
+            self._output_until = now + LAST_OUTPUT
+        if code is not None:
+            self.ended[rank].code, self.ended[rank].gone_ns = code, time.time_ns()
 
     def _came_out(self, rank: int, message: dict[str, Any]) -> None:
         buffers = [bytes(b) for b in message["buffers"]]
         content = message["content"]
-        status = content["status"]
-        if status == "failed" and self._interrupted_at is not None:
-            status = "interrupted"  # by us: the error is how a freed call ends
+        status = self._verdict(rank, outcome.said(content), "lives")
         self.ended[rank] = Ended(rank, status, time.monotonic(), content, buffers)
-        if status == "failed":
+        if status == outcome.FAILED:
             self._next_look = 0.0  # are the others waiting for this one?
+
+    def _verdict(self, rank: int, said: str, process: str) -> str:
+        ours = "replaced" if self._replaced else "" if self._interrupted_at is None else "interrupted"
+        return outcome.verdict(said, process, ours, outcome.runs(self.specs[rank]["op"]))
 
     def _printed(self, rank: int, kind: str, content: dict[str, Any]) -> None:
         if rank in self.ended:
@@ -276,6 +266,7 @@ class Run:
         self.ended_by = self.ended_by or supervise.STOPPED
         self.screen.progress(f"replacing {rank_words(action.ranks)}")
         self._replaced = True
+        self._interrupted_at = self._interrupted_at or time.monotonic()  # what ends from here on, we have ended
         self.workers.kill(action.ranks)
 
     # -- where the ranks are -----------------------------------------------------------------
@@ -323,7 +314,7 @@ class Run:
             if facts is not None:
                 self.facts[rank] = facts
             if ended is not None and (facts is None or ended.status != "ok"):
-                gone = {"ok": "finished", "failed": "failed"}.get(ended.status, "died")
+                gone = {"ok": "finished", "ended": "finished", "failed": "failed"}.get(ended.status, "died")
                 self.positions[rank] = replace(before or deadlock.Position(rank, gone), state=gone, call=None)
             else:
                 self.positions[rank] = deadlock.position_of(rank, facts, before, elapsed)
@@ -366,27 +357,22 @@ class Run:
     def broke_group(self) -> bool:
         ends = {r: e.status for r, e in self.ended.items()}
         had = any(g["run"] is not None for g in self.groups().values())
-        missing = any(e.status in ("replaced", "died") for e in self.ended.values())
+        missing = any(e.status in outcome.GONE for e in self.ended.values())
         return (had or missing) and supervise.group_is_broken(ends, self.groups())
 
-    def first_failure(self) -> Ended | None:
-        """The rank that failed first in time; an interrupted one only if nobody asked for it.
+    @property
+    def well(self) -> bool:
+        """Every rank came to its end, and nobody ended the run."""
+        return all(e.well for e in self.ended.values()) and not self.ended_by
 
-        A death comes before an error of its neighbours at about the same time: they lose their
-        connection to it before the agent has heard. Of ranks that raise the same at the same time
-        the lowest is named, so that a saved notebook's message stays.
-        """
-        bad = [e for e in self.ended.values() if e.status in ("failed", "died")]
-        if not bad and not self.ended_by:
-            bad = [e for e in self.ended.values() if e.status == "interrupted"]
-        first = min(bad, key=lambda e: e.at, default=None)
-        if first is None:
-            return None
-        deaths = [e for e in bad if e.status == "died" and e.at - first.at < DEATH_FIRST]
-        if deaths:
-            return min(deaths, key=lambda e: e.at)
-        same = [e for e in bad if e.at - first.at < AT_ONCE and e.content.get("chain") == first.content.get("chain")]
-        return min(same, key=lambda e: e.rank)
+    def first_failure(self) -> Ended | None:
+        """The rank that is named (`blame`); None if none failed or died."""
+        found = blame(self.ended)
+        return found.ended if found is not None else None
+
+    def note(self) -> str:
+        """What a user should know of a run that ended well; empty if there is nothing."""
+        return outcome.note([e for _, e in sorted(self.ended.items())])
 
     def raise_if_bad(self) -> None:
         """Raise the error that says what ended the run, if it did not end well."""
@@ -395,22 +381,38 @@ class Run:
             raise error
 
     def error(self) -> RunFailed | PoolNotRunning | None:
-        """What ended the run, with the report; None if it ended well."""
-        first = self.first_failure()
-        if first is not None and first.content.get("pool_ended"):
+        """What ended the run, with the report; None if it ended well. A report that cannot be worded is the facts."""
+        try:
+            return self._error()
+        except Exception as e:
+            return self._unworded(e)
+
+    def _error(self) -> RunFailed | PoolNotRunning | None:
+        found = blame(self.ended)
+        if found is not None and found.ended.content.get("pool_ended"):
             return PoolNotRunning(
                 "the pool has ended while the cell ran, because its agent or its controller did; "
                 "names on its workers are gone, and the next %%ddp cell starts a new pool"
             )
         ends = {supervise.STOPPED: self._stopped, supervise.HUNG: self._hung, supervise.LATE: self._late}
-        if self.ended_by in ends and (first is None or self._interrupted_at is None or first.at > self._interrupted_at):
+        if self.ended_by in ends and (found is None or self._interrupted_at is None or found.at > self._interrupted_at):
             return ends[self.ended_by]()
-        if first is None:
+        if found is None:
             return self._stopped() if self.stops else None
-        cause = self._cause(first)
-        others = [s for s in self._states() if s.rank != first.rank]
+        cause = self._cause(found)
+        others = [s for s in self._states() if s.rank != cause.rank]
         text = report.failure_text(cause, others, dropped=self.broke_group())
         return WorkerFailed(report.headline(cause), cause=cause, states=self._states(), report=text, logs=self._logs())
+
+    def _unworded(self, error: Exception) -> WorkerFailed:
+        """As it is, what is known of a run whose report could not be made."""
+        facts = [f"rank {r} {e.status}: {e.content.get('chain') or e.code}" for r, e in sorted(self.ended.items())]
+        bad = [r for r, e in sorted(self.ended.items()) if not e.well]
+        cause = Cause(rank=bad[0] if bad else 0, node=0, kind="raised")
+        text = report.unworded_text(error, facts)
+        states = tuple(RankState(r, e.status) for r, e in sorted(self.ended.items()))
+        head = f"{rank_words(bad)} did not end well"
+        return WorkerFailed(head, cause=cause, states=states, report=f"{head}\n{text}", logs=self._logs())
 
     def _stopped(self) -> RunFailed:
         text = report.stopped_text(self._states(), dropped=self.broke_group())
@@ -436,38 +438,52 @@ class Run:
     def _logs(self) -> dict[int, str]:
         return {r: str(o.log) for r, o in self.outputs.items()}
 
-    def _cause(self, ended: Ended) -> Cause:
-        kind = "died" if ended.status == "died" else "exit" if "exit" in ended.content else "raised"
+    def _cause(self, found: Blame) -> Cause:
+        ended = found.ended
+        died = ended.status == outcome.DIED
+        kind = "left" if found.left else "died" if died else "exit" if "exit" in ended.content else "raised"
         return Cause(
             rank=ended.rank,
             node=self.workers.node_of(ended.rank),
             kind=kind,
-            chain=chain_of(ended),
-            code=ended.code if kind == "died" else ended.content.get("exit"),
+            chain=() if found.left else ended.chain,
+            code=ended.code if died else ended.content.get("exit"),
             log=self.workers.log_of(ended.rank),
-            extra={**ended.content, "device": self.workers.device_of(ended.rank)} if kind == "died" else {},
+            extra={**ended.content, "device": self.workers.device_of(ended.rank)} if died else {},
+            left=found.left,
+            stage=ended.content.get("stage", ""),
         )
 
+    def _lost(self, ended: Ended) -> str:
+        """`lost its connection to rank 1`, if that is what a rank reports and another rank is the cause."""
+        found = blame(self.ended)
+        if not lost_connection(ended) or found is None or found.ended is ended:
+            return ""
+        dead = [e.rank for e in self.ended.values() if e.status == outcome.DIED]
+        left = leaver(self.ended, ended)
+        ranks = dead or ([left.rank] if left else [])
+        return f"lost its connection to {rank_words(ranks) if ranks else 'another rank'}"
+
     def _state_of(self, ended: Ended) -> RankState:
-        status = "finished" if ended.status == "ok" else ended.status
-        dead = [e.rank for e in self.ended.values() if e.status == "died"]
-        if status == "failed" and dead and lost_connection(ended):
-            where = report.place_of(chain_of(ended)[-1].frames)
-            return RankState(ended.rank, "interrupted", where, doing=f"lost its connection to {rank_words(dead)}")
+        status = "finished" if ended.status == outcome.OK else ended.status
+        lost = self._lost(ended) if status == "failed" else ""
+        if lost:
+            return RankState(ended.rank, "interrupted", report.place_of(ended.chain[-1].frames), doing=lost)
         if status == "failed":
-            return RankState(ended.rank, status, detail=report.headline(self._cause(ended)).split(" ", 2)[2])
+            words = report.headline(self._cause(Blame(ended, ended.at)))
+            return RankState(ended.rank, status, detail=words.split(" ", 2)[2])
         if status == "died":
             return RankState(ended.rank, status, detail=report.ended(ended.code).removeprefix("died: "))
-        if status == "finished":
+        if status in ("finished", "ended"):
             return RankState(ended.rank, status)
         position = self.positions.get(ended.rank)
-        chain = chain_of(ended)
+        chain = ended.chain
         where = position.where if position else ""
         if not where and chain:
             where = report.place_of(chain[-1].frames)
         doing = deadlock.waiting_words(position, self.positions) if position else ""
-        lost = tuple(self.facts.get(ended.rank, {}).get("names", ())) if status == "replaced" else ()
-        return RankState(ended.rank, status, where, doing=doing, lost=lost)
+        names = tuple(self.facts.get(ended.rank, {}).get("names", ())) if status == "replaced" else ()
+        return RankState(ended.rank, status, where, doing=doing, lost=names)
 
 
 @dataclass
@@ -484,25 +500,3 @@ class Round:
     @property
     def open(self) -> bool:
         return bool(self.asked)
-
-
-def lost_connection(ended: Ended) -> bool:
-    """Whether what a rank raised is how torch tells that a peer has gone."""
-    return any(link["type"] in PEER_GONE and "onnection" in link["message"] for link in ended.content.get("chain", ()))
-
-
-def chain_of(ended: Ended) -> tuple[Raised, ...]:
-    """The remote exceptions of an outcome as values."""
-    return tuple(
-        Raised(
-            type=link["type"],
-            message=link["message"],
-            relation=link["relation"],
-            notes=tuple(link["notes"]),
-            frames=tuple(
-                Frame(f["file"], f["line"], f["name"], f["user"], tuple((n, t) for n, t in f["context"]))
-                for f in link["frames"]
-            ),
-        )
-        for link in ended.content.get("chain", ())
-    )

@@ -110,12 +110,12 @@ def end_due(state: RunState) -> tuple[float | None, str]:
 def group_is_broken(ends: dict[int, str], groups: dict[int, dict[str, object]]) -> bool:
     """True if the ranks' process group may not be used again after a run that went wrong.
 
-    ends: rank → "ok", "failed", "interrupted", "replaced" or "died".
+    ends: rank → its verdict (`run.outcome`).
     groups: rank → {"run", "sequence"}: when the group was made and how many collectives it
         has seen. Ranks that all failed at the same point of the program still agree.
     """
     if all(end == "ok" for end in ends.values()):
         return False
-    if any(end in ("interrupted", "replaced", "died") for end in ends.values()):
+    if any(end in ("interrupted", "replaced", "died", "ended") for end in ends.values()) or len(groups) < len(ends):
         return True
     return len({(g["run"], g["sequence"]) for g in groups.values()}) > 1

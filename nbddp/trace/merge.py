@@ -54,18 +54,20 @@ class RankTrace:
 
 @dataclass
 class Merged:
-    """`data` is the file's content; how many spans are in it and how many collectives are joined across ranks."""
+    """`data` is the file's content; how many spans are in it and how many collectives are joined across ranks.
+    `missing`: ranks without a trace; `why`: the reason, for ranks that gave one."""
 
     data: dict[str, Any]
     ranks: list[int]
     spans: int
     joined: int
     missing: list[int] = field(default_factory=list)
+    why: dict[int, str] = field(default_factory=dict)
     residual: int = 0
 
 
 def merge(traces: Mapping[int, RankTrace], clocks: Mapping[int, Clock]) -> Merged:
-    """One trace on rank 0's clock, beginning at 0. Raises ValueError without any."""
+    """One trace on rank 0's clock, beginning at 0; empty where nothing was traced, as in a cell that fails at once."""
     events: list[Event] = []
     ends: dict[tuple[str, tuple[int, ...], int], list[tuple[Event, Collective]]] = {}
     spans = 0
@@ -77,7 +79,7 @@ def merge(traces: Mapping[int, RankTrace], clocks: Mapping[int, Clock]) -> Merge
         own += _arrows(trace, rank)
         _move(own, trace, rank, clocks.get(rank, Clock()))
         events += [*_processes(own, trace, rank), *_threads(trace, rank), *own]
-    begin = min(e["ts"] for e in events if "ts" in e)
+    begin = min((e["ts"] for e in events if "ts" in e), default=0)
     for event in events:
         if "ts" in event:
             event["ts"] = round(event["ts"] - begin, 3)

@@ -17,7 +17,7 @@ import json
 import sys
 import threading
 import time
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from nbddp.worker import check, failure, torch_seams
@@ -92,6 +92,27 @@ def position(names: dict[str, str], groups: Any, since_ns: int) -> dict[str, Any
     }
     del frames, user
     return found
+
+
+def user_place(frame: FrameType | None, names: dict[str, str]) -> tuple[str, int, str] | None:
+    """The user's innermost place at or outside `frame`: file, line, function."""
+    user = next((f for f in _frames(frame) if failure.is_user(f.f_code.co_filename, names)), None)
+    return _place(user, names) if user is not None else None
+
+
+def came_from(tb: TracebackType | None, names: dict[str, str], since_ns: int) -> dict[str, Any] | None:
+    """The call of torch's that an exception came out of: op, kind, peer; for a collective also its group and sequence
+    number. None if it came from none."""
+    frames: list[FrameType] = []  # innermost first, inside the user's
+    while tb is not None:
+        frames = [] if failure.is_user(tb.tb_frame.f_code.co_filename, names) else [tb.tb_frame, *frames]
+        tb = tb.tb_next
+    call = _call(frames)
+    if call is None:
+        return None
+    found = {k: call[k] for k in ("op", "kind", "peer") if k in call}
+    last = collectives(since_ns)[-1:] if call["kind"] == "collective" else []
+    return found | {k: c[k] for c in last for k in ("group", "sequence")}
 
 
 def history(since_ns: int) -> dict[str, list[list[Any]]]:

@@ -53,11 +53,15 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
 
     async def complete_registration(self, *args: Any, **kwargs: Any) -> None:
         await super().complete_registration(*args, **kwargs)
+        # ipyparallel's handler lets the cell end as if nothing had been, and the engine with it; a program dies by it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for stream in (sys.stdout, sys.stderr):
             stream.flush_interval = FLUSH_SECONDS  # type: ignore[union-attr]
+        self.kernel.streams = (sys.stdout, sys.stderr)
         self.kernel.kept = kept.Kept(self.log_path)
         self.kernel.kept.have_pipes_held(os.path.join(os.path.dirname(self.log_path), homes.SOCKET))
         self.kernel.groups.install()
+        self.kernel.departures.install()
         calls.mark()
         self.kernel.recorder.install()
         self.kernel.memory.started()

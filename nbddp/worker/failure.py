@@ -1,6 +1,8 @@
 """An exception on a worker → plain data: the chain, its frames, which of them are the user's.
 
-What travels is JSON; the words are made on the client (`run.report`).
+What travels is JSON; the words are made on the client (`run.report`). An exception's class is the program's own
+code: its `__str__`, `__notes__` or any attribute may raise. Then its type still travels, with a sentence in place of
+what could not be read.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import linecache
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 CONTEXT = 2  # lines of source on each side of the failing one
+SLOTS = vars(BaseException)  # what Python itself keeps of an exception, whatever its class has under these names
 
 
 def chain(error: BaseException, names: dict[str, str], hide: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -30,31 +34,71 @@ def chain(error: BaseException, names: dict[str, str], hide: tuple[str, ...]) ->
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         links.insert(0, {**_one(current, names, hide), "relation": relation})
-        if current.__cause__ is not None:
-            current, relation = current.__cause__, "direct cause"
-        elif current.__suppress_context__:
-            current = None
-        else:
-            current, relation = current.__context__, "while handling"
+        current, relation = before(current)
     for earlier, later in itertools.pairwise(links):
         later["relation"], earlier["relation"] = earlier["relation"], later["relation"]
     return links
 
 
+def before(error: BaseException) -> tuple[BaseException | None, str]:
+    """The exception that led to this one, and how."""
+    cause: BaseException | None = SLOTS["__cause__"].__get__(error)
+    if cause is not None:
+        return cause, "direct cause"
+    if SLOTS["__suppress_context__"].__get__(error):
+        return None, ""
+    return SLOTS["__context__"].__get__(error), "while handling"
+
+
 def _one(error: BaseException, names: dict[str, str], hide: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "type": type(error).__qualname__,
-        "message": _message(error),
-        "notes": list(getattr(error, "__notes__", ())),
-        "frames": frames(error.__traceback__, names, hide),
+    found: dict[str, Any] = {
+        "type": type_name(error),
+        "message": message(error),
+        "notes": _readable(lambda: _notes(error), "notes", [""]),
     }
-
-
-def _message(error: BaseException) -> str:
     try:
-        return str(error)
-    except Exception as e:
-        return f"<message that raises {type(e).__name__}>"
+        found["frames"] = frames(traceback_of(error), names, hide)
+    except Exception as e:  # a module's __loader__ is asked for its source
+        found["frames"] = []
+        found["notes"].append(f"(its frames cannot be shown: reading them raises {type_name(e)})")
+    return found
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    found: TracebackType | None = SLOTS["__traceback__"].__get__(error)
+    return found
+
+
+def type_name(error: BaseException) -> str:
+    return plain(vars(type)["__qualname__"].__get__(type(error)))
+
+
+def message(error: BaseException) -> str:
+    return readable(error)
+
+
+def readable(value: object) -> str:
+    """`value` as `print` words it, or a sentence where that raises."""
+    return str(_readable(lambda: plain(str(value)), "message", ""))
+
+
+def _notes(error: BaseException) -> list[str]:
+    notes = getattr(error, "__notes__", ())
+    return [plain(str(note)) for note in ([notes] if isinstance(notes, str) else notes)]
+
+
+def _readable(read: Callable[[], Any], what: str, empty: Any) -> Any:
+    """What `read` gives, or a sentence in its place (in a list where `empty` is one): it is the program's code."""
+    try:
+        return read()
+    except BaseException as e:
+        said = f"(its {what} cannot be shown: reading {'it' if what == 'message' else 'them'} raises {type_name(e)})"
+        return [said] if isinstance(empty, list) else said
+
+
+def plain(text: str) -> str:
+    """`text` as it can be sent: a lone surrogate, which UTF-8 does not have, as its escape."""
+    return str.encode(text, "utf-8", "backslashreplace").decode()
 
 
 def let_go_of_memory(error: BaseException) -> None:
@@ -63,9 +107,9 @@ def let_go_of_memory(error: BaseException) -> None:
     The traceback keeps every tensor of the functions it went through alive; the cell's own names stay.
     """
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(error, getattr(torch, "OutOfMemoryError", ())):
+    if torch is None or not issubclass(type(error), getattr(torch, "OutOfMemoryError", ())):
         return
-    traceback.clear_frames(error.__traceback__)
+    traceback.clear_frames(traceback_of(error))
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
@@ -77,9 +121,9 @@ def frames(tb: TracebackType | None, names: dict[str, str], hide: tuple[str, ...
         entries.pop(0)
     return [
         {
-            "file": names.get(e.filename, e.filename),
+            "file": plain(names.get(e.filename, e.filename)),
             "line": e.lineno or 0,
-            "name": e.name,
+            "name": plain(e.name),
             "user": is_user(e.filename, names),
             "context": context(e.filename, e.lineno or 0) if is_user(e.filename, names) else [],
         }
@@ -98,7 +142,7 @@ def is_user(filename: str, names: dict[str, str]) -> bool:
 
 def context(filename: str, line: int) -> list[tuple[int, str]]:
     first = max(1, line - CONTEXT)
-    rows = [(n, linecache.getline(filename, n).rstrip("\n")) for n in range(first, line + CONTEXT + 1)]
+    rows = [(n, plain(linecache.getline(filename, n)).rstrip("\n")) for n in range(first, line + CONTEXT + 1)]
     while rows and not rows[-1][1].strip() and rows[-1][0] != line:
         rows.pop()
     return rows

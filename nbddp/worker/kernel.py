@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +29,7 @@ import ipyparallel
 import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-from nbddp.worker import bench, calls, clocks, digests, failure, ipykernel_seams, values
+from nbddp.worker import bench, calls, clocks, digests, failure, ipykernel_seams, leaving, values
 from nbddp.worker.check import Checker
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
@@ -40,6 +41,7 @@ from nbddp.worker.tracing import Tracer
 OUTCOME = "nbddp_outcome"
 QUESTION = "nbddp_request"
 # of the system calls that select.select makes: x86-64; 64-bit Arm; 32-bit, POWER and s390
+RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
 SELECT_NUMBERS = ("23", "270", "72", "82", "142", "301", "308", "280")
 DRAIN_SECONDS = 0.5  # for output of subprocesses that goes on after the cell has ended
 
@@ -56,7 +58,7 @@ def send_out(stream: Any) -> None:
         time.sleep(0.0001)  # lets that thread have the interpreter
         if _at_rest(stream) or time.monotonic() > end:
             break
-    if ipykernel_seams.may_hold_text(stream):
+    if hasattr(stream, "flush") and ipykernel_seams.may_hold_text(stream):  # a program's own may have `write` alone
         stream.flush()
 
 
@@ -80,6 +82,14 @@ def _waits_in_select(thread: int) -> bool:
 def _short(error: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """An exception as the history of a worker keeps it."""
     return {"ename": type(error).__name__, "evalue": "", "traceback": []}
+
+
+def _error_of(result: Any) -> BaseException | None:
+    """What a cell raised, by IPython's account of it."""
+    if result is None:
+        return None
+    error: BaseException | None = result.error_before_exec
+    return result.error_in_exec if error is None else error
 
 
 class _NoShellThread:
@@ -108,6 +118,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.release = Release(self.groups.sockets, self.log_file)
         self.checker = Checker()
         self.kept: Kept | None = None
+        self.departures = leaving.Departures(self._cell_names)
         self.recorder = Recorder()
         self.tracer = Tracer()
         self.memory = Memory()
@@ -115,6 +126,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._spec: dict[str, Any] | None = None
         self._parent: dict[str, Any] = {}
         self._result: Any = None
+        self._shown: BaseException | None = None  # what a magic that runs code (%time, %run) has caught, and only shows
+        self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
         packages = (IPython, ipykernel, ipyparallel)
         self._machinery = (
             *(os.path.dirname(m.__file__) for m in packages),
@@ -159,22 +172,29 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         spec = self._spec
         if spec is None:
             return await super().do_execute(code, silent, *args, **kwargs)
-        outcome: dict[str, Any] = {"run": spec["run"], "status": "ok"}
+        outcome: dict[str, Any] = {"run": spec["run"], "left": leaving.END, "stage": "begin"}
         buffers: list[bytes] = []
+        error: BaseException | None = None
         try:
-            self._begin(spec)
-            if spec["op"] == "cell":
-                await self._run_cell(spec, code, outcome, buffers, args, kwargs)
-            else:
-                buffers += getattr(self, f"_do_{spec['op']}")(spec, self._parent["buffers"])
-        except BaseException as error:
-            self._failed(outcome, error)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the run has ended
-        if self.release.end():
-            self.groups.released()
-        self.checker.end()
-        self.recorder.let_go()
-        self._publish(outcome, buffers)
+            try:
+                self._begin(spec)
+                outcome["stage"] = ""
+                if spec["op"] == "cell":
+                    error = await self._run_cell(spec, code, outcome, buffers, args, kwargs)
+                else:
+                    buffers += getattr(self, f"_do_{spec['op']}")(spec, self._parent["buffers"])
+            finally:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the run has ended
+        except BaseException as raised:
+            error = raised if error is None else error
+        outcome["at"] = time.time_ns()
+        error = self._end(outcome, error)
+        if error is not None:
+            try:
+                self._failed(outcome, error)
+            except Exception as e:
+                outcome = leaving.unworded(outcome, error, e)
+        self._publish(outcome, buffers, error)
         return {
             "status": "ok",
             "execution_count": self.shell.execution_count,
@@ -204,6 +224,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.release.begin()
         if self.kept is not None:
             self.kept.begin()
+        for stream in self.streams:
+            if stream not in (sys.stdout, sys.stderr):  # behind one of the program's own: ipykernel does not see it
+                stream.set_parent(self._parent)
         os.environ.update(spec.get("env", {}))
         if "TORCHELASTIC_ERROR_FILE" in spec.get("env", {}):
             os.makedirs(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), exist_ok=True)  # @record does not
@@ -214,11 +237,34 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 spec["connect"],
                 drop=spec["drop_group"],
             )
+        self.departures.begin()
         self.recorder.begin(spec["run"], spec.get("timings", True))
         if spec["op"] in ("cell", "call"):
             self.memory.begin()
         if spec.get("check"):
             self.checker.begin(spec["run"])
+
+    def _have_streams(self) -> None:
+        """A cell that has closed stdout, or put None there, has not done so for all cells to come."""
+        for name, first in zip(("stdout", "stderr"), self.streams, strict=False):
+            stream = getattr(sys, name)
+            if stream is None or getattr(stream, "closed", False):
+                setattr(sys, name, first)
+
+    def _end(self, outcome: dict[str, Any], error: BaseException | None) -> BaseException | None:
+        """Nothing of the run goes on. The run's error, or one that this has met."""
+        try:
+            self._have_streams()
+            if self.release.end():
+                self.groups.released()
+            self.checker.end()
+            self.recorder.let_go()
+        except Exception as e:
+            if error is None:
+                outcome["stage"] = "end"
+                return e
+            self._to_log(f"at the end of the run: {type(e).__name__}: {e}")
+        return error
 
     async def _run_cell(
         self,
@@ -228,26 +274,30 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         buffers: list[bytes],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> None:
+    ) -> BaseException | None:
+        """Run a cell; what it raised."""
         shell = self.shell
         sys.argv = [spec["argv0"], *spec["argv"]]
         shell.execution_count = self.execution_count = spec["cell"]
-        self._result = None
+        self._result = self._shown = None
         if spec.get("trace"):
             self.tracer.start()
+        met: BaseException | None = None
+        reply: dict[str, Any] = {}
         try:
-            reply = super().do_execute(code, False, *args, **kwargs)
-            if inspect.isawaitable(reply):
-                reply = await reply
-        finally:
-            self.tracer.stop()
+            executed = super().do_execute(code, False, *args, **kwargs)
+            reply = await executed if inspect.isawaitable(executed) else executed
+        except BaseException as e:  # an interrupt, or ipykernel's own words for an exception whose __str__ raises
+            met = e
         result, self._result = self._result, None
-        error = None if result is None else result.error_before_exec or result.error_in_exec
-        if error is not None:
-            self._failed(outcome, error)
-        elif spec["want_value"]:
+        error: BaseException | None = _error_of(result)
+        shown, self._shown = self._shown, None
+        error = next((e for e in (error, met, shown) if e is not None), None)
+        self.tracer.stop()
+        if error is None and spec["want_value"]:
             buffers.append(values.pack_or_words(result.result))
         outcome["pages"] = [p["data"] for p in reply.get("payload", []) if p.get("source") in ("page", "page_raw")]
+        return error
 
     def _do_call(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         """Call a pickled function; its value, or the exception, goes back pickled."""
@@ -273,8 +323,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         return [values.pack_or_words(self.recorder.collect())]
 
     def _do_trace(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        """The trace of the last cell that was traced."""
-        return [values.pack_or_words(self.tracer.last)]
+        """The trace of the last cell that was traced, or why it left none."""
+        return [values.pack_or_words(self.tracer.last or {"why": self.tracer.why})]
 
     def _do_bench(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         """One size of a benchmark, or its group made or ended."""
@@ -308,23 +358,41 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     # -- outcome -------------------------------------------------------------------
 
     def _failed(self, outcome: dict[str, Any], error: BaseException) -> None:
-        if isinstance(error, SystemExit):
-            if error.code in (None, 0):
-                return
-            outcome["exit"] = error.code if isinstance(error.code, int) else str(error.code)
-        outcome["status"] = "interrupted" if isinstance(error, KeyboardInterrupt | asyncio.CancelledError) else "failed"
-        outcome["chain"] = failure.chain(error, self._cell_names(), self._machinery)
-        if self._spec is not None and self._spec["op"] == "call" and outcome["status"] == "failed":
+        names = self._cell_names()
+        outcome.update(leaving.how(error))
+        if outcome.get("exit") == 0:
+            return
+        if "says" in outcome:
+            print(outcome["says"], file=sys.stderr)
+        outcome["chain"] = failure.chain(error, names, self._machinery)
+        outcome["call"] = leaving.call_of(error, names, self._began_ns)
+        if self._spec is not None and self._spec["op"] == "call" and outcome["left"] != leaving.INTERRUPT:
             outcome["error"] = True
             self._error_bytes = values.pack_or_words(error)
         failure.let_go_of_memory(error)
 
-    def _publish(self, outcome: dict[str, Any], buffers: list[bytes]) -> None:
-        outcome["group"] = self.groups.facts()
-        if outcome.pop("error", False):
-            buffers[:] = [self._error_bytes]
-        for stream in (sys.stdout, sys.stderr):
-            send_out(stream)
+    def _publish(self, outcome: dict[str, Any], buffers: list[bytes], error: BaseException | None) -> None:
+        """Send the outcome, after all output. A run waits for it, so something is always sent."""
+        for stream in {id(s): s for s in (*self.streams, sys.stdout, sys.stderr)}.values():
+            try:
+                send_out(stream)
+            except Exception as e:  # the program has put something of its own there, or has closed it
+                self._to_log(f"flushing what was printed: {type(e).__name__}: {e}")
+        try:
+            outcome["group"] = self.groups.facts()
+            outcome["departures"] = self.departures.seen
+            if outcome.pop("error", False):
+                buffers[:] = [self._error_bytes]
+            self._send(outcome, buffers)
+        except Exception as e:
+            self._send(leaving.unworded(outcome, error, e), [])
+
+    def _to_log(self, text: str) -> None:
+        """What concerns no cell."""
+        if self.log_file is not None:
+            os.write(self.log_file, f"{text}\n".encode("utf-8", "replace"))
+
+    def _send(self, outcome: dict[str, Any], buffers: list[bytes]) -> None:
         self.session.send(
             self.iopub_socket, OUTCOME, outcome, parent=self._parent, ident=self._topic("nbddp"), buffers=buffers
         )
@@ -332,12 +400,18 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _keep_result(self, result: Any) -> None:
         self._result = result
 
-    def _showtraceback(self, *args: Any, **kwargs: Any) -> None:
-        """IPython's traceback is not sent: the outcome carries it, and the client words it."""
+    def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
+        """IPython's traceback is not sent: the outcome carries it, and the client words it. Of an exception that ends
+        nothing (a repr that raises; the program shows it by itself) a plain one is printed."""
         if self._spec is None:
-            self._show_traceback(*args, **kwargs)
+            self._show_traceback(exc_tuple, *args, **kwargs)
+            return
+        ipykernel_seams.no_traceback(self.shell)
+        error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
+        if sys._getframe(1).f_code.co_filename.endswith(RUNNERS):
+            self._shown = error
         else:
-            ipykernel_seams.no_traceback(self.shell)
+            print("".join(traceback.format_exception(error)), end="", file=sys.stderr)
 
     def _cell_names(self) -> dict[str, str]:
         """Real file name of every cell that ran here → `Cell In[n]`."""

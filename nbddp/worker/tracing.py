@@ -24,6 +24,7 @@ class Tracer:
 
     def __init__(self) -> None:
         self.last: dict[str, Any] | None = None
+        self.why = ""  # why there is none, though one was asked for
         self._profile: Any = None
         self._marks: list[int] = []
         self._began = 0
@@ -33,7 +34,7 @@ class Tracer:
         from torch import profiler
 
         os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})
-        self.last = None
+        self.last, self.why = None, ""
         self._began = time.time_ns()
         known = profiler.supported_activities()
         wanted = [a for a in (profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA) if a in known]
@@ -46,12 +47,19 @@ class Tracer:
                 pass
 
     def stop(self) -> None:
-        """End it and keep its trace; nothing if none is on."""
+        """End it and keep its trace, or why there is none; nothing if none is on. How the cell ended is told either
+        way, so this does not raise."""
         profile, self._profile = self._profile, None
         if profile is None:
             return
-        collectives = calls.collectives(self._began)
+        try:
+            self.last = self._kept(profile)
+        except Exception as e:
+            self.why = f"{type(e).__name__}: {e}"
+
+    def _kept(self, profile: Any) -> dict[str, Any]:
         profile.stop()
+        collectives = calls.collectives(self._began)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             profile.export_chrome_trace(str(path))
@@ -62,4 +70,4 @@ class Tracer:
             raise RuntimeError(f"the profiler kept {len(marks)} of {len(self._marks)} marks; its clock is not known")
         shift = min(base + round(at * 1000) - mark for at, mark in zip(marks, self._marks, strict=True))
         events = [e for e in trace["traceEvents"] if e.get("name") != MARK]
-        self.last = {"events": events, "base": base, "shift": shift, "pid": os.getpid(), "collectives": collectives}
+        return {"events": events, "base": base, "shift": shift, "pid": os.getpid(), "collectives": collectives}

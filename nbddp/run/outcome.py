@@ -1,0 +1,138 @@
+"""How a rank left a run: every way is a row of one table, with its own verdict. Pure.
+
+A row joins what the worker says of the program (`worker.leaving`), how its process ended if it did, and what we had
+done to it by then. Only a program that came to its end, or that exited with code 0 as torchrun counts success, is "ok";
+an interrupt counts as ours only on a rank that we had interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbddp.errors import Frame, Raised
+from nbddp.topology import rank_words
+
+OK, ENDED, FAILED, INTERRUPTED, DIED, REPLACED = "ok", "ended", "failed", "interrupted", "died", "replaced"
+WELL = (OK, ENDED)  # as torchrun has it: exit code 0
+GONE = (ENDED, DIED, REPLACED)  # the process, and all names on it
+PROGRAMS = ("cell", "call")
+ANY = "any"
+
+
+@dataclass(frozen=True)
+class Row:
+    """said: "end", "exit 0", "exit" (another code), "raised", "interrupt" or "" (nothing). process: "lives", "exit 0",
+    "exit", "signal" or "lost" (nobody saw its end). ours: what we had done: "", "interrupted" or "replaced". runs: a
+    "program", or a "request" such as a pull, which has an answer to give."""
+
+    said: str
+    process: str
+    ours: str
+    runs: str
+    verdict: str
+
+    def fits(self, *seen: str) -> bool:
+        return all(
+            mine in (ANY, other)
+            for mine, other in zip((self.said, self.process, self.ours, self.runs), seen, strict=True)
+        )
+
+
+TABLE = (
+    Row("end", "lives", ANY, ANY, OK),
+    Row("exit 0", "lives", ANY, "program", OK),
+    Row("exit 0", "lives", "", "request", FAILED),
+    Row("exit 0", "lives", "interrupted", "request", INTERRUPTED),
+    Row("exit 0", "lives", "replaced", "request", INTERRUPTED),
+    Row("exit", "lives", "", ANY, FAILED),
+    Row("exit", "lives", "interrupted", ANY, INTERRUPTED),
+    Row("exit", "lives", "replaced", ANY, INTERRUPTED),
+    Row("raised", "lives", "", ANY, FAILED),
+    Row("raised", "lives", "interrupted", ANY, INTERRUPTED),  # the error is how a freed call ends
+    Row("raised", "lives", "replaced", ANY, INTERRUPTED),
+    Row("interrupt", "lives", "", ANY, FAILED),  # the program's own: KeyboardInterrupt, SIGINT, CancelledError
+    Row("interrupt", "lives", "interrupted", ANY, INTERRUPTED),
+    Row("interrupt", "lives", "replaced", ANY, INTERRUPTED),
+    Row("", "exit 0", "", "program", ENDED),  # os._exit(0)
+    Row("", "exit 0", "interrupted", "program", ENDED),
+    Row("", "exit 0", "", "request", DIED),
+    Row("", "exit 0", "interrupted", "request", DIED),
+    Row("", "exit", "", ANY, DIED),
+    Row("", "exit", "interrupted", ANY, DIED),
+    Row("", "signal", "", ANY, DIED),
+    Row("", "signal", "interrupted", ANY, DIED),
+    Row("", "lost", "", ANY, DIED),
+    Row("", "lost", "interrupted", ANY, DIED),
+    Row("", ANY, "replaced", ANY, REPLACED),
+)
+
+
+def verdict(said: str, process: str, ours: str, runs: str) -> str:
+    """The verdict of the row that fits; a way that the table does not know is a failure."""
+    return next((row.verdict for row in TABLE if row.fits(said, process, ours, runs)), FAILED)
+
+
+def said(content: dict[str, Any]) -> str:
+    """What a worker's outcome says, as the table has it."""
+    left = str(content.get("left", ""))
+    return "exit 0" if left == "exit" and content.get("exit") == 0 else left
+
+
+def process(code: int | None) -> str:
+    """How a process ended, as the table has it. code: as Python gives it; None if nobody saw it."""
+    if code is None:
+        return "lost"
+    return "signal" if code < 0 else "exit" if code else "exit 0"
+
+
+def runs(op: str) -> str:
+    return "program" if op in PROGRAMS else "request"
+
+
+@dataclass
+class Ended:
+    """How one rank ended the run: the verdict, when it was known (monotonic), and what the worker said. code: of its
+    process, also if that ended after its program; gone_ns: when (nanoseconds since 1970)."""
+
+    rank: int
+    status: str
+    at: float
+    content: dict[str, Any] = field(default_factory=dict)
+    buffers: list[bytes] = field(default_factory=list)
+    code: int | None = None
+    gone_ns: int | None = None
+
+    @property
+    def well(self) -> bool:
+        return self.status in WELL
+
+    @property
+    def chain(self) -> tuple[Raised, ...]:
+        """The remote exceptions as values."""
+        return tuple(
+            Raised(
+                type=link["type"],
+                message=link["message"],
+                relation=link["relation"],
+                notes=tuple(link["notes"]),
+                frames=tuple(map(_frame, link["frames"])),
+            )
+            for link in self.content.get("chain", ())
+        )
+
+
+def _frame(f: dict[str, Any]) -> Frame:
+    return Frame(f["file"], f["line"], f["name"], f["user"], tuple((n, t) for n, t in f["context"]))
+
+
+def note(ended: Sequence[Ended]) -> str:
+    """What a user should know of ranks whose processes ended well; empty if none did."""
+    ranks = [e.rank for e in ended if e.status == ENDED]
+    if not ranks:
+        return ""
+    its, new, it = ("its process", "a new, empty one", "it")
+    if len(ranks) > 1:
+        its, new, it = ("their processes", "new, empty ones", "them")
+    return f"{rank_words(ranks)} ended {its} with exit code 0; names on {it} are gone, and the next cell starts {new}"

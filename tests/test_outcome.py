@@ -1,0 +1,265 @@
+"""How a rank left, and whom a failure is blamed on: the table and the rule, without a rank in sight."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from nbddp.errors import Cause, Frame, Left, Raised, Waiting
+from nbddp.run import report
+from nbddp.run.blame import blame, lost_connection
+from nbddp.run.outcome import TABLE, Ended, note, process, said, verdict
+from nbddp.worker import failure, leaving
+
+SAID = ("end", "exit 0", "exit", "raised", "interrupt")
+PROCESS = ("exit 0", "exit", "signal", "lost")
+OURS = ("", "interrupted", "replaced")
+RUNS = ("program", "request")
+LOST = (
+    "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:51401. This is typically caused by a "
+    "remote worker crashing. Check the logs of the remote worker before reporting an error. GLHF! 🏖️"
+)
+RESET = "[/src/pair.cc:537] Read error [::ffff:10.0.0.1]:472: Connection reset by peer. This is typically caused by it."
+
+
+@pytest.mark.parametrize("ours", OURS)
+@pytest.mark.parametrize("runs", RUNS)
+def test_every_way_out_is_one_row(ours: str, runs: str) -> None:
+    ways = [(s, "lives") for s in SAID] + [("", p) for p in PROCESS]
+    for left, ended in ways:
+        rows = [row for row in TABLE if row.fits(left, ended, ours, runs)]
+        assert len(rows) == 1, (left, ended, ours, runs, rows)
+
+
+def test_nothing_but_the_end_of_a_program_is_ok() -> None:
+    ways = [(s, "lives") for s in SAID] + [("", p) for p in PROCESS]
+    well = {
+        (left, ended, runs)
+        for (left, ended), ours, runs in itertools.product(ways, OURS, RUNS)
+        if verdict(left, ended, ours, runs) == "ok"
+    }
+    assert well == {("end", "lives", "program"), ("end", "lives", "request"), ("exit 0", "lives", "program")}
+    assert verdict("something new", "lives", "", "program") == "failed"
+
+
+def test_an_interrupt_is_ours_only_where_we_had_sent_one() -> None:
+    assert verdict("interrupt", "lives", "", "program") == "failed"
+    assert verdict("interrupt", "lives", "interrupted", "program") == "interrupted"
+
+
+def test_a_process_that_ends_well_is_a_success_of_a_program_alone() -> None:
+    assert verdict("", "exit 0", "", "program") == "ended"
+    assert verdict("", "exit 0", "", "request") == "died"
+    assert [process(c) for c in (0, 3, -15, None)] == ["exit 0", "exit", "signal", "lost"]
+    assert [said(c) for c in ({"left": "exit", "exit": 0}, {"left": "exit", "exit": 1}, {})] == ["exit 0", "exit", ""]
+    assert note([Ended(0, "ok", 0)]) == ""
+    assert note([Ended(1, "ended", 0), Ended(0, "ok", 0)]) == (
+        "rank 1 ended its process with exit code 0; names on it are gone, and the next cell starts a new, empty one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "exits", "says"),
+    [
+        (None, 0, None), (0, 0, None), (3, 3, None), (True, 1, None), (256, 0, None), (-1, 255, None),
+        (2**70, 255, None), ("bye", 1, "bye"), ("", 1, ""), (1.5, 1, "1.5"),
+    ],
+)  # fmt: skip
+def test_exit_codes_are_pythons(code: object, exits: int, says: str | None) -> None:
+    found = leaving.how(SystemExit(code))
+    assert (found["left"], found["exit"], found.get("says")) == ("exit", exits, says)
+
+
+# -- whom to name --------------------------------------------------------------------------
+
+
+def chain(kind: str, message: str, line: int) -> list[dict[str, Any]]:
+    frames = [{"file": "Cell In[3]", "line": line, "name": "<module>", "user": True, "context": []}]
+    return [{"type": kind, "message": message, "notes": [], "relation": "", "frames": frames}]
+
+
+def lost(rank: int, at: float, when: int, message: str = LOST, group: str = "0") -> Ended:
+    call = {"op": "all_reduce", "kind": "collective", "group": group, "sequence": 3}
+    return Ended(rank, "failed", at, {"chain": chain("RuntimeError", message, 5), "at": when, "call": call})
+
+
+def left(rank: int, when: int, status: str = "ok", group: str = "") -> Ended:
+    departure = {"group": group, "place": ["Cell In[3]", 7, "<module>"], "at": when}
+    return Ended(rank, status, 1.0, {"departures": [departure], "at": when + 1})
+
+
+def named(*ended: Ended) -> tuple[int, str]:
+    found = blame({e.rank: e for e in ended})
+    assert found is not None
+    return found.ended.rank, found.left.how if found.left else found.ended.status
+
+
+def test_an_error_of_its_own_comes_before_a_lost_connection_that_was_heard_earlier() -> None:
+    own = Ended(1, "failed", 2.0, {"chain": chain("ValueError", "real", 8)})
+    assert named(lost(0, 1.0, 100), own) == (1, "failed")
+    assert named(lost(0, 1.0, 100), left(1, 50), Ended(2, "failed", 2.0, own.content)) == (2, "failed")
+
+
+def test_the_rank_that_left_is_named_and_not_those_that_left_because_of_it() -> None:
+    assert named(lost(0, 1.0, 100), left(1, 50)) == (1, "destroyed")
+    assert named(lost(0, 1.0, 100), left(1, 90), left(2, 60, "interrupted")) == (2, "destroyed")
+    assert named(lost(0, 1.0, 100), left(1, 150)) == (0, "failed"), "it left afterwards"
+    victim = lost(0, 1.0, 100)
+    victim.content["departures"] = left(0, 40).content["departures"]
+    assert named(victim, left(1, 50)) == (1, "destroyed"), "a rank that lost its connection is no cause"
+
+
+def test_a_group_that_the_call_was_not_in_is_no_departure() -> None:
+    assert named(lost(0, 1.0, 100, group="2"), left(1, 40, group="1"), left(2, 50, group="2")) == (2, "destroyed")
+    assert named(lost(0, 1.0, 100, group="2"), left(1, 40)) == (1, "destroyed"), "destroying the default group ends all"
+
+
+def test_a_process_that_ended_is_a_departure_though_it_is_heard_of_later() -> None:
+    gone = Ended(1, "ended", 1.1, code=0, gone_ns=100 + 20_000_000)
+    assert named(lost(0, 1.0, 100), gone) == (1, "ended")
+    killed = Ended(2, "ok", 0.5, {}, code=-15, gone_ns=50)
+    assert named(lost(0, 1.0, 100), killed, gone) == (2, "ended")
+
+
+def test_without_a_departure_the_first_lost_connection_is_named() -> None:
+    assert named(lost(1, 1.0, 100), lost(0, 1.01, 101), Ended(2, "ok", 1.0)) == (0, "failed")
+    assert blame({0: Ended(0, "ok", 1.0), 1: Ended(1, "interrupted", 1.0)}) is None
+
+
+def test_a_death_comes_before_an_error_at_about_the_same_time() -> None:
+    assert named(lost(0, 1.0, 100), Ended(1, "died", 1.2, code=-9)) == (1, "died")
+    own = Ended(0, "failed", 1.0, {"chain": chain("ValueError", "x", 1)})
+    assert named(own, Ended(1, "died", 1.2, code=-9)) == (1, "died")
+
+
+@pytest.mark.parametrize("message", [LOST, RESET, "writev [127.0.0.1]:4: Broken pipe"])
+def test_what_a_lost_connection_looks_like(message: str) -> None:
+    assert lost_connection(lost(0, 1.0, 1, message))
+    assert not lost_connection(Ended(0, "failed", 1.0, {"chain": chain("ValueError", message, 1)}))
+
+
+# -- words ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (LOST, "Connection closed by peer"),
+        (RESET, "Read error: Connection reset by peer"),
+        ("[enforce fail at /src/gloo/a.cc:12] a <= b. 8 vs 4", "a <= b. 8 vs 4"),
+        ("cannot reach 10.0.0.1:80", "cannot reach 10.0.0.1:80"),
+    ],
+)
+def test_headline_has_no_addresses_of_torchs(message: str, words: str) -> None:
+    assert report.headline(Cause(0, 0, "raised", (Raised("RuntimeError", message),))) == (
+        f"rank 0 raised RuntimeError: {words}"
+    )
+
+
+PLACE = Frame("Cell In[3]", 7, "<module>", True)
+WAITED = Waiting((0, 2), "all_reduce #3", "cell line 5")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (
+            Left(1, "destroyed", PLACE, waiting=WAITED),
+            "it destroyed the process group (cell line 7) while ranks 0, 2 waited in all_reduce #3 (cell line 5)",
+        ),
+        (
+            Left(1, "ended", code=0, waiting=Waiting((0,), "", "")),
+            "its process ended with exit code 0 while rank 0 still needed it",
+        ),
+        (Left(1, "ended", code=-15), "its process was killed by SIGTERM"),
+    ],
+)
+def test_a_rank_that_left_is_told_with_who_waited(how: Left, words: str) -> None:
+    cause = Cause(1, 0, "left", left=how)
+    assert report.headline(cause) == f"rank 1 left: {words}"
+    assert report.STAY in report.failure_text(cause, [], dropped=True)
+
+
+def test_what_the_worker_could_not_begin_is_not_told_as_the_programs_error() -> None:
+    cause = Cause(1, 0, "raised", (Raised("OSError", "\n no space"),), stage="begin")
+    assert report.headline(cause) == "rank 1 could not begin the cell: OSError:  no space"
+    assert "%ddp restart --ranks 1" in report.failure_text(cause, [], dropped=False)
+
+
+# -- exceptions whose class does not play along ---------------------------------------------------
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("in str")
+
+
+class Interrupting(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+class Number(Exception):
+    def __str__(self) -> str:
+        return 7  # type: ignore[return-value]
+
+
+class Closed(ValueError):
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class Empty(ValueError):
+    def __bool__(self) -> bool:
+        raise RuntimeError
+
+    __len__ = __eq__ = __hash__ = __bool__  # type: ignore[assignment]
+
+
+def noted(notes: object) -> ValueError:
+    error = ValueError("v")
+    error.__notes__ = notes  # type: ignore[assignment]
+    return error
+
+
+def raised_from(error: BaseException, cause: BaseException) -> BaseException:
+    try:
+        raise error from cause
+    except type(error) as e:
+        return e
+
+
+UNREADABLE = "(its {} cannot be shown: reading {} raises {})"
+ODD = {
+    "no message": (Mute, "Mute", UNREADABLE.format("message", "it", "RuntimeError"), []),
+    "an interrupt": (Interrupting, "Interrupting", UNREADABLE.format("message", "it", "KeyboardInterrupt"), []),
+    "no text": (Number, "Number", UNREADABLE.format("message", "it", "TypeError"), []),
+    "no attributes": (lambda: Closed("v"), "Closed", "v", [UNREADABLE.format("notes", "them", "RuntimeError")]),
+    "no truth": (lambda: Empty("v"), "Empty", "v", []),
+    "no UTF-8": (lambda: ValueError("a\ud800b"), "ValueError", r"a\ud800b", []),
+    "a number as note": (lambda: noted(["one", 2]), "ValueError", "v", ["one", "2"]),
+    "one note": (lambda: noted("one"), "ValueError", "v", ["one"]),
+    "notes of no kind": (lambda: noted(5), "ValueError", "v", [UNREADABLE.format("notes", "them", "TypeError")]),
+    "a mute note": (lambda: noted([Mute()]), "ValueError", "v", [UNREADABLE.format("notes", "them", "RuntimeError")]),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_type_survives_a_class_that_raises(odd: str) -> None:
+    make, kind, message, notes = ODD[odd]
+    error = raised_from(make(), Mute())
+    links = failure.chain(error, {}, ())
+    assert [link["type"] for link in links] == ["Mute", kind]
+    assert (links[-1]["message"], links[-1]["notes"]) == (message, notes)
+    assert links[-1]["frames"]
+    assert leaving.how(error) == {"left": "raised"}
+
+
+def test_outcome_that_cannot_be_sent_still_says_who_and_what() -> None:
+    said = {"run": 3, "stage": "", "at": 1, "left": "raised", "chain": [object()]}
+    short = leaving.unworded(said, Mute(), TypeError("no JSON"))
+    (link,) = short["chain"]
+    assert (link["type"], short["left"], short["run"]) == ("Mute", "raised", 3)
+    assert link["message"].endswith("(how this rank ended cannot be told in full: TypeError: no JSON)")
