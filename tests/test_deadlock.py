@@ -177,7 +177,7 @@ class Busy:
 
     def send(self, rank: int, *what: Any) -> None:
         if rank == 1:
-            self.ends(1, {"status": "ok"})
+            self.ends(1, {"left": "end"})
 
     def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
         self.asked.append(question["op"])
@@ -188,7 +188,7 @@ class Busy:
             hear(1, {"idle": True, "threads": 0})
 
     def interrupt(self, ranks: Sequence[int]) -> None:
-        self.ends(0, {"status": "failed", "chain": []})
+        self.ends(0, {"left": "raised", "chain": []})
 
     def ends(self, rank: int, content: dict[str, Any]) -> None:
         self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": content})

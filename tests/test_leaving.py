@@ -337,6 +337,28 @@ def test_a_cell_that_fails_at_once_under_trace_reports_its_failure(four: Kernel)
     assert shown.text().startswith("there is no trace: FileNotFoundError")
 
 
+def test_all_ranks_that_waited_for_the_one_that_left_are_named(four: Kernel) -> None:
+    """Also those that lost no connection, but were freed."""
+    code = """%%ddp
+import os, pathlib, time, torch, torch.distributed as dist
+dist.init_process_group('gloo')
+here = pathlib.Path(os.environ['TORCHELASTIC_ERROR_FILE']).parent.parent  # of this run alone
+t = torch.ones(1)
+dist.all_reduce(t)
+try:
+    if dist.get_rank() < 3:
+        (here / f'{dist.get_rank()}.comes').touch(); dist.all_reduce(t)
+    else:
+        while len(list(here.glob('*.comes'))) < 3: time.sleep(0.01)
+        time.sleep(0.1)
+finally:
+    dist.destroy_process_group()"""
+    assert four.run(code).evalue == (
+        "rank 3 left: it destroyed the process group (cell line 14) "
+        "while ranks 0–2 waited in all_reduce #2 (cell line 9)"
+    )
+
+
 def test_values_of_ranks_that_stayed_and_the_note_of_the_one_that_went(four: Kernel) -> None:
     shown = four.run("%%ddp -o left\nimport os\nif os.environ['RANK'] == '2': os._exit(0)\n7;")
     assert shown.ok, shown.error

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.errors import Cause, Frame, Left, Raised, Waiting
+from nbddp.errors import Cause, Frame, Left, Raised, Waiting, WorkerFailed
 from nbddp.run import report
 from nbddp.run.blame import blame, lost_connection
 from nbddp.run.outcome import TABLE, Ended, note, process, said, verdict
@@ -180,6 +180,14 @@ def test_a_rank_that_left_is_told_with_who_waited(how: Left, words: str) -> None
     cause = Cause(1, 0, "left", left=how)
     assert report.headline(cause) == f"rank 1 left: {words}"
     assert report.STAY in report.failure_text(cause, [], dropped=True)
+
+
+def test_a_check_words_a_learners_rank_that_left() -> None:
+    from nbddp.teach.running import failure_words
+
+    cause = Cause(1, 0, "left", left=Left(1, "ended", code=0))
+    failed = WorkerFailed("", cause=cause, states=(), report="", logs={})
+    assert failure_words(failed) == "rank 1 left: its process ended with exit code 0"
 
 
 def test_what_the_worker_could_not_begin_is_not_told_as_the_programs_error() -> None:

@@ -234,7 +234,7 @@ class Run:
 
     def _verdict(self, rank: int, said: str, process: str) -> str:
         ours = "replaced" if self._replaced else "" if self._interrupted_at is None else "interrupted"
-        return outcome.verdict(said, process, ours, outcome.runs(self.specs[rank]["op"]))
+        return outcome.verdict(said, process, ours, outcome.runs(self.specs[rank].get("op", "cell")))
 
     def _printed(self, rank: int, kind: str, content: dict[str, Any]) -> None:
         if rank in self.ended:

@@ -13,7 +13,7 @@ from typing import Any
 from nbddp.errors import BadInput, RunHung, RunStopped, RunTimedOut, WorkerFailed
 from nbddp.options import LaunchSpec
 from nbddp.pool.pool import Pool
-from nbddp.run.report import ended
+from nbddp.run.report import ended, headline
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.teach.answer import Wrong
 from nbddp.teach.raised import explained
@@ -162,6 +162,8 @@ def failure_words(failed: WorkerFailed) -> str:
         return f"a rank's process aborted, as it does when a tensor arrives that is larger than its buffer: {ALIKE}"
     if cause.kind == "died":
         return f"{who} {ended(cause.code)}"
+    if not cause.chain:  # it left its peers' collective
+        return headline(cause)
     last = cause.chain[-1]
     if "gloo" in last.message:
         return f"the connection between two ranks broke, as it does when tensors of different sizes meet: {ALIKE}"
