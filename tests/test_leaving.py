@@ -114,6 +114,12 @@ WAYS = {
     "exit with a code": ("sys.exit(-1)", "exited with code 255 (cell line 8)", False),
     "exit with a word": ("sys.exit('bye')", "exited with code 1 (cell line 8)", False),
     "%time": ("get_ipython().run_line_magic('time', '1/0')", "raised ZeroDivisionError: division by zero", False),
+    "%run": (
+        "file = os.path.dirname(os.environ['TORCHELASTIC_ERROR_FILE']) + '/bad.py'; open(file, 'w').write('1 / 0'); "
+        "get_ipython().run_line_magic('run', repr(file))",
+        "raised ZeroDivisionError: division by zero (bad.py line 1)",
+        False,
+    ),
 }  # fmt: skip
 
 
@@ -296,9 +302,8 @@ def test_workers_are_restarted_after_every_failure(two: nbddp.Pool, way: str) ->
 
 
 UNDER_TORCHRUN = {
-    "os._exit(0)": 0,
+    "os._exit(0)": "a success",
     "sys.exit('bye')": 1,
-    "sys.exit(256)": 0,
     "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)": -15,
 }
 
@@ -312,13 +317,13 @@ def test_verdicts_are_torchruns(two: nbddp.Pool, tmp_path: Path) -> None:
         runs[way] = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     for way, run in runs.items():
         _, told = run.communicate(timeout=150)
-        codes = re.findall(r"exitcode +: (-?\d+)", told)
-        theirs = int(codes[0]) if codes else run.returncode
+        codes = [int(code) for code in re.findall(r"exitcode +: (-?\d+)", told)]
+        theirs = codes[0] if run.returncode else "a success"
         assert theirs == UNDER_TORCHRUN[way], told
         two.ensure(LaunchSpec())
         try:
             two.run_cell(f"import os, signal, sys, time\nif os.environ['RANK'] == '1': {way}", screen=Silent())
-            ours: int | str | None = 0
+            ours: int | str | None = "a success"
         except nbddp.WorkerFailed as error:
             ours = error.cause.code
         assert ours == theirs, way

@@ -126,7 +126,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._spec: dict[str, Any] | None = None
         self._parent: dict[str, Any] = {}
         self._result: Any = None
-        self._shown: BaseException | None = None  # what a magic that runs code (%time, %run) has caught, and only shows
+        self._shown: BaseException | None = None  # what a magic that runs code (%run) has caught, and only shows
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
         packages = (IPython, ipykernel, ipyparallel)
         self._machinery = (
@@ -410,7 +410,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
         if sys._getframe(1).f_code.co_filename.endswith(RUNNERS):
             self._shown = error
-        else:
+        elif error is not None:
             print("".join(traceback.format_exception(error)), end="", file=sys.stderr)
 
     def _cell_names(self) -> dict[str, str]:
