@@ -334,11 +334,12 @@ def test_verdicts_are_torchruns(two: nbddp.Pool, tmp_path: Path) -> None:
 
 
 def test_a_cell_that_fails_at_once_under_trace_reports_its_failure(four: Kernel) -> None:
-    shown = four.run("%%ddp --trace at-once.json\n1 / 0")
-    assert shown.evalue == "rank 0 raised ZeroDivisionError: division by zero (cell line 2)"
+    fails = "import os\nif os.environ['RANK'] == '2': 1 / 0"
+    shown = four.run(f"%%ddp --trace at-once.json\n{fails}")
+    assert shown.evalue == "rank 2 raised ZeroDivisionError: division by zero (cell line 3)"
     assert "trace of 4 ranks: 0 spans" in shown.displays[0]["text/plain"]
-    shown = four.run(f"%%ddp --trace {os.sep}no{os.sep}such{os.sep}folder.json\n1 / 0")
-    assert shown.evalue == "rank 0 raised ZeroDivisionError: division by zero (cell line 2)"
+    shown = four.run(f"%%ddp --trace {os.sep}no{os.sep}such{os.sep}folder.json\n{fails}")
+    assert shown.evalue == "rank 2 raised ZeroDivisionError: division by zero (cell line 3)"
     assert shown.text().startswith("there is no trace: FileNotFoundError")
 
 
