@@ -28,7 +28,8 @@ import ipyparallel
 import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-from nbddp.worker import bench, calls, clocks, digests, failure, ipykernel_seams, values
+from nbddp import seams
+from nbddp.worker import bench, calls, clocks, digests, failure, ipykernel_seams, torch_seams, values
 from nbddp.worker.check import Checker
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
@@ -326,7 +327,12 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         for stream in (sys.stdout, sys.stderr):
             send_out(stream)
         self.session.send(
-            self.iopub_socket, OUTCOME, outcome, parent=self._parent, ident=self._topic("nbddp"), buffers=buffers
+            self.iopub_socket,
+            OUTCOME,
+            outcome,
+            parent=self._parent,
+            ident=ipykernel_seams.topic(self, "nbddp"),
+            buffers=buffers,
         )
 
     def _keep_result(self, result: Any) -> None:
@@ -387,6 +393,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """As `where`, and the main thread's frames."""
         found = self._ask_where(content)
         return found if "idle" in found else {**found, "stack": calls.stack(self._cell_names())}
+
+    def _ask_seams(self, content: dict[str, Any]) -> list[str]:
+        """Seams whose names are missing in this process."""
+        names = {**torch_seams.NAMES, **ipykernel_seams.NAMES}
+        return [key for key, needed in names.items() if seams.absent(needed)]
 
     def _ask_release(self, content: dict[str, Any]) -> Any:
         """Free the main thread from a blocked call of run `run`."""
