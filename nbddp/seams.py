@@ -35,9 +35,9 @@ class Verdict:
 
 
 SEAMS = (
-    Seam("flight recorder", TORCH, "pending collectives are told from Python frames alone"),
-    Seam("flight recorder's keys", TORCH, "as without the flight recorder"),
-    Seam("tables of groups", TORCH, "messages do not name a group's ranks; no second init"),
+    Seam("flight recorder", TORCH, "fewer deadlocks are found: what Python frames show"),
+    Seam("flight recorder's keys", TORCH, "where a blocked rank is cannot be told"),
+    Seam("tables of groups", TORCH, "a subgroup's ranks are taken to be all ranks"),
     Seam("default group", TORCH, "taken from torch's public group.WORLD"),
     Seam("another default group", TORCH, "lesson 04's check cannot run smaller worlds"),
     Seam("sequence numbers", TORCH, "a collective's number comes from the recorder alone"),
@@ -62,7 +62,7 @@ SEAMS = (
     Seam("interrupt of an await", IPYKERNEL, "Stop may not end a cell with a top-level await"),
     Seam("topics of messages", IPYKERNEL, "outcomes are sent under a topic of our own"),
     Seam("history of errors", IPYTHON, "a cell that fails within torch ends up to 1 s later"),
-    Seam("traceback of a reply", IPYTHON, "a failed cell's traceback may be sent twice"),
+    Seam("traceback of a reply", IPYTHON, "replies carry the traceback of an earlier cell"),
     Seam("names of cells", IPYTHON, "tracebacks name a cell by file, not as In[n]"),
     Seam("client's connection", IPYPARALLEL, "no cell runs", needed=True),
     Seam("client's memory", IPYPARALLEL, "questions to ranks that died are kept in memory"),

@@ -103,6 +103,19 @@ def listening() -> None:
     dist.TCPStore = refusing
 
 
+def reducer() -> None:
+    import torch.distributed as dist
+
+    original = dist.Reducer.__init__
+
+    def refusing(made: Any, params: Any, indices: Any, limits: Any, group: Any, *args: Any, **named: Any) -> None:
+        if type(group).__module__.startswith("nbddp"):
+            raise TypeError("incompatible constructor arguments")
+        original(made, params, indices, limits, group, *args, **named)
+
+    dist.Reducer.__init__ = refusing
+
+
 def hooks() -> None:
     from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -172,6 +185,7 @@ def cell_numbers() -> None:
 AWAY: dict[str, Callable[[], None]] = {
     "flight recorder's keys": entry_keys,
     "store on a given socket": listening,
+    "DDP's reducer": reducer,
     "end of backward": engine,
     "DDP's list of hooks": hooks,
     "compiled modules": compiled,

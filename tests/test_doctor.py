@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 
 import nbddp
+from nbddp.agent import main
 from nbddp.commands import complete_command, overview
 from nbddp.draw.doctor import Findings
+from nbddp.pool import ipyparallel_seams
 from nbddp.pool.doctor import examine, versions
+from nbddp.pool.wire import Wire
 from nbddp.run.screen import Silent
 from nbddp.seams import SEAMS, Seam, Verdict
-from nbddp.worker import trials
+from nbddp.worker import torch_seams, trials
 from tests import hidden
 from tests.kernels import Kernel
 
@@ -81,6 +84,32 @@ def test_a_seam_that_is_taken_away_is_told_with_its_loss(without: dict[str, Verd
     assert f"{seam.library}: {seam.key}: {' '.join(verdict.why.split())}. Lost: {seam.without}" in told
 
 
+def test_a_reducer_that_refuses_our_group_gets_its_own(without: dict[str, Verdict]) -> None:
+    assert without["DDP's reducer"].why == "a step of DDP shows no bucket"  # and no TypeError
+
+
+def test_what_no_cell_runs_without_is_named() -> None:
+    class Client:
+        ids = _engines = ()
+
+    with pytest.raises(nbddp.NbddpError, match=r"this ipyparallel lacks _send, _mux_stream, .*; install ipyparallel 9"):
+        Wire(Client())
+
+
+def test_workers_start_without_the_compiler_and_not_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, torch_seams.COMPILER, None)
+    assert main._import_all((torch_seams.COMPILER,)) == ""
+    assert main._import_all(("no_such_torch",)).startswith("no_such_torch: ")
+
+
+def test_a_message_of_an_ipyparallel_without_its_tables_is_forgotten_all_the_same() -> None:
+    class Client:
+        results = metadata = {"of": 1}
+
+    ipyparallel_seams.forget_message(Client(), "of")
+    assert Client.results == {}
+
+
 @pytest.fixture(scope="module")
 def spared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbddp.Pool]:
     """A pool of two whose workers lack everything that can be spared, all at once."""
@@ -130,8 +159,9 @@ def test_a_failure_is_reported_without_them_and_the_next_cell_runs(spared: nbddp
     code = (
         SUM + "dist.init_process_group('gloo')\nif dist.get_rank() == 1:\n    raise ValueError('mine')\ndist.barrier()"
     )
-    with pytest.raises(nbddp.RunFailed, match="mine"):
+    with pytest.raises(nbddp.RunFailed, match="mine") as failed:
         run(spared, code)
+    assert [s.rank for s in failed.value.states if s.status == "replaced"] == [0]  # its sockets are not known
     assert run(spared, SUM + "dist.init_process_group('gloo')\ndist.all_reduce(t)\nt.item()") == [1.0, 1.0]
 
 

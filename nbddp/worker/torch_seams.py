@@ -87,7 +87,10 @@ def default_group() -> Any:
 
 
 def set_default_group(group: Any) -> None:
-    sys.modules["torch.distributed"].distributed_c10d._update_default_pg(group)
+    replace = getattr(sys.modules["torch.distributed"].distributed_c10d, "_update_default_pg", None)
+    if replace is None:
+        raise RuntimeError("this torch cannot make another group the default one; %ddp doctor says more")
+    replace(group)
 
 
 def sequence(group: Any) -> int:
