@@ -114,6 +114,7 @@ STOREYS = [
         "pool.stop",
         "worker.trials",
         "worker.torch_trials",
+        "worker.ddp_trials",
         "worker.ipykernel_trials",
         "pool.compare",
         "pool.bench",

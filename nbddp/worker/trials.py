@@ -13,10 +13,10 @@ from typing import Any
 
 from nbddp.pool import ipyparallel_seams
 from nbddp.seams import SEAMS, Failed, Untried, Verdict, absent
-from nbddp.worker import ipykernel_seams, ipykernel_trials, torch_seams, torch_trials
+from nbddp.worker import ddp_trials, ipykernel_seams, ipykernel_trials, torch_seams, torch_trials
 
 NAMES: dict[str, tuple[str, ...]] = {**torch_seams.NAMES, **ipykernel_seams.NAMES, **ipyparallel_seams.NAMES}
-TRIALS: dict[str, Callable[[], None]] = {**torch_trials.TRIALS, **ipykernel_trials.TRIALS}
+TRIALS: dict[str, Callable[[], None]] = {**torch_trials.TRIALS, **ddp_trials.TRIALS, **ipykernel_trials.TRIALS}
 
 
 def tried(key: str) -> Verdict:
