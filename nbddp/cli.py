@@ -72,6 +72,12 @@ def _stacks(command: Command) -> None:
         print(stacks.live(agent))
 
 
+def _doctor(command: Command) -> None:
+    from nbddp.pool.doctor import examine
+
+    print(examine())
+
+
 def _stop(command: Command) -> None:
     for agent in _chosen(command):
         agent.tell("stop")

@@ -48,10 +48,11 @@ COMMANDS: dict[str, str] = {
     "forecast": "step time and scaling efficiency on more nodes, from measured collectives and the last steps",
     "bench": "nccl-tests in a cell: time and bandwidth of collectives by size, results checked",
     "stacks": "where every rank is: its line, its collective, whom it waits for, its stack",
+    "doctor": "what nbddp needs of torch, ipykernel, IPython and ipyparallel: is it there, does it work",
     "log": "the whole output of a rank in the last run, or where it is",
     "help": "this text",
 }
-TERMINAL_COMMANDS = ("status", "start", "stop", "restart", "topology", "stacks")
+TERMINAL_COMMANDS = ("status", "start", "stop", "restart", "topology", "stacks", "doctor")
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def command_parser(name: str, prog: str = "%ddp") -> Parser:
     parser = Parser(prog=f"{prog} {name}", allow_abbrev=False, exit_on_error=False, description=COMMANDS[name])
     if name in ARGUMENTS:
         ARGUMENTS[name](parser)
-    if prog != "%ddp" and name != "start":
+    if prog != "%ddp" and name not in ("start", "doctor"):
         parser.add_argument("pool", nargs="?", default="", help="the pool's id, where more than one is running")
     return parser
 

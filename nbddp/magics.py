@@ -213,6 +213,13 @@ class DDPMagics(Magics):  # type: ignore[misc]
         assert self.pool.agent is not None
         return stacks.live(self.pool.agent)
 
+    def _doctor(self, command: Command) -> Any:
+        from nbddp.pool.doctor import examine
+
+        with self._progress() as progress:
+            progress("trying what nbddp needs of torch, ipykernel, IPython and ipyparallel")
+            return examine(self.pool)
+
     def _push(self, command: Command) -> None:
         names = command.args["names"]
         unknown = [n for n in names if n not in self.shell.user_ns]

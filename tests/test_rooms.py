@@ -17,6 +17,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 STOREYS = [
     [
         "errors",
+        "seams",
         "machine",
         "topology",
         "draw.palette",
@@ -112,6 +113,10 @@ STOREYS = [
         "pool.wire",
         "pool.launcher",
         "pool.stop",
+        "worker.trials",
+        "worker.torch_trials",
+        "worker.ddp_trials",
+        "worker.ipykernel_trials",
         "pool.compare",
         "pool.bench",
         "stacks",
@@ -127,6 +132,9 @@ PURE = [
     "nbddp",
     "nbddp.errors",
     "nbddp.machine",
+    "nbddp.seams",
+    "nbddp.draw.doctor",
+    "nbddp.pool.doctor",
     "nbddp.topology",
     "nbddp.environment",
     "nbddp.options",

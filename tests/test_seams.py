@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from nbddp import seams
 from nbddp.worker import ipykernel_seams
+from nbddp.worker.trials import NAMES
 
 ROOT = Path(__file__).parent.parent / "nbddp"
 SEAMS = ("worker/torch_seams.py", "worker/ipykernel_seams.py", "pool/ipyparallel_seams.py")
@@ -85,6 +87,32 @@ def test_the_reader_of_sources_sees_each_way_of_using_one(source: str, name: str
 )
 def test_and_leaves_what_is_ours_or_pythons(source: str) -> None:
     assert list(private_names(ast.parse(source))) == []
+
+
+# private name without an entry in NAMES → the row of `nbddp.seams` whose trial tries it
+TRIED = {
+    "_dynamo": "import of the compiler", "_functional_collectives": "methods of collectives",
+    "_allgather_base": "methods of collectives", "_reduce_scatter_base": "methods of collectives",
+    "_comm_hooks": "DDP's list of hooks", "_orig_mod": "compiled modules", "_local_tensor": "shards of DTensors",
+    "_fid": "captured output", "_should_watch": "captured output", "_original_stdstream_copy": "captured output",
+    "_exc": "captured output", "_buffers": "text not yet sent", "_supports_kernel_subshells": "status messages",
+    "_format_exception_for_storage": "history of errors", "_last_traceback": "traceback of a reply",
+    "_filename_map": "names of cells", "_mux_stream": "client's connection",
+    "_control_stream": "client's connection", "_query_stream": "client's connection",
+    "_distributed_c10d": "flight recorder",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SEAMS)
+def test_every_private_name_is_tried_and_its_loss_is_told(path: str) -> None:
+    rows = {seam.key for seam in seams.SEAMS}
+    named = {name.rpartition(":")[2].rpartition(".")[2]: key for key, names in NAMES.items() for name in names}
+    tried = {**TRIED, **named}
+    used = {
+        name.rpartition(".")[2].rpartition("/")[2] for _, name in private_names(ast.parse((ROOT / path).read_text()))
+    }
+    used = {name.removesuffix(".py") for name in used}
+    assert {name for name in used if tried.get(name) not in rows} == set()
 
 
 def test_what_a_subclass_of_theirs_overrides_is_listed() -> None:

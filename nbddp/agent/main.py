@@ -45,6 +45,7 @@ WARM = (
     "cloudpickle",
     "nbddp.worker.engine",
 )
+SPARED = (torch_seams.COMPILER,)  # without it a worker starts all the same
 
 
 @dataclass
@@ -379,7 +380,8 @@ def _import_all(names: tuple[str, ...]) -> str:
         try:
             importlib.import_module(name)
         except ImportError as e:
-            return f"{name}: {e}"
+            if name not in SPARED:
+                return f"{name}: {e}"
     return ""
 
 

@@ -21,12 +21,17 @@ if TYPE_CHECKING:
     from nbddp.draw.compared import Report
     from nbddp.pool.pool import Pool
 
+RECORDED_BY = {"DDP's reducer", "end of backward"}  # seams without which nothing is recorded
+
 
 def timings(pool: Pool) -> Recording:
     """What `Pool.timings` does."""
     found = _unpacked(pool.answers("timings"))
     steps = {r: [step_from(s) for s in f["steps"]] for r, f in found.items() if f["steps"]}
     if not steps:
+        missing = pool.ask(0, {"op": "seams"}) or []
+        if not RECORDED_BY.isdisjoint(missing):
+            raise BadInput("steps cannot be recorded with this torch; %ddp doctor says what is missing")
         raise BadInput("no step of a DistributedDataParallel has been recorded; train in a %%ddp cell first")
     recording = Recording(steps, model=next(f["model"] for f in found.values() if f["model"]))
     return aligned(recording, clocks(pool))

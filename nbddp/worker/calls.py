@@ -254,11 +254,7 @@ def _what(entry: dict[str, Any]) -> str:
 
 def _members(name: str) -> tuple[list[int], str]:
     """Global ranks and backend of the group of this name."""
-    world = torch_seams.world()
-    for group, ranks in list(world.pg_group_ranks.items()):
-        if world.pg_names.get(group) == name:
-            return sorted(ranks), str(world.pg_backend_config.get(group, ""))
-    return [], ""
+    return torch_seams.members(name)
 
 
 def group_count() -> int:

@@ -205,8 +205,8 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def ranks_of(group: Any) -> list[int]:
     """Global ranks of a group's members, by rank in the group."""
-    known = torch_seams.world().pg_group_ranks.get(group)
-    return sorted(known, key=known.get) if known else list(range(group.size()))
+    known = torch_seams.numbered(group)
+    return sorted(known, key=known.__getitem__) if known else list(range(group.size()))
 
 
 def store_of(group: Any) -> Any:

@@ -8,8 +8,7 @@ that were injected; a cell that sets its own MASTER_PORT gets torch's own behavi
 with rank 0 as the server.
 
 The second seam is private (`torch_seams.wrap_create_store`). Where it
-is missing, torch's own agent-store client is used; then a second init within one run
-meets stale addresses, which torchrun has too.
+is missing, `init_process_group` is given the store as an argument.
 
 The third: the sockets that appear while a store or a group is made are noted as torch's
 (`release.Sockets`), because only they may be shut to free a blocked call.
@@ -40,6 +39,7 @@ class Groups:
         self.sockets = Sockets()
         self._injected: tuple[str, int] = ("", 0)
         self._connect = ""
+        self._gives_store = False
         self._clients: dict[tuple[str, int], Any] = {}
 
     def install(self) -> None:
@@ -52,7 +52,7 @@ class Groups:
         init = self._wrap_init(distributed_c10d.init_process_group)
         dist.init_process_group = init
         distributed_c10d.init_process_group = init
-        torch_seams.wrap_create_store(self._wrap_create)
+        self._gives_store = not torch_seams.wrap_create_store(self._wrap_create)
         self._watch(dist.TCPStore, "__init__")
         self._watch(distributed_c10d, torch_seams.NEW_GROUP)
 
@@ -100,7 +100,7 @@ class Groups:
         if dist is None or not dist.is_available() or not dist.is_initialized():
             self.made_in = None
             return {"run": None, "sequence": 0}
-        return {"run": self.made_in, "sequence": _sequence()}
+        return {"run": self.made_in, "sequence": torch_seams.sequence(torch_seams.default_group())}
 
     def drop(self) -> None:
         """Destroy the default group and everything torch remembers of it."""
@@ -124,6 +124,8 @@ class Groups:
             if not dist.is_initialized():
                 _forget()
                 self.inits += 1
+            if self._gives_store and len(args) < 2:
+                kwargs = self._with_store(kwargs)
             hook = sys.excepthook
             try:
                 result = original(*args, **kwargs)
@@ -133,6 +135,16 @@ class Groups:
             return result
 
         return init_process_group
+
+    def _with_store(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of an init that would go by `env://` and the injected address, with what it would find there."""
+        env = os.environ
+        asked = given.get("init_method") in (None, "env://") and given.get("store") is None
+        if not asked or (env.get("MASTER_ADDR"), int(env.get("MASTER_PORT") or 0)) != self._injected:
+            return given
+        place = {n: given.get(n, -1) for n in ("rank", "world_size")}
+        found = {n: int(env[n.upper()]) if value < 0 else value for n, value in place.items()}
+        return {**given, **found, "init_method": None, "store": self.store(f"init{self.inits}")}
 
     def _wrap_create(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -160,14 +172,6 @@ def _own_store() -> Iterator[None]:
     finally:
         if before is not None:
             os.environ[AGENT_STORE] = before
-
-
-def _sequence() -> int:
-    group = torch_seams.default_group()
-    try:
-        return torch_seams.sequence(group)
-    except (RuntimeError, AttributeError):  # a backend without sequence numbers
-        return 0
 
 
 def _forget() -> None:

@@ -6,6 +6,7 @@ subclass, and `OVERRIDES` lists it.
 
 from __future__ import annotations
 
+import inspect
 import os
 import select
 import sys
@@ -16,6 +17,20 @@ from typing import Any
 # Methods and attributes of ipykernel's kernel that `worker.kernel.WorkerKernel` overrides or calls
 OVERRIDES = ("_publish_execute_input", "_publish_status", "_cancel_on_sigint", "_supports_kernel_subshells", "_topic")
 LEAVE_SECONDS = 0.005
+# What a seam of `nbddp.seams` needs, as module:attribute; the others are tried alone
+NAMES = {
+    "captured output": ("ipykernel.iostream:OutStream._watch_pipe_fd",),
+    "status messages": (
+        "ipykernel.kernelbase:Kernel._publish_status",
+        "ipykernel.kernelbase:Kernel._publish_execute_input",
+    ),
+    "interrupt of an await": ("ipykernel.ipkernel:IPythonKernel._cancel_on_sigint",),
+    "topics of messages": (
+        "ipyparallel.engine.kernel:IPythonParallelKernel._topic",
+        "ipykernel.kernelbase:Kernel._topic",
+    ),
+}
+READ_BY_WATCH = {"_fid", "_should_watch", "_original_stdstream_copy", "_exc"}
 
 
 # -- ipykernel's output streams -----------------------------------------------------------------
@@ -31,12 +46,16 @@ def may_hold_text(stream: Any) -> bool:
     return bool(getattr(stream, "_buffers", True))
 
 
-def watch_pipes() -> None:
-    """Have ipykernel's streams read captured descriptors as `_watch` does; before they are made."""
+def watch_pipes() -> bool:
+    """Have ipykernel's streams read captured descriptors as `_watch` does; before they are made. False, and nothing is
+    changed, where ipykernel's own way does not use the names that ours needs."""
     from ipykernel.iostream import OutStream
 
-    if hasattr(OutStream, "_watch_pipe_fd"):
+    theirs = getattr(OutStream, "_watch_pipe_fd", None)
+    if theirs is not None and (theirs is _watch or set(theirs.__code__.co_names) >= READ_BY_WATCH):
         OutStream._watch_pipe_fd = _watch
+        return True
+    return False
 
 
 def _watch(stream: Any) -> None:
@@ -57,12 +76,43 @@ def _watch(stream: Any) -> None:
         stream._exc = sys.exc_info()  # where ipykernel looks for it
 
 
+# -- ipykernel's kernel -------------------------------------------------------------------------
+
+
+def topic(kernel: Any, name: str) -> bytes:
+    """Under what an engine's kernel publishes a message."""
+    of_kernel = getattr(kernel, "_topic", None)
+    made: bytes = f"nbddp.{name}".encode() if of_kernel is None else of_kernel(name)
+    return made
+
+
+def parameters(name: str) -> list[str]:
+    """Parameters of a method of ipykernel's kernel that is overridden, without `self`; empty where it is missing."""
+    from ipykernel.ipkernel import IPythonKernel
+
+    method = getattr(IPythonKernel, name, None)
+    return [] if method is None else list(inspect.signature(method).parameters)[1:]
+
+
 # -- IPython's shell ----------------------------------------------------------------------------
 
 
 def word_history_by(shell: Any, word: Callable[..., dict[str, Any]]) -> None:
     """Have `word(error)` make what IPython 9 keeps of an exception in its history."""
     shell._format_exception_for_storage = word
+
+
+def words_history(shell: Any) -> bool:
+    """Whether this IPython words every exception for its history, as version 9 does."""
+    return hasattr(shell, "_format_exception_for_storage")
+
+
+def reads_traceback() -> bool:
+    """Whether ipykernel answers with what `no_traceback` sets."""
+    from ipykernel.ipkernel import IPythonKernel
+
+    code = IPythonKernel.do_execute.__code__
+    return "_last_traceback" in code.co_names
 
 
 def no_traceback(shell: Any) -> None:

@@ -29,7 +29,8 @@ import ipyparallel
 import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-from nbddp.worker import bench, calls, clocks, digests, failure, ipykernel_seams, leaving, values
+from nbddp import seams
+from nbddp.worker import bench, calls, clocks, digests, failure, ipykernel_seams, leaving, torch_seams, values
 from nbddp.worker.check import Checker
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
@@ -394,7 +395,12 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _send(self, outcome: dict[str, Any], buffers: list[bytes]) -> None:
         self.session.send(
-            self.iopub_socket, OUTCOME, outcome, parent=self._parent, ident=self._topic("nbddp"), buffers=buffers
+            self.iopub_socket,
+            OUTCOME,
+            outcome,
+            parent=self._parent,
+            ident=ipykernel_seams.topic(self, "nbddp"),
+            buffers=buffers,
         )
 
     def _keep_result(self, result: Any) -> None:
@@ -461,6 +467,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """As `where`, and the main thread's frames."""
         found = self._ask_where(content)
         return found if "idle" in found else {**found, "stack": calls.stack(self._cell_names())}
+
+    def _ask_seams(self, content: dict[str, Any]) -> list[str]:
+        """Seams whose names are missing in this process."""
+        names = {**torch_seams.NAMES, **ipykernel_seams.NAMES}
+        return [key for key, needed in names.items() if seams.absent(needed)]
 
     def _ask_release(self, content: dict[str, Any]) -> Any:
         """Free the main thread from a blocked call of run `run`."""

@@ -52,7 +52,7 @@ class Recorder:
         import torch.distributed as dist
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        if not dist.is_available() or not hasattr(dist, "Reducer"):
+        if not dist.is_available() or not hasattr(dist, "Reducer") or torch_seams.autograd_engine() is None:
             return
         from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -111,9 +111,14 @@ class Recorder:
             reducer: Any, params: Any, indices: Any, limits: Any, group: Any, *args: Any, **named: Any
         ) -> None:
             recording = group_class(group, self._cuda) if self.on else None
-            original(reducer, params, indices, limits, recording or group, *args, **named)
             if recording is not None:
-                self._groups[reducer] = recording
+                try:
+                    original(reducer, params, indices, limits, recording, *args, **named)
+                    self._groups[reducer] = recording
+                    return
+                except TypeError:
+                    pass  # a torch whose reducer takes no group that is written in Python: this model is not recorded
+            original(reducer, params, indices, limits, group, *args, **named)
 
         return __init__
 

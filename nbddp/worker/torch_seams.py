@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+C10D, BINDINGS = "torch.distributed.distributed_c10d", "torch._C._distributed_c10d"
 COMPILER = "torch._dynamo"  # DDP's constructor imports it; the warm process does so once for all workers
 BACKWARD = "_engine_run_backward"  # the Python function that calls the autograd engine
 FUNCTIONAL = "torch/distributed/_functional_collectives.py"
@@ -20,12 +21,34 @@ NEW_GROUP = "_new_process_group_helper"  # in distributed_c10d: every group is m
 TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state")
 
 
+# What a seam of `nbddp.seams` needs, as module:attribute; the others are tried alone
+NAMES = {
+    "flight recorder": (f"{BINDINGS}:_dump_fr_trace_json",),
+    "tables of groups": (f"{C10D}:_world",),
+    "default group": (f"{C10D}:_get_default_group",),
+    "another default group": (f"{C10D}:_update_default_pg",),
+    "sequence numbers": (f"{BINDINGS}:ProcessGroup._get_sequence_number_for_group",),
+    "clearing of groups": (f"{BINDINGS}:_unregister_all_process_groups",),
+    "abort of groups": (f"{C10D}:_abort_process_group",),
+    "store of env://": ("torch.distributed.rendezvous:_create_c10d_store",),
+    "sockets of a new group": (f"{C10D}:{NEW_GROUP}",),
+    "frames of backward": (f"torch.autograd.graph:{BACKWARD}",),
+    "marks on Work and Store": (f"{BINDINGS}:Work.wait", f"{BINDINGS}:Store.get", f"{BINDINGS}:Store.wait"),
+    "DDP's reducer": ("torch.distributed:Reducer",),
+    "end of backward": ("torch.autograd:Variable._execution_engine",),
+    "parts of sparse tensors": ("torch:Tensor._indices", "torch:Tensor._values"),
+}
+# Keys of a recorder's entry that are read
+ENTRY_KEYS = ("collective_seq_id", "input_dtypes", "input_sizes", "is_p2p", "process_group", "profiling_name",
+              "retired", "time_created_ns")  # fmt: skip
+
+
 # -- the flight recorder ------------------------------------------------------------------------
 
 
 def flight_recorder() -> Callable[..., str] | None:
     """Dumps the recorder's entries as JSON; None without torch or without a recorder."""
-    return getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
+    return getattr(sys.modules.get(BINDINGS), "_dump_fr_trace_json", None)
 
 
 # -- process groups -----------------------------------------------------------------------------
@@ -37,22 +60,50 @@ def world() -> Any:
     return getattr(getattr(dist, "distributed_c10d", None), "_world", None)
 
 
+def members(name: str) -> tuple[list[int], str]:
+    """Global ranks and backend of the group of this name, empty if it is unknown; without torch's tables every name is
+    taken for the default group's."""
+    tables = world()
+    if tables is None:
+        dist = sys.modules["torch.distributed"]
+        return (list(range(dist.get_world_size())), str(dist.get_backend())) if dist.is_initialized() else ([], "")
+    for group, ranks in list(tables.pg_group_ranks.items()):
+        if tables.pg_names.get(group) == name:
+            return sorted(ranks), str(tables.pg_backend_config.get(group, ""))
+    return [], ""
+
+
+def numbered(group: Any) -> dict[int, int]:
+    """Global rank → rank in the group; empty where torch does not know."""
+    tables = world()
+    known: dict[int, int] = {} if tables is None else tables.pg_group_ranks.get(group) or {}
+    return known
+
+
 def default_group() -> Any:
-    return sys.modules["torch.distributed"].distributed_c10d._get_default_group()
+    dist = sys.modules["torch.distributed"]
+    find = getattr(dist.distributed_c10d, "_get_default_group", None)
+    return dist.group.WORLD if find is None else find()
 
 
 def set_default_group(group: Any) -> None:
-    sys.modules["torch.distributed"].distributed_c10d._update_default_pg(group)
+    replace = getattr(sys.modules["torch.distributed"].distributed_c10d, "_update_default_pg", None)
+    if replace is None:
+        raise RuntimeError("this torch cannot make another group the default one; %ddp doctor says more")
+    replace(group)
 
 
 def sequence(group: Any) -> int:
-    """How many collectives this rank has called in a group. Raises what the backend raises that does not count."""
-    return int(group._get_sequence_number_for_group())
+    """How many collectives this rank has called in a group; 0 where torch or the backend does not count them."""
+    try:
+        return int(group._get_sequence_number_for_group())
+    except (RuntimeError, AttributeError):
+        return 0
 
 
 def forget_groups() -> None:
     """Clear torch's bookkeeping of groups, in Python and in C++."""
-    bindings = importlib.import_module("torch._C._distributed_c10d")
+    bindings = importlib.import_module(BINDINGS)
     unregister = getattr(bindings, "_unregister_all_process_groups", None)
     if unregister is not None:
         unregister()
@@ -79,28 +130,31 @@ def abort_groups() -> None:
 # -- the rendezvous -----------------------------------------------------------------------------
 
 
-def wrap_create_store(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put `wrap(original)` in place of the function by which `env://` makes its store; nothing where it is missing."""
+def wrap_create_store(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+    """Put `wrap(original)` in place of the function by which `env://` makes its store; False where it is missing."""
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")  # the name is also a function's
     create = getattr(rendezvous, "_create_c10d_store", None)
     if create is not None:
         rendezvous._create_c10d_store = wrap(create)
+    return create is not None
 
 
 # -- DDP, autograd and tensors ------------------------------------------------------------------
 
 
 def autograd_engine() -> Any:
-    """The engine whose `queue_callback` runs a function when the current backward is through."""
+    """The engine whose `queue_callback` runs a function when the current backward is through; None without it."""
     import torch
 
-    return torch.autograd.Variable._execution_engine
+    return getattr(torch.autograd.Variable, "_execution_engine", None)
 
 
-def replace_last_hook(ddp: Any, hook: Any, state: object) -> None:
-    """Set what DDP remembers (and pickles) as the communication hook registered last."""
-    if getattr(ddp, "_comm_hooks", None):
-        ddp._comm_hooks[-1] = (hook, state)
+def replace_last_hook(ddp: Any, hook: Any, state: object) -> bool:
+    """Set what DDP remembers (and pickles) as the communication hook registered last; False if it remembers none."""
+    hooks = getattr(ddp, "_comm_hooks", None)
+    if hooks:
+        hooks[-1] = (hook, state)
+    return bool(hooks)
 
 
 def is_compiled(module: Any) -> bool:
@@ -119,4 +173,7 @@ def shard(tensor: Any) -> Any:
 
 def sparse_parts(tensor: Any) -> tuple[Any, Any]:
     """Indices and values of a sparse COO tensor, also of one that is not coalesced."""
+    if not hasattr(tensor, "_indices") or not hasattr(tensor, "_values"):
+        tensor = tensor.coalesce()
+        return tensor.indices(), tensor.values()
     return tensor._indices(), tensor._values()

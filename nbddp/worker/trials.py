@@ -1,0 +1,64 @@
+"""Tries every seam of `nbddp.seams` in a process that is thrown away, and says what came out.
+
+`python -m nbddp.worker.trials` writes one line of JSON per seam as soon as it is tried, so that a trial that
+ends the process takes no other along.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from nbddp.pool import ipyparallel_seams
+from nbddp.seams import SEAMS, Failed, Untried, Verdict, absent
+from nbddp.worker import ddp_trials, ipykernel_seams, ipykernel_trials, torch_seams, torch_trials
+
+NAMES: dict[str, tuple[str, ...]] = {**torch_seams.NAMES, **ipykernel_seams.NAMES, **ipyparallel_seams.NAMES}
+TRIALS: dict[str, Callable[[], None]] = {**torch_trials.TRIALS, **ddp_trials.TRIALS, **ipykernel_trials.TRIALS}
+
+
+def tried(key: str) -> Verdict:
+    """What comes of trying a seam. Whatever its trial raises is the answer."""
+    lacking = absent(NAMES.get(key, ()))
+    if lacking:
+        return Verdict(False, False, lacking)
+    try:
+        TRIALS[key]()
+    except Untried as e:
+        return Verdict(True, None, str(e))
+    except Failed as e:
+        return Verdict(key in NAMES, False, str(e))
+    except Exception as e:
+        return Verdict(key in NAMES, False, f"{type(e).__name__}: {e}")
+    return Verdict(True, True)
+
+
+def machine() -> dict[str, Any]:
+    """What of this machine matters: cores that this process may use, bytes of memory, the GPUs that torch sees."""
+    import psutil
+    import torch
+
+    return {
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory": psutil.virtual_memory().total,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+
+
+def main() -> None:
+    with os.fdopen(os.dup(1), "w") as out:  # some trials write to descriptors 1 and 2
+
+        def say(**message: Any) -> None:
+            print(json.dumps(message), file=out, flush=True)
+
+        for seam in SEAMS:
+            verdict = tried(seam.key)
+            say(seam=seam.key, present=verdict.present, works=verdict.works, why=verdict.why)
+        say(machine=machine())
+    os._exit(0)  # torch's own clean-up at exit takes longer than everything else
+
+
+if __name__ == "__main__":
+    main()

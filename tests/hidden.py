@@ -1,0 +1,264 @@
+"""Takes private names of torch and ipykernel away, as a version without them would, and torch itself goes on.
+
+A function of a module is found by torch in its own globals, by us as an attribute of the module: so the module is
+replaced by a stand-in that lacks the name. `python tests/hidden.py` tries every seam without what it needs, each in a
+process of its own, and prints the verdicts; `FOLDER/sitecustomize.py` (`in_agents`) does it in an agent, whose workers
+then lack what can be spared, all at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Without(types.ModuleType):
+    """A module without some of its names."""
+
+    def __init__(self, real: types.ModuleType, names: set[str]):
+        super().__init__(real.__name__)
+        vars(self).update(_real=real, _names=names, __path__=getattr(real, "__path__", []), __file__=real.__file__)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in vars(self)["_names"]:
+            raise AttributeError(f"module has no attribute {name}")
+        return getattr(vars(self)["_real"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(vars(self)["_real"], name, value)
+
+
+def hide(names: Sequence[str]) -> None:
+    """Take away each `module:attribute`."""
+    for name in names:
+        module, path = name.split(":")
+        *owners, last = path.split(".")
+        if owners:
+            owner = importlib.import_module(module)
+            for part in owners:
+                owner = getattr(owner, part)
+            delattr(owner, last)
+            continue
+        real = importlib.import_module(module)
+        if isinstance(real, Without):
+            vars(real)["_names"].add(last)
+            continue
+        sys.modules[module] = without = Without(real, {last})
+        parent, _, own = module.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], own, without)
+
+
+def unseen_by(cls: type, name: str, reader: str) -> None:
+    """Take an attribute of a class's objects away from one module that reads it."""
+    found = cls.__getattribute__
+
+    def __getattribute__(self: Any, asked: str) -> Any:
+        if asked == name and sys._getframe(1).f_globals["__name__"] == reader:
+            raise AttributeError(name)
+        return found(self, asked)
+
+    cls.__getattribute__ = __getattribute__  # type: ignore[method-assign]
+    otherwise: Any = getattr(cls, "__getattr__", None)
+    if otherwise is not None:  # Python asks it where the other found nothing
+
+        def __getattr__(self: Any, asked: str) -> Any:
+            if asked == name and sys._getframe(1).f_globals["__name__"] == reader:
+                raise AttributeError(name)
+            return otherwise(self, asked)
+
+        cls.__getattr__ = __getattr__  # type: ignore[attr-defined]
+
+
+# -- what is no attribute of a module or class, or what torch needs for itself --------------------
+
+
+def engine() -> None:
+    import torch
+
+    torch.autograd.Variable = type("Variable", (), {})
+
+
+def entry_keys() -> None:
+    import torch
+
+    bindings = importlib.import_module("torch._C._distributed_c10d")
+    dump = bindings._dump_fr_trace_json
+    assert torch.distributed.is_available()
+    bindings._dump_fr_trace_json = lambda **options: dump(**options).replace(b'"collective_seq_id"', b'"number"')
+
+
+def listening() -> None:
+    import torch.distributed as dist
+
+    def refusing(*args: Any, **options: Any) -> Any:
+        raise NotImplementedError("no listen fd")
+
+    dist.TCPStore = refusing
+
+
+def reducer() -> None:
+    import torch.distributed as dist
+
+    original = dist.Reducer.__init__
+
+    def refusing(made: Any, params: Any, indices: Any, limits: Any, group: Any, *args: Any, **named: Any) -> None:
+        if type(group).__module__.startswith("nbddp"):
+            raise TypeError("incompatible constructor arguments")
+        original(made, params, indices, limits, group, *args, **named)
+
+    dist.Reducer.__init__ = refusing
+
+
+def hooks() -> None:
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    unseen_by(DDP, "_comm_hooks", "nbddp.worker.torch_seams")
+
+
+def compiled() -> None:
+    import torch
+
+    unseen_by(type(torch.compile(torch.nn.Linear(1, 1))), "_orig_mod", "nbddp.worker.torch_seams")
+
+
+def shards() -> None:
+    from torch.distributed.tensor import DTensor
+
+    unseen_by(DTensor, "_local_tensor", "nbddp.worker.torch_seams")
+
+
+def methods() -> None:
+    from nbddp.worker import check, torch_seams
+
+    for name in (torch_seams.ALL_GATHER_BASE, "all_gather_single"):  # as if torch had renamed its method
+        del check.COLLECTIVES[name]
+
+
+def sparse() -> None:
+    import torch
+
+    unseen_by(torch.Tensor, "_indices", "nbddp.worker.torch_seams")
+
+
+def compiler() -> None:
+    sys.modules["torch._dynamo"] = None  # type: ignore[assignment]
+
+
+def watching() -> None:
+    from ipykernel.iostream import OutStream
+
+    theirs = OutStream._watch_pipe_fd
+    OutStream._watch_pipe_fd = lambda stream: theirs(stream)
+
+
+def buffers() -> None:
+    from ipykernel.iostream import OutStream
+
+    unseen_by(OutStream, "_buffers", "nbddp.worker.ipykernel_seams")
+
+
+def traceback_of_reply() -> None:
+    from ipykernel.ipkernel import IPythonKernel
+
+    IPythonKernel.do_execute = lambda kernel: None
+
+
+def history() -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    del InteractiveShell._format_exception_for_storage
+
+
+def cell_numbers() -> None:
+    from IPython.core.compilerop import CachingCompiler
+
+    unseen_by(CachingCompiler, "_filename_map", "nbddp.worker.ipykernel_seams")
+
+
+AWAY: dict[str, Callable[[], None]] = {
+    "flight recorder's keys": entry_keys,
+    "store on a given socket": listening,
+    "DDP's reducer": reducer,
+    "end of backward": engine,
+    "DDP's list of hooks": hooks,
+    "compiled modules": compiled,
+    "shards of DTensors": shards,
+    "methods of collectives": methods,
+    "parts of sparse tensors": sparse,
+    "import of the compiler": compiler,
+    "captured output": watching,
+    "text not yet sent": buffers,
+    "history of errors": history,
+    "traceback of a reply": traceback_of_reply,
+    "names of cells": cell_numbers,
+}
+# What torch or ipykernel cannot do without, even where only their own functions look for it
+KEPT = {
+    "marks on Work and Store", "DDP's reducer", "methods of collectives", "status messages", "interrupt of an await",
+    "topics of messages", "history of errors", "traceback of a reply", "store on a given socket",
+    "import of the compiler", "flight recorder's keys",
+}  # fmt: skip
+
+
+def take_away(key: str) -> None:
+    from nbddp.worker.trials import NAMES
+
+    if key in AWAY:
+        AWAY[key]()
+    else:
+        hide(NAMES[key])
+
+
+def spared() -> list[str]:
+    """Seams that workers can lack all at once."""
+    from nbddp.seams import SEAMS
+
+    return [s.key for s in SEAMS if s.library != "ipyparallel" and s.key not in KEPT]
+
+
+HOOK = """
+import sys
+
+class Before:
+    def find_spec(self, name, path=None, target=None):
+        if name == "nbddp.worker.engine" and "torch" in sys.modules:
+            sys.meta_path.remove(self)
+            from tests import hidden
+            for key in hidden.spared():
+                hidden.take_away(key)
+
+if sys.argv[:1] == ["-m"]:
+    sys.meta_path.insert(0, Before())
+"""
+
+
+def in_agents(folder: Path) -> None:
+    """Write a `sitecustomize.py` that takes everything away that can be spared, before the workers' code is read."""
+    (folder / "sitecustomize.py").write_text(HOOK)
+
+
+def main() -> None:
+    from nbddp.seams import SEAMS
+    from nbddp.worker import trials
+
+    trials.tried("DDP's reducer"), trials.tried("captured output")  # imports for all children, and ends its threads
+    sys.stdout.flush()
+    for seam in SEAMS:
+        child = os.fork()
+        if not child:
+            take_away(seam.key)
+            verdict = trials.tried(seam.key)
+            print(json.dumps([seam.key, verdict.present, verdict.works, verdict.why]), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main()

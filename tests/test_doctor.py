@@ -1,0 +1,217 @@
+"""Every seam is tried, each can be taken away, and then its loss is told and cells run where that is promised."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nbddp
+from nbddp.agent import main
+from nbddp.commands import complete_command, overview
+from nbddp.draw.doctor import Findings
+from nbddp.pool import ipyparallel_seams
+from nbddp.pool.doctor import examine, versions
+from nbddp.pool.wire import Wire
+from nbddp.run.screen import Silent
+from nbddp.seams import SEAMS, Seam, Verdict
+from nbddp.worker import torch_seams, trials
+from tests import hidden
+from tests.kernels import Kernel
+
+ROOT = Path(__file__).parent.parent
+WORKING = {seam.key: Verdict(True, True) for seam in SEAMS}
+MACHINE = {"cores": 2, "memory": 24 << 30, "gpus": ["NVIDIA H100", "NVIDIA H100"]}
+# of torch 2.8 to 2.10: the recorder is off unless it is told to record
+NEWEST_DIFFERS = {"flight recorder", "flight recorder's keys"}
+
+
+@pytest.fixture(scope="module")
+def findings() -> Findings:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTEST_CURRENT_TEST")  # ipykernel captures nothing under pytest
+        return examine()
+
+
+@pytest.fixture(scope="module")
+def without() -> dict[str, Verdict]:
+    """What comes of trying each seam where it has been taken away."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hidden"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=True,
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    return {key: Verdict(present, works, why) for key, present, works, why in rows}
+
+
+def test_every_seam_has_a_trial_and_a_place_in_the_table() -> None:
+    keys = [seam.key for seam in SEAMS]
+    assert len(set(keys)) == len(keys)
+    assert set(trials.TRIALS) == set(keys)
+    assert set(trials.NAMES) <= set(keys)
+
+
+def test_every_seam_is_tried_here_and_works(findings: Findings) -> None:
+    assert findings.ended == ""
+    assert set(findings.verdicts) == {seam.key for seam in SEAMS}
+    assert {seam.key for seam, _ in findings.broken()} <= NEWEST_DIFFERS
+    assert findings.verdicts["abort of groups"].works is None
+    assert findings.machine["cores"] >= 1
+
+
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda s: s.key)
+def test_a_seam_that_is_taken_away_is_told_with_its_loss(without: dict[str, Verdict], seam: Seam) -> None:
+    verdict = without[seam.key]
+    if seam.key == "history of errors":  # what IPython 8 does not do needs no seam
+        assert verdict.works is None
+        return
+    assert verdict.works is False
+    assert verdict.why
+    told = " ".join(str(Findings({}, {}, {**WORKING, seam.key: verdict})).split())
+    assert f"{seam.library}: {seam.key}: {' '.join(verdict.why.split())}. Lost: {seam.without}" in told
+
+
+def test_a_reducer_that_refuses_our_group_gets_its_own(without: dict[str, Verdict]) -> None:
+    assert without["DDP's reducer"].why == "a step of DDP shows no bucket"  # and no TypeError
+
+
+def test_what_no_cell_runs_without_is_named() -> None:
+    class Client:
+        ids = _engines = ()
+
+    with pytest.raises(nbddp.NbddpError, match=r"this ipyparallel lacks _send, _mux_stream, .*; install ipyparallel 9"):
+        Wire(Client())
+
+
+def test_workers_start_without_the_compiler_and_not_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, torch_seams.COMPILER, None)
+    assert main._import_all((torch_seams.COMPILER,)) == ""
+    assert main._import_all(("no_such_torch",)).startswith("no_such_torch: ")
+
+
+def test_a_message_of_an_ipyparallel_without_its_tables_is_forgotten_all_the_same() -> None:
+    class Client:
+        results = metadata = {"of": 1}
+
+    ipyparallel_seams.forget_message(Client(), "of")
+    assert Client.results == {}
+
+
+@pytest.fixture(scope="module")
+def spared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbddp.Pool]:
+    """A pool of two whose workers lack everything that can be spared, all at once."""
+    folder = tmp_path_factory.mktemp("site")
+    hidden.in_agents(folder)
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:  # for the agent alone, from which all workers come
+            patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))
+            pool = stack.enter_context(nbddp.Pool(nproc=2))
+            assert pool.ask(0, {"op": "seams"}, timeout=10)
+        yield pool
+
+
+def run(pool: nbddp.Pool, code: str) -> list[Any]:
+    return list(pool.run_cell(code, want_value=True, screen=Silent()))
+
+
+def test_workers_without_them_say_so(spared: nbddp.Pool) -> None:
+    missing = set(spared.ask(0, {"op": "seams"}, timeout=10))
+    assert missing >= {"flight recorder", "tables of groups", "default group", "store of env://", "end of backward"}
+    assert "pool of 2: its workers lack " in str(examine(spared, ("-c", "")))
+
+
+SUM = "import os, torch, torch.distributed as dist\nt = torch.tensor([float(os.environ['RANK'])])\n"
+
+
+def test_cells_run_without_them(spared: nbddp.Pool) -> None:
+    code = SUM + "dist.init_process_group('gloo')\ndist.all_reduce(t)\nt.item()"
+    for _ in range(3):  # a group that is left over is ended by the next run's
+        assert run(spared, code) == [1.0, 1.0]
+
+
+def test_ddp_trains_without_them(spared: nbddp.Pool) -> None:
+    code = SUM + (
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "dist.init_process_group('gloo')\n"
+        "model = DDP(torch.nn.Linear(1, 1, bias=False))\n"
+        "model(t.view(1, 1)).sum().backward()\nmodel.module.weight.grad.item()"
+    )
+    assert run(spared, code) == [0.5, 0.5]
+    with pytest.raises(nbddp.NbddpError, match="steps cannot be recorded with this torch; %ddp doctor"):
+        spared.timings()
+    assert spared.compare("model").equal
+
+
+def test_a_failure_is_reported_without_them_and_the_next_cell_runs(spared: nbddp.Pool) -> None:
+    code = (
+        SUM + "dist.init_process_group('gloo')\nif dist.get_rank() == 1:\n    raise ValueError('mine')\ndist.barrier()"
+    )
+    with pytest.raises(nbddp.RunFailed, match="mine") as failed:
+        run(spared, code)
+    assert [s.rank for s in failed.value.states if s.status == "replaced"] == [0]  # its sockets are not known
+    assert run(spared, SUM + "dist.init_process_group('gloo')\ndist.all_reduce(t)\nt.item()") == [1.0, 1.0]
+
+
+def test_trials_that_end_their_process_are_told_with_what_came_before() -> None:
+    line = json.dumps({"seam": SEAMS[0].key, "present": True, "works": True, "why": ""})
+    code = f"import os; print({line!r}, flush=True); os.abort()"
+    found = examine(command=("-c", code))
+    assert found.verdicts == {SEAMS[0].key: Verdict(True, True)}
+    assert found.ended == f"the trials ended at {SEAMS[1].key}: the process was ended by SIGABRT"
+    assert f"33 seams: 1 work, 0 fail, {len(SEAMS) - 1} not tried".replace("33", str(len(SEAMS))) in str(found)
+    assert "No module named nothing_here" in examine(command=("-m", "nothing_here")).ended
+
+
+def test_the_text_is_aligned_and_fits_a_terminal() -> None:
+    why = "a name that is missing " * 8
+    text = str(Findings({"Python": "3.13.0"}, MACHINE, {**WORKING, SEAMS[3].key: Verdict(False, False, why)}))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 120
+    assert lines[:2] == ["Python 3.13.0", "2 cores · 24 GiB of memory · 2 GPUs: NVIDIA H100"]
+    at = lines[3].index("works")
+    rows = lines[4 : 4 + len(SEAMS)]
+    assert [row[at : at + 5].strip() for row in rows] == ["no" if i == 3 else "yes" for i in range(len(SEAMS))]
+
+
+def test_html_says_the_same() -> None:
+    shown = Findings({"torch": "<2>"}, MACHINE, {**WORKING, SEAMS[0].key: Verdict(False, False, "a < b")})._repr_html_()
+    assert "torch &lt;2&gt;" in shown
+    assert f"{SEAMS[0].library}: {SEAMS[0].key}: a &lt; b. Lost: {SEAMS[0].without}" in shown
+
+
+def test_doctor_in_a_notebook_tells_of_the_pool_and_imports_no_torch(four: Kernel) -> None:
+    shown = four.run("%ddp doctor")
+    assert shown.ok, shown.error
+    text = shown.displays[-1]["text/plain"]
+    assert text.splitlines()[2] == "pool of 4: its workers have all names"
+    assert f"torch {versions()['torch']}" in text
+    assert "flight recorder" in text
+    assert four.run("import sys\nassert 'torch' not in sys.modules").ok
+
+
+def test_doctor_in_a_terminal() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nbddp", "doctor"], cwd=ROOT, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Python ")
+    assert f"{len(SEAMS)} seams: " in done.stdout
+
+
+def test_doctor_is_told_and_completed() -> None:
+    assert "%ddp doctor" in overview()
+    assert "python -m nbddp doctor" in overview("python -m nbddp")
+    assert complete_command("doc") == ["doctor"]
