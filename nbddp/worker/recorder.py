@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from nbddp.worker import torch_seams
 
 RING = 2000  # steps kept
+STAND_IN = "nbddp"  # the backend's name where the real one cannot be told
 now = time.perf_counter_ns
 
 
@@ -49,6 +50,7 @@ class Recorder:
 
     def install(self) -> None:
         """Put the wraps in place; once, when the worker starts."""
+        import torch
         import torch.distributed as dist
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -56,7 +58,8 @@ class Recorder:
             return
         from torch.nn.parallel import DistributedDataParallel as DDP
 
-        group = _group_class(dist)
+        _keep_out_of_graphs(torch.compiler.disable)
+        group = _group_class(torch)
         self._wrap(dist.Reducer, "__init__", lambda original: self._reducer(original, group))
         self._wrap(DDP, "forward", self._forward)
         self._wrap(DDP, "register_comm_hook", self._comm_hook)
@@ -107,6 +110,9 @@ class Recorder:
         setattr(owner, name, functools.wraps(original)(make(original)))
 
     def _reducer(self, original: Any, group_class: Any) -> Any:
+        import torch
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def __init__(
             reducer: Any, params: Any, indices: Any, limits: Any, group: Any, *args: Any, **named: Any
         ) -> None:
@@ -121,47 +127,60 @@ class Recorder:
         import torch
 
         def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
-            group = self._groups.get(ddp.reducer) if self.on else None
-            if group is None or not torch.is_grad_enabled():
-                return original(ddp, *args, **kwargs)
-            model = self._models.get(ddp)
-            if model is None:
-                model = self._models[ddp] = _Model(ddp)
-            self.let_go()
-            step = model.begin(self.run, bool(ddp.require_backward_grad_sync))
-            step["forward"][0] = now()
+            begun = self._begins(ddp)
             out = original(ddp, *args, **kwargs)
-            step["forward"][1] = now()
-            group.step = step
-            first = functools.partial(self._first_gradient, group, step)
-            for tensor in tensors(out):
-                if tensor.requires_grad:
-                    tensor.register_hook(first)
+            if begun is not None:
+                self._leaves_forward(*begun, out)
             return out
 
-        return forward
+        return torch.compiler.disable(forward, recursive=False)  # what it calls is compiled, as from DDP's own
 
-    def _first_gradient(self, group: Any, step: dict[str, Any], gradient: Any) -> None:
+    def _begins(self, ddp: Any) -> tuple[Any, dict[str, Any]] | None:
+        """A forward begins: the reducer's group and the step's record; None if it is not recorded."""
+        import torch
+
+        group = self._groups.get(ddp.reducer) if self.on else None
+        if group is None or not torch.is_grad_enabled():
+            return None
+        model = self._models.get(ddp)
+        if model is None:
+            model = self._models[ddp] = _Model(ddp)
+        self.let_go()
+        step = model.begin(self.run, bool(ddp.require_backward_grad_sync))
+        step["forward"][0] = now()
+        return group, step
+
+    def _leaves_forward(self, group: Any, step: dict[str, Any], out: Any) -> None:
+        step["forward"][1] = now()
+        group.step = step
+        first = functools.partial(self._first_gradient, group, step)
+        for tensor in tensors(out):
+            if tensor.requires_grad:
+                before_gradient(tensor, first)
+
+    def _first_gradient(self, group: Any, step: dict[str, Any], *gradients: Any) -> None:
         """Backward has reached DDP's output: note it, and have the engine tell when it is through."""
         if step["backward"][0]:
             return
         step["backward"][0] = now()
         engine = torch_seams.autograd_engine()
+        engine.queue_callback(functools.partial(self._computed, engine, group, step))
 
-        def all_waited_for() -> None:
-            step["backward"][2] = now()
-            self.steps.append(step)
-            if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
-                group.step = None
-            self._in_flight.append((group.real, step["buckets"]))
+    def _computed(self, engine: Any, group: Any, step: dict[str, Any]) -> None:
+        """Runs before DDP's own callback, which waits for the buckets."""
+        step["backward"][1] = now()
+        engine.queue_callback(functools.partial(self._all_waited_for, group, step))
 
-        def computed() -> None:  # before DDP's own callback, which waits for the buckets
-            step["backward"][1] = now()
-            engine.queue_callback(all_waited_for)
-
-        engine.queue_callback(computed)
+    def _all_waited_for(self, group: Any, step: dict[str, Any]) -> None:
+        step["backward"][2] = now()
+        self.steps.append(step)
+        if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
+            group.step = None
+        self._in_flight.append((group.real, step["buckets"]))
 
     def _comm_hook(self, original: Any) -> Any:
+        import torch
+
         def register_comm_hook(ddp: Any, state: object, hook: Any) -> Any:
             group = self._groups.get(ddp.reducer)
             if group is None or not callable(hook):
@@ -169,22 +188,20 @@ class Recorder:
 
             @functools.wraps(hook)
             def recorded(state: object, bucket: Any) -> Any:
-                buffer = bucket.buffer()
-                note = group.note(buffer, bucket.index())
+                note = group.note(bucket.buffer(), bucket.index())
                 future = hook(state, bucket)
-                if note is None:
-                    return future
-                note["sent"] = now()
-                return future.then(functools.partial(_passed_on, group.clock, note))
+                return future if note is None else group.sent(note, future)
 
-            result = original(ddp, state, recorded)
+            result = original(ddp, state, torch.compiler.disable(recorded, recursive=False))
             torch_seams.replace_last_hook(ddp, hook, state)  # what pickling takes along is the user's own
             return result
 
         return register_comm_hook
 
     def _optimizer(self, which: int, optimizer: Any) -> None:
-        if not self.on:
+        import torch
+
+        if torch.compiler.is_compiling() or not self.on:  # a compiled step is not noted, but the same graph
             return
         self.optimizers.add(optimizer)
         if self.steps:
@@ -206,7 +223,7 @@ class _Model:
         # DDP rebuilds its buckets once, in the forward that follows the first exchange (of a static graph, the second)
         self._until_rebuild = 2 if ddp.static_graph else 1 if not ddp.find_unused_parameters else 0
         self._exchanged = 0
-        self._handles = [p.register_hook(functools.partial(self._comes, n)) for n, p in named]
+        self._handles = [before_gradient(p, functools.partial(self._comes, n)) for n, p in named]
 
     def begin(self, run: int, synced: bool) -> dict[str, Any]:
         """A new step's record."""
@@ -225,39 +242,50 @@ class _Model:
             "rebuilt": before, "rebuilds": rebuilds, "orders": orders,
         }  # fmt: skip
 
-    def _comes(self, name: str, gradient: Any) -> None:
+    def _comes(self, name: str, *gradients: Any) -> None:
         if name not in self.came:
             self.came.append(name)
 
 
-def _group_class(dist: Any) -> Any:
-    """A process group for DDP's reducer: passes everything on, and notes all-reduces of gradients."""
+def _group_class(torch: Any) -> Any:
+    """A process group for DDP's reducer: passes everything on, and notes all-reduces of gradients.
 
-    class RecordingGroup(_Notes, dist.ProcessGroup):  # type: ignore[misc]
+    It has the real group's backends, so that DDP's logging data say of it what they say of the real one.
+    """
+    unseen = torch.compiler.disable
+
+    class RecordingGroup(_Notes, torch.distributed.ProcessGroup):  # type: ignore[misc]
         def __init__(self, real: Any, clock: _CudaClock) -> None:
-            dist.ProcessGroup.__init__(self, real.rank(), real.size())
+            torch.distributed.ProcessGroup.__init__(self, real.rank(), real.size())
             _Notes.__init__(self, clock)
             self.real = real
+            self.backend_name = torch_seams.share_backends(real, self) or STAND_IN
 
+        @unseen  # type: ignore[untyped-decorator]
         def getBackendName(self) -> str:
-            return "nbddp"  # a known name would have C++ look for that backend in this group
+            return self.backend_name
 
+        @unseen  # type: ignore[untyped-decorator]
         def allreduce(self, tensors: Any, options: Any) -> Any:
             note = self.note(tensors[0]) if len(tensors) == 1 and tensors[0].is_floating_point() else None
             work = self.real.allreduce(tensors, options)
             if note is not None:
-                work.get_future().then(functools.partial(_noted, self.clock, note))
+                work.get_future().then(functools.partial(self.noted, self.clock, note))
             return work
 
+        @unseen  # type: ignore[untyped-decorator]
         def broadcast(self, tensors: Any, options: Any) -> Any:
             return self.real.broadcast(tensors, options)
 
+        @unseen  # type: ignore[untyped-decorator]
         def allgather(self, *args: Any) -> Any:
             return self.real.allgather(*args)
 
+        @unseen  # type: ignore[untyped-decorator]
         def reduce_scatter(self, *args: Any) -> Any:
             return self.real.reduce_scatter(*args)
 
+        @unseen  # type: ignore[untyped-decorator]
         def barrier(self, options: Any) -> Any:
             return self.real.barrier(options)
 
@@ -284,17 +312,47 @@ class _Notes:
         step["buckets"].append(note)
         return note
 
+    def sent(self, note: dict[str, Any], future: Any) -> Any:
+        """A user's hook has sent a bucket: its future, which notes when the result is there."""
+        note["sent"] = now()
+        return future.then(functools.partial(self.passed_on, self.clock, note))
 
-def _noted(clock: _CudaClock, note: dict[str, Any], future: Any) -> None:
-    """The bucket's result is there. Runs on gloo's thread, so it must not hold the group: whoever drops
-    the last reference to a group joins its threads, and a thread that joins itself aborts the process."""
-    note["done"] = now()
-    clock.mark_end(note)
+    @staticmethod
+    def noted(clock: _CudaClock, note: dict[str, Any], future: Any) -> None:
+        """The bucket's result is there. Runs on gloo's thread, so it must not hold the group: whoever drops
+        the last reference to a group joins its threads, and a thread that joins itself aborts the process."""
+        note["done"] = now()
+        clock.mark_end(note)
+
+    @staticmethod
+    def passed_on(clock: _CudaClock, note: dict[str, Any], future: Any) -> Any:
+        note["done"] = now()
+        clock.mark_end(note)
+        return future.value()
 
 
-def _passed_on(clock: _CudaClock, note: dict[str, Any], future: Any) -> Any:
-    _noted(clock, note, future)
-    return future.value()
+ENTERED = (  # what torch calls, maybe from within a function that is compiled
+    (Recorder, ("_begins", "_leaves_forward", "_first_gradient", "_computed", "_all_waited_for")),
+    (_Model, ("_comes",)),
+    (_Notes, ("note", "sent")),
+)
+
+
+def _keep_out_of_graphs(disable: Callable[..., Any]) -> None:
+    """torch.compile traces every Python function that runs meanwhile, ours too, which have no place in a graph."""
+    for owner, names in ENTERED:
+        for name in names:
+            setattr(owner, name, disable(getattr(owner, name)))
+    for name in ("noted", "passed_on"):
+        setattr(_Notes, name, staticmethod(disable(getattr(_Notes, name))))
+
+
+def before_gradient(tensor: Any, call: Callable[..., None]) -> Any:
+    """Have `call` run in backward before this tensor's gradient goes on; the handle that ends it. A hook on the tensor
+    itself would be seen there, and torch.save would warn of it."""
+    import torch
+
+    return torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(call)
 
 
 def tensors(found: Any) -> Iterator[Any]:
