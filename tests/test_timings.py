@@ -18,6 +18,7 @@ from nbddp.trace.steps import Bucket, Recording, Step
 from nbddp.trace.waiting import straggler, transfers, typical
 from nbddp.worker.recorder import RING, Recorder, _CudaClock, _names
 from tests.kernels import Kernel
+from tests.test_trace import assert_in_order
 
 TRAIN = """
 import copy, hashlib, os, pickle, time, torch, torch.distributed as dist
@@ -154,6 +155,31 @@ def test_group_may_end_right_after_backward(pool: nbddp.Pool) -> None:
     """
     pool.run_cell(textwrap.dedent(code), screen=Silent())
     assert all(b.done for s in pool.timings().step(0).values() for b in s.buckets)
+
+
+def test_no_step_contradicts_itself(pool: nbddp.Pool) -> None:
+    """200 steps; in one of ten or more the note of a bucket's end is taken only after the optimizer has begun."""
+    pool.run_cell(program("plain").replace("range(6)", "range(200)"), screen=Silent())
+    found = pool.timings()
+    assert len(found.numbers()) == 200
+    steps = [s for some in found.steps.values() for s in some]
+    assert all(s.buckets and s.optimizer for s in steps)
+    for made in steps:
+        assert_in_order(made)
+
+
+def test_optimizer_that_steps_within_backward_is_not_drawn_after_it(pool: nbddp.Pool) -> None:
+    within = """
+own = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters() if p.requires_grad}
+for p in own:
+    p.register_post_accumulate_grad_hook(lambda p: own[p].step())
+for step in range(4):
+    loss(step).backward()
+del own, p
+"""
+    pool.run_cell(program("plain").replace("\ntrain()\n", within), screen=Silent())
+    found = pool.timings()
+    assert [s.optimizer for some in found.steps.values() for s in some] == [None] * 8
 
 
 def test_slowest_rank_is_named_and_waiting_told_from_moving(pool: nbddp.Pool) -> None:

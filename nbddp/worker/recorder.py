@@ -39,6 +39,7 @@ class Recorder:
         self._groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._cuda = _CudaClock()
         self._in_flight: list[tuple[Any, list[dict[str, Any]]]] = []
+        self._in_backward = False
 
     def begin(self, run: int, on: bool) -> None:
         self.run, self.on = run, on
@@ -98,7 +99,7 @@ class Recorder:
             "optimizer": optimizer,
             "buckets": [
                 {"index": b["index"], "bytes": b["bytes"], "ready": b["ready"], "sent": b["sent"], "done": b["done"],
-                 "names": n}
+                 "on_device": b["events"] is not None, "names": n}
                 for b, n in zip(resolved, names, strict=True)
             ],
         }  # fmt: skip
@@ -146,6 +147,7 @@ class Recorder:
         if model is None:
             model = self._models[ddp] = _Model(ddp)
         self.let_go()
+        self._in_backward = False  # one that failed
         step = model.begin(self.run, bool(ddp.require_backward_grad_sync))
         step["forward"][0] = now()
         return group, step
@@ -163,6 +165,7 @@ class Recorder:
         if step["backward"][0]:
             return
         step["backward"][0] = now()
+        self._in_backward = True
         engine = torch_seams.autograd_engine()
         engine.queue_callback(functools.partial(self._computed, engine, group, step))
 
@@ -173,6 +176,7 @@ class Recorder:
 
     def _all_waited_for(self, group: Any, step: dict[str, Any]) -> None:
         step["backward"][2] = now()
+        self._in_backward = False
         self.steps.append(step)
         if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
             group.step = None
@@ -204,7 +208,7 @@ class Recorder:
         if torch.compiler.is_compiling() or not self.on:  # a compiled step is not noted, but the same graph
             return
         self.optimizers.add(optimizer)
-        if self.steps:
+        if self.steps and not self._in_backward:  # one that steps within backward has no time after it
             times = self.steps[-1]["optimizer"]
             if not times[which]:
                 times[which] = now()
