@@ -183,7 +183,7 @@ TIMES = st.integers(1, 1000)
 
 @st.composite
 def recordings(draw: st.DrawFn) -> dict[str, Any]:
-    """What a worker may send of a step on a CPU: what its main thread notes is in the order of the program, and a bucket
+    """What a worker may send of a step on a CPU: what its main thread notes is in the order of the program, a bucket
     is sent within backward; when the note of its end was taken, or whether at all, is anything after that."""
     a, b, c, d, e, f, g = sorted(draw(st.lists(TIMES, min_size=7, max_size=7)))
     sent = draw(st.lists(st.integers(c, e), max_size=6))

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from nbddp.trace.origin import Origin
+
 Span = tuple[int, int]
 
 
@@ -78,13 +80,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Recording:
-    """The steps of all ranks. `steps[rank]` in the order they were taken; `residual` is the error of the clocks'
-    alignment in nanoseconds (0 on one machine, which has one clock)."""
+    """The steps of one run. `steps[rank]` in the order they were taken; `residual` is the error of the clocks'
+    alignment in nanoseconds (0 on one machine, which has one clock). missing: ranks that have nothing of that
+    run. origin: where the run stands, if it is not the last cell's."""
 
     steps: Mapping[int, Sequence[Step]]
     residual: int = 0
     model: str = ""
     names: Mapping[str, int] = field(default_factory=dict)
+    missing: Sequence[int] = ()
+    origin: Origin | None = None
 
     @property
     def ranks(self) -> list[int]:

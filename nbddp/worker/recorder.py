@@ -28,11 +28,15 @@ now = time.perf_counter_ns
 
 
 class Recorder:
-    """The recordings of one worker. `on` is False under `--no-timings`."""
+    """The recordings of one worker. `on` is False under `--no-timings`; `run` is the number of the run, `cell` the n of
+    its In[n] (None if it is no cell); `trained` both of them as they were when a DDP model or an optimizer last took
+    a step."""
 
     def __init__(self) -> None:
         self.on = True
         self.run = 0
+        self.cell: int | None = None
+        self.trained: tuple[int, int | None] | None = None
         self.steps: deque[dict[str, Any]] = deque(maxlen=RING)
         self._models: WeakKeyDictionary[Any, _Model] = WeakKeyDictionary()
         self.optimizers: WeakSet[Any] = WeakSet()
@@ -41,8 +45,8 @@ class Recorder:
         self._in_flight: list[tuple[Any, list[dict[str, Any]]]] = []
         self._in_backward = False
 
-    def begin(self, run: int, on: bool) -> None:
-        self.run, self.on = run, on
+    def begin(self, run: int, on: bool, cell: int | None = None) -> None:
+        self.run, self.on, self.cell = run, on, cell
 
     def let_go(self) -> None:
         """Drop the groups whose buckets have all been noted: until then gloo's thread may run a callback of ours, and
@@ -71,10 +75,11 @@ class Recorder:
         """The steps of the last run that took some, of the model it used last, as plain data."""
         finished = [s for s in self.steps if s["backward"][2]]
         if not finished:
-            return {"model": "", "steps": []}
+            return {"model": "", "steps": [], "run": 0, "cell": None}
         last = finished[-1]
         chosen = [s for s in finished if (s["run"], s["model"]) == (last["run"], last["model"])]
-        return {"model": last["title"], "run": last["run"], "steps": [self._plain(s) for s in chosen]}
+        found = {"model": last["title"], "run": last["run"], "cell": last["cell"]}
+        return {**found, "steps": [self._plain(s) for s in chosen]}
 
     def models(self) -> list[Any]:
         """The living DDP models that have taken a step."""
@@ -148,7 +153,7 @@ class Recorder:
             model = self._models[ddp] = _Model(ddp)
         self.let_go()
         self._in_backward = False  # one that failed
-        step = model.begin(self.run, bool(ddp.require_backward_grad_sync))
+        step = model.begin(self.run, self.cell, bool(ddp.require_backward_grad_sync))
         step["forward"][0] = now()
         return group, step
 
@@ -178,6 +183,7 @@ class Recorder:
         step["backward"][2] = now()
         self._in_backward = False
         self.steps.append(step)
+        self.trained = (self.run, self.cell)
         if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
             group.step = None
         self._in_flight.append((group.real, step["buckets"]))
@@ -205,7 +211,10 @@ class Recorder:
     def _optimizer(self, which: int, optimizer: Any) -> None:
         import torch
 
-        if torch.compiler.is_compiling() or not self.on:  # a compiled step is not noted, but the same graph
+        if torch.compiler.is_compiling():  # a compiled step is not noted, but the same graph
+            return
+        self.trained = (self.run, self.cell)
+        if not self.on:
             return
         self.optimizers.add(optimizer)
         if self.steps and not self._in_backward:  # one that steps within backward has no time after it
@@ -229,7 +238,7 @@ class _Model:
         self._exchanged = 0
         self._handles = [before_gradient(p, functools.partial(self._comes, n)) for n, p in named]
 
-    def begin(self, run: int, synced: bool) -> dict[str, Any]:
+    def begin(self, run: int, cell: int | None, synced: bool) -> dict[str, Any]:
         """A new step's record."""
         before = synced and self._exchanged < self._until_rebuild
         rebuilds = 0 < self._until_rebuild == self._exchanged
@@ -241,8 +250,8 @@ class _Model:
         number, self.count = self.count, self.count + 1
         orders = [[(n, self.sizes[n]) for n in order] for order in (self.came, self.declared)]
         return {
-            "number": number, "run": run, "model": id(self), "title": self.title, "forward": [0, 0],
-            "backward": [0, 0, 0], "optimizer": [0, 0], "buckets": [], "synced": synced,
+            "number": number, "run": run, "cell": cell, "model": id(self), "title": self.title,
+            "forward": [0, 0], "backward": [0, 0, 0], "optimizer": [0, 0], "buckets": [], "synced": synced,
             "rebuilt": before, "rebuilds": rebuilds, "orders": orders,
         }  # fmt: skip
 
