@@ -133,6 +133,19 @@ def test_memory_in_a_notebook(four: Kernel) -> None:
     )
 
 
+def test_memory_after_a_cell_without_a_step_says_so(four: Kernel) -> None:
+    trained = four.run(f"%%ddp\n{MODEL.format(model=WRAPPED, optimizer=ADAM, after='')}")
+    assert "recorded step" not in four.run("%ddp memory").displays[-1]["text/plain"]
+    other = four.run("%%ddp\n1 + 1")
+    expected = (
+        f"\nthe last recorded step is from In[{trained.number}]; "
+        f"the last cell, In[{other.number}], recorded none, so this peak may be no step's\n"
+    )
+    assert expected in four.run("%ddp memory").displays[-1]["text/plain"]
+    assert four.run("%%ddp --no-timings\ntrain()").ok, "an optimizer's step is known without recording"
+    assert "recorded step" not in four.run("%ddp memory").displays[-1]["text/plain"]
+
+
 # -- the pure parts ----------------------------------------------------------------------------
 
 ranks = st.builds(
@@ -241,7 +254,7 @@ def test_cuda_peak_is_the_allocators_since_the_cell_began(monkeypatch: pytest.Mo
     own = Memory()
     own.begin()
     assert began == [0, 1]
-    recorder = types.SimpleNamespace(models=list, optimizers=[])
+    recorder = types.SimpleNamespace(models=list, optimizers=[], trained=None)
     found = own.collect({"net": Module()}, recorder)
     assert found is not None
     rank = RankMemory(rank=0, **found)

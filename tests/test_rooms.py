@@ -27,6 +27,7 @@ STOREYS = [
         "worker.kept",
         "worker.recorder",
         "trace.quantities",
+        "trace.origin",
         "trace.steps",
         "trace.overlap",
         "trace.waiting",

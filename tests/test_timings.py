@@ -16,8 +16,10 @@ from nbddp.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.trace.steps import Bucket, Recording, Step
 from nbddp.trace.waiting import straggler, transfers, typical
+from nbddp.trace.words import heading
 from nbddp.worker.recorder import RING, Recorder, _CudaClock, _names
 from tests.kernels import Kernel
+from tests.test_trace import assert_in_order
 
 TRAIN = """
 import copy, hashlib, os, pickle, time, torch, torch.distributed as dist
@@ -156,6 +158,31 @@ def test_group_may_end_right_after_backward(pool: nbddp.Pool) -> None:
     assert all(b.done for s in pool.timings().step(0).values() for b in s.buckets)
 
 
+def test_no_step_contradicts_itself(pool: nbddp.Pool) -> None:
+    """200 steps; in one of ten or more the note of a bucket's end is taken only after the optimizer has begun."""
+    pool.run_cell(program("plain").replace("range(6)", "range(200)"), screen=Silent())
+    found = pool.timings()
+    assert len(found.numbers()) == 200
+    steps = [s for some in found.steps.values() for s in some]
+    assert all(s.buckets and s.optimizer for s in steps)
+    for made in steps:
+        assert_in_order(made)
+
+
+def test_optimizer_that_steps_within_backward_is_not_drawn_after_it(pool: nbddp.Pool) -> None:
+    within = """
+own = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters() if p.requires_grad}
+for p in own:
+    p.register_post_accumulate_grad_hook(lambda p: own[p].step())
+for step in range(4):
+    loss(step).backward()
+del own, p
+"""
+    pool.run_cell(program("plain").replace("\ntrain()\n", within), screen=Silent())
+    found = pool.timings()
+    assert [s.optimizer for some in found.steps.values() for s in some] == [None] * 8
+
+
 def test_slowest_rank_is_named_and_waiting_told_from_moving(pool: nbddp.Pool) -> None:
     code = program("plain").replace("optimizer.zero_grad()", "optimizer.zero_grad(); time.sleep(0.05 * rank)", 1)
     pool.run_cell(code, screen=Silent())
@@ -213,6 +240,58 @@ def test_timings_in_a_notebook(four: Kernel) -> None:
     first = four.run("%ddp timings --step 0").displays[-1]["text/plain"]
     assert "This is the first exchange: DDP rebuilds its buckets" in first
     assert four.run("%ddp timings --step 99").evalue == "there is no step 99; steps 0 to 5 are recorded on every rank"
+
+
+def test_steps_of_an_older_cell_are_told_as_such(four: Kernel) -> None:
+    trained = four.run(f"%%ddp\n{program('plain')}")
+    assert trained.ok, trained.error
+    own = four.run("%ddp timings").displays[-1]["text/plain"]
+    assert "In[" not in own, "a number would differ in a saved notebook whose cells were run in another order"
+    four.run("1 + 1")
+    assert "In[" not in four.run("%ddp timings").displays[-1]["text/plain"], "no %%ddp cell has run since"
+    other = four.run("%%ddp\n1 / (rank - 2)")
+    assert not other.ok
+    expected = (
+        f" of Net from In[{trained.number}]; the last cell, In[{other.number}], recorded none\n3 buckets, 98 KiB: "
+    )
+    assert expected in four.run("%ddp timings").displays[-1]["text/plain"]
+    without = four.run("%%ddp --timings\n1 + 1")
+    assert without.ok, without.error
+    expected = f" of Net from In[{trained.number}]; the last cell, In[{without.number}], recorded none\n"
+    assert expected in without.displays[-1]["text/plain"]
+
+
+def test_ranks_that_a_cell_left_out_do_not_lend_it_older_steps(pool: nbddp.Pool) -> None:
+    pool.run_cell(program("plain"), screen=Silent())
+    alone = """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+        model(torch.ones(2, 3)).sum().backward()
+        dist.destroy_process_group()
+    """
+    pool.run_cell(textwrap.dedent(alone), ranks=[1], screen=Silent())
+    found = pool.timings()
+    assert (found.ranks, found.missing, found.model, found.origin) == ([1], [0], "Linear", None)
+    shown = timings(found, 0)
+    assert "Nothing of it was recorded on rank 0." in shown.words
+    pool.run_cell("pass", screen=Silent())
+    assert heading(pool.timings(), 0) == "step 0 of Linear from an earlier cell; the last cell recorded none"
+
+
+def test_steps_of_a_called_function_are_told_as_such(pool: nbddp.Pool) -> None:
+    def train() -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+        model(torch.ones(2, 3)).sum().backward()
+        dist.destroy_process_group()
+
+    pool.run_cell(program("plain"), screen=Silent())
+    pool.call(train)
+    assert heading(pool.timings(), 0) == "step 0 of Linear from a function that Pool.call ran"
 
 
 def test_memory_is_bounded() -> None:

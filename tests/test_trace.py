@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -175,3 +176,49 @@ def test_plain_data_become_steps() -> None:
     }  # fmt: skip
     made = step_from(data)
     assert (made.end, made.buckets[0].names, made.optimizer) == (3, ("w",), None)
+
+
+TIMES = st.integers(1, 1000)
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> dict[str, Any]:
+    """What a worker may send of a step on a CPU: what its main thread notes is in the order of the program, a bucket
+    is sent within backward; when the note of its end was taken, or whether at all, is anything after that."""
+    a, b, c, d, e, f, g = sorted(draw(st.lists(TIMES, min_size=7, max_size=7)))
+    sent = draw(st.lists(st.integers(c, e), max_size=6))
+    return {
+        "number": 0, "forward": [a, b], "backward": [c, d, e], "optimizer": draw(st.sampled_from([None, [f, g]])),
+        "synced": True, "rebuilt": False, "rebuilds": False,
+        "buckets": [
+            {"index": i, "bytes": 8, "ready": draw(st.integers(c, at)), "sent": at, "names": [],
+             "done": draw(st.just(0) | st.integers(at, 2000)), "on_device": False}
+            for i, at in enumerate(sent)
+        ],
+    }  # fmt: skip
+
+
+@given(recordings())
+def test_nothing_drawn_contradicts_the_order_of_events(data: dict[str, Any]) -> None:
+    made = step_from(data)
+    assert_in_order(made)
+    assert exposed(made) <= made.backward[2] - made.backward[1]
+    assert hidden(made) + exposed(made) == length(communication(made))
+    for given_, found in zip(data["buckets"], made.buckets, strict=True):
+        assert found.done == given_["done"] or not 0 < given_["done"] <= made.backward[2], "what fits is kept"
+
+
+def assert_in_order(made: Step) -> None:
+    """forward ≤ backward ≤ optimizer, and each bucket ready ≤ sent ≤ done within backward."""
+    order = [*made.forward, *made.backward, *(made.optimizer or ())]
+    assert order == sorted(order)
+    for b in made.buckets:
+        within = [made.backward[0], b.ready, b.sent, b.done, made.backward[2]]
+        assert within == sorted(within)
+
+
+def test_times_of_a_device_are_not_bounded_by_the_hosts() -> None:
+    bucket = {"index": 0, "bytes": 8, "ready": 2, "sent": 2, "done": 9, "on_device": True, "names": []}
+    data = {"number": 0, "forward": [0, 1], "backward": [1, 2, 3], "optimizer": None, "synced": True, "rebuilt": False,
+            "rebuilds": False, "buckets": [bucket]}  # fmt: skip
+    assert step_from(data).buckets[0].done == 9

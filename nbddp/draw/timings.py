@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,11 +17,12 @@ from nbddp.trace.overlap import communication, exposed, hidden_share, lanes
 from nbddp.trace.quantities import duration, size
 from nbddp.trace.steps import Recording, Step
 from nbddp.trace.waiting import curves, transfers
-from nbddp.trace.words import COLUMNS, rows, sentences
+from nbddp.trace.words import COLUMNS, heading, rows, sentences
 
 FORWARD, BACKWARD, OPTIMIZER, MOVES, WAITS = FILLS[0], FILLS[2], FILLS[3], "#f0c9a0", "#fbeede"
 LANE, WIDTH = 0.34, 9.2
 MOST_RANKS = 16
+LETTERS = 120  # in a line of the title
 CURVES_FROM = 4  # steps
 
 
@@ -35,9 +37,8 @@ def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
     Raises KeyError if a rank does not have the step.
     """
     step = recording.step(number)
-    words = "\n".join(
-        [f"step {number} of {recording.model}", *sentences(recording, number), "", repr(table(recording, number))]
-    )
+    named = heading(recording, number)
+    words = "\n".join([named, *sentences(recording, number), "", repr(table(recording, number))])
     with rc_context(RC):
         if axes is not None:
             _timeline(axes, step)
@@ -49,8 +50,8 @@ def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
         grid = figure.add_gridspec(2 if extra else 1, 1, height_ratios=[1 + height, extra] if extra else [1])
         top = figure.add_subplot(grid[0])
         _timeline(top, step)
-        title = f"step {number} of {recording.model}: {sentences(recording, number)[0]}"
-        top.set_title(title, loc="left", size=9, pad=22)
+        title = f"{named}: {sentences(recording, number)[0]}"
+        top.set_title("\n".join(textwrap.wrap(title, LETTERS)), loc="left", size=9, pad=22)
         if extra:
             _curves(figure.add_subplot(grid[1]), some, number)
     return Shown(figure, words)

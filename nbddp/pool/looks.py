@@ -13,6 +13,7 @@ from nbddp.trace.align import Clock, Ping, aligned, clock
 from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
 from nbddp.trace.merge import Collective, Merged, RankTrace, merge
+from nbddp.trace.origin import origin
 from nbddp.trace.steps import Recording, step_from
 from nbddp.values import check_ranks
 from nbddp.worker import values
@@ -27,13 +28,19 @@ RECORDED_BY = {"DDP's reducer", "end of backward"}  # seams without which nothin
 def timings(pool: Pool) -> Recording:
     """What `Pool.timings` does."""
     found = _unpacked(pool.answers("timings"))
-    steps = {r: [step_from(s) for s in f["steps"]] for r, f in found.items() if f["steps"]}
-    if not steps:
+    if not any(f["steps"] for f in found.values()):
         missing = pool.ask(0, {"op": "seams"}) or []
         if not RECORDED_BY.isdisjoint(missing):
             raise BadInput("steps cannot be recorded with this torch; %ddp doctor says what is missing")
         raise BadInput("no step of a DistributedDataParallel has been recorded; train in a %%ddp cell first")
-    recording = Recording(steps, model=next(f["model"] for f in found.values() if f["model"]))
+    newest = max(found.values(), key=lambda f: f["run"])
+    of_it = {r: f for r, f in found.items() if f["steps"] and f["run"] == newest["run"]}
+    recording = Recording(
+        {r: [step_from(s) for s in f["steps"]] for r, f in of_it.items()},
+        model=newest["model"],
+        missing=sorted(set(found) - set(of_it)),
+        origin=origin(newest["run"], newest["cell"], pool.last_cell),
+    )
     return aligned(recording, clocks(pool))
 
 
@@ -70,7 +77,10 @@ def memory(pool: Pool) -> list[RankMemory]:
     found = _unpacked(pool.answers("memory"))
     if not any(found.values()):
         raise BadInput("no rank has a module or an optimizer; make them in a %%ddp cell first")
-    return [RankMemory(rank=r, **f) for r, f in found.items() if f]
+    steps: list[tuple[int, int | None]] = [f["trained"] for f in found.values() if f and f["trained"]]
+    run, cell = max(steps, default=(0, None), key=lambda step: step[0])
+    trained = origin(run, cell, pool.last_cell) if run else None
+    return [RankMemory(rank=r, **{**f, "trained": trained}) for r, f in found.items() if f]
 
 
 def compare(pool: Pool, names: Sequence[str], ranks: Sequence[int] | None) -> Report:

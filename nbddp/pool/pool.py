@@ -91,6 +91,7 @@ class Pool:
         self.workers: dict[int, Living] = {}
         self.current: Run | None = None
         self.last_run: Run | None = None
+        self.last_cell: tuple[int, int] | None = None  # number of the run, n of the In[n]
         self.measured: list[Measured] = []  # collectives that were measured on these devices
         self._cluster: Any = None
         self._wire: Any = None
@@ -617,7 +618,8 @@ class Pool:
     # -- what the ranks have recorded, hold and can do (`nbddp.pool.looks`) ---------------------
 
     def timings(self) -> Recording:
-        """The DDP steps of the last run that took some. Raises BadInput if no run has."""
+        """The DDP steps of the last run that took some; `origin` and `missing` say whether that is the last cell, and
+        on all ranks. Raises BadInput if no run has."""
         return looks.timings(self)
 
     def trace(self) -> Merged:
@@ -724,6 +726,8 @@ class Pool:
         self.current = run
         if fields["op"] in ("cell", "call"):  # a look at the ranks is nobody's last run
             self.last_run = run
+        if fields["op"] == "cell":
+            self.last_cell = (number, fields["cell"])
         try:
             run.execute()
         finally:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nbddp.topology import counted
+from nbddp.trace.origin import Origin, none_since, whence
 from nbddp.trace.quantities import size
 
 PARTS = ("parameters", "module buffers", "gradients", "optimizer state", "DDP buckets")
@@ -20,7 +21,8 @@ class RankMemory:
     kind: `cuda` or `cpu`. parameters … buckets: bytes that tensors hold between steps. peak: the most that
     was in use since the last cell began: allocated on the GPU, or resident in the process. outside: those of the
     parts that are not in `peak` (of a `cuda` rank what lies on the CPU). start: resident when the worker
-    started, before any cell (0 for `cuda`). since_start: the peak is the worker's, not the last cell's.
+    started, before any cell (0 for `cuda`). since_start: the peak is the worker's, not the last cell's. trained: where
+    the last step was recorded, if that is not the last cell.
     """
 
     rank: int
@@ -34,6 +36,7 @@ class RankMemory:
     outside: int = 0
     start: int = 0
     since_start: bool = False
+    trained: Origin | None = None
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -82,7 +85,7 @@ def columns_and_rows(ranks: Sequence[RankMemory]) -> tuple[list[str], list[list[
 
 def sentences(ranks: Sequence[RankMemory]) -> list[str]:
     """What the ranks keep for training, what came on top, and what a folded figure leaves out."""
-    lines = [_kept(ranks), _rest(ranks)]
+    lines = [_kept(ranks), _rest(ranks), *_trained(ranks)]
     if len(ranks) > MOST_ROWS:
         totals = [r.total for r in ranks]
         low, high = (next(r.rank for r in ranks if r.total == x) for x in (min(totals), max(totals)))
@@ -114,6 +117,13 @@ def _rest(ranks: Sequence[RankMemory]) -> str:
             f"libraries; Python and torch at the start ({_span(ranks, lambda r: r.start)}) are not drawn"
         )
     return f"at {since} {rest} more were allocated: activations and temporaries"
+
+
+def _trained(ranks: Sequence[RankMemory]) -> list[str]:
+    """That the peak is not of the cell that trained, where that is so."""
+    found = ranks[0].trained
+    since = none_since(found)
+    return [f"the last recorded step is{whence(found)}; {since}, so this peak may be no step's"] if since else []
 
 
 def _span(ranks: Sequence[RankMemory], of: Callable[[RankMemory], int]) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from nbddp.trace.origin import Origin
+
 Span = tuple[int, int]
 
 
@@ -15,7 +17,8 @@ class Bucket:
     """One gradient bucket of one step on one rank.
 
     ready: its last gradient was there; sent: the collective was handed to the process group;
-    done: its result was there. `names` are the parameters in it, `bytes` the size of the buffer.
+    done: its result was there; on the host's clock never after the step's backward. `names` are the parameters in
+    it, `bytes` the size of the buffer.
     """
 
     index: int
@@ -77,13 +80,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Recording:
-    """The steps of all ranks. `steps[rank]` in the order they were taken; `residual` is the error of the clocks'
-    alignment in nanoseconds (0 on one machine, which has one clock)."""
+    """The steps of one run. `steps[rank]` in the order they were taken; `residual` is the error of the clocks'
+    alignment in nanoseconds (0 on one machine, which has one clock). missing: ranks that have nothing of that
+    run. origin: where the run stands, if it is not the last cell's."""
 
     steps: Mapping[int, Sequence[Step]]
     residual: int = 0
     model: str = ""
     names: Mapping[str, int] = field(default_factory=dict)
+    missing: Sequence[int] = ()
+    origin: Origin | None = None
 
     @property
     def ranks(self) -> list[int]:
@@ -107,11 +113,27 @@ class Recording:
 
 def step_from(data: Mapping[str, Any]) -> Step:
     """A step from the plain data that a worker sends."""
-    buckets = tuple(
-        Bucket(b["index"], b["bytes"], b["ready"], b["sent"], b["done"], tuple(b["names"])) for b in data["buckets"]
-    )
+    backward = tuple(data["backward"])
+    buckets = tuple(_bucket(b, backward[2]) for b in data["buckets"])
     optimizer = tuple(data["optimizer"]) if data["optimizer"] else None
     return Step(
-        data["number"], tuple(data["forward"]), tuple(data["backward"]), optimizer,
+        data["number"], tuple(data["forward"]), backward, optimizer,
         buckets, data["synced"], data["rebuilt"], data["rebuilds"],
     )  # fmt: skip
+
+
+def _bucket(data: Mapping[str, Any], end: int) -> Bucket:
+    """A bucket of a step whose backward ended at `end`, with a `done` that does not contradict that.
+
+    DDP's reducer waits in C++ for every bucket before backward ends, so none is done later. The note of it may be:
+    it is taken in Python on the backend's thread, which needs the interpreter for it, and the main thread that has
+    just come out of that wait holds the interpreter for some milliseconds more. A note that is missing (0) is
+    later still. What is known then is that the bucket was done at `end` at the latest.
+
+    Times that a device took (`on_device`) stay as they are: the host does not wait for a device, so `end`, which is
+    the host's, is no bound of theirs.
+    """
+    done = data["done"]
+    if not data.get("on_device"):
+        done = min(done or end, end)
+    return Bucket(data["index"], data["bytes"], data["ready"], data["sent"], done, tuple(data["names"]))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from nbddp.topology import counted
+from nbddp.topology import counted, rank_words
+from nbddp.trace.origin import none_since, whence
 from nbddp.trace.overlap import hidden_share
 from nbddp.trace.quantities import duration, size, speed
 from nbddp.trace.steps import Recording, Step
@@ -38,6 +39,13 @@ def rows(found: Sequence[Transfer], ranks: int) -> list[tuple[object, ...]]:
     ]  # fmt: skip
 
 
+def heading(recording: Recording, number: int) -> str:
+    """Which step this is, and where it comes from if that is not the last cell."""
+    named = f"step {number} of {recording.model}{whence(recording.origin)}"
+    since = none_since(recording.origin)
+    return f"{named}; {since}" if since else named
+
+
 def sentences(recording: Recording, number: int) -> list[str]:
     """What a step of the recording shows."""
     step = recording.step(number)
@@ -55,6 +63,8 @@ def sentences(recording: Recording, number: int) -> list[str]:
         lines.append("DDP rebuilt the buckets in this step's forward, where the ranks wait for each other.")
     if not all(s.synced for s in step.values()):
         lines.append("The step was taken inside no_sync: no gradients were exchanged.")
+    if recording.missing:
+        lines.append(f"Nothing of it was recorded on {rank_words(recording.missing)}.")
     if recording.residual:
         lines.append(clocks_agree(recording.residual))
     return lines

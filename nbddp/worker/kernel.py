@@ -239,7 +239,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 drop=spec["drop_group"],
             )
         self.departures.begin()
-        self.recorder.begin(spec["run"], spec.get("timings", True))
+        self.recorder.begin(spec["run"], spec.get("timings", True), spec.get("cell"))
         if spec["op"] in ("cell", "call"):
             self.memory.begin()
         if spec.get("check"):

@@ -56,7 +56,8 @@ class Memory:
             self.since_start = True
 
     def collect(self, namespace: Mapping[str, Any], recorder: Any) -> dict[str, Any] | None:
-        """What `nbddp.trace.memory.RankMemory` has, without the rank; None if there is no module and no optimizer."""
+        """What `nbddp.trace.memory.RankMemory` has, without the rank; None if there is no module and no optimizer.
+        `trained` is (run, cell) of the last recorded step."""
         peak = _peak_resident() if not self.since_start else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
         gc.collect()  # a model that a cell has replaced is garbage in a cycle
         modules, optimizers = _living(namespace, recorder)
@@ -65,11 +66,12 @@ class Memory:
         parts = _parts(modules, optimizers, recorder)
         on_gpu = parts.pop("cuda")
         kept = sum(parts.values())
+        found = {**parts, "trained": recorder.trained}
         allocated = _each_device("max_memory_allocated") if on_gpu else None
         if allocated is not None:
-            return {**parts, "kind": "cuda", "peak": sum(allocated), "outside": kept - on_gpu}
+            return {**found, "kind": "cuda", "peak": sum(allocated), "outside": kept - on_gpu}
         process = {"kind": "cpu", "peak": peak, "start": self.start, "since_start": self.since_start}
-        return {**parts, **process, "outside": on_gpu}
+        return {**found, **process, "outside": on_gpu}
 
 
 def _parts(modules: list[Any], optimizers: list[Any], recorder: Any) -> dict[str, int]:

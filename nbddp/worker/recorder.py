@@ -23,24 +23,30 @@ from weakref import WeakKeyDictionary, WeakSet
 from nbddp.worker import torch_seams
 
 RING = 2000  # steps kept
+STAND_IN = "nbddp"  # the backend's name where the real one cannot be told
 now = time.perf_counter_ns
 
 
 class Recorder:
-    """The recordings of one worker. `on` is False under `--no-timings`."""
+    """The recordings of one worker. `on` is False under `--no-timings`; `run` is the number of the run, `cell` the n of
+    its In[n] (None if it is no cell); `trained` both of them as they were when a DDP model or an optimizer last took
+    a step."""
 
     def __init__(self) -> None:
         self.on = True
         self.run = 0
+        self.cell: int | None = None
+        self.trained: tuple[int, int | None] | None = None
         self.steps: deque[dict[str, Any]] = deque(maxlen=RING)
         self._models: WeakKeyDictionary[Any, _Model] = WeakKeyDictionary()
         self.optimizers: WeakSet[Any] = WeakSet()
         self._groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._cuda = _CudaClock()
         self._in_flight: list[tuple[Any, list[dict[str, Any]]]] = []
+        self._in_backward = False
 
-    def begin(self, run: int, on: bool) -> None:
-        self.run, self.on = run, on
+    def begin(self, run: int, on: bool, cell: int | None = None) -> None:
+        self.run, self.on, self.cell = run, on, cell
 
     def let_go(self) -> None:
         """Drop the groups whose buckets have all been noted: until then gloo's thread may run a callback of ours, and
@@ -49,6 +55,7 @@ class Recorder:
 
     def install(self) -> None:
         """Put the wraps in place; once, when the worker starts."""
+        import torch
         import torch.distributed as dist
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -56,7 +63,8 @@ class Recorder:
             return
         from torch.nn.parallel import DistributedDataParallel as DDP
 
-        group = _group_class(dist)
+        _keep_out_of_graphs(torch.compiler.disable)
+        group = _group_class(torch)
         self._wrap(dist.Reducer, "__init__", lambda original: self._reducer(original, group))
         self._wrap(DDP, "forward", self._forward)
         self._wrap(DDP, "register_comm_hook", self._comm_hook)
@@ -67,10 +75,11 @@ class Recorder:
         """The steps of the last run that took some, of the model it used last, as plain data."""
         finished = [s for s in self.steps if s["backward"][2]]
         if not finished:
-            return {"model": "", "steps": []}
+            return {"model": "", "steps": [], "run": 0, "cell": None}
         last = finished[-1]
         chosen = [s for s in finished if (s["run"], s["model"]) == (last["run"], last["model"])]
-        return {"model": last["title"], "run": last["run"], "steps": [self._plain(s) for s in chosen]}
+        found = {"model": last["title"], "run": last["run"], "cell": last["cell"]}
+        return {**found, "steps": [self._plain(s) for s in chosen]}
 
     def models(self) -> list[Any]:
         """The living DDP models that have taken a step."""
@@ -95,7 +104,7 @@ class Recorder:
             "optimizer": optimizer,
             "buckets": [
                 {"index": b["index"], "bytes": b["bytes"], "ready": b["ready"], "sent": b["sent"], "done": b["done"],
-                 "names": n}
+                 "on_device": b["events"] is not None, "names": n}
                 for b, n in zip(resolved, names, strict=True)
             ],
         }  # fmt: skip
@@ -107,6 +116,9 @@ class Recorder:
         setattr(owner, name, functools.wraps(original)(make(original)))
 
     def _reducer(self, original: Any, group_class: Any) -> Any:
+        import torch
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def __init__(
             reducer: Any, params: Any, indices: Any, limits: Any, group: Any, *args: Any, **named: Any
         ) -> None:
@@ -126,47 +138,64 @@ class Recorder:
         import torch
 
         def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
-            group = self._groups.get(ddp.reducer) if self.on else None
-            if group is None or not torch.is_grad_enabled():
-                return original(ddp, *args, **kwargs)
-            model = self._models.get(ddp)
-            if model is None:
-                model = self._models[ddp] = _Model(ddp)
-            self.let_go()
-            step = model.begin(self.run, bool(ddp.require_backward_grad_sync))
-            step["forward"][0] = now()
+            begun = self._begins(ddp)
             out = original(ddp, *args, **kwargs)
-            step["forward"][1] = now()
-            group.step = step
-            first = functools.partial(self._first_gradient, group, step)
-            for tensor in tensors(out):
-                if tensor.requires_grad:
-                    tensor.register_hook(first)
+            if begun is not None:
+                self._leaves_forward(*begun, out)
             return out
 
-        return forward
+        return torch.compiler.disable(forward, recursive=False)  # what it calls is compiled, as from DDP's own
 
-    def _first_gradient(self, group: Any, step: dict[str, Any], gradient: Any) -> None:
+    def _begins(self, ddp: Any) -> tuple[Any, dict[str, Any]] | None:
+        """A forward begins: the reducer's group and the step's record; None if it is not recorded."""
+        import torch
+
+        group = self._groups.get(ddp.reducer) if self.on else None
+        if group is None or not torch.is_grad_enabled():
+            return None
+        model = self._models.get(ddp)
+        if model is None:
+            model = self._models[ddp] = _Model(ddp)
+        self.let_go()
+        self._in_backward = False  # one that failed
+        step = model.begin(self.run, self.cell, bool(ddp.require_backward_grad_sync))
+        step["forward"][0] = now()
+        return group, step
+
+    def _leaves_forward(self, group: Any, step: dict[str, Any], out: Any) -> None:
+        step["forward"][1] = now()
+        group.step = step
+        first = functools.partial(self._first_gradient, group, step)
+        for tensor in tensors(out):
+            if tensor.requires_grad:
+                before_gradient(tensor, first)
+
+    def _first_gradient(self, group: Any, step: dict[str, Any], *gradients: Any) -> None:
         """Backward has reached DDP's output: note it, and have the engine tell when it is through."""
         if step["backward"][0]:
             return
         step["backward"][0] = now()
+        self._in_backward = True
         engine = torch_seams.autograd_engine()
+        engine.queue_callback(functools.partial(self._computed, engine, group, step))
 
-        def all_waited_for() -> None:
-            step["backward"][2] = now()
-            self.steps.append(step)
-            if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
-                group.step = None
-            self._in_flight.append((group.real, step["buckets"]))
+    def _computed(self, engine: Any, group: Any, step: dict[str, Any]) -> None:
+        """Runs before DDP's own callback, which waits for the buckets."""
+        step["backward"][1] = now()
+        engine.queue_callback(functools.partial(self._all_waited_for, group, step))
 
-        def computed() -> None:  # before DDP's own callback, which waits for the buckets
-            step["backward"][1] = now()
-            engine.queue_callback(all_waited_for)
-
-        engine.queue_callback(computed)
+    def _all_waited_for(self, group: Any, step: dict[str, Any]) -> None:
+        step["backward"][2] = now()
+        self._in_backward = False
+        self.steps.append(step)
+        self.trained = (self.run, self.cell)
+        if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
+            group.step = None
+        self._in_flight.append((group.real, step["buckets"]))
 
     def _comm_hook(self, original: Any) -> Any:
+        import torch
+
         def register_comm_hook(ddp: Any, state: object, hook: Any) -> Any:
             group = self._groups.get(ddp.reducer)
             if group is None or not callable(hook):
@@ -174,25 +203,26 @@ class Recorder:
 
             @functools.wraps(hook)
             def recorded(state: object, bucket: Any) -> Any:
-                buffer = bucket.buffer()
-                note = group.note(buffer, bucket.index())
+                note = group.note(bucket.buffer(), bucket.index())
                 future = hook(state, bucket)
-                if note is None:
-                    return future
-                note["sent"] = now()
-                return future.then(functools.partial(_passed_on, group.clock, note))
+                return future if note is None else group.sent(note, future)
 
-            result = original(ddp, state, recorded)
+            result = original(ddp, state, torch.compiler.disable(recorded, recursive=False))
             torch_seams.replace_last_hook(ddp, hook, state)  # what pickling takes along is the user's own
             return result
 
         return register_comm_hook
 
     def _optimizer(self, which: int, optimizer: Any) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():  # a compiled step is not noted, but the same graph
+            return
+        self.trained = (self.run, self.cell)
         if not self.on:
             return
         self.optimizers.add(optimizer)
-        if self.steps:
+        if self.steps and not self._in_backward:  # one that steps within backward has no time after it
             times = self.steps[-1]["optimizer"]
             if not times[which]:
                 times[which] = now()
@@ -211,9 +241,9 @@ class _Model:
         # DDP rebuilds its buckets once, in the forward that follows the first exchange (of a static graph, the second)
         self._until_rebuild = 2 if ddp.static_graph else 1 if not ddp.find_unused_parameters else 0
         self._exchanged = 0
-        self._handles = [p.register_hook(functools.partial(self._comes, n)) for n, p in named]
+        self._handles = [before_gradient(p, functools.partial(self._comes, n)) for n, p in named]
 
-    def begin(self, run: int, synced: bool) -> dict[str, Any]:
+    def begin(self, run: int, cell: int | None, synced: bool) -> dict[str, Any]:
         """A new step's record."""
         before = synced and self._exchanged < self._until_rebuild
         rebuilds = 0 < self._until_rebuild == self._exchanged
@@ -225,44 +255,55 @@ class _Model:
         number, self.count = self.count, self.count + 1
         orders = [[(n, self.sizes[n]) for n in order] for order in (self.came, self.declared)]
         return {
-            "number": number, "run": run, "model": id(self), "title": self.title, "forward": [0, 0],
-            "backward": [0, 0, 0], "optimizer": [0, 0], "buckets": [], "synced": synced,
+            "number": number, "run": run, "cell": cell, "model": id(self), "title": self.title,
+            "forward": [0, 0], "backward": [0, 0, 0], "optimizer": [0, 0], "buckets": [], "synced": synced,
             "rebuilt": before, "rebuilds": rebuilds, "orders": orders,
         }  # fmt: skip
 
-    def _comes(self, name: str, gradient: Any) -> None:
+    def _comes(self, name: str, *gradients: Any) -> None:
         if name not in self.came:
             self.came.append(name)
 
 
-def _group_class(dist: Any) -> Any:
-    """A process group for DDP's reducer: passes everything on, and notes all-reduces of gradients."""
+def _group_class(torch: Any) -> Any:
+    """A process group for DDP's reducer: passes everything on, and notes all-reduces of gradients.
 
-    class RecordingGroup(_Notes, dist.ProcessGroup):  # type: ignore[misc]
+    It has the real group's backends, so that DDP's logging data say of it what they say of the real one.
+    """
+    unseen = torch.compiler.disable
+
+    class RecordingGroup(_Notes, torch.distributed.ProcessGroup):  # type: ignore[misc]
         def __init__(self, real: Any, clock: _CudaClock) -> None:
-            dist.ProcessGroup.__init__(self, real.rank(), real.size())
+            torch.distributed.ProcessGroup.__init__(self, real.rank(), real.size())
             _Notes.__init__(self, clock)
             self.real = real
+            self.backend_name = torch_seams.share_backends(real, self) or STAND_IN
 
+        @unseen  # type: ignore[untyped-decorator]
         def getBackendName(self) -> str:
-            return "nbddp"  # a known name would have C++ look for that backend in this group
+            return self.backend_name
 
+        @unseen  # type: ignore[untyped-decorator]
         def allreduce(self, tensors: Any, options: Any) -> Any:
             note = self.note(tensors[0]) if len(tensors) == 1 and tensors[0].is_floating_point() else None
             work = self.real.allreduce(tensors, options)
             if note is not None:
-                work.get_future().then(functools.partial(_noted, self.clock, note))
+                work.get_future().then(functools.partial(self.noted, self.clock, note))
             return work
 
+        @unseen  # type: ignore[untyped-decorator]
         def broadcast(self, tensors: Any, options: Any) -> Any:
             return self.real.broadcast(tensors, options)
 
+        @unseen  # type: ignore[untyped-decorator]
         def allgather(self, *args: Any) -> Any:
             return self.real.allgather(*args)
 
+        @unseen  # type: ignore[untyped-decorator]
         def reduce_scatter(self, *args: Any) -> Any:
             return self.real.reduce_scatter(*args)
 
+        @unseen  # type: ignore[untyped-decorator]
         def barrier(self, options: Any) -> Any:
             return self.real.barrier(options)
 
@@ -289,17 +330,47 @@ class _Notes:
         step["buckets"].append(note)
         return note
 
+    def sent(self, note: dict[str, Any], future: Any) -> Any:
+        """A user's hook has sent a bucket: its future, which notes when the result is there."""
+        note["sent"] = now()
+        return future.then(functools.partial(self.passed_on, self.clock, note))
 
-def _noted(clock: _CudaClock, note: dict[str, Any], future: Any) -> None:
-    """The bucket's result is there. Runs on gloo's thread, so it must not hold the group: whoever drops
-    the last reference to a group joins its threads, and a thread that joins itself aborts the process."""
-    note["done"] = now()
-    clock.mark_end(note)
+    @staticmethod
+    def noted(clock: _CudaClock, note: dict[str, Any], future: Any) -> None:
+        """The bucket's result is there. Runs on gloo's thread, so it must not hold the group: whoever drops
+        the last reference to a group joins its threads, and a thread that joins itself aborts the process."""
+        note["done"] = now()
+        clock.mark_end(note)
+
+    @staticmethod
+    def passed_on(clock: _CudaClock, note: dict[str, Any], future: Any) -> Any:
+        note["done"] = now()
+        clock.mark_end(note)
+        return future.value()
 
 
-def _passed_on(clock: _CudaClock, note: dict[str, Any], future: Any) -> Any:
-    _noted(clock, note, future)
-    return future.value()
+ENTERED = (  # what torch calls, maybe from within a function that is compiled
+    (Recorder, ("_begins", "_leaves_forward", "_first_gradient", "_computed", "_all_waited_for")),
+    (_Model, ("_comes",)),
+    (_Notes, ("note", "sent")),
+)
+
+
+def _keep_out_of_graphs(disable: Callable[..., Any]) -> None:
+    """torch.compile traces every Python function that runs meanwhile, ours too, which have no place in a graph."""
+    for owner, names in ENTERED:
+        for name in names:
+            setattr(owner, name, disable(getattr(owner, name)))
+    for name in ("noted", "passed_on"):
+        setattr(_Notes, name, staticmethod(disable(getattr(_Notes, name))))
+
+
+def before_gradient(tensor: Any, call: Callable[..., None]) -> Any:
+    """Have `call` run in backward before this tensor's gradient goes on; the handle that ends it. A hook on the tensor
+    itself would be seen there, and torch.save would warn of it."""
+    import torch
+
+    return torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(call)
 
 
 def tensors(found: Any) -> Iterator[Any]:

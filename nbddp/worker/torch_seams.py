@@ -127,6 +127,25 @@ def abort_groups() -> None:
         default_group().abort()
 
 
+def share_backends(real: Any, other: Any) -> str:
+    """Register a group's backends with another, each under the type that C++ looks for; the name that both then have.
+
+    Empty, and nothing is registered, where torch cannot do it, and under debug level DETAIL: there a backend is
+    wrapped, and DDP's logger, told that it is gloo, takes the wrapper for gloo and crashes (torch 2.13, with
+    torchrun too).
+    """
+    if not hasattr(real, "_register_backend"):
+        return ""
+    other.bound_device_id = real.bound_device_id  # registering sets the backend's to its group's
+    backends = {device: real._get_backend(device) for device in real._device_types}
+    if any(type(b).__name__ == "_ProcessGroupWrapper" for b in backends.values()):
+        return ""
+    types = real.BackendType
+    for device, backend in backends.items():
+        other._register_backend(device, getattr(types, backend.name().upper(), types.CUSTOM), backend)
+    return str(real.name())
+
+
 # -- the rendezvous -----------------------------------------------------------------------------
 
 
