@@ -247,6 +247,7 @@ def test_what_cannot_be_freed_is_replaced_and_the_lost_names_are_told(two: nbddp
         two.run_cell(code, hang_after=0.5, screen=Silent())
     state = caught.value.states[1]
     assert (state.status, "kept" in state.lost) == ("replaced", True)
+    assert set(state.imports) >= {"os", "socket", "dist"}
     assert "could not be freed" not in caught.value.report  # the table says it in its own words
     assert "replaced; lost: " in caught.value.report
     check_after(two, (1,))

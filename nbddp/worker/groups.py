@@ -2,7 +2,10 @@
 
 torch is left as it is, but for a few seams. `init_process_group` is wrapped: a group left over
 from an earlier run is destroyed first, so that a cell can be run again and again; a
-second init within one run stays torch's own error. The store that `env://` makes is
+second init within one run stays torch's own error. After a run that went wrong, the pool has every rank
+end its group (`drop`) before anything else: the sockets of what is pending are shut, so that no peer is waited for.
+
+The store that `env://` makes is
 taken from the pool's store, under a prefix of this run and this init, if address and port are those
 that were injected; a cell that sets its own MASTER_PORT gets torch's own behaviour,
 with rank 0 as the server.
@@ -18,6 +21,7 @@ The third: the sockets that appear while a store or a group is made are noted as
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -25,9 +29,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from nbddp.worker import torch_seams
-from nbddp.worker.release import Sockets
+from nbddp.worker.release import Receives, Sockets, abort_nccl, has_nccl
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+GRACE = 1.0  # seconds that pending work of a group which did not fail has to come to its end
 
 
 class Groups:
@@ -38,6 +43,7 @@ class Groups:
         self.made_in: int | None = None
         self.inits = 0
         self.sockets = Sockets()
+        self.receives = Receives()
         self._injected: tuple[str, int] = ("", 0)
         self._connect = ""
         self._clients: dict[tuple[str, int], Any] = {}
@@ -53,14 +59,13 @@ class Groups:
         dist.init_process_group = init
         distributed_c10d.init_process_group = init
         torch_seams.wrap_create_store(self._wrap_create)
+        torch_seams.wrap_receive_from_any(self.receives.note)
         self._watch(dist.TCPStore, "__init__")
         self._watch(distributed_c10d, torch_seams.NEW_GROUP)
 
-    def begin(self, run: int, injected: tuple[str, int], connect: str, *, drop: bool) -> None:
-        """Enter run number `run`; `drop` ends a group that an earlier failure may have broken."""
+    def begin(self, run: int, injected: tuple[str, int], connect: str) -> None:
+        """Enter run number `run`."""
         self.run, self._injected, self._connect, self.inits = run, injected, connect, 0
-        if drop:
-            self.drop()
 
     def store(self, name: str) -> Any:
         """The pool's store under a prefix of this run and `name`, for what is no business of the user's groups."""
@@ -78,7 +83,7 @@ class Groups:
         return getattr(store, "port", None) == self._injected[1]
 
     def released(self) -> None:
-        """A release has shut the sockets: no client of a store can be used again."""
+        """The sockets have been shut: no client of a store can be used again."""
         self._clients = {}
 
     def _watch(self, owner: Any, name: str) -> None:
@@ -102,17 +107,23 @@ class Groups:
             return {"run": None, "sequence": 0}
         return {"run": self.made_in, "sequence": _sequence()}
 
-    def drop(self) -> None:
-        """Destroy the default group and everything torch remembers of it."""
-        import torch.distributed as dist
+    def drop(self, *, broken: bool) -> None:
+        """End the default group and everything torch remembers of it.
 
-        if dist.is_initialized():
-            try:
-                dist.destroy_process_group()
-            except Exception as e:
-                print(f"destroying the old process group: {type(e).__name__}: {e}", file=sys.stderr)
-        _forget()
-        self.made_in = None
+        The threads of a group are joined, which takes until its pending work is done. Of a `broken` group it may never
+        be, so its connections are shut at once; those of another one after GRACE, since a peer may still be at work.
+        Groups that only garbage holds (an exception's frames, a DDP model) keep descriptors and threads until it is
+        collected.
+        """
+        with self.sockets.shutting(after=0 if broken else GRACE) as shut:
+            if broken:
+                self.receives.abort()
+            _end_default_group(broken)
+            _forget()
+            self.made_in = None
+            gc.collect()
+        if shut.is_set():
+            self.released()
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -120,7 +131,7 @@ class Groups:
             import torch.distributed as dist
 
             if dist.is_initialized() and self.made_in != self.run:
-                self.drop()
+                self.drop(broken=False)
             if not dist.is_initialized():
                 _forget()
                 self.inits += 1
@@ -160,6 +171,22 @@ def _own_store() -> Iterator[None]:
     finally:
         if before is not None:
             os.environ[AGENT_STORE] = before
+
+
+def _end_default_group(broken: bool) -> None:
+    """A broken group of NCCL's is aborted: to destroy it would flush what can never end."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return
+    if broken and has_nccl():
+        abort_nccl()
+    else:
+        try:
+            dist.destroy_process_group()
+        except Exception as e:
+            print(f"destroying the old process group: {type(e).__name__}: {e}", file=sys.stderr)
+    if dist.is_initialized():
+        torch_seams.set_default_group(None)
 
 
 def _sequence() -> int:
