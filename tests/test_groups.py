@@ -1,7 +1,9 @@
-"""Process groups from cell to cell: what is pending ends with a bad run, and nothing of it stays."""
+"""Process groups from cell to cell: what is pending ends with a bad run, nothing of it stays, and a script's own
+setup() with a port of its own can be run again and again."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import nbddp
 from nbddp.options import LaunchSpec
 from nbddp.run.screen import Silent
+from nbddp.worker import groups
 from tests.faults import INIT, SET_UP, check_after
 
 PREPARE = SET_UP.format(fault="") + INIT + "kernel = get_ipython().kernel\n"
@@ -200,3 +203,100 @@ dist.recv(torch.ones(4), 1 - rank)"""
     assert [s.status for s in caught.value.states] == ["interrupted", "interrupted"]
     assert "The process group has been ended" in caught.value.report
     check_after(two, ())
+
+
+# -- a port of the cell's own --------------------------------------------------------------------------
+
+TUTORIAL = """
+import os, sys, tempfile, time, torch, torch.distributed as dist, torch.nn as nn, torch.optim as optim
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def setup(rank, world_size):
+    os.environ['MASTER_ADDR'] = 'localhost'
+    os.environ['MASTER_PORT'] = '{port}'
+    time.sleep({slow} * rank)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+def cleanup():
+    dist.destroy_process_group()
+
+def step(model):
+    optimizer = optim.SGD(model.parameters(), lr=0.001)
+    nn.MSELoss()(model(torch.randn(20, 10)), torch.randn(20, 5)).backward()
+    optimizer.step()
+
+def basic(rank, world_size):
+    setup(rank, world_size)
+    step(DDP(nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5))))
+    cleanup()
+
+def checkpoint(rank, world_size):
+    setup(rank, world_size)
+    model = DDP(nn.Linear(10, 5))
+    path = tempfile.gettempdir() + "/model.checkpoint" + os.environ["TORCHELASTIC_RUN_ID"]
+    if rank == 0:
+        torch.save(model.state_dict(), path)
+    dist.barrier()
+    model.load_state_dict(torch.load(path, weights_only=True))
+    step(model)
+    dist.barrier()
+    if rank == 0:
+        os.remove(path)
+    cleanup()
+
+def two_parts(rank, world_size):
+    setup(rank, world_size)
+    step(DDP(nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 5))))
+    cleanup()
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+for demo in (basic, checkpoint, two_parts):
+    demo(rank, world)
+"""
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("slow", [0, 0.02])
+def test_tutorials_three_demos_with_a_port_of_their_own_run_in_one_cell(
+    pools: dict[int, nbddp.Pool], world: int, slow: float
+) -> None:
+    pools[world].ensure(LaunchSpec())
+    for _ in range(5):
+        pools[world].run_cell(TUTORIAL.format(port=12355, slow=slow), timeout=60, screen=Silent())
+
+
+def test_nothing_listens_at_a_port_of_the_cells_own(two: nbddp.Pool) -> None:
+    """Somebody else may: of several people on one machine, say, who all run the tutorial."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        two.run_cell(TUTORIAL.format(port=listener.getsockname()[1], slow=0), timeout=60, screen=Silent())
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_ranks_that_name_the_same_port_in_two_ways_meet(two: nbddp.Pool) -> None:
+    code = "os.environ['MASTER_PORT'] = '12355'\nos.environ['MASTER_ADDR'] = ['localhost', '127.0.0.1'][rank]\n"
+    code = SET_UP.format(fault="") + code + INIT + "t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
+    assert list(two.run_cell(code, want_value=True, screen=Silent())) == [2.0, 2.0]
+    check_after(two, ())
+
+
+def test_group_of_other_ranks_has_torchs_own_store(two: nbddp.Pool) -> None:
+    code = "os.environ['MASTER_PORT'] = '0'\ndist.init_process_group('gloo', rank=0, world_size=1)\n"
+    code += "found = dist.get_world_size(), kernel.groups.owns(dist.distributed_c10d._get_default_store())\n"
+    code += "dist.destroy_process_group()\nfound"
+    code = SET_UP.format(fault="") + "kernel = get_ipython().kernel\n" + code
+    found = two.run_cell(code, want_value=True, screen=Silent())
+    assert [tuple(v) for v in found] == [(1, False)] * 2
+
+
+def test_only_the_pools_ranks_meet_at_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    mine = groups.Groups()
+    assert mine._meets_here("localhost", 1, 2)
+    assert not mine._meets_here("another-host", 1, 2)
+    assert not mine._meets_here("localhost", 0, 2)
+    assert not mine._meets_here("localhost", 1, 3)
+    mine._process = 0
+    assert not mine._meets_here("localhost", 1, 2), "a forked child's ranks are its own"

@@ -5,10 +5,12 @@ from an earlier run is destroyed first, so that a cell can be run again and agai
 second init within one run stays torch's own error. After a run that went wrong, the pool has every rank
 end its group (`drop`) before anything else: the sockets of what is pending are shut, so that no peer is waited for.
 
-The store that `env://` makes is
-taken from the pool's store, under a prefix of this run and this init, if address and port are those
-that were injected; a cell that sets its own MASTER_PORT gets torch's own behaviour,
-with rank 0 as the server.
+The store that `env://` makes is taken from the pool's store, under a prefix of this run, the port and the how-manieth
+init at this port it is. That holds for the address that was injected and for any port of this machine, if
+the group is to have the pool's ranks: the setup() of many a script sets a port of its own, and one after another at
+the same port is a race in torch, where a slow rank meets the store that rank 0 is about to close. So nothing
+listens at such a port. For groups of other ranks, and elsewhere, torch's own behaviour is kept, with rank 0 as the
+server.
 
 The second seam is private (`torch_seams.wrap_create_store`). Where it
 is missing, torch's own agent-store client is used; then a second init within one run
@@ -23,6 +25,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,6 +47,8 @@ class Groups:
         self.inits = 0
         self.sockets = Sockets()
         self.receives = Receives()
+        self._process = os.getpid()
+        self._met: dict[int, list[int]] = {}
         self._injected: tuple[str, int] = ("", 0)
         self._connect = ""
         self._clients: dict[tuple[str, int], Any] = {}
@@ -65,7 +70,8 @@ class Groups:
 
     def begin(self, run: int, injected: tuple[str, int], connect: str) -> None:
         """Enter run number `run`."""
-        self.run, self._injected, self._connect, self.inits = run, injected, connect, 0
+        self.run, self._injected, self._connect = run, injected, connect
+        self.inits, self._met = 0, {}
 
     def store(self, name: str) -> Any:
         """The pool's store under a prefix of this run and `name`, for what is no business of the user's groups."""
@@ -147,28 +153,50 @@ class Groups:
 
     def _wrap_create(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
-            if (hostname, port) != self._injected:
-                with _own_store():
-                    return original(hostname, port, *args, **kwargs)
+        def create_store(hostname: str, port: int, rank: int, world_size: int, *args: Any, **kwargs: Any) -> Any:
+            injected = (hostname, port) == self._injected
+            if not self._meets_here(hostname, rank, world_size):
+                with _agent_store(injected):
+                    return original(hostname, port, rank, world_size, *args, **kwargs)
             from torch.distributed import PrefixStore
 
-            where = (self._connect, port)
+            where = (self._connect, self._injected[1])
             if where not in self._clients:
                 # one client for all runs at this store: connecting looks names up, which can take seconds
-                self._clients = {where: original(*where, *args, **kwargs)}
-            return PrefixStore(f"nbddp/run{self.run}/init{self.inits}", self._clients[where])
+                with _agent_store(True):
+                    self._clients = {where: original(*where, rank, world_size, *args, **kwargs)}
+            return PrefixStore(self._prefix(port), self._clients[where])
 
         return create_store
 
+    def _meets_here(self, hostname: str, rank: int, world_size: int) -> bool:
+        """Whether the ranks that meet at this address are the pool's, so that its store can be their meeting place.
+        A process that was forked from this one has a rank of its own."""
+        ours = (str(rank), str(world_size)) == (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
+        return ours and os.getpid() == self._process and (hostname == self._injected[0] or _is_local(hostname))
+
+    def _prefix(self, port: int) -> str:
+        """For the default group's init that is going on, by how many there were at this port in this run."""
+        inits = self._met.setdefault(port, [])
+        if self.inits not in inits:
+            inits.append(self.inits)
+        return f"nbddp/run{self.run}/port{port}/init{len(inits)}"
+
+
+def _is_local(hostname: str) -> bool:
+    return hostname in ("localhost", "::1", "0.0.0.0", socket.gethostname()) or hostname.startswith("127.")
+
 
 @contextmanager
-def _own_store() -> Iterator[None]:
-    """Let rank 0 host the store: the address is the user's, not the one injected."""
+def _agent_store(outside: bool) -> Iterator[None]:
+    """Whether the store is hosted outside the ranks, as torch reads it; if not, rank 0 hosts it."""
     before = os.environ.pop(AGENT_STORE, None)
+    if outside:
+        os.environ[AGENT_STORE] = "True"
     try:
         yield
     finally:
+        os.environ.pop(AGENT_STORE, None)
         if before is not None:
             os.environ[AGENT_STORE] = before
 
