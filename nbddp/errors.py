@@ -97,7 +97,8 @@ class RankState:
     `status` is "finished", "ended" (its process too, with exit code 0), "failed", "interrupted", "replaced", "died" or
     "running";
     `where` is the user's own place, such as `cell line 9`, or empty; `doing` what it was waiting in,
-    such as `waiting in all_reduce #14 for rank 1`; `lost` the names that went with a replaced process.
+    such as `waiting in all_reduce #14 for rank 1`; `lost` the names that went with a replaced process, `imports` those
+    of them that were imported.
     """
 
     rank: int
@@ -106,6 +107,7 @@ class RankState:
     detail: str = ""
     doing: str = ""
     lost: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

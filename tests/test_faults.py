@@ -241,12 +241,13 @@ def test_what_cannot_be_freed_is_replaced_and_the_lost_names_are_told(two: nbddp
     code = (
         "import os, socket, torch.distributed as dist\ns = socket.socket(); s.bind(('127.0.0.1', 0))\n"
         "os.environ['MASTER_PORT'] = str(s.getsockname()[1]); s.close()\n"
-        "if os.environ['RANK'] == '1': dist.init_process_group('gloo')"
+        "if os.environ['RANK'] == '1': dist.init_process_group('gloo', rank=1, world_size=3)"
     )
     with pytest.raises(nbddp.RunHung) as caught:
         two.run_cell(code, hang_after=0.5, screen=Silent())
     state = caught.value.states[1]
     assert (state.status, "kept" in state.lost) == ("replaced", True)
+    assert set(state.imports) >= {"os", "socket", "dist"}
     assert "could not be freed" not in caught.value.report  # the table says it in its own words
     assert "replaced; lost: " in caught.value.report
     check_after(two, (1,))

@@ -6,32 +6,45 @@ import gc
 import os
 import socket
 import sys
+import threading
 import time
 import types
 from typing import Any
 
 import pytest
 
-from nbddp.worker import calls, check, failure
-from nbddp.worker.release import Release, Sockets, abort_nccl, python_sockets
+from nbddp.worker import calls, check, failure, torch_seams
+from nbddp.worker.groups import Groups
+from nbddp.worker.release import Receives, Release, Sockets, abort_nccl, python_sockets
 
 
 class FakeNccl(types.SimpleNamespace):
-    """torch.distributed as it looks with an NCCL group; `aborted` counts."""
+    """torch.distributed as it looks with an NCCL group; `aborted` and `destroyed` count."""
 
     def __init__(self, config: str, private: bool = True, fails: bool = False):
         super().__init__()
-        self.aborted = 0
+        self.aborted = self.destroyed = 0
+        self.living = True
 
         def abort() -> None:
             self.aborted += 1
             if fails:
                 raise RuntimeError("no communicator")
+            if private:
+                self.living = False
 
-        self.is_available = self.is_initialized = lambda: True
+        def destroy() -> None:
+            self.destroyed += 1
+            self.living = False
+
+        def set_default(group: object) -> None:
+            self.living = False
+
+        self.is_available, self.is_initialized = lambda: True, lambda: self.living
+        self.destroy_process_group = destroy
         self.get_backend_config = lambda: config
         group = types.SimpleNamespace(abort=abort)
-        self.distributed_c10d = types.SimpleNamespace(_get_default_group=lambda: group)
+        self.distributed_c10d = types.SimpleNamespace(_get_default_group=lambda: group, _update_default_pg=set_default)
         if private:
             self.distributed_c10d._abort_process_group = abort
 
@@ -47,6 +60,47 @@ def test_nccl_groups_are_aborted_and_others_left(
     monkeypatch.setitem(sys.modules, "torch.distributed", fake)
     abort_nccl()
     assert fake.aborted == times
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize(
+    ("config", "broken", "aborted", "destroyed"),
+    [("cuda:nccl", True, 1, 0), ("cuda:nccl", False, 0, 1), ("cpu:gloo", True, 0, 1)],
+)
+def test_broken_group_of_nccl_is_aborted_and_any_other_destroyed(
+    monkeypatch: pytest.MonkeyPatch, config: str, private: bool, broken: bool, aborted: int, destroyed: int
+) -> None:
+    fake = FakeNccl(config, private)
+    monkeypatch.setitem(sys.modules, "torch.distributed", fake)
+    monkeypatch.setattr(torch_seams, "forget_groups", lambda: None)
+    Groups().drop(broken=broken)
+    assert (fake.aborted, fake.destroyed, fake.living) == (aborted, destroyed, False)
+
+
+def test_run_does_not_end_before_its_abort_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the abort would end the group that the next run makes."""
+    order, entered, go_on = [], threading.Event(), threading.Event()
+
+    def abort() -> bool:
+        entered.set()
+        go_on.wait()
+        order.append("aborted")
+        return True
+
+    monkeypatch.setattr("nbddp.worker.release.abort_nccl", abort)
+    release = Release(Sockets())
+    release.begin()
+    release.start()
+    entered.wait()
+    ending = threading.Thread(target=lambda: order.append("ended" if release.end() else ""))
+    ending.start()
+    ending.join(0.2)
+    assert ending.is_alive()
+    go_on.set()
+    ending.join()
+    assert (order, release.aborted) == (["aborted", "ended"], True)
+    release.begin()
+    assert not release.aborted
 
 
 def test_abort_that_fails_is_told_and_does_not_stop_the_release(
@@ -120,6 +174,36 @@ def test_release_ends_with_its_run_and_never_reaches_the_next() -> None:
     release.begin()
     assert not release.end(), "the next run was not"
     assert counting.shuts == before
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")
+def test_sockets_are_shut_from_a_while_after_until_the_block_has_ended() -> None:
+    found = Sockets()
+    with found.watch():
+        theirs, their_end = pair()
+    with found.shutting(after=60) as shut:
+        pass
+    assert not shut.is_set()
+    with found.shutting(after=0) as shut:
+        assert their_end.recv(1) == b"", "shut"
+    assert shut.is_set()
+    their_end.close()
+    socket.socket(fileno=theirs).close()
+
+
+def test_only_a_receive_of_gloos_is_aborted() -> None:
+    from torch.distributed import Work
+
+    class Mine(Work):
+        pass
+
+    receives = Receives()
+    kept, gone = Mine(), Mine()
+    receives.note(gone)
+    del gone
+    receives.note(kept)
+    receives.abort()
+    assert not torch_seams.abort_receive(kept)
 
 
 def test_interrupt_that_was_ignored_is_sent_again() -> None:

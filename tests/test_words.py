@@ -181,6 +181,11 @@ def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
     assert "  rank 5: cell line 9, waiting in all_reduce #14 for rank 2; freed, names are kept" in text
     assert "could not be freed, so it is replaced; lost: n0, n1" in text
     assert "n11 and 2 more" in text
+    assert report.lost_words(["model", "opt"], ["np", "torch", "F"]) == (
+        "lost: model, opt and 3 imports (np, torch, F)"
+    )
+    assert report.lost_words([], ["np"]) == "lost: 1 import (np)"
+    assert report.lost_words([], []) == "names on it are gone"
     assert "  rank 4: still running\n" in text
     assert "calls init_process_group again" in text
 

@@ -43,6 +43,7 @@ from nbddp.values import RankValues, check_ranks
 from nbddp.worker import kept, values
 
 HOST, MASTER = "127.0.0.1", "localhost"
+END_GROUP_SECONDS = 10.0  # a rank that has not ended its process group by then will never
 REGISTER_TIMEOUT = 60.0
 LAST_WORDS = 12  # lines
 
@@ -705,6 +706,8 @@ class Pool:
         if self.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
         assert self.agent is not None
+        if self._group_broken:
+            self._end_groups()
         screen = screen or for_shell(_shell())
         if any(w.exit is not None for w in self.workers.values()):
             for note in self._match(self.placed(), self.visible):
@@ -715,7 +718,6 @@ class Pool:
         port = self._take_store(number)
         common = {
             **fields, "run": number, "injected": [MASTER, port], "connect": HOST,
-            "drop_group": self._group_broken,
         }  # fmt: skip
         specs = {r: {**common, "env": self._variables(r, port, logs, attempt)} for r in ranks}
         run = Run(
@@ -734,6 +736,9 @@ class Pool:
             self.current = None
             if run.noted:
                 self._note(ranks, "idle")
+        if run.disordered():
+            self._group_broken = True
+            run.stuck = self._end_groups()
         self._after(run)
         run.raise_if_bad()
         note = run.note()
@@ -774,12 +779,30 @@ class Pool:
         self._store_of_run[number] = self._store[0]
         return self._store[1]
 
+    def _end_groups(self) -> dict[int, dict[str, Any]]:
+        """Have every living rank end its process group, before any cell can meet it. A rank that does not come to an
+        end of it is ended itself; returns those, with what they said of their names."""
+        if self.agent is None or not self.agent.alive:
+            return {}
+        number = next(self._runs)
+        specs = {r: {"op": "end_group", "run": number} for r, w in self.workers.items() if w.exit is None}
+        run = Run(
+            self, specs, number=number, logs=self.agent.home / "runs" / str(number), screen=Silent(),
+            hang_after=None, timeout=END_GROUP_SECONDS,
+        )  # fmt: skip
+        self.current = run
+        try:
+            run.execute()
+        finally:
+            self.current = None
+        self._group_broken = False
+        return {r: run.facts.get(r, {}) for r, e in run.ended.items() if e.status in ("replaced", "died")}
+
     def _after(self, run: Run) -> None:
-        """Decide what the next run finds: which stores stay open, whether the group may stay."""
+        """Decide which stores stay open for the next run."""
         if self.agent is None or not self.agent.alive:
             return
         everybody = len(run.specs) == self.world_size
-        self._group_broken = run.broke_group() or (self._group_broken and not everybody)
         if not run.well:
             self._store = None
         if everybody:

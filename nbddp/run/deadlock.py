@@ -130,6 +130,8 @@ def _call_of(call: Mapping[str, Any] | None, pending: Mapping[str, Any] | None) 
 
 def _is_blocked(call: Call, facts: Mapping[str, Any], still: bool) -> bool:
     """Whether the main thread waits in `call`; `still`: its process has used hardly any CPU since the last look."""
+    if call.kind == "drop":
+        return True
     waits, pending = facts["waits"], facts["pending"]
     if pending is not None and "nccl" in pending["backend"]:
         return bool(waits != "sleep")  # CUDA waits may spin
@@ -143,7 +145,7 @@ def _is_blocked(call: Call, facts: Mapping[str, Any], still: bool) -> bool:
 def waits_for(me: Position, all_of: Positions) -> tuple[tuple[int, ...], bool]:
     """The ranks that `me` waits for, and whether all of them must come (False: any one may free it)."""
     call = me.call
-    if call is None:
+    if call is None or call.kind == "drop":  # ending a group waits for nobody for long: its connections are shut
         return (), True
     others = [p for r, p in sorted(all_of.items()) if r != me.rank]
     if call.kind in ("send", "recv") and call.peer is not None:

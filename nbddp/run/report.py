@@ -181,20 +181,24 @@ def state_words(state: RankState) -> str:
         "ended": "ended its process with exit code 0; names on it are gone",
         "failed": "failed too",
         "interrupted": f"{doing}; {'freed' if state.doing else 'interrupted'}, names are kept",
-        "replaced": f"{doing}; could not be freed, so it is replaced; {lost_words(state.lost)}",
+        "replaced": f"{doing}; could not be freed, so it is replaced; {lost_words(state.lost, state.imports)}",
         "died": "died",
         "running": doing,
     }[state.status]
     return f"{words}: {state.detail}" if state.detail else words
 
 
-def lost_words(names: Sequence[str]) -> str:
-    """Which names went with a process."""
-    if not names:
+def lost_words(names: Sequence[str], imports: Sequence[str] = ()) -> str:
+    """Which names went with a process: `lost: model, opt and 2 imports (np, torch)`."""
+    if not names and not imports:
         return "names on it are gone"
-    shown = ", ".join(names[:NAMES])
+    imported = f"{len(imports)} import{'s' if len(imports) > 1 else ''} ({_some(imports)})" if imports else ""
+    return f"lost: {' and '.join(w for w in (_some(names), imported) if w)}"
+
+
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-    return f"lost: {shown}{more}"
+    return ", ".join(names[:NAMES]) + more
 
 
 def died_words(cause: Cause) -> list[str]:
@@ -268,7 +272,7 @@ def positions_table(states: Sequence[RankState]) -> list[str]:
     rows = [("rank", "line", "state", "")]
     for s in states:
         doing = s.doing or {"finished": "finished the cell", "interrupted": "running"}.get(s.status, s.status)
-        fate = f"replaced; {lost_words(s.lost)}" if s.status == "replaced" else fates.get(s.status, "")
+        fate = f"replaced; {lost_words(s.lost, s.imports)}" if s.status == "replaced" else fates.get(s.status, "")
         rows.append((str(s.rank), s.where or "–", doing, fate))
     return aligned(rows)
 

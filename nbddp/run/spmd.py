@@ -92,6 +92,7 @@ class Run:
         self.noted = False
         self.positions: dict[int, deadlock.Position] = {}
         self.facts: dict[int, dict[str, Any]] = {}
+        self.stuck: dict[int, dict[str, Any]] = {}
         self.world_size = max((int(s["env"]["WORLD_SIZE"]) for s in specs.values() if "env" in s), default=len(specs))
         self.deadlock: deadlock.Deadlock | None = None
         self.ended_by = ""
@@ -354,11 +355,16 @@ class Run:
     def groups(self) -> dict[int, dict[str, Any]]:
         return {r: e.content["group"] for r, e in self.ended.items() if "group" in e.content}
 
+    def disordered(self) -> bool:
+        """Whether the ranks left the run at different places, so that they cannot use one group together; what is
+        left of one that was not made in full is to be ended too."""
+        return supervise.group_is_broken({r: e.status for r, e in self.ended.items()}, self.groups())
+
     def broke_group(self) -> bool:
-        ends = {r: e.status for r, e in self.ended.items()}
-        had = any(g["run"] is not None for g in self.groups().values())
+        """Whether there was a group that cannot be used again."""
+        had = any(g["run"] is not None or g.get("aborted") for g in self.groups().values())
         missing = any(e.status in outcome.GONE for e in self.ended.values())
-        return (had or missing) and supervise.group_is_broken(ends, self.groups())
+        return (had or missing) and self.disordered()
 
     @property
     def well(self) -> bool:
@@ -400,7 +406,7 @@ class Run:
         if found is None:
             return self._stopped() if self.stops else None
         cause = self._cause(found)
-        others = [s for s in self._states() if s.rank != cause.rank]
+        others = [s for s in self._states() if s.rank != cause.rank or s.status == "replaced"]
         text = report.failure_text(cause, others, dropped=self.broke_group())
         return WorkerFailed(report.headline(cause), cause=cause, states=self._states(), report=text, logs=self._logs())
 
@@ -465,6 +471,9 @@ class Run:
         return f"lost its connection to {rank_words(ranks) if ranks else 'another rank'}"
 
     def _state_of(self, ended: Ended) -> RankState:
+        if ended.rank in self.stuck:  # at the end of its group, after this run
+            names, imports = self._names_lost(ended.rank)
+            return RankState(ended.rank, "replaced", doing="ending the process group", lost=names, imports=imports)
         status = "finished" if ended.status == outcome.OK else ended.status
         lost = self._lost(ended) if status == "failed" else ""
         if lost:
@@ -482,8 +491,13 @@ class Run:
         if not where and chain:
             where = report.place_of(chain[-1].frames)
         doing = deadlock.waiting_words(position, self.positions) if position else ""
-        names = tuple(self.facts.get(ended.rank, {}).get("names", ())) if status == "replaced" else ()
-        return RankState(ended.rank, status, where, doing=doing, lost=names)
+        names, imports = self._names_lost(ended.rank) if status == "replaced" else ((), ())
+        return RankState(ended.rank, status, where, doing=doing, lost=names, imports=imports)
+
+    def _names_lost(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names and imports that went with a rank's process, as it had told them before."""
+        facts = self.stuck.get(rank) or self.facts.get(rank, {})
+        return tuple(facts.get("names", ())), tuple(facts.get("imports", ()))
 
 
 @dataclass

@@ -20,12 +20,12 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-from nbddp.worker import check, failure, torch_seams
+from nbddp.worker import check, failure, groups, torch_seams
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
 OTHERS = (torch_seams.FUNCTIONAL,)
 HERE = __file__
-CHECK = check.__file__
+CHECK, GROUPS = check.__file__, groups.__file__
 INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch_seams.BACKWARD
 TO_PEER, FROM_PEER = ("send", "isend", "send_object_list"), ("recv", "irecv", "recv_object_list")
 # system calls by number, x86-64 first, then 64-bit Arm (and POWER, 32-bit): a thread that waits for another ...
@@ -166,6 +166,8 @@ def _call(frames: list[FrameType]) -> dict[str, Any] | None:
     inner = ""
     for frame in reversed(frames):
         file, name = frame.f_code.co_filename.replace("\\", "/"), frame.f_code.co_name
+        if file == GROUPS and name == "drop":
+            return {"op": "destroy_process_group of an earlier cell's group", "kind": "drop"}
         if file == HERE and name in ("wait", "store_wait"):
             return _described(name, frame)
         if file.endswith(COLLECTIVES) and name != "wrapper" and not name.startswith("_"):

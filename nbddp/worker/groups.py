@@ -2,10 +2,15 @@
 
 torch is left as it is, but for a few seams. `init_process_group` is wrapped: a group left over
 from an earlier run is destroyed first, so that a cell can be run again and again; a
-second init within one run stays torch's own error. The store that `env://` makes is
-taken from the pool's store, under a prefix of this run and this init, if address and port are those
-that were injected; a cell that sets its own MASTER_PORT gets torch's own behaviour,
-with rank 0 as the server.
+second init within one run stays torch's own error. After a run that went wrong, the pool has every rank
+end its group (`drop`) before anything else: the sockets of what is pending are shut, so that no peer is waited for.
+
+The store that `env://` makes is taken from the pool's store, under a prefix of this run, the port and the how-manieth
+init at this port it is. That holds for the address that was injected and for any port of this machine, if
+the group is to have the pool's ranks: the setup() of many a script sets a port of its own, and one after another at
+the same port is a race in torch, where a slow rank meets the store that rank 0 is about to close. So nothing
+listens at such a port. For groups of other ranks, and elsewhere, torch's own behaviour is kept, with rank 0 as the
+server.
 
 The second seam is private (`torch_seams.wrap_create_store`). Where it
 is missing, `init_process_group` is given the store as an argument.
@@ -17,16 +22,19 @@ The third: the sockets that appear while a store or a group is made are noted as
 from __future__ import annotations
 
 import functools
+import gc
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from nbddp.worker import torch_seams
-from nbddp.worker.release import Sockets
+from nbddp.worker.release import Receives, Sockets, abort_nccl, has_nccl
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+GRACE = 1.0  # seconds that pending work of a group which did not fail has to come to its end
 
 
 class Groups:
@@ -37,6 +45,9 @@ class Groups:
         self.made_in: int | None = None
         self.inits = 0
         self.sockets = Sockets()
+        self.receives = Receives()
+        self._process = os.getpid()
+        self._met: dict[int, list[int]] = {}
         self._injected: tuple[str, int] = ("", 0)
         self._connect = ""
         self._gives_store = False
@@ -53,23 +64,27 @@ class Groups:
         dist.init_process_group = init
         distributed_c10d.init_process_group = init
         self._gives_store = not torch_seams.wrap_create_store(self._wrap_create)
+        torch_seams.wrap_receive_from_any(self.receives.note)
         self._watch(dist.TCPStore, "__init__")
         self._watch(distributed_c10d, torch_seams.NEW_GROUP)
 
-    def begin(self, run: int, injected: tuple[str, int], connect: str, *, drop: bool) -> None:
-        """Enter run number `run`; `drop` ends a group that an earlier failure may have broken."""
-        self.run, self._injected, self._connect, self.inits = run, injected, connect, 0
-        if drop:
-            self.drop()
+    def begin(self, run: int, injected: tuple[str, int], connect: str) -> None:
+        """Enter run number `run`."""
+        self.run, self._injected, self._connect = run, injected, connect
+        self.inits, self._met = 0, {}
 
     def store(self, name: str) -> Any:
         """The pool's store under a prefix of this run and `name`, for what is no business of the user's groups."""
+        return self._under(f"nbddp/run{self.run}/{name}")
+
+    def _under(self, prefix: str) -> Any:
+        """The pool's store under a prefix."""
         from torch.distributed import PrefixStore, TCPStore
 
         where = (self._connect, self._injected[1])
         if where not in self._clients:
             self._clients = {where: TCPStore(*where, is_master=False)}
-        return PrefixStore(f"nbddp/run{self.run}/{name}", self._clients[where])
+        return PrefixStore(prefix, self._clients[where])
 
     def owns(self, store: Any) -> bool:
         """Whether this is the pool's store, which no process but the ranks reaches."""
@@ -78,7 +93,7 @@ class Groups:
         return getattr(store, "port", None) == self._injected[1]
 
     def released(self) -> None:
-        """A release has shut the sockets: no client of a store can be used again."""
+        """The sockets have been shut: no client of a store can be used again."""
         self._clients = {}
 
     def _watch(self, owner: Any, name: str) -> None:
@@ -102,17 +117,23 @@ class Groups:
             return {"run": None, "sequence": 0}
         return {"run": self.made_in, "sequence": torch_seams.sequence(torch_seams.default_group())}
 
-    def drop(self) -> None:
-        """Destroy the default group and everything torch remembers of it."""
-        import torch.distributed as dist
+    def drop(self, *, broken: bool) -> None:
+        """End the default group and everything torch remembers of it.
 
-        if dist.is_initialized():
-            try:
-                dist.destroy_process_group()
-            except Exception as e:
-                print(f"destroying the old process group: {type(e).__name__}: {e}", file=sys.stderr)
-        _forget()
-        self.made_in = None
+        The threads of a group are joined, which takes until its pending work is done. Of a `broken` group it may never
+        be, so its connections are shut at once; those of another one after GRACE, since a peer may still be at work.
+        Groups that only garbage holds (an exception's frames, a DDP model) keep descriptors and threads until it is
+        collected.
+        """
+        with self.sockets.shutting(after=0 if broken else GRACE) as shut:
+            if broken:
+                self.receives.abort()
+            _end_default_group(broken)
+            _forget()
+            self.made_in = None
+            gc.collect()
+        if shut.is_set():
+            self.released()
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -120,7 +141,7 @@ class Groups:
             import torch.distributed as dist
 
             if dist.is_initialized() and self.made_in != self.run:
-                self.drop()
+                self.drop(broken=False)
             if not dist.is_initialized():
                 _forget()
                 self.inits += 1
@@ -137,41 +158,82 @@ class Groups:
         return init_process_group
 
     def _with_store(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of an init that would go by `env://` and the injected address, with what it would find there."""
+        """Arguments of an init that would go by `env://` to the pool's store, with what it would find there."""
         env = os.environ
         asked = given.get("init_method") in (None, "env://") and given.get("store") is None
-        if not asked or (env.get("MASTER_ADDR"), int(env.get("MASTER_PORT") or 0)) != self._injected:
+        if not asked or "MASTER_PORT" not in env:
             return given
         place = {n: given.get(n, -1) for n in ("rank", "world_size")}
         found = {n: int(env[n.upper()]) if value < 0 else value for n, value in place.items()}
-        return {**given, **found, "init_method": None, "store": self.store(f"init{self.inits}")}
+        if not self._meets_here(env.get("MASTER_ADDR", ""), found["rank"], found["world_size"]):
+            return given
+        prefix = self._prefix(int(env["MASTER_PORT"]))
+        return {**given, **found, "init_method": None, "store": self._under(prefix)}
 
     def _wrap_create(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
-            if (hostname, port) != self._injected:
-                with _own_store():
-                    return original(hostname, port, *args, **kwargs)
+        def create_store(hostname: str, port: int, rank: int, world_size: int, *args: Any, **kwargs: Any) -> Any:
+            injected = (hostname, port) == self._injected
+            if not self._meets_here(hostname, rank, world_size):
+                with _agent_store(injected):
+                    return original(hostname, port, rank, world_size, *args, **kwargs)
             from torch.distributed import PrefixStore
 
-            where = (self._connect, port)
+            where = (self._connect, self._injected[1])
             if where not in self._clients:
                 # one client for all runs at this store: connecting looks names up, which can take seconds
-                self._clients = {where: original(*where, *args, **kwargs)}
-            return PrefixStore(f"nbddp/run{self.run}/init{self.inits}", self._clients[where])
+                with _agent_store(True):
+                    self._clients = {where: original(*where, rank, world_size, *args, **kwargs)}
+            return PrefixStore(self._prefix(port), self._clients[where])
 
         return create_store
 
+    def _meets_here(self, hostname: str, rank: int, world_size: int) -> bool:
+        """Whether the ranks that meet at this address are the pool's, so that its store can be their meeting place.
+        A process that was forked from this one has a rank of its own."""
+        ours = (str(rank), str(world_size)) == (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
+        return ours and os.getpid() == self._process and (hostname == self._injected[0] or _is_local(hostname))
+
+    def _prefix(self, port: int) -> str:
+        """For the default group's init that is going on, by how many there were at this port in this run."""
+        inits = self._met.setdefault(port, [])
+        if self.inits not in inits:
+            inits.append(self.inits)
+        return f"nbddp/run{self.run}/port{port}/init{len(inits)}"
+
+
+def _is_local(hostname: str) -> bool:
+    return hostname in ("localhost", "::1", "0.0.0.0", socket.gethostname()) or hostname.startswith("127.")
+
 
 @contextmanager
-def _own_store() -> Iterator[None]:
-    """Let rank 0 host the store: the address is the user's, not the one injected."""
+def _agent_store(outside: bool) -> Iterator[None]:
+    """Whether the store is hosted outside the ranks, as torch reads it; if not, rank 0 hosts it."""
     before = os.environ.pop(AGENT_STORE, None)
+    if outside:
+        os.environ[AGENT_STORE] = "True"
     try:
         yield
     finally:
+        os.environ.pop(AGENT_STORE, None)
         if before is not None:
             os.environ[AGENT_STORE] = before
+
+
+def _end_default_group(broken: bool) -> None:
+    """A broken group of NCCL's is aborted: to destroy it would flush what can never end."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return
+    if broken and has_nccl():
+        abort_nccl()
+    else:
+        try:
+            dist.destroy_process_group()
+        except Exception as e:
+            print(f"destroying the old process group: {type(e).__name__}: {e}", file=sys.stderr)
+    if dist.is_initialized():
+        torch_seams.set_default_group(None)
 
 
 def _forget() -> None:

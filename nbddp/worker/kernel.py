@@ -93,6 +93,13 @@ def _error_of(result: Any) -> BaseException | None:
     return result.error_in_exec if error is None else error
 
 
+def is_import(value: Any) -> bool:
+    """Whether a name that has this value was imported: a module, or a class or function that no cell has defined."""
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return getattr(value, "__module__", None) != "__main__"
+    return inspect.ismodule(value)
+
+
 class _NoShellThread:
     """Stands where ipykernel 7 expects its shell thread, which an engine does not have; without it a
     cell with a top-level await runs but is never answered."""
@@ -116,7 +123,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             _NoShellThread.parent_thread = threading.main_thread()
             self.shell_channel_thread = _NoShellThread()
         self.groups = Groups()
-        self.release = Release(self.groups.sockets, self.log_file)
+        self.release = Release(self.groups.sockets, self.log_file, self.groups.receives)
         self.checker = Checker()
         self.kept: Kept | None = None
         self.departures = leaving.Departures(self._cell_names)
@@ -236,7 +243,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 spec["run"],
                 (spec["injected"][0], int(spec["injected"][1])),
                 spec["connect"],
-                drop=spec["drop_group"],
             )
         self.departures.begin()
         self.recorder.begin(spec["run"], spec.get("timings", True), spec.get("cell"))
@@ -319,6 +325,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         names = self.shell.user_ns
         return [values.pack_or_words(names[n]) if n in names else b"" for n in spec["names"]]
 
+    def _do_end_group(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
+        """End the process group after a run that has broken it, and let go of what failed calls held."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ended whole, or the process is replaced
+        self.shell.last_execution_result = None
+        self.groups.drop(broken=True)
+        return []
+
     def _do_timings(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         """What the recorder has of the last run with DDP steps."""
         return [values.pack_or_words(self.recorder.collect())]
@@ -380,7 +393,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             except Exception as e:  # the program has put something of its own there, or has closed it
                 self._to_log(f"flushing what was printed: {type(e).__name__}: {e}")
         try:
-            outcome["group"] = self.groups.facts()
+            outcome["group"] = {**self.groups.facts(), "aborted": self.release.aborted}
             outcome["departures"] = self.departures.seen
             if outcome.pop("error", False):
                 buffers[:] = [self._error_bytes]
@@ -454,14 +467,17 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if content.get("history"):
             found["history"] = {**calls.history(self._began_ns), **self.checker.called}
         if content.get("names"):
-            found["names"] = self._user_names()
+            found["names"], found["imports"] = self._user_names()
         return found
 
-    def _user_names(self) -> list[str]:
-        """Names that cells have assigned on this rank."""
+    def _user_names(self) -> tuple[list[str], list[str]]:
+        """Names that cells have assigned on this rank, and those that they have imported."""
         hidden = self.shell.user_ns_hidden
-        return [n for n, v in list(self.shell.user_ns.items()) if not n.startswith("_") and n not in hidden
-                and not inspect.ismodule(v)]  # fmt: skip
+        found: tuple[list[str], list[str]] = ([], [])
+        for name, value in list(self.shell.user_ns.items()):
+            if not name.startswith("_") and name not in hidden:
+                found[is_import(value)].append(name)
+        return found
 
     def _ask_stack(self, content: dict[str, Any]) -> Any:
         """As `where`, and the main thread's frames."""

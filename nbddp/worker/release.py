@@ -6,7 +6,8 @@ sockets that torch opened, again and again until the run is over, since a progra
 catches the error may call again. Which sockets are torch's is known by watching what
 appears while torch makes a group or a store (`Sockets.watch`); sockets of Python objects
 are never among them. Listening sockets are left alone (shutting one aborts the process).
-NCCL has an abort of its own, used instead.
+gloo's receive from any source waits for no connection in particular, and the loss of all does not end it: such
+receives are noted (`Receives`) and aborted one by one. NCCL has an abort of its own, used instead.
 
 Where sockets cannot be told apart (no /proc, so not on Linux) nothing is shut, and a blocked rank is replaced.
 """
@@ -21,7 +22,9 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 from nbddp.worker import torch_seams
 
@@ -61,32 +64,87 @@ class Sockets:
         """Shut torch's connected TCP sockets; how many there were."""
         return sum(_shut(fd) for fd in self.torchs())
 
+    @contextlib.contextmanager
+    def shutting(self, after: float) -> Iterator[threading.Event]:
+        """If the block has not ended after so many seconds, shut torch's sockets until it has; after=0: before it, too.
+        The event is set once they have been shut."""
+        began, done = threading.Event(), threading.Event()
+
+        def shut() -> None:
+            pause = after or AGAIN
+            while not done.wait(pause):
+                began.set()
+                self.shut()
+                pause = AGAIN
+
+        if not after:
+            began.set()
+            self.shut()  # here, since a quick block would leave the thread no time for it
+
+        thread = threading.Thread(target=shut, name="nbddp-shutting", daemon=True)
+        thread.start()
+        try:
+            yield began
+        finally:
+            done.set()
+            thread.join()  # sockets that are opened from here on are the next group's
+
+
+class Receives:
+    """Receives from any source whose work is alive."""
+
+    def __init__(self) -> None:
+        self._works: list[weakref.ref[Any]] = []
+
+    def note(self, work: Any) -> None:
+        self._works = [w for w in self._works if w() is not None] + [weakref.ref(work)]
+
+    def abort(self) -> None:
+        for known in self._works:
+            work = known()
+            if work is not None:
+                torch_seams.abort_receive(work)
+
 
 class Release:
     """Frees the main thread of the current run, and of no other.
 
-    log: descriptor to which C++ is to write meanwhile: torch complains at length of lost connections.
+    receives: those that are aborted besides. log: descriptor to which C++ is to write meanwhile: torch complains at
+    length of lost connections. `aborted`: whether NCCL's groups were ended in the last release.
     """
 
-    def __init__(self, torchs: Sockets, log: int | None = None) -> None:
+    def __init__(self, torchs: Sockets, log: int | None = None, receives: Receives | None = None) -> None:
         self.sockets = torchs
+        self.receives = receives or Receives()
+        self.aborted = False
+        self._thread: threading.Thread | None = None
         self._log = log
         self._stderr: int | None = None
         self._lock = threading.Lock()
         self._epoch = 0
+        self._over = threading.Event()
         self._run_is_on = self._started = False
 
     def begin(self) -> None:
         """A run begins: it may be released from here on."""
         with self._lock:
             self._epoch += 1
-            self._run_is_on, self._started = True, False
+            self._run_is_on, self._started, self.aborted = True, False, False
 
     def end(self) -> bool:
-        """The run is over: nothing is shut from here on. True if it was released."""
+        """The run is over: nothing is shut or aborted from here on. True if it was released.
+
+        Waits for an abort that has not returned, which would otherwise end the next run's group. How long is up to
+        the client: it replaces a rank that has not ended the run some time after it was to be freed.
+        """
         with self._lock:
             self._epoch += 1
             self._run_is_on = False
+            self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._lock:
             if self._stderr is not None:
                 os.dup2(self._stderr, 2)
                 os.close(self._stderr)
@@ -98,23 +156,27 @@ class Release:
         with self._lock:
             if self._run_is_on and not self._started:
                 self._started = True
+                self._over = threading.Event()
                 if self._log is not None:
                     self._stderr = os.dup(2)
                     os.dup2(self._log, 2)
-                threading.Thread(target=self._free, args=(self._epoch,), name="nbddp-release", daemon=True).start()
+                self._thread = threading.Thread(
+                    target=self._free, args=(self._epoch, self._over), name="nbddp-release", daemon=True
+                )
+                self._thread.start()
             return self._run_is_on
 
-    def _free(self, epoch: int) -> None:
-        abort_nccl()
-        pause = threading.Event()
+    def _free(self, epoch: int, over: threading.Event) -> None:
+        self.aborted = abort_nccl()
         for turn in itertools.count():
             with self._lock:  # the next run's sockets are not touched: its begin waits for this lock
                 if self._epoch != epoch:
                     return
                 self.sockets.shut()
+                self.receives.abort()
                 if turn in INTERRUPTS:
                     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
-            pause.wait(AGAIN)
+            over.wait(AGAIN)
 
 
 def sockets() -> dict[str, int]:
@@ -150,14 +212,20 @@ def _shut(fd: int) -> bool:
     return True
 
 
-def abort_nccl() -> None:
-    """Abort the communicators of NCCL groups: blocked kernels and waits end with an error."""
+def has_nccl() -> bool:
+    """Whether there is a default group, and one of its backends is NCCL."""
     dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available() or not dist.is_initialized():
-        return
-    if "nccl" not in dist.get_backend_config():
-        return
+    return bool(
+        dist is not None and dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend_config()
+    )
+
+
+def abort_nccl() -> bool:
+    """Abort the communicators of NCCL groups: blocked kernels and waits end with an error. True if there were any."""
+    if not has_nccl():
+        return False
     try:
         torch_seams.abort_groups()
     except Exception as e:
         print(f"aborting NCCL: {type(e).__name__}: {e}", file=sys.__stderr__)
+    return True

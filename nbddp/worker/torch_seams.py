@@ -7,7 +7,10 @@ they need, and what they get where a version of torch does not have it.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -125,6 +128,57 @@ def abort_groups() -> None:
         abort()
     else:
         default_group().abort()
+        set_default_group(None)
+
+
+# -- receives from any source -------------------------------------------------------------------
+
+
+def wrap_receive_from_any(note: Callable[[Any], None]) -> None:
+    """Have `note(work)` told of every receive from any source."""
+    import torch.distributed as dist
+
+    original = dist.ProcessGroup.recv_anysource
+
+    @functools.wraps(original)
+    def recv_anysource(group: Any, *args: Any, **kwargs: Any) -> Any:
+        work = original(group, *args, **kwargs)
+        note(work)
+        return work
+
+    dist.ProcessGroup.recv_anysource = recv_anysource
+
+
+def abort_receive(work: Any) -> bool:
+    """End the wait in a receive of gloo's; False for any other work, or where this torch has no way.
+
+    Its `abort` is exported by C++ and not bound to Python. Only an object whose table of virtual functions is that
+    class's own is given to it; pybind11 keeps the C++ object's address right behind Python's own fields.
+    """
+    found = _receive_class()
+    if found is None:
+        return False
+    table, abort = found
+    address = ctypes.c_void_p.from_address(id(work) + object.__basicsize__).value
+    if address is None or ctypes.c_void_p.from_address(address).value != table:
+        return False
+    abort(address)
+    return True
+
+
+@functools.cache
+def _receive_class() -> tuple[int, Any] | None:
+    """gloo's class of receives in torch's library: where its virtual functions are listed, and its `abort`."""
+    import torch
+
+    try:
+        library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+        table = ctypes.c_char.in_dll(library, "_ZTVN4c10d16ProcessGroupGloo8RecvWorkE")
+        abort = library["_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv"]
+    except (OSError, ValueError, AttributeError):  # not Linux, or a torch built otherwise
+        return None
+    abort.argtypes, abort.restype = [ctypes.c_void_p], None
+    return ctypes.addressof(table) + 2 * ctypes.sizeof(ctypes.c_void_p), abort  # behind an offset and the type
 
 
 def share_backends(real: Any, other: Any) -> str:

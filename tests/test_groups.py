@@ -1,0 +1,303 @@
+"""Process groups from cell to cell: what is pending ends with a bad run, nothing of it stays, and a script's own
+setup() with a port of its own can be run again and again."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import nbddp
+from nbddp.options import LaunchSpec
+from nbddp.run.screen import Silent
+from nbddp.worker import groups
+from tests.faults import INIT, SET_UP, check_after
+
+PREPARE = SET_UP.format(fault="") + INIT + "kernel = get_ipython().kernel\n"
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[int, nbddp.Pool]]:
+    """A pool of two and one of four, kept for all tests of this file."""
+    with nbddp.Pool(nproc=2) as two, nbddp.Pool(nproc=4) as four:
+        yield {2: two, 4: four}
+
+
+@pytest.fixture
+def two(pools: dict[int, nbddp.Pool]) -> nbddp.Pool:
+    pool = pools[2]
+    pool.ensure(LaunchSpec())
+    pool.run_cell("import os; kept = int(os.environ['RANK'])", screen=Silent())
+    return pool
+
+
+# -- after a run that went wrong -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", range(5))
+def test_work_that_a_finished_rank_left_pending_does_not_hold_up_the_next_cell(two: nbddp.Pool, again: int) -> None:
+    """Rank 1 holds a finished work, and by that its connections, so rank 0's pending one would never end."""
+    code = "work = dist.all_reduce(torch.ones(4), async_op=True); work.wait()\n"
+    code += "if rank == 1: raise ValueError('x')\npending = dist.all_reduce(torch.ones(4), async_op=True)"
+    with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
+        two.run_cell(PREPARE + code, screen=Silent())
+    assert "rank 0: finished the cell\nThe process group has been ended" in caught.value.report
+    assert list(two.run_cell("kept", want_value=True, timeout=10, screen=Silent())) == [0, 1]
+    check_after(two, ())
+
+
+def test_thread_that_a_finished_rank_left_in_a_collective_is_freed(two: nbddp.Pool) -> None:
+    code = """import threading
+held = dist.group.WORLD
+def reduce(group=held):
+    try: dist.all_reduce(torch.ones(4), group=group)
+    except RuntimeError: pass
+if rank == 1: raise ValueError('x')
+thread = threading.Thread(target=reduce); thread.start()
+while not kernel.groups.facts()["sequence"]: time.sleep(0.01)  # it has called"""
+    with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x"):
+        two.run_cell(PREPARE + code, screen=Silent())
+    ended = (
+        "import time\nend = time.monotonic() + 10\nwhile rank == 0 and thread.is_alive() and time.monotonic() < end:\n"
+    )
+    ended += "    time.sleep(0.01)\nrank == 0 and thread.is_alive()"
+    assert list(two.run_cell(ended, want_value=True, screen=Silent())) == [False, False]
+    check_after(two, ())
+
+
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_rank_that_cannot_end_its_group_is_replaced_and_that_is_said(
+    two: nbddp.Pool, stuck: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbddp.pool.pool.END_GROUP_SECONDS", 0.5)
+    code = f"import functools\nif rank == {stuck}: dist.destroy_process_group = functools.partial(time.sleep, 600)\n"
+    with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
+        two.run_cell(PREPARE + code + "if rank == 1: raise ValueError('x')\ndist.barrier()", screen=Silent())
+    said = f"rank {stuck}: ending the process group; could not be freed, so it is replaced; lost: "
+    assert said in caught.value.report
+    state = caught.value.states[stuck]
+    assert {"kept", "go_wrong"} <= set(state.lost)
+    assert set(state.imports) >= {"os", "time", "torch", "dist", "DDP", "functools"}
+    assert not set(state.lost) & set(state.imports)
+    assert two.ensure(LaunchSpec()) == [f"rank {stuck} is new and empty"]
+    check_after(two, (stuck,))
+
+
+def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the_same(two: nbddp.Pool) -> None:
+    """All ranks finished well. Where its rank is meanwhile is shown."""
+    code = "work = dist.all_reduce(torch.ones(4), async_op=True); work.wait()\n"
+    two.run_cell(
+        PREPARE + code + "if rank == 0: pending = dist.all_reduce(torch.ones(4), async_op=True)", screen=Silent()
+    )
+    shown: list[str] = []
+
+    class Watching(Silent):
+        def refresh(self, outputs: object, status: str) -> float | None:
+            shown.append(status)
+            return 0.05
+
+    again = "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nt = torch.ones(1)\n"
+    again += "dist.all_reduce(t)\nt.item()"
+    two.run_cell(  # long enough to be seen
+        "import functools, nbddp.worker.groups as g; grace, g.GRACE = g.GRACE, 2.5", screen=Silent()
+    )
+    values = two.run_cell(again, want_value=True, timeout=20, hang_after=0.3, screen=Watching())
+    assert list(values) == [2.0, 2.0]
+    assert any("rank 0 (cell line 2, in destroy_process_group of an earlier cell's group)" in s for s in shown), shown
+    two.run_cell("g.GRACE = grace", screen=Silent())
+    check_after(two, ())
+
+
+@pytest.mark.parametrize("call", ["dist.all_reduce(torch.ones(4))", "dist.init_process_group('gloo')"])
+def test_thirty_deadlocks_leave_no_descriptors_and_threads_behind(two: nbddp.Pool, call: str) -> None:
+    code = PREPARE + "model = DDP(torch.nn.Linear(2, 2))\n"
+    if "init" in call:
+        code += "dist.destroy_process_group()\n"
+
+    def counts() -> list[tuple[int, int]]:
+        two.run_cell("pass", screen=Silent())
+        places = [Path(f"/proc/{w.pid}") for w in two.workers.values()]
+        return [(len(list((p / "fd").iterdir())), len(list((p / "task").iterdir()))) for p in places]
+
+    def deadlock() -> None:
+        with pytest.raises(nbddp.RunHung):
+            two.run_cell(f"{code}if rank == 0: {call}", hang_after=0.05, screen=Silent())
+
+    deadlock()
+    before = counts()
+    for _ in range(30):
+        deadlock()
+    for (files, threads), (files_before, threads_before) in zip(counts(), before, strict=True):
+        assert files <= files_before + 4
+        assert threads <= threads_before + 4
+    assert (
+        list(two.run_cell("type(model).__name__", want_value=True, screen=Silent())) == ["DistributedDataParallel"] * 2
+    ), "what a user's name holds stays"
+
+
+# -- receives from any source --------------------------------------------------------------------------
+
+FROM_ANY = {
+    "recv": "if rank == 0: dist.recv(torch.ones(4))",
+    "recv with a tag": "if rank == 0: dist.recv(torch.ones(4), tag=3)",
+    "irecv": "if rank == 0: dist.irecv(torch.ones(4)).wait()",
+    "on every rank": "dist.recv(torch.ones(4))",
+}
+
+
+@pytest.mark.parametrize("how", FROM_ANY)
+def test_receive_from_any_source_is_freed(two: nbddp.Pool, how: str) -> None:
+    with pytest.raises(nbddp.RunHung) as caught:
+        two.run_cell(PREPARE + FROM_ANY[how], hang_after=0.5, screen=Silent())
+    assert {s.status for s in caught.value.states} <= {"interrupted", "finished"}
+    assert "freed, names are kept" in caught.value.report
+    check_after(two, ())
+
+
+def test_program_that_receives_from_any_source_again_and_again_is_freed(two: nbddp.Pool) -> None:
+    loop = "if rank == 1: raise ValueError('x')\n"
+    loop += "while True:\n    try: dist.recv(torch.ones(4))\n    except ValueError: pass"
+    with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
+        two.run_cell(PREPARE + loop, screen=Silent())
+    assert caught.value.states[0].status == "interrupted"
+    check_after(two, ())
+
+
+def test_receive_from_any_source_says_who_sent(two: nbddp.Pool) -> None:
+    code = "t = torch.zeros(2)\nif rank: dist.send(torch.ones(2), 0)\n(dist.recv(t) if rank == 0 else None, t.tolist())"
+    found = two.run_cell(PREPARE + code, want_value=True, screen=Silent())
+    assert [tuple(v) for v in found] == [(1, [1.0, 1.0]), (None, [0.0, 0.0])]
+    check_after(two, ())
+
+
+# -- NCCL, by stand-ins --------------------------------------------------------------------------------
+
+
+def test_rank_whose_abort_does_not_return_is_replaced(two: nbddp.Pool) -> None:
+    """It would end the next cell's group whenever it does return."""
+    code = """import nbddp.worker.release as release
+def frees_and_never_returns():
+    kernel.groups.sockets.shut()
+    time.sleep(600)
+if rank == 0: release.abort_nccl = frees_and_never_returns
+dist.recv(torch.ones(4), 1 - rank)"""
+    with pytest.raises(nbddp.RunHung) as caught:
+        two.run_cell(PREPARE + code, hang_after=0.5, screen=Silent())
+    assert [s.status for s in caught.value.states] == ["replaced", "interrupted"]
+    check_after(two, (0,))
+
+
+def test_report_says_that_the_group_has_been_ended_if_all_ranks_aborted_it(two: nbddp.Pool) -> None:
+    code = """import nbddp.worker.release as release, nbddp.worker.torch_seams as seams
+was = release.has_nccl, seams.abort_groups
+def abort_groups(destroy=dist.destroy_process_group):
+    kernel.groups.sockets.shut()
+    destroy()
+release.has_nccl, seams.abort_groups = dist.is_initialized, abort_groups
+dist.recv(torch.ones(4), 1 - rank)"""
+    with pytest.raises(nbddp.RunHung) as caught:
+        two.run_cell(PREPARE + code, hang_after=0.5, screen=Silent())
+    two.run_cell("release.has_nccl, seams.abort_groups = was", screen=Silent())
+    assert two.last_run is not None
+    assert [s.status for s in caught.value.states] == ["interrupted", "interrupted"]
+    assert "The process group has been ended" in caught.value.report
+    check_after(two, ())
+
+
+# -- a port of the cell's own --------------------------------------------------------------------------
+
+TUTORIAL = """
+import os, sys, tempfile, time, torch, torch.distributed as dist, torch.nn as nn, torch.optim as optim
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+def setup(rank, world_size):
+    os.environ['MASTER_ADDR'] = 'localhost'
+    os.environ['MASTER_PORT'] = '{port}'
+    time.sleep({slow} * rank)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+
+def cleanup():
+    dist.destroy_process_group()
+
+def step(model):
+    optimizer = optim.SGD(model.parameters(), lr=0.001)
+    nn.MSELoss()(model(torch.randn(20, 10)), torch.randn(20, 5)).backward()
+    optimizer.step()
+
+def basic(rank, world_size):
+    setup(rank, world_size)
+    step(DDP(nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5))))
+    cleanup()
+
+def checkpoint(rank, world_size):
+    setup(rank, world_size)
+    model = DDP(nn.Linear(10, 5))
+    path = tempfile.gettempdir() + "/model.checkpoint" + os.environ["TORCHELASTIC_RUN_ID"]
+    if rank == 0:
+        torch.save(model.state_dict(), path)
+    dist.barrier()
+    model.load_state_dict(torch.load(path, weights_only=True))
+    step(model)
+    dist.barrier()
+    if rank == 0:
+        os.remove(path)
+    cleanup()
+
+def two_parts(rank, world_size):
+    setup(rank, world_size)
+    step(DDP(nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 5))))
+    cleanup()
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+for demo in (basic, checkpoint, two_parts):
+    demo(rank, world)
+"""
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("slow", [0, 0.02])
+def test_tutorials_three_demos_with_a_port_of_their_own_run_in_one_cell(
+    pools: dict[int, nbddp.Pool], world: int, slow: float
+) -> None:
+    pools[world].ensure(LaunchSpec())
+    for _ in range(5):
+        pools[world].run_cell(TUTORIAL.format(port=12355, slow=slow), timeout=60, screen=Silent())
+
+
+def test_nothing_listens_at_a_port_of_the_cells_own(two: nbddp.Pool) -> None:
+    """Somebody else may: of several people on one machine, say, who all run the tutorial."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        two.run_cell(TUTORIAL.format(port=listener.getsockname()[1], slow=0), timeout=60, screen=Silent())
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_ranks_that_name_the_same_port_in_two_ways_meet(two: nbddp.Pool) -> None:
+    code = "os.environ['MASTER_PORT'] = '12355'\nos.environ['MASTER_ADDR'] = ['localhost', '127.0.0.1'][rank]\n"
+    code = SET_UP.format(fault="") + code + INIT + "t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
+    assert list(two.run_cell(code, want_value=True, screen=Silent())) == [2.0, 2.0]
+    check_after(two, ())
+
+
+def test_group_of_other_ranks_has_torchs_own_store(two: nbddp.Pool) -> None:
+    code = "os.environ['MASTER_PORT'] = '0'\ndist.init_process_group('gloo', rank=0, world_size=1)\n"
+    code += "found = dist.get_world_size(), kernel.groups.owns(dist.distributed_c10d._get_default_store())\n"
+    code += "dist.destroy_process_group()\nfound"
+    code = SET_UP.format(fault="") + "kernel = get_ipython().kernel\n" + code
+    found = two.run_cell(code, want_value=True, screen=Silent())
+    assert [tuple(v) for v in found] == [(1, False)] * 2
+
+
+def test_only_the_pools_ranks_meet_at_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    mine = groups.Groups()
+    assert mine._meets_here("localhost", 1, 2)
+    assert not mine._meets_here("another-host", 1, 2)
+    assert not mine._meets_here("localhost", 0, 2)
+    assert not mine._meets_here("localhost", 1, 3)
+    mine._process = 0
+    assert not mine._meets_here("localhost", 1, 2), "a forked child's ranks are its own"
