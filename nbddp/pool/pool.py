@@ -94,6 +94,7 @@ class Pool:
         self.measured: list[Measured] = []  # collectives that were measured on these devices
         self._cluster: Any = None
         self._wire: Any = None
+        self._renewed = 0  # how often the client had been replaced when the last run began
         self._runs = itertools.count(1)
         self._group_broken = False
         self._spare_store: int | None = None
@@ -207,7 +208,7 @@ class Pool:
         self._cluster = cluster
         self._files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
         self._describe()
-        self._wire = Wire(cluster.connect_client_sync())
+        self._wire = Wire(cluster.connect_client_sync)
 
     def _describe(self) -> None:
         """Tell the agent what `status` shows, if it has changed."""
@@ -457,6 +458,18 @@ class Pool:
         """Ask these ranks something while they work; `hear(rank, answer)` for each that answers."""
         self._wire.ask_all([r for r in ranks if self.workers[r].exit is None], question, hear)
 
+    def repeat(self, ranks: Sequence[int], run: int) -> None:
+        """Have ranks that have ended this run say so once more, because it did not arrive."""
+        for rank in ranks:
+            self._wire.listen_again(rank)
+        lost = self._wire.connection.renewed > self._renewed
+
+        def hear(rank: int, answer: Any) -> None:
+            if answer is False and lost and self.current is not None:  # it has not seen the run
+                self.current.never_reached(rank)
+
+        self.look(ranks, {"op": "repeat", "run": run}, hear)
+
     def release(self, ranks: Sequence[int], run: int) -> None:
         """Free these ranks from calls they are blocked in: their sockets are shut, and the store goes away."""
         self.look(ranks, {"op": "release", "run": run}, lambda rank, answer: None)
@@ -704,6 +717,8 @@ class Pool:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
         assert self.agent is not None
         screen = screen or for_shell(_shell())
+        self._renewed = self._wire.connection.renewed
+        self._wire.connection.check()
         if any(w.exit is not None for w in self.workers.values()):
             for note in self._match(self.placed(), self.visible):
                 screen.say(note)
@@ -730,6 +745,8 @@ class Pool:
             self.current = None
             if run.noted:
                 self._note(ranks, "idle")
+        if self._wire is not None and self._wire.connection.renewed > self._renewed:
+            screen.say("the connection to the workers was lost and made anew; names on them are kept")
         self._after(run)
         run.raise_if_bad()
         note = run.note()
