@@ -278,6 +278,22 @@ def test_a_killed_agents_folder_is_swept() -> None:
     pool.stop()
 
 
+def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(monkeypatch: pytest.MonkeyPatch) -> None:
+    with nbddp.Pool(nproc=1) as pool:
+        pids = {w.pid for w in pool.workers.values()}
+        with pytest.raises(nbddp.BadInput, match=r"99999 more workers would need about .* add --oversubscribe"):
+            pool.ensure(LaunchSpec(nproc=100_000))
+        assert {w.pid for w in pool.workers.values()} == pids
+        assert pool.agent is not None
+        request = pool.agent.request
+        tight = {"limits": [{"what": "memory", "each": 50 << 20, "free": 1 << 20}]}
+        monkeypatch.setattr(pool.agent, "request", lambda op, **f: tight if op == "limits" else request(op, **f))
+        with pytest.raises(nbddp.BadInput, match="use --nproc 1, or add --oversubscribe"):
+            pool.ensure(LaunchSpec(nproc=2))
+        pool.ensure(LaunchSpec(nproc=2, oversubscribe=True))
+        assert list(pool.run(rank_times, 5)) == [0, 5]
+
+
 def test_two_pools_do_not_touch_each_other() -> None:
     with nbddp.Pool(nproc=1) as one, nbddp.Pool(nproc=2) as two:
         one.push({"x": 1})

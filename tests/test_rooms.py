@@ -18,6 +18,7 @@ STOREYS = [
     [
         "errors",
         "machine",
+        "capacity",
         "topology",
         "draw.palette",
         "draw.table",
@@ -109,6 +110,7 @@ STOREYS = [
     [
         "pool.requests",
         "pool.ipyparallel_seams",
+        "pool.connection",
         "pool.wire",
         "pool.launcher",
         "pool.stop",

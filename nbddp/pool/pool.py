@@ -23,6 +23,7 @@ from typing import Any
 from nbddp import environment
 from nbddp.agent.handle import Agent
 from nbddp.agent.hardware import loopback_name
+from nbddp.capacity import Limit, refuse_crowd
 from nbddp.draw.compared import Report
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunHung, WorkerFailed
 from nbddp.options import LaunchSpec
@@ -45,6 +46,7 @@ from nbddp.worker import kept, values
 HOST, MASTER = "127.0.0.1", "localhost"
 REGISTER_TIMEOUT = 60.0
 LAST_WORDS = 12  # lines
+AT_ONCE = 16  # workers started between two moments at which Stop is heard
 
 
 @dataclass
@@ -134,6 +136,7 @@ class Pool:
         warm = self._warm_agent(progress)
         merged, visible = self._merge(spec)
         topology = self._plan(merged, warm)
+        self._refuse_crowd(topology, merged.oversubscribe)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
         if not self.running:
@@ -188,6 +191,12 @@ class Pool:
             oversubscribe=spec.oversubscribe,
             device=spec.device or "auto",
         )
+
+    def _refuse_crowd(self, topology: Topology, insists: bool) -> None:
+        assert self.agent is not None
+        if topology.world_size > len(self.workers) and not insists:
+            limits = [Limit(**row) for row in self.agent.request("limits")["limits"]]
+            refuse_crowd(len(self.workers), topology.world_size, topology.nnodes, limits)
 
     def _start_cluster(self, progress: Callable[[str], None]) -> None:
         progress("starting the controller")
@@ -333,8 +342,9 @@ class Pool:
             )
             for r in ranks
         ]
-        with uninterrupted():
-            self._record(starts)
+        for i in range(0, len(starts), AT_ONCE):
+            with uninterrupted():
+                self._record(starts[i : i + AT_ONCE])
         self._wait_registered()
 
     def _record(self, starts: list[dict[str, Any]]) -> None:
