@@ -27,7 +27,7 @@ from nbddp.capacity import Limit, refuse_crowd
 from nbddp.draw.compared import Report
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunHung, WorkerFailed
 from nbddp.options import LaunchSpec
-from nbddp.pool import looks, requests
+from nbddp.pool import looks, requests, stop
 from nbddp.pool.bench import REPEAT, WARMUP
 from nbddp.pool.outlook import foresee
 from nbddp.pool.stop import uninterrupted
@@ -230,7 +230,8 @@ class Pool:
 
     def stop(self) -> None:
         """End all workers, the controller and the agent."""
-        self._forget_all()
+        with uninterrupted():
+            self._forget_all()
 
     def close(self) -> None:
         """As `stop`, and an agent that was given but never used ends too."""
@@ -722,6 +723,7 @@ class Pool:
         timed_from: float | None = None,
         attempt: tuple[int, int] = (0, 0),
     ) -> Run:
+        stop.check()
         self._need_running()
         if self.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
@@ -746,9 +748,19 @@ class Pool:
             buffers=buffers, hang_after=hang_after, timeout=timeout, timed_from=timed_from,
         )  # fmt: skip
         run.when_long = lambda: self._note(ranks, state)
-        self.current = run
         if fields["op"] in ("cell", "call"):  # a look at the ranks is nobody's last run
             self.last_run = run
+        with uninterrupted():
+            self._carry_out(run, ranks, screen)
+        run.raise_if_bad()
+        note = run.note()
+        if note:
+            screen.say(note)
+        return run
+
+    def _carry_out(self, run: Run, ranks: Sequence[int], screen: Screen) -> None:
+        """The run and what follows from it, as one step; Stop in the run itself is the run's."""
+        self.current = run
         try:
             run.execute()
         finally:
@@ -758,11 +770,6 @@ class Pool:
         if self._wire is not None and self._wire.connection.renewed > self._renewed:
             screen.say("the connection to the workers was lost and made anew; names on them are kept")
         self._after(run)
-        run.raise_if_bad()
-        note = run.note()
-        if note:
-            screen.say(note)
-        return run
 
     def _begin_logs(self, ranks: Sequence[int]) -> None:
         """What earlier cells wrote is none of this run's last words."""
@@ -822,6 +829,15 @@ class Pool:
         if self.agent is not None and self.agent.alive:
             self.agent.tell("note", ranks=list(ranks), state=state)
 
+    def footing(self) -> dict[str, Any]:
+        """What the pool is like now, to say later what has become of it (`nbddp.pool.footing`)."""
+        return {
+            "running": self.running,
+            "workers": {r: w.pid for r, w in self.workers.items() if w.exit is None},
+            "waiting": sorted(r for r, w in self.workers.items() if not w.registered),
+            "group_broken": self._group_broken,
+        }
+
     # -- what is shown -------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
@@ -866,6 +882,7 @@ def _packed(value: Any, name: str) -> bytes:
 def _until(done: Callable[[], bool], timeout: float, why: str) -> None:
     end = time.monotonic() + timeout
     while not done():
+        stop.check()
         if time.monotonic() > end:
             raise PoolError(f"{why} within {timeout:.0f} s; %ddp stop, then start again")
         time.sleep(0.002)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.errors import PoolError
-from nbddp.pool import ipyparallel_seams
+from nbddp.pool import ipyparallel_seams, stop
 from nbddp.pool.connection import Connect, Connection
 
 Hear = Callable[[int, dict[str, Any]], None]
@@ -53,6 +53,7 @@ class Wire:
         while any(self.engines().get(r) != u for r, u in uuids.items()):
             still_starting()
             self.connection.tend()
+            stop.check()
             if time.monotonic() > end:
                 late = sorted(r for r, u in uuids.items() if self.engines().get(r) != u)
                 raise PoolError(f"ranks {late} did not register within {timeout:.0f} s; %ddp log tells why")
