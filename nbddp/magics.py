@@ -48,7 +48,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
                     return self._cell(line, cell)
             command = commands.parse_command(line)
             with self._stoppable(command):
-                return getattr(self, f"_{command.name}")(command)
+                found = getattr(self, f"_{command.name}")(command)
+                if hasattr(found, "draw"):  # while Stop is heard
+                    found.draw()
+                return found
         except options.HelpAsked as answer:
             print(answer.text)
 

@@ -82,11 +82,29 @@ def test_malformed_messages_are_dropped_and_the_stream_goes_on(pool: nbddp.Pool,
         until(lambda: link.dropped[stream] >= before + 5 * 8)
         in_thread(client, lambda: socket.disconnect(f"tcp://127.0.0.1:{port}"))
     kept(pool)
-    assert pool.ask(0, {"op": "where"})["idle"]
+    assert pool.ask(0, {"op": "where"}, timeout=30) is not None
     pool.restart([1])
     pool.push({"kept": 7}, [1])
     kept(pool)
     assert link.client is client, "it was not lost"
+
+
+def test_one_malformed_message_of_the_controllers_does_not_deafen_the_client(pool: nbddp.Pool) -> None:
+    """It comes the way of the ranks' own messages, which are queued behind it: unguarded, no cell ever ended again."""
+    link = pool._wire.connection
+    before = link.dropped["iopub"]
+    with open(pool._cluster.controller.connection_files["engine"]) as file:
+        info = json.load(file)
+    with zmq.Context.instance().socket(zmq.PUB) as stranger:
+        stranger.connect(f"{info['interface']}:{info['iopub']}")
+
+        def arrives() -> bool:
+            stranger.send(b"1728.25")
+            return link.dropped["iopub"] > before
+
+        until(arrives)
+    kept(pool)
+    assert "DELIM" in link.last_dropped
 
 
 def in_thread(client: Any, call: Callable[[], object]) -> None:

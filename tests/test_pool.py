@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -197,6 +198,18 @@ def test_terminal_holds_a_pool_of_its_own() -> None:
         process.terminate()
         assert process.wait(20) == 0
     assert name not in terminal("status").stdout
+
+
+def test_ctrl_c_in_the_terminal_is_one_line() -> None:
+    command = [sys.executable, "-m", "nbddp", "start", "--nproc", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # it tells of the start that is under way
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read().splitlines()[-1] == "stopped by the user"
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
 
 
 @pytest.mark.parametrize(

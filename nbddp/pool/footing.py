@@ -5,26 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nbddp.topology import counted, rank_words
+from nbddp.topology import rank_words
 
 NEXT = "the next %ddp start or %%ddp cell"
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """`the pool is as it was`, or what is different."""
+    """`the pool is as it was`, or what is different: which ranks' names are gone, and what comes next.
+
+    Workers that were begun beyond the pool's size are none of its ranks: the next cell ends them, or takes them over.
+    """
     if not now["running"]:
         return "the pool has ended" if before["running"] else "there is no pool"
-    if not before["workers"]:
-        return f"the pool is not complete; {NEXT} starts what is missing"
-    kept = sorted(r for r, pid in before["workers"].items() if now["workers"].get(r) == pid)
-    gone = sorted(set(before["workers"]) - set(kept))
-    new = sorted(set(now["workers"]) - set(kept))
+    if not now["world_size"]:
+        return f"the pool is not complete yet, and {NEXT} completes it"
+    lost = sorted(r for r, pid in before["workers"].items() if now["workers"].get(r) != pid)
+    kept = sorted(set(before["workers"]) - set(lost))
     parts = []
-    if gone:
-        have = f"{rank_words(kept)} {'keep their' if len(kept) > 1 else 'keeps its'} names" if kept else ""
-        parts += [f"names on {rank_words(gone)} are gone", *([have] if have else [])]
-    if new or len(kept) < len(before["workers"]) or now["waiting"]:
-        parts.append(f"{counted(len(now['workers']), 'worker')} started so far; {NEXT} completes the pool")
-    if now["group_broken"] and not before["group_broken"] and not gone:
-        parts.append("the process group has ended, all names are kept")
+    if lost:
+        parts.append(f"names on {rank_words(lost)} are gone")
+    if lost and kept:
+        parts.append(f"{rank_words(kept)} {'keep their' if len(kept) > 1 else 'keeps its'} names")
+    absent = sorted(set(range(now["world_size"])) - set(now["workers"]))
+    if absent:
+        parts.append(f"{NEXT} starts {rank_words(absent)} anew")
+    if now["group_broken"] and not before["group_broken"] and not lost:
+        parts.append("the process group has ended, and all names are kept")
     return "; ".join(parts) or "the pool is as it was"

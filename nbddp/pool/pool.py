@@ -258,7 +258,6 @@ class Pool:
         self._need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         self._end(chosen)
-        self._group_broken = True
         self._match(self.placed(), self.visible, quiet=True)
         return [f"{rank_words(chosen)} restarted; names on them are gone"]
 
@@ -397,6 +396,7 @@ class Pool:
 
     def _end(self, ranks: Sequence[int]) -> None:
         """End these ranks' processes and have hub and client forget them."""
+        self._group_broken = self._group_broken or bool(ranks)  # whatever Stop leaves undone below
         self.kill(ranks)
         for rank in ranks:
             worker = self.workers[rank]
@@ -834,7 +834,7 @@ class Pool:
         return {
             "running": self.running,
             "workers": {r: w.pid for r, w in self.workers.items() if w.exit is None},
-            "waiting": sorted(r for r, w in self.workers.items() if not w.registered),
+            "world_size": self.world_size,
             "group_broken": self._group_broken,
         }
 
