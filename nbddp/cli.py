@@ -23,12 +23,15 @@ PROG = "python -m nbddp"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 2 for bad input, 1 for a pool that failed."""
+    """Exit status: 0, 2 for bad input, 1 for a pool that failed, 130 after Ctrl-C."""
     try:
         command = commands.parse_command(sys.argv[1:] if words is None else words, PROG)
         globals()[f"_{command.name}"](command)
     except options.HelpAsked as answer:
         print(answer.text)
+    except KeyboardInterrupt:
+        print("stopped by the user", file=sys.stderr)
+        return 130
     except BadInput as e:
         print(e, file=sys.stderr)
         return 2
@@ -103,10 +106,14 @@ def _start(command: Command) -> None:
     from nbddp.pool.pool import Pool
 
     ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
     pool = Pool()
-    pool.ensure(command.launch, progress=lambda text: print(text, file=sys.stderr))
+    try:
+        pool.ensure(command.launch, progress=lambda text: print(text, file=sys.stderr))
+    except KeyboardInterrupt:
+        pool.close()
+        raise
+    signal.signal(signal.SIGINT, lambda *_: ended.set())
     assert pool.agent is not None
     pool.agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
     print(f"pool {pool.agent.pool_id}: {pool.placed().words()}")

@@ -3,6 +3,7 @@
     NbddpError
     ├── BadInput            asked for something that cannot be; nothing was started, nothing lost
     │   └── CellSyntaxError the cell does not compile; no rank has run it
+    ├── CommandStopped      the user stopped a %ddp command; says what the pool is like now
     ├── PoolError           the pool of workers could not do its part
     │   ├── AgentFailed     the node agent did not start, or went away
     │   └── PoolNotRunning  there is no pool to do this with
@@ -47,6 +48,10 @@ class CellSyntaxError(BadInput):
         if self.text:
             where += [f"    {self.text}", f"    {self.pointer}"]
         return [*where, str(self)]
+
+
+class CommandStopped(NbddpError):
+    """The user stopped a command before it had done its work."""
 
 
 class PoolError(NbddpError, RuntimeError):

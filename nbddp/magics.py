@@ -19,11 +19,14 @@ from nbddp import commands, options
 from nbddp.agent.handle import Agent
 from nbddp.assist import Assistant
 from nbddp.commands import Command
-from nbddp.errors import BadInput, RunFailed
+from nbddp.errors import BadInput, CommandStopped, RunFailed, RunStopped
+from nbddp.interrupts import Interrupts
 from nbddp.options import LaunchSpec
+from nbddp.pool import footing, stop
 from nbddp.pool.pool import Pool
 from nbddp.run import cell as cells
 from nbddp.run.screen import Screen, for_shell
+from nbddp.topology import rank_words
 
 
 @magics_class
@@ -34,17 +37,66 @@ class DDPMagics(Magics):  # type: ignore[misc]
         super().__init__(shell)
         self.pool = Pool(agent=agent)
         self.assistant = Assistant(shell, lambda: self.pool)
+        self.interrupts = Interrupts(shell)
 
     @line_cell_magic  # type: ignore[untyped-decorator]
     def ddp(self, line: str, cell: str | None = None) -> Any:
         """Run a cell on every worker (`%%ddp`), or do something with the pool (`%ddp`; `%ddp --help` tells all)."""
         try:
             if cell is not None:
-                return self._cell(line, cell)
+                with self._stoppable_cell():
+                    return self._cell(line, cell)
             command = commands.parse_command(line)
-            return getattr(self, f"_{command.name}")(command)
+            with self._stoppable(command):
+                found = getattr(self, f"_{command.name}")(command)
+                if hasattr(found, "draw"):  # while Stop is heard
+                    found.draw()
+                return found
         except options.HelpAsked as answer:
             print(answer.text)
+
+    # -- Stop --------------------------------------------------------------------------
+
+    @contextmanager
+    def _stoppable(self, command: Command) -> Iterator[None]:
+        """Stop ends a command with one line, which says what the pool is like."""
+        before, run = self.pool.footing(), None
+        try:
+            with stop.heard_at_checks():
+                yield
+            return
+        except RunStopped as e:
+            run = e
+        except KeyboardInterrupt:
+            pass
+        became = footing.changed(before, self.pool.footing())
+        if command.name == "push" and run is not None:
+            done = [s.rank for s in run.states if s.status == "finished"]
+            became = f"the names are set on {rank_words(done) if done else 'no rank'}"
+        raise CommandStopped(f"%ddp {command.name} was stopped by the user; {became}") from None
+
+    @contextmanager
+    def _stoppable_cell(self) -> Iterator[None]:
+        """As `_stoppable`, where Stop comes before or after the run itself."""
+        before, last = self.pool.footing(), self.pool.last_run
+        try:
+            with stop.heard_at_checks():
+                yield
+            return
+        except KeyboardInterrupt:
+            pass
+        when = "before it ran on any rank" if self.pool.last_run is last else "when it had ended on the ranks"
+        became = footing.changed(before, self.pool.footing())
+        raise RunStopped(f"the cell was stopped by the user {when}; {became}") from None
+
+    @contextmanager
+    def _cleared(self, screen: Screen) -> Iterator[Screen]:
+        """Nothing is left of progress if what it tells of is not finished."""
+        try:
+            yield screen
+        except BaseException:
+            screen.finish([])
+            raise
 
     # -- %%ddp -----------------------------------------------------------------------
 
@@ -53,8 +105,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
         number = self._number()
         code = cells.prepare(line, body)
         cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
-        screen = for_shell(self.shell)
-        self._ensure(spec, screen)
+        with self._cleared(for_shell(self.shell)) as screen:
+            self._ensure(spec, screen)
         try:
             values = self.pool.run_cell(
                 code, cell=number, argv=spec.argv, argv0=f"Cell In[{number}]", ranks=spec.ranks, show=spec.show,
@@ -117,9 +169,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
             options.parse_cell("--help")
 
     def _start(self, command: Command) -> None:
-        screen = for_shell(self.shell)
-        screen.start()
-        self._ensure(command.launch, screen)
+        with self._cleared(for_shell(self.shell)) as screen:
+            screen.start()
+            self._ensure(command.launch, screen)
         screen.finish([])
         assert self.pool.topology is not None
         print(self.pool.topology.equation())
@@ -134,7 +186,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _restart(self, command: Command) -> None:
         if command.launch.asks_for_pool():
-            self._ensure(_fresh(command.launch), for_shell(self.shell))
+            with self._cleared(for_shell(self.shell)) as screen:
+                self._ensure(_fresh(command.launch), screen)
             print("all workers restarted; names on them are gone")
             return
         for note in self.pool.restart(command.args["ranks"]):
@@ -197,8 +250,13 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _progress(self) -> Iterator[Callable[[str], None]]:
         """Where lines of progress are shown, and gone in the end, however it ends."""
         screen = for_shell(self.shell)
+
+        def progress(text: str) -> None:
+            stop.check()
+            screen.progress(text)
+
         try:
-            yield screen.progress
+            yield progress
         finally:
             screen.finish([])
 
@@ -262,6 +320,7 @@ def load(shell: Any) -> None:
     _loaded[id(shell)] = magics
     shell.register_magics(magics)
     magics.assistant.install()
+    magics.interrupts.install()
     threading.Thread(target=_import_ahead, name="nbddp-import", daemon=True).start()
 
 
@@ -271,6 +330,7 @@ def unload(shell: Any) -> None:
     if magics is None:
         return
     magics.assistant.remove()
+    magics.interrupts.remove()
     magics.pool.close()
     for table in (shell.magics_manager.magics["line"], shell.magics_manager.magics["cell"]):
         table.pop("ddp", None)

@@ -213,7 +213,9 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
         help="GPUs a worker sees: all, and LOCAL_RANK picks (as torchrun), or only its own, and "
         "LOCAL_RANK is 0 (as torchrun --virtual-local-rank)",
     )  # fmt: skip
-    group.add_argument("--oversubscribe", action="store_true", help="allow more workers than GPUs")
+    group.add_argument(
+        "--oversubscribe", action="store_true", help="allow more workers than there are GPUs or memory for"
+    )
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs")
 
 

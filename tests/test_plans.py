@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp import commands, environment, options
-from nbddp.agent import devices
+from nbddp.agent import devices, hardware
+from nbddp.capacity import Limit, refuse_crowd
 from nbddp.errors import BadInput
 from nbddp.topology import Device, Node, Topology, rank_words
 
@@ -68,6 +72,83 @@ def test_impossible_plans_say_what_to_type(gpus: int, asked: dict[str, object], 
     with pytest.raises(BadInput) as caught:
         Topology.plan([host(gpus)], **asked)  # type: ignore[arg-type]
     assert advice in str(caught.value)
+
+
+MIB = 1 << 20
+MEMORY, THREADS = Limit("memory", 50 * MIB, 1000 * MIB), Limit("threads", 13, 130)
+
+
+@pytest.mark.parametrize(
+    ("living", "wanted", "nnodes", "limits", "answer"),
+    [
+        (0, 20, 1, [MEMORY], ""),
+        (0, 21, 1, [MEMORY], "21 workers would need about 1050 MiB of memory, and 1000 MiB of memory are free here; "
+         "use --nproc 20 or fewer, or add --oversubscribe to start them all the same"),
+        (0, 5000, 1, [MEMORY], "need about 244 GiB of memory"),
+        (0, 21, 1, [], ""),
+        (5, 25, 1, [MEMORY], ""),
+        (5, 26, 1, [MEMORY], "21 more workers would need about 1050 MiB"),
+        (5, 26, 1, [MEMORY], "use --nproc 25 or fewer"),
+        (30, 20, 1, [MEMORY], ""),
+        (30, 30, 1, [Limit("memory", 50 * MIB, -5)], ""),
+        (0, 24, 3, [MEMORY], "use --nproc 6 or fewer"),
+        (0, 3, 3, [Limit("memory", 50 * MIB, 60 * MIB)], "end other programs"),
+        (0, 11, 1, [MEMORY, THREADS], "need about 143 threads, and 130 threads are free here; use --nproc 10"),
+        (1, 2, 1, [MEMORY, Limit("open files", 6, -7)],
+         "1 more worker would need about 6 open files, and 0 open files"),
+    ],
+)  # fmt: skip
+def test_what_the_machine_cannot_hold_is_refused(
+    living: int, wanted: int, nnodes: int, limits: list[Limit], answer: str
+) -> None:
+    try:
+        refuse_crowd(living, wanted, nnodes, limits)
+        said = ""
+    except BadInput as e:
+        said = str(e)
+    assert said == answer if not answer else answer in said
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "free"),
+    [
+        ("0::/", {"memory.max": "2147483648", "memory.current": "1073741824"}, 1 << 30),
+        ("0::/", {"memory.max": "3000", "memory.current": "2900", "memory.stat": "anon 5\ninactive_file 400"}, 500),
+        ("0::/", {"memory.max": "3000", "memory.current": "3900"}, 0),
+        ("0::/", {"memory.max": "max", "memory.current": "100"}, None),
+        ("0::/", {}, None),
+        ("0::/a/b", {"a/memory.max": "3000", "a/memory.current": "1000", "a/b/memory.max": "max"}, 2000),
+        ("0::/../elsewhere", {"memory.max": "3000", "memory.current": "1000"}, 2000),
+        ("4:memory:/a", {"memory/a/memory.limit_in_bytes": "900", "memory/a/memory.usage_in_bytes": "200"}, 700),
+        ("4:cpu,memory:/gone", {"memory/memory.limit_in_bytes": "9", "memory/memory.usage_in_bytes": "2"}, 7),
+        ("4:cpu:/a", {"cpu/a/memory.max": "3000", "cpu/a/memory.current": "1000"}, None),
+    ],
+)
+def test_memory_is_bounded_by_the_tightest_control_group(
+    version: str, files: dict[str, str], free: int | None, tmp_path: Path
+) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "cgroup"
+    for name, text in {"self/cgroup": version, **{f"../cgroup/{n}": t for n, t in files.items()}}.items():
+        file = Path(os.path.normpath(proc / name))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    found = hardware.free_memory(proc, root)
+    if free is None:
+        assert found == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+    else:
+        assert found == free
+
+
+def test_threads_are_bounded_by_the_control_group(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text("8:pids:/\n0::/\n")
+    (tmp_path / "pids").mkdir()
+    (tmp_path / "pids/pids.max").write_text("100\n")
+    (tmp_path / "pids/pids.current").write_text("40\n")
+    found = hardware.free_threads(tmp_path, tmp_path)
+    assert found is not None
+    assert found <= 60
+    assert hardware.own_threads() >= psutil.Process().num_threads()
 
 
 def test_no_hosts_are_refused_in_words() -> None:

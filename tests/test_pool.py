@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -199,6 +200,18 @@ def test_terminal_holds_a_pool_of_its_own() -> None:
     assert name not in terminal("status").stdout
 
 
+def test_ctrl_c_in_the_terminal_is_one_line() -> None:
+    command = [sys.executable, "-m", "nbddp", "start", "--nproc", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # it tells of the start that is under way
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read().splitlines()[-1] == "stopped by the user"
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
@@ -276,6 +289,22 @@ def test_a_killed_agents_folder_is_swept() -> None:
     assert not home.exists()
     assert list(pool.run(rank_times, 1)) == [0], "the next run starts a new pool"
     pool.stop()
+
+
+def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(monkeypatch: pytest.MonkeyPatch) -> None:
+    with nbddp.Pool(nproc=1) as pool:
+        pids = {w.pid for w in pool.workers.values()}
+        with pytest.raises(nbddp.BadInput, match=r"99999 more workers would need about .* add --oversubscribe"):
+            pool.ensure(LaunchSpec(nproc=100_000))
+        assert {w.pid for w in pool.workers.values()} == pids
+        assert pool.agent is not None
+        request = pool.agent.request
+        tight = {"limits": [{"what": "memory", "each": 50 << 20, "free": 1 << 20}]}
+        monkeypatch.setattr(pool.agent, "request", lambda op, **f: tight if op == "limits" else request(op, **f))
+        with pytest.raises(nbddp.BadInput, match="use --nproc 1, or add --oversubscribe"):
+            pool.ensure(LaunchSpec(nproc=2))
+        pool.ensure(LaunchSpec(nproc=2, oversubscribe=True))
+        assert list(pool.run(rank_times, 5)) == [0, 5]
 
 
 def test_two_pools_do_not_touch_each_other() -> None:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import socket
 import threading
+from contextlib import suppress
 from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,9 @@ def main(request: dict[str, Any]) -> int:
     from traitlets.config import Config
 
     parent = os.getpid()
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):  # 1024, the usual, are used up by 150 workers; macOS wants no infinity
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
     fork = get_context("fork")
 
     class TiedProcess(fork.Process):  # type: ignore[misc,name-defined]

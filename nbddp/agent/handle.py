@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,7 +21,9 @@ from typing import Any, BinaryIO
 from nbddp.agent import home as homes
 from nbddp.agent.lines import LineBuffer, Message, encode
 from nbddp.errors import AgentFailed
+from nbddp.pool import stop
 
+SLICE = 0.1  # seconds between two looks whether Stop was pressed
 START_TIMEOUT = 120.0  # a cold import of torch from a slow disk
 
 
@@ -91,8 +94,7 @@ class Agent:
 
     def wait_warm(self, timeout: float = START_TIMEOUT) -> Message:
         """Wait until workers can be started; what the agent said then (devices, cores, host)."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.warm is not None or self._closed, timeout)
+        self._wait(lambda: self.warm is not None or self._closed, timeout)
         if self.warm is None:
             why = "ended while it started" if self._closed else f"was not ready after {timeout:.0f} s"
             raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.home / "agent.log"))
@@ -121,14 +123,21 @@ class Agent:
 
     def take(self, key: int, timeout: float = 30.0) -> Message:
         """Wait for the answer to a posted request."""
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._answers or self._closed, timeout)
-            answer = self._answers.pop(key, None)
+        self._wait(lambda: key in self._answers or self._closed, timeout)
+        answer = self._answers.pop(key, None)
         if answer is None:
             raise AgentFailed(f"the node agent did not answer: {self.last_words()}")
         if "error" in answer:
             raise AgentFailed(f"the node agent could not do it: {answer['error']}")
         return answer
+
+    def _wait(self, done: Callable[[], bool], timeout: float) -> None:
+        end = time.monotonic() + timeout
+        with self._changed:
+            while not self._changed.wait_for(done, min(SLICE, max(0.0, end - time.monotonic()))):
+                stop.check()
+                if time.monotonic() >= end:
+                    return
 
     def close(self, timeout: float = 10.0) -> None:
         """End an agent that was launched here, with all its children; leave one that was joined."""

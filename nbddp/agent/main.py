@@ -261,6 +261,11 @@ class Agent:
     def do_status(self, peer: Peer, message: Message) -> Message:
         return {"info": self.info, "files": self.files, "children": [asdict(c) for c in self.children.values()]}
 
+    def do_limits(self, peer: Peer, message: Message) -> Message:
+        """What bounds the number of workers here, as it is now."""
+        workers = sum(c.kind == WORKER for c in self.children.values())
+        return {"limits": hardware.limits(workers, spawned=bool(children.why_not_fork()))}
+
     def do_stop(self, peer: Peer, message: Message) -> Message:
         self._stop()
         return {}

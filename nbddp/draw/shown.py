@@ -26,6 +26,7 @@ class Shown:
 
     def __init__(self, figure: Figure, words: str):
         self.figure, self.words = figure, words
+        self._drawn = b""
 
     def __repr__(self) -> str:
         return self.words
@@ -37,11 +38,15 @@ class Shown:
             self.figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.12)
         return buffer.getvalue()
 
+    def draw(self) -> None:
+        """Draw now what is shown next, so that to show it takes no time."""
+        self._drawn = self.png()
+
     def save(self, path: str | Path) -> None:
         """Write the picture as PNG."""
         Path(path).write_bytes(self.png())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        data = self.png()
+        data, self._drawn = self._drawn or self.png(), b""
         bundle = {"image/png": base64.b64encode(data).decode(), "text/plain": self.words}
         return bundle, {"image/png": {"alt": self.words, "width": width_of(data)}}

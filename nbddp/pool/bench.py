@@ -52,12 +52,17 @@ def bench(
     own = ask({"part": "open", "devices": list(devices)})[0]
     found: list[Measured] = []
     todo = [(c, s) for c in collectives for s in wanted]
-    for i, (name, size) in enumerate(todo):
-        progress(bar(i, len(todo), f"{name} of {size_words(size)} on {counted(ranks, 'rank')}"))
-        answer = ask({"part": "measure", "collective": name, "size": size, "repeat": repeat, "warmup": warmup})[0]
-        one = Measured(name, answer["bytes"], ranks, tuple(answer["seconds"]), answer["wrong"])
-        if one.bytes not in [m.bytes for m in found if m.collective == name]:  # tiny sizes round to the same
-            found.append(one)
+    try:
+        for i, (name, size) in enumerate(todo):
+            progress(bar(i, len(todo), f"{name} of {size_words(size)} on {counted(ranks, 'rank')}"))
+            answer = ask({"part": "measure", "collective": name, "size": size, "repeat": repeat, "warmup": warmup})[0]
+            one = Measured(name, answer["bytes"], ranks, tuple(answer["seconds"]), answer["wrong"])
+            if one.bytes not in [m.bytes for m in found if m.collective == name]:  # tiny sizes round to the same
+                found.append(one)
+    except KeyboardInterrupt:  # Stop between two runs; in a run it ends the group
+        if own:
+            ask({"part": "close"})
+        raise
     if own:
         ask({"part": "close"})
     return found

@@ -6,11 +6,19 @@ No other module reads one (`tests/test_seams.py`). `missing` tells what an unkno
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-NEEDED = ("_send", "_engines", "_mux_stream", "_control_stream", "_query_stream", "_io_loop")
+NEEDED = (
+    "_send", "_engines", "_io_loop", "_io_thread", "_futures",
+    "_dispatch_iopub", "_dispatch_notification", "_dispatch_single_reply", "_dispatch_reply",
+    "_iopub_stream", "_notification_stream", "_query_stream", "_control_stream", "_mux_stream", "_task_stream",
+    "_broadcast_stream",
+)  # fmt: skip
+CLOSING_TIME = 2.0  # seconds
+Receive = Callable[[list[Any]], None]
+Dropped = Callable[[str, list[Any], BaseException], None]  # stream, frames, what was wrong with them
 
 STREAMS = ("_mux_stream", "_control_stream", "_query_stream")  # made by each client when it connects
 TABLES = ("_futures", "_output_futures")
@@ -86,3 +94,70 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)
+
+
+def guard(client: Any, dropped: Dropped) -> dict[str, Receive]:
+    """A receiver per stream of the client's that never raises: what it cannot read it gives to `dropped`.
+
+    An exception in a receiver leaves pyzmq's stream without a look at what is queued behind the message; the
+    descriptor it waits at tells of new messages only to one who has taken all, so the stream is deaf for good. And
+    `Client` has no `log`, to which ipyparallel would report a message that it cannot verify: that raises too.
+    """
+    dispatch = {
+        "iopub": client._dispatch_iopub,
+        "notification": client._dispatch_notification,
+        "query": client._dispatch_single_reply,
+        "control": client._dispatch_single_reply,
+        "mux": client._dispatch_reply,
+        "task": client._dispatch_reply,
+        "broadcast": client._dispatch_reply,
+    }
+    return {name: _guarded(name, receive, dropped) for name, receive in dispatch.items()}
+
+
+def _guarded(name: str, receive: Receive, dropped: Dropped) -> Receive:
+    def guarded(frames: list[Any]) -> None:
+        try:
+            receive(frames)
+        except Exception as e:
+            dropped(name, frames, e.__context__ or e)
+
+    return guarded
+
+
+def runs(client: Any) -> bool:
+    """Whether the client's thread is alive."""
+    return bool(client._io_thread is not None and client._io_thread.is_alive())
+
+
+def call_in_thread(client: Any, call: Callable[[], None]) -> None:
+    """Have the client's thread call this when it comes to it; never, if that has ended."""
+    client._io_loop.add_callback(call)
+
+
+def receive_with(client: Any, receivers: dict[str, Receive]) -> None:
+    """Set the streams' receivers, in the client's thread. Set anew, pyzmq looks for messages it has overlooked.
+
+    Raises OSError if a stream is closed.
+    """
+    for name, receive in receivers.items():
+        getattr(client, f"_{name}_stream").on_recv(receive, copy=False)
+
+
+def listen(client: Any, message_id: str, hear: Callable[[dict[str, Any]], None]) -> None:
+    """Hear the iopub messages of a request that this client has not sent, or has done with."""
+    from ipyparallel.client.futures import MessageFuture
+
+    future = MessageFuture(message_id)
+    future.iopub_callbacks.append(hear)
+    client._futures[message_id] = future
+
+
+def give_up(client: Any) -> None:
+    """Close a client, whatever state its thread is in: one that is stuck is left to itself, since ipyparallel's own
+    way to close waits for it. What it has not sent by then would come too late."""
+    client.session.send = lambda *args, **options: None
+    client._io_loop.add_callback(client._io_loop.stop)
+    client._io_thread.join(CLOSING_TIME)
+    if not client._io_thread.is_alive():
+        client.close(linger=0)

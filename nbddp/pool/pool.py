@@ -23,10 +23,11 @@ from typing import Any
 from nbddp import environment
 from nbddp.agent.handle import Agent
 from nbddp.agent.hardware import loopback_name
+from nbddp.capacity import Limit, refuse_crowd
 from nbddp.draw.compared import Report
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunHung, WorkerFailed
 from nbddp.options import LaunchSpec
-from nbddp.pool import looks, requests
+from nbddp.pool import looks, requests, stop
 from nbddp.pool.bench import REPEAT, WARMUP
 from nbddp.pool.outlook import foresee
 from nbddp.pool.stop import uninterrupted
@@ -46,6 +47,7 @@ HOST, MASTER = "127.0.0.1", "localhost"
 END_GROUP_SECONDS = 10.0  # a rank that has not ended its process group by then will never
 REGISTER_TIMEOUT = 60.0
 LAST_WORDS = 12  # lines
+AT_ONCE = 16  # workers started between two moments at which Stop is heard
 
 
 @dataclass
@@ -96,6 +98,7 @@ class Pool:
         self.measured: list[Measured] = []  # collectives that were measured on these devices
         self._cluster: Any = None
         self._wire: Any = None
+        self._renewed = 0  # how often the client had been replaced when the last run began
         self._runs = itertools.count(1)
         self._group_broken = False
         self._spare_store: int | None = None
@@ -135,6 +138,7 @@ class Pool:
         warm = self._warm_agent(progress)
         merged, visible = self._merge(spec)
         topology = self._plan(merged, warm)
+        self._refuse_crowd(topology, merged.oversubscribe)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
         if not self.running:
@@ -190,6 +194,12 @@ class Pool:
             device=spec.device or "auto",
         )
 
+    def _refuse_crowd(self, topology: Topology, insists: bool) -> None:
+        assert self.agent is not None
+        if topology.world_size > len(self.workers) and not insists:
+            limits = [Limit(**row) for row in self.agent.request("limits")["limits"]]
+            refuse_crowd(len(self.workers), topology.world_size, topology.nnodes, limits)
+
     def _start_cluster(self, progress: Callable[[str], None]) -> None:
         progress("starting the controller")
         from ipyparallel import Cluster
@@ -209,7 +219,7 @@ class Pool:
         self._cluster = cluster
         self._files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
         self._describe()
-        self._wire = Wire(cluster.connect_client_sync())
+        self._wire = Wire(cluster.connect_client_sync)
 
     def _describe(self) -> None:
         """Tell the agent what `status` shows, if it has changed."""
@@ -222,7 +232,8 @@ class Pool:
 
     def stop(self) -> None:
         """End all workers, the controller and the agent."""
-        self._forget_all()
+        with uninterrupted():
+            self._forget_all()
 
     def close(self) -> None:
         """As `stop`, and an agent that was given but never used ends too."""
@@ -249,7 +260,6 @@ class Pool:
         self._need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         self._end(chosen)
-        self._group_broken = True
         self._match(self.placed(), self.visible, quiet=True)
         return [f"{rank_words(chosen)} restarted; names on them are gone"]
 
@@ -334,8 +344,9 @@ class Pool:
             )
             for r in ranks
         ]
-        with uninterrupted():
-            self._record(starts)
+        for i in range(0, len(starts), AT_ONCE):
+            with uninterrupted():
+                self._record(starts[i : i + AT_ONCE])
         self._wait_registered()
 
     def _record(self, starts: list[dict[str, Any]]) -> None:
@@ -387,6 +398,7 @@ class Pool:
 
     def _end(self, ranks: Sequence[int]) -> None:
         """End these ranks' processes and have hub and client forget them."""
+        self._group_broken = self._group_broken or bool(ranks)  # whatever Stop leaves undone below
         self.kill(ranks)
         for rank in ranks:
             worker = self.workers[rank]
@@ -458,6 +470,18 @@ class Pool:
     def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
         """Ask these ranks something while they work; `hear(rank, answer)` for each that answers."""
         self._wire.ask_all([r for r in ranks if self.workers[r].exit is None], question, hear)
+
+    def repeat(self, ranks: Sequence[int], run: int) -> None:
+        """Have ranks that have ended this run say so once more, because it did not arrive."""
+        for rank in ranks:
+            self._wire.listen_again(rank)
+        lost = self._wire.connection.renewed > self._renewed
+
+        def hear(rank: int, answer: Any) -> None:
+            if answer is False and lost and self.current is not None:  # it has not seen the run
+                self.current.never_reached(rank)
+
+        self.look(ranks, {"op": "repeat", "run": run}, hear)
 
     def release(self, ranks: Sequence[int], run: int) -> None:
         """Free these ranks from calls they are blocked in: their sockets are shut, and the store goes away."""
@@ -702,6 +726,7 @@ class Pool:
         timed_from: float | None = None,
         attempt: tuple[int, int] = (0, 0),
     ) -> Run:
+        stop.check()
         self._need_running()
         if self.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
@@ -709,6 +734,8 @@ class Pool:
         if self._group_broken:
             self._end_groups()
         screen = screen or for_shell(_shell())
+        self._renewed = self._wire.connection.renewed
+        self._wire.connection.check()
         if any(w.exit is not None for w in self.workers.values()):
             for note in self._match(self.placed(), self.visible):
                 screen.say(note)
@@ -725,11 +752,21 @@ class Pool:
             buffers=buffers, hang_after=hang_after, timeout=timeout, timed_from=timed_from,
         )  # fmt: skip
         run.when_long = lambda: self._note(ranks, state)
-        self.current = run
         if fields["op"] in ("cell", "call"):  # a look at the ranks is nobody's last run
             self.last_run = run
         if fields["op"] == "cell":
             self.last_cell = (number, fields["cell"])
+        with uninterrupted():
+            self._carry_out(run, ranks, screen)
+        run.raise_if_bad()
+        note = run.note()
+        if note:
+            screen.say(note)
+        return run
+
+    def _carry_out(self, run: Run, ranks: Sequence[int], screen: Screen) -> None:
+        """The run and what follows from it, as one step; Stop in the run itself is the run's."""
+        self.current = run
         try:
             run.execute()
         finally:
@@ -739,12 +776,9 @@ class Pool:
         if run.disordered():
             self._group_broken = True
             run.stuck = self._end_groups()
+        if self._wire is not None and self._wire.connection.renewed > self._renewed:
+            screen.say("the connection to the workers was lost and made anew; names on them are kept")
         self._after(run)
-        run.raise_if_bad()
-        note = run.note()
-        if note:
-            screen.say(note)
-        return run
 
     def _begin_logs(self, ranks: Sequence[int]) -> None:
         """What earlier cells wrote is none of this run's last words."""
@@ -822,6 +856,15 @@ class Pool:
         if self.agent is not None and self.agent.alive:
             self.agent.tell("note", ranks=list(ranks), state=state)
 
+    def footing(self) -> dict[str, Any]:
+        """What the pool is like now, to say later what has become of it (`nbddp.pool.footing`)."""
+        return {
+            "running": self.running,
+            "workers": {r: w.pid for r, w in self.workers.items() if w.exit is None},
+            "world_size": self.world_size,
+            "group_broken": self._group_broken,
+        }
+
     # -- what is shown -------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
@@ -866,6 +909,7 @@ def _packed(value: Any, name: str) -> bytes:
 def _until(done: Callable[[], bool], timeout: float, why: str) -> None:
     end = time.monotonic() + timeout
     while not done():
+        stop.check()
         if time.monotonic() > end:
             raise PoolError(f"{why} within {timeout:.0f} s; %ddp stop, then start again")
         time.sleep(0.002)

@@ -2,8 +2,8 @@
 
 `Wire` sends a request to a rank with its metadata and buffers, hears every iopub message
 of it from before the moment it is sent (nothing can be missed), and asks questions over
-the control channel. What it needs of the client's internals is in
-`ipyparallel_seams`.
+the control channel. What it needs of the client's internals is in `ipyparallel_seams`;
+that the client works is seen to by `connection`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.errors import PoolError
-from nbddp.pool import ipyparallel_seams
+from nbddp.pool import ipyparallel_seams, stop
+from nbddp.pool.connection import Connect, Connection
 
-DIGESTS = 8192  # signatures remembered against replay; ipyparallel's 65536 fill 8 MB over a day's cells
 Hear = Callable[[int, dict[str, Any]], None]
 
 
 class Wire:
     """A connected ipyparallel client, as seen by runs: ranks in, messages out."""
 
-    def __init__(self, client: Any):
-        self.client = client
-        lacking = ipyparallel_seams.missing(client)
-        if lacking:
-            raise PoolError(f"this ipyparallel lacks {', '.join(lacking)}; install ipyparallel 9")
-        client.session.digest_history_size = DIGESTS
+    def __init__(self, connect: Connect):
+        """connect: makes a client of the cluster; called again where a client is lost."""
         self._asked: dict[int, set[str]] = {}
+        self._last: dict[int, tuple[str, Hear]] = {}  # rank → its last request
+        self.connection = Connection(connect, self._listen_again)
+
+    @property
+    def client(self) -> Any:
+        return self.connection.client
+
+    def _listen_again(self) -> None:
+        """A new client hears what the ranks still have to say of the requests of the one before."""
+        self._asked.clear()
+        for rank, (message_id, hear) in self._last.items():
+            ipyparallel_seams.listen(self.client, message_id, self._hearing(rank, hear))
 
     def engines(self) -> dict[int, str]:
         """rank → uuid of the engines that are registered now."""
@@ -44,6 +52,8 @@ class Wire:
         end = time.monotonic() + timeout
         while any(self.engines().get(r) != u for r, u in uuids.items()):
             still_starting()
+            self.connection.tend()
+            stop.check()
             if time.monotonic() > end:
                 late = sorted(r for r, u in uuids.items() if self.engines().get(r) != u)
                 raise PoolError(f"ranks {late} did not register within {timeout:.0f} s; %ddp log tells why")
@@ -61,7 +71,7 @@ class Wire:
         """Send one request; its message id. `hear(rank, message)` is called in the client's thread."""
 
         def hook(future: Any) -> None:
-            future.iopub_callbacks.append(lambda message: self._heard(rank, message, hear))
+            future.iopub_callbacks.append(self._hearing(rank, hear))
 
         future = ipyparallel_seams.send_request(
             self.client,
@@ -73,7 +83,17 @@ class Wire:
             track_outstanding=True,
             message_future_hook=hook,
         )
+        self._last[rank] = str(future.msg_id), hear
         return str(future.msg_id)
+
+    def _hearing(self, rank: int, hear: Hear) -> Callable[[dict[str, Any]], None]:
+        return lambda message: self._heard(rank, message, hear)
+
+    def listen_again(self, rank: int) -> None:
+        """Hear what a rank says of its last request although the client may be done with it."""
+        if rank in self._last:
+            message_id, hear = self._last[rank]
+            ipyparallel_seams.listen(self.client, message_id, self._hearing(rank, hear))
 
     def _heard(self, rank: int, message: dict[str, Any], hear: Hear) -> None:
         if message["header"]["msg_type"] in ("stream", "display_data"):
@@ -91,6 +111,7 @@ class Wire:
 
     def ask_all(self, ranks: Sequence[int], content: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
         """The same question to several; `hear(rank, answer)` is called in the client's thread as answers come."""
+        self.connection.tend()
         for rank in ranks:
             future = self._question(rank, content)
             future.add_done_callback(lambda f, r=rank: hear(r, _answer(f)))
@@ -104,26 +125,29 @@ class Wire:
 
     def forget(self, rank: int, uuid: str, timeout: float = 5.0) -> None:
         """Tell hub and client that an engine has ended, so that its rank can be given again."""
-        client, end = self.client, time.monotonic() + timeout
-        if self.engines().get(rank) == uuid:
-            ipyparallel_seams.unregister(client, rank)
+        asked, end = None, time.monotonic() + timeout
         while self.engines().get(rank) == uuid:
+            self.connection.tend()
+            if asked is not self.client:  # the one that was asked may have been lost
+                asked = self.client
+                ipyparallel_seams.unregister(asked, rank)
             time.sleep(0.005)
             if time.monotonic() > end:
                 raise PoolError(f"the hub did not let go of rank {rank}; %ddp stop, then start again")
+        self._last.pop(rank, None)
         for question in list(self._asked.pop(rank, ())):  # nobody will answer; the client would keep them for ever
-            ipyparallel_seams.forget_message(client, question)
-        client.history.clear()
+            ipyparallel_seams.forget_message(self.client, question)
+        self.client.history.clear()
 
     def close(self) -> None:
-        self.client.close(linger=0)
+        self.connection.close()
 
 
 def join(connection_file: str) -> Wire:
     """A second client of a cluster that another process runs."""
     from ipyparallel import Client
 
-    return Wire(Client(connection_file))
+    return Wire(lambda **options: Client(connection_file, **options))
 
 
 def _answer(future: Any) -> Any:

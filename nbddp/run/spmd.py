@@ -36,6 +36,7 @@ from nbddp.run.screen import Screen
 from nbddp.topology import rank_words
 
 OUTCOME = "nbddp_outcome"
+UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
 LONG = 0.1  # seconds after which a run is worth telling others about
 LOOK_EVERY = 0.5  # seconds between two questions where the ranks are
 ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
@@ -52,6 +53,7 @@ class Workers(Protocol):
     def kill(self, ranks: Sequence[int]) -> None: ...
     def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None: ...
     def release(self, ranks: Sequence[int], run: int) -> None: ...
+    def repeat(self, ranks: Sequence[int], run: int) -> None: ...
     def node_of(self, rank: int) -> int: ...
     def log_of(self, rank: int) -> str: ...
     def device_of(self, rank: int) -> str: ...
@@ -102,6 +104,7 @@ class Run:
         self._hung_since: float | None = None
         self._output_until = 0.0
         self._interrupted_at: float | None = None
+        self._idle: set[int] = set()
         self._released = self._replaced = False
         self._actions: dict[type, Callable[[Any], None]] = {
             supervise.Interrupt: self._interrupt,
@@ -119,6 +122,11 @@ class Run:
 
     def worker_exited(self, rank: int, event: dict[str, Any]) -> None:
         self.events.put(("exit", rank, event))
+
+    def never_reached(self, rank: int) -> None:
+        """The request was lost with the connection that it was given to."""
+        link = {"type": "ConnectionError", "message": UNSENT, "relation": "", "notes": (), "frames": ()}
+        self.events.put((OUTCOME, rank, {"content": {"status": "failed", "chain": [link]}, "buffers": []}))
 
     # -- the loop ----------------------------------------------------------------------
 
@@ -226,6 +234,8 @@ class Run:
             self.ended[rank].code, self.ended[rank].gone_ns = code, time.time_ns()
 
     def _came_out(self, rank: int, message: dict[str, Any]) -> None:
+        if rank in self.ended:
+            return  # it was said again although it was on its way
         buffers = [bytes(b) for b in message["buffers"]]
         content = message["content"]
         status = self._verdict(rank, outcome.said(content), "lives")
@@ -319,6 +329,7 @@ class Run:
                 self.positions[rank] = replace(before or deadlock.Position(rank, gone), state=gone, call=None)
             else:
                 self.positions[rank] = deadlock.position_of(rank, facts, before, elapsed)
+        self._have_repeated({r for r in self.running() if (this.answers.get(r) or {}).get("idle")})
         for rank in range(self.world_size):
             self.positions.setdefault(rank, deadlock.Position(rank, "absent"))
         found = deadlock.diagnose(self.positions)
@@ -327,6 +338,12 @@ class Run:
         if found != self.deadlock:
             self._hung_since = time.monotonic() if found is not None else None
         self.deadlock = found
+
+    def _have_repeated(self, idle: set[int]) -> None:
+        """A rank that is idle at two looks, and whose outcome has not come, has said it in vain."""
+        self._idle, twice = idle, idle & self._idle
+        if twice:
+            self.workers.repeat(sorted(twice), self.number)
 
     def status(self) -> str:
         """`running: rank 2 (cell line 5); ranks 0–1 (cell line 9, waiting in all_reduce #3 for rank 2)`."""

@@ -44,6 +44,7 @@ QUESTION = "nbddp_request"
 # of the system calls that select.select makes: x86-64; 64-bit Arm; 32-bit, POWER and s390
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
 SELECT_NUMBERS = ("23", "270", "72", "82", "142", "301", "308", "280")
+REPEATED = 64 << 20  # bytes of an outcome's buffers that are kept until the next run, to be sent again
 DRAIN_SECONDS = 0.5  # for output of subprocesses that goes on after the cell has ended
 
 
@@ -136,6 +137,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._result: Any = None
         self._shown: BaseException | None = None  # what a magic that runs code (%run) has caught, and only shows
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
+        self._last: tuple[dict[str, Any], list[bytes] | None, dict[str, Any]] | None = None
         packages = (IPython, ipykernel, ipyparallel)
         self._machinery = (
             *(os.path.dirname(m.__file__) for m in packages),
@@ -228,7 +230,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             signal.signal(signal.SIGINT, before)
 
     def _begin(self, spec: dict[str, Any]) -> None:
-        self._began_ns = time.time_ns()
+        self._began_ns, self._last = time.time_ns(), None
         self.release.begin()
         if self.kept is not None:
             self.kept.begin()
@@ -407,11 +409,15 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             os.write(self.log_file, f"{text}\n".encode("utf-8", "replace"))
 
     def _send(self, outcome: dict[str, Any], buffers: list[bytes]) -> None:
+        self._last = outcome, buffers if sum(map(len, buffers)) <= REPEATED else None, self._parent
+        self._send_outcome(outcome, buffers, self._parent)
+
+    def _send_outcome(self, outcome: dict[str, Any], buffers: list[bytes], parent: dict[str, Any]) -> None:
         self.session.send(
             self.iopub_socket,
             OUTCOME,
             outcome,
-            parent=self._parent,
+            parent=parent,
             ident=ipykernel_seams.topic(self, "nbddp"),
             buffers=buffers,
         )
@@ -488,6 +494,17 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Seams whose names are missing in this process."""
         names = {**torch_seams.NAMES, **ipykernel_seams.NAMES}
         return [key for key, needed in names.items() if seams.absent(needed)]
+
+    def _ask_repeat(self, content: dict[str, Any]) -> Any:
+        """Send the outcome of run `run` once more, because its message was lost."""
+        if self._spec is not None or self._last is None or self._last[0]["run"] != content["run"]:
+            return False
+        outcome, buffers, parent = self._last
+        if buffers is None:
+            error = ConnectionError("what this rank answered was lost on its way, and is too large to be sent again")
+            outcome = leaving.unworded(outcome, None, error)
+        self._send_outcome(outcome, buffers or [], parent)
+        return True
 
     def _ask_release(self, content: dict[str, Any]) -> Any:
         """Free the main thread from a blocked call of run `run`."""

@@ -1,0 +1,105 @@
+"""A connection to the controller that outlives its client.
+
+What a stream of the client's cannot read is dropped and counted (`dropped`). A client whose thread has ended, of which
+a stream is closed, or that no longer answers is replaced by another under the same session, so that the ranks' messages
+to it are still ours; the ranks notice nothing. `tend` looks at the beat that it asked for last time and costs
+microseconds; `check` waits for one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from nbddp.errors import PoolError
+from nbddp.pool import ipyparallel_seams
+
+DIGESTS = 8192  # signatures remembered against replay; ipyparallel's 65536 fill 8 MB over a day's cells
+BEAT_TIME = 1.0  # seconds that `check` waits for a beat: the thread may be reading a large message
+LOOK_EVERY, SILENT_LOOKS = 0.25, 40  # so long without a beat (10 s of looking) is a thread that is stuck
+Connect = Callable[..., Any]  # options of ipyparallel's Client → a client
+
+
+class Connection:
+    """`client` is the one to use now; `renewed` counts how often it was replaced."""
+
+    def __init__(self, connect: Connect, on_renewed: Callable[[], None] = lambda: None):
+        self._connect, self._on_renewed = connect, on_renewed
+        self.dropped: Counter[str] = Counter()  # stream → messages
+        self.last_dropped = ""
+        self.renewed = 0
+        self._take(connect())
+
+    def _take(self, client: Any) -> None:
+        lacking = ipyparallel_seams.missing(client)
+        if lacking:
+            raise PoolError(f"this ipyparallel lacks {', '.join(lacking)}; install ipyparallel 9")
+        client.session.digest_history_size = DIGESTS
+        self.client = client
+        self._receivers = ipyparallel_seams.guard(client, self._drop)
+        self._closed = False
+        self._beaten = threading.Event()
+        self._silent, self._looked_at = 0, 0.0
+        self._ask()
+
+    def _drop(self, stream: str, frames: list[Any], error: BaseException) -> None:
+        self.dropped[stream] += 1
+        self.last_dropped = f"{stream}: {type(error).__name__}: {error}; {len(frames)} frames"
+
+    def _ask(self) -> None:
+        """Have the client's thread say that it lives, and look at every stream."""
+        self._beaten.clear()
+        ipyparallel_seams.call_in_thread(self.client, self._beat)
+
+    def _beat(self) -> None:
+        try:
+            ipyparallel_seams.receive_with(self.client, self._receivers)
+        except OSError:
+            self._closed = True
+        self._beaten.set()
+
+    def check(self) -> None:
+        """See that the client works, waiting for its word, and replace it if it does not. Raises PoolError if the
+        controller does not answer."""
+        self._ask()
+        end = time.monotonic() + BEAT_TIME
+        while ipyparallel_seams.runs(self.client) and time.monotonic() < end:
+            if self._beaten.wait(0.05):
+                break
+        self.tend()
+
+    def tend(self) -> None:
+        """As `check`, by the last beat that was asked for."""
+        if self._is_lost():
+            self._renew()
+
+    def _is_lost(self) -> bool:
+        if self._closed or not ipyparallel_seams.runs(self.client):
+            return True
+        if self._beaten.is_set():
+            self._silent = 0
+            self._ask()
+        elif time.monotonic() - self._looked_at > LOOK_EVERY:  # looks are counted: a process that slept made none
+            self._silent, self._looked_at = self._silent + 1, time.monotonic()
+        return self._silent > SILENT_LOOKS
+
+    def _renew(self) -> None:
+        old = self.client
+        try:
+            client = self._connect(session=old.session.session)
+        except (OSError, RuntimeError) as e:
+            raise PoolError(
+                f"the connection to the workers was lost, and the controller does not answer ({e}); "
+                "%ddp stop, then run the cell again"
+            ) from None
+        client.session.message_count = old.session.message_count  # the ids go on: an old one would be taken for a new
+        self._take(client)
+        self.renewed += 1
+        self._on_renewed()
+        ipyparallel_seams.give_up(old)
+
+    def close(self) -> None:
+        ipyparallel_seams.give_up(self.client)

@@ -1,0 +1,233 @@
+"""The client's connection: what it cannot read is dropped, and when it is lost another takes its place."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+from jupyter_client.session import DELIM
+
+import nbddp
+from nbddp.pool import connection, ipyparallel_seams
+from nbddp.pool.wire import Wire
+from nbddp.run.screen import Silent
+from nbddp.run.spmd import OUTCOME, Run
+from tests.lessons import pool_of
+
+STREAMS = ("iopub", "notification", "query", "control", "mux")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with pool_of(2) as made:
+        made.push({"kept": 7})
+        yield made
+
+
+def kept(pool: nbddp.Pool) -> None:
+    """A cell runs, and the names are there. The limit is a day's work for it: a hang fails here, not in the runner."""
+    found = pool.run_cell("kept", want_value=True, screen=Silent(), timeout=60)
+    assert list(found) == [7, 7]
+
+
+def until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.01)
+
+
+def malformed(session: Any) -> list[list[bytes]]:
+    """Messages that are none: too short, without a delimiter, unsigned, wrongly signed, twice, not JSON, without keys,
+    of unknown kinds, and of a cell of ours that does not exist."""
+
+    def signed(*parts: bytes) -> list[bytes]:
+        return [DELIM, session.sign(list(parts)), *parts]
+
+    def message(kind: str, parent: dict[str, Any]) -> list[bytes]:
+        header = {"msg_id": kind, "msg_type": kind, "session": "x", "username": "", "version": "5.3"}
+        return signed(json.dumps(header).encode(), json.dumps(parent).encode(), b"{}", b"{}")
+
+    return [
+        [b""], [b"1728.25"], [b"a", b"b", b"c"], [DELIM], [DELIM, b""], [DELIM, b"short"], [b"a", DELIM, b"s", b"{}"],
+        [DELIM, b"0" * 64, b"{}", b"{}", b"{}", b"{}"], signed(b"{}", b"{}", b"{}", b"{}"),
+        signed(b"{}", b"{}", b"{}", b"{}"), signed(b"nonsense", b"{}", b"{}", b"\xff"),
+        signed(b"[]", b"3", b"{}", b"1"),
+        message("nobody_knows", {"msg_id": "x", "session": "y"}), message("status", {"session": session.session}),
+        message("execute_reply", {}), message("registration_notification", {}),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_malformed_messages_are_dropped_and_the_stream_goes_on(pool: nbddp.Pool, stream: str) -> None:
+    """A stranger takes part in the client's own socket and sends a burst; what comes behind it is read."""
+    link = pool._wire.connection
+    client, before = link.client, link.dropped[stream]
+    socket = getattr(client, f"_{stream}_socket")
+    bad = malformed(client.session)
+    subscribes = stream in ("iopub", "notification")
+    with zmq.Context.instance().socket(zmq.XPUB if subscribes else zmq.DEALER) as stranger:
+        port = stranger.bind_to_random_port("tcp://127.0.0.1")
+        in_thread(client, lambda: socket.connect(f"tcp://127.0.0.1:{port}"))
+        if subscribes:
+            assert stranger.recv() == b"\x01"
+        for _ in range(5):
+            for frames in bad:
+                stranger.send_multipart(frames)
+        until(lambda: link.dropped[stream] >= before + 5 * 8)
+        in_thread(client, lambda: socket.disconnect(f"tcp://127.0.0.1:{port}"))
+    kept(pool)
+    assert pool.ask(0, {"op": "where"}, timeout=30) is not None
+    pool.restart([1])
+    pool.push({"kept": 7}, [1])
+    kept(pool)
+    assert link.client is client, "it was not lost"
+
+
+def test_one_malformed_message_of_the_controllers_does_not_deafen_the_client(pool: nbddp.Pool) -> None:
+    """It comes the way of the ranks' own messages, which are queued behind it: unguarded, no cell ever ended again."""
+    link = pool._wire.connection
+    before = link.dropped["iopub"]
+    with open(pool._cluster.controller.connection_files["engine"]) as file:
+        info = json.load(file)
+    with zmq.Context.instance().socket(zmq.PUB) as stranger:
+        stranger.connect(f"{info['interface']}:{info['iopub']}")
+
+        def arrives() -> bool:
+            stranger.send(b"1728.25")
+            return link.dropped["iopub"] > before
+
+        until(arrives)
+    kept(pool)
+    assert "DELIM" in link.last_dropped
+
+
+def in_thread(client: Any, call: Callable[[], object]) -> None:
+    """In the thread to which the client's sockets belong."""
+    done = threading.Event()
+    ipyparallel_seams.call_in_thread(client, lambda: (call(), done.set()))  # type: ignore[func-returns-value]
+    assert done.wait(30)
+
+
+def stop_loop(client: Any) -> None:
+    client._io_loop.add_callback(client._io_loop.stop)
+    client._io_thread.join(30)
+
+
+def raise_in_loop(client: Any) -> None:
+    def leave() -> None:
+        raise SystemExit
+
+    client._io_loop.add_callback(leave)
+    client._io_thread.join(30)
+
+
+def close_stream(client: Any, name: str) -> None:
+    in_thread(client, getattr(client, f"_{name}_stream").close)
+
+
+LOSSES: dict[str, Callable[[Any], None]] = {
+    "loop stopped": stop_loop,
+    "loop left": raise_in_loop,
+    **{f"{name} closed": lambda c, n=name: close_stream(c, n) for name in STREAMS},  # type: ignore[misc]
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_lost_client_is_replaced_before_the_next_run_and_the_ranks_keep_their_names(
+    pool: nbddp.Pool, loss: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pids = {w.pid for w in pool.workers.values()}
+    LOSSES[loss](pool._wire.client)
+    assert list(pool.run_cell("kept", want_value=True, timeout=60)) == [7, 7]
+    assert "the connection to the workers was lost and made anew; names on them are kept" in capsys.readouterr().out
+    assert {w.pid for w in pool.workers.values()} == pids
+    kept(pool)
+
+
+def test_cell_goes_on_while_its_client_is_lost(pool: nbddp.Pool) -> None:
+    """Ranks end one before and one after the other client is there: neither outcome is lost."""
+    lost = threading.Timer(0.5, lambda: stop_loop(pool._wire.client))
+    lost.start()
+    cell = "import os, time\ntime.sleep(0.6 + 2 * int(os.environ['RANK']))\nkept + int(os.environ['RANK'])"
+    renewed = pool._wire.connection.renewed
+    assert list(pool.run_cell(cell, want_value=True, screen=Silent(), timeout=60)) == [7, 8]
+    lost.join()
+    assert pool._wire.connection.renewed == renewed + 1
+
+
+def test_outcome_that_did_not_arrive_is_sent_again(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hear, lost = Run.hear, []
+
+    def lossy(run: Run, rank: int, message: dict[str, Any]) -> None:
+        if message["header"]["msg_type"] == OUTCOME and rank not in lost:
+            lost.append(rank)
+        else:
+            hear(run, rank, message)
+
+    monkeypatch.setattr(Run, "hear", lossy)
+    kept(pool)
+    assert sorted(lost) == [0, 1]
+
+
+def test_outcome_too_large_to_be_kept_is_an_error_and_no_hang(
+    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hear, lost = Run.hear, []
+
+    def lossy(run: Run, rank: int, message: dict[str, Any]) -> None:
+        if rank == 1 and message["header"]["msg_type"] == OUTCOME and not lost:
+            lost.append(rank)
+        else:
+            hear(run, rank, message)
+
+    pool.run_cell("import nbddp.worker.kernel as k\nk.REPEATED = 1000", screen=Silent())
+    monkeypatch.setattr(Run, "hear", lossy)
+    with pytest.raises(nbddp.WorkerFailed, match="too large to be sent again"):
+        pool.run_cell("'x' * 2000", want_value=True, screen=Silent(), timeout=60)
+    kept(pool)
+
+
+def test_stuck_thread_is_replaced_after_many_looks_and_not_before(
+    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was given to it to send is lost; that ends the cell with an error of the rank that was not reached."""
+    free, link = threading.Event(), pool._wire.connection
+    client = link.client
+    ipyparallel_seams.call_in_thread(client, free.wait)  # type: ignore[arg-type]
+    try:
+        link.check()
+        assert link.client is client, "a thread that is at work is left alone"
+        monkeypatch.setattr(connection, "SILENT_LOOKS", 4)
+        with pytest.raises(nbddp.WorkerFailed, match="lost before this rank was reached; run the cell again"):
+            pool.run_cell("kept = 8", screen=Silent(), timeout=60)
+    finally:
+        free.set()
+    assert link.client is not client
+    kept(pool)
+
+
+def test_controller_that_does_not_answer_is_told() -> None:
+    """Where there is nobody to connect to, the error is ours."""
+    calls: list[dict[str, Any]] = []
+
+    with pool_of(1) as pool:
+        made = pool._wire.client
+
+        def connect(**options: Any) -> Any:
+            calls.append(options)
+            if len(calls) > 1:
+                raise TimeoutError("Hub connection request timed out")
+            return made
+
+        wire = Wire(connect)
+        stop_loop(made)
+        with pytest.raises(nbddp.PoolError, match="the controller does not answer"):
+            wire.connection.check()
+    assert calls[1] == {"session": made.session.session}

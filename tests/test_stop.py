@@ -1,0 +1,138 @@
+"""Stop at any moment of any command: one line that is true, and the pool works on."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nbddp.pool import footing
+from tests.kernels import Kernel, Shown
+
+START, SET_UP = (
+    "%ddp start --nproc 2",
+    """%%ddp --nproc 2
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+if not dist.is_initialized(): dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(64, 64))
+for _ in range(3): model(torch.ones(8, 64)).sum().backward()""",
+)
+COMMANDS = {
+    "status": "%ddp status",
+    "topology": "%ddp topology",
+    "timings": "%ddp timings",
+    "memory": "%ddp memory",
+    "compare": "%ddp compare model",
+    "forecast": "%ddp forecast",
+    "bench": "%ddp bench --max 4KiB --repeat 3",
+    "stacks": "%ddp stacks",
+    "log": "%ddp log --rank 0",
+    "push": "%ddp push given",
+    "pull": "%ddp pull model",
+    "restart": "%ddp restart --ranks 1",
+    "start": "%ddp start --nproc 3",
+    "cell": "%%ddp\nprint('done')",
+    "stop": "%ddp stop",
+    "cold": "%ddp start --nproc 2",
+}
+FIGURES = ("topology", "timings", "memory", "forecast", "bench")
+MOMENTS = int(os.environ.get("NBDDP_STOP_MOMENTS", "2"))  # of each command; more make a longer sweep
+OURS = ("CommandStopped", "RunStopped")
+AFTER = "%%ddp --nproc 2\nimport os\nprint('works', os.environ['WORLD_SIZE'])"
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    k = Kernel(cwd=str(tmp_path_factory.mktemp("stop")))
+    assert k.run("%load_ext nbddp\ngiven = list(range(1000))").ok
+    yield k
+    k.close()
+
+
+def stop_after(kernel: Kernel, code: str, seconds: float) -> Shown:
+    """Run a cell and press Stop so long after the kernel has taken it up."""
+    cell = kernel.send(code)
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=60)
+        if message["msg_type"] == "execute_input" and message["parent_header"].get("msg_id") == cell:
+            break
+    time.sleep(seconds)
+    kernel.interrupt()
+    return kernel.collect(cell)
+
+
+def one_line(shown: Shown) -> bool:
+    """What a stopped command may show; one that was done before answers as always."""
+    if shown.ok:
+        return True
+    lines = shown.reply["traceback"]
+    return shown.reply["ename"] in OURS and len(lines) == 1 and (
+        "\n" not in lines[0] or shown.reply["evalue"] == "the run was stopped by the user"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_stop_gives_one_line_and_the_next_cell_works(stopped: Kernel, name: str) -> None:
+    k, code, chance = stopped, COMMANDS[name], random.Random(name)
+    took = 0.0
+    moments = MOMENTS if name not in ("stop", "cold") else max(1, MOMENTS // 2)  # each starts an agent
+    for i in range(moments + 1):
+        shown = k.run("%ddp stop" if name == "cold" else SET_UP)
+        assert shown.ok, shown.error
+        if i == 0:
+            assert name not in FIGURES or k.run(code).ok, "matplotlib is there"
+            shown = k.run(code)
+            assert shown.ok, shown.error
+            took = shown.took
+            continue
+        moment = took * (i - 1 + chance.random()) / moments
+        shown = stop_after(k, code, moment)
+        assert one_line(shown), f"after {moment:.3f} of {took:.3f} s\n{shown.error}"
+        print(f"{name} {moment:.3f}/{took:.3f}", "ok" if shown.ok else shown.evalue)
+        after = k.run(AFTER)
+        assert after.ok, after.error
+        assert after.text().endswith("ranks 0–1 │ works 2\n")
+
+
+def test_a_cells_stop_before_its_code_runs_is_answered(stopped: Kernel) -> None:
+    """ipykernel leaves such a cell without an answer; here also one that is none of ours."""
+    for code in ("%ddp log --rank 0", "1 + 1"):
+        for i in range(20):
+            shown = stop_after(stopped, code, i * 0.0002)
+            assert shown.reply["status"] in ("ok", "error")
+            assert one_line(shown) or shown.reply["ename"] == "KeyboardInterrupt"
+
+
+def test_stop_before_the_kernel_has_said_that_it_works_is_answered(stopped: Kernel) -> None:
+    for _ in range(10):
+        cell = stopped.send("%ddp status")
+        while stopped.client.get_iopub_msg(timeout=60)["content"].get("execution_state") != "busy":
+            pass
+        stopped.interrupt()
+        assert one_line(stopped.collect(cell))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({}, {}, "the pool is as it was"),
+        ({"running": False, "workers": {}, "world_size": 0}, {"running": False}, "there is no pool"),
+        ({}, {"running": False, "workers": {}, "world_size": 0}, "the pool has ended"),
+        ({"running": False, "workers": {}, "world_size": 0}, {"world_size": 0},
+         "the pool is not complete yet, and the next %ddp start or %%ddp cell completes it"),
+        ({}, {"workers": {0: 10, 1: 11, 2: 12, 3: 13}}, "the pool is as it was"),
+        ({}, {"workers": {0: 10, 1: 21, 2: 12}}, "names on rank 1 are gone; ranks 0, 2 keep their names"),
+        ({}, {"workers": {2: 12}}, "names on ranks 0–1 are gone; rank 2 keeps its names; the next %ddp start or %%ddp "
+         "cell starts ranks 0–1 anew"),
+        ({}, {"group_broken": True}, "the process group has ended, and all names are kept"),
+        ({"group_broken": True}, {"group_broken": True}, "the pool is as it was"),
+    ],
+)  # fmt: skip
+def test_what_a_stopped_command_left_is_told(before: dict[str, Any], now: dict[str, Any], words: str) -> None:
+    pool = {"running": True, "workers": {0: 10, 1: 11, 2: 12}, "world_size": 3, "group_broken": False}
+    assert footing.changed({**pool, **before}, {**pool, **now}) == words
