@@ -22,9 +22,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from nbddp.worker import torch_seams
+from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Sockets
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -38,6 +40,7 @@ class Groups:
         self.made_in: int | None = None
         self.inits = 0
         self.sockets = Sockets()
+        self._quiet = Quiet()
         self._injected: tuple[str, int] = ("", 0)
         self._connect = ""
         self._clients: dict[tuple[str, int], Any] = {}
@@ -64,11 +67,20 @@ class Groups:
 
     def store(self, name: str) -> Any:
         """The pool's store under a prefix of this run and `name`, for what is no business of the user's groups."""
+        return self._prefixed(name)
+
+    def _prefixed(self, name: str, **options: Any) -> Any:
+        """The kept client of the pool's store, or a new one made with these options, under this run's prefix.
+
+        One client for all runs: connecting looks names up, which can take seconds. It is made here and not by torch's
+        `_create_c10d_store`, which since torch 2.14 has rank 0 try to serve (and complain) at any address but the one
+        in MASTER_ADDR; ours is connected to by number.
+        """
         from torch.distributed import PrefixStore, TCPStore
 
         where = (self._connect, self._injected[1])
         if where not in self._clients:
-            self._clients = {where: TCPStore(*where, is_master=False)}
+            self._clients = {where: TCPStore(*where, is_master=False, **options)}
         return PrefixStore(f"nbddp/run{self.run}/{name}", self._clients[where])
 
     def owns(self, store: Any) -> bool:
@@ -88,7 +100,7 @@ class Groups:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            with self.sockets.watch():
+            with self.sockets.watch(), self._quiet.connecting():
                 return original(*args, **kwargs)
 
         setattr(owner, name, watched)
@@ -136,17 +148,13 @@ class Groups:
 
     def _wrap_create(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def create_store(hostname: str, port: int, *args: Any, **kwargs: Any) -> Any:
+        def create_store(
+            hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, *args: Any, **kwargs: Any
+        ) -> Any:
             if (hostname, port) != self._injected:
                 with _own_store():
-                    return original(hostname, port, *args, **kwargs)
-            from torch.distributed import PrefixStore
-
-            where = (self._connect, port)
-            if where not in self._clients:
-                # one client for all runs at this store: connecting looks names up, which can take seconds
-                self._clients = {where: original(*where, *args, **kwargs)}
-            return PrefixStore(f"nbddp/run{self.run}/init{self.inits}", self._clients[where])
+                    return original(hostname, port, rank, world_size, timeout, *args, **kwargs)
+            return self._prefixed(f"init{self.inits}", timeout=timeout)
 
         return create_store
 

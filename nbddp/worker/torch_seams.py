@@ -41,13 +41,28 @@ def default_group() -> Any:
     return sys.modules["torch.distributed"].distributed_c10d._get_default_group()
 
 
+def gloo_reports_connections() -> bool:
+    """Whether gloo prints to stdout how many peers a new group has; no group is needed to know it."""
+    import torch
+
+    return bool((2, 8) <= torch.torch_version.TorchVersion(torch.__version__) < (2, 11))
+
+
 def set_default_group(group: Any) -> None:
     sys.modules["torch.distributed"].distributed_c10d._update_default_pg(group)
 
 
 def sequence(group: Any) -> int:
     """How many collectives this rank has called in a group. Raises what the backend raises that does not count."""
-    return int(group._get_sequence_number_for_group())
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:  # up to torch 2.7 a group that was made without naming a backend; its backends do count
+        devices = getattr(group, "_device_types", ())
+        backends = [group._get_backend(device) for device in devices]
+        if not backends:
+            raise
+        distinct = {id(b): b for b in backends}  # one backend may serve several devices
+        return sum(int(b._get_sequence_number_for_group()) for b in distinct.values())
 
 
 def forget_groups() -> None:
