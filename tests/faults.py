@@ -8,9 +8,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torch._C import _distributed_c10d
+
 import nbddp
 from nbddp.options import LaunchSpec
 from nbddp.run.screen import Silent
+
+RECORDS = hasattr(_distributed_c10d, "_dump_fr_trace_json")
+NO_RECORDER = "torch before 2.8 has no flight recorder for gloo: a deadlock in a collective is not proven"
+SEEN_WITHOUT = ("send/recv", "store", "init")  # calls that Python's frames alone tell enough of
 
 SET_UP = """
 import os, time, torch, torch.distributed as dist

@@ -50,6 +50,7 @@ STOREYS = [
         "trace.scale",
         "trace.foretold",
         "agent.identity",
+        "worker.quiet",
         "worker.release",
         "worker.torch_seams",
         "worker.ipykernel_seams",

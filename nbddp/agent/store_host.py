@@ -4,10 +4,12 @@ torchrun keeps its store outside the workers (TORCHELASTIC_USE_AGENT_STORE), so 
 worker's death takes it along; so do we. It is a process of its own because a TCPStore
 starts a thread, and the agent must stay single-threaded to fork. The store listens on
 a socket made here, on the loopback address alone and on a port of the kernel's choice.
+Where torch's libuv server refuses such a socket, its older server is used.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from typing import Any
@@ -39,13 +41,30 @@ def main(request: dict[str, Any]) -> int:
 
 def open_store() -> tuple[Any, int]:
     """A TCPStore server on a fresh loopback port, and that port."""
+    return _serve(libuv=libuv_takes_listener())
+
+
+@functools.cache
+def libuv_takes_listener() -> bool:
+    """Whether torch's libuv server accepts a listening socket. Tried once per process: up to torch 2.7 it refuses."""
+    try:
+        _serve(libuv=True)
+    except RuntimeError:  # NotImplementedError is one; so is what a torch without libuv raises
+        return False
+    return True
+
+
+def _serve(libuv: bool) -> tuple[Any, int]:
     from torch.distributed import TCPStore
 
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind((HOST, 0))
-    listener.listen(1024)
-    port = listener.getsockname()[1]
-    fd = os.dup(listener.fileno())
-    listener.close()
-    store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind((HOST, 0))
+        listener.listen(1024)
+        port = listener.getsockname()[1]
+        fd = os.dup(listener.fileno())
+    try:
+        store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, use_libuv=libuv, master_listen_fd=fd)
+    except RuntimeError:
+        os.close(fd)  # a server that was refused has not taken it
+        raise
     return store, port

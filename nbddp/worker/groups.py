@@ -28,9 +28,11 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from nbddp.worker import torch_seams
+from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Receives, Sockets, abort_nccl, has_nccl
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -48,6 +50,7 @@ class Groups:
         self.receives = Receives()
         self._process = os.getpid()
         self._met: dict[int, list[int]] = {}
+        self._quiet = Quiet()
         self._injected: tuple[str, int] = ("", 0)
         self._connect = ""
         self._gives_store = False
@@ -77,13 +80,18 @@ class Groups:
         """The pool's store under a prefix of this run and `name`, for what is no business of the user's groups."""
         return self._under(f"nbddp/run{self.run}/{name}")
 
-    def _under(self, prefix: str) -> Any:
-        """The pool's store under a prefix."""
+    def _under(self, prefix: str, **options: Any) -> Any:
+        """The kept client of the pool's store, or a new one made with these options, under a prefix.
+
+        One client for all runs: connecting looks names up, which can take seconds. It is made here and not by torch's
+        `_create_c10d_store`, which since torch 2.14 has rank 0 try to serve (and complain) at any address but the one
+        in MASTER_ADDR; ours is connected to by number.
+        """
         from torch.distributed import PrefixStore, TCPStore
 
         where = (self._connect, self._injected[1])
         if where not in self._clients:
-            self._clients = {where: TCPStore(*where, is_master=False)}
+            self._clients = {where: TCPStore(*where, is_master=False, **options)}
         return PrefixStore(prefix, self._clients[where])
 
     def owns(self, store: Any) -> bool:
@@ -103,7 +111,7 @@ class Groups:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            with self.sockets.watch():
+            with self.sockets.watch(), self._quiet.connecting():
                 return original(*args, **kwargs)
 
         setattr(owner, name, watched)
@@ -172,19 +180,13 @@ class Groups:
 
     def _wrap_create(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def create_store(hostname: str, port: int, rank: int, world_size: int, *args: Any, **kwargs: Any) -> Any:
-            injected = (hostname, port) == self._injected
+        def create_store(
+            hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, *args: Any, **kwargs: Any
+        ) -> Any:
             if not self._meets_here(hostname, rank, world_size):
-                with _agent_store(injected):
-                    return original(hostname, port, rank, world_size, *args, **kwargs)
-            from torch.distributed import PrefixStore
-
-            where = (self._connect, self._injected[1])
-            if where not in self._clients:
-                # one client for all runs at this store: connecting looks names up, which can take seconds
-                with _agent_store(True):
-                    self._clients = {where: original(*where, rank, world_size, *args, **kwargs)}
-            return PrefixStore(self._prefix(port), self._clients[where])
+                with _agent_store((hostname, port) == self._injected):
+                    return original(hostname, port, rank, world_size, timeout, *args, **kwargs)
+            return self._under(self._prefix(port), timeout=timeout)
 
         return create_store
 

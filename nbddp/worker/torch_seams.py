@@ -89,6 +89,13 @@ def default_group() -> Any:
     return dist.group.WORLD if find is None else find()
 
 
+def gloo_reports_connections() -> bool:
+    """Whether gloo prints to stdout how many peers a new group has; no group is needed to know it."""
+    import torch
+
+    return bool((2, 8) <= torch.torch_version.TorchVersion(torch.__version__) < (2, 11))
+
+
 def set_default_group(group: Any) -> None:
     replace = getattr(sys.modules["torch.distributed"].distributed_c10d, "_update_default_pg", None)
     if replace is None:
@@ -100,7 +107,14 @@ def sequence(group: Any) -> int:
     """How many collectives this rank has called in a group; 0 where torch or the backend does not count them."""
     try:
         return int(group._get_sequence_number_for_group())
-    except (RuntimeError, AttributeError):
+    except RuntimeError:  # up to torch 2.7 a group that was made without naming a backend; its backends do count
+        try:
+            backends = [group._get_backend(device) for device in getattr(group, "_device_types", ())]
+            distinct = {id(b): b for b in backends}  # one backend may serve several devices
+            return sum(int(b._get_sequence_number_for_group()) for b in distinct.values())
+        except (RuntimeError, AttributeError):
+            return 0
+    except AttributeError:
         return 0
 
 
