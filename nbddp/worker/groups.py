@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nbddp.worker import torch_seams
+from nbddp.worker import noted, torch_seams
 from nbddp.worker.release import Sockets
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -124,6 +124,7 @@ class Groups:
             if not dist.is_initialized():
                 _forget()
                 self.inits += 1
+                noted.NOTES.new_epoch(self.run, self.inits)
             hook = sys.excepthook
             try:
                 result = original(*args, **kwargs)
