@@ -36,6 +36,7 @@ class Verdict:
 
 SEAMS = (
     Seam("flight recorder", TORCH, "fewer deadlocks are found: what Python frames show"),
+    Seam("NCCL's flight recorder", TORCH, "no deadlock in NCCL's collectives is found"),
     Seam("flight recorder's keys", TORCH, "where a blocked rank is cannot be told"),
     Seam("tables of groups", TORCH, "a subgroup's ranks are taken to be all ranks"),
     Seam("default group", TORCH, "taken from torch's public group.WORLD"),
@@ -43,12 +44,14 @@ SEAMS = (
     Seam("sequence numbers", TORCH, "a collective's number comes from the recorder alone"),
     Seam("clearing of groups", TORCH, "after a failed init the next one may fail too"),
     Seam("abort of groups", TORCH, "of NCCL's groups only the default one is aborted"),
+    Seam("receive from any source", TORCH, "a rank blocked in one is replaced, its names are lost"),
     Seam("store of env://", TORCH, "init_process_group is given our store as an argument"),
     Seam("sockets of a new group", TORCH, "a rank blocked in gloo is replaced, its names are lost"),
     Seam("store on a given socket", TORCH, "no cell can call init_process_group", needed=True),
     Seam("frames of backward", TORCH, "a rank blocked in backward is not known to be in it"),
     Seam("marks on Work and Store", TORCH, "a rank blocked in wait() or a store is not located"),
     Seam("DDP's reducer", TORCH, "no timings, no traces of buckets, no forecast"),
+    Seam("backends of a group", TORCH, "DDP's logging data name the backend nbddp"),
     Seam("end of backward", TORCH, "no timings, no traces of buckets, no forecast"),
     Seam("DDP's list of hooks", TORCH, "a model with a communication hook cannot be pickled"),
     Seam("methods of collectives", TORCH, "--check does not compare all_gather_into_tensor"),

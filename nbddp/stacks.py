@@ -18,7 +18,7 @@ from nbddp.agent.handle import Agent
 from nbddp.draw.table import Table
 from nbddp.errors import PoolError
 from nbddp.run import deadlock, report
-from nbddp.run.deadlock import Position
+from nbddp.run.positions import GONE, Position, position_of
 from nbddp.topology import rank_words
 
 ANSWER_TIME = 0.5  # seconds
@@ -45,7 +45,7 @@ class Stacks:
         same: dict[str, list[int]] = {}
         for r, p in sorted(self.positions.items()):
             text = self.dumps.get(r) or "\n".join(report.stack_text(self.stacks.get(r, ())))
-            if p.state not in deadlock.GONE and text:
+            if p.state not in GONE and text:
                 same.setdefault(text, []).append(r)
         parts += [f"{rank_words(ranks)}:\n{text}" for text, ranks in same.items()]
         return "\n\n".join(parts)
@@ -91,7 +91,7 @@ def _ask(agent: Agent, wire: Any, workers: Mapping[int, Mapping[str, Any]]) -> S
         elapsed = now - asked_at if asked_at else elapsed
         asked_at = now
         facts = _answers(wire, ranks, question)
-        found = {r: deadlock.position_of(r, facts.get(r), before.get(r), elapsed) for r in ranks}
+        found = {r: position_of(r, facts.get(r), before.get(r), elapsed) for r in ranks}
         before = found
         if "history" not in question and any(f is not None and not f.get("idle") for f in facts.values()):
             time.sleep(APART)  # the CPU time used meanwhile tells computing from waiting

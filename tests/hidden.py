@@ -182,7 +182,21 @@ def cell_numbers() -> None:
     unseen_by(CachingCompiler, "_filename_map", "nbddp.worker.ipykernel_seams")
 
 
+def nccls_recorder() -> None:
+    import torch.distributed as dist
+
+    dist.is_nccl_available = lambda: True  # this torch may have neither
+
+
+def receives() -> None:
+    from nbddp.worker import torch_seams
+
+    torch_seams.can_abort_receives = lambda: False
+
+
 AWAY: dict[str, Callable[[], None]] = {
+    "NCCL's flight recorder": nccls_recorder,
+    "receive from any source": receives,
     "flight recorder's keys": entry_keys,
     "store on a given socket": listening,
     "DDP's reducer": reducer,
@@ -203,7 +217,7 @@ AWAY: dict[str, Callable[[], None]] = {
 KEPT = {
     "marks on Work and Store", "DDP's reducer", "methods of collectives", "status messages", "interrupt of an await",
     "topics of messages", "history of errors", "traceback of a reply", "store on a given socket",
-    "import of the compiler", "flight recorder's keys",
+    "import of the compiler", "flight recorder's keys", "NCCL's flight recorder", "backends of a group",
 }  # fmt: skip
 
 

@@ -9,19 +9,34 @@ from typing import Any
 import pytest
 
 from nbddp.errors import RunHung
-from nbddp.run.deadlock import Call, Position, diagnose, position_of, waiting_words, waits_for
+from nbddp.run.deadlock import diagnose, waiting_words, waits_for
+from nbddp.run.positions import ANY, Call, Channel, Position, position_of
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME, Run
 
 
 def at(rank: int, op: str, line: int, sequence: int = 1, what: str = "float[4]", **more: Any) -> Position:
     """A rank blocked in a collective of the default group of all ranks."""
-    call = Call(op, more.pop("kind", "collective"), "0", more.pop("ranks", ()), sequence, made_of=op, what=what)
+    of_call = {k: more.pop(k) for k in ("seen", "root", "of", "epoch", "in_thread", "group") if k in more}
+    call = Call(
+        op, more.pop("kind", "collective"), of_call.pop("group", "0"), more.pop("ranks", ()), sequence,
+        made_of=more.pop("made_of", op), what=what, **of_call,
+    )  # fmt: skip
     return Position(rank, "blocked", f"cell line {line}", line, call, **more)
 
 
-def peer(rank: int, kind: str, other: int | None, line: int = 3, tag: int = 0) -> Position:
-    return Position(rank, "blocked", f"cell line {line}", line, Call(kind, kind, peer=other, tag=tag))
+def peer(rank: int, kind: str, other: int | None, line: int = 3, tag: int = 0, nth: int = 1, **more: Any) -> Position:
+    """A rank blocked in its n-th send or receive on a channel; `made`: what else it has sent and received."""
+    channel = side(kind, rank, other, tag)
+    op = "wait" if more.pop("asynchronous", False) else kind
+    call = Call(op, op, peer=other, channel=channel, nth=nth)
+    made = {channel: nth, **more.pop("made", {})}
+    return Position(rank, "blocked", f"cell line {line}", line, call, channels=made, **more)
+
+
+def side(kind: str, rank: int, other: int | None, tag: int = 0) -> Channel:
+    other = ANY if other is None else other
+    return ("s", "0", rank, other, tag) if kind == "send" else ("r", "0", other, rank, tag)
 
 
 def init(rank: int, inits: int = 1) -> Position:
@@ -48,6 +63,25 @@ NOTHING = [
     ([at(0, "all_reduce", 9), at(1, "all_reduce", 12)], "from different lines: a transfer too"),
     ([at(0, "all_reduce", 9), busy(1), at(2, "barrier", 8, 3)], "everybody waits for a slow rank, at last"),
     ([peer(0, "send", 1), peer(1, "recv", 0)], "they have met"),
+    ([peer(0, "send", 1, made={side("recv", 0, 1): 1}), peer(1, "send", 0, made={side("recv", 1, 0): 1})],
+     "both wait for their sends, and both have called the receives"),
+    ([peer(0, "recv", 1, nth=3), done(1, channels={side("send", 1, 0): 3})],
+     "rank 1 has sent it, asynchronously, and its process still takes part"),
+    ([peer(0, "send", 1), peer(1, "recv", None)], "a receive from any source may be for it"),
+    ([peer(0, "recv", None), peer(1, "recv", 0), done(2, channels={side("send", 2, 0): 1})],
+     "rank 2 has sent something that nobody has received"),
+    ([peer(0, "recv", 1), peer(1, "recv", 0, sure=False)], "rank 1 was seen in its wait only once"),
+    ([peer(0, "recv", 1, sure=False), done(1)], "so was rank 0"),
+    ([peer(0, "recv", 1), done(1, informed=False)], "rank 1 did not say what it has sent"),
+    ([peer(0, "recv", 1), Position(1, "unknown", why="KeyError: 'op'")], "rank 1 could not say where it is"),
+    ([Position(0, "blocked", call=Call("wait", "wait")), done(1)], "nobody knows what rank 0 waits for"),
+    ([at(0, "all_reduce", 9, seen=False), done(1)], "the recorder does not have what rank 0 waits in"),
+    ([at(0, "all_reduce", 9, 3), done(1, blind=frozenset("0"))], "rank 1 has called more than is known"),
+    ([at(0, "all_reduce", 9, 3), done(1, records=False)], "rank 1's recorder was never seen to record"),
+    ([at(0, "all_reduce", 9, 3), done(1, latest={"0": 3})], "rank 1 has called it, though the record is not here"),
+    ([at(0, "all_gather", 9), at(1, "all_gather_into_tensor", 9, what="", seen=False)],
+     "rank 1 is in it too, and its recorder has it as done"),
+    ([at(0, "broadcast", 9, root=0, moved=True), at(1, "broadcast", 9, root=1)], "the roots differ, but bytes move"),
     ([peer(0, "recv", None), busy(1), done(2)], "any rank may send, and rank 1 still can"),
     ([init(0), busy(1)], "rank 1 may still come"),
     ([init(0), at(1, "all_reduce", 5, inits=1)], "rank 1 has been through the init that rank 0 is still in"),
@@ -55,6 +89,8 @@ NOTHING = [
      "rank 1 has done its part of the broadcast"),
     ([at(0, "all_reduce", 5, 4), done(1, past={("0", 4): ("all_reduce", "float[4]")})],
      "rank 1 has called it, asynchronously, and its process still takes part"),
+    ([Position(0, "blocked", call=Call("new_group", "new_group"), groups=2, inits=1), init(1, 2)],
+     "rank 1 has been through the new_group, and is at the next init"),
     ([sub(0), sub(1), done(2)], "rank 2 is not in that group"),
     ([done(0), done(1)], "nobody waits"),
 ]  # fmt: skip
@@ -85,6 +121,24 @@ DEADLOCKS = [
      "rank 0 waits in send to rank 1 (line 3), and rank 1 waits in recv from rank 0 (line 3)"),
     ([peer(0, "recv", None), done(1), done(2)], (0,),
      "rank 0 waits in recv (line 3); ranks 1–2 have finished the cell without calling it"),
+    ([peer(0, "send", 1, nth=2), done(1, channels={side("recv", 1, 0): 1})], (0,),
+     "rank 0 waits in send to rank 1 (line 3); rank 1 has finished the cell without calling it"),
+    ([peer(0, "recv", 1, asynchronous=True), peer(1, "recv", 0, asynchronous=True)], (0, 1),
+     "rank 0 waits in wait for a recv from rank 1 (line 3), "
+     "and rank 1 waits in wait for a recv from rank 0 (line 3)"),
+    ([at(0, "broadcast", 5, root=0), at(1, "broadcast", 6, root=1)], (0, 1),
+     "broadcast #1 has different src: src=0 on rank 0 (line 5), src=1 on rank 1 (line 6)"),
+    ([at(0, "gather_object", 5, made_of="gather", root=0), done(1, past={("0", 1): ("gather", "float[4]", 1)})], (0,),
+     "gather #1 has different dst: dst=0 on rank 0 (line 5), dst=1 on rank 1"),
+    ([at(0, "all_reduce", 5, group="a", ranks=(0, 1), of=" of group {0, 1}"),
+      at(1, "all_reduce", 6, group="b", ranks=(1, 2), of=" of group {1, 2}"),
+      at(2, "all_reduce", 7, group="c", ranks=(0, 2), of=" of group {0, 2}")], (0, 1, 2),
+     "rank 0 waits in all_reduce #1 of group {0, 1} (line 5); rank 1 waits in all_reduce #1 of group {1, 2} (line 6); "
+     "rank 2 waits in all_reduce #1 of group {0, 2} (line 7)"),
+    ([init(0, 2), at(1, "all_gather", 5, group="1", epoch=(7, 1), inits=1)], (0, 1),
+     "rank 0 waits in init_process_group (line 2); rank 1 waits in all_gather #1 of the group of init #1 (line 5)"),
+    ([at(0, "all_reduce", 5, in_thread=True), done(1)], (0,),
+     "rank 0 waits in all_reduce #1 in a thread (line 5); rank 1 has finished the cell without calling it"),
     ([init(0), done(1)], (0,),
      "rank 0 waits in init_process_group (line 2); rank 1 has finished the cell without calling it"),
     ([init(0, 2), done(1, inits=1)], (0,),
@@ -131,11 +185,17 @@ def test_waiting_is_worded_for_one_rank() -> None:
     assert waits_for(places[1], places) == ((), True)
 
 
-PENDING = {"group": "0", "ranks": [0, 1], "backend": "cpu:gloo", "sequence": 3, "op": "all_reduce", "what": "float[4]"}
+PENDING = {
+    "group": "0", "ranks": [0, 1], "backend": "gloo", "sequence": 3, "op": "all_reduce", "what": "float[4]",
+    "seen": True,
+}  # fmt: skip
 FACTS: dict[str, Any] = {
     "user": ["Cell In[4]", 9, "train"], "call": {"op": "all_reduce", "kind": "collective"}, "pending": PENDING,
-    "waits": "futex", "cpu": 2.0, "inits": 1, "groups": 1, "threads": False,
+    "exact": True, "waits": "futex", "cpu": 2.0, "inits": 1, "groups": 1, "acts": False, "bytes": 5, "token": [1],
+    "history": {},
 }  # fmt: skip
+NATIVE = {"call": None, "exact": False}  # C++ waits for what it has called itself
+ON_GPU = {**NATIVE, "pending": {**PENDING, "backend": "nccl"}}
 
 
 @pytest.mark.parametrize(
@@ -143,29 +203,75 @@ FACTS: dict[str, Any] = {
     [
         ({}, "blocked"),
         ({"waits": "busy"}, "running"),
-        ({"threads": True}, "running"),
-        ({"call": None, "cpu": 1.01}, "blocked"),
-        ({"call": None, "cpu": 1.9}, "running"),
-        ({"call": None, "waits": "sleep", "cpu": 1.01}, "running"),
-        ({"call": None, "pending": None}, "running"),
-        ({"call": {"op": "backward", "kind": "backward"}, "cpu": 1.01}, "blocked"),
+        ({**NATIVE, "cpu": 1.01}, "blocked"),
+        ({**NATIVE, "cpu": 1.9}, "running"),
+        ({**NATIVE, "cpu": 1.01, "bytes": 6}, "running"),
+        ({**NATIVE, "waits": "sleep", "cpu": 1.01}, "running"),
+        ({**NATIVE, "pending": None}, "running"),
+        ({"call": {"op": "backward", "kind": "backward"}, "exact": False, "cpu": 1.01}, "blocked"),
         ({"call": {"op": "init_process_group", "kind": "init"}, "pending": None, "waits": "sleep"}, "blocked"),
-        ({"call": None, "pending": {**PENDING, "backend": "cuda:nccl"}, "waits": "busy"}, "blocked"),
-        ({"call": None, "pending": {**PENDING, "backend": "cuda:nccl"}, "waits": "sleep"}, "running"),
+        ({"call": {"op": "init_process_group", "kind": "outside"}, "pending": None, "waits": "futex"}, "running"),
+        ({**ON_GPU, "waits": "busy"}, "blocked"),
+        ({**ON_GPU, "waits": "sleep"}, "running"),
+        ({**ON_GPU, "waits": ""}, "running"),
     ],
 )
 def test_what_a_worker_answers_tells_whether_it_is_blocked(changed: dict[str, Any], state: str) -> None:
-    before = Position(0, "running", cpu=1.0)
-    found = position_of(0, {**FACTS, **changed}, before, 1.0)
+    found = position_of(0, {**FACTS, **changed}, Position(0, "running", cpu=1.0, bytes=5), 1.0)
     assert (found.state, found.where, found.line) == (state, "cell line 9, in train", 9)
+
+
+@pytest.mark.parametrize(
+    ("later", "sure"),
+    [
+        ({}, True),
+        ({"token": [2]}, False),
+        ({"acts": True}, False),
+        ({"pending": {**PENDING, "sequence": 4}}, False),
+    ],
+)
+def test_a_rank_is_stuck_only_if_it_is_in_the_same_wait_in_two_looks(later: dict[str, Any], sure: bool) -> None:
+    first = position_of(0, FACTS, None, 1.0)
+    second = position_of(0, {**FACTS, **later}, first, 1.0)
+    assert (first.sure, second.state, second.sure) == (False, "blocked", sure)
+    assert bool(diagnose({0: second, 1: done(1)})) == sure
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, "all_reduce #3"),
+        ({"pending": {**PENDING, "default": False}}, "all_reduce #3 of group {0, 1}"),
+        ({"pending": {**PENDING, "default": False, "named": "tp"}}, "all_reduce #3 of group {0, 1} (tp)"),
+        ({"thread": True}, "all_reduce #3 in a thread"),
+        ({"call": {"op": "init_process_group", "kind": "init"}, "inits": 2}, "init_process_group #2"),
+        ({"call": {"op": "wait", "kind": "wait"}}, "wait for all_reduce #3"),
+        (
+            {"call": {"op": "wait", "kind": "wait", "channel": ["r", "0", -1, 0, 0], "nth": 1, "members": [0, 1]}},
+            "wait for a recv",
+        ),
+    ],
+)
+def test_what_a_rank_waits_in_is_told(changed: dict[str, Any], words: str) -> None:
+    call = position_of(0, {**FACTS, **changed}, None, 1.0).call
+    assert call is not None
+    assert call.words() == words
+
+
+def test_a_question_that_failed_is_told_as_that_and_proves_nothing() -> None:
+    found = position_of(1, {"failed": "KeyError: 'profiling_name'"}, None, 1.0)
+    places = {0: at(0, "all_reduce", 5), 1: found}
+    assert waiting_words(found, places) == "could not say where it is: KeyError: 'profiling_name'"
+    assert diagnose(places) is None
+    assert waiting_words(places[0], places) == "seems to wait in all_reduce #1 for rank 1"
 
 
 def test_a_rank_that_does_not_answer_is_silent_and_one_that_is_idle_has_finished() -> None:
     assert position_of(0, None, None, 1.0).state == "silent"
-    idle = {"idle": True, "inits": 1, "groups": 1, "threads": False, "history": {"0": [[1, "barrier", ""]]}}
+    idle = {"idle": True, "inits": 1, "groups": 1, "acts": False, "history": {"0": [[1, "barrier", "", None]]}}
     found = position_of(0, idle, None, 1.0)
-    assert (found.state, found.past) == ("finished", {("0", 1): ("barrier", "")})
-    assert position_of(0, {**idle, "threads": True}, None, 1.0).state == "running"
+    assert (found.state, found.past) == ("finished", {("0", 1): ("barrier", "", None)})
+    assert position_of(0, {**idle, "acts": True}, None, 1.0).state == "running"
 
 
 class Busy:
@@ -183,9 +289,11 @@ class Busy:
         self.asked.append(question["op"])
         if question["op"] == "where":
             call = {"op": "recv", "kind": "recv", "peer": 1}
-            place = ("Cell In[1]", 2, "f")
-            hear(0, {"user": place, "call": call, "pending": None, "cpu": 0.0, "threads": 0, "waits": "futex"})
-            hear(1, {"idle": True, "threads": 0})
+            call = {**call, "channel": ["r", "0", 1, 0, 0], "nth": 1, "members": [0, 1]}
+            known = {"acts": False, "history": {}, "channels": []}
+            place = {"user": ("Cell In[1]", 2, "f"), "waits": "futex", "token": [1], "cpu": 0.0}
+            hear(0, {**place, "call": call, "pending": None, "exact": True, **known})
+            hear(1, {"idle": True, **known})
 
     def interrupt(self, ranks: Sequence[int]) -> None:
         self.ends(0, {"left": "raised", "chain": []})

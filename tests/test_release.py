@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.worker import calls, check, failure, torch_seams
+from nbddp.worker import calls, check, failure, flight, torch_seams
 from nbddp.worker.groups import Groups
 from nbddp.worker.release import Receives, Release, Sockets, abort_nccl, python_sockets
 
@@ -244,27 +244,22 @@ def test_memory_is_given_back_after_out_of_memory(monkeypatch: pytest.MonkeyPatc
 
 ENTRY = {
     "process_group": ["0", "default_pg"], "collective_seq_id": 7, "profiling_name": "nccl:all_reduce", "retired": False,
-    "input_sizes": [[4, 2]], "input_dtypes": ["Float"], "is_p2p": False, "time_created_ns": 10,
+    "input_sizes": [[4, 2]], "input_dtypes": ["Float"], "is_p2p": False, "time_created_ns": 10, "pg_id": 0,
 }  # fmt: skip
+LATER = {**ENTRY, "collective_seq_id": 8}
 
 
 @pytest.mark.parametrize(
-    ("call", "entries", "sequence"),
-    [
-        ({"op": "all_reduce", "kind": "collective"}, [ENTRY, {**ENTRY, "collective_seq_id": 8}], 8),
-        (None, [ENTRY, {**ENTRY, "collective_seq_id": 8}], 7),
-        (None, [{**ENTRY, "time_created_ns": 3}, {**ENTRY, "retired": True}], None),
-    ],
+    ("entries", "sequence"),
+    [([ENTRY, LATER], 7), ([{**ENTRY, "time_created_ns": 3}, {**LATER, "retired": True}], None)],
 )
-def test_recorded_collectives_tell_what_is_pending(
-    monkeypatch: pytest.MonkeyPatch, call: dict[str, Any] | None, entries: list[dict[str, Any]], sequence: int | None
-) -> None:
-    monkeypatch.setattr(calls, "_recorded", lambda active: entries)
-    monkeypatch.setattr(calls, "_members", lambda name: ([0, 1], "cuda:nccl"))
-    found = calls._pending(call, 5)
+def test_recorded_collectives_tell_what_is_pending(entries: list[dict[str, Any]], sequence: int | None) -> None:
+    status = {"0": {"last_completed_collective": "6"}}
+    recorded = flight.entries([{"entries": entries, "pg_status": status}])
+    found = calls._pending(None, None, [], recorded, 5)
     assert (found and found["sequence"]) == sequence
     if found:
-        assert (found["op"], found["what"], found["backend"]) == ("all_reduce", "float[4, 2]", "cuda:nccl")
+        assert (found["op"], found["what"], found["backend"]) == ("all_reduce", "float[4, 2]", "nccl")
 
 
 def test_difference_is_worded_by_what_differs() -> None:

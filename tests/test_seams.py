@@ -99,7 +99,10 @@ TRIED = {
     "_format_exception_for_storage": "history of errors", "_last_traceback": "traceback of a reply",
     "_filename_map": "names of cells", "_mux_stream": "client's connection",
     "_control_stream": "client's connection", "_query_stream": "client's connection",
-    "_distributed_c10d": "flight recorder",
+    "_distributed_c10d": "flight recorder", "_dump_nccl_trace_json": "NCCL's flight recorder",
+    "_ZTVN4c10d16ProcessGroupGloo8RecvWorkE": "receive from any source",
+    "_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv": "receive from any source",
+    "_ProcessGroupWrapper": "backends of a group", "_stream": "client's connection",
 }  # fmt: skip
 
 

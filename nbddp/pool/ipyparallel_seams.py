@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
+STREAMS = (
+    "_iopub_stream", "_notification_stream", "_query_stream", "_control_stream", "_mux_stream", "_task_stream",
+    "_broadcast_stream",
+)  # fmt: skip  # made by each client when it connects
 NEEDED = (
     "_send", "_engines", "_io_loop", "_io_thread", "_futures",
     "_dispatch_iopub", "_dispatch_notification", "_dispatch_single_reply", "_dispatch_reply",
-    "_iopub_stream", "_notification_stream", "_query_stream", "_control_stream", "_mux_stream", "_task_stream",
-    "_broadcast_stream",
+    *STREAMS,
 )  # fmt: skip
 CLOSING_TIME = 2.0  # seconds
 Receive = Callable[[list[Any]], None]
 Dropped = Callable[[str, list[Any], BaseException], None]  # stream, frames, what was wrong with them
-
-STREAMS = ("_mux_stream", "_control_stream", "_query_stream")  # made by each client when it connects
 TABLES = ("_futures", "_output_futures")
 # What a seam of `nbddp.seams` needs, as module:attribute
 NAMES = {

@@ -110,11 +110,12 @@ class Wire:
         return _answer(future) if future.wait(timeout) else None
 
     def ask_all(self, ranks: Sequence[int], content: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
-        """The same question to several; `hear(rank, answer)` is called in the client's thread as answers come."""
+        """The same question to several; `hear(rank, answer)` is called in the client's thread as answers come. Where
+        the question failed, the answer is {"failed": why}."""
         self.connection.tend()
         for rank in ranks:
             future = self._question(rank, content)
-            future.add_done_callback(lambda f, r=rank: hear(r, _answer(f)))
+            future.add_done_callback(lambda f, r=rank: hear(r, _answer(f, failed=True)))
 
     def _question(self, rank: int, content: dict[str, Any]) -> Any:
         future = ipyparallel_seams.send_question(self.client, rank, "nbddp_request", content)
@@ -150,6 +151,9 @@ def join(connection_file: str) -> Wire:
     return Wire(lambda **options: Client(connection_file, **options))
 
 
-def _answer(future: Any) -> Any:
+def _answer(future: Any, failed: bool = False) -> Any:
+    """A worker's answer; of a question that failed None, or why it did."""
     answer = future.result()["content"]
+    if failed and answer.get("status") == "error" and "why" in answer:
+        return {"failed": answer["why"]}
     return answer.get("answer") if answer.get("status") == "ok" else None

@@ -1,78 +1,24 @@
 """Who waits for whom, and whether that can ever end: pure functions over the ranks' places.
 
-A rank waits in a call for the ranks that have not done their part of it. A rank is stuck if it
-waits for a rank that cannot come: one that has finished the cell, failed or died, or one
+A rank waits in a call for the ranks that have not done their part of it, and it is known that they have not: a
+send for the receive of the same number on its channel, a collective for members that have not called it. A rank is
+stuck if it waits for a rank that cannot come: one that has finished the cell, failed or died, or one
 that is itself stuck. The largest set of ranks that is closed under this rule is a deadlock:
-no event inside the run can end it. A rank that computes, sleeps or does not answer is never
-stuck, and neither is a rank that waits for it alone; and a call that everybody has entered in
-the same way is a transfer, however long it takes.
+no event inside the run can end it.
+
+Only what is evident counts. A rank that computes, sleeps or does not answer is never stuck, nor is one that was not
+seen in the same wait in two rounds of looks (one ended before the next began, so at one instant all were in theirs),
+and a rank that waits for it is not either. What both sides have entered in the same way is a transfer, however long
+it takes; entered in different ways, it is none once no byte moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
 
-from nbddp.run.report import place
+from nbddp.run.positions import ANY, GONE, RECV, SEND, Call, Position, Positions
 from nbddp.topology import rank_words
-
-UNIFORM = {"all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "barrier"}  # same shape and dtype everywhere
-IN_TORCH = ("collective", "send", "recv", "store", "init", "new_group", "wait")
-GONE = ("finished", "failed", "died", "absent")
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call that blocks. `op` is what the user wrote, `made_of` the collective under it (`all_gather` under
-    `gather_object`), `what` its tensors (`float[4]`); `group` is torch's name, `ranks` its members."""
-
-    op: str
-    kind: str
-    group: str = ""
-    ranks: tuple[int, ...] = ()
-    sequence: int = 0
-    made_of: str = ""
-    what: str = ""
-    peer: int | None = None
-    tag: int = 0
-
-    def words(self) -> str:
-        """`all_reduce #14`, `recv from rank 1`, `init_process_group`."""
-        if self.kind in ("send", "recv"):
-            if self.peer is None:
-                return self.op
-            return f"{self.op} {'to' if self.kind == 'send' else 'from'} rank {self.peer}"
-        number = f" #{self.sequence}" if self.sequence else ""
-        if self.kind == "backward":
-            return f"backward, {self.made_of}{number}" if self.made_of else "backward"
-        if self.kind == "wait":
-            return f"wait for {self.made_of}{number}" if self.made_of else "wait for a send or receive"
-        return f"{self.op}{number}"
-
-    def fits(self, made_of: str, what: str) -> bool:
-        """Whether another rank's call can be the other end of this one."""
-        return self.made_of == made_of and (made_of not in UNIFORM or self.what == what)
-
-
-@dataclass(frozen=True)
-class Position:
-    """A rank at one moment.
-
-    `state` is "running", "blocked", "silent" (does not answer: native code that holds the interpreter),
-    "finished", "failed", "died" or "absent" (its rank takes no part in the run). `past`: (group, sequence) → what
-    was called there.
-    """
-
-    rank: int
-    state: str
-    where: str = ""
-    line: int | None = None
-    call: Call | None = None
-    inits: int = 0
-    groups: int = 0
-    past: Mapping[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
-    cpu: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,113 +30,77 @@ class Deadlock:
     advice: str = ""
 
 
-Positions = Mapping[int, Position]
+FROM_ROOT = ("broadcast", "scatter")  # their root is a source, that of the others a destination
+Waits = tuple[tuple[int, ...], bool]  # the ranks that a rank waits for, and whether all must come (False: any one)
 
 
-def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | None, elapsed: float) -> Position:
-    """A rank's place from what its worker answered (None: it did not), and its place `elapsed` seconds earlier."""
-    if facts is None:
-        return Position(rank, "silent", where=before.where if before else "")
-    past = {
-        (group, sequence): (op, what)
-        for group, calls in facts.get("history", {}).items()
-        for sequence, op, what in calls
-    }
-    counts = {"inits": facts.get("inits", 0), "groups": facts.get("groups", 0), "past": past}
-    if facts.get("idle"):
-        return Position(rank, "running" if facts.get("threads") else "finished", **counts)
-    user = facts["user"]
-    where, line = (place(*user), user[1] if user[0].startswith("Cell In[") else None) if user else ("", None)
-    call = _call_of(facts["call"], facts["pending"])
-    used = facts["cpu"] - before.cpu if before is not None else elapsed
-    blocked = call is not None and not facts["threads"] and _is_blocked(call, facts, used < 0.2 * elapsed)
-    return Position(
-        rank, "blocked" if blocked else "running", where, line, call if blocked else None, cpu=facts["cpu"], **counts
-    )
+def waits_for(me: Position, all_of: Positions, *, seems: bool = False) -> Waits:
+    """The ranks that `me` waits for, and whether all of them must come (False: any one may free it).
 
-
-def _call_of(call: Mapping[str, Any] | None, pending: Mapping[str, Any] | None) -> Call | None:
-    if call is None and pending is None:
-        return None
-    if call is None:
-        call = {"op": pending["op"] if pending else "", "kind": "pending"}
-    known: dict[str, Any] = {
-        "op": call["op"],
-        "kind": call["kind"],
-        "peer": call.get("peer"),
-        "tag": call.get("tag", 0),
-    }
-    if pending is not None and call["kind"] in ("collective", "wait", "backward", "pending"):
-        known.update(
-            group=pending["group"], ranks=tuple(pending["ranks"]), sequence=pending["sequence"],
-            made_of=pending["op"], what=pending["what"],
-        )  # fmt: skip
-    return Call(**known)
-
-
-def _is_blocked(call: Call, facts: Mapping[str, Any], still: bool) -> bool:
-    """Whether the main thread waits in `call`; `still`: its process has used hardly any CPU since the last look."""
-    if call.kind == "drop":
-        return True
-    waits, pending = facts["waits"], facts["pending"]
-    if pending is not None and "nccl" in pending["backend"]:
-        return bool(waits != "sleep")  # CUDA waits may spin
-    if call.kind in ("store", "init", "new_group") or (pending is not None and pending["backend"] == "store"):
-        return bool(waits != "busy")  # a store's client sleeps in poll or read
-    if call.kind in IN_TORCH:
-        return waits in ("futex", "")
-    return waits in ("futex", "") and still and pending is not None
-
-
-def waits_for(me: Position, all_of: Positions) -> tuple[tuple[int, ...], bool]:
-    """The ranks that `me` waits for, and whether all of them must come (False: any one may free it)."""
+    seems: also those of which it only seems so, for the eyes. Ending a group waits for nobody for long: its
+    connections are shut.
+    """
     call = me.call
-    if call is None or call.kind == "drop":  # ending a group waits for nobody for long: its connections are shut
+    if call is None or call.kind == "drop" or not (call.seen or seems):
         return (), True
     others = [p for r, p in sorted(all_of.items()) if r != me.rank]
-    if call.kind in ("send", "recv") and call.peer is not None:
-        peer = all_of.get(call.peer)
-        met = peer is not None and peer.call is not None and _meet(me, peer)
-        return (() if met else (call.peer,)), True
+    if call.channel is not None:
+        return _peers(me, call, all_of, seems)
     if call.kind == "init":
         return tuple(p.rank for p in others if p.inits < me.inits), True
     if call.kind == "new_group":
-        return tuple(p.rank for p in others if p.groups < me.groups), True
+        return tuple(p.rank for p in others if p.groups < me.groups and p.inits <= me.inits), True
     if call.sequence:
         members = call.ranks or tuple(all_of)
-        return tuple(p.rank for p in others if p.rank in members and not _did(p, call)), True
-    return tuple(p.rank for p in others), False
+        return tuple(p.rank for p in others if p.rank in members and _awaits(me, call, p, seems)), True
+    return ((), True) if call.kind != "store" else (tuple(p.rank for p in others), False)
 
 
-def _meet(me: Position, peer: Position) -> bool:
-    mine, theirs = me.call, peer.call
-    assert mine is not None
-    assert theirs is not None
-    return (
-        theirs.kind != mine.kind
-        and theirs.kind in ("send", "recv")
-        and theirs.peer == me.rank
-        and mine.tag == theirs.tag
-    )
+def _peers(me: Position, call: Call, all_of: Positions, seems: bool) -> Waits:
+    """Whom a send or receive waits for: nobody if the other end has made as many calls on the channel."""
+    assert call.channel is not None
+    side, group, source, to, tag = call.channel
+
+    def made(rank: int, side: str, source: int) -> float:
+        peer = all_of.get(rank)
+        if peer is not None and not (peer.informed or seems):
+            return float("inf")
+        return peer.channels.get((side, group, source, to, tag), 0) if peer is not None else 0
+
+    if side == SEND:
+        came = made(to, RECV, source) + made(to, RECV, ANY)
+        return (() if came >= call.nth else (to,)), True
+    if source != ANY:
+        return (() if made(source, SEND, source) >= call.nth else (source,)), True
+    members = tuple(r for r in sorted(call.ranks or all_of) if r != me.rank)
+    # another receive may have taken what was sent: then this one is not seen to wait
+    return (() if sum(made(r, SEND, r) for r in members) >= call.nth else members), False
 
 
-def _did(other: Position, call: Call) -> bool:
-    """Whether `other` has entered `call`, or has been through it."""
+def _awaits(me: Position, call: Call, other: Position, seems: bool) -> bool:
+    """Whether `other` is known not to have entered `call`, or to have entered it in another way."""
+    then = _called_as(other, call)
+    if then is not None:
+        return not call.fits(*then) and not (me.moved or other.moved)
+    reached = [s for g, s in other.past if g == call.group] + [other.latest.get(call.group, 0)]
+    if other.call is not None and other.call.group == call.group:
+        reached.append(other.call.sequence)
+    passed = max(reached) > call.sequence  # it is past this one, though the record of it is not here
+    return not passed and other.latest.get(call.group, 0) < call.sequence and (seems or other.knows(call.group))
+
+
+def _called_as(other: Position, call: Call) -> tuple[str, str, int | None] | None:
+    """What `other` has called as this collective: operation, tensors, root."""
     now = other.call
     if now is not None and (now.group, now.sequence) == (call.group, call.sequence):
-        return call.fits(now.made_of, now.what)
+        return (now.made_of, now.what, now.root) if now.seen else (call.made_of, call.what, call.root)
     then = other.past.get((call.group, call.sequence))
-    if then is not None:
-        return call.fits(*then)
-    reached = [s for g, s in other.past if g == call.group]
-    if now is not None and now.group == call.group:
-        reached.append(now.sequence)
-    return max(reached, default=0) > call.sequence  # it is past this one, though the record of it is not here
+    return None if then is None else (then[0], then[1], then[2] if len(then) > 2 else None)
 
 
 def diagnose(all_of: Positions) -> Deadlock | None:
     """The deadlock among these ranks, if there is one."""
-    waits = {r: waits_for(p, all_of) for r, p in all_of.items() if p.state == "blocked"}
+    waits = {r: waits_for(p, all_of) for r, p in all_of.items() if p.state == "blocked" and p.sure}
     stuck = {r for r, (ranks, _) in waits.items() if ranks}
     while True:
         never = stuck | {r for r, p in all_of.items() if p.state in GONE}
@@ -205,8 +115,18 @@ def diagnose(all_of: Positions) -> Deadlock | None:
         stuck -= free
     if not stuck:
         return None
-    ranks = tuple(sorted(stuck))
-    return Deadlock(ranks, tuple(_sentences(ranks, all_of)), _advice(ranks, all_of))
+    ranks, told = tuple(sorted(stuck)), _told_apart(all_of)
+    return Deadlock(ranks, tuple(_sentences(ranks, told)), _advice(ranks, told))
+
+
+def _told_apart(all_of: Positions) -> Positions:
+    """Collectives of an older group say so where another rank is past that group's init."""
+    newest = max((p.inits for p in all_of.values()), default=0)
+    told = dict(all_of)
+    for r, p in all_of.items():
+        if p.call is not None and p.call.sequence and newest > 1 and p.call.epoch[1] not in (0, newest):
+            told[r] = replace(p, call=replace(p.call, of=f"{p.call.of} of the group of init #{p.call.epoch[1]}"))
+    return told
 
 
 # -- words -----------------------------------------------------------------------------------
@@ -220,11 +140,7 @@ def _sentences(stuck: Iterable[int], all_of: Positions) -> list[str]:
             if said and said not in found:
                 found.append(said)
                 left = [r for r in left if r not in ranks]
-    if (
-        not found
-        and left
-        and all(_call(all_of[r]).kind in ("send", "recv") and _call(all_of[r]).peer in left for r in left)
-    ):
+    if not found and left and all(_peer(_call(all_of[r])) in left for r in left):
         crossed = [f"rank {r} waits in {_call(all_of[r]).words()}{_at(all_of[r])}" for r in left]
         return [", and ".join(crossed) if len(crossed) < 3 else "; ".join(crossed)]
     by_call: dict[tuple[str, str], list[int]] = {}
@@ -241,34 +157,48 @@ def _sentences(stuck: Iterable[int], all_of: Positions) -> list[str]:
     return found
 
 
+def _peer(call: Call) -> int | None:
+    """The one rank at the other end of a send or receive."""
+    if call.channel is None:
+        return None
+    side, _, source, to, _ = call.channel
+    return to if side == SEND else None if source == ANY else source
+
+
 def _mismatch(me: Position, all_of: Positions) -> tuple[str, list[int]]:
     """Where ranks called different things as the same collective of a group: the sentence and its ranks."""
     call = me.call
     if call is None or not call.sequence:
         return "", []
-    called: dict[tuple[str, str, str], list[int]] = {}
+    called: dict[tuple[str, str, int | None, str], list[int]] = {}
     differs = False
     for r, p in sorted(all_of.items()):
-        now = p.call
-        if now is not None and (now.group, now.sequence) == (call.group, call.sequence):
-            what, at = (now.made_of, now.what), _at(p)
-        elif (call.group, call.sequence) in p.past:
-            what, at = p.past[call.group, call.sequence], ""
-        else:
+        what = _called_as(p, call)
+        if what is None:
             continue
+        now = p.call is not None and (p.call.group, p.call.sequence) == (call.group, call.sequence)
         differs = differs or not call.fits(*what)
-        called.setdefault((*what, at), []).append(r)
+        called.setdefault((*what, _at(p) if now else ""), []).append(r)
     if not differs:
         return "", []
-    ops = {op for op, _, _ in called}
-    each = ", ".join(
-        f"{what or 'no tensor' if len(ops) == 1 else op} on {rank_words(ranks)}{at}"
-        for (op, what, at), ranks in called.items()
-    )
     ranks = [r for some in called.values() for r in some]
-    if len(ops) == 1:
-        return f"{ops.pop()} #{call.sequence} has different shapes or dtypes: {each}", ranks
-    return f"collective #{call.sequence} is a different one on different ranks: {each}", ranks
+    return _difference(call, called), ranks
+
+
+def _difference(call: Call, called: Mapping[tuple[str, str, int | None, str], list[int]]) -> str:
+    ops, roots = {op for op, *_ in called}, {root for _, _, root, _ in called}
+    number = f"#{call.sequence}{call.of}"
+
+    def each(words: Mapping[tuple[str, str, int | None, str], str]) -> str:
+        return ", ".join(f"{words[key]} on {rank_words(ranks)}{key[3]}" for key, ranks in called.items())
+
+    if len(ops) > 1:
+        return f"collective {number} is a different one on different ranks: {each({k: k[0] for k in called})}"
+    op = ops.pop()
+    if len(roots - {None}) > 1:
+        name = "src" if op in FROM_ROOT else "dst"
+        return f"{op} {number} has different {name}: {each({k: f'{name}={k[2]}' for k in called})}"
+    return f"{op} {number} has different shapes or dtypes: {each({k: k[1] or 'no tensor' for k in called})}"
 
 
 def _fate(p: Position | None) -> str:
@@ -279,6 +209,8 @@ def _fate(p: Position | None) -> str:
         "finished": "has finished the cell without calling it",
         "failed": "has failed",
         "died": "has died",
+        "silent": "does not answer",
+        "unknown": f"could not say where it is: {p.why}",
     }.get(p.state, f"waits in {p.call.words()}{_at(p)}" if p.call else "is running")
 
 
@@ -286,6 +218,7 @@ def _advice(stuck: Iterable[int], all_of: Positions) -> str:
     """What usually is behind a deadlock of this shape."""
     ranks = list(stuck)
     kinds = {_call(all_of[r]).kind for r in ranks}
+    between_peers = all(_call(all_of[r]).channel is not None for r in ranks)
     awaited = {w for r in ranks for w in waits_for(all_of[r], all_of)[0]} - set(ranks)
     finished = [w for w in awaited if w in all_of and all_of[w].state == "finished"]
     if finished and kinds & {"backward"}:
@@ -293,12 +226,12 @@ def _advice(stuck: Iterable[int], all_of: Positions) -> str:
             "Ranks took different numbers of steps: give every rank equally many batches "
             "(DistributedSampler, drop_last=True), or train inside torch.distributed.algorithms.join.Join."
         )
-    if finished and ranks == [0]:
+    if finished and ranks == [0] and not between_peers:
         return (
             "Only rank 0 makes this call: every rank of the group must. DDP's forward may call one too; "
             "for work on one rank alone use model.module, and a barrier on all ranks after it."
         )
-    if kinds <= {"send", "recv"}:
+    if between_peers:
         return "One side must send while the other receives: order the calls by rank, or use batch_isend_irecv."
     return ""
 
@@ -306,16 +239,19 @@ def _advice(stuck: Iterable[int], all_of: Positions) -> str:
 def waiting_words(p: Position, all_of: Positions) -> str:
     """`waiting in all_reduce #14 for rank 1`, for a blocked rank; or empty."""
     if p.state == "silent":
-        return "in native code that holds the interpreter"
+        return "does not answer, perhaps in native code that holds the interpreter"
+    if p.state == "unknown":
+        return f"could not say where it is: {p.why}"
     if p.call is None:
         return ""
-    ranks, every = waits_for(p, all_of)
+    (ranks, every), known = waits_for(p, all_of, seems=True), waits_for(p, all_of)[0]
     if not ranks:
         return f"in {p.call.words()}"
-    if p.call.kind in ("send", "recv") and p.call.peer is not None:
-        return f"waiting in {p.call.words()}"  # which names the rank
+    waits = "waiting" if set(known) == set(ranks) else "seems to wait"
+    if _peer(p.call) is not None:
+        return f"{waits} in {p.call.words()}"  # which names the rank
     one_of = "" if every or len(ranks) == 1 else "any of "
-    return f"waiting in {p.call.words()} for {one_of}{rank_words(ranks)}"
+    return f"{waits} in {p.call.words()} for {one_of}{rank_words(ranks)}"
 
 
 def _call(p: Position) -> Call:

@@ -32,6 +32,7 @@ from nbddp.run import deadlock, outcome, report, supervise
 from nbddp.run.blame import Blame, blame, leaver, lost_connection
 from nbddp.run.collect import RankOutput
 from nbddp.run.outcome import Ended
+from nbddp.run.positions import Position, position_of
 from nbddp.run.screen import Screen
 from nbddp.topology import rank_words
 
@@ -39,6 +40,8 @@ OUTCOME = "nbddp_outcome"
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
 LONG = 0.1  # seconds after which a run is worth telling others about
 LOOK_EVERY = 0.5  # seconds between two questions where the ranks are
+AGAIN = 0.05  # seconds until the second look after a failure
+QUIET_AFTER = 5.0  # seconds without a byte after which the live view says so
 ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
 LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a rank that died: the agent tells of
 # the death by a shorter way than output comes, and only outcomes are known to come after it
@@ -92,7 +95,7 @@ class Run:
         self.events: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
         self.when_long: Callable[[], None] = lambda: None
         self.noted = False
-        self.positions: dict[int, deadlock.Position] = {}
+        self.positions: dict[int, Position] = {}
         self.facts: dict[int, dict[str, Any]] = {}
         self.stuck: dict[int, dict[str, Any]] = {}
         self.world_size = max((int(s["env"]["WORLD_SIZE"]) for s in specs.values() if "env" in s), default=len(specs))
@@ -100,6 +103,8 @@ class Run:
         self.ended_by = ""
         self._began = 0.0
         self._round = Round()
+        self._quiet = Quiet()
+        self._owing: set[int] = set()  # ranks that have not answered the last question to them
         self._next_look = 0.0
         self._hung_since: float | None = None
         self._output_until = 0.0
@@ -307,9 +312,12 @@ class Run:
         self._round = Round(number, set(asked), {}, now + ANSWER_TIME, now, self._round.at)
         self._next_look = now + self._look_every()
         question = {"op": "stack" if names else "where", "history": suspect, "names": names}
-        self.workers.look(asked, question, lambda r, facts: self.events.put(("place", r, (number, facts))))
+        now_asked = asked if names else [r for r in asked if r not in self._owing]  # a rank that is slow gets no queue
+        self._owing |= set(now_asked)
+        self.workers.look(now_asked, question, lambda r, facts: self.events.put(("place", r, (number, facts))))
 
     def _answered(self, rank: int, number: int, facts: dict[str, Any] | None) -> None:
+        self._owing.discard(rank)
         if number == self._round.number and self._round.open:
             self._round.answers[rank] = facts
             if set(self._round.answers) >= self._round.asked:
@@ -324,17 +332,20 @@ class Run:
             ended = self.ended.get(rank)
             if facts is not None:
                 self.facts[rank] = facts
-            if ended is not None and (facts is None or ended.status != "ok"):
-                gone = {"ok": "finished", "ended": "finished", "failed": "failed"}.get(ended.status, "died")
-                self.positions[rank] = replace(before or deadlock.Position(rank, gone), state=gone, call=None)
+            if ended is not None and ended.status != "ok":
+                gone = {"ended": "finished", "failed": "failed"}.get(ended.status, "died")
+                self.positions[rank] = replace(before or Position(rank, gone), state=gone, call=None)
             else:
-                self.positions[rank] = deadlock.position_of(rank, facts, before, elapsed)
+                self.positions[rank] = position_of(rank, facts, before, elapsed)
         self._have_repeated({r for r in self.running() if (this.answers.get(r) or {}).get("idle")})
         for rank in range(self.world_size):
-            self.positions.setdefault(rank, deadlock.Position(rank, "absent"))
+            self.positions.setdefault(rank, Position(rank, "absent"))
+        self._quiet.note(self.positions, self.running(), time.monotonic())
         found = deadlock.diagnose(self.positions)
         if self.ended_by == supervise.HUNG and found is None:
             return  # it stands proven: a rank was only too busy to say once more where it is
+        if found is None and any(e.status != "ok" for e in self.ended.values()):
+            self._next_look = min(self._next_look, time.monotonic() + AGAIN)  # are the others stuck? two looks tell
         if found != self.deadlock:
             self._hung_since = time.monotonic() if found is not None else None
         self.deadlock = found
@@ -353,7 +364,15 @@ class Run:
             words = [] if p is None else [p.where, deadlock.waiting_words(p, self.positions)]
             at.setdefault(", ".join(w for w in words if w), []).append(r)
         parts = [f"{rank_words(ranks)} ({where})" if where else rank_words(ranks) for where, ranks in at.items()]
-        return "running: " + "; ".join(parts)
+        return "running: " + "; ".join([*parts, *self._quiet_words()])
+
+    def _quiet_words(self) -> list[str]:
+        """After a while in which every rank seems to wait: what cannot be known is said, and never ended."""
+        seconds = self._quiet.seconds(time.monotonic())
+        most = QUIET_AFTER if self.hang_after is None else min(QUIET_AFTER, self.hang_after)
+        if self.deadlock is not None or seconds < most:
+            return []
+        return [f"nothing has moved for {seconds:.0f} s; Stop frees the ranks"]
 
     @contextmanager
     def _stop_by_signal(self) -> Iterator[None]:
@@ -515,6 +534,25 @@ class Run:
         """Names and imports that went with a rank's process, as it had told them before."""
         facts = self.stuck.get(rank) or self.facts.get(rank, {})
         return tuple(facts.get("names", ())), tuple(facts.get("imports", ()))
+
+
+@dataclass
+class Quiet:
+    """Since when every running rank waits in torch and moves no byte."""
+
+    since: float | None = None
+
+    def note(self, positions: Mapping[int, Position], running: Sequence[int], now: float) -> None:
+        """After a round of looks."""
+        ranks = [positions[r] for r in running]
+        still = bool(ranks) and all(p.state == "blocked" and p.bytes for p in ranks)  # 0: the kernel does not say
+        if not still or any(p.moved for p in positions.values()):
+            self.since = None
+        elif self.since is None:
+            self.since = now
+
+    def seconds(self, now: float) -> float:
+        return 0.0 if self.since is None else now - self.since
 
 
 @dataclass

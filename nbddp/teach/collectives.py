@@ -6,10 +6,13 @@ rules. Pure: imports only that and what it may.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from nbddp.run.deadlock import Call, Deadlock, Position, diagnose, waits_for
+from nbddp.run.deadlock import Deadlock, diagnose, waits_for
+from nbddp.run.positions import RECV, SEND, Call, Channel, Position
 from nbddp.topology import rank_words
 
 BACKWARD = "backward"  # of a DDP model with one bucket: an all_reduce that C++ calls
@@ -203,20 +206,32 @@ class _Rank:
         past = {
             ("0", self.number(i)): (a.made_of, a.what) for i, a in enumerate(self.program[: self.at]) if a.is_collective
         }
+        known: dict[str, Any] = {"past": past, "channels": Counter(self._made())}
         if self.at == len(self.program):
-            return Position(self.rank, "finished", past=past)
+            return Position(self.rank, "finished", **known)
         action = self.program[self.at]
         where, call = f"line {action.line}", self._call(action)
         if not self.inside or call is None:
-            return Position(self.rank, "running", where, action.line, past=past)
-        return Position(self.rank, "blocked", where, action.line, call, past=past)
+            return Position(self.rank, "running", where, action.line, **known)
+        return Position(self.rank, "blocked", where, action.line, call, **known)
+
+    def _made(self) -> list[Channel]:
+        """The channel of each send and receive so far, the present one among them."""
+        called = self.program[: self.at + self.inside]
+        return [self._channel(a.op, a.peer) for a in called if a.peer is not None]
+
+    def _channel(self, op: str, peer: int) -> Channel:
+        return (SEND, "0", self.rank, peer, 0) if op == "send" else (RECV, "0", peer, self.rank, 0)
 
     def _call(self, action: Action) -> Call | None:
         if action.is_collective:
             number = self.number(self.at)
             kind = "backward" if action.op == BACKWARD else "collective"
             return Call(action.op, kind, "0", (), number, made_of=action.made_of, what=action.what)
-        return Call(action.op, action.op, peer=action.peer) if action.peer is not None else None
+        if action.peer is None:
+            return None
+        channel = self._channel(action.op, action.peer)
+        return Call(action.op, action.op, peer=action.peer, channel=channel, nth=self._made().count(channel))
 
     def entries(self) -> tuple[Entry, ...]:
         inside = RUNS if self.at < len(self.program) and self.program[self.at].op == COMPUTE else WAITS

@@ -1,102 +1,88 @@
-"""Where this rank is: the user's line, the collective, its sequence number, its peers.
+"""Where this rank is: the user's line, torch's call, and what is known of what that waits for.
 
-Read from outside the main thread, while that is blocked: from its Python frames, and from
-torch's flight recorder, which knows what frames do not, above
-all the all-reduces that DDP starts in C++ during backward. Where the recorder is off or
-missing, the group's own sequence number is used. Plain data out; what it means, across
-ranks, is for `run.deadlock` to say.
-
-`mark()` wraps three methods that block in C++ without a Python frame of their own
-(`Work.wait`, `Store.get`, `Store.wait`), so that a stack shows them.
+Read from outside the main thread, while that is blocked: from its Python frames; from what was noted when the call
+was made (`noted`); and from torch's flight recorder (`flight`), which also knows the collectives that C++ calls, those
+of DDP above all. Plain data out, with what is evidence marked as such; what it means, across ranks, is for
+`run.deadlock` to say.
 """
 
 from __future__ import annotations
 
-import functools
-import json
+import os
 import sys
 import threading
 import time
 from types import FrameType, TracebackType
 from typing import Any
 
-from nbddp.worker import check, failure, groups, torch_seams
+from nbddp.worker import check, failure, flight, groups, noted, threads, torch_seams
+from nbddp.worker.noted import ANY, NOTES, Note
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
 OTHERS = (torch_seams.FUNCTIONAL,)
-HERE = __file__
+HERE = noted.FILE
 CHECK, GROUPS = check.__file__, groups.__file__
 INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch_seams.BACKWARD
 TO_PEER, FROM_PEER = ("send", "isend", "send_object_list"), ("recv", "irecv", "recv_object_list")
-# system calls by number, x86-64 first, then 64-bit Arm (and POWER, 32-bit): a thread that waits for another ...
-FUTEX = ("202", "98", "221", "240", "422")
-# ... and one that sleeps, or waits for a descriptor or a child
-SLEEPS = ("230", "35", "7", "271", "23", "270", "61", "247", "115", "101", "73", "72", "260")
+DEFAULT, UNNAMED = "default_pg", ("default_pg", "undefined", "")  # how torch describes groups that nobody has described
 HISTORY = 64
+OWN: dict[str, int] = {}  # this worker's rank and the size of the world, whatever a program does to its environment
 
 
-def mark() -> None:
-    """Give `Work.wait`, `Store.get` and `Store.wait` a frame; once, when the worker starts."""
-    import torch.distributed as dist
-
-    if not dist.is_available():
-        return
-    for owner, name in ((dist.Work, "wait"), (dist.Store, "get"), (dist.Store, "wait")):
-        original = getattr(owner, name, None)
-        if original is not None and getattr(original, "__globals__", None) is not globals():
-            setattr(owner, name, _marked(owner.__name__, name, original))
-
-
-def _marked(owner: str, name: str, original: Any) -> Any:
-    if owner == "Work":
-
-        @functools.wraps(original)
-        def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return original(self, *args, **kwargs)
-
-        return wait
-
-    @functools.wraps(original)
-    def store_wait(self: Any, keys: Any = "", *args: Any, **kwargs: Any) -> Any:
-        return original(self, keys, *args, **kwargs)
-
-    return store_wait
+def install() -> None:
+    """Have calls noted; once, when the worker starts."""
+    OWN.update(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    noted.install()
 
 
 def position(names: dict[str, str], groups: Any, since_ns: int) -> dict[str, Any]:
-    """The main thread's place, as plain data.
+    """The rank's place, as plain data: that of its main thread, or of the thread which that joins.
 
     names: file of a cell → `Cell In[n]`. groups: the worker's `Groups`. since_ns: when the
-    run began (time.time_ns()); what torch recorded before is not this run's.
+    run began (time.time_ns()); what C++ called before is not this run's.
     """
-    main = threading.main_thread()
-    frames = _frames(sys._current_frames().get(main.ident or 0))
-    user = next((f for f in frames if failure.is_user(f.f_code.co_filename, names)), None)
-    call = _call(frames[: frames.index(user)] if user in frames and user is not None else frames)
-    if call is not None and call["kind"] == "store":
-        # a key of a store that others can reach may be set from outside the run: nobody can say that it will not
-        call = {
-            **call,
-            "kind": "store" if groups is not None and groups.owns(call["store"]) else "outside",
-            "store": None,
-        }
+    of_all = threads.stacks()
+    ident = threads.speaker(of_all)
+    frames = of_all.get(ident, [])
+    at = next((i for i, f in enumerate(frames) if failure.is_user(f.f_code.co_filename, names)), len(frames))
+    inside = frames[:at]
+    call = _owned(_call(inside), groups)
+    serial, note = NOTES.waiting.get(ident, (0, None)) if _in_wait(inside) else (0, None)
+    peer = note is not None and note.is_peer
+    recorded = flight.entries(flight.dumps(active=True))
+    claim = _claimed(frames)
     found: dict[str, Any] = {
-        "user": user and [*_place(user, names)],
-        "call": call,
-        "pending": _claimed(frames) or _pending(call, since_ns),
-        "waits": _waits(main.native_id),
+        "user": [*_place(frames[at], names)] if at < len(frames) else None,
+        "call": {**call, **_channel(note)} if call is not None and note is not None and peer else call,
+        "pending": claim or (None if peer else _pending(call, note, inside, recorded, since_ns)),
+        "exact": claim is not None or note is not None,
+        "waits": threads.waits(threads.native(ident)),
         "cpu": time.process_time(),
-        "inits": groups.inits if groups is not None else 0,
-        "groups": group_count(),
-        "threads": others_in_torch(),
+        "bytes": threads.bytes_moved(),
+        "token": [serial, *_counts(groups).values(), hash(tuple(f.f_lasti for f in frames))],
+        "thread": ident != threading.main_thread().ident,
+        "acts": _acts(of_all, ident, names, recorded, note, inside) or is_elsewhere(),
+        **_counts(groups),
     }
-    del frames, user
+    del frames, of_all, inside
     return found
+
+
+def idle(names: dict[str, str], groups: Any) -> dict[str, Any]:
+    """What is to be known of a rank whose main thread has ended its cell."""
+    of_all = threads.stacks()
+    recorded = flight.entries(flight.dumps(active=True))
+    acts = _acts(of_all, threading.main_thread().ident or 0, names, recorded, None, [])
+    return {"idle": True, "acts": acts, "bytes": threads.bytes_moved(), **_counts(groups)}
+
+
+def _counts(groups: Any) -> dict[str, int]:
+    return {"inits": groups.inits if groups is not None else 0, "groups": group_count()}
 
 
 def user_place(frame: FrameType | None, names: dict[str, str]) -> tuple[str, int, str] | None:
     """The user's innermost place at or outside `frame`: file, line, function."""
-    user = next((f for f in _frames(frame) if failure.is_user(f.f_code.co_filename, names)), None)
+    user = next((f for f in threads.frames(frame) if failure.is_user(f.f_code.co_filename, names)), None)
     return _place(user, names) if user is not None else None
 
 
@@ -110,29 +96,81 @@ def came_from(tb: TracebackType | None, names: dict[str, str], since_ns: int) ->
     call = _call(frames)
     if call is None:
         return None
-    found = {k: call[k] for k in ("op", "kind", "peer") if k in call}
-    last = collectives(since_ns)[-1:] if call["kind"] == "collective" else []
-    return found | {k: c[k] for c in last for k in ("group", "sequence")}
+    found: dict[str, Any] = {k: call[k] for k in ("op", "kind", "peer") if k in call}
+    if call["kind"] != "collective":
+        return found
+    last = [e for e in flight.entries(flight.dumps(active=False)) if e.created_ns >= since_ns and e.sequence][-1:]
+    return found | {k: v for e in last for k, v in (("group", e.group), ("sequence", e.sequence))}
 
 
-def history(since_ns: int) -> dict[str, list[list[Any]]]:
-    """Group name → the last collectives this rank has called in it: [sequence, op, what]."""
-    found: dict[str, list[list[Any]]] = {}
-    for entry in _recorded(active=False):
-        if entry["time_created_ns"] >= since_ns and not entry["is_p2p"]:
-            group = found.setdefault(entry["process_group"][0], [])
-            group.append([entry["collective_seq_id"], _op(entry), _what(entry)])
-    return {name: calls[-HISTORY:] for name, calls in found.items()}
+def record(checker: check.Checker) -> dict[str, Any]:
+    """What this rank is known to have called: `history`, group → [sequence, op, tensors, root]; `latest`, group → the
+    number of its last collective; `blind`, groups of which the recorder has missed some; `records`, whether it was seen
+    to record anything; `channels`, [side, group, source, destination, tag, calls] with global ranks. What `--check`
+    compares has a history of its own.
+    """
+    entries = flight.entries(flight.dumps(active=False))
+    history: dict[str, list[list[Any]]] = dict(checker.called)
+    called = NOTES.called()
+    latest = {**dict.fromkeys(called, 0), **(dict.fromkeys(map(check.name_of, noted.groups().values()), 0))}
+    by_key: dict[str, list[flight.Entry]] = {}
+    for e in entries:
+        by_key.setdefault(_key(e), []).append(e)
+    for key in filter(NOTES.is_recent, by_key):
+        latest[key] = max(latest.get(key, 0), *(e.sequence for e in by_key[key]))
+        history[key] = [[e.sequence, e.op, e.what, _root(key, e.group, e.sequence)] for e in by_key[key][-HISTORY:]]
+    return {
+        "history": history,
+        "latest": latest,
+        "blind": [key for key, n in called.items() if n == noted.UNKNOWN or n > latest[key]],
+        "records": bool(entries),
+        "channels": _channels(),
+    }
+
+
+def _key(entry: flight.Entry) -> str:
+    """The group of a recorder's entry as `Notes.key` names it."""
+    return f"{NOTES.epoch_at(entry.created_ns).prefix}{entry.group}/{entry.backend}"
+
+
+def _root(key: str, group: str, sequence: int) -> int | None:
+    root = NOTES.roots.get((key, sequence))
+    if root is None:
+        return None
+    members = members_of(group)[0]
+    return members[root] if root < len(members) else root
+
+
+def _channels() -> list[list[Any]]:
+    by_key = NOTES.members()
+    return [
+        [side, key, *_global(by_key[key], source, to), tag, n]
+        for (side, key, source, to, tag), n in list(NOTES.counts.items())
+        if key in by_key
+    ]
+
+
+def _global(ranks: list[int], *of_group: int) -> list[int]:
+    return [r if r == ANY else ranks[r] for r in of_group]
+
+
+def _channel(note: Note) -> dict[str, Any]:
+    """The send or receive that is waited for, with global ranks."""
+    side, key, source, to, tag, n = note
+    ranks = NOTES.members().get(key)
+    if ranks is None:
+        return {}
+    return {"channel": [side, key, *_global(ranks, source, to), tag], "nth": n, "members": ranks}
 
 
 def stack(names: dict[str, str]) -> list[list[Any]]:
     """The main thread's frames from the user's first, outermost first: [file, line, function, is it the user's]."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     rows: list[list[Any]] = []
-    for f in reversed(_frames(frame)):
+    for f in reversed(threads.frames(frame)):
         file = f.f_code.co_filename
         if file == HERE:
-            continue  # our mark around torch's call
+            continue  # our note around torch's call
         rows.append([*_place(f, names), failure.is_user(file, names)])
     first = next((i for i, row in enumerate(rows) if row[3]), 0)
     return rows[first:]
@@ -143,22 +181,13 @@ def _claimed(frames: list[FrameType]) -> dict[str, Any] | None:
     for frame in frames:
         if frame.f_code.co_filename == CHECK and frame.f_code.co_name == "agree":
             claim = frame.f_locals["claim"]
-            return dict(claim) if claim["sequence"] else None
+            return {**claim, "seen": True} if claim["sequence"] else None
     return None
 
 
 def _place(frame: FrameType, names: dict[str, str]) -> tuple[str, int, str]:
     file = frame.f_code.co_filename
     return names.get(file, file), frame.f_lineno, frame.f_code.co_name
-
-
-def _frames(frame: FrameType | None) -> list[FrameType]:
-    """Innermost first."""
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found
 
 
 def _call(frames: list[FrameType]) -> dict[str, Any] | None:
@@ -183,11 +212,16 @@ def _described(name: str, frame: FrameType) -> dict[str, Any]:
     if name == "wait":
         return {"op": "wait", "kind": "wait"}
     if name == "store_wait":
-        keys = frame.f_locals.get("keys", "")
         held = frame.f_locals
-        return {"op": f"store.{held['original'].__name__}({keys!r})", "kind": "store", "store": held.get("self")}
+        op = held["original"].__name__
+        limited = bool(held.get("args") or held.get("kwargs"))  # it has a time limit, and ends by itself
+        kind = "outside" if limited else "store"
+        return {"op": f"store.{op}({held.get('keys', '')!r})", "kind": kind, "store": held.get("self")}
     if name == INIT:
-        return {"op": name, "kind": "init"}
+        whole = frame.f_locals.get("world_size", -1) in (-1, None, OWN["size"])
+        return {"op": name, "kind": "init" if whole else "outside"}  # of fewer ranks: which ones is not known
+    if name == "monitored_barrier":  # it has a time limit and a report of its own
+        return {"op": name, "kind": "outside"}
     if name.startswith(NEW_GROUP) or name in ("new_subgroups", "split_group"):
         return {"op": NEW_GROUP, "kind": "new_group"}
     if name in TO_PEER or name in FROM_PEER:
@@ -196,99 +230,132 @@ def _described(name: str, frame: FrameType) -> dict[str, Any]:
         peer = held.get("dst" if sends else "src")
         if peer is None:
             peer = held.get("group_dst" if sends else "group_src")
-        return {"op": name, "kind": "send" if sends else "recv", "peer": peer, "tag": held.get("tag", 0)}
+        return {"op": name, "kind": "send" if sends else "recv", "peer": peer}
     return {"op": name, "kind": "collective"}
 
 
-def _pending(call: dict[str, Any] | None, since_ns: int) -> dict[str, Any] | None:
-    """The collective that is not done: the call's own, or the oldest one that a wait may be for."""
-    active = [e for e in _recorded(active=True) if e["time_created_ns"] >= since_ns and not e["retired"]]
-    if active:
-        entry = active[-1] if call is not None and call["kind"] == "collective" else active[0]
-        name = entry["process_group"][0]
-        ranks, backend = _members(name)
-        return {
-            "group": name, "ranks": ranks, "backend": backend, "sequence": entry["collective_seq_id"],
-            "op": _op(entry), "what": _what(entry),
-        }  # fmt: skip
-    if call is None or call["kind"] != "collective" or torch_seams.flight_recorder() is not None:
+def _owned(call: dict[str, Any] | None, groups: Any) -> dict[str, Any] | None:
+    """A key of a store that others can reach may be set from outside the run: nobody can say that it will not."""
+    if call is None or "store" not in call:
+        return call
+    store = call.pop("store")
+    owned = call["kind"] == "store" and groups is not None and groups.owns(store)
+    return {**call, "kind": "store" if owned else "outside"}
+
+
+def _in_wait(frames: list[FrameType]) -> bool:
+    return any(f.f_code.co_filename == HERE and f.f_code.co_name == "wait" for f in frames)
+
+
+def _pending(
+    call: dict[str, Any] | None, note: Note | None, frames: list[FrameType], recorded: list[flight.Entry], since_ns: int
+) -> dict[str, Any] | None:
+    """The collective that is waited for, with `seen`: that the recorder has it, and not as done.
+
+    Of a `Work` it was noted which it is. C++ waits for the oldest that is not done; which one, is not known if
+    several groups have some.
+    """
+    if note is not None and note[2] != noted.UNKNOWN:
+        op, key, sequence = note
+        entry = next((e for e in recorded if (_key(e), e.sequence) == (key, sequence)), None)
+        return _of_entry(entry) if entry is not None else _unseen(op, key, sequence)
+    recent = [e for e in recorded if e.active and e.created_ns >= since_ns]
+    of_nccl = [e for e in recent if e.backend == flight.NCCL]
+    if of_nccl:  # its wait may be in any call of torch's or the user's, and is for all that was called before
+        return None if _in_library(frames) else _of_entry(of_nccl[0])
+    if note is not None or (call or {}).get("kind", "collective") not in ("collective", "backward"):
         return None
-    ranks, backend = _members("0")
-    return {"group": "0", "ranks": ranks, "backend": backend, "sequence": _sequence(), "op": call["op"], "what": ""}
+    one_group = len({_key(e) for e in recent}) == 1
+    return _of_entry(recent[0]) if one_group and _in_native(frames) else None
 
 
-def _recorded(active: bool) -> list[dict[str, Any]]:
-    """The flight recorder's entries of collectives, oldest first."""
-    dump = torch_seams.flight_recorder()
-    if dump is None:
-        return []
-    entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=active)).get("entries", [])
-    return entries
+def _in_native(frames: list[FrameType]) -> bool:
+    """Whether the innermost frame is one from which torch waits in C++ for its collectives."""
+    if not frames:
+        return False
+    file = frames[0].f_code.co_filename.replace("\\", "/")
+    return file == HERE or any(part in file for part in torch_seams.WAIT_IN_NATIVE)
+
+
+def _in_library(frames: list[FrameType]) -> bool:
+    """Whether the innermost frame is of a library that waits for other things than a GPU."""
+    file = frames[0].f_code.co_filename.replace("\\", "/") if frames else ""
+    return bool(file) and file != HERE and ("/torch/" not in file or torch_seams.LOADERS in file)
+
+
+def _of_entry(entry: flight.Entry) -> dict[str, Any]:
+    key, epoch = _key(entry), NOTES.epoch_at(entry.created_ns)
+    return {
+        **_group(key, entry.group, entry.description), "backend": entry.backend, "sequence": entry.sequence,
+        "op": entry.op, "what": entry.what, "root": _root(key, entry.group, entry.sequence),
+        "seen": entry.active, "epoch": [epoch.run, epoch.init],
+    }  # fmt: skip
+
+
+def _unseen(op: str, key: str, sequence: int) -> dict[str, Any]:
+    group = next((g for g in noted.groups().values() if NOTES.key(g) == key), None)
+    name, description = (group.group_name, group.group_desc) if group is not None else ("", "")
+    return {**_group(key, name, description), "backend": "", "sequence": sequence, "op": op, "what": "",
+            "root": None, "seen": False, "epoch": [0, 0]}  # fmt: skip
+
+
+def _group(key: str, name: str, description: str) -> dict[str, Any]:
+    return {
+        "group": key, "ranks": members_of(name)[0], "default": description == DEFAULT,
+        "named": "" if description in UNNAMED else description,
+    }  # fmt: skip
+
+
+def _acts(
+    of_all: threads.Stacks, ident: int, names: dict[str, str], recorded: list[flight.Entry], note: Note | None,
+    frames: list[FrameType],
+) -> bool:  # fmt: skip
+    """Whether something besides the thread `ident` may call torch: another thread, or a callback on a future.
+
+    A callback on the future of what is waited for, or of what was called later in the same group, comes too late.
+    """
+    if threads.others_act(of_all, ident, _is_torch, lambda f: failure.is_user(f.f_code.co_filename, names)):
+        return True
+    open_ = {(_key(e), e.sequence) for e in recorded if e.active}
+    waited = {key for key, _ in open_} if note is None and frames else {note[1]} if note and not note.is_peer else set()
+    if len(waited) > 1:
+        waited = set()
+    futures = NOTES.open_futures()
+    return any(n is None or n.is_peer or (n[1:] in open_ and n[1] not in waited) for n in futures)
+
+
+def _is_torch(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file == HERE or file.replace("\\", "/").endswith(COLLECTIVES)
+
+
+def is_elsewhere() -> bool:
+    """Whether the program has made a world of its own, in which other ranks have other numbers than in the pool."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return False
+    return bool((dist.get_rank(), dist.get_world_size()) != (OWN["rank"], OWN["size"]))
 
 
 def collectives(since: int) -> list[dict[str, Any]]:
     """Collectives that were called since then (nanoseconds since 1970), oldest first, with their groups' ranks."""
-    members: dict[str, list[int]] = {}
-    found = []
-    for entry in _recorded(active=False):
-        if entry["time_created_ns"] < since or not entry["collective_seq_id"] or entry["is_p2p"]:
-            continue
-        name = entry["process_group"][0]
-        if name not in members:
-            members[name] = _members(name)[0]
-        found.append(
-            {"op": entry["profiling_name"], "group": name, "ranks": tuple(members[name]), "what": _what(entry),
-             "sequence": entry["collective_seq_id"], "created": entry["time_created_ns"]}
-        )  # fmt: skip
-    return found
+    return [
+        {"op": e.name, "group": e.group, "ranks": tuple(members_of(e.group)[0]), "what": e.what,
+         "sequence": e.sequence, "created": e.created_ns}
+        for e in flight.entries(flight.dumps(active=False)) if e.created_ns >= since and e.sequence
+    ]  # fmt: skip
 
 
-def _op(entry: dict[str, Any]) -> str:
-    """`gloo:all_reduce` → `all_reduce`."""
-    return str(entry["profiling_name"]).split(":", 1)[-1].lstrip("_")
-
-
-def _what(entry: dict[str, Any]) -> str:
-    """`Float[4, 2]`, several joined by commas."""
-    pairs = zip(entry.get("input_dtypes", ()), entry.get("input_sizes", ()), strict=False)
-    return ", ".join(f"{dtype.lower()}{sizes}" for dtype, sizes in pairs)
-
-
-def _members(name: str) -> tuple[list[int], str]:
-    """Global ranks and backend of the group of this name."""
-    return torch_seams.members(name)
+def members_of(name: str) -> tuple[list[int], str]:
+    """Global ranks, by rank in the group, and backends of the group of this name."""
+    tables, group = torch_seams.world(), noted.groups().get(name)
+    if tables is None:
+        return torch_seams.members(name)
+    if group is None:
+        return [], ""
+    return check.ranks_of(group), str(tables.pg_backend_config.get(group, ""))
 
 
 def group_count() -> int:
-    world = torch_seams.world()
-    return int(world.group_count) if world is not None else 0
-
-
-def _sequence() -> int:
-    dist = sys.modules["torch.distributed"]
-    if not dist.is_initialized():
-        return 0
-    return torch_seams.sequence(torch_seams.default_group())
-
-
-def _waits(thread: int | None) -> str:
-    """The kernel's word on the main thread: "futex", "sleep", "busy", or "" where it does not say."""
-    try:
-        with open(f"/proc/self/task/{thread}/syscall") as file:
-            number = file.read().split()[0]
-    except (OSError, IndexError):
-        return ""
-    if number in FUTEX:
-        return "futex"
-    return "sleep" if number in SLEEPS else "busy"
-
-
-def others_in_torch() -> bool:
-    """Whether another thread is inside torch.distributed: then what the main thread does is not all."""
-    asking = (threading.main_thread().ident, threading.get_ident())
-    for thread, frame in sys._current_frames().items():
-        if thread not in asking:
-            for f in _frames(frame):
-                if f.f_code.co_filename.replace("\\", "/").endswith(COLLECTIVES) or f.f_code.co_filename == HERE:
-                    return True
-    return False
+    """How many groups this rank has made since the last init, also after it has ended them."""
+    return max(NOTES.most_groups, torch_seams.group_count())

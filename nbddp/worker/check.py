@@ -96,7 +96,7 @@ class Checker:
     def _compare(self, group: Any, mine: list[str]) -> None:
         number = self._counts[group] = self._counts.get(group, 0) + 1
         me, size, ranks = group.rank(), group.size(), ranks_of(group)
-        where = f"{group.group_name} checked"
+        where = name_of(group)
         claim = {
             "group": where, "ranks": ranks, "backend": "store", "sequence": number,
             "op": mine[0], "what": ", ".join(w for w in mine[1:] if w),
@@ -201,6 +201,11 @@ def difference(ranks: Sequence[int], found: Sequence[Sequence[str]]) -> str:
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+
+
+def name_of(group: Any) -> str:
+    """Under which name what is compared in a group is noted."""
+    return f"{group.group_name} checked"
 
 
 def ranks_of(group: Any) -> list[int]:

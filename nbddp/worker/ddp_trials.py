@@ -51,6 +51,14 @@ def ddps_reducer() -> None:
     expect(steps and steps[0]["buckets"], "a step of DDP shows no bucket")
 
 
+def backends_of_a_group() -> None:
+    with alone() as dist:
+        group = dist.group.WORLD
+        other = dist.ProcessGroup(0, 1)
+        expect(torch_seams.share_backends(group, other) == group.name(), "one group cannot have another's backends")
+        del other
+
+
 def end_of_backward() -> None:
     import torch
 
@@ -119,6 +127,7 @@ def import_of_the_compiler() -> None:
 TRIALS: dict[str, Callable[[], None]] = {
     "frames of backward": frames_of_backward,
     "DDP's reducer": ddps_reducer,
+    "backends of a group": backends_of_a_group,
     "end of backward": end_of_backward,
     "DDP's list of hooks": ddps_hooks,
     "methods of collectives": methods_of_collectives,

@@ -18,7 +18,7 @@ import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
 from nbddp.agent import home as homes
-from nbddp.worker import calls, ipykernel_seams, kept
+from nbddp.worker import calls, flight, ipykernel_seams, kept
 from nbddp.worker.kernel import WorkerKernel
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
@@ -62,7 +62,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         self.kernel.kept.have_pipes_held(os.path.join(os.path.dirname(self.log_path), homes.SOCKET))
         self.kernel.groups.install()
         self.kernel.departures.install()
-        calls.mark()
+        calls.install()
         self.kernel.recorder.install()
         self.kernel.memory.started()
 
@@ -102,6 +102,7 @@ def _prepare_torch() -> None:
     if forked:  # a spawned worker's import has read it all
         torch.set_num_threads(threads(os.environ, len(os.sched_getaffinity(0))))
     if torch.distributed.is_available():
+        flight.switch_on()
         set_level = getattr(torch.distributed, "set_debug_level_from_env", None)
         if set_level is not None:
             set_level()

@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from nbddp.worker import torch_seams
+from nbddp.worker import noted, torch_seams
 from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Receives, Sockets, abort_nccl, has_nccl
 
@@ -153,6 +153,7 @@ class Groups:
             if not dist.is_initialized():
                 _forget()
                 self.inits += 1
+                noted.NOTES.new_epoch(self.run, self.inits)
             if self._gives_store and len(args) < 2:
                 kwargs = self._with_store(kwargs)
             hook = sys.excepthook

@@ -30,7 +30,7 @@ import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
 from nbddp import seams
-from nbddp.worker import bench, calls, clocks, digests, failure, ipykernel_seams, leaving, torch_seams, values
+from nbddp.worker import bench, calls, clocks, digests, failure, ipykernel_seams, leaving, threads, torch_seams, values
 from nbddp.worker.check import Checker
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
@@ -231,6 +231,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _begin(self, spec: dict[str, Any]) -> None:
         self._began_ns, self._last = time.time_ns(), None
+        threads.before_first_run()
         self.release.begin()
         if self.kept is not None:
             self.kept.begin()
@@ -463,15 +464,14 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _ask_where(self, content: dict[str, Any]) -> Any:
         """Where the main thread is; with `history`, also the collectives it has called."""
         if self._spec is None:
-            counts = {"inits": self.groups.inits, "groups": calls.group_count(), "threads": calls.others_in_torch()}
-            return {"idle": True, **counts, **self._past(content)}
+            return {**calls.idle(self._cell_names(), self.groups), **self._past(content)}
         return {**calls.position(self._cell_names(), self.groups, self._began_ns), **self._past(content)}
 
     def _past(self, content: dict[str, Any]) -> dict[str, Any]:
         """What costs more, and is only needed when something is wrong."""
         found: dict[str, Any] = {}
         if content.get("history"):
-            found["history"] = {**calls.history(self._began_ns), **self.checker.called}
+            found.update(calls.record(self.checker))
         if content.get("names"):
             found["names"], found["imports"] = self._user_names()
         return found

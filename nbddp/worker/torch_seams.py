@@ -19,6 +19,9 @@ C10D, BINDINGS = "torch.distributed.distributed_c10d", "torch._C._distributed_c1
 COMPILER = "torch._dynamo"  # DDP's constructor imports it; the warm process does so once for all workers
 BACKWARD = "_engine_run_backward"  # the Python function that calls the autograd engine
 FUNCTIONAL = "torch/distributed/_functional_collectives.py"
+LOADERS = "/torch/utils/data/"
+# files whose functions wait in C++ for collectives that C++ has called
+WAIT_IN_NATIVE = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/_ops.py", "/torch/autograd/graph.py")
 ALL_GATHER_BASE, REDUCE_SCATTER_BASE = "_allgather_base", "_reduce_scatter_base"  # methods of ProcessGroup
 NEW_GROUP = "_new_process_group_helper"  # in distributed_c10d: every group is made by it
 TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state")
@@ -38,20 +41,39 @@ NAMES = {
     "frames of backward": (f"torch.autograd.graph:{BACKWARD}",),
     "marks on Work and Store": (f"{BINDINGS}:Work.wait", f"{BINDINGS}:Store.get", f"{BINDINGS}:Store.wait"),
     "DDP's reducer": ("torch.distributed:Reducer",),
+    "backends of a group": tuple(
+        f"{BINDINGS}:ProcessGroup.{name}" for name in ("_register_backend", "_get_backend", "_device_types")
+    ),
     "end of backward": ("torch.autograd:Variable._execution_engine",),
     "parts of sparse tensors": ("torch:Tensor._indices", "torch:Tensor._values"),
 }
 # Keys of a recorder's entry that are read
-ENTRY_KEYS = ("collective_seq_id", "input_dtypes", "input_sizes", "is_p2p", "process_group", "profiling_name",
+ENTRY_KEYS = ("collective_seq_id", "input_dtypes", "input_sizes", "is_p2p", "pg_id", "process_group", "profiling_name",
               "retired", "time_created_ns")  # fmt: skip
 
 
 # -- the flight recorder ------------------------------------------------------------------------
 
+# methods of ProcessGroup that call several collectives as one, or one under a newer name
+COALESCED = ("allgather_into_tensor_coalesced", "all_gather_single_coalesced", "reduce_scatter_tensor_coalesced",
+             "reduce_scatter_single_coalesced")  # fmt: skip
 
-def flight_recorder() -> Callable[..., str] | None:
-    """Dumps the recorder's entries as JSON; None without torch or without a recorder."""
-    return getattr(sys.modules.get(BINDINGS), "_dump_fr_trace_json", None)
+
+def flight_recorders() -> list[Callable[..., str]]:
+    """Each dumps entries as JSON: gloo's recorder (since torch 2.8) and NCCL's own, where torch has them."""
+    bindings = sys.modules.get(BINDINGS)
+    found = (getattr(bindings, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"))
+    return [dump for dump in found if dump is not None]
+
+
+def has_nccl_recorder() -> bool:
+    """Whether torch has the recorder of NCCL's collectives."""
+    return hasattr(sys.modules.get(BINDINGS), "_dump_nccl_trace_json")
+
+
+def has_generic_recorder() -> bool:
+    """Whether torch has the recorder that is not NCCL's alone, with the setting that goes with it."""
+    return hasattr(sys.modules.get(BINDINGS), "_dump_fr_trace_json")
 
 
 # -- process groups -----------------------------------------------------------------------------
@@ -61,6 +83,12 @@ def world() -> Any:
     """torch's tables of the process groups of this process; None without torch or without the tables."""
     dist = sys.modules.get("torch.distributed")
     return getattr(getattr(dist, "distributed_c10d", None), "_world", None)
+
+
+def group_count() -> int:
+    """How many groups torch has given names to."""
+    tables = world()
+    return int(tables.group_count) if tables is not None else 0
 
 
 def members(name: str) -> tuple[list[int], str]:
@@ -161,6 +189,11 @@ def wrap_receive_from_any(note: Callable[[Any], None]) -> None:
         return work
 
     dist.ProcessGroup.recv_anysource = recv_anysource
+
+
+def can_abort_receives() -> bool:
+    """Whether torch's library has what `abort_receive` calls."""
+    return _receive_class() is not None
 
 
 def abort_receive(work: Any) -> bool:

@@ -7,13 +7,12 @@ run in a process that is thrown away (`worker.trials`).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbddp.seams import Failed, Untried, expect
-from nbddp.worker import torch_seams
+from nbddp.worker import flight, noted, torch_seams
 
 
 @contextlib.contextmanager
@@ -31,18 +30,26 @@ def alone() -> Iterator[Any]:
 def _recorded() -> list[dict[str, Any]]:
     import torch
 
-    dump = torch_seams.flight_recorder()
-    if dump is None:
+    if not torch_seams.flight_recorders():
         raise Failed("there is no recorder")
+    flight.switch_on()
     with alone() as dist:
         dist.all_reduce(torch.ones(1))
-        entries: list[dict[str, Any]] = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
+        entries = [entry for dump in flight.dumps(active=False) for entry in dump.get("entries", ())]
     expect(entries, "an all_reduce left no entry")
     return entries
 
 
 def flight_recorder() -> None:
     _recorded()
+
+
+def nccl_recorder() -> None:
+    import torch.distributed as dist
+
+    if not dist.is_nccl_available():
+        raise Untried("this torch has no NCCL")
+    expect(torch_seams.has_nccl_recorder(), "NCCL's collectives are not recorded")
 
 
 def entry_keys() -> None:
@@ -96,6 +103,10 @@ def abort_of_groups() -> None:
     raise Untried("only groups of NCCL are aborted")
 
 
+def receive_from_any() -> None:
+    expect(torch_seams.can_abort_receives(), "torch's library does not export how to end one")
+
+
 def store_of_env() -> None:
     import torch.distributed as dist
 
@@ -141,9 +152,7 @@ def store_on_a_socket() -> None:
 def marks() -> None:
     import torch
 
-    from nbddp.worker import calls
-
-    calls.mark()
+    noted.install()
     with alone() as dist:
         dist.all_reduce(torch.ones(1), async_op=True).wait()
         store = dist.HashStore()
@@ -153,6 +162,8 @@ def marks() -> None:
 
 TRIALS: dict[str, Callable[[], None]] = {
     "flight recorder": flight_recorder,
+    "NCCL's flight recorder": nccl_recorder,
+    "receive from any source": receive_from_any,
     "flight recorder's keys": entry_keys,
     "tables of groups": tables_of_groups,
     "default group": default_group,

@@ -13,7 +13,7 @@ from typing import Any
 
 from nbddp.pool import ipyparallel_seams
 from nbddp.seams import SEAMS, Failed, Untried, Verdict, absent
-from nbddp.worker import ddp_trials, ipykernel_seams, ipykernel_trials, torch_seams, torch_trials
+from nbddp.worker import ddp_trials, flight, ipykernel_seams, ipykernel_trials, torch_seams, torch_trials
 
 NAMES: dict[str, tuple[str, ...]] = {**torch_seams.NAMES, **ipykernel_seams.NAMES, **ipyparallel_seams.NAMES}
 TRIALS: dict[str, Callable[[], None]] = {**torch_trials.TRIALS, **ddp_trials.TRIALS, **ipykernel_trials.TRIALS}
@@ -48,6 +48,7 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> None:
+    flight.switch_on()
     with os.fdopen(os.dup(1), "w") as out:  # some trials write to descriptors 1 and 2
 
         def say(**message: Any) -> None:

@@ -1,0 +1,199 @@
+"""Where one rank is at one moment, from what its worker answers: what is evident, and what only seems so. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbddp.run.report import place
+
+UNIFORM = {"all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "barrier"}  # same shape and dtype everywhere
+IN_TORCH = ("collective", "send", "recv", "store", "init", "new_group", "wait")
+GONE = ("finished", "failed", "died", "absent")
+NCCL, STORE = "nccl", "store"  # what a collective waits with
+SEND, RECV, ANY = "s", "r", -1  # the sides of a channel; a receive from any source
+LITTLE = 0.2  # of the time between two looks: a process that has used less CPU does not compute
+
+Channel = tuple[str, str, int, int, int]  # SEND or RECV, group, source, destination, tag
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that blocks.
+
+    `op` is what the user wrote, `made_of` the collective under it (`all_gather` under `gather_object`), `what` its
+    tensors (`float[4]`), `root` its source or destination, if it has one. `group` is the group's name, `ranks` its
+    members, `of` what is said of it. A send or receive is the `nth` on its `channel`. `seen`: that it is not done
+    is evident.
+    """
+
+    op: str
+    kind: str
+    group: str = ""
+    ranks: tuple[int, ...] = ()
+    sequence: int = 0
+    made_of: str = ""
+    what: str = ""
+    root: int | None = None
+    peer: int | None = None
+    channel: Channel | None = None
+    nth: int = 0
+    of: str = ""
+    seen: bool = True
+    epoch: tuple[int, int] = (0, 0)
+    in_thread: bool = False
+
+    def words(self) -> str:
+        """`all_reduce #14`, `recv from rank 1`, `init_process_group`."""
+        return f"{self._words()}{' in a thread' if self.in_thread else ''}"
+
+    def _words(self) -> str:
+        if self.kind in ("send", "recv"):
+            return self.op if self.peer is None else f"{self.op} {_to(self.kind == 'send', self.peer)}"
+        number = f" #{self.sequence}{self.of}" if self.sequence else ""
+        if self.kind == "backward":
+            return f"backward, {self.made_of}{number}" if self.made_of else "backward"
+        if self.kind == "wait":
+            return f"wait for {self.made_of}{number}" if self.made_of else self._wait_words()
+        return f"{self.op}{number}"
+
+    def _wait_words(self) -> str:
+        if self.channel is None:
+            return "wait for a send or receive"
+        side, _, source, to, _ = self.channel
+        if side == SEND:
+            return f"wait for a send {_to(True, to)}"
+        return "wait for a recv" if source == ANY else f"wait for a recv {_to(False, source)}"
+
+    def fits(self, made_of: str, what: str, root: int | None = None) -> bool:
+        """Whether another rank's call can be the other end of this one."""
+        same_root = None in (self.root, root) or self.root == root
+        return self.made_of == made_of and same_root and (made_of not in UNIFORM or self.what == what)
+
+
+def _to(sends: bool, peer: int) -> str:
+    return f"{'to' if sends else 'from'} rank {peer}"
+
+
+@dataclass(frozen=True)
+class Position:
+    """A rank at one moment.
+
+    `state` is "running", "blocked", "silent" (does not answer), "unknown" (its answer was an error, `why`),
+    "finished", "failed", "died" or "absent" (its rank takes no part in the run). `sure`: it was seen in the same
+    wait in two rounds of looks, and nothing else on it acts. `moved`: it has read or written since the last look.
+
+    `past`: (group, sequence) → what was called there, and with which root. `latest`: group → number of its last
+    collective; `blind`: groups of which more was called than is known; `records`: that what is not in `past` was
+    not called. `channels`: how often it has sent and received. `informed`: that it has said all this.
+    """
+
+    rank: int
+    state: str
+    where: str = ""
+    line: int | None = None
+    call: Call | None = None
+    inits: int = 0
+    groups: int = 0
+    past: Mapping[tuple[str, int], tuple[Any, ...]] = field(default_factory=dict)
+    cpu: float = 0.0
+    sure: bool = True
+    moved: bool = False
+    bytes: int = 0
+    token: tuple[Any, ...] = ()
+    latest: Mapping[str, int] = field(default_factory=dict)
+    blind: frozenset[str] = frozenset()
+    records: bool = True
+    channels: Mapping[Channel, int] = field(default_factory=dict)
+    informed: bool = True
+    why: str = ""
+
+    def knows(self, group: str) -> bool:
+        """Whether all that this rank has called in a group is known."""
+        return self.informed and group not in self.blind and (self.records or group in self.latest)
+
+
+Positions = Mapping[int, Position]
+
+
+def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | None, elapsed: float) -> Position:
+    """A rank's place from what its worker answered (None: it did not), and its place `elapsed` seconds earlier."""
+    if facts is None:
+        return Position(rank, "silent", where=before.where if before else "", informed=False)
+    if "failed" in facts:
+        return Position(rank, "unknown", where=before.where if before else "", informed=False, why=facts["failed"])
+    known = _known(facts, before)
+    if facts.get("idle"):
+        return Position(rank, "running" if facts.get("acts") else "finished", **known)
+    user = facts["user"]
+    where, line = (place(*user), user[1] if user[0].startswith("Cell In[") else None) if user else ("", None)
+    used = facts["cpu"] - before.cpu if before is not None else elapsed
+    still = used < LITTLE * elapsed and not known["moved"]
+    call = _call_of(facts)
+    blocked = call is not None and _is_blocked(call, facts, still)
+    token = (*facts["token"], call)
+    same = before is not None and before.token == token
+    return Position(
+        rank, "blocked" if blocked else "running", where, line, call if blocked else None, cpu=facts["cpu"],
+        token=token, sure=same and not facts["acts"], **known,
+    )  # fmt: skip
+
+
+def _known(facts: Mapping[str, Any], before: Position | None) -> dict[str, Any]:
+    """What a rank is known to have called, and whether it moves bytes."""
+    return {
+        "inits": facts.get("inits", 0),
+        "groups": facts.get("groups", 0),
+        "past": {(g, row[0]): tuple(row[1:]) for g, rows in facts.get("history", {}).items() for row in rows},
+        "latest": facts.get("latest", {}),
+        "blind": frozenset(facts.get("blind", ())),
+        "records": facts.get("records", False),
+        "channels": {tuple(row[:5]): row[5] for row in facts.get("channels", ())},
+        "informed": "history" in facts,
+        "bytes": facts.get("bytes", 0),
+        "moved": before is None or facts.get("bytes", 0) != before.bytes,
+    }
+
+
+def _call_of(facts: Mapping[str, Any]) -> Call | None:
+    call, pending = facts["call"], facts["pending"]
+    if call is None and pending is None:
+        return None
+    if call is None:
+        call = {"op": pending["op"], "kind": "pending"}
+    known: dict[str, Any] = {"op": call["op"], "kind": call["kind"], "peer": call.get("peer")}
+    if call["kind"] == "init" and facts.get("inits", 0) > 1:
+        known["op"] = f"{call['op']} #{facts['inits']}"
+    if "channel" in call:
+        known.update(channel=tuple(call["channel"]), nth=call["nth"], ranks=tuple(call["members"]))
+    elif pending is not None and call["kind"] in ("collective", "wait", "backward", "pending"):
+        known.update(
+            group=pending["group"], ranks=tuple(pending["ranks"]), sequence=pending["sequence"],
+            made_of=pending["op"], what=pending["what"], root=pending.get("root"), of=_of(pending),
+            seen=pending.get("seen", False), epoch=tuple(pending.get("epoch", (0, 0))),
+        )  # fmt: skip
+    return Call(**known, in_thread=bool(facts.get("thread")))
+
+
+def _of(pending: Mapping[str, Any]) -> str:
+    """` of group {0, 1}`, with its description if the user gave one; nothing for the default group."""
+    if pending.get("default", True):
+        return ""
+    named = f" ({pending['named']})" if pending.get("named") else ""
+    return f" of group {{{', '.join(map(str, sorted(pending['ranks'])))}}}{named}"
+
+
+def _is_blocked(call: Call, facts: Mapping[str, Any], still: bool) -> bool:
+    """Whether the thread waits in `call`; `still`: its process hardly computes, and moves nothing."""
+    if call.kind == "drop":
+        return True
+    waits, pending = facts["waits"], facts["pending"]
+    backend = pending["backend"] if pending is not None else ""
+    if backend == NCCL:
+        return waits in ("futex", "busy")  # CUDA waits may spin; that it does not move on is seen in two looks
+    if call.kind in ("store", "init", "new_group") or backend == STORE:
+        return bool(waits != "busy")  # a store's client sleeps in poll or read
+    if call.kind in IN_TORCH and (facts.get("exact", False) or pending is None):
+        return waits in ("futex", "")
+    return waits in ("futex", "") and still and pending is not None

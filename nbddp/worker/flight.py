@@ -1,0 +1,104 @@
+"""torch's flight recorders: what of a dump is evidence, and that they record at all.
+
+gloo and NCCL have a recorder each. Their entries look alike, but do not mean the same (read in torch's sources, not
+seen on a GPU): NCCL's sends and receives carry the number of the last collective; what was called inside coalescing
+has no events and stays "active" for ever; and an entry is marked done by a watchdog, some time after the collective
+is. So what NCCL's recorder calls active counts only if it is no send or receive, is alone with its number, and the
+group has not completed that number. Pure but for `dumps` and `switch_on`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nbddp.worker import torch_seams
+
+SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of the recorders, in entries; the older name last
+ENTRIES = "2000"  # torch's own default, where it has one that is not 0
+NCCL = "nccl"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One collective of a group as a recorder has it. `name`: `gloo:all_reduce`; `group`: torch's name of it,
+    `description`: the user's; `what`: its tensors; `active`: it is evident that it is not done."""
+
+    name: str
+    group: str
+    description: str
+    sequence: int
+    what: str
+    created_ns: int
+    active: bool
+
+    @property
+    def backend(self) -> str:
+        return self.name.rpartition(":")[0] or "gloo"
+
+    @property
+    def op(self) -> str:
+        """`all_reduce`, also of `nccl:_all_reduce`."""
+        return self.name.rpartition(":")[2].lstrip("_")
+
+
+def switch_on() -> None:
+    """Have the recorders record where torch's default is not to (2.8 to 2.10), unless the user has said how.
+
+    They read the environment when they are first asked; afterwards it is as it was, for programs can read it.
+    """
+    if any(name in os.environ for name in SIZES):
+        return
+    dumping = torch_seams.flight_recorders()
+    name = SIZES[0] if torch_seams.has_generic_recorder() else SIZES[1]  # the other name's warning is not wanted
+    os.environ[name] = ENTRIES
+    try:
+        for dump in dumping:
+            dump(includeCollectives=True, onlyActive=True)
+    finally:
+        del os.environ[name]
+
+
+def dumps(active: bool) -> list[dict[str, Any]]:
+    """What the recorders hold now; with `active`, only what may not be done."""
+    return [json.loads(dump(includeCollectives=True, onlyActive=active)) for dump in torch_seams.flight_recorders()]
+
+
+def entries(dumped: Iterable[Mapping[str, Any]]) -> list[Entry]:
+    """The collectives of these dumps, oldest first."""
+    found = [e for dump in dumped for e in _of_dump(dump)]
+    return sorted(found, key=lambda e: e.created_ns)
+
+
+def _of_dump(dump: Mapping[str, Any]) -> list[Entry]:
+    raw = [e for e in dump.get("entries", ()) if not e["is_p2p"]]  # an empty dump of NCCL's has no entries
+    same = Counter((e["pg_id"], e["collective_seq_id"]) for e in raw)
+    status = dump.get("pg_status", {})
+    found = []
+    for e in raw:
+        name = str(e["profiling_name"])
+        alone = same[e["pg_id"], e["collective_seq_id"]] == 1
+        evident = not name.startswith(NCCL) or (alone and _is_open(e, status))
+        group, description = e["process_group"]
+        if not name.endswith(":coalesced"):
+            found.append(
+                Entry(name, group, description, e["collective_seq_id"], what(e), e["time_created_ns"],
+                      evident and not e["retired"])
+            )  # fmt: skip
+    return found
+
+
+def _is_open(entry: Mapping[str, Any], status: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether NCCL's watchdog has not seen this collective completed; False where it has no status of the group."""
+    of_group = status.get(str(entry["pg_id"]))
+    return of_group is not None and entry["collective_seq_id"] > int(of_group["last_completed_collective"])
+
+
+def what(entry: Mapping[str, Any]) -> str:
+    """`float[4, 2]`, several joined by commas."""
+    pairs = zip(entry.get("input_dtypes", ()), entry.get("input_sizes", ()), strict=False)
+    return ", ".join(f"{dtype.lower()}{sizes}" for dtype, sizes in pairs)

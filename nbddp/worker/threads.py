@@ -1,0 +1,116 @@
+"""The threads of a worker: which one speaks for the rank, which may act besides it, and whether anything moves."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+THREADING = threading.__file__
+JOINS = 8  # threads that join threads, followed so far
+
+# system calls by number, x86-64 first, then 64-bit Arm (and POWER, 32-bit): a thread that waits for another ...
+FUTEX = ("202", "98", "221", "240", "422")
+# ... and one that sleeps, or waits for a descriptor or a child
+SLEEPS = ("230", "35", "7", "271", "23", "270", "61", "247", "115", "101", "73", "72", "260")
+
+_machinery: set[str] = set()  # the kernel's numbers of the threads that were there before the first run
+
+Stacks = dict[int, list[FrameType]]
+Asks = Callable[[FrameType], bool]
+
+
+def stacks() -> Stacks:
+    """Thread → its Python frames, innermost first; without the thread that asks."""
+    asking = threading.get_ident()
+    return {ident: frames(frame) for ident, frame in sys._current_frames().items() if ident != asking}
+
+
+def frames(frame: FrameType | None) -> list[FrameType]:
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def speaker(of_all: Stacks) -> int:
+    """The thread that the main thread joins without a time limit, and so on; else the main thread."""
+    ident = threading.main_thread().ident or 0
+    for _ in range(JOINS):
+        joined = next((j for f in of_all.get(ident, ()) if (j := _joined(f)) is not None), None)
+        if joined is None or joined not in of_all:
+            break
+        ident = joined
+    return ident
+
+
+def _joined(frame: FrameType) -> int | None:
+    if frame.f_code.co_filename != THREADING or frame.f_code.co_name != "join":
+        return None
+    held = frame.f_locals
+    if held.get("timeout") is not None or not isinstance(held.get("self"), threading.Thread):
+        return None
+    ident: int | None = held["self"].ident
+    return ident
+
+
+def others_act(of_all: Stacks, ident: int, is_torch: Asks, is_user: Asks) -> bool:
+    """Whether a thread besides `ident` is in torch, in the user's code, or will come to it by a timer.
+
+    The main thread that joins does not: it waits for `ident`.
+    """
+    quiet = {ident, threading.main_thread().ident}
+    for other, its in of_all.items():
+        if other not in quiet and any(is_torch(f) or is_user(f) for f in its):
+            return True
+    return any(isinstance(t, threading.Timer) for t in threading.enumerate())
+
+
+def waits(thread: int | None) -> str:
+    """The kernel's word on a thread: "futex", "sleep", "busy", or "" where it does not say."""
+    try:
+        with open(f"/proc/self/task/{thread}/syscall") as file:
+            number = file.read().split()[0]
+    except (OSError, IndexError):
+        return ""
+    if number in FUTEX:
+        return "futex"
+    return "sleep" if number in SLEEPS else "busy"
+
+
+def native(ident: int) -> int | None:
+    """The kernel's number of a Python thread."""
+    return next((t.native_id for t in threading.enumerate() if t.ident == ident), None)
+
+
+def before_first_run() -> None:
+    """Note the threads that are there, but for the main one: they carry questions and output, and are no program's."""
+    if not _machinery:
+        _machinery.update(set(tasks()) - {str(threading.main_thread().native_id)})
+
+
+def tasks() -> list[str]:
+    """The kernel's numbers of all threads of this process, C++'s too; none where it does not say."""
+    return os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else []
+
+
+def bytes_moved() -> int:
+    """Bytes that the threads of this process's programs have read and written so far: gloo's transfers are among
+    them. 0 where the kernel does not say.
+
+    The kernel's counters of sockets would be more exact, and are locked for up to 0.4 s while 1 GB is sent.
+    """
+    total = 0
+    for thread in set(tasks()) - _machinery - {str(threading.get_native_id())}:
+        with suppress(OSError):  # it has ended
+            total += _io(f"/proc/self/task/{thread}/io")
+    return total
+
+
+def _io(path: str) -> int:
+    with open(path) as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar")))

@@ -1,0 +1,164 @@
+"""What is said of a rank is evident, on real ranks: what cannot be known is shown and never ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import nbddp
+from nbddp.errors import RunHung, RunTimedOut
+from nbddp.options import LaunchSpec
+from nbddp.run.screen import Silent
+from nbddp.worker import flight
+from tests.faults import INIT, SET_UP
+
+PREPARE = SET_UP.format(fault="") + INIT
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[nbddp.Pool]:
+    with nbddp.Pool(nproc=2) as pool:
+        yield pool
+
+
+class Watching(Silent):
+    """A screen that keeps what the live view said."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def refresh(self, outputs: object, status: str) -> float | None:
+        self.shown.append(status)
+        return 0.05
+
+    def saw(self, words: str) -> bool:
+        return any(words in s for s in self.shown)
+
+
+HEALTHY = {
+    "large transfers both ways": (
+        "out, into = torch.ones(40_000_000), torch.empty(40_000_000)\n"
+        "for _ in range(6):\n"
+        "    for work in [dist.isend(out, 1 - rank), dist.irecv(into, 1 - rank)]: work.wait()"
+    ),
+    "a thread sends what the main threads wait for": (
+        "import threading\n"
+        "def later(): time.sleep(2); dist.send(torch.ones(1), 1 - rank)\n"
+        "thread = threading.Thread(target=later); thread.start()\n"
+        "dist.recv(torch.ones(1), 1 - rank); thread.join()"
+    ),
+    "a timer sends it": (
+        "import threading\n"
+        "timer = threading.Timer(2, dist.send, (torch.ones(1), 1 - rank)); timer.start()\n"
+        "dist.recv(torch.ones(1), 1 - rank); timer.join()"
+    ),
+    "a rank ends its cell, and a thread of it sends later": (
+        "import threading\n"
+        "if rank == 0: dist.recv(torch.ones(1), 1)\n"
+        "else: threading.Timer(2, dist.send, (torch.ones(1), 0)).start()"
+    ),
+    "a callback on a future calls what the other rank waits for": (
+        "other = dist.new_group([0, 1])\n"
+        "if rank == 0:\n"
+        "    first = dist.all_reduce(torch.ones(1), async_op=True)\n"
+        "    done = first.get_future().then(lambda f: dist.send(torch.ones(1), 1, group=other))\n"
+        "    dist.recv(torch.ones(1), 1, group=other, tag=1)\n"
+        "else:\n"
+        "    time.sleep(2); dist.all_reduce(torch.ones(1))\n"
+        "    dist.recv(torch.ones(1), 0, group=other); dist.send(torch.ones(1), 0, group=other, tag=1)"
+    ),
+    "the other rank has ended its groups": (
+        "if rank == 0:\n    tensor = torch.ones(50_000_000); work = dist.isend(tensor, 1)\n"
+        "    group = dist.new_group([0, 1]); dist.destroy_process_group()\n"
+        "else:\n    group = dist.new_group([0, 1]); time.sleep(1.5); dist.recv(torch.empty(50_000_000), 0)"
+    ),
+    "waits with a time limit": (
+        "import datetime\nstore = dist.distributed_c10d._get_default_store()\n"
+        "work = dist.irecv(torch.ones(1), 1 - rank)\n"
+        "for wait in (work.wait, lambda limit: store.wait(['key'], limit)):\n"
+        "    try: wait(datetime.timedelta(seconds=1.5))\n"
+        "    except RuntimeError: pass\n"
+        "    else: raise AssertionError('nobody has sent it')"
+    ),
+    "worlds of one rank each": (
+        "dist.destroy_process_group()\n"
+        "import tempfile\n"
+        "dist.init_process_group('gloo', init_method='file://' + tempfile.mktemp(), rank=0, world_size=1)\n"
+        "if rank == 0: time.sleep(2)\n"
+        "dist.all_reduce(torch.ones(1)); dist.destroy_process_group()"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_can_end_is_not_ended(two: nbddp.Pool, name: str) -> None:
+    two.run_cell(PREPARE + HEALTHY[name], hang_after=0.3, timeout=60, screen=Silent())
+
+
+def test_a_work_of_an_earlier_cell_is_waited_for(two: nbddp.Pool) -> None:
+    """Rank 1 has called its part two cells ago, and has finished."""
+    two.run_cell(PREPARE + "tensor = torch.ones(60_000_000)", screen=Silent())
+    two.run_cell("work = [dist.all_reduce(tensor, async_op=True) for _ in range(8)]", screen=Silent())
+    two.run_cell("if rank == 0: [w.wait() for w in work]", hang_after=0.1, timeout=60, screen=Silent())
+
+
+def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool) -> None:
+    rename = (
+        "from nbddp.worker import torch_seams\nkept = torch_seams.flight_recorders\n"
+        "def renamed(dump):\n"
+        "    return lambda **options: dump(**options).replace(b'profiling_name', b'name')\n"
+        "if rank == 1: torch_seams.flight_recorders = lambda: [renamed(dump) for dump in kept()]\n"
+    )
+    back = "\ntorch_seams.flight_recorders = kept"
+    watching = Watching()
+    code = PREPARE + rename + "dist.barrier()\nif rank == 1: time.sleep(2)\ndist.all_reduce(torch.ones(1))" + back
+    two.run_cell(code, hang_after=0.3, screen=watching)
+    assert watching.saw("rank 1 (could not say where it is: KeyError: 'profiling_name')"), watching.shown
+    assert not watching.saw("native code")
+    code = PREPARE + rename + "dist.barrier()\nif rank == 0: dist.all_reduce(torch.ones(1))"
+    with pytest.raises(RunTimedOut):
+        two.run_cell(code, hang_after=0.3, timeout=3, screen=watching)
+    two.ensure(LaunchSpec())
+    two.run_cell(back, screen=Silent())
+
+
+def test_notes_keep_nothing_alive(two: nbddp.Pool) -> None:
+    code = (
+        "import gc, weakref\nfrom nbddp.worker.noted import NOTES\ngc.collect()\nbefore = len(NOTES._works)\n"
+        "tensor = torch.ones(4)\nfor _ in range(50):\n"
+        "    dist.all_reduce(tensor)\n    dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)\n"
+        "mine = dist.all_reduce(tensor, async_op=True); mine.wait()\n"
+        "left = [weakref.ref(tensor), weakref.ref(mine), weakref.ref(dist.group.WORLD)]\n"
+        "noted = len(NOTES._works) - before\n"
+        "del tensor, mine; dist.destroy_process_group(); gc.collect()\n"
+        "(noted, len(NOTES._works) - before, [ref() is None for ref in left])"
+    )
+    found = two.run_cell(PREPARE + code, want_value=True, screen=Silent())
+    assert list(found) == [(1, 0, [True, True, True])] * 2
+
+
+def test_workers_record_and_their_environment_does_not_show_it(two: nbddp.Pool) -> None:
+    code = "from nbddp.worker import flight\ndist.barrier()\n[e.op for e in flight.entries(flight.dumps(False))][-1:]"
+    assert list(two.run_cell(PREPARE + code, want_value=True, screen=Silent())) == [["barrier"]] * 2
+    found = two.run_cell(f"[n for n in {flight.SIZES} if n in os.environ]", want_value=True, screen=Silent())
+    assert list(found) == [[], []]
+
+
+def test_without_a_recorder_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A healthy loop goes on; a real hang is shown for what it seems, until Stop or a time limit ends it."""
+    monkeypatch.setenv(flight.SIZES[0], "0")
+    with nbddp.Pool(nproc=2) as pool:
+        loop = "end = time.monotonic() + 2\ngo = torch.ones(1)\nwhile go.item():\n"
+        loop += "    go.fill_(float(time.monotonic() < end)); dist.all_reduce(go, dist.ReduceOp.MIN)"
+        pool.run_cell(PREPARE + loop, hang_after=0.3, screen=Silent())
+        watching = Watching()
+        with pytest.raises(RunTimedOut) as caught:
+            pool.run_cell("if rank == 0: dist.barrier()", hang_after=0.3, timeout=4, screen=watching)
+        assert watching.saw("seems to wait in barrier"), watching.shown
+        assert watching.saw("nothing has moved for 1 s; Stop frees the ranks"), watching.shown
+        assert not watching.saw("waiting in"), watching.shown
+        assert "deadlock" not in str(caught.value)
+        pool.ensure(LaunchSpec())
+        with pytest.raises(RunHung, match="rank 0 waits in recv from rank 1"):
+            pool.run_cell(PREPARE + "if rank == 0: dist.recv(torch.ones(1), 1)", hang_after=0.3, screen=Silent())
