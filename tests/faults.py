@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pytest
 from torch._C import _distributed_c10d
 
 import nbddp
@@ -15,7 +16,8 @@ from nbddp.options import LaunchSpec
 from nbddp.run.screen import Silent
 
 RECORDS = hasattr(_distributed_c10d, "_dump_fr_trace_json")
-NO_RECORDER = "torch before 2.8 has no flight recorder for gloo: a deadlock in a collective is not proven"
+NO_RECORDER = "torch before 2.8 has no flight recorder for gloo"
+needs_recorder = pytest.mark.skipif(not RECORDS, reason=NO_RECORDER)
 SEEN_WITHOUT = ("send/recv", "store", "init")  # calls that Python's frames alone tell enough of
 
 SET_UP = """

@@ -29,6 +29,7 @@ from tests.faults import (
     StopWhenReady,
     cases,
     check_after,
+    needs_recorder,
     run_faulty,
 )
 
@@ -283,6 +284,7 @@ def test_key_that_may_come_from_outside_is_waited_for(two: nbddp.Pool, tmp_path:
     assert list(two.run_cell(code, hang_after=0.3, want_value=True, screen=Silent())) == ["came"] * 2
 
 
+@needs_recorder
 def test_error_in_a_comm_hook_is_the_cause(two: nbddp.Pool) -> None:
     hook = (
         "model = DDP(torch.nn.Linear(4, 4))\ndef hook(state, bucket):\n"

@@ -57,6 +57,13 @@ def compare(ours: dict[int, dict[str, object]], theirs: dict[int, dict[str, obje
         assert ours[rank]["main"] == facts["main"] == "__main__"
 
 
+def older(theirs: dict[int, dict[str, object]]) -> set[str]:
+    """Older torchruns (2.10 does) give the loopback address by number where newer ones, and we, give its name."""
+    env = theirs[0]["env"]
+    assert isinstance(env, dict)
+    return {"MASTER_ADDR"} if env["MASTER_ADDR"] == "127.0.0.1" else set()
+
+
 @pytest.mark.parametrize("nproc", [1, 4])
 def test_one_node_equals_torchrun(new_kernel: Kernel, tmp_path: Path, nproc: int) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
@@ -66,7 +73,7 @@ def test_one_node_equals_torchrun(new_kernel: Kernel, tmp_path: Path, nproc: int
     new_kernel.run("import os; os.environ.pop('OMP_NUM_THREADS', None)")
     shown = new_kernel.run(f"%%ddp --nproc {nproc} -- {ours}\n{DUMP}")
     assert shown.ok, shown.error
-    compare(read(ours), read(theirs), OF_A_LAUNCH)
+    compare(read(ours), read(theirs), OF_A_LAUNCH | older(read(theirs)))
 
 
 def test_two_simulated_nodes_equal_two_torchrun_agents(new_kernel: Kernel, tmp_path: Path) -> None:

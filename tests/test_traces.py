@@ -15,6 +15,7 @@ from nbddp.draw.trace import words, written
 from nbddp.run.screen import Silent
 from nbddp.trace.align import Clock
 from nbddp.trace.merge import Collective, Merged, RankTrace, merge
+from tests.faults import needs_recorder
 from tests.kernels import Kernel
 
 DDP = """
@@ -68,6 +69,7 @@ def check_format(merged: Merged, ranks: int) -> None:
     assert len({e["id"] for e in arrows}) == merged.joined
 
 
+@needs_recorder
 @pytest.mark.parametrize(("code", "least"), [(DDP, 15), (SHARDED, 6)], ids=["DDP and manual", "FSDP2 and TP"])
 def test_every_collective_is_joined_with_its_like(pool: nbddp.Pool, code: str, least: int) -> None:
     pool.run_cell(code, trace=True, screen=Silent())
@@ -117,6 +119,7 @@ def test_cell_without_trace_leaves_none_and_a_failing_one_leaves_its_own(pool: n
     assert "rank 1 left no trace" in words(after, Path("x.json"), 10)
 
 
+@needs_recorder
 def test_trace_in_a_notebook(four: Kernel) -> None:
     shown = four.run("%%ddp --trace\nimport torch, torch.distributed as dist\ndist.init_process_group()\n"
                      "dist.all_reduce(torch.ones(4))\ndist.destroy_process_group()")  # fmt: skip
