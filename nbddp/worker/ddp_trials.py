@@ -43,6 +43,7 @@ def _trained() -> list[dict[str, Any]]:
         model(torch.ones(1, 2)).sum().backward()
         steps: list[dict[str, Any]] = recorder.collect()["steps"]
         del model
+        recorder.let_go()
     return steps
 
 
