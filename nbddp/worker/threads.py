@@ -84,13 +84,20 @@ def waits(thread: int | None) -> str:
 
 def native(ident: int) -> int | None:
     """The kernel's number of a Python thread."""
+    if ident == threading.main_thread().ident:
+        return main_native()
     return next((t.native_id for t in threading.enumerate() if t.ident == ident), None)
+
+
+def main_native() -> int | None:
+    """The kernel's number of the main thread. After a fork Python still has that of the parent's (up to 3.13)."""
+    return os.getpid() if sys.platform == "linux" else threading.main_thread().native_id
 
 
 def before_first_run() -> None:
     """Note the threads that are there, but for the main one: they carry questions and output, and are no program's."""
     if not _machinery:
-        _machinery.update(set(tasks()) - {str(threading.main_thread().native_id)})
+        _machinery.update(set(tasks()) - {str(main_native())})
 
 
 def tasks() -> list[str]:
