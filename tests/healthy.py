@@ -196,16 +196,18 @@ works = [dist.all_reduce(torch.ones(1_000_000), async_op=True) for _ in range(8)
 time.sleep(SECONDS if rank % 2 else 0)
 [w.wait() for w in works]
 """),
-    "two subgroups at their own pace": (4, """
+    "two subgroups at their own pace": (
+        4,
+        """
 groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
 mine = groups[rank // 2]
-began = time.monotonic()
-while time.monotonic() - began < SECONDS * (1 + rank // 2) / 2:
-    go = torch.tensor([float(time.monotonic() - began)])
-    dist.all_reduce(go, op=dist.ReduceOp.MAX, group=mine)
-    began = time.monotonic() - go.item()
+began, go = time.monotonic(), torch.ones(1)
+while go.item():
+    go.fill_(time.monotonic() - began < SECONDS * (1 + rank // 2) / 2)
+    dist.all_reduce(go, op=dist.ReduceOp.MIN, group=mine)
 dist.barrier()
-"""),
+""",
+    ),
     "a collective in a thread, the main thread computes": (2, """
 import threading
 def train():

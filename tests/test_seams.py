@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nbddp import seams
+from nbddp.pool import ipyparallel_seams
 from nbddp.worker import ipykernel_seams
 from nbddp.worker.trials import NAMES
 
@@ -103,6 +104,7 @@ TRIED = {
     "_ZTVN4c10d16ProcessGroupGloo8RecvWorkE": "receive from any source",
     "_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv": "receive from any source",
     "_ProcessGroupWrapper": "backends of a group", "_stream": "client's connection",
+    **dict.fromkeys(ipyparallel_seams.STREAMS, "client's connection"),
 }  # fmt: skip
 
 
