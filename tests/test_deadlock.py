@@ -318,9 +318,10 @@ def test_end_of_an_earlier_cells_group_is_a_place_and_no_deadlock() -> None:
     """Its connections are shut after a while, so it waits for nobody."""
     call = {"op": "destroy_process_group of an earlier cell's group", "kind": "drop"}
     facts = {"user": ["Cell In[3]", 2, "<module>"], "call": call, "pending": None, "waits": "futex", "cpu": 0.0,
-             "threads": False}  # fmt: skip
-    me = position_of(0, facts, None, 1.0)
+             "token": [0], "acts": False, "bytes": 0}  # fmt: skip
+    me = position_of(0, facts, position_of(0, facts, None, 1.0), 1.0)
     positions = {0: me, 1: done(1)}
+    assert me.sure
     assert me.where == "cell line 2"
     assert waiting_words(me, positions) == "in destroy_process_group of an earlier cell's group"
     assert diagnose(positions) is None
