@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -31,8 +32,13 @@ OWN: dict[str, int] = {}  # this worker's rank and the size of the world, whatev
 
 def install() -> None:
     """Have calls noted; once, when the worker starts."""
-    OWN.update(rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    place(os.environ)
     noted.install()
+
+
+def place(env: Mapping[str, str]) -> None:
+    """This worker's place, as of a run that begins: a pool that grows or shrinks gives it a world of another size."""
+    OWN.update(rank=int(env["RANK"]), size=int(env["WORLD_SIZE"]))
 
 
 def position(names: dict[str, str], groups: Any, since_ns: int) -> dict[str, Any]:

@@ -239,6 +239,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             if stream not in (sys.stdout, sys.stderr):  # behind one of the program's own: ipykernel does not see it
                 stream.set_parent(self._parent)
         os.environ.update(spec.get("env", {}))
+        if "env" in spec:
+            calls.place(spec["env"])
         if "TORCHELASTIC_ERROR_FILE" in spec.get("env", {}):
             os.makedirs(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), exist_ok=True)  # @record does not
         if "injected" in spec:
