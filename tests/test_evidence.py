@@ -167,7 +167,7 @@ def test_without_a_recorder_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) 
 def test_a_deadlock_is_named_also_when_the_pool_has_changed_its_size(two: nbddp.Pool) -> None:
     for nproc in (3, 2):
         two.ensure(LaunchSpec(nproc=nproc))
-        with pytest.raises(RunHung, match="rank 0 waits in recv from rank 1 .*; rank 1 has finished the cell"):
+        with pytest.raises(RunHung, match=r"rank 0 waits in recv from rank 1 .*; rank 1 has finished the cell"):
             two.run_cell(
                 PREPARE + "if rank == 0: dist.recv(torch.ones(1), 1)", hang_after=0.3, timeout=30, screen=Silent()
             )
