@@ -8,6 +8,7 @@ that the client works is seen to by `connection`.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ class Wire:
         """connect: makes a client of the cluster; called again where a client is lost."""
         self._asked: dict[int, set[str]] = {}
         self._last: dict[int, tuple[str, Hear]] = {}  # rank → its last request
+        self._unanswered: dict[str, Callable[[], None]] = {}  # question → what says that no answer will come
         self.connection = Connection(connect, self._listen_again)
 
     @property
@@ -33,8 +35,12 @@ class Wire:
         return self.connection.client
 
     def _listen_again(self) -> None:
-        """A new client hears what the ranks still have to say of the requests of the one before."""
+        """A new client hears what the ranks still have to say of the requests of the one before; questions of that one
+        stay without an answer."""
         self._asked.clear()
+        unanswered, self._unanswered = self._unanswered, {}
+        for no_answer in unanswered.values():
+            no_answer()
         for rank, (message_id, hear) in self._last.items():
             ipyparallel_seams.listen(self.client, message_id, self._hearing(rank, hear))
 
@@ -115,7 +121,12 @@ class Wire:
         self.connection.tend()
         for rank in ranks:
             future = self._question(rank, content)
-            future.add_done_callback(lambda f, r=rank: hear(r, _answer(f, failed=True)))
+            self._unanswered[future.msg_id] = functools.partial(hear, rank, None)
+            future.add_done_callback(lambda f, r=rank: self._answered(r, f, hear))
+
+    def _answered(self, rank: int, future: Any, hear: Callable[[int, Any], None]) -> None:
+        if self._unanswered.pop(future.msg_id, None) is not None:
+            hear(rank, _answer(future, failed=True))
 
     def _question(self, rank: int, content: dict[str, Any]) -> Any:
         future = ipyparallel_seams.send_question(self.client, rank, "nbddp_request", content)
@@ -137,6 +148,7 @@ class Wire:
                 raise PoolError(f"the hub did not let go of rank {rank}; %ddp stop, then start again")
         self._last.pop(rank, None)
         for question in list(self._asked.pop(rank, ())):  # nobody will answer; the client would keep them for ever
+            self._unanswered.pop(question, None)
             ipyparallel_seams.forget_message(self.client, question)
         self.client.history.clear()
 
