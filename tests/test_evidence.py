@@ -10,7 +10,7 @@ import nbddp
 from nbddp.errors import RunHung, RunTimedOut
 from nbddp.options import LaunchSpec
 from nbddp.run.screen import Silent
-from nbddp.worker import flight
+from nbddp.worker import flight, noted
 from tests.faults import INIT, SET_UP
 
 PREPARE = SET_UP.format(fault="") + INIT
@@ -171,3 +171,14 @@ def test_a_deadlock_is_named_also_when_the_pool_has_changed_its_size(two: nbddp.
             two.run_cell(
                 PREPARE + "if rank == 0: dist.recv(torch.ones(1), 1)", hang_after=0.3, timeout=30, screen=Silent()
             )
+
+
+def test_a_deadlock_is_named_after_many_groups(two: nbddp.Pool) -> None:
+    """torch's recorder still holds the collectives of groups that nothing else remembers."""
+    two.ensure(LaunchSpec(nproc=2))
+    for _ in range(noted.EPOCHS + 3):
+        two.run_cell(PREPARE + "for _ in range(3): dist.all_reduce(torch.ones(1))", screen=Silent())
+    with pytest.raises(RunHung, match=r"rank 0 waits in barrier #2 .*; rank 1 has finished the cell"):
+        two.run_cell(
+            PREPARE + "dist.barrier()\nif rank == 0: dist.barrier()", hang_after=0.3, timeout=30, screen=Silent()
+        )

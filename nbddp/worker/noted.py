@@ -46,6 +46,9 @@ class Epoch:
         return f"{self.run}.{self.init}/"
 
 
+LONG_AGO = Epoch(0, 0, 0)
+
+
 class Note(tuple[Any, ...]):
     """What a `Work` belongs to: (SEND or RECV, group, source, destination, tag, n-th call) with ranks in the group,
     or (operation, group, sequence number) of a collective."""
@@ -80,14 +83,14 @@ class Notes:
         self._works: dict[int, _Ref] = {}
         self._serial = itertools.count(1)
         self._lock = threading.Lock()
-        self._epochs = [Epoch(0, 0, 0)]
+        self._epochs = [LONG_AGO]
 
     # -- which group ---------------------------------------------------------------------
 
     def new_epoch(self, run: int, init: int) -> None:
         """The n-th init of a run begins: torch gives the names of its groups anew."""
         with self._lock:
-            self._epochs = [*self._epochs[-EPOCHS:], Epoch(time.time_ns(), run, init)]
+            self._epochs = [LONG_AGO, *self._epochs[1:][-EPOCHS:], Epoch(time.time_ns(), run, init)]
             self.counts = {k: n for k, n in self.counts.items() if self.is_recent(k[1])}
             self.ended = {k: known for k, known in self.ended.items() if self.is_recent(k)}
             self.futures.clear()
@@ -102,7 +105,8 @@ class Notes:
         return self._epochs[-1]
 
     def epoch_at(self, created_ns: int) -> Epoch:
-        """The init that was the newest at this time (time.time_ns())."""
+        """The init that was the newest at this time (time.time_ns()); LONG_AGO if that is forgotten. torch's recorder
+        remembers more runs than are remembered here."""
         if created_ns >= self._epochs[-1].began_ns:
             return self._epochs[-1]
         return self._epochs[bisect_right([e.began_ns for e in self._epochs], created_ns) - 1]
