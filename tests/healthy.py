@@ -297,6 +297,17 @@ for step in range(4):
     time.sleep(SECONDS / 4 * rank)
     model(torch.ones(2, 64)).sum().backward()
 """),
+    "sixteen ranks that hardly get a core": (
+        16,
+        """
+os.nice(19)
+began = time.monotonic()
+while together(began):
+    dist.barrier()
+    dist.send(torch.ones(1000), (rank + 1) % world) if rank % 2 else dist.recv(torch.ones(1000), (rank - 1) % world)
+    dist.recv(torch.ones(1000), (rank - 1) % world) if rank % 2 else dist.send(torch.ones(1000), (rank + 1) % world)
+""",
+    ),
     "barriers while one rank writes for long": (4, """
 if rank == 0: time.sleep(2 * SECONDS)
 for _ in range(3): dist.barrier()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -13,15 +14,23 @@ from tests.lessons import pool_of
 
 
 @pytest.fixture(scope="module")
-def pools() -> Iterator[dict[int, nbddp.Pool]]:
-    with pool_of(2) as two, pool_of(4) as four:
-        yield {2: two, 4: four}
+def pool_for() -> Iterator[Callable[[int], nbddp.Pool]]:
+    """A pool of so many workers, made when a program first asks for it."""
+    pools: dict[int, nbddp.Pool] = {}
+    with ExitStack() as stack:
+
+        def pool_for(world: int) -> nbddp.Pool:
+            if world not in pools:
+                pools[world] = stack.enter_context(pool_of(world))
+            return pools[world]
+
+        yield pool_for
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_healthy_program_is_left_alone(pools: dict[int, nbddp.Pool], name: str) -> None:
+def test_a_healthy_program_is_left_alone(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
     world, program = PROGRAMS[name]
-    pool = pools[world]
+    pool = pool_for(world)
     found = pool.run_cell(program + "'done'", want_value=True, hang_after=HANG_AFTER, screen=Silent())
     assert list(found) == ["done"] * world
     assert pool.last_run is not None
