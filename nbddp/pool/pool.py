@@ -815,7 +815,8 @@ class Pool:
 
     def _end_groups(self) -> dict[int, dict[str, Any]]:
         """Have every living rank end its process group, before any cell can meet it. A rank that does not come to an
-        end of it is ended itself; returns those, with what they said of their names."""
+        end of it is ended itself; returns those, with what they said of their names, and with the exit code of one that
+        died meanwhile."""
         if self.agent is None or not self.agent.alive:
             return {}
         number = next(self._runs)
@@ -830,7 +831,8 @@ class Pool:
         finally:
             self.current = None
         self._group_broken = False
-        return {r: run.facts.get(r, {}) for r, e in run.ended.items() if e.status in ("replaced", "died")}
+        gone = {r: e for r, e in run.ended.items() if e.status in ("replaced", "died")}
+        return {r: {**run.facts.get(r, {}), "code": e.code if e.status == "died" else None} for r, e in gone.items()}
 
     def _after(self, run: Run) -> None:
         """Decide which stores stay open for the next run."""

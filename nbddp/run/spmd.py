@@ -509,6 +509,11 @@ class Run:
     def _state_of(self, ended: Ended) -> RankState:
         if ended.rank in self.stuck:  # at the end of its group, after this run
             names, imports = self._names_lost(ended.rank)
+            code = self.stuck[ended.rank].get("code")
+            if code is not None:
+                how = report.ended(code).removeprefix("died: ")
+                words = f"{how}, while it ended the process group; {report.lost_words(names, imports)}"
+                return RankState(ended.rank, "died", detail=words)
             return RankState(ended.rank, "replaced", doing="ending the process group", lost=names, imports=imports)
         status = "finished" if ended.status == outcome.OK else ended.status
         lost = self._lost(ended) if status == "failed" else ""

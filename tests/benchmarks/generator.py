@@ -81,6 +81,7 @@ class Fault:
     stop: bool = False
 
 
+GONE = ("died", "replaced", "ended")  # states of a rank whose names are gone
 LEAVE = "raise SystemExit(0)"
 FAULTS = {
     "nothing": Fault("pass", ("ok",), names=False),
@@ -202,13 +203,13 @@ class Names:
         self.counts: dict[int, int] = {}
         self.lost = self.reported = 0
 
-    def ran(self, pool: nbddp.Pool, world: int) -> None:
+    def ran(self, pool: nbddp.Pool, world: int, error: nbddp.RunFailed | None) -> None:
         self.counts = {r: self.counts.get(r, 0) + 1 for r in range(world)}
         assert pool.last_run is not None
-        for rank, ended in pool.last_run.ended.items():
-            if ended.status in ("died", "replaced") or ended.code is not None:
-                self.reported += 1
-                self.counts[rank] = 0
+        gone = {r for r, ended in pool.last_run.ended.items() if ended.status in GONE}
+        gone |= {s.rank for s in error.states if s.status in GONE} if error is not None else set()
+        self.reported += len(gone)
+        self.counts.update(dict.fromkeys(gone, 0))
 
     def compare(self, pool: nbddp.Pool) -> str:
         pool.ensure(LaunchSpec())
@@ -261,7 +262,7 @@ def main() -> int:
             pool.ensure(LaunchSpec(nproc=made.world))
             screen = StopWhenReady(1 + ("twice" in made.fault)) if FAULTS[made.fault].stop else Silent()
             error, took = attempt(lambda: pool.run_cell(made.text, screen=screen, hang_after=0.3))  # noqa: B023
-            names.ran(pool, made.world)
+            names.ran(pool, made.world, error)
             slowest = max(slowest, took)
             said = wrong(made, error, took)
             said = "; ".join(w for w in (said, names.compare(pool)) if w)
