@@ -306,8 +306,10 @@ def _unseen(op: str, key: str, sequence: int) -> dict[str, Any]:
 
 
 def _group(key: str, name: str, description: str) -> dict[str, Any]:
+    whole = sys.modules["torch.distributed"].group.WORLD
+    default = description == DEFAULT or (whole is not None and whole.group_name == name)
     return {
-        "group": key, "ranks": members_of(name)[0], "default": description == DEFAULT,
+        "group": key, "ranks": members_of(name)[0], "default": default,
         "named": "" if description in UNNAMED else description,
     }  # fmt: skip
 
@@ -340,7 +342,7 @@ def is_elsewhere() -> bool:
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return False
-    return bool((dist.get_rank(), dist.get_world_size()) != (OWN["rank"], OWN["size"]))
+    return NOTES.world not in (None, (OWN["rank"], OWN["size"]))
 
 
 def collectives(since: int) -> list[dict[str, Any]]:

@@ -162,6 +162,7 @@ class Groups:
             finally:
                 sys.excepthook = hook  # every init nests another one
             self.made_in = self.run
+            noted.NOTES.world = (dist.get_rank(), dist.get_world_size())
             return result
 
         return init_process_group

@@ -8,6 +8,7 @@ to import its functions.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,10 @@ ANY = "recv_anysource"  # recv without a sender
 MESSAGES = ("send", "recv", ANY)
 STANDS = "who calls the function has made the process group, and still needs it"
 GROUP_CALLS = ("init_process_group", "destroy_process_group")
+DROPPED = (
+    "a send lasts only as long as its Work is kept: write work = dist.isend(chunk, right), then recv, then wait for "
+    "the send with work.wait()"
+)
 LARGEST = 50  # of the random whole numbers; float32 holds their sums exactly
 
 
@@ -129,6 +134,11 @@ def _there(peer: int, rank: int, size: int) -> None:
     )
 
 
+def _not_empty(tensors: list[Any]) -> None:
+    if not all(t.numel() for t in tensors):
+        raise Misused("gloo takes no empty tensor from just any rank; name the sender: dist.recv(buffer, left)")
+
+
 @contextmanager
 def listening() -> Iterator[dict[str, list[Any]]]:
     """What this process sends while the block lasts: {"sent": [(receiver, count), ...], "collectives": [name, ...]}."""
@@ -140,11 +150,9 @@ def listening() -> Iterator[dict[str, list[Any]]]:
     def listened(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+            sends.refuse_dropped()
             if name == ANY:
-                if not all(t.numel() for t in args[0]):
-                    raise Misused(
-                        "gloo takes no empty tensor from just any rank; name the sender: dist.recv(buffer, left)"
-                    )
+                _not_empty(args[0])
             elif name in MESSAGES:
                 _there(args[1], rank, size)
                 heard["dtypes"][name == "recv"] += [str(t.dtype).removeprefix("torch.") for t in args[0]]
@@ -152,7 +160,10 @@ def listening() -> Iterator[dict[str, list[Any]]]:
                 heard["sent"].append((args[1], sum(t.numel() for t in args[0])))
             elif name in COLLECTIVES:
                 heard["collectives"].append(COLLECTIVES[name][0])
-            return original(group, *args, **kwargs)
+            work = original(group, *args, **kwargs)
+            if name == "send":
+                sends.watch(work)
+            return work
 
         return call
 
@@ -161,8 +172,54 @@ def listening() -> Iterator[dict[str, list[Any]]]:
     originals = {n: vars(kind)[n] for n in (*COLLECTIVES, *MESSAGES) if n in vars(kind) and n != "barrier"}
     for name in originals:
         setattr(kind, name, listened(name, getattr(kind, name)))
+    sends = Sends()
     try:
-        yield heard
+        with sends.seen_to_end():
+            yield heard
+        sends.refuse_dropped()
     finally:
         for name, original in originals.items():
             setattr(kind, name, original)
+
+
+class Sends:
+    """Sends whose `Work` is kept, and whether one was dropped before it was seen to end: gloo gives that send up."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Any] = {}
+        self._dropped = 0
+
+    def watch(self, work: Any) -> None:
+        self._kept[id(work)] = weakref.finalize(work, self._drop, id(work))
+
+    def _drop(self, number: int) -> None:
+        self._kept.pop(number, None)
+        self._dropped += 1
+
+    def refuse_dropped(self) -> None:
+        if self._dropped:
+            raise Misused(DROPPED)
+
+    @contextmanager
+    def seen_to_end(self) -> Iterator[None]:
+        """While the block lasts, a Work that was waited for, or that says it has completed, may be dropped."""
+        import torch.distributed as dist
+
+        def ending(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def call(work: Any, *args: Any, **kwargs: Any) -> Any:
+                ended = original(work, *args, **kwargs)
+                if ended and id(work) in self._kept:
+                    self._kept.pop(id(work)).detach()
+                return ended
+
+            return call
+
+        originals = {name: vars(dist.Work)[name] for name in ("wait", "is_completed")}
+        for name in originals:
+            setattr(dist.Work, name, ending(getattr(dist.Work, name)))
+        try:
+            yield
+        finally:
+            for name, original in originals.items():
+                setattr(dist.Work, name, original)

@@ -84,6 +84,7 @@ class Notes:
         self._serial = itertools.count(1)
         self._lock = threading.Lock()
         self._epochs = [LONG_AGO]
+        self.world: tuple[int, int] | None = None  # rank and size of the world that the last init made
 
     # -- which group ---------------------------------------------------------------------
 
