@@ -181,11 +181,12 @@ def test_rank_whose_abort_does_not_return_is_replaced(two: nbddp.Pool) -> None:
 def frees_and_never_returns():
     kernel.groups.sockets.shut()
     time.sleep(600)
-if rank == 0: release.abort_nccl = frees_and_never_returns
-dist.recv(torch.ones(4), 1 - rank)"""
+if rank == 0:  # alone: a peer that is freed first would free this one
+    release.abort_nccl = frees_and_never_returns
+    dist.recv(torch.ones(4), 1)"""
     with pytest.raises(nbddp.RunHung) as caught:
         two.run_cell(PREPARE + code, hang_after=0.5, screen=Silent())
-    assert [s.status for s in caught.value.states] == ["replaced", "interrupted"]
+    assert [s.status for s in caught.value.states] == ["replaced", "finished"]
     check_after(two, (0,))
 
 

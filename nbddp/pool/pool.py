@@ -31,7 +31,7 @@ from nbddp.pool import looks, requests, stop
 from nbddp.pool.bench import REPEAT, WARMUP
 from nbddp.pool.outlook import foresee
 from nbddp.pool.stop import uninterrupted
-from nbddp.run import report
+from nbddp.run import outcome, report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
@@ -776,9 +776,17 @@ class Pool:
         if run.disordered():
             self._group_broken = True
             run.stuck = self._end_groups()
+            self._note_late_deaths(run)
         if self._wire is not None and self._wire.connection.renewed > self._renewed:
             screen.say("the connection to the workers was lost and made anew; names on them are kept")
         self._after(run)
+
+    def _note_late_deaths(self, run: Run) -> None:
+        """Processes that ended after their rank had left the run: gloo aborts one whose pending call does not fit."""
+        for rank, worker in self.workers.items():
+            ended = run.ended.get(rank)
+            if worker.exit is not None and ended is not None and ended.status not in outcome.GONE:
+                run.stuck.setdefault(rank, {"code": worker.exit["code"]})
 
     def _begin_logs(self, ranks: Sequence[int]) -> None:
         """What earlier cells wrote is none of this run's last words."""

@@ -512,7 +512,7 @@ class Run:
             code = self.stuck[ended.rank].get("code")
             if code is not None:
                 how = report.ended(code).removeprefix("died: ")
-                words = f"{how}, while it ended the process group; {report.lost_words(names, imports)}"
+                words = f"{how}, after it had left the cell; {report.lost_words(names, imports)}"
                 return RankState(ended.rank, "died", detail=words)
             return RankState(ended.rank, "replaced", doing="ending the process group", lost=names, imports=imports)
         status = "finished" if ended.status == outcome.OK else ended.status
