@@ -442,7 +442,7 @@ class Run:
         if found is None:
             return self._stopped() if self.stops else None
         cause = self._cause(found)
-        others = [s for s in self._states() if s.rank != cause.rank or s.status == "replaced"]
+        others = [s for s in self._states() if s.rank != cause.rank or s.status == "replaced" or s.rank in self.stuck]
         text = report.failure_text(cause, others, dropped=self.broke_group())
         return WorkerFailed(report.headline(cause), cause=cause, states=self._states(), report=text, logs=self._logs())
 
