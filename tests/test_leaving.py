@@ -224,9 +224,11 @@ def test_the_rank_that_left_the_collective_is_named(two: nbddp.Pool, how: str) -
 
 
 def test_a_process_that_ended_well_under_a_collective_is_named(two: nbddp.Pool) -> None:
-    error = fails(two, START + "if rank == 1: os._exit(0)\ndist.all_reduce(t)")
+    meet = "store = dist.distributed_c10d._get_default_store()\n"  # rank 0 has left init_process_group by then
+    leave = "if rank == 1: store.wait(['there']); os._exit(0)\nstore.set('there', '1'); dist.all_reduce(t)"
+    error = fails(two, START + meet + leave)
     assert str(error) == (
-        "rank 1 left: its process ended with exit code 0 while rank 0 waited in all_reduce #1 (cell line 7)"
+        "rank 1 left: its process ended with exit code 0 while rank 0 waited in all_reduce #1 (cell line 8)"
     )
     check_after(two, (1,))
 
