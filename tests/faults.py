@@ -97,6 +97,20 @@ class StopWhenReady(Silent):
             os.kill(os.getpid(), signal.SIGINT)
 
 
+class Watching(Silent):
+    """A screen that keeps what the live view said."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    def refresh(self, outputs: object, status: str) -> float | None:
+        self.shown.append(status)
+        return 0.05
+
+    def saw(self, words: str) -> bool:
+        return any(words in s for s in self.shown)
+
+
 @dataclass
 class Outcome:
     """How a faulty cell ended. `lost`: ranks whose names are gone, as the report says."""

@@ -11,7 +11,7 @@ from nbddp.errors import RunHung, RunTimedOut
 from nbddp.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.worker import flight, noted
-from tests.faults import INIT, SET_UP
+from tests.faults import INIT, SET_UP, Watching
 
 PREPARE = SET_UP.format(fault="") + INIT
 
@@ -20,20 +20,6 @@ PREPARE = SET_UP.format(fault="") + INIT
 def two() -> Iterator[nbddp.Pool]:
     with nbddp.Pool(nproc=2) as pool:
         yield pool
-
-
-class Watching(Silent):
-    """A screen that keeps what the live view said."""
-
-    def __init__(self) -> None:
-        self.shown: list[str] = []
-
-    def refresh(self, outputs: object, status: str) -> float | None:
-        self.shown.append(status)
-        return 0.05
-
-    def saw(self, words: str) -> bool:
-        return any(words in s for s in self.shown)
 
 
 HEALTHY = {

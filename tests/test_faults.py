@@ -27,6 +27,7 @@ from tests.faults import (
     SEEN_WITHOUT,
     SET_UP,
     StopWhenReady,
+    Watching,
     cases,
     check_after,
     needs_recorder,
@@ -205,20 +206,6 @@ def test_deadlock_is_named_and_freed(two: nbddp.Pool, name: str) -> None:
     check_after(two, ())
 
 
-class Watching(Silent):
-    """A screen that keeps what the live view said."""
-
-    def __init__(self) -> None:
-        self.shown: list[str] = []
-
-    def refresh(self, outputs: object, status: str) -> float | None:
-        self.shown.append(status)
-        return 0.05
-
-    def saw(self, words: str) -> None:
-        assert any(words in s for s in self.shown), self.shown
-
-
 SLOW = {
     "sleeps": "time.sleep(1.5)",
     "computes": "end = time.monotonic() + 1.5\n"
@@ -237,8 +224,8 @@ def test_slow_rank_is_no_deadlock_and_its_line_is_shown(two: nbddp.Pool, how: st
     last = code.count("\n")
     silent = how == "holds the interpreter"  # then nobody knows what it has called
     waits = "seems to wait" if silent else "waiting"
-    watching.saw(f"rank 0 (cell line {last}, {waits} in all_reduce #1 for rank 1)")
-    watching.saw("in native code that holds" if silent else "rank 1 (cell line 2")
+    assert watching.saw(f"rank 0 (cell line {last}, {waits} in all_reduce #1 for rank 1)")
+    assert watching.saw("in native code that holds" if silent else "rank 1 (cell line 2")
 
 
 def test_report_names_the_first_failure_and_where_the_others_were(two: nbddp.Pool) -> None:
