@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import nbddp
+from nbddp.options import LaunchSpec
+from nbddp.run.screen import Silent
 from tests.kernels import Kernel
 from tests.lessons import pool_of
 
@@ -44,6 +46,22 @@ def pool(request: pytest.FixtureRequest) -> Iterator[nbddp.Pool]:
     """A pool of the module's own, on which the lessons' checks run: of two workers, or of NPROC where it says so."""
     with pool_of(getattr(request.module, "NPROC", 2)) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[int, nbddp.Pool]]:
+    """A pool of two and one of four, kept for all tests of a file."""
+    with nbddp.Pool(nproc=2) as two, nbddp.Pool(nproc=4) as four:
+        yield {2: two, 4: four}
+
+
+@pytest.fixture
+def two(pools: dict[int, nbddp.Pool]) -> nbddp.Pool:
+    """The pool of two, whole, with `kept` on each rank: its own rank."""
+    pool = pools[2]
+    pool.ensure(LaunchSpec())
+    pool.run_cell("import os; kept = int(os.environ['RANK'])", screen=Silent())
+    return pool
 
 
 @pytest.fixture(scope="session")

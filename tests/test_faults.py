@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,21 +36,6 @@ from tests.faults import (
 PREPARE = SET_UP.format(fault="") + INIT
 PREPARE += "\n" * (23 - PREPARE.count("\n"))  # what a test adds begins at line 24
 assert PREPARE.count("\n") == 23
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[dict[int, nbddp.Pool]]:
-    """A pool of two and one of four, kept for all tests of this file."""
-    with nbddp.Pool(nproc=2) as two, nbddp.Pool(nproc=4) as four:
-        yield {2: two, 4: four}
-
-
-@pytest.fixture
-def two(pools: dict[int, nbddp.Pool]) -> nbddp.Pool:
-    pool = pools[2]
-    pool.ensure(LaunchSpec())
-    pool.run_cell("import os; kept = int(os.environ['RANK'])", screen=Silent())
-    return pool
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -4,7 +4,6 @@ setup() with a port of its own can be run again and again."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,21 +15,6 @@ from nbddp.worker import groups
 from tests.faults import INIT, SET_UP, check_after
 
 PREPARE = SET_UP.format(fault="") + INIT + "kernel = get_ipython().kernel\n"
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[dict[int, nbddp.Pool]]:
-    """A pool of two and one of four, kept for all tests of this file."""
-    with nbddp.Pool(nproc=2) as two, nbddp.Pool(nproc=4) as four:
-        yield {2: two, 4: four}
-
-
-@pytest.fixture
-def two(pools: dict[int, nbddp.Pool]) -> nbddp.Pool:
-    pool = pools[2]
-    pool.ensure(LaunchSpec())
-    pool.run_cell("import os; kept = int(os.environ['RANK'])", screen=Silent())
-    return pool
 
 
 # -- after a run that went wrong -----------------------------------------------------------------------
