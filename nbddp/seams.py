@@ -44,7 +44,7 @@ SEAMS = (
     Seam("sequence numbers", TORCH, "a collective's number comes from the recorder alone"),
     Seam("clearing of groups", TORCH, "after a failed init the next one may fail too"),
     Seam("abort of groups", TORCH, "of NCCL's groups only the default one is aborted"),
-    Seam("receive from any source", TORCH, "a rank blocked in one is replaced, its names are lost"),
+    Seam("abort of transfers", TORCH, "a rank blocked in a recv from any source is replaced"),
     Seam("store of env://", TORCH, "init_process_group is given our store as an argument"),
     Seam("sockets of a new group", TORCH, "a rank blocked in gloo is replaced, its names are lost"),
     Seam("store on a given socket", TORCH, "no cell can call init_process_group", needed=True),

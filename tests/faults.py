@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -86,15 +87,18 @@ def cases() -> Iterator[tuple[str, str]]:
 
 
 class StopWhenReady(Silent):
-    """A screen that presses Stop as soon as the first rank prints `ready`; `times`: how often."""
+    """A screen that presses Stop as soon as the first rank prints `ready`; `times`: how often, `after`: seconds."""
 
-    def __init__(self, times: int = 1) -> None:
-        self.times = times
+    def __init__(self, times: int = 1, after: float = 0.0) -> None:
+        self.times, self.after = times, after
 
     def line(self, rank: int, stream: str, text: str) -> None:
         while text == "ready" and self.times > 0:
             self.times -= 1
-            os.kill(os.getpid(), signal.SIGINT)
+            if self.after:
+                threading.Timer(self.after, os.kill, (os.getpid(), signal.SIGINT)).start()
+            else:
+                os.kill(os.getpid(), signal.SIGINT)
 
 
 class Watching(Silent):

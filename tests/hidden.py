@@ -188,15 +188,15 @@ def nccls_recorder() -> None:
     dist.is_nccl_available = lambda: True  # this torch may have neither
 
 
-def receives() -> None:
+def transfers() -> None:
     from nbddp.worker import torch_seams
 
-    torch_seams.can_abort_receives = lambda: False
+    torch_seams.can_abort_transfers = lambda: False
 
 
 AWAY: dict[str, Callable[[], None]] = {
     "NCCL's flight recorder": nccls_recorder,
-    "receive from any source": receives,
+    "abort of transfers": transfers,
     "flight recorder's keys": entry_keys,
     "store on a given socket": listening,
     "DDP's reducer": reducer,

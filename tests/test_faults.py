@@ -373,7 +373,7 @@ def test_death_is_told_with_signal_memory_last_words_and_log(two: nbddp.Pool, ho
     assert re.search(r"^It ran on cpu and held at most \d+ MiB\.$", error.report, re.MULTILINE | re.IGNORECASE)
     assert str(error.cause.log) in error.report
     other = error.states[1 - error.rank]
-    if how == "gloo's own abort" and other.status == "replaced":  # seen once: its peer may be in the midst of a message
+    if how == "gloo's own abort" and other.status == "replaced":  # once in 8: gloo forgets a message cut in its midst
         return
     assert other.status == "interrupted"
     check_after_says_new(two, error.rank)

@@ -4,6 +4,7 @@ setup() with a port of its own can be run again and again."""
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import nbddp
 from nbddp.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.worker import groups
-from tests.faults import INIT, SET_UP, check_after
+from tests.faults import INIT, SET_UP, StopWhenReady, check_after
 
 PREPARE = SET_UP.format(fault="") + INIT + "kernel = get_ipython().kernel\n"
 
@@ -154,6 +155,59 @@ def test_receive_from_any_source_says_who_sent(two: nbddp.Pool) -> None:
     found = two.run_cell(PREPARE + code, want_value=True, screen=Silent())
     assert [tuple(v) for v in found] == [(1, [1.0, 1.0]), (None, [0.0, 0.0])]
     check_after(two, ())
+
+
+# -- in the midst of large messages --------------------------------------------------------------------
+
+LARGE = "t = torch.ones(40_000_000)\nprint('ready', flush=True)\n"  # 160 MB: a message takes some 100 ms
+IN_A_LOOP = {
+    "recv": "dist.send(t, 0) if rank else dist.recv(t, 1)",
+    "broadcast": "dist.broadcast(t, 1)",
+    "gather": "dist.gather(t, into if rank == 0 else None)",
+}
+
+
+@pytest.mark.parametrize("call", IN_A_LOOP)
+def test_stop_lets_a_message_on_its_way_through_and_names_are_kept(two: nbddp.Pool, call: str) -> None:
+    """gloo forgets a message that is cut in its midst: its wait never ends."""
+    prepare = PREPARE + ("into = [torch.ones(40_000_000) for _ in range(2)]\n" if call == "gather" else "")
+    with pytest.raises(nbddp.RunStopped) as caught:
+        two.run_cell(f"{prepare}{LARGE}while True: {IN_A_LOOP[call]}", screen=StopWhenReady(after=0.7))
+    assert {s.status for s in caught.value.states} == {"interrupted"}
+    two.run_cell("t = into = None", screen=Silent())
+    check_after(two, ())
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+def test_peer_of_a_rank_that_dies_in_the_midst_of_a_message_is_freed(two: nbddp.Pool, sender: int) -> None:
+    code = f"{PREPARE}import threading\n{LARGE}"
+    code += "if rank == 1: threading.Timer(0.7, os.kill, (os.getpid(), 9)).start()\n"
+    code += f"while True: dist.send(t, 1 - rank) if rank == {sender} else dist.recv(t, 1 - rank)"
+    with pytest.raises(nbddp.WorkerFailed, match="rank 1 died: killed by SIGKILL") as caught:
+        two.run_cell(code, screen=Silent())
+    assert caught.value.states[0].status == "interrupted"
+    two.ensure(LaunchSpec())
+    two.run_cell("t = None", screen=Silent())
+    check_after(two, (1,))
+
+
+def test_rank_that_never_stops_to_move_bytes_is_replaced(two: nbddp.Pool) -> None:
+    """And not before the time in which a message may come to its end."""
+    short = "from nbddp.worker import release; release.LET_THROUGH = 2.0\n"
+    code = f"{PREPARE}{short}{LARGE}while True:\n    try: {IN_A_LOOP['recv']}\n    except BaseException: pass"
+    began: list[float] = []
+
+    class Seen(StopWhenReady):
+        def progress(self, text: str) -> None:
+            if text.endswith("it is let through, Stop cuts it"):
+                began.append(time.monotonic())
+
+    with pytest.raises(nbddp.RunStopped) as caught:
+        two.run_cell(code, screen=Seen(after=0.7))
+    assert began
+    assert {s.status for s in caught.value.states} == {"replaced"}
+    two.ensure(LaunchSpec())
+    check_after(two, (0, 1))
 
 
 # -- NCCL, by stand-ins --------------------------------------------------------------------------------

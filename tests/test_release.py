@@ -15,7 +15,8 @@ import pytest
 
 from nbddp.worker import calls, check, failure, flight, torch_seams
 from nbddp.worker.groups import Groups
-from nbddp.worker.release import Receives, Release, Sockets, abort_nccl, python_sockets
+from nbddp.worker.noted import Note, Notes
+from nbddp.worker.release import Release, Sockets, abort_nccl, python_sockets
 
 
 class FakeNccl(types.SimpleNamespace):
@@ -191,19 +192,21 @@ def test_sockets_are_shut_from_a_while_after_until_the_block_has_ended() -> None
     socket.socket(fileno=theirs).close()
 
 
-def test_only_a_receive_of_gloos_is_aborted() -> None:
+def test_only_transfers_of_gloos_are_aborted() -> None:
     from torch.distributed import Work
 
     class Mine(Work):
         pass
 
-    receives = Receives()
+    notes = Notes()
     kept, gone = Mine(), Mine()
-    receives.note(gone)
+    notes.remember(gone, Note(("r", "", 0, 1, 0, 1)))
     del gone
-    receives.note(kept)
-    receives.abort()
-    assert not torch_seams.abort_receive(kept)
+    notes.remember(kept, Note(("s", "", 0, 1, 0, 1)))
+    notes.remember(collective := Mine(), Note(("all_reduce", "", 1)))
+    assert notes.transfers() == [kept]
+    assert not torch_seams.abort_transfer(kept)
+    del collective
 
 
 def test_interrupt_that_was_ignored_is_sent_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from nbddp import seams
 from nbddp.pool import ipyparallel_seams
-from nbddp.worker import ipykernel_seams
+from nbddp.worker import ipykernel_seams, torch_seams
 from nbddp.worker.trials import NAMES
 
 ROOT = Path(__file__).parent.parent / "nbddp"
@@ -101,8 +102,7 @@ TRIED = {
     "_filename_map": "names of cells", "_mux_stream": "client's connection",
     "_control_stream": "client's connection", "_query_stream": "client's connection",
     "_distributed_c10d": "flight recorder", "_dump_nccl_trace_json": "NCCL's flight recorder",
-    "_ZTVN4c10d16ProcessGroupGloo8RecvWorkE": "receive from any source",
-    "_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv": "receive from any source",
+    **dict.fromkeys(itertools.chain(*torch_seams.TRANSFERS), "abort of transfers"),
     "_ProcessGroupWrapper": "backends of a group", "_stream": "client's connection",
     **dict.fromkeys(ipyparallel_seams.STREAMS, "client's connection"),
 }  # fmt: skip

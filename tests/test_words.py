@@ -48,6 +48,8 @@ from nbddp.worker import values
         (RunState(0.5, (1,), failed_at=0, interrupted_at=0, released=True), Wait(PATIENCE - 0.5)),
         (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0, released=True), Replace((1,))),
         (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0, released=True, replaced=True), Wait(None)),
+        (RunState(3, (1,), failed_at=0, interrupted_at=0, released=True, through_at=2.5), Wait(PATIENCE - 0.5)),
+        (RunState(2 + PATIENCE, (1,), failed_at=0, interrupted_at=0, released=True, through_at=2), Replace((1,))),
         (RunState(5, (0, 1), stops=(5,)), Interrupt((0, 1), "stopped")),
         (RunState(5, (0, 1), stops=(5, 5), interrupted_at=5), Replace((0, 1))),
         (RunState(5, (), stops=(5,)), Finish()),

@@ -111,6 +111,8 @@ class Run:
         self._interrupted_at: float | None = None
         self._idle: set[int] = set()
         self._released = self._replaced = False
+        self._through_at: float | None = None
+        self._next_through = 0.0
         self._actions: dict[type, Callable[[Any], None]] = {
             supervise.Interrupt: self._interrupt,
             supervise.Release: self._release,
@@ -171,6 +173,7 @@ class Run:
             interrupted_at=self._interrupted_at,
             released=self._released,
             replaced=self._replaced,
+            through_at=self._through_at,
             output_until=self._output_until,
         )
 
@@ -180,7 +183,8 @@ class Run:
     def _take(self, patience: float | None) -> None:
         """Wait for one event and handle it and all that have come with it."""
         look = self.screen.refresh([self.outputs[r] for r in self.shown], self.status())
-        waits = [w for w in (patience, look, self._note_if_long(), self._look_if_due()) if w is not None]
+        due = (self._note_if_long(), self._look_if_due(), self._ask_through_if_due())
+        waits = [w for w in (patience, look, *due) if w is not None]
         try:
             event = self.events.get(timeout=max(0.0, min(waits)) if waits else None)
         except queue.Empty:
@@ -222,6 +226,8 @@ class Run:
             self.stops += (what,)
         elif kind == "place":
             self._answered(rank, *what)
+        elif kind == "through":
+            self._lets_through(rank, what)
         elif kind == "exit":
             self._died(rank, what)
         elif kind == OUTCOME:
@@ -277,6 +283,23 @@ class Run:
         self.screen.progress(f"freeing {rank_words(action.ranks)}")
         self.workers.release(action.ranks, self.number)
         self._released = True
+
+    def _ask_through_if_due(self) -> float | None:
+        """Ask the ranks that are to free themselves whether they let a message through first; seconds to the next."""
+        if not self._released or self._replaced:
+            return None
+        now = time.monotonic()
+        if now >= self._next_through:
+            self._next_through = now + supervise.PATIENCE / 4
+            self.workers.look(
+                self.running(), {"op": "through"}, lambda rank, does: self.events.put(("through", rank, does))
+            )
+        return self._next_through - now
+
+    def _lets_through(self, rank: int, does: object) -> None:
+        if does is True and rank not in self.ended:
+            self._through_at = time.monotonic()
+            self.screen.progress(f"rank {rank} is in the midst of a message; it is let through, Stop cuts it")
 
     def _replace(self, action: supervise.Replace) -> None:
         self.ended_by = self.ended_by or supervise.STOPPED

@@ -6,7 +6,8 @@ failure (after GRACE, since the others may be about to report the same error; at
 left are known to wait for ranks that cannot come), Stop, a
 deadlock that has stood for `hang_after`, the deadline of `--timeout`. Then, on the ranks that
 are still at work, a ladder: interrupt; after RELEASE_AFTER free what is blocked in a
-collective; after PATIENCE replace the process. Stop pressed twice replaces at once.
+collective; after PATIENCE, counted anew while a rank lets a message on its way through, replace the process. Stop
+pressed twice replaces at once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ FAILED, STOPPED, HUNG, LATE = "failed", "stopped", "hung", "late"
 class RunState:
     """`running`: ranks without an outcome. `failed_at`: time of the first failure or death. `hung_since`: since
     when the same deadlock stands; `all_hung`: every running rank is part of it. `deadline`: when the run
-    must have ended. `output_until`: till when output of a rank that died may still arrive. The rest: what was
+    must have ended. `through_at`: when a rank said last that it lets a message through before it frees itself.
+    `output_until`: till when output of a rank that died may still arrive. The rest: what was
     done already."""
 
     now: float
@@ -37,6 +39,7 @@ class RunState:
     interrupted_at: float | None = None
     released: bool = False
     replaced: bool = False
+    through_at: float | None = None
     output_until: float = 0.0
 
 
@@ -93,7 +96,8 @@ def next_action(state: RunState) -> Action:
     since = state.now - state.interrupted_at
     if not state.released:
         return Release(state.running) if since >= RELEASE_AFTER else Wait(RELEASE_AFTER - since)
-    return Replace(state.running) if since >= PATIENCE else Wait(PATIENCE - since)
+    left = PATIENCE - since if state.through_at is None else state.through_at + PATIENCE - state.now
+    return Replace(state.running) if left <= 0 else Wait(left)
 
 
 def end_due(state: RunState) -> tuple[float | None, str]:

@@ -33,7 +33,7 @@ from typing import Any
 
 from nbddp.worker import noted, torch_seams
 from nbddp.worker.quiet import Quiet
-from nbddp.worker.release import Receives, Sockets, abort_nccl, has_nccl
+from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 GRACE = 1.0  # seconds that pending work of a group which did not fail has to come to its end
@@ -47,7 +47,6 @@ class Groups:
         self.made_in: int | None = None
         self.inits = 0
         self.sockets = Sockets()
-        self.receives = Receives()
         self._process = os.getpid()
         self._met: dict[int, list[int]] = {}
         self._quiet = Quiet()
@@ -67,7 +66,6 @@ class Groups:
         dist.init_process_group = init
         distributed_c10d.init_process_group = init
         self._gives_store = not torch_seams.wrap_create_store(self._wrap_create)
-        torch_seams.wrap_receive_from_any(self.receives.note)
         self._watch(dist.TCPStore, "__init__")
         self._watch(distributed_c10d, torch_seams.NEW_GROUP)
 
@@ -135,7 +133,7 @@ class Groups:
         """
         with self.sockets.shutting(after=0 if broken else GRACE) as shut:
             if broken:
-                self.receives.abort()
+                abort_transfers()
             _end_default_group(broken)
             _forget()
             self.made_in = None

@@ -124,7 +124,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             _NoShellThread.parent_thread = threading.main_thread()
             self.shell_channel_thread = _NoShellThread()
         self.groups = Groups()
-        self.release = Release(self.groups.sockets, self.log_file, self.groups.receives)
+        self.release = Release(self.groups.sockets, self.log_file)
         self.checker = Checker()
         self.kept: Kept | None = None
         self.departures = leaving.Departures(self._cell_names)
@@ -507,6 +507,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             outcome = leaving.unworded(outcome, None, error)
         self._send_outcome(outcome, buffers or [], parent)
         return True
+
+    def _ask_through(self, content: dict[str, Any]) -> bool:
+        """Whether a message is let through before anything is shut."""
+        return self.release.lets_through
 
     def _ask_release(self, content: dict[str, Any]) -> Any:
         """Free the main thread from a blocked call of run `run`."""

@@ -203,6 +203,11 @@ class Notes:
     def _gone(self, ref: Any) -> None:
         self._works.pop(ref.number, None)  # before another object can have this number
 
+    def transfers(self) -> list[Any]:
+        """The living works of sends and receives."""
+        works = [ref() for ref in list(self._works.values()) if ref.note.is_peer]
+        return [work for work in works if work is not None]
+
     def of_work(self, work: Any) -> Note | None:
         ref = self._works.get(id(work))
         return ref.note if ref is not None else None

@@ -6,8 +6,10 @@ sockets that torch opened, again and again until the run is over, since a progra
 catches the error may call again. Which sockets are torch's is known by watching what
 appears while torch makes a group or a store (`Sockets.watch`); sockets of Python objects
 are never among them. Listening sockets are left alone (shutting one aborts the process).
-gloo's receive from any source waits for no connection in particular, and the loss of all does not end it: such
-receives are noted (`Receives`) and aborted one by one. NCCL has an abort of its own, used instead.
+The loss of a connection does not end every call of gloo's: a receive from any source waits for none in particular,
+and a message that was cut in its midst is forgotten. So what is in the midst of a message, and moves, is let through
+first, and sends and receives that outlast their connections are aborted one by one. NCCL has an abort of its own,
+used instead.
 
 Where sockets cannot be told apart (no /proc, so not on Linux) nothing is shut, and a blocked rank is replaced.
 """
@@ -22,13 +24,15 @@ import signal
 import socket
 import sys
 import threading
-import weakref
+import time
 from collections.abc import Iterator
-from typing import Any
 
-from nbddp.worker import torch_seams
+from nbddp.worker import noted, threads, torch_seams
 
 AGAIN = 0.05  # seconds between two shuts
+LET_THROUGH = 5.0  # seconds that a message on its way has to come to its end
+LITTLE = 0.1  # share of a core that threads at rest may use
+ABORTS = 2  # round from which on transfers are aborted that have outlasted their connections
 INTERRUPTS = (10, 18)  # rounds in which the interrupt is sent again: Python ignores one that hits a destructor
 
 
@@ -90,33 +94,17 @@ class Sockets:
             thread.join()  # sockets that are opened from here on are the next group's
 
 
-class Receives:
-    """Receives from any source whose work is alive."""
-
-    def __init__(self) -> None:
-        self._works: list[weakref.ref[Any]] = []
-
-    def note(self, work: Any) -> None:
-        self._works = [w for w in self._works if w() is not None] + [weakref.ref(work)]
-
-    def abort(self) -> None:
-        for known in self._works:
-            work = known()
-            if work is not None:
-                torch_seams.abort_receive(work)
-
-
 class Release:
     """Frees the main thread of the current run, and of no other.
 
-    receives: those that are aborted besides. log: descriptor to which C++ is to write meanwhile: torch complains at
-    length of lost connections. `aborted`: whether NCCL's groups were ended in the last release.
+    log: descriptor to which C++ is to write meanwhile: torch complains at length of lost connections. `aborted`:
+    whether NCCL's groups were ended in the last release. `lets_through`: whether a message is on its way that is let
+    through before anything is shut.
     """
 
-    def __init__(self, torchs: Sockets, log: int | None = None, receives: Receives | None = None) -> None:
+    def __init__(self, torchs: Sockets, log: int | None = None) -> None:
         self.sockets = torchs
-        self.receives = receives or Receives()
-        self.aborted = False
+        self.aborted = self.lets_through = False
         self._thread: threading.Thread | None = None
         self._log = log
         self._stderr: int | None = None
@@ -168,15 +156,34 @@ class Release:
 
     def _free(self, epoch: int, over: threading.Event) -> None:
         self.aborted = abort_nccl()
+        self._let_through(over)
         for turn in itertools.count():
             with self._lock:  # the next run's sockets are not touched: its begin waits for this lock
                 if self._epoch != epoch:
                     return
                 self.sockets.shut()
-                self.receives.abort()
+                if turn >= ABORTS:
+                    abort_transfers()
                 if turn in INTERRUPTS:
                     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
             over.wait(AGAIN)
+
+    def _let_through(self, over: threading.Event) -> None:
+        """Return once gloo moves no bytes and computes nothing: a message that both sides work at comes to its end."""
+        until, before = time.monotonic() + LET_THROUGH, threads.native_work()
+        while time.monotonic() < until and not over.wait(AGAIN):
+            now = threads.native_work()
+            self.lets_through = now[0] != before[0] or now[1] - before[1] > LITTLE * AGAIN * 1e9
+            if not self.lets_through:
+                return
+            before = now
+        self.lets_through = False
+
+
+def abort_transfers() -> None:
+    """End the waits in sends and receives of gloo's whose work is alive."""
+    for work in noted.NOTES.transfers():
+        torch_seams.abort_transfer(work)
 
 
 def sockets() -> dict[str, int]:

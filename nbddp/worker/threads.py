@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import FrameType
 
@@ -111,8 +111,30 @@ def bytes_moved() -> int:
 
     The kernel's counters of sockets would be more exact, and are locked for up to 0.4 s while 1 GB is sent.
     """
+    return _moved_by(set(tasks()) - _machinery - {str(threading.get_native_id())})
+
+
+def native_work() -> tuple[int, int]:
+    """What gloo's threads, which are not Python's, have done: bytes read and written, with the main thread's, and
+    nanoseconds on a core or waiting for one."""
+    main = str(main_native())
+    of = (
+        set(tasks()) - _machinery - {str(t.native_id) for t in threading.enumerate()} - {str(threading.get_native_id())}
+    )
+    return _moved_by(of | {main}), _busy(of - {main})
+
+
+def _busy(of: Iterable[str]) -> int:
     total = 0
-    for thread in set(tasks()) - _machinery - {str(threading.get_native_id())}:
+    for thread in of:
+        with suppress(OSError), open(f"/proc/self/task/{thread}/schedstat") as file:
+            total += sum(int(n) for n in file.read().split()[:2])
+    return total
+
+
+def _moved_by(of: Iterable[str]) -> int:
+    total = 0
+    for thread in of:
         with suppress(OSError):  # it has ended
             total += _io(f"/proc/self/task/{thread}/io")
     return total

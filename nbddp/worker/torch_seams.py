@@ -24,6 +24,11 @@ LOADERS = "/torch/utils/data/"
 WAIT_IN_NATIVE = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/_ops.py", "/torch/autograd/graph.py")
 ALL_GATHER_BASE, REDUCE_SCATTER_BASE = "_allgather_base", "_reduce_scatter_base"  # methods of ProcessGroup
 NEW_GROUP = "_new_process_group_helper"  # in distributed_c10d: every group is made by it
+# in torch's library, of gloo's classes of sends and receives: the table of virtual functions, and the one that aborts
+TRANSFERS = (
+    ("_ZTVN4c10d16ProcessGroupGloo8SendWorkE", "_ZN4c10d16ProcessGroupGloo8SendWork5abortEv"),
+    ("_ZTVN4c10d16ProcessGroupGloo8RecvWorkE", "_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv"),
+)
 TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state")
 
 
@@ -173,59 +178,45 @@ def abort_groups() -> None:
         set_default_group(None)
 
 
-# -- receives from any source -------------------------------------------------------------------
+# -- sends and receives in progress -------------------------------------------------------------
 
 
-def wrap_receive_from_any(note: Callable[[Any], None]) -> None:
-    """Have `note(work)` told of every receive from any source."""
-    import torch.distributed as dist
-
-    original = dist.ProcessGroup.recv_anysource
-
-    @functools.wraps(original)
-    def recv_anysource(group: Any, *args: Any, **kwargs: Any) -> Any:
-        work = original(group, *args, **kwargs)
-        note(work)
-        return work
-
-    dist.ProcessGroup.recv_anysource = recv_anysource
+def can_abort_transfers() -> bool:
+    """Whether torch's library has what `abort_transfer` calls."""
+    return len(_transfer_classes()) == len(TRANSFERS)
 
 
-def can_abort_receives() -> bool:
-    """Whether torch's library has what `abort_receive` calls."""
-    return _receive_class() is not None
-
-
-def abort_receive(work: Any) -> bool:
-    """End the wait in a receive of gloo's; False for any other work, or where this torch has no way.
+def abort_transfer(work: Any) -> bool:
+    """End the wait in a send or a receive of gloo's; False for any other work, or where this torch has no way.
 
     Its `abort` is exported by C++ and not bound to Python. Only an object whose table of virtual functions is that
     class's own is given to it; pybind11 keeps the C++ object's address right behind Python's own fields.
     """
-    found = _receive_class()
-    if found is None:
-        return False
-    table, abort = found
     address = ctypes.c_void_p.from_address(id(work) + object.__basicsize__).value
-    if address is None or ctypes.c_void_p.from_address(address).value != table:
+    if address is None:
+        return False
+    abort = _transfer_classes().get(ctypes.c_void_p.from_address(address).value or 0)
+    if abort is None:
         return False
     abort(address)
     return True
 
 
 @functools.cache
-def _receive_class() -> tuple[int, Any] | None:
-    """gloo's class of receives in torch's library: where its virtual functions are listed, and its `abort`."""
+def _transfer_classes() -> dict[int, Any]:
+    """gloo's classes of sends and receives in torch's library: where its virtual functions are listed → `abort`."""
     import torch
 
+    found = {}
     try:
         library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
-        table = ctypes.c_char.in_dll(library, "_ZTVN4c10d16ProcessGroupGloo8RecvWorkE")
-        abort = library["_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv"]
+        for listed, name in TRANSFERS:
+            table, abort = ctypes.c_char.in_dll(library, listed), library[name]
+            abort.argtypes, abort.restype = [ctypes.c_void_p], None
+            found[ctypes.addressof(table) + 2 * ctypes.sizeof(ctypes.c_void_p)] = abort  # behind an offset and the type
     except (OSError, ValueError, AttributeError):  # not Linux, or a torch built otherwise
-        return None
-    abort.argtypes, abort.restype = [ctypes.c_void_p], None
-    return ctypes.addressof(table) + 2 * ctypes.sizeof(ctypes.c_void_p), abort  # behind an offset and the type
+        pass
+    return found
 
 
 def share_backends(real: Any, other: Any) -> str:

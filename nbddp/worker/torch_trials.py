@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbddp.seams import Failed, Untried, expect
 from nbddp.worker import flight, noted, torch_seams
+
+SOON = 5.0  # seconds that a wait which was ended has to return
 
 
 @contextlib.contextmanager
@@ -103,8 +106,17 @@ def abort_of_groups() -> None:
     raise Untried("only groups of NCCL are aborted")
 
 
-def receive_from_any() -> None:
-    expect(torch_seams.can_abort_receives(), "torch's library does not export how to end one")
+def abort_of_transfers() -> None:
+    import torch
+
+    expect(torch_seams.can_abort_transfers(), "torch's library does not export how to end one")
+    with alone() as dist:
+        work = dist.irecv(torch.ones(1))
+        waiting = threading.Thread(target=work.wait, daemon=True)
+        waiting.start()
+        expect(torch_seams.abort_transfer(work), "a receive's class is not gloo's")
+        waiting.join(SOON)
+        expect(not waiting.is_alive(), "a receive goes on waiting")
 
 
 def store_of_env() -> None:
@@ -163,7 +175,7 @@ def marks() -> None:
 TRIALS: dict[str, Callable[[], None]] = {
     "flight recorder": flight_recorder,
     "NCCL's flight recorder": nccl_recorder,
-    "receive from any source": receive_from_any,
+    "abort of transfers": abort_of_transfers,
     "flight recorder's keys": entry_keys,
     "tables of groups": tables_of_groups,
     "default group": default_group,
