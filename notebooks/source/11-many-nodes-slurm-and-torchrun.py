@@ -110,11 +110,11 @@ with socket.socket() as holder:
     here = replace(launch, host="localhost", port=holder.getsockname()[1])
     lines = [f"exec {torchrun_line(here, node)}" for node in range(2)]
     shells = [subprocess.Popen(line, text=True, **options) for line in lines]
-    shells[1].wait()
-    try:
-        shells[0].wait(timeout=20)
-    except subprocess.TimeoutExpired:  # node 1 has failed, and torchrun on node 0 waits for it for five minutes
-        shells[0].terminate()
+    for node, patience in [(1, 60), (0, 10)]:
+        try:
+            shells[node].wait(timeout=patience)
+        except subprocess.TimeoutExpired:  # the other's process did not end well, for which torchrun waits five minutes
+            shells[node].terminate()
     for node, shell in enumerate(shells):
         print(f"node {node}:")
         print(shell.communicate()[0], end="")
