@@ -63,6 +63,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         self.kernel.groups.install()
         self.kernel.departures.install()
         calls.install()
+        self.kernel.groups.hold_destroy()
         self.kernel.recorder.install()
         self.kernel.memory.started()
 

@@ -9,7 +9,9 @@ The store that `env://` makes is taken from the pool's store, under a prefix of 
 init at this port it is. That holds for the address that was injected and for any port of this machine, if
 the group is to have the pool's ranks: the setup() of many a script sets a port of its own, and one after another at
 the same port is a race in torch, where a slow rank meets the store that rank 0 is about to close. So nothing
-listens at such a port. For groups of other ranks, and elsewhere, torch's own behaviour is kept, with rank 0 as the
+listens at such a port. Another race is one between init and destroy: a rank is through its init while a slow one
+still connects to others, and to destroy the group would cut it off. So `destroy_process_group` waits for those first.
+For groups of other ranks, and elsewhere, torch's own behaviour is kept, with rank 0 as the
 server.
 
 The second seam is private (`torch_seams.wrap_create_store`). Where it
@@ -26,6 +28,7 @@ import gc
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -36,6 +39,7 @@ from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+CONNECTING = 10.0  # seconds that slower ranks have to come through the init of a group that is to be destroyed
 GRACE = 1.0  # seconds that pending work of a group which did not fail has to come to its end
 
 
@@ -49,6 +53,7 @@ class Groups:
         self.sockets = Sockets()
         self._process = os.getpid()
         self._met: dict[int, list[int]] = {}
+        self._prefixes: dict[int, str] = {}  # of the inits of this run that met at the pool's store
         self._quiet = Quiet()
         self._injected: tuple[str, int] = ("", 0)
         self._connect = ""
@@ -69,10 +74,18 @@ class Groups:
         self._watch(dist.TCPStore, "__init__")
         self._watch(distributed_c10d, torch_seams.NEW_GROUP)
 
+    def hold_destroy(self) -> None:
+        """Have `destroy_process_group` wait for slower ranks; after all that note when a group is ended."""
+        import torch.distributed as dist
+
+        if dist.is_available():
+            destroy = self._wrap_destroy(dist.destroy_process_group)
+            dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy
+
     def begin(self, run: int, injected: tuple[str, int], connect: str) -> None:
         """Enter run number `run`."""
         self.run, self._injected, self._connect = run, injected, connect
-        self.inits, self._met = 0, {}
+        self.inits, self._met, self._prefixes = 0, {}, {}
 
     def store(self, name: str) -> Any:
         """The pool's store under a prefix of this run and `name`, for what is no business of the user's groups."""
@@ -161,9 +174,37 @@ class Groups:
                 sys.excepthook = hook  # every init nests another one
             self.made_in = self.run
             noted.NOTES.world = (dist.get_rank(), dist.get_world_size())
+            if self.inits in self._prefixes:
+                self._through(1)
             return result
 
         return init_process_group
+
+    def _through(self, more: int) -> int:
+        """How many ranks are through the last init, `more` of them from now on."""
+        return int(self._under(self._prefixes[self.inits]).add("nbddp/through", more))
+
+    def _wrap_destroy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+            group = args[0] if args else kwargs.get("group")
+            import torch.distributed as dist
+
+            if dist.is_initialized() and group in (None, torch_seams.default_group()):
+                self._wait_for_slower_ranks(dist.get_world_size())
+            return original(*args, **kwargs)
+
+        return destroy_process_group
+
+    def _wait_for_slower_ranks(self, size: int) -> None:
+        if self.made_in != self.run or self.inits not in self._prefixes or os.getpid() != self._process:
+            return
+        until = time.monotonic() + CONNECTING
+        try:
+            while self._through(0) < size and time.monotonic() < until:
+                time.sleep(0.01)
+        except RuntimeError as e:  # the store is gone, and with it the run
+            print(f"asking who is through init_process_group: {type(e).__name__}: {e}", file=sys.__stderr__)
 
     def _with_store(self, given: dict[str, Any]) -> dict[str, Any]:
         """Arguments of an init that would go by `env://` to the pool's store, with what it would find there."""
@@ -201,7 +242,8 @@ class Groups:
         inits = self._met.setdefault(port, [])
         if self.inits not in inits:
             inits.append(self.inits)
-        return f"nbddp/run{self.run}/port{port}/init{len(inits)}"
+        self._prefixes[self.inits] = f"nbddp/run{self.run}/port{port}/init{len(inits)}"
+        return self._prefixes[self.inits]
 
 
 def _is_local(hostname: str) -> bool:
