@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +15,21 @@ from tests.kernels import Kernel
 from tests.lessons import pool_of
 
 pytest.register_assert_rewrite("tests.faults")
-_MATRIX: list[str] = []
+MATRIX = "fault matrix"
 
 
 @pytest.fixture
-def fault_matrix() -> list[str]:
-    """Lines of the fault matrix, printed when the tests have run."""
-    return _MATRIX
+def fault_matrix(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Takes a line of the fault matrix, which is printed when the tests have run."""
+    return lambda line: record_property(MATRIX, line)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _MATRIX:
-        terminalreporter.section("fault matrix")
-        for line in sorted(_MATRIX):
+    reports = [r for of in terminalreporter.stats.values() for r in of if isinstance(r, pytest.TestReport)]
+    lines = {str(line) for r in reports for name, line in r.user_properties if name == MATRIX}
+    if lines:
+        terminalreporter.section(MATRIX)
+        for line in sorted(lines):
             terminalreporter.write_line(line)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,13 +41,15 @@ assert PREPARE.count("\n") == 23
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(("call", "fault"), list(cases()))
-def test_fault_matrix(pools: dict[int, nbddp.Pool], world: int, call: str, fault: str, fault_matrix: list[str]) -> None:
+def test_fault_matrix(
+    pools: dict[int, nbddp.Pool], world: int, call: str, fault: str, fault_matrix: Callable[[str], None]
+) -> None:
     if not RECORDS and fault in ("skip", "mismatch") and call not in SEEN_WITHOUT:
         pytest.skip(NO_RECORDER)
     pool = pools[world]
     ended = run_faulty(pool, call, fault)
     what = type(ended.error).__name__ if ended.error else "ok"
-    fault_matrix.append(f"{world} ranks  {call:14} {fault:9} {ended.seconds:5.2f} s  {what}")
+    fault_matrix(f"{world} ranks  {call:14} {fault:9} {ended.seconds:5.2f} s  {what}")
     culprit = world - 1
     if fault == "raise":
         assert isinstance(ended.error, nbddp.WorkerFailed)

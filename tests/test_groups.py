@@ -305,6 +305,36 @@ def test_tutorials_three_demos_with_a_port_of_their_own_run_in_one_cell(
         pools[world].run_cell(TUTORIAL.format(port=12355, slow=slow), timeout=60, screen=Silent())
 
 
+def test_group_is_destroyed_when_every_rank_is_through_its_init(two: nbddp.Pool) -> None:
+    """The init of a slow rank would be cut off."""
+    code = """import os, time, torch.distributed as dist
+groups = get_ipython().kernel.groups
+def slowly(more, known=groups._through):
+    if os.environ['RANK'] == '1' and more: time.sleep(0.3)
+    return known(more)
+groups._through = slowly
+dist.init_process_group(); through = time.monotonic()
+dist.destroy_process_group(); destroyed = time.monotonic()
+del groups._through
+through, destroyed"""
+    quick, slow = two.run_cell(code, want_value=True, screen=Silent())
+    assert quick[0] < slow[0] <= quick[1]
+
+
+def test_group_is_destroyed_all_the_same_if_a_rank_never_is(two: nbddp.Pool) -> None:
+    code = """import os, time, torch.distributed as dist
+from nbddp.worker import groups as module
+groups = get_ipython().kernel.groups
+if os.environ['RANK'] == '1': groups._through = lambda more: 0
+else: module.CONNECTING, was = 0.2, module.CONNECTING
+dist.init_process_group(); dist.destroy_process_group()
+if os.environ['RANK'] == '1': del groups._through
+else: module.CONNECTING = was
+dist.is_initialized()"""
+    found = two.run_cell(code.replace("lambda more: 0", "lambda more: 2"), want_value=True, screen=Silent())
+    assert list(found) == [False, False]
+
+
 def test_nothing_listens_at_a_port_of_the_cells_own(two: nbddp.Pool) -> None:
     """Somebody else may: of several people on one machine, say, who all run the tutorial."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

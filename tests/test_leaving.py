@@ -94,7 +94,7 @@ def test_an_interrupt_in_a_cell_that_awaits_is_a_failure_too(two: nbddp.Pool) ->
 WAYS = {
     "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", "died: killed by SIGTERM", True),
     "SIGHUP": ("os.kill(os.getpid(), signal.SIGHUP)", "died: killed by SIGHUP", True),
-    "SIGQUIT": ("os.kill(os.getpid(), signal.SIGQUIT)", "died: killed by SIGQUIT", True),
+    "SIGQUIT": ("os.kill(os.getpid(), signal.SIGQUIT); time.sleep(600)", "died: killed by SIGQUIT", True),
     "SIGTERM to a handler": (
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)",
         "exited with code 9 (cell line 8, in <lambda>)",

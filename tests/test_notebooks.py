@@ -14,7 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
-AT_A_TIME = 2  # as many as the smallest machine has cores
+AT_A_TIME = 2 if "PYTEST_XDIST_WORKER" not in os.environ else 1  # as many as the smallest machine has cores, in all
 NOTEBOOKS = sorted([*FOLDER.glob("*.ipynb"), *FOLDER.glob("solutions/*.ipynb")])
 
 

@@ -144,12 +144,12 @@ class Groups:
         Groups that only garbage holds (an exception's frames, a DDP model) keep descriptors and threads until it is
         collected.
         """
+        self.made_in = None  # nobody is waited for
         with self.sockets.shutting(after=0 if broken else GRACE) as shut:
             if broken:
                 abort_transfers()
             _end_default_group(broken)
             _forget()
-            self.made_in = None
             gc.collect()
         if shut.is_set():
             self.released()
