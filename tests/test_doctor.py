@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ import nbddp
 from nbddp.agent import main
 from nbddp.commands import complete_command, overview
 from nbddp.draw.doctor import Findings
+from nbddp.options import LaunchSpec
 from nbddp.pool import ipyparallel_seams
-from nbddp.pool.doctor import examine, versions
+from nbddp.pool.doctor import examine, findings, messages, versions
 from nbddp.pool.wire import Wire
 from nbddp.run.screen import Silent
 from nbddp.seams import SEAMS, Seam, Verdict
@@ -34,7 +36,7 @@ NEWEST_DIFFERS = {"flight recorder", "flight recorder's keys"}
 
 
 @pytest.fixture(scope="module")
-def findings() -> Findings:
+def here() -> Findings:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTEST_CURRENT_TEST")  # ipykernel captures nothing under pytest
         return examine()
@@ -64,12 +66,12 @@ def test_every_seam_has_a_trial_and_a_place_in_the_table() -> None:
     assert set(trials.NAMES) <= set(keys)
 
 
-def test_every_seam_is_tried_here_and_works(findings: Findings) -> None:
-    assert findings.ended == ""
-    assert set(findings.verdicts) == {seam.key for seam in SEAMS}
-    assert {seam.key for seam, _ in findings.broken()} <= NEWEST_DIFFERS
-    assert findings.verdicts["abort of groups"].works is None
-    assert findings.machine["cores"] >= 1
+def test_every_seam_is_tried_here_and_works(here: Findings) -> None:
+    assert here.ended == ""
+    assert set(here.verdicts) == {seam.key for seam in SEAMS}
+    assert {seam.key for seam, _ in here.broken()} <= NEWEST_DIFFERS
+    assert here.verdicts["abort of groups"].works is None
+    assert here.machine["cores"] >= 1
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda s: s.key)
@@ -131,6 +133,48 @@ def test_workers_without_them_say_so(spared: nbddp.Pool) -> None:
     missing = set(spared.ask(0, {"op": "seams"}, timeout=10))
     assert missing >= {"flight recorder", "tables of groups", "default group", "store of env://", "end of backward"}
     assert "pool of 2: its workers lack " in str(examine(spared, ("-c", "")))
+
+
+def noted(pool: nbddp.Pool) -> list[str]:
+    """What the trials of a pool's warm-up have it say, when they have ended."""
+    end = time.monotonic() + 60
+    while not pool._trials._told:
+        assert time.monotonic() < end
+        notes = pool.ensure(LaunchSpec())
+        if notes:
+            return notes
+        time.sleep(0.05)
+    return []
+
+
+def test_what_does_not_work_is_said_once_when_a_pool_has_warmed_up(spared: nbddp.Pool) -> None:
+    (line,) = [note for note in noted(spared) if note.startswith("torch ")]
+    assert line.startswith(f"torch {versions()['torch']} lacks what nbddp leans on: flight recorder (fewer deadlocks")
+    assert line.endswith("%ddp doctor tells more")
+    assert spared.ensure(LaunchSpec()) == [], "said once"
+
+
+def test_the_next_pool_of_the_same_versions_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NBDDP_RUNTIME_DIR", str(tmp_path))
+    with nbddp.Pool(nproc=1) as first:
+        assert noted(first) == []
+    (path,) = tmp_path.glob("nbddp-*/seams/*")
+    found = findings(messages(path.read_bytes()), "")
+    assert set(found.verdicts) == {seam.key for seam in SEAMS}
+    with nbddp.Pool(nproc=1) as second:
+        assert second._trials._told
+        assert not second._trials._pid, "nothing was tried again"
+
+
+def test_trials_that_die_are_told_and_the_pool_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dies = "import sys\nif sys.argv[:1] == ['-m']:\n    import nbddp.seams as seams, os\n    seams.SEAMS = ()\n"
+    dies += "    import nbddp.worker.trials as trials\n    trials.machine = os.abort\n"
+    (tmp_path / "sitecustomize.py").write_text(dies)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    with nbddp.Pool(nproc=1) as pool:
+        said = "the trials of what nbddp leans on ended by themselves (signal 6); %ddp doctor repeats them"
+        assert noted(pool) == [said]
+        assert run(pool, "1") == [1]
 
 
 SUM = "import os, torch, torch.distributed as dist\nt = torch.tensor([float(os.environ['RANK'])])\n"

@@ -27,11 +27,12 @@ from nbddp.agent.identity import Identity
 from nbddp.agent.lines import LineBuffer, Message, encode
 from nbddp.worker import torch_seams
 
-WORKER, CONTROLLER, STORE = "worker", "controller", "store"
+WORKER, CONTROLLER, STORE, TRIALS = "worker", "controller", "store", "trials"
 TARGETS = {
     WORKER: "nbddp.worker.engine:main",
     CONTROLLER: "nbddp.agent.controller:main",
     STORE: "nbddp.agent.store_host:main",
+    TRIALS: "nbddp.worker.trials:in_copy",
 }
 WARM = (
     "torch",

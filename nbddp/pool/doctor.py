@@ -27,12 +27,17 @@ PATIENCE = 120.0  # seconds for all trials; a first import of torch from a slow 
 def examine(pool: Pool | None = None, command: tuple[str, ...] = ("-m", "nbddp.worker.trials")) -> Findings:
     """Try all seams here. command: what the interpreter runs, in a test something else."""
     lines, ended = _run([sys.executable, *command])
+    return findings(lines, ended, "" if pool is None else _of_pool(pool))
+
+
+def findings(lines: list[dict[str, Any]], ended: str, of_pool: str = "") -> Findings:
+    """What the trials have said. ended: why they ended before the last; of_pool: what the pool's workers have."""
     verdicts = {m["seam"]: Verdict(m["present"], m["works"], m["why"]) for m in lines if "seam" in m}
     machine: dict[str, Any] = next((m["machine"] for m in lines if "machine" in m), {})
     if ended:
         left = next((s.key for s in SEAMS if s.key not in verdicts), "the machine")
         ended = f"the trials ended at {left}: {ended}"
-    return Findings(versions(), machine, verdicts, ended, "" if pool is None else _of_pool(pool))
+    return Findings(versions(), machine, verdicts, ended, of_pool)
 
 
 def versions() -> dict[str, str]:
@@ -51,17 +56,17 @@ def _run(command: list[str]) -> tuple[list[dict[str, Any]], str]:
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired as e:
-        return _messages(e.stdout or b""), f"no answer within {PATIENCE:.0f} s"
+        return messages(e.stdout or b""), f"no answer within {PATIENCE:.0f} s"
     why = ""
     if done.returncode < 0:
         why = f"the process was ended by {signal.Signals(-done.returncode).name}"
     elif done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         why = last or f"the process exited with code {done.returncode}"
-    return _messages(done.stdout), why
+    return messages(done.stdout), why
 
 
-def _messages(said: bytes) -> list[dict[str, Any]]:
+def messages(said: bytes) -> list[dict[str, Any]]:
     """Whole lines of JSON; a library's own print may stand between them."""
     found = []
     for line in said.split(b"\n")[:-1]:

@@ -31,6 +31,7 @@ from nbddp.pool import looks, requests, stop
 from nbddp.pool.bench import REPEAT, WARMUP
 from nbddp.pool.outlook import foresee
 from nbddp.pool.stop import uninterrupted
+from nbddp.pool.warmup import Trials
 from nbddp.run import outcome, report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
@@ -108,6 +109,7 @@ class Pool:
         self._files: list[str] = []
         self._early_exits: dict[int, dict[str, Any]] = {}
         self._described: tuple[object, ...] = ()
+        self._trials = Trials()
 
     # -- life ----------------------------------------------------------------------------
 
@@ -151,7 +153,8 @@ class Pool:
             self._group_broken = self._group_broken or bool(self.topology)
         self.topology, self.visible, self.spec = topology, visible, replace(merged, visible=visible)
         self._describe()
-        return notes
+        assert self.agent is not None
+        return notes + self._trials.notes(self.agent)
 
     def _warm_agent(self, progress: Callable[[str], None]) -> dict[str, Any]:
         if self.agent is not None and not self.agent.alive:
@@ -253,6 +256,7 @@ class Pool:
         self.agent = self._cluster = self._wire = self.topology = None
         self.workers, self._store_of_run, self._spare_store, self._store = {}, {}, None, None
         self._group_broken, self._described, self._files = False, (), []
+        self._trials = Trials()
         atexit.unregister(self._at_exit)
 
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
@@ -416,6 +420,8 @@ class Pool:
                 self._exited(worker, event)
             if not known:
                 self._early_exits[event["pid"]] = event  # it ended before its start was noted
+        elif event["ev"] == "exit" and event["kind"] == "trials":
+            self._trials.heard(event)
         elif event["ev"] == "gone" or (event["ev"] == "exit" and event["kind"] == "controller"):
             for worker in list(self.workers.values()):
                 self._exited(worker, {"code": None, "pool_ended": True})

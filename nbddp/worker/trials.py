@@ -1,15 +1,15 @@
 """Tries every seam of `nbddp.seams` in a process that is thrown away, and says what came out.
 
 `python -m nbddp.worker.trials` writes one line of JSON per seam as soon as it is tried, so that a trial that
-ends the process takes no other along.
+ends the process takes no other along. A pool has a copy of its warm process do it (`in_copy`), into a file.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import IO, Any
 
 from nbddp.pool import ipyparallel_seams
 from nbddp.seams import SEAMS, Failed, Untried, Verdict, absent
@@ -47,17 +47,32 @@ def machine() -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def report(out: IO[str]) -> None:
+    """Try all seams; a line for each, and one for the machine."""
     flight.switch_on()
+
+    def say(**message: Any) -> None:
+        print(json.dumps(message), file=out, flush=True)
+
+    for seam in SEAMS:
+        verdict = tried(seam.key)
+        say(seam=seam.key, present=verdict.present, works=verdict.works, why=verdict.why)
+    say(machine=machine())
+
+
+def in_copy(request: Mapping[str, Any]) -> int:
+    """Report into the file `into`, which is there as soon as it is whole; as a child of the agent."""
+    if hasattr(os, "nice"):
+        os.nice(19)  # the ranks that start meanwhile come first
+    with open(request["part"], "w", encoding="utf-8") as out:
+        report(out)
+    os.replace(request["part"], request["into"])
+    os._exit(0)  # torch's own clean-up at exit takes longer than everything else
+
+
+def main() -> None:
     with os.fdopen(os.dup(1), "w") as out:  # some trials write to descriptors 1 and 2
-
-        def say(**message: Any) -> None:
-            print(json.dumps(message), file=out, flush=True)
-
-        for seam in SEAMS:
-            verdict = tried(seam.key)
-            say(seam=seam.key, present=verdict.present, works=verdict.works, why=verdict.why)
-        say(machine=machine())
+        report(out)
     os._exit(0)  # torch's own clean-up at exit takes longer than everything else
 
 

@@ -1,0 +1,84 @@
+"""While a pool's first workers warm up, the seams are tried: does this torch do what nbddp leans on?
+
+A copy of the warm process tries them (`worker.trials`), beside the workers and at the lowest priority, and writes what
+comes out into the folder of pools, where the next pool of the same versions finds it. Who starts a pool is told once
+what does not work here, and what that costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nbddp import __version__
+from nbddp.agent import home
+from nbddp.agent.handle import Agent
+from nbddp.draw.doctor import Findings
+from nbddp.pool.doctor import findings, messages, versions
+
+FOLDER = "seams"
+CHANGES_THEM = ("PYTHONPATH", "NBDDP_START_METHOD")  # variables that can give the same versions other answers
+
+
+class Trials:
+    """What comes of trying the seams of this machine's versions; for one pool."""
+
+    def __init__(self) -> None:
+        self._told = False
+        self._pid = 0
+        self._ended: str | None = None
+
+    def notes(self, agent: Agent) -> list[str]:
+        """What does not work, a line for each library, as soon as it is known, and once. Has the seams tried if nobody
+        has tried these versions."""
+        if self._told:
+            return []
+        path = _path(agent.env)
+        if not path.exists() and not self._pid:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._pid = agent.request("start", **_request(os.environ, agent.home, path))["pid"]
+        if path.exists():
+            self._told = True
+            return words(findings(messages(path.read_bytes()), ""))
+        if self._ended is not None:
+            self._told = True
+            return [f"the trials of what nbddp leans on ended by themselves ({self._ended}); %ddp doctor repeats them"]
+        return []
+
+    def heard(self, event: Mapping[str, Any]) -> None:
+        """The agent's word that the process of the trials has ended."""
+        code = event["code"]
+        self._ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _path(env: Mapping[str, str]) -> Path:
+    stack = [__version__, sys.executable, versions(), [env.get(name) for name in CHANGES_THEM]]
+    return home.runtime() / FOLDER / f"{hashlib.sha256(json.dumps(stack).encode()).hexdigest()[:16]}.jsonl"
+
+
+def words(found: Findings) -> list[str]:
+    """`torch 2.6.0 lacks what nbddp leans on: ...`, a line for each library of which something does not work."""
+    lost: dict[str, list[str]] = {}
+    for seam, _ in found.broken():
+        lost.setdefault(seam.library, []).append(f"{seam.key} ({seam.without})")
+    return [
+        f"{library} {found.versions[library]} lacks what nbddp leans on: {'; '.join(parts)}. %ddp doctor tells more"
+        for library, parts in lost.items()
+    ]
+
+
+def _request(env: Mapping[str, str], pool: Path, path: Path) -> dict[str, Any]:
+    return {
+        "kind": "trials",
+        "env": {name: value for name, value in env.items() if name != "PYTEST_CURRENT_TEST"},
+        "cwd": str(pool),
+        "path": list(sys.path),
+        "log": str(pool / "trials.log"),
+        "part": str(pool / "trials.jsonl"),
+        "into": str(path),
+    }
