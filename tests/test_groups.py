@@ -70,6 +70,35 @@ def test_rank_that_cannot_end_its_group_is_replaced_and_that_is_said(
     check_after(two, (stuck,))
 
 
+@pytest.mark.parametrize("late", ["before", "while"])
+def test_process_that_dies_after_its_rank_had_left_the_cell_is_told(
+    two: nbddp.Pool, late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gloo aborts one whose pending call does not fit: before the groups are ended, or while they are."""
+    two.run_cell("pass", screen=Silent())  # what an earlier test has left broken is ended
+    ends = two._end_groups
+
+    def end_groups() -> dict[int, dict[str, object]]:
+        while late == "before" and two.workers[0].exit is None:
+            time.sleep(0.01)
+        return ends()
+
+    monkeypatch.setattr(two, "_end_groups", end_groups)
+    dies = {
+        "before": "import threading; threading.Timer(0.2, os.abort).start()",
+        "while": "dist.destroy_process_group = lambda *_: os.abort()",
+    }
+    pending = "dist.all_reduce(torch.ones(4), async_op=True)"
+    code = f"if rank == 0: {dies[late]}\nelse:\n    {pending}\n    raise ValueError('x')"
+    with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
+        two.run_cell(PREPARE + code, screen=Silent())
+    monkeypatch.undo()
+    assert "rank 0: died: killed by SIGABRT, after it had left the cell; " in caught.value.report
+    assert caught.value.states[0].status == "died"
+    assert two.ensure(LaunchSpec()) == ["rank 0 is new and empty"]
+    check_after(two, (0,))
+
+
 def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the_same(two: nbddp.Pool) -> None:
     """All ranks finished well. Where its rank is meanwhile is shown."""
     code = "work = dist.all_reduce(torch.ones(4), async_op=True); work.wait()\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.worker import calls, check, failure, flight, torch_seams
+from nbddp.worker import calls, check, failure, flight, threads, torch_seams
 from nbddp.worker.groups import Groups
 from nbddp.worker.noted import Note, Notes
 from nbddp.worker.release import Release, Sockets, abort_nccl, python_sockets
@@ -217,6 +217,20 @@ def test_interrupt_that_was_ignored_is_sent_again() -> None:
     with pytest.raises(KeyboardInterrupt):
         time.sleep(60)
     release.end()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's numbers of threads are Linux's")
+def test_main_thread_of_a_fork_is_its_own() -> None:
+    """Python goes on to give the parent's number (up to 3.13)."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write, f"{os.getpid()} {threads.native(threading.main_thread().ident)}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    own, told = os.read(read, 100).split()
+    os.close(read), os.close(write)
+    assert own == told
 
 
 def test_memory_is_given_back_after_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
