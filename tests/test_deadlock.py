@@ -124,8 +124,8 @@ DEADLOCKS = [
     ([peer(0, "send", 1, nth=2), done(1, channels={side("recv", 1, 0): 1})], (0,),
      "rank 0 waits in send to rank 1 (line 3); rank 1 has finished the cell without calling it"),
     ([peer(0, "recv", 1, asynchronous=True), peer(1, "recv", 0, asynchronous=True)], (0, 1),
-     "rank 0 waits in wait for a recv from rank 1 (line 3), "
-     "and rank 1 waits in wait for a recv from rank 0 (line 3)"),
+     "rank 0 waits in wait() for a recv from rank 1 (line 3), "
+     "and rank 1 waits in wait() for a recv from rank 0 (line 3)"),
     ([at(0, "broadcast", 5, root=0), at(1, "broadcast", 6, root=1)], (0, 1),
      "broadcast #1 has different src: src=0 on rank 0 (line 5), src=1 on rank 1 (line 6)"),
     ([at(0, "gather_object", 5, made_of="gather", root=0), done(1, past={("0", 1): ("gather", "float[4]", 1)})], (0,),
@@ -245,10 +245,10 @@ def test_a_rank_is_stuck_only_if_it_is_in_the_same_wait_in_two_looks(later: dict
         ({"pending": {**PENDING, "default": False, "named": "tp"}}, "all_reduce #3 of group {0, 1} (tp)"),
         ({"thread": True}, "all_reduce #3 in a thread"),
         ({"call": {"op": "init_process_group", "kind": "init"}, "inits": 2}, "init_process_group #2"),
-        ({"call": {"op": "wait", "kind": "wait"}}, "wait for all_reduce #3"),
+        ({"call": {"op": "wait", "kind": "wait"}}, "wait() for all_reduce #3"),
         (
             {"call": {"op": "wait", "kind": "wait", "channel": ["r", "0", -1, 0, 0], "nth": 1, "members": [0, 1]}},
-            "wait for a recv",
+            "wait() for a recv",
         ),
     ],
 )

@@ -107,15 +107,16 @@ HANGS = {
     ),
     "a wait for what was never sent": (
         "if rank == 0: dist.irecv(torch.ones(4), 1).wait()",
-        "rank 0 waits in wait for a recv from rank 1 (line 24); rank 1 has finished the cell without calling it", "",
+        "rank 0 waits in wait() for a recv from rank 1 (line 24); rank 1 has finished the cell without calling it", "",
     ),
     "an asynchronous collective": (
         "if rank == 0: dist.all_reduce(torch.ones(4), async_op=True).wait()",
-        "rank 0 waits in wait for all_reduce #1 (line 24); rank 1 has finished the cell without calling it", "",
+        "rank 0 waits in wait() for all_reduce #1 (line 24); rank 1 has finished the cell without calling it", "",
     ),
     "sends before receives, both asynchronous": (
         "dist.isend(torch.ones(1), 1 - rank).wait()",
-        "rank 0 waits in wait for a send to rank 1 (line 24), and rank 1 waits in wait for a send to rank 0 (line 24)",
+        "rank 0 waits in wait() for a send to rank 1 (line 24), "
+        "and rank 1 waits in wait() for a send to rank 0 (line 24)",
         "batch_isend_irecv",
     ),
     "one send too few": (

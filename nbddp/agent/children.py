@@ -70,7 +70,7 @@ def _fork(target: str, request: dict[str, Any], close: Iterable[int]) -> int:
     try:
         gc.enable()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         die_with_parent(parent)

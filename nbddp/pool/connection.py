@@ -16,6 +16,7 @@ from typing import Any
 
 from nbddp.errors import PoolError
 from nbddp.pool import ipyparallel_seams
+from nbddp.topology import counted
 
 DIGESTS = 8192  # signatures remembered against replay; ipyparallel's 65536 fill 8 MB over a day's cells
 BEAT_TIME = 1.0  # seconds that `check` waits for a beat: the thread may be reading a large message
@@ -48,6 +49,16 @@ class Connection:
     def _drop(self, stream: str, frames: list[Any], error: BaseException) -> None:
         self.dropped[stream] += 1
         self.last_dropped = f"{stream}: {type(error).__name__}: {error}; {len(frames)} frames"
+
+    def troubles(self) -> str:
+        """What went wrong with the connection so far, and was mended; or empty."""
+        words = []
+        if self.dropped:
+            messages = counted(sum(self.dropped.values()), "message")
+            words.append(f"{messages} could not be read and were dropped, the last: {self.last_dropped}")
+        if self.renewed:
+            words.append(f"the connection was lost and made anew {counted(self.renewed, 'time')}")
+        return "; ".join(words)
 
     def _ask(self) -> None:
         """Have the client's thread say that it lives, and look at every stream."""

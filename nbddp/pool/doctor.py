@@ -81,7 +81,7 @@ def _of_pool(pool: Pool) -> str:
         return "no pool is running; the trials below need none"
     missing = pool.ask(0, {"op": "seams"}, timeout=5.0)
     if missing is None:
-        return f"pool of {pool.world_size}: rank 0 did not say which names it has"
-    if not missing:
-        return f"pool of {pool.world_size}: its workers have all names"
-    return f"pool of {pool.world_size}: its workers lack {', '.join(missing)}"
+        found = "rank 0 did not say which names it has"
+    else:
+        found = f"its workers lack {', '.join(missing)}" if missing else "its workers have all names"
+    return "; ".join([f"pool of {pool.world_size}: {found}", *filter(None, [pool.troubles()])])

@@ -711,6 +711,10 @@ class Pool:
         run = self._run(chosen, {"op": op, **fields}, buffers=buffers, screen=Silent(), state=op)
         return {r: e.buffers for r, e in sorted(run.ended.items())}
 
+    def troubles(self) -> str:
+        """What went wrong with the connection to the workers so far, and was mended; or empty."""
+        return "" if self._wire is None else str(self._wire.connection.troubles())
+
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""
         if not self.running or rank not in self.workers:

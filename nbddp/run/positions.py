@@ -55,16 +55,16 @@ class Call:
         if self.kind == "backward":
             return f"backward, {self.made_of}{number}" if self.made_of else "backward"
         if self.kind == "wait":
-            return f"wait for {self.made_of}{number}" if self.made_of else self._wait_words()
+            return f"wait() for {self.made_of}{number}" if self.made_of else self._wait_words()
         return f"{self.op}{number}"
 
     def _wait_words(self) -> str:
         if self.channel is None:
-            return "wait for a send or receive"
+            return "wait() for a send or receive"
         side, _, source, to, _ = self.channel
         if side == SEND:
-            return f"wait for a send {_to(True, to)}"
-        return "wait for a recv" if source == ANY else f"wait for a recv {_to(False, source)}"
+            return f"wait() for a send {_to(True, to)}"
+        return "wait() for a recv" if source == ANY else f"wait() for a recv {_to(False, source)}"
 
     def fits(self, made_of: str, what: str, root: int | None = None) -> bool:
         """Whether another rank's call can be the other end of this one."""

@@ -49,6 +49,7 @@ class Groups:
     def __init__(self) -> None:
         self.run = 0
         self.made_in: int | None = None
+        self.dropping = False
         self.inits = 0
         self.sockets = Sockets()
         self._process = os.getpid()
@@ -144,13 +145,16 @@ class Groups:
         Groups that only garbage holds (an exception's frames, a DDP model) keep descriptors and threads until it is
         collected.
         """
-        self.made_in = None  # nobody is waited for
-        with self.sockets.shutting(after=0 if broken else GRACE) as shut:
-            if broken:
-                abort_transfers()
-            _end_default_group(broken)
-            _forget()
-            gc.collect()
+        self.made_in, self.dropping = None, True  # nobody is waited for, and nobody leaves
+        try:
+            with self.sockets.shutting(after=0 if broken else GRACE) as shut:
+                if broken:
+                    abort_transfers()
+                _end_default_group(broken)
+                _forget()
+                gc.collect()
+        finally:
+            self.dropping = False
         if shut.is_set():
             self.released()
 

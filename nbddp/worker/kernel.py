@@ -127,7 +127,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.release = Release(self.groups.sockets, self.log_file)
         self.checker = Checker()
         self.kept: Kept | None = None
-        self.departures = leaving.Departures(self._cell_names)
+        self.departures = leaving.Departures(self._cell_names, lambda: self.groups.dropping)
         self.recorder = Recorder()
         self.tracer = Tracer()
         self.memory = Memory()

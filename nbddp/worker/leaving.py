@@ -63,11 +63,12 @@ def unworded(said: dict[str, Any], error: BaseException | None, why: BaseExcepti
 class Departures:
     """Where this rank has ended process groups in the current run.
 
-    names: gives the file of each cell → `Cell In[n]`.
+    names: gives the file of each cell → `Cell In[n]`. dropping: whether nbddp itself ends a group at the moment, one
+    of an earlier run.
     """
 
-    def __init__(self, names: Callable[[], dict[str, str]]) -> None:
-        self._names = names
+    def __init__(self, names: Callable[[], dict[str, str]], dropping: Callable[[], bool] = lambda: False) -> None:
+        self._names, self._dropping = names, dropping
         self.seen: list[dict[str, Any]] = []
 
     def begin(self) -> None:
@@ -83,7 +84,7 @@ class Departures:
 
         @functools.wraps(original)
         def destroy_process_group(group: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if dist.is_initialized():
+            if dist.is_initialized() and not self._dropping():
                 name = "" if group is None or group is dist.group.WORLD else getattr(group, "group_name", "")
                 place = calls.user_place(sys._getframe(), self._names())
                 self.seen.append({"group": name, "place": place, "at": time.time_ns()})
