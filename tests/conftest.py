@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from tests.lessons import pool_of
 
 pytest.register_assert_rewrite("tests.faults")
 MATRIX = "fault matrix"
+# a shell that runs the tests in the background has the kernels that they start ignore Stop
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture

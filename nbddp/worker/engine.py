@@ -18,7 +18,7 @@ import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
 from nbddp.agent import home as homes
-from nbddp.worker import calls, flight, ipykernel_seams, kept
+from nbddp.worker import calls, flight, foreign, ipykernel_seams, kept
 from nbddp.worker.kernel import WorkerKernel
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
@@ -64,6 +64,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         self.kernel.departures.install()
         calls.install()
         self.kernel.groups.hold_destroy()
+        foreign.install()
         self.kernel.recorder.install()
         self.kernel.memory.started()
 

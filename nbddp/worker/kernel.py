@@ -149,6 +149,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         shell = self.shell
         shell.Completer.use_jedi = False  # seconds on torch; names of live objects are known without it
         warnings.filterwarnings("ignore", message="To exit: use")  # a script may end by sys.exit()
+        for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
+            vars(sys).pop(prompt, None)
         shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
         shell.events.register("post_run_cell", self._keep_result)
         self._show_traceback = shell.showtraceback
