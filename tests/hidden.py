@@ -173,7 +173,8 @@ def traceback_of_reply() -> None:
 def history() -> None:
     from IPython.core.interactiveshell import InteractiveShell
 
-    del InteractiveShell._format_exception_for_storage
+    if hasattr(InteractiveShell, "_format_exception_for_storage"):  # not in IPython 8
+        del InteractiveShell._format_exception_for_storage
 
 
 def cell_numbers() -> None:
@@ -185,7 +186,10 @@ def cell_numbers() -> None:
 def nccls_recorder() -> None:
     import torch.distributed as dist
 
+    from nbddp.worker import torch_seams
+
     dist.is_nccl_available = lambda: True  # this torch may have neither
+    torch_seams.has_nccl_recorder = lambda: False
 
 
 def transfers() -> None:
