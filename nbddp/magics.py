@@ -175,6 +175,11 @@ class DDPMagics(Magics):  # type: ignore[misc]
         screen.finish([])
         assert self.pool.topology is not None
         print(self.pool.topology.equation())
+        self._tell_shortcomings()
+
+    def _tell_shortcomings(self) -> None:
+        for line in self.pool.shortcomings():
+            print(line)
 
     def _stop(self, command: Command) -> None:
         if not self.pool.running:
@@ -196,7 +201,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _status(self, command: Command) -> Any:
         from nbddp.status import table
 
-        return table(self.pool.status())
+        found = table(self.pool.status())
+        self._tell_shortcomings()
+        return found
 
     def _topology(self, command: Command) -> Any:
         from nbddp.draw.topology import topology

@@ -6,6 +6,7 @@ import re
 import time
 from pathlib import Path
 
+from tests.faults import needs_recorder
 from tests.kernels import Kernel
 
 
@@ -243,6 +244,7 @@ def _wait_for_live(kernel: Kernel, text: str) -> None:
 MEET = "import os, time, torch, torch.distributed as dist\ndist.init_process_group()\nrank = dist.get_rank()\n"
 
 
+@needs_recorder
 def test_stop_frees_a_stuck_collective_and_keeps_state(four: Kernel) -> None:
     four.run("%%ddp\nkept = 'still'")
     cell = four.send(f"%%ddp\n{MEET}if rank == 3: time.sleep(600)\ndist.all_reduce(torch.ones(1))")
@@ -257,6 +259,7 @@ def test_stop_frees_a_stuck_collective_and_keeps_state(four: Kernel) -> None:
     assert again.text() == "ranks 0–3 │ still 4.0\n", again.error
 
 
+@needs_recorder
 def test_deadlock_is_shown_as_a_table_and_stacks_tell_more(four: Kernel) -> None:
     shown = four.run(f"%%ddp --hang-after 0.5\n{MEET}if rank != 2:\n    dist.all_reduce(torch.ones(1))")
     assert shown.reply["ename"] == "RunHung"
@@ -272,6 +275,7 @@ def test_deadlock_is_shown_as_a_table_and_stacks_tell_more(four: Kernel) -> None
     assert four.run("%%ddp\nprint('on')").text() == "ranks 0–3 │ on\n"
 
 
+@needs_recorder
 def test_live_status_says_who_is_waited_for(four: Kernel) -> None:
     cell = four.send(f"%%ddp\n{MEET}if rank == 1:\n    time.sleep(4)\ndist.barrier(); dist.destroy_process_group()")
     _wait_for_live(four, "waiting in barrier #1 for rank 1)")

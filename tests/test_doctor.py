@@ -135,35 +135,32 @@ def test_workers_without_them_say_so(spared: nbddp.Pool) -> None:
     assert "pool of 2: its workers lack " in str(examine(spared, ("-c", "")))
 
 
-def noted(pool: nbddp.Pool) -> list[str]:
-    """What the trials of a pool's warm-up have it say, when they have ended."""
+def told(pool: nbddp.Pool) -> list[str]:
+    """What a pool's shortcomings are, when they are known."""
     end = time.monotonic() + 60
-    while not pool._trials._told:
+    while not pool._trials.done():
         assert time.monotonic() < end
-        notes = pool.ensure(LaunchSpec())
-        if notes:
-            return notes
         time.sleep(0.05)
-    return []
+    return pool.shortcomings()
 
 
-def test_what_does_not_work_is_said_once_when_a_pool_has_warmed_up(spared: nbddp.Pool) -> None:
-    (line,) = [note for note in noted(spared) if note.startswith("torch ")]
+def test_what_does_not_work_is_told_of_a_pool_that_has_warmed_up(spared: nbddp.Pool) -> None:
+    (line,) = [line for line in told(spared) if line.startswith("torch ")]
     assert line.startswith(f"torch {versions()['torch']} lacks what nbddp leans on: flight recorder (fewer deadlocks")
     assert line.endswith("%ddp doctor tells more")
-    assert spared.ensure(LaunchSpec()) == [], "said once"
+    assert spared.ensure(LaunchSpec()) == [], "a cell does not say it"
 
 
 def test_the_next_pool_of_the_same_versions_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDDP_RUNTIME_DIR", str(tmp_path))
     with nbddp.Pool(nproc=1) as first:
-        assert noted(first) == []
+        before = told(first)
     (path,) = tmp_path.glob("nbddp-*/seams/*")
     found = findings(messages(path.read_bytes()), "")
     assert set(found.verdicts) == {seam.key for seam in SEAMS}
     with nbddp.Pool(nproc=1) as second:
-        assert second._trials._told
-        assert not second._trials._pid, "nothing was tried again"
+        assert second._trials.done(), "nothing was tried again"
+        assert second.shortcomings() == before
 
 
 def test_trials_that_die_are_told_and_the_pool_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +170,17 @@ def test_trials_that_die_are_told_and_the_pool_works(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     with nbddp.Pool(nproc=1) as pool:
         said = "the trials of what nbddp leans on ended by themselves (signal 6); %ddp doctor repeats them"
-        assert noted(pool) == [said]
+        assert told(pool) == [said]
         assert run(pool, "1") == [1]
+
+
+def test_start_and_status_say_it(four: Kernel) -> None:
+    says = "from nbddp.pool.warmup import Trials\nwas = Trials.words\nTrials.words = lambda self: ['torch 2 lacks it']"
+    assert four.run(says).ok
+    assert "torch 2 lacks it\n" in four.run("%ddp start").text()
+    assert "torch 2 lacks it\n" in four.run("%ddp status").text()
+    assert "lacks" not in four.run("%%ddp\nprint(1)").text()
+    assert four.run("Trials.words = was").ok
 
 
 SUM = "import os, torch, torch.distributed as dist\nt = torch.tensor([float(os.environ['RANK'])])\n"

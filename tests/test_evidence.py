@@ -11,7 +11,7 @@ from nbddp.errors import RunHung, RunTimedOut
 from nbddp.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.worker import flight, noted
-from tests.faults import INIT, SET_UP, Watching
+from tests.faults import INIT, SET_UP, Watching, needs_recorder
 
 PREPARE = SET_UP.format(fault="") + INIT
 
@@ -89,6 +89,7 @@ def test_a_work_of_an_earlier_cell_is_waited_for(two: nbddp.Pool) -> None:
     two.run_cell("if rank == 0: [w.wait() for w in work]", hang_after=0.1, timeout=60, screen=Silent())
 
 
+@needs_recorder
 def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool) -> None:
     rename = (
         "from nbddp.worker import torch_seams\nkept = torch_seams.flight_recorders\n"
@@ -124,6 +125,7 @@ def test_notes_keep_nothing_alive(two: nbddp.Pool) -> None:
     assert list(found) == [(1, 0, [True, True, True])] * 2
 
 
+@needs_recorder
 def test_workers_record_and_their_environment_does_not_show_it(two: nbddp.Pool) -> None:
     code = "from nbddp.worker import flight\ndist.barrier()\n[e.op for e in flight.entries(flight.dumps(False))][-1:]"
     assert list(two.run_cell(PREPARE + code, want_value=True, screen=Silent())) == [["barrier"]] * 2
@@ -159,6 +161,7 @@ def test_a_deadlock_is_named_also_when_the_pool_has_changed_its_size(two: nbddp.
             )
 
 
+@needs_recorder
 def test_a_deadlock_is_named_after_many_groups(two: nbddp.Pool) -> None:
     """torch's recorder still holds the collectives of groups that nothing else remembers."""
     two.ensure(LaunchSpec(nproc=2))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+import torch
+from torch.torch_version import TorchVersion
 
 import nbddp
 from nbddp.run.screen import Silent
@@ -27,8 +29,13 @@ def pool_for() -> Iterator[Callable[[int], nbddp.Pool]]:
         yield pool_for
 
 
+HANGS_ON_OLD = ("all_gather_into_tensor of 1 GB", "DDP of 60 M parameters")
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_healthy_program_is_left_alone(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
+    if name in HANGS_ON_OLD and TorchVersion(torch.__version__) < (2, 7):
+        pytest.skip("torch 2.6 hangs in destroy_process_group after a large collective, under torchrun too")
     world, program = PROGRAMS[name]
     pool = pool_for(world)
     found = pool.run_cell(program + "'done'", want_value=True, hang_after=HANG_AFTER, screen=Silent())

@@ -154,7 +154,8 @@ class Pool:
         self.topology, self.visible, self.spec = topology, visible, replace(merged, visible=visible)
         self._describe()
         assert self.agent is not None
-        return notes + self._trials.notes(self.agent)
+        self._trials.begin(self.agent)
+        return notes
 
     def _warm_agent(self, progress: Callable[[str], None]) -> dict[str, Any]:
         if self.agent is not None and not self.agent.alive:
@@ -714,6 +715,10 @@ class Pool:
     def troubles(self) -> str:
         """What went wrong with the connection to the workers so far, and was mended; or empty."""
         return "" if self._wire is None else str(self._wire.connection.troubles())
+
+    def shortcomings(self) -> list[str]:
+        """What nbddp leans on and does not work with the versions here, a line for each library."""
+        return self._trials.words()
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""

@@ -1,8 +1,8 @@
 """While a pool's first workers warm up, the seams are tried: does this torch do what nbddp leans on?
 
 A copy of the warm process tries them (`worker.trials`), beside the workers and at the lowest priority, and writes what
-comes out into the folder of pools, where the next pool of the same versions finds it. Who starts a pool is told once
-what does not work here, and what that costs.
+comes out into the folder of pools, where the next pool of the same versions finds it. `%ddp start` and `%ddp status`
+say what does not work here, and what that costs; a cell prints nothing that torchrun does not.
 """
 
 from __future__ import annotations
@@ -29,24 +29,27 @@ class Trials:
     """What comes of trying the seams of this machine's versions; for one pool."""
 
     def __init__(self) -> None:
-        self._told = False
-        self._pid = 0
-        self._ended: str | None = None
+        self._path: Path | None = None
+        self._ended = ""
 
-    def notes(self, agent: Agent) -> list[str]:
-        """What does not work, a line for each library, as soon as it is known, and once. Has the seams tried if nobody
-        has tried these versions."""
-        if self._told:
-            return []
-        path = _path(agent.env)
-        if not path.exists() and not self._pid:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            self._pid = agent.request("start", **_request(os.environ, agent.home, path))["pid"]
-        if path.exists():
-            self._told = True
-            return words(findings(messages(path.read_bytes()), ""))
-        if self._ended is not None:
-            self._told = True
+    def begin(self, agent: Agent) -> None:
+        """Have the seams tried, if nobody has tried these versions; returns at once."""
+        if self._path is not None:
+            return
+        self._path = _path(agent.env)
+        if not self._path.exists():
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            agent.request("start", **_request(os.environ, agent.home, self._path))
+
+    def done(self) -> bool:
+        """Whether the answers are there, or none will come."""
+        return bool(self._ended) or (self._path is not None and self._path.exists())
+
+    def words(self) -> list[str]:
+        """What does not work, a line for each library; none as long as that is not known."""
+        if self._path is not None and self._path.exists():
+            return words(findings(messages(self._path.read_bytes()), ""))
+        if self._ended:
             return [f"the trials of what nbddp leans on ended by themselves ({self._ended}); %ddp doctor repeats them"]
         return []
 

@@ -7,9 +7,6 @@ import torch
 import torch.distributed.rpc as rpc
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-os.environ["MASTER_PORT"] = str(
-    int(os.environ["MASTER_PORT"]) + 1 if "RPC_PORT" not in os.environ else os.environ["RPC_PORT"]
-)
 rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world)
 if rank == 0:
     found = [rpc.rpc_sync(f"worker{r}", torch.add, args=(torch.ones(2), r)).tolist() for r in range(world)]
