@@ -19,6 +19,7 @@ from nbddp import __version__
 from nbddp.agent import home
 from nbddp.agent.handle import Agent
 from nbddp.draw.doctor import Findings
+from nbddp.errors import AgentFailed
 from nbddp.pool.doctor import findings, messages, versions
 
 FOLDER = "seams"
@@ -39,7 +40,10 @@ class Trials:
         self._path = _path(agent.env)
         if not self._path.exists():
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            agent.request("start", **_request(os.environ, agent.home, self._path))
+            try:
+                agent.request("start", **_request(os.environ, agent.home, self._path))
+            except AgentFailed as e:  # no process can be started, say: a pool works without the answers
+                self._ended = str(e)
 
     def done(self) -> bool:
         """Whether the answers are there, or none will come."""

@@ -191,9 +191,9 @@ class Groups:
     def _wrap_destroy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-            group = args[0] if args else kwargs.get("group")
             import torch.distributed as dist
 
+            group = args[0] if args else kwargs.get("group")
             if dist.is_initialized() and group in (None, torch_seams.default_group()):
                 self._wait_for_slower_ranks(dist.get_world_size())
             return original(*args, **kwargs)

@@ -118,9 +118,8 @@ def native_work() -> tuple[int, int]:
     """What gloo's threads, which are not Python's, have done: bytes read and written, with the main thread's, and
     nanoseconds on a core or waiting for one."""
     main = str(main_native())
-    of = (
-        set(tasks()) - _machinery - {str(t.native_id) for t in threading.enumerate()} - {str(threading.get_native_id())}
-    )
+    pythons = {str(t.native_id) for t in threading.enumerate()} | {str(threading.get_native_id())}
+    of = set(tasks()) - _machinery - pythons
     return _moved_by(of | {main}), _busy(of - {main})
 
 
