@@ -23,7 +23,9 @@ class Without(types.ModuleType):
 
     def __init__(self, real: types.ModuleType, names: set[str]):
         super().__init__(real.__name__)
-        vars(self).update(_real=real, _names=names, __path__=getattr(real, "__path__", []), __file__=real.__file__)
+        vars(self).update(
+            _real=real, _names=names, __path__=getattr(real, "__path__", []), __file__=getattr(real, "__file__", None)
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name in vars(self)["_names"]:

@@ -55,7 +55,7 @@ def without() -> dict[str, Verdict]:
         timeout=150,
         check=True,
     )
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
     return {key: Verdict(present, works, why) for key, present, works, why in rows}
 
 

@@ -334,33 +334,35 @@ def test_tutorials_three_demos_with_a_port_of_their_own_run_in_one_cell(
         pools[world].run_cell(TUTORIAL.format(port=12355, slow=slow), timeout=60, screen=Silent())
 
 
-def test_group_is_destroyed_when_every_rank_is_through_its_init(two: nbddp.Pool) -> None:
-    """The init of a slow rank would be cut off."""
-    code = """import os, time, torch.distributed as dist
+@pytest.mark.parametrize("slow", ["0", "1"])
+def test_group_is_destroyed_when_every_rank_is_through_its_making(two: nbddp.Pool, slow: str) -> None:
+    """The init or new_group of a slow rank would be cut off."""
+    code = f"""import os, time, torch.distributed as dist
 groups = get_ipython().kernel.groups
-def slowly(more, known=groups._through):
-    if os.environ['RANK'] == '1' and more: time.sleep(0.3)
-    return known(more)
+def slowly(group, more, known=groups._through):
+    if os.environ['RANK'] == '1' and more and group == '{slow}': time.sleep(0.3)
+    return known(group, more)
 groups._through = slowly
-dist.init_process_group(); through = time.monotonic()
+dist.init_process_group(); pair = dist.new_group([0, 1]); through = time.monotonic()
 dist.destroy_process_group(); destroyed = time.monotonic()
+assert sorted(groups._made.items()) == [('0', 2), ('1', 2)]
 del groups._through
 through, destroyed"""
-    quick, slow = two.run_cell(code, want_value=True, screen=Silent())
-    assert quick[0] < slow[0] <= quick[1]
+    quick, late = two.run_cell(code, want_value=True, screen=Silent())
+    assert quick[0] < late[0] <= quick[1]
 
 
 def test_group_is_destroyed_all_the_same_if_a_rank_never_is(two: nbddp.Pool) -> None:
     code = """import os, time, torch.distributed as dist
 from nbddp.worker import groups as module
 groups = get_ipython().kernel.groups
-if os.environ['RANK'] == '1': groups._through = lambda more: 0
+if os.environ['RANK'] == '1': groups._through = lambda group, more: 2
 else: module.CONNECTING, was = 0.2, module.CONNECTING
 dist.init_process_group(); dist.destroy_process_group()
 if os.environ['RANK'] == '1': del groups._through
 else: module.CONNECTING = was
 dist.is_initialized()"""
-    found = two.run_cell(code.replace("lambda more: 0", "lambda more: 2"), want_value=True, screen=Silent())
+    found = two.run_cell(code, want_value=True, screen=Silent())
     assert list(found) == [False, False]
 
 

@@ -9,8 +9,8 @@ The store that `env://` makes is taken from the pool's store, under a prefix of 
 init at this port it is. That holds for the address that was injected and for any port of this machine, if
 the group is to have the pool's ranks: the setup() of many a script sets a port of its own, and one after another at
 the same port is a race in torch, where a slow rank meets the store that rank 0 is about to close. So nothing
-listens at such a port. Another race is one between init and destroy: a rank is through its init while a slow one
-still connects to others, and to destroy the group would cut it off. So `destroy_process_group` waits for those first.
+listens at such a port. Another race is one between making a group and destroying it: a rank is through `init` or
+`new_group` while a slow one still connects to others, and would be cut off. So `destroy_process_group` waits for those.
 For groups of other ranks, and elsewhere, torch's own behaviour is kept, with rank 0 as the
 server.
 
@@ -29,7 +29,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -39,7 +39,7 @@ from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-CONNECTING = 10.0  # seconds that slower ranks have to come through the init of a group that is to be destroyed
+CONNECTING = 10.0  # seconds that slower ranks have to come through the making of a group that is to be destroyed
 GRACE = 1.0  # seconds that pending work of a group which did not fail has to come to its end
 
 
@@ -55,6 +55,7 @@ class Groups:
         self._process = os.getpid()
         self._met: dict[int, list[int]] = {}
         self._prefixes: dict[int, str] = {}  # of the inits of this run that met at the pool's store
+        self._made: dict[str, int] = {}  # name of each group that the last of them has made → its size
         self._quiet = Quiet()
         self._injected: tuple[str, int] = ("", 0)
         self._connect = ""
@@ -73,7 +74,7 @@ class Groups:
         distributed_c10d.init_process_group = init
         self._gives_store = not torch_seams.wrap_create_store(self._wrap_create)
         self._watch(dist.TCPStore, "__init__")
-        self._watch(distributed_c10d, torch_seams.NEW_GROUP)
+        self._watch(distributed_c10d, torch_seams.NEW_GROUP, self._note_made)
 
     def hold_destroy(self) -> None:
         """Have `destroy_process_group` wait for slower ranks; after all that note when a group is ended."""
@@ -86,7 +87,7 @@ class Groups:
     def begin(self, run: int, injected: tuple[str, int], connect: str) -> None:
         """Enter run number `run`."""
         self.run, self._injected, self._connect = run, injected, connect
-        self.inits, self._met, self._prefixes = 0, {}, {}
+        self.inits, self._met, self._prefixes, self._made = 0, {}, {}, {}
 
     def store(self, name: str) -> Any:
         """The pool's store under a prefix of this run and `name`, for what is no business of the user's groups."""
@@ -116,7 +117,7 @@ class Groups:
         """The sockets have been shut: no client of a store can be used again."""
         self._clients = {}
 
-    def _watch(self, owner: Any, name: str) -> None:
+    def _watch(self, owner: Any, name: str, then: Callable[[Any], None] = lambda made: None) -> None:
         original = getattr(owner, name, None)
         if original is None:
             return
@@ -124,7 +125,9 @@ class Groups:
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             with self.sockets.watch(), self._quiet.connecting():
-                return original(*args, **kwargs)
+                made = original(*args, **kwargs)
+            then(made)
+            return made
 
         setattr(owner, name, watched)
 
@@ -168,6 +171,7 @@ class Groups:
             if not dist.is_initialized():
                 _forget()
                 self.inits += 1
+                self._made = {}
                 noted.NOTES.new_epoch(self.run, self.inits)
             if self._gives_store and len(args) < 2:
                 kwargs = self._with_store(kwargs)
@@ -178,15 +182,20 @@ class Groups:
                 sys.excepthook = hook  # every init nests another one
             self.made_in = self.run
             noted.NOTES.world = (dist.get_rank(), dist.get_world_size())
-            if self.inits in self._prefixes:
-                self._through(1)
             return result
 
         return init_process_group
 
-    def _through(self, more: int) -> int:
-        """How many ranks are through the last init, `more` of them from now on."""
-        return int(self._under(self._prefixes[self.inits]).add("nbddp/through", more))
+    def _note_made(self, made: Any) -> None:
+        """torch has made a group, and a store for it; of one that this rank is no member of, a mere sign."""
+        group = made[0]
+        if self.inits in self._prefixes and hasattr(group, "group_name"):
+            self._made[group.group_name] = group.size()
+            self._through(group.group_name, 1)
+
+    def _through(self, group: str, more: int) -> int:
+        """How many ranks are through the making of a group, `more` of them from now on."""
+        return int(self._under(self._prefixes[self.inits]).add(f"nbddp/through/{group}", more))
 
     def _wrap_destroy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -194,21 +203,23 @@ class Groups:
             import torch.distributed as dist
 
             group = args[0] if args else kwargs.get("group")
-            if dist.is_initialized() and group in (None, torch_seams.default_group()):
-                self._wait_for_slower_ranks(dist.get_world_size())
+            if dist.is_initialized():
+                all_of_them = group in (None, torch_seams.default_group())
+                self._wait_for_slower_ranks(list(self._made) if all_of_them else [getattr(group, "group_name", "")])
             return original(*args, **kwargs)
 
         return destroy_process_group
 
-    def _wait_for_slower_ranks(self, size: int) -> None:
+    def _wait_for_slower_ranks(self, groups: Sequence[str]) -> None:
         if self.made_in != self.run or self.inits not in self._prefixes or os.getpid() != self._process:
             return
         until = time.monotonic() + CONNECTING
         try:
-            while self._through(0) < size and time.monotonic() < until:
-                time.sleep(0.01)
+            for group in groups:
+                while self._through(group, 0) < self._made.get(group, 0) and time.monotonic() < until:
+                    time.sleep(0.01)
         except RuntimeError as e:  # the store is gone, and with it the run
-            print(f"asking who is through init_process_group: {type(e).__name__}: {e}", file=sys.__stderr__)
+            print(f"asking who is through the making of a group: {type(e).__name__}: {e}", file=sys.__stderr__)
 
     def _with_store(self, given: dict[str, Any]) -> dict[str, Any]:
         """Arguments of an init that would go by `env://` to the pool's store, with what it would find there."""
