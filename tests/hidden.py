@@ -244,7 +244,7 @@ def spared() -> list[str]:
 
 
 HOOK = """
-import sys
+import os, sys
 
 class Before:
     def find_spec(self, name, path=None, target=None):
@@ -255,6 +255,7 @@ class Before:
                 hidden.take_away(key)
 
 if sys.argv[:1] == ["-m"]:
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # torch 2.8's compiler starts a thread: nothing would be forked
     sys.meta_path.insert(0, Before())
 """
 

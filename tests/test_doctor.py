@@ -16,8 +16,10 @@ import pytest
 
 import nbddp
 from nbddp.agent import main
+from nbddp.agent.handle import Agent
 from nbddp.commands import complete_command, overview
 from nbddp.draw.doctor import Findings
+from nbddp.errors import AgentFailed
 from nbddp.options import LaunchSpec
 from nbddp.pool import ipyparallel_seams
 from nbddp.pool.doctor import examine, findings, messages, versions
@@ -170,6 +172,24 @@ def test_trials_that_die_are_told_and_the_pool_works(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     with nbddp.Pool(nproc=1) as pool:
         said = "the trials of what nbddp leans on ended by themselves (signal 6); %ddp doctor repeats them"
+        assert told(pool) == [said]
+        assert run(pool, "1") == [1]
+
+
+def test_trials_that_cannot_be_started_are_told_and_the_pool_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Agent.request
+
+    def refusing(agent: Agent, op: str, **fields: Any) -> Any:
+        if fields.get("kind") == "trials":
+            raise AgentFailed("no more processes")
+        return request(agent, op, **fields)
+
+    monkeypatch.setattr(Agent, "request", refusing)
+    monkeypatch.setenv("NBDDP_RUNTIME_DIR", str(tmp_path))
+    with nbddp.Pool(nproc=1) as pool:
+        said = "the trials of what nbddp leans on could not be started (no more processes); %ddp doctor repeats them"
         assert told(pool) == [said]
         assert run(pool, "1") == [1]
 

@@ -203,6 +203,63 @@ SLOW = {
 }
 
 
+class Fails(Silent):
+    """A screen that raises where the front end would, at each `times` further look."""
+
+    def __init__(self, where: str, times: int) -> None:
+        self.where, self.times, self.ready = where, times, False
+
+    def line(self, rank: int, stream: str, text: str) -> None:
+        self.ready = True
+
+    def refresh(self, outputs: object, status: str) -> float | None:
+        if self.where == "refresh" and self.ready and self.times > 0:
+            self.times -= 1
+            raise BrokenPipeError("the front end is gone")
+        return 0.05
+
+    def finish(self, outputs: object) -> None:
+        if self.where == "finish":
+            raise BrokenPipeError("the front end is gone")
+
+
+BLOCKED = "print('ready', flush=True)\nif rank == 0: dist.barrier()\nelse: time.sleep(600)"
+
+
+@pytest.mark.parametrize("where", ["refresh", "finish"])
+def test_a_front_end_that_fails_leaves_no_rank_at_work(two: nbddp.Pool, where: str) -> None:
+    code = PREPARE + (BLOCKED if where == "refresh" else "kept = kept")
+    with pytest.raises(BrokenPipeError, match="the front end is gone"):
+        two.run_cell(code, screen=Fails(where, 9))
+    check_after(two, ())
+
+
+@pytest.mark.parametrize("times", [1, 2, 9])
+def test_another_signals_exception_amid_a_cell_leaves_no_rank_at_work(two: nbddp.Pool, times: int) -> None:
+    """A time limit of the caller's own; it may expire again while the ranks are freed, as Stop may be pressed twice."""
+    left = list(range(times))
+
+    class Expires(Silent):
+        def line(self, rank: int, stream: str, text: str) -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0.1, 0.02)
+
+    def expired(*_: object) -> None:
+        if left and left.pop() is not None:
+            raise TimeoutError("of the caller's own")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    try:
+        with pytest.raises(TimeoutError, match="of the caller's own"):
+            two.run_cell(PREPARE + BLOCKED, screen=Expires())
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    if times > 1:  # what had not ended yet was replaced
+        two.ensure(LaunchSpec())
+        two.run_cell("import os; kept = int(os.environ['RANK'])", screen=Silent())
+    check_after(two, ())
+
+
 @pytest.mark.parametrize("how", SLOW)
 def test_slow_rank_is_no_deadlock_and_its_line_is_shown(two: nbddp.Pool, how: str) -> None:
     watching = Watching()

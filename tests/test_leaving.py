@@ -315,12 +315,12 @@ def test_verdicts_are_torchruns(two: nbddp.Pool, tmp_path: Path) -> None:
     for number, way in enumerate(UNDER_TORCHRUN):
         script = tmp_path / f"{number}.py"
         script.write_text(f"import os, signal, sys, time\nif os.environ['RANK'] == '1': {way}\n")
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
         runs[way] = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    for way, run in runs.items():
-        _, told = run.communicate(timeout=150)
+    answers = {way: run.communicate(timeout=150)[1] for way, run in runs.items()}
+    for way, told in answers.items():
         codes = [int(code) for code in re.findall(r"exitcode +: (-?\d+)", told)]
-        theirs = codes[0] if run.returncode else "a success"
+        theirs = codes[0] if runs[way].returncode else "a success"
         assert theirs == UNDER_TORCHRUN[way], told
         two.ensure(LaunchSpec())
         try:

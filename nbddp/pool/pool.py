@@ -786,10 +786,10 @@ class Pool:
             run.execute()
         finally:
             self.current = None
+            self._group_broken |= run.disordered()
             if run.noted:
                 self._note(ranks, "idle")
-        if run.disordered():
-            self._group_broken = True
+        if self._group_broken:
             run.stuck = self._end_groups()
             self._note_late_deaths(run)
         if self._wire is not None and self._wire.connection.renewed > self._renewed:

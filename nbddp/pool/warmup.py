@@ -31,7 +31,7 @@ class Trials:
 
     def __init__(self) -> None:
         self._path: Path | None = None
-        self._ended = ""
+        self._unknown = ""
 
     def begin(self, agent: Agent) -> None:
         """Have the seams tried, if nobody has tried these versions; returns at once."""
@@ -43,24 +43,24 @@ class Trials:
             try:
                 agent.request("start", **_request(os.environ, agent.home, self._path))
             except AgentFailed as e:  # no process can be started, say: a pool works without the answers
-                self._ended = str(e)
+                self._unknown = f"could not be started ({e})"
 
     def done(self) -> bool:
         """Whether the answers are there, or none will come."""
-        return bool(self._ended) or (self._path is not None and self._path.exists())
+        return bool(self._unknown) or (self._path is not None and self._path.exists())
 
     def words(self) -> list[str]:
         """What does not work, a line for each library; none as long as that is not known."""
         if self._path is not None and self._path.exists():
             return words(findings(messages(self._path.read_bytes()), ""))
-        if self._ended:
-            return [f"the trials of what nbddp leans on ended by themselves ({self._ended}); %ddp doctor repeats them"]
+        if self._unknown:
+            return [f"the trials of what nbddp leans on {self._unknown}; %ddp doctor repeats them"]
         return []
 
     def heard(self, event: Mapping[str, Any]) -> None:
         """The agent's word that the process of the trials has ended."""
         code = event["code"]
-        self._ended = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        self._unknown = f"ended by themselves ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
 
 
 def _path(env: Mapping[str, str]) -> Path:

@@ -33,7 +33,7 @@ from nbddp.run.blame import Blame, blame, leaver, lost_connection
 from nbddp.run.collect import RankOutput
 from nbddp.run.outcome import Ended
 from nbddp.run.positions import Position, position_of
-from nbddp.run.screen import Screen
+from nbddp.run.screen import Screen, Silent
 from nbddp.topology import rank_words
 
 OUTCOME = "nbddp_outcome"
@@ -43,6 +43,7 @@ LOOK_EVERY = 0.5  # seconds between two questions where the ranks are
 AGAIN = 0.05  # seconds until the second look after a failure
 QUIET_AFTER = 5.0  # seconds without a byte after which the live view says so
 ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
+ATTEMPTS = 3  # how often a run that exceptions from elsewhere disturb is taken to its end
 LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a rank that died: the agent tells of
 # the death by a shorter way than output comes, and only outcomes are known to come after it
 SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
@@ -138,26 +139,68 @@ class Run:
     # -- the loop ----------------------------------------------------------------------
 
     def execute(self) -> None:
-        """Run to the end: every rank has an outcome, has died, or is replaced."""
+        """Run to the end: every rank has an outcome, has died, or is replaced.
+
+        An exception that comes amid it, of another signal's handler or of the front end, ends the run as Stop does
+        before it goes on: no rank is left at work that nobody waits for.
+        """
+        foreign: BaseException | None = None
         with self._stop_by_signal():
-            self._began = time.monotonic()
-            self._next_look = self._began + min(2 * LOOK_EVERY, self._look_every())
-            for rank, spec in self.specs.items():
-                self.workers.send(rank, spec, self.hear, self.code, self.buffers)
-            self.screen.start()  # while the ranks already work
-            while True:
-                action = supervise.next_action(self._state())
-                if isinstance(action, supervise.Finish):
-                    break
-                if isinstance(action, supervise.Wait):
-                    self._take(action.seconds)
-                else:
-                    self._actions[type(action)](action)
+            try:
+                self._send()
+                self.screen.start()  # while the ranks already work
+                self._to_the_end()
+            except BaseException as e:
+                foreign = self._stop_for(e)
         self._drain()
         self._fill_in()
-        self.screen.finish([self.outputs[r] for r in self.shown])
-        for out in self.outputs.values():
-            out.close()
+        try:
+            self.screen.finish([self.outputs[r] for r in self.shown])
+        finally:
+            for out in self.outputs.values():
+                out.close()
+            if foreign is not None:
+                raise foreign
+
+    def _send(self) -> None:
+        self._began = time.monotonic()
+        self._next_look = self._began + min(2 * LOOK_EVERY, self._look_every())
+        unsent = list(self.specs)
+        try:
+            while unsent:
+                self.workers.send(unsent[0], self.specs[unsent[0]], self.hear, self.code, self.buffers)
+                del unsent[0]
+        finally:
+            for rank in unsent[1:]:  # whether the first got it is not known: if it does not answer, it is replaced
+                self.never_reached(rank)
+
+    def _to_the_end(self) -> None:
+        while True:
+            action = supervise.next_action(self._state())
+            if isinstance(action, supervise.Finish):
+                break
+            if isinstance(action, supervise.Wait):
+                self._take(action.seconds)
+            else:
+                self._actions[type(action)](action)
+
+    def _stop_for(self, error: BaseException) -> BaseException:
+        """End the run as Stop does, without the screen, which may be what has failed; returns the last exception.
+
+        Another exception is another Stop; after a few, the ranks are ended and not waited for.
+        """
+        shown, self.screen = self.screen, Silent()
+        for _ in range(ATTEMPTS):
+            self.stops += (time.monotonic(),)
+            try:
+                self._to_the_end()
+                break
+            except BaseException as e:  # its context is the one before
+                error = e
+        else:
+            self.workers.kill(self.running())
+        self.screen = shown
+        return error
 
     def _state(self) -> supervise.RunState:
         bad = [e.at for e in self.ended.values() if not e.well]
@@ -417,7 +460,8 @@ class Run:
     def disordered(self) -> bool:
         """Whether the ranks left the run at different places, so that they cannot use one group together; what is
         left of one that was not made in full is to be ended too."""
-        return supervise.group_is_broken({r: e.status for r, e in self.ended.items()}, self.groups())
+        ends = {r: e.status for r, e in self.ended.items()}
+        return bool(self.running()) or supervise.group_is_broken(ends, self.groups())
 
     def broke_group(self) -> bool:
         """Whether there was a group that cannot be used again."""
