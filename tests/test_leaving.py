@@ -206,6 +206,11 @@ def test_closed_stdout_is_the_cells_alone(two: nbddp.Pool) -> None:
 LEAVES = {
     "in a collective": ("dist.all_reduce(t)", "dist.destroy_process_group(); time.sleep(600)", "all_reduce #2"),
     "after a barrier it skipped": ("dist.barrier()", "dist.destroy_process_group()", "barrier #2"),
+    "in backward": (
+        "y.backward()",
+        "del model, y; gc.collect(); dist.destroy_process_group(); time.sleep(600)",
+        "backward",
+    ),
     "in a receive": ("dist.recv(t, 1)", "dist.destroy_process_group()", "recv from rank 1"),
 }
 
@@ -213,7 +218,9 @@ LEAVES = {
 @pytest.mark.parametrize("how", LEAVES)
 def test_the_rank_that_left_the_collective_is_named(two: nbddp.Pool, how: str) -> None:
     waits, leaves, call = LEAVES[how]
-    error = fails(two, START + f"dist.all_reduce(t)\nif rank == 1:\n    time.sleep(0.1)\n    {leaves}\nelse: {waits}")
+    ddp = "import gc; model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1)); y = model(t).sum(); "
+    before = f"{ddp if call == 'backward' else ''}dist.all_reduce(t)\n"
+    error = fails(two, START + f"{before}if rank == 1:\n    time.sleep(0.1)\n    {leaves}\nelse: {waits}")
     assert str(error) == (
         f"rank 1 left: it destroyed the process group (cell line 9) while rank 0 waited in {call} (cell line 10)"
     )
