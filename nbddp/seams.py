@@ -66,7 +66,6 @@ SEAMS = (
     Seam("topics of messages", IPYKERNEL, "outcomes are sent under a topic of our own"),
     Seam("history of errors", IPYTHON, "a cell that fails within torch ends up to 1 s later"),
     Seam("traceback of a reply", IPYTHON, "replies carry the traceback of an earlier cell"),
-    Seam("names of cells", IPYTHON, "tracebacks name a cell by file, not as In[n]"),
     Seam("client's connection", IPYPARALLEL, "no cell runs", needed=True),
     Seam("client's memory", IPYPARALLEL, "questions to ranks that died are kept in memory"),
     Seam("engine's kernel", IPYPARALLEL, "no cell runs", needed=True),

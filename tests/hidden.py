@@ -179,12 +179,6 @@ def history() -> None:
         del InteractiveShell._format_exception_for_storage
 
 
-def cell_numbers() -> None:
-    from IPython.core.compilerop import CachingCompiler
-
-    unseen_by(CachingCompiler, "_filename_map", "nbddp.worker.ipykernel_seams")
-
-
 def nccls_recorder() -> None:
     import torch.distributed as dist
 
@@ -217,7 +211,6 @@ AWAY: dict[str, Callable[[], None]] = {
     "text not yet sent": buffers,
     "history of errors": history,
     "traceback of a reply": traceback_of_reply,
-    "names of cells": cell_numbers,
 }
 # What torch or ipykernel cannot do without, even where only their own functions look for it
 KEPT = {

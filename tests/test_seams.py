@@ -99,7 +99,7 @@ TRIED = {
     "_fid": "captured output", "_should_watch": "captured output", "_original_stdstream_copy": "captured output",
     "_exc": "captured output", "_buffers": "text not yet sent", "_supports_kernel_subshells": "status messages",
     "_format_exception_for_storage": "history of errors", "_last_traceback": "traceback of a reply",
-    "_filename_map": "names of cells", "_mux_stream": "client's connection",
+    "_mux_stream": "client's connection",
     "_control_stream": "client's connection", "_query_stream": "client's connection",
     "_distributed_c10d": "flight recorder", "_dump_nccl_trace_json": "NCCL's flight recorder",
     **dict.fromkeys(itertools.chain(*torch_seams.TRANSFERS), "abort of transfers"),

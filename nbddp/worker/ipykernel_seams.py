@@ -118,9 +118,3 @@ def reads_traceback() -> bool:
 def no_traceback(shell: Any) -> None:
     """What the shell would answer as the traceback of the cell that has just failed: nothing."""
     shell._last_traceback = []
-
-
-def cell_numbers(shell: Any) -> dict[str, int]:
-    """Real file name of every cell that ran → its number; empty where IPython does not keep them."""
-    numbers: dict[str, int] = getattr(shell.compile, "_filename_map", {})
-    return numbers

@@ -118,12 +118,6 @@ def traceback_of_a_reply() -> None:
     expect(ipykernel_seams.reads_traceback(), "ipykernel's reply has its traceback from elsewhere")
 
 
-def names_of_cells() -> None:
-    with shell() as made:
-        made.run_cell("x = 1", store_history=True)
-        expect(ipykernel_seams.cell_numbers(made), "a cell's file is not kept with its number")
-
-
 def clients_connection() -> None:
     from ipyparallel import Client
 
@@ -157,7 +151,6 @@ TRIALS: dict[str, Callable[[], None]] = {
     "topics of messages": topics,
     "history of errors": history_of_errors,
     "traceback of a reply": traceback_of_a_reply,
-    "names of cells": names_of_cells,
     "client's connection": clients_connection,
     "client's memory": clients_memory,
     "engine's kernel": engines_kernel,

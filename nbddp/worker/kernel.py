@@ -30,11 +30,25 @@ import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
 from nbddp import seams
-from nbddp.worker import bench, calls, clocks, digests, failure, ipykernel_seams, leaving, threads, torch_seams, values
+from nbddp.worker import (
+    arrivals,
+    bench,
+    calls,
+    clocks,
+    digests,
+    failure,
+    ipykernel_seams,
+    leaving,
+    threads,
+    torch_seams,
+    values,
+)
 from nbddp.worker.check import Checker
+from nbddp.worker.children import Started
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
 from nbddp.worker.memory import Memory
+from nbddp.worker.program import CellFiles
 from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
 from nbddp.worker.tracing import Tracer
@@ -127,7 +141,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.release = Release(self.groups.sockets, self.log_file)
         self.checker = Checker()
         self.kept: Kept | None = None
-        self.departures = leaving.Departures(self._cell_names, lambda: self.groups.dropping)
+        self.departures = leaving.Departures(lambda: self.files.shown, lambda: self.groups.dropping)
         self.recorder = Recorder()
         self.tracer = Tracer()
         self.memory = Memory()
@@ -143,6 +157,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             *(os.path.dirname(m.__file__) for m in packages),
             os.path.dirname(os.path.dirname(__file__)),
         )
+        self.files = CellFiles()
+        self.children = Started()
         self._set_up_shell()
 
     def _set_up_shell(self) -> None:
@@ -151,6 +167,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         warnings.filterwarnings("ignore", message="To exit: use")  # a script may end by sys.exit()
         for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
             vars(sys).pop(prompt, None)
+        self.files.install(shell)
+        arrivals.install(self.files.is_one)
         shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
         shell.events.register("post_run_cell", self._keep_result)
         self._show_traceback = shell.showtraceback
@@ -252,6 +270,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 spec["connect"],
             )
         self.departures.begin()
+        self.children.begin()
         self.recorder.begin(spec["run"], spec.get("timings", True), spec.get("cell"))
         if spec["op"] in ("cell", "call"):
             self.memory.begin()
@@ -273,6 +292,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 self.groups.released()
             self.checker.end()
             self.recorder.let_go()
+            if error is not None and leaving.how(error).get("exit") != 0:
+                self.children.end()
         except Exception as e:
             if error is None:
                 outcome["stage"] = "end"
@@ -294,6 +315,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         sys.argv = [spec["argv0"], *spec["argv"]]
         shell.execution_count = self.execution_count = spec["cell"]
         self._result = self._shown = None
+        self.files.begin()
         if spec.get("trace"):
             self.tracer.start()
         met: BaseException | None = None
@@ -379,7 +401,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     # -- outcome -------------------------------------------------------------------
 
     def _failed(self, outcome: dict[str, Any], error: BaseException) -> None:
-        names = self._cell_names()
+        names = self.files.shown
         outcome.update(leaving.how(error))
         if outcome.get("exit") == 0:
             return
@@ -443,11 +465,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         elif error is not None:
             print("".join(traceback.format_exception(error)), end="", file=sys.stderr)
 
-    def _cell_names(self) -> dict[str, str]:
-        """Real file name of every cell that ran here → `Cell In[n]`."""
-        names = ipykernel_seams.cell_numbers(self.shell)
-        return {file: f"Cell In[{number}]" for file, number in names.items()}
-
     # -- questions -----------------------------------------------------------------
 
     def nbddp_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
@@ -468,8 +485,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _ask_where(self, content: dict[str, Any]) -> Any:
         """Where the main thread is; with `history`, also the collectives it has called."""
         if self._spec is None:
-            return {**calls.idle(self._cell_names(), self.groups), **self._past(content)}
-        return {**calls.position(self._cell_names(), self.groups, self._began_ns), **self._past(content)}
+            return {**calls.idle(self.files.shown, self.groups), **self._past(content)}
+        return {**calls.position(self.files.shown, self.groups, self._began_ns), **self._past(content)}
 
     def _past(self, content: dict[str, Any]) -> dict[str, Any]:
         """What costs more, and is only needed when something is wrong."""
@@ -492,7 +509,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _ask_stack(self, content: dict[str, Any]) -> Any:
         """As `where`, and the main thread's frames."""
         found = self._ask_where(content)
-        return found if "idle" in found else {**found, "stack": calls.stack(self._cell_names())}
+        return found if "idle" in found else {**found, "stack": calls.stack(self.files.shown)}
 
     def _ask_seams(self, content: dict[str, Any]) -> list[str]:
         """Seams whose names are missing in this process."""

@@ -1,0 +1,230 @@
+"""A cell as a program: its file, the processes that it starts, and what these print and leave."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import nbddp
+from nbddp.options import LaunchSpec
+from nbddp.run.collect import Text
+from nbddp.run.screen import Silent
+from tests.faults import StopWhenReady
+
+METHODS = ("spawn", "forkserver", "fork")
+EARLIER = """
+import inspect, logging, os, sys, time, __main__
+import multiprocessing as mp
+import torch, torch.multiprocessing as tmp
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __init__(self, n): self.n = n
+    def __len__(self): return self.n
+    def __getitem__(self, i): return Sample(scaled(i))
+
+class Outer:
+    class Inner:
+        def __init__(self, x): self.x = x
+
+@dataclass
+class Sample:
+    x: float
+"""
+LATER = """
+FACTOR = 3
+def scaled(i): return float(i * FACTOR)
+def collated(samples): return [s.x for s in samples]
+def sample(i): return Sample(scaled(i))
+def inner(i): return Outer.Inner(i)
+def nested(i):
+    with mp.get_context("spawn").Pool(1) as pool: return pool.map(sample, [i])[0]
+def loaded(module): return module in sys.modules
+class Plain: pass
+"""
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbddp.Pool]:
+    """A pool of one in a folder of its own, in which two cells have defined what later ones use."""
+    folder = tmp_path_factory.mktemp("program")
+    before = Path.cwd()
+    os.chdir(folder)
+    with nbddp.Pool(nproc=1) as pool:
+        os.chdir(before)
+        pool.run_cell(EARLIER, cell=1, screen=Silent())
+        pool.run_cell(LATER, cell=2, screen=Silent())
+        yield pool
+
+
+def value(pool: nbddp.Pool, code: str, cell: int = 3) -> Any:
+    pool.ensure(LaunchSpec())
+    return pool.run_cell(code, want_value=True, cell=cell, screen=Silent())[0]
+
+
+def printed(pool: nbddp.Pool, stream: str = "stdout") -> list[str]:
+    assert pool.last_run is not None
+    texts = [i for i in pool.last_run.outputs[0].items if isinstance(i, Text) and i.stream == stream]
+    return [line for text in texts for line in text.lines()[0]]
+
+
+# -- the file ---------------------------------------------------------------------------------
+
+
+def test_a_cell_has_a_file_in_the_working_directory(one: nbddp.Pool) -> None:
+    file, of_main, folder, exists = value(one, "__file__, __main__.__file__, os.getcwd(), os.path.exists(__file__)", 7)
+    assert file == of_main == os.path.join(folder, "In[7].py")
+    assert not exists, "nothing is written into the user's folder"
+    assert value(one, "__file__", 8).endswith("In[8].py")
+    assert value(one, "%%capture --no-stdout\nx = __file__\n", 9) is None
+    assert value(one, "x", 10).endswith("In[9].py"), "a part that a magic runs is no cell"
+
+
+def test_cells_without_numbers_have_files_of_their_own(one: nbddp.Pool) -> None:
+    names = [value(one, f"def f{n}(): return 1 / 0\n__file__", 0) for n in range(2)]
+    assert len(set(names)) == 2
+    with pytest.raises(nbddp.WorkerFailed) as caught:
+        value(one, "f0()", 0)
+    assert "def f0(): return 1 / 0" in caught.value.report
+
+
+def test_a_cell_in_a_folder_that_is_gone_runs(one: nbddp.Pool) -> None:
+    assert value(one, "here = os.getcwd(); os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')", 11) is None
+    assert value(one, "os.chdir(here); __file__", 12) == "In[12].py"
+
+
+def test_sources_of_classes_and_functions_of_any_cell_are_found(one: nbddp.Pool) -> None:
+    for name, first in (("Numbers", "class Numbers(Dataset):"), ("Plain", "class Plain: pass"),
+                        ("Sample", "@dataclass"), ("scaled", "def scaled(i): return float(i * FACTOR)")):  # fmt: skip
+        assert value(one, f"inspect.getsource({name})").splitlines()[0] == first
+    assert value(one, "inspect.getsourcefile(Numbers)").endswith("In[1].py")
+
+
+# -- processes by spawn and forkserver --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", METHODS)
+def test_a_data_loaders_workers_find_what_cells_have_defined(one: nbddp.Pool, how: str) -> None:
+    code = f"list(DataLoader(Numbers(4), 2, num_workers=1, collate_fn=collated, multiprocessing_context={how!r}))"
+    assert value(one, code) == [[0.0, 3.0], [6.0, 9.0]]
+
+
+@pytest.mark.parametrize("how", METHODS)
+def test_tasks_and_answers_of_a_pool_have_the_cells_classes(one: nbddp.Pool, how: str) -> None:
+    code = f"""with mp.get_context({how!r}).Pool(1) as pool:
+    got = pool.map(sample, [1]) + [pool.apply(inner, (2,)), pool.apply(Outer.Inner, (3,))]
+    light = pool.map(loaded, ["torch", "ipyparallel", "nbddp.worker.engine"])
+[type(x) for x in got] == [Sample, Outer.Inner, Outer.Inner], got[0].x, got[2].x, light"""
+    assert value(one, code) == (True, 3.0, 3, [how == "fork"] * 3)
+
+
+def test_a_definition_that_a_later_cell_replaces_is_the_one_that_is_sent(one: nbddp.Pool) -> None:
+    code = """def twice(x): return 2 * x
+with ProcessPoolExecutor(1, mp_context=mp.get_context("spawn")) as pool:
+    got = [pool.submit(twice, 2).result()]
+    def twice(x): return 20 * x
+    got.append(pool.submit(twice, 2).result())
+got"""
+    assert value(one, code) == [4, 40]
+
+
+def test_a_spawned_process_that_spawns_sends_them_on(one: nbddp.Pool) -> None:
+    code = """with ProcessPoolExecutor(1, mp_context=mp.get_context("spawn")) as pool:
+    got = pool.submit(nested, 5).result()
+type(got) is Sample, got.x"""
+    assert value(one, code) == (True, 15.0)
+
+
+def test_nothing_of_a_cell_runs_twice(one: nbddp.Pool) -> None:
+    code = "print('once', flush=True)\ndef child(i): print('child', i, flush=True)\ntmp.spawn(child, nprocs=2)"
+    assert value(one, code) is None
+    assert sorted(printed(one)) == ["child 0", "child 1", "once"]
+
+
+def test_what_cannot_be_sent_is_named(one: nbddp.Pool) -> None:
+    code = "import threading; lock = threading.Lock()\ndef uses(i): return lock\n"
+    with pytest.raises(nbddp.WorkerFailed) as caught:
+        value(one, code + "mp.get_context('spawn').Process(target=uses, args=(1,)).start()")
+    assert "uses is sent to a process that is started anew, and uses lock, which cannot be sent" in str(caught.value)
+    forked = "with mp.get_context('fork').Pool(1) as pool: got = pool.map(len, [[1]]) + pool.map(is_lock, [1])\ngot"
+    assert value(one, "def is_lock(i): return lock is not None\n" + forked) == [1, True], "a forked one has it"
+
+
+def test_programs_under_a_guard_run_as_they_are(one: nbddp.Pool) -> None:
+    code = "def main():\n    with mp.get_context('spawn').Pool(1) as pool: return pool.map(scaled, [1])\n"
+    assert value(one, code + "if __name__ == '__main__': got = main()\ngot") == [3.0]
+
+
+# -- what they print, and their end -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", METHODS)
+def test_what_a_started_process_prints_is_shown(one: nbddp.Pool, how: str) -> None:
+    code = f"""def talks(i):
+    print("out", end=" "); print("put"); sys.stdout.write("unended "); sys.stdout.flush()
+    os.system("echo from a shell"); print("told", file=sys.stderr)
+process = mp.get_context({how!r}).Process(target=talks, args=(1,)); process.start(); process.join()"""
+    assert value(one, code) is None
+    assert printed(one) == ["out put", "unended from a shell"]
+    assert printed(one, "stderr") == ["told"]
+
+
+def test_a_handler_that_holds_the_stream_is_heard_from_a_forked_process(one: nbddp.Pool) -> None:
+    code = """log = logging.Logger("of the cell"); log.addHandler(logging.StreamHandler(sys.stdout))
+def talks(i): log.warning("heard")
+process = mp.get_context("fork").Process(target=talks, args=(1,)); process.start(); process.join()"""
+    assert value(one, code) is None
+    assert printed(one) == ["heard"]
+
+
+ENDS = {
+    "stopped": ("print('ready', flush=True); process.join()", nbddp.RunStopped),
+    "failed": ("raise ValueError('on purpose')", nbddp.WorkerFailed),
+}
+
+
+@pytest.mark.parametrize("how", METHODS)
+@pytest.mark.parametrize("way", ENDS)
+def test_a_cell_that_does_not_end_well_ends_what_it_started(one: nbddp.Pool, way: str, how: str) -> None:
+    then, kind = ENDS[way]
+    code = f"""def waits(i): print("at work", flush=True); time.sleep(600)
+process = mp.get_context({how!r}).Process(target=waits, args=(1,)); process.start(); pid = process.pid
+{then}"""
+    with pytest.raises(kind) as caught:
+        one.run_cell(code, screen=StopWhenReady(after=0.2))
+    assert [s.lost for s in caught.value.states] == [()]
+    assert not psutil.pid_exists(value(one, "pid"))
+
+
+def test_what_other_cells_started_and_daemons_stay(one: nbddp.Pool) -> None:
+    code = """def waits(i): time.sleep(600)
+old = mp.get_context("fork").Process(target=waits, args=(1,)); old.start()"""
+    assert value(one, code) is None
+    with pytest.raises(nbddp.WorkerFailed):
+        value(one, "new = mp.get_context('fork').Process(target=waits, args=(1,), daemon=True); new.start(); 1 / 0")
+    assert value(one, "alive = old.is_alive(), new.is_alive(); old.kill(); new.kill(); alive") == (True, True)
+
+
+def test_an_exit_without_error_ends_nothing(one: nbddp.Pool) -> None:
+    code = "kept = mp.get_context('fork').Process(target=time.sleep, args=(600,)); kept.start(); sys.exit(0)"
+    one.run_cell(code, screen=Silent())
+    assert value(one, "alive = kept.is_alive(); kept.kill(); alive") is True
+
+
+def test_nothing_is_left_of_a_pool_whose_cells_started_processes() -> None:
+    code = "import multiprocessing as mp, time\npids = []\n" + "".join(
+        f"p = mp.get_context({how!r}).Process(target=time.sleep, args=(600,)); p.start(); pids.append(p.pid)\n"
+        for how in METHODS
+    )
+    with nbddp.Pool(nproc=1) as pool:
+        pids = pool.run_cell(code + "pids", want_value=True, screen=Silent())[0]
+        assert all(map(psutil.pid_exists, pids))
+    _, left = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], timeout=5)
+    assert left == []
