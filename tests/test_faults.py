@@ -260,6 +260,7 @@ def test_another_signals_exception_amid_a_cell_leaves_no_rank_at_work(two: nbddp
     check_after(two, ())
 
 
+@needs_recorder
 @pytest.mark.parametrize("how", SLOW)
 def test_slow_rank_is_no_deadlock_and_its_line_is_shown(two: nbddp.Pool, how: str) -> None:
     watching = Watching()
@@ -273,6 +274,7 @@ def test_slow_rank_is_no_deadlock_and_its_line_is_shown(two: nbddp.Pool, how: st
     assert watching.saw("in native code that holds" if silent else "rank 1 (cell line 2")
 
 
+@needs_recorder
 def test_report_names_the_first_failure_and_where_the_others_were(two: nbddp.Pool) -> None:
     with pytest.raises(nbddp.WorkerFailed) as caught:
         two.run_cell(
@@ -287,6 +289,7 @@ def test_report_names_the_first_failure_and_where_the_others_were(two: nbddp.Poo
         two.run_cell("dist.all_reduce(torch.ones(1))", screen=Silent())
 
 
+@needs_recorder
 def test_ranks_that_take_no_part_are_not_waited_for_in_vain(two: nbddp.Pool) -> None:
     two.run_cell(PREPARE, screen=Silent())
     with pytest.raises(nbddp.RunHung) as caught:
@@ -295,6 +298,7 @@ def test_ranks_that_take_no_part_are_not_waited_for_in_vain(two: nbddp.Pool) -> 
     check_after(two, ())
 
 
+@needs_recorder
 def test_place_in_the_users_own_module_is_told(two: nbddp.Pool, tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text("import torch, torch.distributed as dist\ndef fit():\n    dist.barrier()\n")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport trainer\nif rank == 0: trainer.fit()"
@@ -371,6 +375,7 @@ def test_what_cannot_be_freed_is_replaced_and_the_lost_names_are_told(two: nbddp
     check_after(two, (1,))
 
 
+@needs_recorder
 def test_timeout_ends_the_cell_with_the_table(two: nbddp.Pool) -> None:
     with pytest.raises(nbddp.RunTimedOut) as caught:
         two.run_cell(PREPARE + "if rank: time.sleep(600)\ndist.barrier()", timeout=1.0, screen=Silent())

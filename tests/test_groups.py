@@ -13,7 +13,7 @@ import nbddp
 from nbddp.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.worker import groups
-from tests.faults import INIT, SET_UP, StopWhenReady, check_after
+from tests.faults import INIT, OLD_DESTROY, SET_UP, StopWhenReady, check_after, needs_recorder
 
 PREPARE = SET_UP.format(fault="") + INIT + "kernel = get_ipython().kernel\n"
 
@@ -99,6 +99,7 @@ def test_process_that_dies_after_its_rank_had_left_the_cell_is_told(
     check_after(two, (0,))
 
 
+@OLD_DESTROY
 def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the_same(two: nbddp.Pool) -> None:
     """All ranks finished well. Where its rank is meanwhile is shown."""
     code = "work = dist.all_reduce(torch.ones(4), async_op=True); work.wait()\n"
@@ -124,7 +125,9 @@ def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the
     check_after(two, ())
 
 
-@pytest.mark.parametrize("call", ["dist.all_reduce(torch.ones(4))", "dist.init_process_group('gloo')"])
+@pytest.mark.parametrize(
+    "call", [pytest.param("dist.all_reduce(torch.ones(4))", marks=needs_recorder), "dist.init_process_group('gloo')"]
+)
 def test_thirty_deadlocks_leave_no_descriptors_and_threads_behind(two: nbddp.Pool, call: str) -> None:
     code = PREPARE + "model = DDP(torch.nn.Linear(2, 2))\n"
     if "init" in call:

@@ -36,6 +36,8 @@ HANGS_ON_OLD = ("all_gather_into_tensor of 1 GB", "DDP of 60 M parameters")
 def test_a_healthy_program_is_left_alone(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
     if name in HANGS_ON_OLD and TorchVersion(torch.__version__) < (2, 7):
         pytest.skip("torch 2.6 hangs in destroy_process_group after a large collective, under torchrun too")
+    if "FSDP2" in name and not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.skip("torch 2.6 has no fully_shard on CPU")
     world, program = PROGRAMS[name]
     pool = pool_for(world)
     found = pool.run_cell(program + "'done'", want_value=True, hang_after=HANG_AFTER, screen=Silent())

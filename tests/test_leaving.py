@@ -17,7 +17,7 @@ from nbddp.options import LaunchSpec
 from nbddp.run import report
 from nbddp.run.collect import Text
 from nbddp.run.screen import Silent
-from tests.faults import check_after
+from tests.faults import check_after, numbered
 from tests.kernels import Kernel
 
 START = """
@@ -221,7 +221,7 @@ def test_the_rank_that_left_the_collective_is_named(two: nbddp.Pool, how: str) -
     ddp = "import gc; model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1)); y = model(t).sum(); "
     before = f"{ddp if call == 'backward' else ''}dist.all_reduce(t)\n"
     error = fails(two, START + f"{before}if rank == 1:\n    time.sleep(0.1)\n    {leaves}\nelse: {waits}")
-    assert str(error) == (
+    assert str(error) == numbered(
         f"rank 1 left: it destroyed the process group (cell line 9) while rank 0 waited in {call} (cell line 10)"
     )
     assert (error.rank, error.cause.kind, error.exception_type) == (1, "left", "")
@@ -234,7 +234,7 @@ def test_a_process_that_ended_well_under_a_collective_is_named(two: nbddp.Pool) 
     meet = "store = dist.distributed_c10d._get_default_store()\n"  # rank 0 has left init_process_group by then
     leave = "if rank == 1: store.wait(['there']); os._exit(0)\nstore.set('there', '1'); dist.all_reduce(t)"
     error = fails(two, START + meet + leave)
-    assert str(error) == (
+    assert str(error) == numbered(
         "rank 1 left: its process ended with exit code 0 while rank 0 waited in all_reduce #1 (cell line 8)"
     )
     check_after(two, (1,))
@@ -369,7 +369,7 @@ try:
         time.sleep(0.1)
 finally:
     dist.destroy_process_group()"""
-    assert four.run(code).evalue == (
+    assert four.run(code).evalue == numbered(
         "rank 3 left: it destroyed the process group (cell line 14) "
         "while ranks 0–2 waited in all_reduce #2 (cell line 9)"
     )

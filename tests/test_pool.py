@@ -158,11 +158,8 @@ def test_status_and_topology_in_the_notebook(four: Kernel) -> None:
 
 
 def test_simulated_nodes_are_called_so(new_kernel: Kernel) -> None:
-    assert (
-        new_kernel.run("%ddp start --nnodes 2 --nproc 1")
-        .text()
-        .endswith("world size 2 = 2 simulated nodes × 1 process; on CPU\n")
-    )
+    started = new_kernel.run("%ddp start --nnodes 2 --nproc 1").text()
+    assert "world size 2 = 2 simulated nodes × 1 process; on CPU\n" in started
     assert "0 (simulated)" in new_kernel.run("%ddp status").displays[0]["text/plain"]
 
 

@@ -265,7 +265,7 @@ def test_ranks_that_a_cell_left_out_do_not_lend_it_older_steps(pool: nbddp.Pool)
     pool.run_cell(program("plain"), screen=Silent())
     alone = """
         import torch, torch.distributed as dist
-        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
         model(torch.ones(2, 3)).sum().backward()
         dist.destroy_process_group()

@@ -53,7 +53,7 @@ def ddps_reducer() -> None:
 
 
 def backends_of_a_group() -> None:
-    with alone() as dist:
+    with alone() as (dist, _):
         group = dist.group.WORLD
         other = dist.ProcessGroup(0, 1)
         expect(torch_seams.share_backends(group, other) == group.name(), "one group cannot have another's backends")
@@ -83,13 +83,12 @@ def ddps_hooks() -> None:
 
 
 def methods_of_collectives() -> None:
-    import torch
 
     from nbddp.worker.messages import listening
 
-    with alone() as dist, listening() as heard:
-        dist.all_gather_into_tensor(torch.ones(1), torch.ones(1))
-        dist.reduce_scatter_tensor(torch.ones(1), torch.ones(1))
+    with alone() as (dist, one), listening() as heard:
+        dist.all_gather_into_tensor(one, one)
+        dist.reduce_scatter_tensor(one, one)
     expect(heard["collectives"] == ["all_gather_into_tensor", "reduce_scatter_tensor"], "they go by another method")
 
 

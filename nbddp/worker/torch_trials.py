@@ -19,25 +19,29 @@ SOON = 5.0  # seconds that a wait which was ended has to return
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[Any]:
-    """A default process group of one rank, without a network; torch.distributed."""
+def alone() -> Iterator[tuple[Any, Any]]:
+    """A default process group of one rank, without a network: torch.distributed, and a tensor for its collectives.
+
+    The tensor outlives the group. To drop one that Python knows, gloo's thread wants the interpreter, and torch 2.6
+    holds that while it waits for the thread.
+    """
+    import torch
     import torch.distributed as dist
 
+    one = torch.ones(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        yield dist
+        yield dist, one
     finally:
         dist.destroy_process_group()
 
 
 def _recorded() -> list[dict[str, Any]]:
-    import torch
-
     if not torch_seams.flight_recorders():
         raise Failed("there is no recorder")
     flight.switch_on()
-    with alone() as dist:
-        dist.all_reduce(torch.ones(1))
+    with alone() as (dist, one):
+        dist.all_reduce(one)
         entries = [entry for dump in flight.dumps(active=False) for entry in dump.get("entries", ())]
     expect(entries, "an all_reduce left no entry")
     return entries
@@ -61,7 +65,7 @@ def entry_keys() -> None:
 
 
 def tables_of_groups() -> None:
-    with alone() as dist:
+    with alone() as (dist, _):
         tables, group = torch_seams.world(), dist.group.WORLD
         expect(group in tables.pg_map, "the default group is not in its table")
         expect(list(tables.pg_group_ranks[group]) == [0], "the ranks of a group are told otherwise")
@@ -71,12 +75,12 @@ def tables_of_groups() -> None:
 
 
 def default_group() -> None:
-    with alone() as dist:
+    with alone() as (dist, _):
         expect(torch_seams.default_group() is dist.group.WORLD, "it is another group than group.WORLD")
 
 
 def another_default_group() -> None:
-    with alone() as dist:
+    with alone() as (dist, _):
         whole, other = dist.group.WORLD, dist.new_group([0])
         torch_seams.set_default_group(other)
         expect(dist.group.WORLD is other, "setting it has no effect")
@@ -84,11 +88,9 @@ def another_default_group() -> None:
 
 
 def sequence_numbers() -> None:
-    import torch
-
-    with alone() as dist:
+    with alone() as (dist, one):
         before = torch_seams.sequence(dist.group.WORLD)
-        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(one)
         expect(torch_seams.sequence(dist.group.WORLD) == before + 1, "an all_reduce is not counted")
 
 
@@ -98,7 +100,7 @@ def clearing_of_groups() -> None:
     torch_seams.forget_groups()
     tables = torch_seams.world()
     expect(not tables.pg_map and tables.group_count == 0, "a group is still there")
-    with alone() as dist:
+    with alone() as (dist, _):
         expect(dist.get_world_size() == 1, "the next init fails")
 
 
@@ -107,11 +109,9 @@ def abort_of_groups() -> None:
 
 
 def abort_of_transfers() -> None:
-    import torch
-
     expect(torch_seams.can_abort_transfers(), "torch's library does not export how to end one")
-    with alone() as dist:
-        work = dist.irecv(torch.ones(1))
+    with alone() as (dist, one):
+        work = dist.irecv(one)
         waiting = threading.Thread(target=work.wait, daemon=True)
         waiting.start()
         expect(torch_seams.abort_transfer(work), "a receive's class is not gloo's")
@@ -162,11 +162,9 @@ def store_on_a_socket() -> None:
 
 
 def marks() -> None:
-    import torch
-
     noted.install()
-    with alone() as dist:
-        dist.all_reduce(torch.ones(1), async_op=True).wait()
+    with alone() as (dist, one):
+        dist.all_reduce(one, async_op=True).wait()
         store = dist.HashStore()
         store.set("key", "value")
         expect(store.get("key") == b"value", "a store gives back something else")

@@ -6,6 +6,7 @@ ends the process takes no other along. A pool has a copy of its warm process do 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from nbddp.worker import ddp_trials, flight, ipykernel_seams, ipykernel_trials, 
 
 NAMES: dict[str, tuple[str, ...]] = {**torch_seams.NAMES, **ipykernel_seams.NAMES, **ipyparallel_seams.NAMES}
 TRIALS: dict[str, Callable[[], None]] = {**torch_trials.TRIALS, **ddp_trials.TRIALS, **ipykernel_trials.TRIALS}
+
+PATIENCE = 100.0  # seconds for all trials; a first import of torch from a slow disk takes most of it
 
 
 def tried(key: str) -> Verdict:
@@ -48,7 +51,14 @@ def machine() -> dict[str, Any]:
 
 
 def report(out: IO[str]) -> None:
-    """Try all seams; a line for each, and one for the machine."""
+    """Try all seams; a line for each, and one for the machine. A trial that never ends, ends the process."""
+    with open(os.devnull, "w") as nowhere:  # a thread in C does it, which needs no interpreter
+        faulthandler.dump_traceback_later(PATIENCE, exit=True, file=nowhere)
+        _report(out)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _report(out: IO[str]) -> None:
     flight.switch_on()
 
     def say(**message: Any) -> None:
