@@ -1,8 +1,9 @@
 """Healthy programs that look dead: ordinary torchrun programs in which a rank waits long, and rightly, for another.
 
 `PROGRAMS`: name → (world size, program). Each keeps ranks waiting for `SECONDS` and ends by itself. A deadlock would be
-reported after `HANG_AFTER`, a quarter of that: the ranks are asked often enough for a wrong verdict to show.
-NBDDP_HEALTHY_SECONDS=4 makes it 4 s and 1 s.
+reported after `HANG_AFTER`, a quarter of that and at most 1 s: the ranks are asked often enough for a wrong verdict to
+show.
+NBDDP_HEALTHY_SECONDS=8 makes it 8 s and 1 s.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 import os
 
 SECONDS = float(os.environ.get("NBDDP_HEALTHY_SECONDS", "1.6"))
-HANG_AFTER = SECONDS / 4
+HANG_AFTER = min(SECONDS / 4, 1.0)
 TOGETHER = 6  # calls that are looped in one program
 PREPARE = """
 import os, time, torch, torch.distributed as dist
