@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import nbddp
@@ -31,3 +33,96 @@ def test_a_launcher_that_would_start_ranks_within_ranks_is_told_so(pool: nbddp.P
 
 def test_a_programs_own_processes_are_its_own(pool: nbddp.Pool) -> None:
     pool.run_cell(LAUNCHES.format(name="__main__"), screen=Silent())
+
+
+# -- what libraries keep of a group -------------------------------------------------------------
+
+HOLDS = """
+import os, sys, types, torch, torch.distributed as dist
+for name in ("deepspeed", "deepspeed.utils", "deepspeed.utils.groups", "deepspeed.comm", "deepspeed.comm.comm"):
+    sys.modules.setdefault(name, types.ModuleType(name))
+groups, comm = sys.modules["deepspeed.utils.groups"], sys.modules["deepspeed.comm.comm"]
+if not dist.is_initialized(): dist.init_process_group("gloo")
+groups._WORLD_GROUP, groups._ALL_TO_ALL_GROUP, groups.size = dist.group.WORLD, {0: dist.new_group()}, 1
+comm.cdb = object()
+"""
+HELD = "groups._WORLD_GROUP is None, groups._ALL_TO_ALL_GROUP == {}, groups.size, comm.cdb is None"
+ENDS = {
+    "fails": "if os.environ['RANK'] == '1': raise ValueError('on purpose')\ndist.barrier()",
+    "destroys it": "dist.destroy_process_group()",
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_deepspeed_keeps_no_group_that_is_gone(pool: nbddp.Pool, how: str) -> None:
+    pool.run_cell(HOLDS, screen=Silent())
+    assert pool.run_cell(HELD, want_value=True, screen=Silent())[0] == (False, False, 1, False), "a living one is kept"
+    try:
+        pool.run_cell(HOLDS + ENDS[how], screen=Silent())
+    except nbddp.WorkerFailed as error:
+        assert error.exception_message == "on purpose"
+    found = pool.run_cell(HELD, want_value=True, screen=Silent())
+    assert list(found) == [(True, True, 1, True)] * 2
+
+
+ACCELERATE = """
+import os, sys, types, torch.distributed as dist
+class PartialState:
+    _shared_state = {}
+    def __init__(self):
+        self.__dict__ = self._shared_state
+        if not self._shared_state:
+            dist.init_process_group("gloo")
+            self.backend, self.num_processes, self.process_index = "gloo", dist.get_world_size(), dist.get_rank()
+class AcceleratorState:
+    @staticmethod
+    def _reset_state(reset_partial_state):
+        assert reset_partial_state
+        PartialState._shared_state.clear()
+class GradientState:
+    @staticmethod
+    def _reset_state(): pass
+class Accelerator:
+    def __init__(self): self.state = PartialState()
+    def reduce(self): dist.barrier(); return self.state.num_processes
+module, state = types.ModuleType("accelerate"), types.ModuleType("accelerate.state")
+module.Accelerator, module.PartialState = Accelerator, PartialState
+state.PartialState, state.AcceleratorState, state.GradientState = PartialState, AcceleratorState, GradientState
+sys.modules.update({"accelerate": module, "accelerate.state": state})
+"""
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_accelerate_begins_anew_when_its_group_is_gone(pool: nbddp.Pool, how: str) -> None:
+    pool.run_cell(
+        "import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()", screen=Silent()
+    )
+    pool.run_cell(ACCELERATE, screen=Silent())
+    for _ in range(2):  # the group of an earlier cell is used as long as it lives
+        assert list(pool.run_cell("made = Accelerator(); made.reduce()", want_value=True, screen=Silent())) == [2, 2]
+    try:
+        pool.run_cell(ENDS[how], screen=Silent())
+    except nbddp.WorkerFailed as error:
+        assert error.exception_message == "on purpose"
+    rank = pool.run_cell("made.state.process_index", want_value=True, screen=Silent())
+    assert list(rank) == [0, 1], "an object that is left over still knows its rank"
+    for code in ("Accelerator().reduce()", "PartialState().num_processes"):
+        assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [2, 2]
+    pool.run_cell("for name in ('accelerate', 'accelerate.state'): del sys.modules[name]", screen=Silent())
+
+
+def test_whose_group_is_gone_is_said(pool: nbddp.Pool, tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages" / "holder"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("import torch.distributed as dist\ndef wait(): dist.barrier()\n")
+    pool.run_cell(
+        "import torch.distributed as dist\nif dist.is_initialized(): dist.destroy_process_group()", screen=Silent()
+    )
+    with pytest.raises(nbddp.WorkerFailed) as theirs:
+        pool.run_cell(
+            f"import sys; sys.path.insert(0, {str(folder.parent)!r})\nimport holder; holder.wait()", screen=Silent()
+        )
+    assert "make holder's objects anew, or run the cell with --fresh" in theirs.value.report
+    with pytest.raises(nbddp.WorkerFailed) as own:
+        pool.run_cell("sys.path.pop(0); dist.barrier()", screen=Silent())
+    assert "--fresh" not in own.value.report

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from nbddp.worker import foreign
+
 CONTEXT = 2  # lines of source on each side of the failing one
 SLOTS = vars(BaseException)  # what Python itself keeps of an exception, whatever its class has under these names
 
@@ -57,6 +59,8 @@ def _one(error: BaseException, names: dict[str, str], hide: tuple[str, ...]) -> 
         "notes": _readable(lambda: _notes(error), "notes", [""]),
     }
     try:
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(traceback_of(error))]
+        found["notes"] += [said for said in [foreign.owner_of_a_group_that_is_gone(found["message"], files)] if said]
         found["frames"] = frames(traceback_of(error), names, hide)
     except Exception as e:  # a module's __loader__ is asked for its source
         found["frames"] = []

@@ -1,14 +1,20 @@
-"""Libraries that would start ranks of their own in a cell, which is already run by every rank: they are told so.
+"""Libraries that were written for a process that runs one program.
 
-Lightning's and Fabric's launchers for notebooks (`ddp_notebook`, `ddp_spawn`, `ddp_fork`) start all ranks anew in each
-rank, which then meet under numbers that are taken, and hang.
+Some would start ranks of their own in a cell, which is already run by every rank: they are told so. Lightning's and
+Fabric's launchers for notebooks (`ddp_notebook`, `ddp_spawn`, `ddp_fork`) start all ranks anew in each rank, which then
+meet under numbers that are taken, and hang.
+
+Some keep in their modules what belongs to a process group, and use it in the next cell, when the group is gone: it is
+taken from them (DeepSpeed), or when the program makes the library's object anew (accelerate, whose old object may still
+be asked for its rank). Of others the error says whose it is.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 LAUNCHERS = ("lightning", "pytorch_lightning", "lightning_fabric")
@@ -16,6 +22,10 @@ SAYS = (
     'this cell already runs on every rank, and this strategy starts ranks of its own; use strategy="ddp" with as many '
     "devices as there are ranks on a node"
 )
+# Modules whose global names hold groups, and what is made of groups
+HOLDERS = {"deepspeed.utils.groups": ("mesh_device",), "deepspeed.comm.comm": ("cdb",)}
+GONE = ("Default process group has not been initialized", "is not registered, please create group with")
+PACKAGES = ("site-packages", "dist-packages")
 
 
 def install() -> None:
@@ -34,3 +44,72 @@ def _refusing(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return start_processes
+
+
+# -- what libraries keep of a group -------------------------------------------------------------
+
+
+def forget() -> None:
+    """The default group of an earlier cell is gone, or there was none: no library may think that it has it."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or dist.is_initialized():
+        return
+    for name, things in HOLDERS.items():
+        if name in sys.modules:
+            _empty(vars(sys.modules[name]), things, dist.ProcessGroup)
+    if "accelerate" in sys.modules:
+        _renew_accelerate(sys.modules["accelerate"])
+
+
+def _empty(names: dict[str, Any], things: Sequence[str], group: type) -> None:
+    for name, value in names.items():
+        if name in things or isinstance(value, group):
+            names[name] = None
+        elif isinstance(value, dict) and any(isinstance(v, group) for v in value.values()):
+            value.clear()
+
+
+def _renew_accelerate(accelerate: Any) -> None:
+    """Have an `Accelerator()`, or a `PartialState()` that a cell makes, forget a state that was of a group."""
+    state = sys.modules.get("accelerate.state")
+    for cls, by_anyone in ((getattr(accelerate, "Accelerator", None), True), (accelerate.PartialState, False)):
+        if state is not None and cls is not None and not hasattr(cls.__init__, "__wrapped__"):
+            cls.__init__ = _renewing(cls.__init__, state, by_anyone)
+
+
+def _renewing(original: Callable[..., None], state: Any, by_anyone: bool) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(made: Any, *args: Any, **kwargs: Any) -> None:
+        by = sys._getframe(1).f_globals.get("__name__")
+        if (by_anyone or by == "__main__") and _is_stale(state.PartialState):
+            state.AcceleratorState._reset_state(True)
+            state.GradientState._reset_state()
+        original(made, *args, **kwargs)
+
+    return __init__
+
+
+def _is_stale(partial: Any) -> bool:
+    """Whether accelerate's state is of a group that is gone, or of another number of ranks."""
+    import torch.distributed as dist
+
+    kept = vars(partial)["_shared_state"]
+    if not kept.get("backend"):
+        return False
+    return not dist.is_initialized() or str(kept.get("num_processes")) != os.environ.get("WORLD_SIZE")
+
+
+def owner_of_a_group_that_is_gone(message: str, files: Sequence[str]) -> str:
+    """What to say of an error by which torch answers who asks for a group that is gone; empty where it is another
+    error, or a cell's own call. files: of its frames, outermost first."""
+    if not any(words in message for words in GONE):
+        return ""
+    outside = [file for file in files if f"{os.sep}torch{os.sep}" not in file]
+    if not outside or not any(folder in outside[-1] for folder in PACKAGES):
+        return ""
+    parts = outside[-1].split(os.sep)
+    library = parts[next(n for n, part in enumerate(parts) if part in PACKAGES) + 1].removesuffix(".py")
+    return (
+        f"{library} asks for a process group that is not there; if it was an earlier cell's, make {library}'s objects "
+        "anew, or run the cell with --fresh"
+    )

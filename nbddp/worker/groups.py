@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from nbddp.worker import noted, torch_seams
+from nbddp.worker import foreign, noted, torch_seams
 from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
@@ -158,6 +158,7 @@ class Groups:
                 gc.collect()
         finally:
             self.dropping = False
+        foreign.forget()
         if shut.is_set():
             self.released()
 

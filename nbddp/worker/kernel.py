@@ -37,6 +37,7 @@ from nbddp.worker import (
     clocks,
     digests,
     failure,
+    foreign,
     ipykernel_seams,
     leaving,
     threads,
@@ -269,6 +270,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 (spec["injected"][0], int(spec["injected"][1])),
                 spec["connect"],
             )
+        foreign.forget()
         self.departures.begin()
         self.children.begin()
         self.recorder.begin(spec["run"], spec.get("timings", True), spec.get("cell"))
