@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +216,57 @@ def test_an_exit_without_error_ends_nothing(one: nbddp.Pool) -> None:
     code = "kept = mp.get_context('fork').Process(target=time.sleep, args=(600,)); kept.start(); sys.exit(0)"
     one.run_cell(code, screen=Silent())
     assert value(one, "alive = kept.is_alive(); kept.kill(); alive") is True
+
+
+# -- stdout as a program knows it, and its end ----------------------------------------------------------
+
+
+def test_stdout_takes_bytes_and_can_be_reconfigured(one: nbddp.Pool) -> None:
+    code = """sys.stdout.reconfigure(encoding="utf-8", line_buffering=True); sys.stderr.reconfigure(errors="replace")
+text = "grüß\\n".encode()
+count = sys.stdout.buffer.write(text[:3]) + sys.stdout.buffer.write(memoryview(text[3:])); sys.stdout.buffer.flush()
+sys.stderr.buffer.write(b"\\xff\\n"); sys.stdout.buffer.close(); print("on"); count, sys.stdout.buffer.writable()"""
+    assert value(one, code) == (len("grüß\n".encode()), True)
+    assert (printed(one), printed(one, "stderr")) == (["grüß", "on"], ["\ufffd"])
+    with pytest.raises(nbddp.WorkerFailed, match="bytes-like object is required"):
+        value(one, "sys.stdout.buffer.write('text')")
+    forked = "process = mp.get_context('fork').Process(target=sys.stdout.buffer.write, args=(b'forked\\n',))"
+    assert value(one, f"{forked}; process.start(); process.join()") is None
+    assert printed(one) == ["forked"]
+
+
+LEAVES = """
+import atexit, os, sys, time
+path = sys.argv[1] + "/" + os.environ["RANK"]
+def leave(word, end=""): open(path, "a").write(word + end)
+atexit.register(leave, "last", end="."); atexit.register(leave, "unwanted"); atexit.unregister(leave)
+atexit.register(leave, "second", end=" "); atexit.register(lambda: 1 / 0); atexit.register(leave, "first", end=" ")
+"""
+WAYS: dict[str, Callable[[nbddp.Pool], object]] = {
+    "stop": lambda pool: pool.stop(),
+    "restart": lambda pool: pool.restart(),
+    "fresh": lambda pool: pool.ensure(LaunchSpec(fresh=True)),
+    "shrink": lambda pool: pool.ensure(LaunchSpec(nproc=1)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_atexit_is_called_when_a_worker_is_ended(way: str, tmp_path: Path) -> None:
+    with nbddp.Pool(nproc=2) as pool:
+        pool.run_cell(LEAVES, argv=[str(tmp_path)], screen=Silent())
+        WAYS[way](pool)
+        left = {int(path.name): path.read_text() for path in tmp_path.iterdir()}
+        assert left == dict.fromkeys([1] if way == "shrink" else [0, 1], "first second ")
+    if way == "shrink":
+        assert (tmp_path / "0").read_text() == "first second "
+
+
+def test_a_function_of_atexit_that_does_not_return_holds_nobody_up(tmp_path: Path) -> None:
+    with nbddp.Pool(nproc=1) as pool:
+        pool.run_cell(LEAVES + "atexit.register(time.sleep, 600)", argv=[str(tmp_path)], screen=Silent())
+        pool.restart()
+        assert (tmp_path / "0").read_text() == "first second ", "the others were called"
+        assert pool.run_cell("'path' in globals()", want_value=True, screen=Silent())[0] is False
 
 
 def test_nothing_is_left_of_a_pool_whose_cells_started_processes() -> None:

@@ -46,6 +46,7 @@ from nbddp.worker import kept, values
 
 HOST, MASTER = "127.0.0.1", "localhost"
 END_GROUP_SECONDS = 10.0  # a rank that has not ended its process group by then will never
+EXIT_SECONDS = 5.0  # that functions of `atexit` have before their worker is ended
 REGISTER_TIMEOUT = 60.0
 LAST_WORDS = 12  # lines
 AT_ONCE = 16  # workers started between two moments at which Stop is heard
@@ -54,7 +55,7 @@ AT_ONCE = 16  # workers started between two moments at which Stop is heard
 @dataclass
 class Living:
     """One worker process. `exit` is the agent's event once it has ended; what its last run wrote to the log begins
-    at byte `log_from`."""
+    at byte `log_from`; `exits`: how many functions wait there for its end (`atexit`)."""
 
     rank: int
     uuid: str
@@ -63,6 +64,7 @@ class Living:
     log: str
     log_from: int = 0
     registered: bool = False
+    exits: int = 0
     exit: dict[str, Any] | None = None
 
 
@@ -235,7 +237,8 @@ class Pool:
         self.agent.tell("describe", info=requests.description(placed), files=self._files)
 
     def stop(self) -> None:
-        """End all workers, the controller and the agent."""
+        """End all workers, the controller and the agent. What programs gave to `atexit` is called first."""
+        self._call_exits(sorted(self.workers))
         with uninterrupted():
             self._forget_all()
 
@@ -264,6 +267,7 @@ class Pool:
         """New processes under the same ranks. Names on them are gone, and their process group."""
         self._need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
+        self._call_exits(chosen)
         self._end(chosen)
         self._match(self.placed(), self.visible, quiet=True)
         return [f"{rank_words(chosen)} restarted; names on them are gone"]
@@ -295,6 +299,7 @@ class Pool:
         surplus = [r for r in self.workers if r >= topology.world_size]
         changed = self._changed(topology, visible)
         ended = sorted(set(self.workers) if fresh else {*died, *surplus, *changed})
+        self._call_exits(ended)
         self._end(ended)
         missing = [w.rank for w in topology.workers if w.rank not in self.workers]
         if missing:
@@ -400,6 +405,24 @@ class Pool:
                 )
         if self.agent is None or not self.agent.alive:
             raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
+
+    def _call_exits(self, ranks: Sequence[int]) -> None:
+        """Have ranks that are about to be ended call what their programs have registered with `atexit`; what that
+        prints is shown. A rank at work, and one that does not come back, is ended without."""
+        waiting = [r for r in ranks if self.workers[r].exits and self.workers[r].exit is None]
+        if not waiting or self.current is not None or self.agent is None or not self.agent.alive:
+            return
+        number = next(self._runs)
+        run = Run(
+            self, {r: {"op": "exits", "run": number} for r in waiting}, number=number,
+            logs=self.agent.home / "runs" / str(number), screen=for_shell(_shell()), hang_after=None,
+            timeout=EXIT_SECONDS,
+        )  # fmt: skip
+        self.current = run
+        try:
+            run.execute()
+        finally:
+            self.current = None
 
     def _end(self, ranks: Sequence[int]) -> None:
         """End these ranks' processes and have hub and client forget them."""
@@ -787,6 +810,9 @@ class Pool:
         finally:
             self.current = None
             self._group_broken |= run.disordered()
+            for rank, ended in run.ended.items():
+                if rank in self.workers:
+                    self.workers[rank].exits = ended.content.get("exits", self.workers[rank].exits)
             if run.noted:
                 self._note(ranks, "idle")
         if self._group_broken:

@@ -1,59 +1,21 @@
-"""Processes that a cell starts: what they print, and their end.
+"""What a cell starts and registers, and its end.
 
-A forked process has ipykernel's streams without the thread that sends: what it prints goes to the descriptors, as the
-output of any subprocess does, and the worker reads it there. A cell that fails or is stopped ends what it has started
-and nobody would: a script's end would.
+A cell that fails or is stopped ends what it has started and nobody would: a script's end would. Functions that a
+program gives to `atexit` are called when its worker ends on request.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import multiprocessing
-import os
+import sys
 import time
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable
 from typing import Any
 
-from nbddp.worker import ipykernel_seams
-
 END_SECONDS = 0.3  # that a process has from SIGTERM to its end
-
-
-class Direct:
-    """Writes text to a descriptor, whole lines at once."""
-
-    def __init__(self, descriptor: int):
-        self._descriptor, self._text = descriptor, ""
-
-    def write(self, text: str) -> int:
-        if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text)}")
-        self._text += text
-        if "\n" in text:
-            self._send(self._text.rindex("\n") + 1)
-        return len(text)
-
-    def flush(self) -> None:
-        self._send(len(self._text))
-
-    def _send(self, length: int) -> None:
-        left, self._text = self._text[:length].encode("utf-8", "backslashreplace"), self._text[length:]
-        while left:
-            left = left[os.write(self._descriptor, left) :]
-
-
-def have_printed(streams: Iterable[Any]) -> None:
-    """In what is forked from here, have the streams write to stdout's and stderr's descriptors; once.
-
-    Whoever holds a stream, a logging handler say, holds the same one there.
-    """
-    pairs = [(s, n) for n, s in enumerate(streams, 1) if ipykernel_seams.captured_pipe(s) is not None]
-
-    def in_child() -> None:
-        for stream, descriptor in pairs:
-            direct = Direct(descriptor)
-            stream.write, stream.flush = direct.write, direct.flush
-
-    os.register_at_fork(after_in_child=in_child)
 
 
 class Started:
@@ -76,3 +38,47 @@ class Started:
             process.join(max(0.0, until - time.monotonic()))
             if process.exitcode is None:
                 process.kill()
+
+
+class Exits:
+    """Functions that programs have registered with `atexit` in this worker, and not those of the machinery."""
+
+    def __init__(self, in_run: Callable[[], bool]):
+        self._in_run = in_run
+        self._calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self._unregister = atexit.unregister
+
+    def install(self) -> None:
+        atexit.register = self._wrap_register(atexit.register)
+        atexit.unregister = self._wrap_unregister(atexit.unregister)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def call(self) -> None:
+        """Call them, the last first, as Python does at its end; an exception is printed, and ends no other."""
+        while self._calls:
+            function, args, kwargs = self._calls.pop()
+            self._unregister(function)
+            try:
+                function(*args, **kwargs)
+            except BaseException:
+                print(f"Exception ignored in atexit callback {function!r}:", file=sys.stderr)
+                traceback.print_exc()
+
+    def _wrap_register(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def register(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            if self._in_run():
+                self._calls.append((function, args, kwargs))
+            return original(function, *args, **kwargs)  # type: ignore[no-any-return]
+
+        return register
+
+    def _wrap_unregister(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def unregister(function: Callable[..., Any]) -> None:
+            self._calls = [call for call in self._calls if call[0] != function]
+            original(function)
+
+        return unregister

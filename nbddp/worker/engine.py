@@ -18,7 +18,7 @@ import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
 from nbddp.agent import home as homes
-from nbddp.worker import calls, children, flight, foreign, ipykernel_seams, kept
+from nbddp.worker import calls, flight, foreign, ipykernel_seams, kept, streams
 from nbddp.worker.kernel import WorkerKernel
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
@@ -58,7 +58,8 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         for stream in (sys.stdout, sys.stderr):
             stream.flush_interval = FLUSH_SECONDS  # type: ignore[union-attr]
         self.kernel.streams = (sys.stdout, sys.stderr)
-        children.have_printed(self.kernel.streams)
+        streams.complete(self.kernel.streams)
+        self.kernel.exits.install()
         self.kernel.kept = kept.Kept(self.log_path)
         self.kernel.kept.have_pipes_held(os.path.join(os.path.dirname(self.log_path), homes.SOCKET))
         self.kernel.groups.install()

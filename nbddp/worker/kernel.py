@@ -45,7 +45,7 @@ from nbddp.worker import (
     values,
 )
 from nbddp.worker.check import Checker
-from nbddp.worker.children import Started
+from nbddp.worker.children import Exits, Started
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
 from nbddp.worker.memory import Memory
@@ -160,6 +160,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         )
         self.files = CellFiles()
         self.children = Started()
+        self.exits = Exits(lambda: self._spec is not None)
         self._set_up_shell()
 
     def _set_up_shell(self) -> None:
@@ -363,6 +364,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.groups.drop(broken=True)
         return []
 
+    def _do_exits(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
+        """The worker is about to be ended: what programs have registered for their end."""
+        self.exits.call()
+        return []
+
     def _do_timings(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         """What the recorder has of the last run with DDP steps."""
         return [values.pack_or_words(self.recorder.collect())]
@@ -426,6 +432,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         try:
             outcome["group"] = {**self.groups.facts(), "aborted": self.release.aborted}
             outcome["departures"] = self.departures.seen
+            outcome["exits"] = len(self.exits)
             if outcome.pop("error", False):
                 buffers[:] = [self._error_bytes]
             self._send(outcome, buffers)

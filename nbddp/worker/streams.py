@@ -1,0 +1,98 @@
+"""What a program expects of sys.stdout and sys.stderr beyond ipykernel's streams: bytes, `reconfigure`, and forked
+processes that print.
+
+A forked process has the streams without the thread that sends: what it prints goes to the descriptors, as the output of
+any subprocess does, and the worker reads it there.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from nbddp.worker import ipykernel_seams
+
+
+class Bytes(io.BufferedIOBase):
+    """`sys.stdout.buffer`: what is written as bytes appears as text, UTF-8 with what is not replaced."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.name = getattr(stream, "name", "")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if isinstance(data, str):
+            raise TypeError("a bytes-like object is required, not 'str'")
+        view = memoryview(data)
+        self._stream.write(self._decoder.decode(view.tobytes()))
+        return view.nbytes
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return int(self._stream.fileno())
+
+    def close(self) -> None:
+        """Nobody closes the worker's output."""
+
+
+class Direct:
+    """Writes text to a descriptor, whole lines at once."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor, self._text = descriptor, ""
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text)}")
+        self._text += text
+        if "\n" in text:
+            self._send(self._text.rindex("\n") + 1)
+        return len(text)
+
+    def flush(self) -> None:
+        self._send(len(self._text))
+
+    def _send(self, length: int) -> None:
+        left, self._text = self._text[:length].encode("utf-8", "backslashreplace"), self._text[length:]
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+
+
+def complete(streams: Sequence[Any]) -> None:
+    """Give the worker's stdout and stderr what they lack; once.
+
+    Whoever holds a stream, a logging handler say, holds the same one in a forked process.
+    """
+    for stream in streams:
+        if not hasattr(stream, "buffer"):
+            stream.buffer = Bytes(stream)
+        if not hasattr(stream, "reconfigure"):
+            stream.reconfigure = _reconfigure
+    pairs = [(s, n) for n, s in enumerate(streams, 1) if ipykernel_seams.captured_pipe(s) is not None]
+
+    def in_child() -> None:
+        for stream, descriptor in pairs:
+            direct = Direct(descriptor)
+            stream.write, stream.flush = direct.write, direct.flush
+
+    os.register_at_fork(after_in_child=in_child)
+
+
+def _reconfigure(
+    *,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+    line_buffering: bool | None = None,
+    write_through: bool | None = None,
+) -> None:
+    """As of io.TextIOWrapper, and without effect: text goes to the notebook as text, and at once."""
