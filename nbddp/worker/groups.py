@@ -40,6 +40,7 @@ from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 CONNECTING = 10.0  # seconds that slower ranks have to come through the making of a group that is to be destroyed
+SETTLE = 0.02  # seconds for gloo's threads to drop the tensors of what has ended, where destroy would not let them
 GRACE = 1.0  # seconds that pending work of a group which did not fail has to come to its end
 
 
@@ -207,6 +208,8 @@ class Groups:
             if dist.is_initialized():
                 all_of_them = group in (None, torch_seams.default_group())
                 self._wait_for_slower_ranks(list(self._made) if all_of_them else [getattr(group, "group_name", "")])
+                if torch_seams.destroy_holds_interpreter():
+                    time.sleep(SETTLE)
             return original(*args, **kwargs)
 
         return destroy_process_group

@@ -129,6 +129,14 @@ def gloo_reports_connections() -> bool:
     return bool((2, 8) <= torch.torch_version.TorchVersion(torch.__version__) < (2, 11))
 
 
+def destroy_holds_interpreter() -> bool:
+    """Whether destroy_process_group joins gloo's threads while it holds the interpreter, which such a thread needs to
+    drop a tensor that Python knows; seen on torch 2.6, where a program may hang so, under torchrun too."""
+    import torch
+
+    return bool(torch.torch_version.TorchVersion(torch.__version__) < (2, 8))
+
+
 def set_default_group(group: Any) -> None:
     replace = getattr(sys.modules["torch.distributed"].distributed_c10d, "_update_default_pg", None)
     if replace is None:
