@@ -75,13 +75,15 @@ class PoolNotRunning(PoolError):
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of a remote traceback. `context` holds (line number, text) around `line`."""
+    """One frame of a remote traceback. `context` holds (line number, text) around `line`; `values`: (name, words), what
+    names of a user's frame held when it failed."""
 
     file: str
     line: int
     name: str
     user: bool
     context: tuple[tuple[int, str], ...] = ()
+    values: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from nbddp import commands, options
 from nbddp.agent.handle import Agent
 from nbddp.assist import Assistant
 from nbddp.commands import Command
+from nbddp.debug import Debug
 from nbddp.errors import BadInput, CommandStopped, RunFailed, RunStopped
 from nbddp.interrupts import Interrupts
 from nbddp.options import LaunchSpec
@@ -38,6 +39,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self.pool = Pool(agent=agent)
         self.assistant = Assistant(shell, lambda: self.pool)
         self.interrupts = Interrupts(shell)
+        self.debug = Debug(shell)
 
     @line_cell_magic  # type: ignore[untyped-decorator]
     def ddp(self, line: str, cell: str | None = None) -> Any:
@@ -328,6 +330,7 @@ def load(shell: Any) -> None:
     shell.register_magics(magics)
     magics.assistant.install()
     magics.interrupts.install()
+    magics.debug.install()
     threading.Thread(target=_import_ahead, name="nbddp-import", daemon=True).start()
 
 
@@ -338,6 +341,7 @@ def unload(shell: Any) -> None:
         return
     magics.assistant.remove()
     magics.interrupts.remove()
+    magics.debug.remove()
     magics.pool.close()
     for table in (shell.magics_manager.magics["line"], shell.magics_manager.magics["cell"]):
         table.pop("ddp", None)

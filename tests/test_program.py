@@ -15,6 +15,7 @@ from nbddp.options import LaunchSpec
 from nbddp.run.collect import Text
 from nbddp.run.screen import Silent
 from tests.faults import StopWhenReady
+from tests.kernels import Kernel
 
 METHODS = ("spawn", "forkserver", "fork")
 EARLIER = """
@@ -279,3 +280,77 @@ def test_nothing_is_left_of_a_pool_whose_cells_started_processes() -> None:
         assert all(map(psutil.pid_exists, pids))
     _, left = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], timeout=5)
     assert left == []
+
+
+# -- who asks the user --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asks", ["input('name? ')", "import getpass; getpass.getpass()"])
+def test_a_program_that_asks_is_told_how_to_hand_it_over(one: nbddp.Pool, asks: str) -> None:
+    with pytest.raises(nbddp.WorkerFailed, match="a rank has no keyboard: ask in a cell without %%ddp"):
+        value(one, asks)
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        "breakpoint()\n2",
+        "import pdb; pdb.set_trace()\n2",
+        "from IPython.core.debugger import set_trace; set_trace()\n2",
+    ],
+)
+def test_a_debugger_on_a_rank_says_what_to_do_and_where_it_is(one: nbddp.Pool, asks: str) -> None:
+    with pytest.raises(nbddp.WorkerFailed, match=r"no prompt for a debugger.*use %debug in a cell without") as caught:
+        value(one, f"def within():\n    {asks.replace(chr(10), chr(10) + '    ')}\nwithin()")
+    assert "in within" in str(caught.value)
+    assert value(one, "1 + 1") == 2
+
+
+FAILS = """%%ddp --nproc 2
+import os, torch
+rank = int(os.environ["RANK"])
+class Says:
+    def __repr__(self): raise KeyError("of the program's own")
+def step(batch, odd):
+    total, word, many = batch.sum(), "x" * 100, {1: [2]}
+    if rank == 1: raise ValueError("bad")
+step(torch.ones(2, 3), Says())
+"""
+
+
+def test_debug_shows_the_ranks_frames_with_values_and_none_of_ours(new_kernel: Kernel) -> None:
+    assert new_kernel.run(FAILS).evalue == "rank 1 raised ValueError: bad (cell line 8, in step)"
+    shown = new_kernel.run("%debug").text()
+    for line in (
+        "---->    9 step(torch.ones(2, 3), Says())",
+        '---->    8     if rank == 1: raise ValueError("bad")',
+        "           batch = tensor float32 [2, 3] on cpu",
+        "           total = tensor float32 [] on cpu = 6.0",
+        "           odd = Says object",
+        f"           word = {'x' * 60!r}… (100 long)",
+        "           many = dict of 1",
+    ):
+        assert line in shown.splitlines(), shown
+    assert "nbddp" not in shown
+    assert "it shows what failed on the ranks" in new_kernel.run("%%ddp\n%debug").text()
+    assert new_kernel.run("%%ddp --hang-after 0.5\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+                          "if rank: dist.barrier()").evalue.startswith("deadlock")  # fmt: skip
+    assert "No rank has raised an exception" in new_kernel.run("%debug").text()
+
+
+def asked_by_debugger(kernel: Kernel) -> str:
+    """What IPython's debugger asks for a command with; it is told to quit."""
+    cell = kernel.send("%debug")
+    prompt: str = kernel.client.get_stdin_msg(timeout=30)["content"]["prompt"]
+    kernel.client.input("q")
+    assert kernel.collect(cell).ok
+    return prompt
+
+
+def test_debug_is_ipythons_after_any_other_error(new_kernel: Kernel) -> None:
+    for _ in range(2):
+        assert new_kernel.run("def own(): return 1 / 0\nown()").evalue == "division by zero"
+        assert asked_by_debugger(new_kernel) == "ipdb> "
+    assert new_kernel.run("%unload_ext nbddp").ok
+    assert new_kernel.run("def own(): return 1 / 0\nown()").evalue == "division by zero"
+    assert asked_by_debugger(new_kernel) == "ipdb> "

@@ -124,7 +124,8 @@ class Ended:
 
 
 def _frame(f: dict[str, Any]) -> Frame:
-    return Frame(f["file"], f["line"], f["name"], f["user"], tuple((n, t) for n, t in f["context"]))
+    context, values = ([tuple(pair) for pair in f.get(part, ())] for part in ("context", "values"))
+    return Frame(f["file"], f["line"], f["name"], f["user"], tuple(context), tuple(values))
 
 
 def note(ended: Sequence[Ended]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbddp.errors import Cause, Frame, Left, Raised, RankState
+from nbddp.errors import Cause, Frame, Left, Raised, RankState, RunFailed
 from nbddp.topology import rank_words
 
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
@@ -145,6 +145,18 @@ def frames_text(frames: Iterable[Frame]) -> list[str]:
             arrow = "---->" if number == frame.line else "     "
             lines.append(f"{arrow} {number:>4} {text}")
     return lines + _folded(folded)
+
+
+def post_mortem(error: RunFailed) -> str:
+    """What `%debug` shows of a run that failed: the first failing rank's frames, and what its names held there."""
+    cause = getattr(error, "cause", None)
+    if cause is None or not cause.chain:
+        return f"{error}\nNo rank has raised an exception; %ddp stacks shows where the ranks were."
+    lines = [str(error), ""]
+    for frame in (f for raised in cause.chain for f in raised.frames if f.user):
+        lines += [*frames_text([frame]), *(f"           {name} = {words}" for name, words in frame.values), ""]
+    more = f"%%ddp --ranks {cause.rank} runs an expression there, among the names that it keeps"
+    return "\n".join([*lines, f"A rank has no prompt; {more}; %ddp stacks shows every rank."])
 
 
 def stack_text(frames: Iterable[Sequence[object]]) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from nbddp.worker import foreign
+from nbddp.worker import foreign, held
 
 CONTEXT = 2  # lines of source on each side of the failing one
 SLOTS = vars(BaseException)  # what Python itself keeps of an exception, whatever its class has under these names
@@ -120,8 +120,8 @@ def let_go_of_memory(error: BaseException) -> None:
 
 def frames(tb: TracebackType | None, names: dict[str, str], hide: tuple[str, ...]) -> list[dict[str, Any]]:
     """Frames from the cell inwards; a frame is the user's if it is not from an installed package."""
-    entries = traceback.extract_tb(tb)
-    while entries and entries[0].filename not in names and entries[0].filename.startswith(hide):
+    entries = list(zip(traceback.extract_tb(tb, limit=sys.maxsize), traceback.walk_tb(tb), strict=True))
+    while entries and entries[0][0].filename not in names and entries[0][0].filename.startswith(hide):
         entries.pop(0)
     return [
         {
@@ -130,8 +130,9 @@ def frames(tb: TracebackType | None, names: dict[str, str], hide: tuple[str, ...
             "name": plain(e.name),
             "user": is_user(e.filename, names),
             "context": context(e.filename, e.lineno or 0) if is_user(e.filename, names) else [],
+            "values": held.values(frame, e.line or "") if is_user(e.filename, names) else [],
         }
-        for e in entries
+        for e, (frame, _) in entries
     ]
 
 

@@ -28,6 +28,7 @@ import ipykernel
 import ipyparallel
 import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
+from IPython.core.error import StdinNotImplementedError
 
 from nbddp import seams
 from nbddp.worker import (
@@ -55,6 +56,11 @@ from nbddp.worker.release import Release
 from nbddp.worker.tracing import Tracer
 
 OUTCOME = "nbddp_outcome"
+NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or give it behind %%ddp --"
+NO_PROMPT = (
+    "a rank has no prompt for a debugger: print there, or let it fail and use %debug in a cell without %%ddp, which "
+    "shows each frame and what its names held; %ddp stacks shows ranks that are at work"
+)
 QUESTION = "nbddp_request"
 # of the system calls that select.select makes: x86-64; 64-bit Arm; 32-bit, POWER and s390
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
@@ -177,6 +183,20 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         shell.showtraceback = self._showtraceback
         # IPython 9 words every exception once more for its history, at a second or more in torch's large files
         ipykernel_seams.word_history_by(shell, _short)
+
+        shell.register_magic_function(self._debug, "line", "debug")
+
+    def raw_input(self, prompt: str = "") -> str:
+        """What input() and debuggers ask for. Raises, with what to do instead."""
+        asks_debugger = any(f.f_globals.get("__name__") in ("pdb", "bdb") for f, _ in traceback.walk_stack(None))
+        raise StdinNotImplementedError(NO_PROMPT if asks_debugger else NO_KEYBOARD)
+
+    def getpass(self, prompt: str = "", stream: Any = None) -> str:
+        raise StdinNotImplementedError(NO_KEYBOARD)
+
+    def _debug(self, line: str) -> None:
+        """Says where %debug is of use."""
+        print("%debug has no prompt on a rank; in a cell of its own, without %%ddp, it shows what failed on the ranks")
 
     # -- requests ------------------------------------------------------------------
 
