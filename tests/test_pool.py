@@ -42,6 +42,9 @@ def test_run_returns_every_ranks_value_and_raises_the_first_failure() -> None:
         assert isinstance(failed, nbddp.WorkerFailed)
         assert failed.rank == 1
         assert "in fail_on" in failed.report
+        if sys.version_info >= (3, 11):
+            line = fail_on.__code__.co_firstlineno + 2
+            assert caught.value.__notes__ == [f"raised on rank 1 of 2 (test_pool.py line {line}, in fail_on)"]
         assert "LookupError: rank 1 says no" in failed.report
         assert list(pool.run(rank_times, 2)) == [0, 2]
         home = pool.agent.home

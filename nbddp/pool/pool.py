@@ -612,6 +612,8 @@ class Pool:
             error = self._carried(failed)
             if error is None:
                 raise
+            if hasattr(error, "add_note"):  # since Python 3.11
+                error.add_note(report.note(failed))
             raise error from failed
 
     def call(

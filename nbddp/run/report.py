@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbddp.errors import Cause, Frame, Left, Raised, RankState, RunFailed
+from nbddp.errors import Cause, Frame, Left, Raised, RankState, RunFailed, WorkerFailed
 from nbddp.topology import rank_words
 
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
@@ -145,6 +145,12 @@ def frames_text(frames: Iterable[Frame]) -> list[str]:
             arrow = "---->" if number == frame.line else "     "
             lines.append(f"{arrow} {number:>4} {text}")
     return lines + _folded(folded)
+
+
+def note(error: WorkerFailed) -> str:
+    """`raised on rank 1 of 4 (train.py line 8, in step)`, for an exception that goes on as itself."""
+    place = place_of(error.cause.chain[-1].frames)
+    return f"raised on rank {error.rank} of {len(error.states)}" + (f" ({place})" if place else "")
 
 
 def post_mortem(error: RunFailed) -> str:
