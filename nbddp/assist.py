@@ -8,12 +8,14 @@ without an answer in time, the notebook's own completion goes on as always.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from IPython.core import completer as ipython_completer
 
 from nbddp import commands, options
 
+COMPLETION: Any = getattr(ipython_completer, "SimpleCompletion", SimpleNamespace)
 PATIENCE = 1.0  # seconds; a tooltip that comes later is not wanted
 
 
@@ -22,20 +24,28 @@ class Assistant:
 
     def __init__(self, shell: Any, pool: Callable[[], Any]):
         self.shell, self.pool = shell, pool
-        decorate = ipython_completer.context_matcher(identifier="nbddp")
-        self._matcher = decorate(lambda context: self.match(context))
+        decorate = getattr(ipython_completer, "context_matcher", None)  # not in IPython 7, which Colab and Kaggle have
+        self._matcher = decorate and decorate(identifier="nbddp")(lambda context: self.match(context))
         self._inspect: Any = None
+        self._complete: Any = None
 
     def install(self) -> None:
-        self.shell.Completer.custom_matchers.append(self._matcher)
         kernel = getattr(self.shell, "kernel", None)
+        if self._matcher:
+            self.shell.Completer.custom_matchers.append(self._matcher)
+        elif kernel is not None:
+            self._complete = kernel.do_complete
+            kernel.do_complete = self.do_complete
         if kernel is not None:
             self._inspect = kernel.do_inspect
             kernel.do_inspect = self.do_inspect
 
     def remove(self) -> None:
-        if self._matcher in self.shell.Completer.custom_matchers:
+        if self._matcher and self._matcher in self.shell.Completer.custom_matchers:
             self.shell.Completer.custom_matchers.remove(self._matcher)
+        if self._complete is not None:
+            self.shell.kernel.do_complete = self._complete
+            self._complete = None
         if self._inspect is not None:
             self.shell.kernel.do_inspect = self._inspect
             self._inspect = None
@@ -65,6 +75,20 @@ class Assistant:
             ]  # IPython 8 counts from the word's start, and answers from its dot
         return _result(answer["matches"], fragment)
 
+    def do_complete(self, code: str, cursor_pos: int) -> Any:
+        """The kernel's complete request, where IPython has no matchers that see the whole cell."""
+        until = code[:cursor_pos].split("\n")
+        found = self.match(SimpleNamespace(full_text=code, text_until_cursor=until[-1], cursor_line=len(until) - 1))
+        if not found["completions"]:
+            return self._complete(code, cursor_pos)
+        return {
+            "matches": [completion.text for completion in found["completions"]],
+            "cursor_start": cursor_pos - len(found["matched_fragment"]),
+            "cursor_end": cursor_pos,
+            "metadata": {},
+            "status": "ok",
+        }
+
     def do_inspect(self, code: str, cursor_pos: int, *args: Any, **kwargs: Any) -> Any:
         """The kernel's inspect request: for the body of a `%%ddp` cell, rank 0 answers."""
         first, newline, body = code.partition("\n")
@@ -85,7 +109,7 @@ def _words(found: list[str], until: str) -> Any:
 
 def _result(found: list[str], fragment: str) -> Any:
     return {
-        "completions": [ipython_completer.SimpleCompletion(text=text) for text in found],
+        "completions": [COMPLETION(text=text) for text in found],
         "matched_fragment": fragment,
         "suppress": True,
     }
