@@ -110,8 +110,12 @@ def place(file: str, line: int, name: str) -> str:
     change from run to run. The traceback has them.
     """
     where = "cell" if file.startswith("Cell In[") else file.replace("\\", "/").rsplit("/", 1)[-1]
-    inside = "" if name == "<module>" else f", in {name}"
-    return f"{where} line {line}{inside}"
+    return f"{where} line {line}{inside(name)}"
+
+
+def inside(name: str) -> str:
+    """`, in train`; empty for a program's own level, which IPython 7 and 8 call `<cell line: 3>`."""
+    return "" if name == "<module>" or name.startswith("<cell line") else f", in {name}"
 
 
 def traceback_text(chain: Sequence[Raised]) -> str:
@@ -139,8 +143,7 @@ def frames_text(frames: Iterable[Frame]) -> list[str]:
             continue
         lines += _folded(folded)
         folded = []
-        inside = "" if frame.name == "<module>" else f", in {frame.name}"
-        lines.append(f"{frame.file}, line {frame.line}{inside}")
+        lines.append(f"{frame.file}, line {frame.line}{inside(frame.name)}")
         for number, text in frame.context:
             arrow = "---->" if number == frame.line else "     "
             lines.append(f"{arrow} {number:>4} {text}")
@@ -170,7 +173,7 @@ def stack_text(frames: Iterable[Sequence[object]]) -> list[str]:
     lines = []
     for file, line, name, _ in frames:
         short = str(file).replace("\\", "/").split("site-packages/")[-1]
-        lines.append(f"  {short}, line {line}" + ("" if name == "<module>" else f", in {name}"))
+        lines.append(f"  {short}, line {line}{inside(str(name))}")
     return lines
 
 

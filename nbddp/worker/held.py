@@ -19,7 +19,8 @@ NOT_TOLD = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, typ
 def values(frame: types.FrameType, line: str) -> list[tuple[str, str]]:
     """Names and what they held: of a function all its own, of a cell those on the failing line."""
     held = frame.f_locals
-    names = list(held) if frame.f_code.co_name != "<module>" else list(dict.fromkeys(IDENTIFIER.findall(line)))
+    own_level = frame.f_code.co_name.startswith(("<module>", "<cell line"))
+    names = list(dict.fromkeys(IDENTIFIER.findall(line))) if own_level else list(held)
     told = [n for n in names if n in held and not n.startswith("__") and not isinstance(held[n], NOT_TOLD)]
     found = [(name, _told(held[name])) for name in told[:MOST]]
     return found if len(told) <= MOST else [*found, ("…", f"{len(told) - MOST} more names")]
