@@ -24,6 +24,7 @@ SAYS = (
 )
 # Modules whose global names hold groups, and what is made of groups
 HOLDERS = {"deepspeed.utils.groups": ("mesh_device",), "deepspeed.comm.comm": ("cdb",)}
+PRIVATE = ("_shared_state", "_reset_state")  # of accelerate: transformers uses them too
 GONE = ("Default process group has not been initialized", "is not registered, please create group with")
 PACKAGES = ("site-packages", "dist-packages")
 
@@ -93,7 +94,7 @@ def _is_stale(partial: Any) -> bool:
     """Whether accelerate's state is of a group that is gone, or of another number of ranks."""
     import torch.distributed as dist
 
-    kept = vars(partial)["_shared_state"]
+    kept = vars(partial).get("_shared_state", {})
     if not kept.get("backend"):
         return False
     return not dist.is_initialized() or str(kept.get("num_processes")) != os.environ.get("WORLD_SIZE")

@@ -21,22 +21,22 @@ def values(frame: types.FrameType, line: str) -> list[tuple[str, str]]:
     held = frame.f_locals
     own_level = frame.f_code.co_name.startswith(("<module>", "<cell line"))
     names = list(dict.fromkeys(IDENTIFIER.findall(line))) if own_level else list(held)
-    told = [n for n in names if n in held and not n.startswith("__") and not isinstance(held[n], NOT_TOLD)]
+    told = [n for n in names if n in held and not n.startswith("__") and not issubclass(type(held[n]), NOT_TOLD)]
     found = [(name, _told(held[name])) for name in told[:MOST]]
     return found if len(told) <= MOST else [*found, ("…", f"{len(told) - MOST} more names")]
 
 
 def words(value: Any) -> str:
     """A value in a line."""
-    kind = type(value)
-    if kind in (bool, int, float, complex, type(None), range, slice):
+    kind = type(value)  # a class may have its own idea of equality: identity alone counts
+    if any(kind is k for k in (bool, int, float, complex, type(None), range)):
         return _short(repr(value))
-    if kind in (str, bytes):
+    if kind is str or kind is bytes:
         return repr(value) if len(value) <= LENGTH else f"{value[:LENGTH]!r}… ({len(value)} long)"
-    if kind in (list, tuple, set, frozenset, dict):
+    if any(kind is k for k in (list, tuple, set, frozenset, dict)):
         return _short(repr(value)) if not value else f"{kind.__name__} of {len(value)}"
     torch = sys.modules.get("torch")
-    if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
+    if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter):
         what = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} on {value.device}"
         number = f" = {value.item()!r}" if value.device.type == "cpu" and value.dim() == 0 else ""
         return f"{'parameter' if kind is torch.nn.Parameter else 'tensor'} {what}{number}"
