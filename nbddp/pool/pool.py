@@ -785,6 +785,7 @@ class Pool:
         port = self._take_store(number)
         common = {
             **fields, "run": number, "injected": [MASTER, port], "connect": HOST,
+            "shares_gpus": self.placed().oversubscribed,
         }  # fmt: skip
         specs = {r: {**common, "env": self._variables(r, port, logs, attempt)} for r in ranks}
         run = Run(

@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from nbddp.worker import foreign, noted, torch_seams
+from nbddp.worker import foreign, noted, shared, torch_seams
 from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
@@ -50,7 +50,7 @@ class Groups:
     def __init__(self) -> None:
         self.run = 0
         self.made_in: int | None = None
-        self.dropping = False
+        self.dropping = self.shares_gpus = False
         self.inits = 0
         self.sockets = Sockets()
         self._process = os.getpid()
@@ -175,6 +175,8 @@ class Groups:
                 self.inits += 1
                 self._made = {}
                 noted.NOTES.new_epoch(self.run, self.inits)
+            if self.shares_gpus and kwargs.get("world_size") != 1:
+                args, kwargs = _for_shared_gpus(args, kwargs)
             if self._gives_store and len(args) < 2:
                 kwargs = self._with_store(kwargs)
             hook = sys.excepthook
@@ -281,6 +283,13 @@ def _agent_store(outside: bool) -> Iterator[None]:
         os.environ.pop(AGENT_STORE, None)
         if before is not None:
             os.environ[AGENT_STORE] = before
+
+
+def _for_shared_gpus(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of an init, with the backend that ranks which share GPUs can have."""
+    asked = args[0] if args else kwargs.get("backend")
+    found = shared.backend(None if asked is None else str(asked), shared.nccl_version())
+    return ((found, *args[1:]), kwargs) if args else ((), {**kwargs, "backend": found})
 
 
 def _end_default_group(broken: bool) -> None:

@@ -291,6 +291,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 (spec["injected"][0], int(spec["injected"][1])),
                 spec["connect"],
             )
+        self.groups.shares_gpus = spec.get("shares_gpus", False)
         foreign.forget()
         self.departures.begin()
         self.children.begin()

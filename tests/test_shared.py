@@ -1,0 +1,54 @@
+"""Two ranks on one GPU: what init_process_group takes there. NCCL's part by recorded versions, gloo's on real ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+import nbddp
+from nbddp.run.screen import Silent
+from nbddp.worker import shared
+
+
+@pytest.mark.parametrize("version", [(), (2, 21, 5), (2, 29, 7)])
+def test_an_older_nccl_is_refused_in_a_sentence_and_gloo_taken_where_nobody_asks(
+    version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(shared.ALLOW, raising=False)
+    assert [shared.backend(asked, version) for asked in (None, "", "gloo", "cpu:gloo")] == [
+        shared.GLOO, shared.GLOO, "gloo", "cpu:gloo",
+    ]  # fmt: skip
+    for asked in ("nccl", "NCCL", "cpu:gloo,cuda:nccl"):
+        with pytest.raises(RuntimeError, match=r"ranks share a GPU here \(--oversubscribe\), and NCCL.* refuses that"):
+            shared.backend(asked, version)
+
+
+def test_a_newer_nccl_is_told_to_allow_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(shared.ALLOW, raising=False)
+    assert [shared.backend(asked, (2, 30, 1)) for asked in (None, "nccl")] == [None, "nccl"]
+    assert shared.os.environ[shared.ALLOW] == "1"
+    monkeypatch.setenv(shared.ALLOW, "0")  # the user has said no
+    assert shared.backend(None, (2, 30, 1)) == shared.GLOO
+
+
+INIT = """
+import torch, torch.distributed as dist
+kernel = get_ipython().kernel
+kernel.groups.shares_gpus = True
+dist.init_process_group({})
+t = torch.ones(1); dist.all_reduce(t); told = t.item(), dist.get_backend_config()
+dist.destroy_process_group()
+told
+"""
+
+
+@pytest.mark.parametrize("given", ["", "None", "'gloo'", "backend=None"])
+def test_ranks_that_share_a_gpu_meet_on_gloo(pool: nbddp.Pool, given: str) -> None:
+    found = pool.run_cell(INIT.format(given), want_value=True, screen=Silent())
+    assert [number for number, _ in found] == [2.0, 2.0]
+    assert all("nccl" not in config for _, config in found)
+
+
+@pytest.mark.parametrize("given", ["'nccl'", "backend='cpu:gloo,cuda:nccl'"])
+def test_ranks_that_share_a_gpu_and_ask_for_nccl_are_told_at_once(pool: nbddp.Pool, given: str) -> None:
+    with pytest.raises(nbddp.WorkerFailed, match="or start as many ranks as there are GPUs"):
+        pool.run_cell(INIT.format(given), screen=Silent())
