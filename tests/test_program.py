@@ -354,3 +354,50 @@ def test_debug_is_ipythons_after_any_other_error(new_kernel: Kernel) -> None:
     assert new_kernel.run("%unload_ext nbddp").ok
     assert new_kernel.run("def own(): return 1 / 0\nown()").evalue == "division by zero"
     assert asked_by_debugger(new_kernel) == "ipdb> "
+
+
+# -- modules of the user's own --------------------------------------------------------------------------
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def said(pool: nbddp.Pool, code: str) -> list[str]:
+    heard = Heard()
+    pool.run_cell(code, screen=heard)
+    return heard.said
+
+
+ANEW = "since the ranks imported it; importlib.reload in a %%ddp cell, or --fresh, reads it anew"
+
+
+def test_a_module_that_has_changed_is_told_once_for_each_change(one: nbddp.Pool, tmp_path: Path) -> None:
+    file = tmp_path / "model_of_mine.py"
+    file.write_text("x = 1\n")
+    assert said(one, f"sys.path.insert(0, {str(tmp_path)!r}); import model_of_mine") == []
+    assert said(one, "assert model_of_mine.x == 1") == []
+    for text in ("x = 22\n", "x = 333\n"):
+        file.write_text(text)
+        assert said(one, "model_of_mine.x") == [f"model_of_mine changed on disk {ANEW}"]
+        assert said(one, "model_of_mine.x") == []
+    file.write_text("x = 4444\n")
+    assert said(one, "import importlib; importlib.reload(model_of_mine); assert model_of_mine.x == 4444") == [
+        f"model_of_mine changed on disk {ANEW}"
+    ]
+    assert said(one, "pass") == [], "what was read again is known"
+
+
+def test_a_module_that_another_folder_has_now_is_told(one: nbddp.Pool, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "settings_of_mine.py").write_text(f"where = {name!r}\n")
+    assert said(one, f"sys.path.insert(0, {str(tmp_path / 'first')!r}); import settings_of_mine") == []
+    assert said(one, f"sys.path[0] = {str(tmp_path / 'second')!r}") == []
+    moved = f"settings_of_mine would now be read from another folder {ANEW}"
+    assert said(one, "assert settings_of_mine.where == 'first'") == [moved]
+    assert said(one, "sys.path.pop(0); del sys.modules['settings_of_mine']") == []

@@ -799,6 +799,9 @@ class Pool:
             self.last_cell = (number, fields["cell"])
         with uninterrupted():
             self._carry_out(run, ranks, screen)
+        others = outcome.modules_note(list(run.ended.values()))
+        if others:
+            screen.say(others)
         run.raise_if_bad()
         note = run.note()
         if note:

@@ -128,6 +128,19 @@ def _frame(f: dict[str, Any]) -> Frame:
     return Frame(f["file"], f["line"], f["name"], f["user"], tuple(context), tuple(values))
 
 
+def modules_note(ended: Sequence[Ended]) -> str:
+    """Which modules of the user's own are not what their files are now; empty if all are."""
+    found = {(name, how) for e in ended for name, how in e.content.get("modules", ())}
+    changed, moved = (sorted(name for name, how in found if how == kind) for kind in ("changed", "moved"))
+    parts = [f"{', '.join(changed)} changed on disk"] * bool(changed)
+    parts += [f"{', '.join(moved)} would now be read from another folder"] * bool(moved)
+    if not parts:
+        return ""
+    it = "it" if len(found) == 1 else "them"
+    anew = f"importlib.reload in a %%ddp cell, or --fresh, reads {it} anew"
+    return f"{' and '.join(parts)} since the ranks imported {it}; {anew}"
+
+
 def note(ended: Sequence[Ended]) -> str:
     """What a user should know of ranks whose processes ended well; empty if none did."""
     ranks = [e.rank for e in ended if e.status == ENDED]

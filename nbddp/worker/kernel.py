@@ -50,6 +50,7 @@ from nbddp.worker.children import Exits, Started
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
 from nbddp.worker.memory import Memory
+from nbddp.worker.modules import Modules
 from nbddp.worker.program import CellFiles
 from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
@@ -166,6 +167,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         )
         self.files = CellFiles()
         self.children = Started()
+        self.modules = Modules(lambda file: failure.is_user(file, {}))
+        self._others: list[tuple[str, str]] = []
         self.exits = Exits(lambda: self._spec is not None)
         self._set_up_shell()
 
@@ -296,7 +299,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.departures.begin()
         self.children.begin()
         self.recorder.begin(spec["run"], spec.get("timings", True), spec.get("cell"))
+        self._others = []
         if spec["op"] in ("cell", "call"):
+            self._others = self.modules.others()
             self.memory.begin()
         if spec.get("check"):
             self.checker.begin(spec["run"])
@@ -454,6 +459,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             outcome["group"] = {**self.groups.facts(), "aborted": self.release.aborted}
             outcome["departures"] = self.departures.seen
             outcome["exits"] = len(self.exits)
+            if self._others:
+                outcome["modules"] = self._others
+            self.modules.note()
             if outcome.pop("error", False):
                 buffers[:] = [self._error_bytes]
             self._send(outcome, buffers)
