@@ -401,3 +401,15 @@ def test_a_module_that_another_folder_has_now_is_told(one: nbddp.Pool, tmp_path:
     moved = f"settings_of_mine would now be read from another folder {ANEW}"
     assert said(one, "assert settings_of_mine.where == 'first'") == [moved]
     assert said(one, "sys.path.pop(0); del sys.modules['settings_of_mine']") == []
+
+
+QUIET = "import atexit\natexit.register(list)"
+LOUD = "import atexit\natexit.register(print, 'bye')"
+
+
+def test_exits_that_print_nothing_show_nothing(new_kernel: Kernel) -> None:
+    assert new_kernel.run(f"%%ddp --nproc 2\n{QUIET};").ok
+    assert new_kernel.run("%ddp restart").outputs == new_kernel.run("%ddp restart").outputs
+    assert new_kernel.run(f"%%ddp\n{LOUD};").ok
+    shown = new_kernel.run("%ddp stop")
+    assert shown.text().splitlines()[0] == "ranks 0–1 │ bye", shown.outputs

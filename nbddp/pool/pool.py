@@ -33,7 +33,7 @@ from nbddp.pool.outlook import foresee
 from nbddp.pool.stop import uninterrupted
 from nbddp.pool.warmup import Trials
 from nbddp.run import outcome, report
-from nbddp.run.screen import Screen, Silent, for_shell
+from nbddp.run.screen import Late, Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
 from nbddp.trace.measured import Measured
@@ -415,7 +415,7 @@ class Pool:
         number = next(self._runs)
         run = Run(
             self, {r: {"op": "exits", "run": number} for r in waiting}, number=number,
-            logs=self.agent.home / "runs" / str(number), screen=for_shell(_shell()), hang_after=None,
+            logs=self.agent.home / "runs" / str(number), screen=Late(for_shell(_shell())), hang_after=None,
             timeout=EXIT_SECONDS,
         )  # fmt: skip
         self.current = run

@@ -55,6 +55,26 @@ class Silent:
         pass
 
 
+class Late(Silent):
+    """A screen that is there from the first line of output on, and never where there is none."""
+
+    def __init__(self, screen: Screen):
+        self._screen, self._open = screen, False
+
+    def line(self, rank: int, stream: str, text: str) -> None:
+        if not self._open:
+            self._open = True
+            self._screen.start()
+        self._screen.line(rank, stream, text)
+
+    def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
+        return self._screen.refresh(outputs, status) if self._open else None
+
+    def finish(self, outputs: Sequence[RankOutput]) -> None:
+        if self._open or any(out.items for out in outputs):
+            self._screen.finish(outputs)
+
+
 class Terminal:
     """Prints labelled lines as they come; results and figures at the end."""
 
