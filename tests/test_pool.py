@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import ipyparallel
 import psutil
@@ -81,12 +82,17 @@ def test_a_call_has_ranks_limits_and_its_own_failures() -> None:
         assert list(pool.pull(["kept"])["kept"]) == [1, 1, 1]
 
 
+def connections(process: psutil.Process) -> list[Any]:
+    found: list[Any] = getattr(process, "net_connections" if hasattr(process, "net_connections") else "connections")()
+    return found  # connections: in psutil 5
+
+
 def test_controller_listens_where_the_system_puts_nobody() -> None:
     """Between choosing a port and binding it, somebody's connection could take an ephemeral one."""
     with nbddp.Pool(nproc=1) as pool:
         serving = next(c for c in pool.status()["children"] if c["kind"] == "controller")
         processes = [psutil.Process(serving["pid"]), *psutil.Process(serving["pid"]).children()]
-        ports = {c.laddr.port for p in processes for c in p.net_connections() if c.status == psutil.CONN_LISTEN}
+        ports = {c.laddr.port for p in processes for c in connections(p) if c.status == psutil.CONN_LISTEN}
     assert len(ports) > 10
     assert not ports & set(ephemeral_ports())
 

@@ -413,3 +413,8 @@ def test_exits_that_print_nothing_show_nothing(new_kernel: Kernel) -> None:
     assert new_kernel.run(f"%%ddp\n{LOUD};").ok
     shown = new_kernel.run("%ddp stop")
     assert shown.text().splitlines()[0] == "ranks 0–1 │ bye", shown.outputs
+
+
+def test_breakpoints_that_are_switched_off_do_nothing(one: nbddp.Pool) -> None:
+    code = "os.environ['PYTHONBREAKPOINT'] = '0'; breakpoint(); del os.environ['PYTHONBREAKPOINT']; 'on'"
+    assert value(one, code) == "on"

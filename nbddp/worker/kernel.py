@@ -176,6 +176,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         shell = self.shell
         shell.Completer.use_jedi = False  # seconds on torch; names of live objects are known without it
         warnings.filterwarnings("ignore", message="To exit: use")  # a script may end by sys.exit()
+        sys.breakpointhook = self._breakpoint
         for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
             vars(sys).pop(prompt, None)
         self.files.install(shell)
@@ -196,6 +197,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def getpass(self, prompt: str = "", stream: Any = None) -> str:
         raise StdinNotImplementedError(NO_KEYBOARD)
+
+    def _breakpoint(self, *args: Any, **kwargs: Any) -> None:
+        """breakpoint(), which would wait for a front end, or do nothing where ipykernel has put debugpy there."""
+        if os.environ.get("PYTHONBREAKPOINT") != "0":  # as Python has it
+            raise StdinNotImplementedError(NO_PROMPT)
 
     def _debug(self, line: str) -> None:
         """Says where %debug is of use."""
