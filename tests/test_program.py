@@ -143,6 +143,21 @@ type(got) is Sample, got.x"""
     assert value(one, code) == (True, 15.0)
 
 
+def test_what_two_processes_send_to_a_third_is_told_apart(one: nbddp.Pool) -> None:
+    code = """spawn = mp.get_context("spawn")
+def first(): return "first"
+def second(): return "second"
+def takes(tasks, answers):
+    for _ in range(2): answers.put(tasks.get()())
+def between(tasks, answers):
+    process = spawn.Process(target=takes, args=(tasks, answers)); process.start()
+    tasks.put(first); process.join()
+tasks, answers = spawn.Queue(), spawn.Queue()
+process = spawn.Process(target=between, args=(tasks, answers)); process.start()
+got = [answers.get(timeout=40)]; tasks.put(second); got.append(answers.get(timeout=40)); process.join(); got"""
+    assert value(one, code) == ["first", "second"]
+
+
 def test_nothing_of_a_cell_runs_twice(one: nbddp.Pool) -> None:
     code = "print('once', flush=True)\ndef child(i): print('child', i, flush=True)\ntmp.spawn(child, nprocs=2)"
     assert value(one, code) is None

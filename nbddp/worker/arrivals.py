@@ -27,6 +27,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 Defined = types.FunctionType | type
+Number = tuple[int, int]  # the process that sends, and its count
 
 
 class _Sending:
@@ -34,22 +35,24 @@ class _Sending:
 
     def __init__(self, is_cell: Callable[[object], bool], home: bool):
         self.is_cell, self.home = is_cell, home
-        self.started = False  # a process by spawn or forkserver
-        self.numbers: weakref.WeakKeyDictionary[Defined, int] = weakref.WeakKeyDictionary()
         self.count = itertools.count()
+        self.begin()
 
-    def in_child(self) -> None:
-        self.started = False
+    def begin(self) -> None:
+        """In a new process; its numbers are its own."""
+        self.started = False  # a process by spawn or forkserver
+        self.process = os.getpid()
+        self.numbers: weakref.WeakKeyDictionary[Defined, Number] = weakref.WeakKeyDictionary()
 
-    def number(self, thing: Defined) -> int:
+    def number(self, thing: Defined) -> Number:
         found = self.numbers.get(thing)
         if found is None:
-            found = self.numbers[thing] = next(self.count)
+            found = self.numbers[thing] = (self.process, next(self.count))
         return found
 
 
 _sending: _Sending | None = None
-_arrived: dict[int, Any] = {}  # in a process that was started by spawn
+_arrived: dict[Number, Any] = {}  # in a process that was started by spawn
 
 
 def install(is_cell: Callable[[object], bool], home: bool = True) -> None:
@@ -60,7 +63,7 @@ def install(is_cell: Callable[[object], bool], home: bool = True) -> None:
     """
     global _sending
     _sending = _Sending(is_cell, home)
-    os.register_at_fork(after_in_child=_sending.in_child)
+    os.register_at_fork(after_in_child=_sending.begin)
     spawn: Any = multiprocessing.spawn
     spawn.get_preparation_data = _without_cell(spawn.get_preparation_data)
     pickler: Any = ForkingPickler
@@ -191,7 +194,7 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def _arrive(number: int, name: str, packed: bytes) -> Any:
+def _arrive(number: Number, name: str, packed: bytes) -> Any:
     """In the process that receives: the function or class."""
     found = _found(name) if _sending is not None and _sending.home else None
     if found is not None:
