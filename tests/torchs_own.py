@@ -134,5 +134,7 @@ def write_table() -> None:
     table.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-if __name__ == "__main__" and "__file__" in globals():  # not in a cell
-    one_rank(sys.argv[1]) if "RANK" in os.environ else write_table()
+if __name__ == "__main__" and "RANK" not in os.environ:
+    write_table()
+elif __name__ == "__main__" and sys.argv[1:]:  # not in a cell
+    one_rank(sys.argv[1])
