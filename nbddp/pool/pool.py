@@ -410,19 +410,23 @@ class Pool:
         """Have ranks that are about to be ended call what their programs have registered with `atexit`; what that
         prints is shown. A rank at work, and one that does not come back, is ended without."""
         waiting = [r for r in ranks if self.workers[r].exits and self.workers[r].exit is None]
-        if not waiting or self.current is not None or self.agent is None or not self.agent.alive:
-            return
+        if waiting and self.current is None and self.agent is not None and self.agent.alive:
+            self._have_done("exits", waiting, EXIT_SECONDS, Late(for_shell(_shell())))
+
+    def _have_done(self, op: str, ranks: Sequence[int], timeout: float, screen: Screen) -> Run:
+        """A run of the pool's own, without a rendezvous; a rank that is not through in time is replaced."""
+        assert self.agent is not None
         number = next(self._runs)
         run = Run(
-            self, {r: {"op": "exits", "run": number} for r in waiting}, number=number,
-            logs=self.agent.home / "runs" / str(number), screen=Late(for_shell(_shell())), hang_after=None,
-            timeout=EXIT_SECONDS,
+            self, {r: {"op": op, "run": number} for r in ranks}, number=number,
+            logs=self.agent.home / "runs" / str(number), screen=screen, hang_after=None, timeout=timeout,
         )  # fmt: skip
         self.current = run
         try:
             run.execute()
         finally:
             self.current = None
+        return run
 
     def _end(self, ranks: Sequence[int]) -> None:
         """End these ranks' processes and have hub and client forget them."""
@@ -874,17 +878,8 @@ class Pool:
         died meanwhile."""
         if self.agent is None or not self.agent.alive:
             return {}
-        number = next(self._runs)
-        specs = {r: {"op": "end_group", "run": number} for r, w in self.workers.items() if w.exit is None}
-        run = Run(
-            self, specs, number=number, logs=self.agent.home / "runs" / str(number), screen=Silent(),
-            hang_after=None, timeout=END_GROUP_SECONDS,
-        )  # fmt: skip
-        self.current = run
-        try:
-            run.execute()
-        finally:
-            self.current = None
+        living = [r for r, w in self.workers.items() if w.exit is None]
+        run = self._have_done("end_group", living, END_GROUP_SECONDS, Silent())
         self._group_broken = False
         gone = {r: e for r, e in run.ended.items() if e.status in ("replaced", "died")}
         return {r: {**run.facts.get(r, {}), "code": e.code if e.status == "died" else None} for r, e in gone.items()}

@@ -87,13 +87,11 @@ def _without_cell(original: Callable[[str], dict[str, Any]]) -> Callable[[str], 
 
 def _reduce(pickler: object, thing: Any) -> Any:
     """How multiprocessing pickles a function or class; any other thing as ever."""
-    if not isinstance(thing, (types.FunctionType, type)) or getattr(thing, "__module__", None) != "__main__":
-        return NotImplemented
     assert _sending is not None
-    name = thing.__qualname__
     starts = get_spawning_popen() is not None
-    if not (starts or _sending.started) or _found(name) is not thing:
+    if not (starts or _sending.started) or not _is_defined(thing):
         return NotImplemented
+    name = thing.__qualname__
     try:
         return _arrive, (_sending.number(thing), name, _packed(_found(name.partition(".")[0])))
     except pickle.PicklingError:
@@ -161,6 +159,7 @@ def _with_needed(top: Defined) -> list[Defined]:
 
 
 def _is_defined(thing: Any) -> bool:
+    """Whether it is a function or class that `__main__` has under its name."""
     return (
         isinstance(thing, (types.FunctionType, type))
         and thing.__module__ == "__main__"
@@ -204,11 +203,11 @@ def _arrive(number: Number, name: str, packed: bytes) -> Any:
     if number not in _arrived:
         import cloudpickle
 
-        for key, thing in cloudpickle.loads(packed).items():
-            if key not in _arrived:
-                _arrived[key] = thing
-                setattr(sys.modules["__main__"], thing.__name__, thing)
-        for thing in list(_arrived.values()):
+        new = {key: thing for key, thing in cloudpickle.loads(packed).items() if key not in _arrived}
+        _arrived.update(new)
+        for thing in new.values():
+            setattr(sys.modules["__main__"], thing.__name__, thing)
+        for thing in new.values():  # now each that has a name of its own is found under it
             _qualify(thing)
         _arrived.setdefault(number, _found(name))
     return _arrived[number]
@@ -217,10 +216,7 @@ def _arrive(number: Number, name: str, packed: bytes) -> Any:
 def _qualify(thing: Any) -> None:
     """Classes within classes, by whose full names they are found: cloudpickle leaves them their last names."""
     for name, inner in list(vars(thing).items()) if isinstance(thing, type) else ():
-        if isinstance(inner, type) and inner.__name__ == name and _is_lost(inner):
+        own = isinstance(inner, type) and inner.__name__ == name and inner.__module__ == "__main__"
+        if own and not _is_defined(inner):
             inner.__qualname__ = f"{thing.__qualname__}.{name}"
             _qualify(inner)
-
-
-def _is_lost(thing: type) -> bool:
-    return thing.__module__ == "__main__" and _found(thing.__qualname__) is not thing

@@ -83,7 +83,6 @@ def ddps_hooks() -> None:
 
 
 def methods_of_collectives() -> None:
-
     from nbddp.worker.messages import listening
 
     with alone() as (dist, one), listening() as heard:

@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from nbddp.worker import foreign, held
@@ -59,9 +59,9 @@ def _one(error: BaseException, names: dict[str, str], hide: tuple[str, ...]) -> 
         "notes": _readable(lambda: _notes(error), "notes", [""]),
     }
     try:
-        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(traceback_of(error))]
-        found["notes"] += [said for said in [foreign.owner_of_a_group_that_is_gone(found["message"], files)] if said]
         found["frames"] = frames(traceback_of(error), names, hide)
+        whose = foreign.owner_of_a_group_that_is_gone(found["message"], [f["file"] for f in found["frames"]])
+        found["notes"] += [whose] * bool(whose)
     except Exception as e:  # a module's __loader__ is asked for its source
         found["frames"] = []
         found["notes"].append(f"(its frames cannot be shown: reading them raises {type_name(e)})")
@@ -123,17 +123,19 @@ def frames(tb: TracebackType | None, names: dict[str, str], hide: tuple[str, ...
     entries = list(zip(traceback.extract_tb(tb, limit=sys.maxsize), traceback.walk_tb(tb), strict=True))
     while entries and entries[0][0].filename not in names and entries[0][0].filename.startswith(hide):
         entries.pop(0)
-    return [
-        {
-            "file": plain(names.get(e.filename, e.filename)),
-            "line": e.lineno or 0,
-            "name": plain(e.name),
-            "user": is_user(e.filename, names),
-            "context": context(e.filename, e.lineno or 0) if is_user(e.filename, names) else [],
-            "values": held.values(frame, e.line or "") if is_user(e.filename, names) else [],
-        }
-        for e, (frame, _) in entries
-    ]
+    return [_frame(e, frame, names) for e, (frame, _) in entries]
+
+
+def _frame(entry: traceback.FrameSummary, frame: FrameType, names: dict[str, str]) -> dict[str, Any]:
+    user, line = is_user(entry.filename, names), entry.lineno or 0
+    return {
+        "file": plain(names.get(entry.filename, entry.filename)),
+        "line": line,
+        "name": plain(entry.name),
+        "user": user,
+        "context": context(entry.filename, line) if user else [],
+        "values": held.values(frame, entry.line or "") if user else [],
+    }
 
 
 def is_user(filename: str, names: dict[str, str]) -> bool:

@@ -74,8 +74,9 @@ def _renew_accelerate(accelerate: Any) -> None:
     """Have an `Accelerator()`, or a `PartialState()` that a cell makes, forget a state that was of a group."""
     state = sys.modules.get("accelerate.state")
     for cls, by_anyone in ((getattr(accelerate, "Accelerator", None), True), (accelerate.PartialState, False)):
-        if state is not None and cls is not None and not hasattr(cls.__init__, "__wrapped__"):
+        if state is not None and cls is not None and not getattr(cls.__init__, "renews", False):
             cls.__init__ = _renewing(cls.__init__, state, by_anyone)
+            cls.__init__.renews = True
 
 
 def _renewing(original: Callable[..., None], state: Any, by_anyone: bool) -> Callable[..., None]:
