@@ -49,6 +49,9 @@ def nested(i):
     with mp.get_context("spawn").Pool(1) as pool: return pool.map(sample, [i])[0]
 def loaded(module): return module in sys.modules
 class Plain: pass
+class Holder:
+    Sample = Sample
+def held(i): return Holder.Sample(scaled(i))
 """
 
 
@@ -124,6 +127,11 @@ def test_tasks_and_answers_of_a_pool_have_the_cells_classes(one: nbddp.Pool, how
     light = pool.map(loaded, ["torch", "ipyparallel", "nbddp.worker.engine"])
 [type(x) for x in got] == [Sample, Outer.Inner, Outer.Inner], got[0].x, got[2].x, light"""
     assert value(one, code) == (True, 3.0, 3, [how == "fork"] * 3)
+
+
+def test_a_class_that_another_holds_under_its_name_stays_its_own(one: nbddp.Pool) -> None:
+    code = "with mp.get_context('spawn').Pool(1) as pool: got = pool.map(held, [1])[0]\ntype(got) is Sample, got.x"
+    assert value(one, code) == (True, 3.0)
 
 
 def test_a_definition_that_a_later_cell_replaces_is_the_one_that_is_sent(one: nbddp.Pool) -> None:
@@ -275,6 +283,22 @@ def test_atexit_is_called_when_a_worker_is_ended(way: str, tmp_path: Path) -> No
         assert left == dict.fromkeys([1] if way == "shrink" else [0, 1], "first second ")
     if way == "shrink":
         assert (tmp_path / "0").read_text() == "first second "
+
+
+def test_a_pool_stops_also_where_what_atexit_prints_cannot_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(Silent):
+        def line(self, rank: int, stream: str, text: str) -> None:
+            raise BrokenPipeError("the front end is gone")
+
+    pool = nbddp.Pool(nproc=1)
+    pool.start()
+    pool.run_cell("import atexit; atexit.register(print, 'bye')", screen=Silent())
+    pid = pool.workers[0].pid
+    monkeypatch.setattr("nbddp.pool.pool.for_shell", lambda shell: Gone())
+    with pytest.raises(BrokenPipeError, match="the front end is gone"):
+        pool.stop()
+    assert not pool.running
+    assert not psutil.pid_exists(pid)
 
 
 def test_a_function_of_atexit_that_does_not_return_holds_nobody_up(tmp_path: Path) -> None:

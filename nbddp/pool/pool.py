@@ -238,9 +238,11 @@ class Pool:
 
     def stop(self) -> None:
         """End all workers, the controller and the agent. What programs gave to `atexit` is called first."""
-        self._call_exits(sorted(self.workers))
-        with uninterrupted():
-            self._forget_all()
+        try:
+            self._call_exits(sorted(self.workers))
+        finally:
+            with uninterrupted():
+                self._forget_all()
 
     def close(self) -> None:
         """As `stop`, and an agent that was given but never used ends too."""
