@@ -4,7 +4,8 @@ Names and values are those of torchrun 2.13
 (`torch/distributed/elastic/agent/server/local_elastic_agent.py`), with one stated
 exception: TORCH_NCCL_ASYNC_ERROR_HANDLING is 2 here (abort the communicator, keep the
 process), because a worker of a pool must outlive a failed collective; torchrun's 1
-tears the process down. Pure: plain mappings in, plain mappings out.
+tears the process down. The other ways in which NCCL's watchdog ends a process are switched off
+likewise (KEEPS_PROCESS). Pure: plain mappings in, plain mappings out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from dataclasses import dataclass
 from nbddp.topology import Node, Topology, Worker
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-SEEN_AT_IMPORT = ("TORCH", "PYTORCH", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHON")
+KEEPS_PROCESS = {  # defaults of ours; what the user has set wins (torch's ProcessGroupNCCL.hpp)
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the watchdog would abort the process for an error that the program meets
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # it would hold its lock for a minute; what is recorded is asked for in time
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # its monitor would kill the process while an abort takes long
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+}
+SEEN_AT_IMPORT = (
+    "TORCH", "PYTORCH", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHON",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ def of_worker(
         "ROLE_NAME": "default",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": SIGNALS,
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"),
+        **{name: base.get(name, value) for name, value in KEEPS_PROCESS.items()},
     }
     text = {name: str(value) for name, value in env.items()}
     if "OMP_NUM_THREADS" not in base and worker.local_world_size > 1:
@@ -100,9 +111,9 @@ def visible_devices(worker: Worker, node: Node, visible: str) -> str | None:
 
 
 def needs_new_agent(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Names that differ and are read while torch is imported or a process starts.
+    """Names that differ and are read while torch is imported, a process starts or GPUs are counted.
 
-    A worker forked from a warm process never re-reads them, so a change of one of
-    these needs a new warm process; any other change reaches a worker when it starts.
+    A worker forked from a warm process never re-reads them, and the warm process counts the GPUs once, so a change of
+    one of these needs a new warm process; any other change reaches a worker when it starts.
     """
     return sorted(name for name in {*old, *new} if name.startswith(SEEN_AT_IMPORT) and old.get(name) != new.get(name))

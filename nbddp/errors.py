@@ -105,7 +105,7 @@ class RankState:
     "running";
     `where` is the user's own place, such as `cell line 9`, or empty; `doing` what it was waiting in,
     such as `waiting in all_reduce #14 for rank 1`; `lost` the names that went with a replaced process, `imports` those
-    of them that were imported.
+    of them that were imported, `why` it is replaced.
     """
 
     rank: int
@@ -115,6 +115,7 @@ class RankState:
     doing: str = ""
     lost: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    why: str = "could not be freed"
 
 
 @dataclass(frozen=True)

@@ -235,6 +235,15 @@ class Topology:
             hides_gpus=not use_gpus and any(h.devices for h in hosts),
         )
 
+    def device_notes(self, visible: str) -> list[str]:
+        """What a program should know that takes its GPU by LOCAL_RANK, as most do."""
+        if self.gpus_per_proc < 2 or visible != "all" or not any(w.devices for w in self.workers):
+            return []
+        return [
+            f"each rank has {self.gpus_per_proc} GPUs and sees all: its first is "
+            f"cuda:{{LOCAL_RANK * {self.gpus_per_proc}}}; --visible own shows it only its own, from cuda:0 on"
+        ]
+
 
 def cpu_default(cores: int) -> int:
     """Workers started on a machine without GPUs when nobody says how many: two, the fewest that

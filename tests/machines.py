@@ -30,6 +30,7 @@ class Gpu:
     bus: Any
     numa: Any = (1,)  # words of the set of NUMA nodes
     links: list[Any] = field(default_factory=list)
+    instances: list[Any] | None = None  # of MIG; None: a model that cannot be divided
 
 
 class Recorded:
@@ -59,6 +60,19 @@ class Recorded:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
         return self.gpus[index]
+
+    def nvmlDeviceGetMigMode(self, gpu: Gpu) -> list[int]:
+        if gpu.instances is None:
+            raise refused()
+        return [int(bool(gpu.instances))] * 2
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: Gpu) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: Gpu, index: int) -> Gpu:
+        if index >= len(gpu.instances or ()):
+            raise refused(pynvml.NVML_ERROR_NOT_FOUND)
+        return (gpu.instances or [])[index]
 
     def nvmlDeviceGetName(self, gpu: Gpu) -> Any:
         return given(gpu.name)

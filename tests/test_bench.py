@@ -103,6 +103,7 @@ def test_what_cannot_be_measured_is_said(pool: nbddp.Pool) -> None:
         ({"gpus_per_proc": 2}, "own", [0, 0]),
         ({"nproc": 8, "oversubscribe": True}, "own", [None] * 8),
         ({"device": "cpu", "nproc": 2}, "all", [None, None]),
+        ({"nnodes": 2}, "all", [0, 1, 0, 1]),  # a simulated node hides the GPUs of the other
     ],
 )
 def test_ranks_measure_on_gpus_of_their_own_or_all_on_cpu(

@@ -19,6 +19,7 @@ from nbddp.run.collect import Text
 from nbddp.run.screen import Silent
 from tests.faults import check_after, numbered
 from tests.kernels import Kernel
+from tests.screens import Hearing
 
 START = """
 import asyncio, ctypes, os, signal, sys, threading, time, torch, torch.distributed as dist
@@ -39,16 +40,6 @@ def two(made: nbddp.Pool) -> nbddp.Pool:
     made.ensure(LaunchSpec())
     made.run_cell("import os; kept = int(os.environ['RANK'])", screen=Silent())
     return made
-
-
-class Hearing(Silent):
-    """A screen that keeps what is said between and after runs."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
 
 
 def fails(pool: nbddp.Pool, code: str) -> WorkerFailed:

@@ -278,6 +278,7 @@ def test_simulated_nodes_hide_each_others_gpus_and_cpu_runs_hide_all() -> None:
 def test_only_what_is_read_at_import_needs_a_new_agent() -> None:
     assert environment.needs_new_agent({"A": "1", "TORCH_LOGS": "x"}, {"A": "2"}) == ["TORCH_LOGS"]
     assert environment.needs_new_agent({"HOME": "1"}, {"HOME": "2", "MY_RUN": "3"}) == []
+    assert environment.needs_new_agent({}, {"CUDA_VISIBLE_DEVICES": "1"}) == ["CUDA_VISIBLE_DEVICES"]
 
 
 RECORDED = [
@@ -306,6 +307,33 @@ def test_visible_devices_are_read_as_cuda_reads_them(listed: str | None, masks: 
     assert [d["mask"] for d in found] == masks
     assert [d["uuid"] for d in found] == uuids
     assert [d["index"] for d in found] == list(range(len(masks)))
+
+
+DIVIDED = [
+    {**RECORDED[0], "instances": [{"name": "H100 MIG 3g.40gb", "uuid": f"MIG-{i}", "memory": 40} for i in range(2)]},
+    RECORDED[1],
+]
+
+
+@pytest.mark.parametrize(
+    ("listed", "masks", "names"),
+    [
+        (None, ["MIG-0"], ["H100 MIG 3g.40gb"]),
+        ("MIG-1,MIG-0", ["MIG-1", "MIG-0"], ["H100 MIG 3g.40gb"] * 2),
+        ("MIG-elsewhere", ["MIG-elsewhere"], [""]),
+        ("MIG-1,0", ["MIG-1"], ["H100 MIG 3g.40gb"]),
+        ("MIG-1,MIG-1", [], []),
+    ],
+)
+def test_instances_of_a_divided_gpu_are_devices(listed: str | None, masks: list[str], names: list[str]) -> None:
+    env = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
+    found = devices.visible(DIVIDED, env)
+    assert [d["mask"] for d in found] == masks
+    assert [d.get("name", "") for d in found] == names
+    told = devices.told(found)
+    assert all(set(d) <= {"index", "mask", "name", "uuid", "memory"} for d in told["devices"])
+    wanted = [devices.FIRST_INSTANCE] if listed is None else [devices.ONE_INSTANCE] if len(masks) > 1 else []
+    assert told["untold"] == wanted
 
 
 def test_facts_are_left_out_where_cudas_order_is_unknown() -> None:

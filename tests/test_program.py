@@ -16,6 +16,7 @@ from nbddp.run.collect import Text
 from nbddp.run.screen import Silent
 from tests.faults import StopWhenReady
 from tests.kernels import Kernel
+from tests.screens import Hearing
 
 METHODS = ("spawn", "forkserver", "fork")
 EARLIER = """
@@ -398,16 +399,8 @@ def test_debug_is_ipythons_after_any_other_error(new_kernel: Kernel) -> None:
 # -- modules of the user's own --------------------------------------------------------------------------
 
 
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-
 def said(pool: nbddp.Pool, code: str) -> list[str]:
-    heard = Heard()
+    heard = Hearing()
     pool.run_cell(code, screen=heard)
     return heard.said
 

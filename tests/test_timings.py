@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import struct
+import sys
 import textwrap
 import types
 from dataclasses import replace
@@ -17,7 +20,10 @@ from nbddp.run.screen import Silent
 from nbddp.trace.steps import Bucket, Recording, Step
 from nbddp.trace.waiting import straggler, transfers, typical
 from nbddp.trace.words import heading
-from nbddp.worker.recorder import RING, Recorder, _CudaClock, _names
+from nbddp.worker import device_clock
+from nbddp.worker.device_clock import DeviceClock, Mark
+from nbddp.worker.recorder import RING, Recorder, _names, _Notes, told
+from nbddp.worker.recorder import now as recorder_now
 from tests.kernels import Kernel
 from tests.test_trace import assert_in_order
 
@@ -318,32 +324,158 @@ def test_buckets_get_the_names_that_fit(
     assert _names(copy.deepcopy(orders), sizes) == names
 
 
-def test_cuda_times_are_those_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through stand-ins: milliseconds between events become nanoseconds after the host's reading."""
-    clock = {"at": 0.0}
+class Gpu:
+    """A stand-in for torch.cuda: streams that work behind the host's back. Times are nanoseconds."""
 
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
+    def __init__(self) -> None:
+        self.now, self.through, self.broken, self.capturing, self.made = 0, {}, False, False, 0  # type: ignore[var-annotated]
 
-        def record(self) -> None:
-            self.at, clock["at"] = clock["at"], clock["at"] + 2.5
+    def Event(self, enable_timing: bool) -> Any:
+        assert enable_timing
+        self.made += 1
+        return Event(self)
 
-        def synchronize(self) -> None: ...
+    def Stream(self, device: str) -> str:
+        return f"own stream of {device}"
 
-        def elapsed_time(self, other: Any) -> float:
-            return float(other.at - self.at)
+    def current_stream(self, device: str) -> str:
+        return f"stream of {device}"
 
-    import sys
+    def stream(self, stream: str) -> Any:
+        self.entered = stream
+        return contextlib.nullcontext()
 
-    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=types.SimpleNamespace(Event=Event)))
-    cuda = _CudaClock()
-    events = cuda.mark(types.SimpleNamespace(is_cuda=True, device="cuda:0"))
-    note = {"events": events, "ready": 1, "sent": 1, "done": 2}
-    cuda.mark_end(note)
-    found = cuda.resolve(note)
-    assert (found["sent"] - cuda._base["cuda:0"][1], found["done"] - found["sent"]) == (2_500_000, 2_500_000)
-    assert cuda.mark(types.SimpleNamespace(is_cuda=False)) is None
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def queue(self, stream: str, work: int) -> None:
+        self.through[stream] = max(self.now, self.through.get(stream, 0)) + work
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+
+    def record(self, stream: str) -> None:
+        self.at = max(self.gpu.now, self.gpu.through.get(stream, 0))
+
+    def query(self) -> bool:
+        if self.gpu.broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return self.at <= self.gpu.now
+
+    def synchronize(self) -> None:
+        self.gpu.now = max(self.gpu.now, self.at)
+
+    def elapsed_time(self, other: Event) -> float:
+        """float32 milliseconds, as CUDA's."""
+        return struct.unpack("f", struct.pack("f", (other.at - self.at) / 1e6))[0]  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    found = Gpu()
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=found))
+    monkeypatch.setattr(device_clock, "now", lambda: found.now)
+    return found
+
+
+def test_marks_are_when_the_stream_was_there_told_on_the_hosts_clock(gpu: Gpu) -> None:
+    clock, at = DeviceClock(), []
+    gpu.now = 1_000_000
+    for work in (30_000_000, 20_000_000):  # the host hands over 50 ms of work in no time
+        gpu.queue("stream of cuda:0", work)
+        at.append(clock.mark("cuda:0"))
+    assert gpu.now == 1_000_000, "nobody waited"
+    assert told({"forward": at, "number": 3}) == {"forward": [31_000_000, 51_000_000], "number": 3}
+    assert gpu.now == 51_000_000
+
+
+def test_a_day_later_marks_are_as_exact(gpu: Gpu) -> None:
+    """float32 milliseconds are 8 ms apart after a day; a new base is near."""
+    clock = DeviceClock()
+    clock.mark("cuda:0")
+    gpu.now += 86_400_000_000_000 + 3_456_789
+    late = clock.mark("cuda:0")
+    assert abs(late.read() - gpu.now) > 1_000_000, "this is why"
+    clock.begin("cuda:0")
+    mark = clock.mark("cuda:0")
+    gpu.now += 5_000_000_000
+    assert mark.read() == gpu.now - 5_000_000_000
+
+
+def test_events_are_used_again_and_none_that_is_not_past_is_read(gpu: Gpu) -> None:
+    clock, marks = DeviceClock(), []
+    for _ in range(2000):
+        clock.begin("cuda:0")
+        gpu.queue("stream of cuda:0", 1_000)
+        marks.append(clock.mark("cuda:0"))
+        gpu.now += 1_000
+    assert gpu.made < 10
+    assert told(marks) == [1_000 * (i + 1) for i in range(2000)]
+    gpu.queue("stream of cuda:0", 1_000_000_000)
+    mark = clock.mark("cuda:0")
+    clock.begin("cuda:0")
+    assert mark.event is not None
+    gpu.broken = True
+    clock.begin("cuda:0")  # the program's own call meets the error
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_bucket_on_nccl_ends_when_its_stream_is_through_and_delays_no_other(gpu: Gpu, fails: bool) -> None:
+    class Future:
+        def done(self) -> bool:
+            return True
+
+        def wait(self) -> None:
+            if fails:
+                raise RuntimeError("NCCL communicator was aborted")
+            gpu.queue(gpu.entered, 7_000_000)  # that stream waits for the collective
+
+    notes = _Notes(DeviceClock(), in_order=True)
+    notes.step = {"backward": [1, 0, 0], "buckets": []}
+    tensor = types.SimpleNamespace(is_cuda=True, device="cuda:0", numel=lambda: 3, element_size=lambda: 4)
+    note = notes.note(tensor)
+    assert note is not None
+    assert note["queued"]
+    future = Future()
+    assert notes.sent(note, future) is future, "what DDP waits for is the hook's own"
+    assert gpu.entered == "own stream of cuda:0"
+    found = told(note)
+    assert found["done"] - found["sent"] == (0 if fails else 7_000_000)
+    assert "stream of cuda:0" not in gpu.through
+
+
+def test_what_gloo_moves_for_a_gpu_ends_on_the_host(gpu: Gpu) -> None:
+    future = types.SimpleNamespace(done=lambda: False, then=lambda call: setattr(future, "call", call))
+    notes = _Notes(DeviceClock(), in_order=False)
+    notes.step = {"backward": [1, 0, 0], "buckets": []}
+    note = notes.note(types.SimpleNamespace(is_cuda=True, device="cuda:0", numel=lambda: 3, element_size=lambda: 4))
+    assert note is not None
+    notes.handed_over(note, future)
+    assert (note["done"], note["queued"]) == (0, False)
+    before = recorder_now()
+    future.call(future)
+    assert before <= note["done"] <= recorder_now()
+
+
+def test_a_step_that_is_captured_in_a_cuda_graph_is_not_recorded(gpu: Gpu) -> None:
+    sys.modules["torch"].is_grad_enabled = lambda: True  # type: ignore[attr-defined]
+    recorder, group = Recorder(), types.SimpleNamespace(step=None)
+
+    class Ddp:
+        reducer, require_backward_grad_sync = group, True
+
+    ddp, model = Ddp(), types.SimpleNamespace(device="cuda:0", begin=lambda *_: step)
+    step: dict[str, Any] = {"device": "cuda:0", "forward": [0, 0], "optimizer": [0, 0]}
+    recorder._models = {ddp: model}  # type: ignore[assignment,dict-item]
+    recorder._groups = types.SimpleNamespace(get=lambda _: group)  # type: ignore[assignment]
+    gpu.capturing = True
+    assert recorder._begins(ddp) is None
+    gpu.capturing = False
+    begun = recorder._begins(ddp)
+    assert begun is not None
+    assert isinstance(begun[1]["forward"][0], Mark)
 
 
 def recording(ranks: int, steps: int) -> Recording:

@@ -90,6 +90,33 @@ def test_links_between_gpus_are_counted_pair_by_pair_and_the_rest_goes_over_pcie
     assert host.links == (("X", "NV2", "PXB"), ("NV2", "X", "NV1"), ("PXB", "NV1", "X"))
 
 
+@pytest.mark.parametrize("driver", [True, False])
+def test_a_driver_without_nvml_is_told_and_no_driver_is_an_ordinary_machine(
+    driver: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = pcie_machine(pynvml.NVML_TOPOLOGY_NODE)
+    machine.nvmlInit = refused_call  # type: ignore[method-assign]
+    if driver:
+        (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "nvidiactl")
+    found = facts_of(machine)
+    assert found["devices"] == []
+    assert ["the driver capability utility" in line for line in found["untold"]] == [True] * driver
+
+
+def refused_call() -> None:
+    raise refused(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+
+def test_a_divided_gpu_shows_the_first_of_its_instances() -> None:
+    machine = pcie_machine(pynvml.NVML_TOPOLOGY_NODE, 1)
+    whole = machine.gpus[0]
+    whole.instances = [replace(whole, name=f"{i}g", uuid=f"MIG-{i}") for i in (1, 2)]
+    assert [(d.name, d.mask) for d in host_of(machine).devices] == [("1g", "MIG-1")]
+    found = host_of(machine, {"CUDA_VISIBLE_DEVICES": "MIG-2,MIG-1"})
+    assert [(d.name, d.mask) for d in found.devices] == [("2g", "MIG-2"), ("1g", "MIG-1")]
+
+
 @pytest.mark.parametrize(
     ("level", "code"),
     [

@@ -192,7 +192,7 @@ def recordings(draw: st.DrawFn) -> dict[str, Any]:
         "synced": True, "rebuilt": False, "rebuilds": False,
         "buckets": [
             {"index": i, "bytes": 8, "ready": draw(st.integers(c, at)), "sent": at, "names": [],
-             "done": draw(st.just(0) | st.integers(at, 2000)), "on_device": False}
+             "done": draw(st.just(0) | st.integers(at, 2000))}
             for i, at in enumerate(sent)
         ],
     }  # fmt: skip
@@ -217,8 +217,21 @@ def assert_in_order(made: Step) -> None:
         assert within == sorted(within)
 
 
-def test_times_of_a_device_are_not_bounded_by_the_hosts() -> None:
-    bucket = {"index": 0, "bytes": 8, "ready": 2, "sent": 2, "done": 9, "on_device": True, "names": []}
+def test_a_bucket_that_a_gpu_noted_late_is_within_backward() -> None:
+    bucket = {"index": 0, "bytes": 8, "ready": 4, "sent": 4, "done": 9, "queued": True, "names": []}
     data = {"number": 0, "forward": [0, 1], "backward": [1, 2, 3], "optimizer": None, "synced": True, "rebuilt": False,
             "rebuilds": False, "buckets": [bucket]}  # fmt: skip
-    assert step_from(data).buckets[0].done == 9
+    assert step_from(data).buckets[0] == Bucket(0, 8, 3, 3, 3, (), True)
+
+
+def test_what_a_stream_queues_begins_when_it_is_through_with_what_was_before() -> None:
+    """NCCL's stream: the second bucket is sent at once, and waits for the first, which is not moving."""
+
+    def step(rank: int, queued: bool) -> Step:
+        buckets = (Bucket(0, 100, 10, 10 + rank, 50, queued=queued), Bucket(1, 100, 12, 12, 80, queued=queued))
+        return Step(0, (0, 5), (6, 60, 80), None, buckets)
+
+    for queued, starts, moving in ((True, [11, 50], [39, 30]), (False, [11, 12], [39, 68])):
+        found = transfers({r: step(r, queued) for r in range(2)})
+        assert ([t.start for t in found], [t.moving for t in found]) == (starts, moving)
+        assert [t.wait for t in found] == [{0: 1, 1: 0}, {0: 0, 1: 0}]

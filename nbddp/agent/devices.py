@@ -4,12 +4,16 @@ NVML counts GPUs in PCI order; CUDA counts them fastest first unless
 CUDA_DEVICE_ORDER=PCI_BUS_ID. Where the two orders may differ (GPUs of several models)
 the facts of a GPU are left out rather than guessed. No GPU, no driver: an empty list.
 A query that NVML refuses leaves out that fact alone, and a sentence says which and why.
+
+Of a GPU that is divided (MIG) CUDA shows a process one instance: the first, or the first that CUDA_VISIBLE_DEVICES
+names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -17,9 +21,11 @@ import pynvml
 from nbddp.machine import SELF, UNKNOWN, several
 
 # One GPU: fields of `machine.Device`, and OURS: "position" in NVML's order; "links": position → code; "untold":
-# fact → why not.
+# fact → why not; "instances": those of a GPU that is divided.
 Facts = dict[str, Any]
-OURS = ("position", "links", "untold")
+OURS = ("position", "links", "untold", "instances", "first_instance")
+DRIVER = Path("/dev/nvidiactl")  # there if NVIDIA's driver is
+MIG = "MIG-"
 SWITCH, ELSEWHERE = -1, -2  # far ends of an NVLink, where that to a GPU is the GPU's position
 AFFINITY_WORDS = 16  # of 64 NUMA nodes each
 ANCESTORS = {
@@ -30,6 +36,10 @@ ANCESTORS = {
     pynvml.NVML_TOPOLOGY_NODE: "NODE",
     pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
 }
+ONE_INSTANCE = "CUDA shows a process one MIG instance alone: --visible own gives each worker its own"
+FIRST_INSTANCE = (
+    "MIG is on, and CUDA takes the first instance: CUDA_VISIBLE_DEVICES=MIG-…,MIG-… names those to use (nvidia-smi -L)"
+)
 UNORDERED = (
     "which GPU is which is not told: they may be of several models, and CUDA counts the fastest first; "
     "set CUDA_DEVICE_ORDER=PCI_BUS_ID to have their facts"
@@ -42,7 +52,9 @@ def gpus(env: Mapping[str, str]) -> Facts:
     try:
         return told(visible(_all_gpus(), env))
     except pynvml.NVMLError as e:
-        return {"devices": [], "links": [], "untold": [f"NVML does not tell which GPUs there are: {e}"]}
+        absent = isinstance(e, pynvml.NVMLError_LibraryNotFound)
+        hint = "; a container needs the driver capability utility for it" * absent
+        return {"devices": [], "links": [], "untold": [f"NVML does not tell which GPUs there are: {e}{hint}"]}
 
 
 def told(found: list[Facts]) -> Facts:
@@ -54,7 +66,9 @@ def told(found: list[Facts]) -> Facts:
         for fact, why in facts.get("untold", {}).items():
             missing.setdefault((fact, why), []).append(facts["index"])
     sentences = [f"NVML does not tell the {f} of {several('GPU', gpus)}: {why}" for (f, why), gpus in missing.items()]
-    unordered = [UNORDERED] if any(set(facts) == {"index", "mask"} for facts in found) else []
+    unordered = [UNORDERED] if any(set(facts) == {"index", "mask"} for facts in found if not _is_mig(facts)) else []
+    unordered += [ONE_INSTANCE] * (sum(map(_is_mig, found)) > 1)
+    unordered += [FIRST_INSTANCE] * any(facts.get("first_instance", False) for facts in found)
     devices = [{k: v for k, v in facts.items() if k not in OURS} for facts in found]
     return {"devices": devices, "links": rows if known else [], "untold": unordered + sentences}
 
@@ -64,7 +78,10 @@ def _link(a: Facts, b: Facts) -> str:
 
 
 def visible(found: list[Facts], env: Mapping[str, str]) -> list[Facts]:
-    """Apply CUDA_VISIBLE_DEVICES (indices or UUIDs; CUDA stops at the first invalid entry)."""
+    """Apply CUDA_VISIBLE_DEVICES (indices, UUIDs or MIG instances; CUDA stops at the first invalid entry)."""
+    instances = [i for facts in found for i in facts.get("instances", ())]
+    if instances and "CUDA_VISIBLE_DEVICES" not in env:
+        return [{**instances[0], "index": 0, "mask": instances[0].get("uuid", "0"), "first_instance": True}]
     same_order = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or _alike(found)
     listed = env.get("CUDA_VISIBLE_DEVICES")
     entries = [str(i) for i in range(len(found))] if listed is None else _entries(listed, found)
@@ -72,10 +89,16 @@ def visible(found: list[Facts], env: Mapping[str, str]) -> list[Facts]:
     for position, entry in enumerate(entries):
         if entry.isdigit():
             facts = found[int(entry)] if same_order else {}
+        elif entry.startswith(MIG):
+            facts = next((i for i in instances if i.get("uuid") == entry), {})
         else:
             facts = next(g for g in found if g.get("uuid", "").startswith(entry))
         devices.append({**facts, "index": position, "mask": entry})
     return devices
+
+
+def _is_mig(facts: Facts) -> bool:
+    return str(facts["mask"]).startswith(MIG)
 
 
 def _alike(found: list[Facts]) -> bool:
@@ -88,7 +111,9 @@ def _entries(listed: str, found: list[Facts]) -> list[str]:
     taken: list[str] = []
     for entry in (e.strip() for e in listed.split(",")):
         by_index = entry.isascii() and entry.isdigit() and int(entry) < len(found)
-        by_uuid = bool(entry) and sum(g.get("uuid", "").startswith(entry) for g in found) == 1
+        by_uuid = entry.startswith(MIG) or (
+            bool(entry) and sum(g.get("uuid", "").startswith(entry) for g in found) == 1
+        )
         if not (by_index or by_uuid) or (taken and by_index != taken[0].isdigit()):
             break
         if entry in taken:  # a repeated entry leaves no device at all: torch.cuda._parse_visible_devices
@@ -102,14 +127,35 @@ def _all_gpus() -> list[Facts]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return []  # no driver or no GPU: an ordinary CPU machine
+        if DRIVER.exists():
+            raise
+        return []  # no driver and no GPU: an ordinary CPU machine
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        found = [{**_facts(handle), "position": i} for i, handle in enumerate(handles)]
+        found = [{**_facts(h), "position": i, "instances": _instances(h)} for i, h in enumerate(handles)]
         _add_links(handles, found)
         return found
     finally:
         pynvml.nvmlShutdown()
+
+
+def _instances(handle: Any) -> list[Facts]:
+    """The MIG instances of a GPU that is divided: name, memory and UUID of each."""
+    try:
+        if pynvml.nvmlDeviceGetMigMode(handle)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        most = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError:  # a model that cannot be divided
+        return []
+    found = []
+    for i in range(most):
+        try:
+            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, i)
+        except pynvml.NVMLError:  # no instance has this number
+            continue
+        facts = {k: v for k, v in _facts(instance).items() if k in ("name", "memory", "uuid")}
+        found.append(facts)
+    return found
 
 
 def _facts(handle: Any) -> Facts:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbddp.errors import BadInput
+from nbddp.machine import Device, Node
 from nbddp.pool import bench as benches
 from nbddp.pool import compare as comparison
 from nbddp.topology import Topology
@@ -115,10 +116,20 @@ def bench(
 
 def own_gpus(placed: Topology, visible: str) -> list[int | None]:
     """The index of each rank's first GPU as the rank sees it; all None on CPU, and where ranks share GPUs, which NCCL
-    does not allow."""
+    does not allow before 2.30.
+
+    A simulated node shows its ranks its own GPUs alone, which CUDA counts from 0 there.
+    """
     if placed.oversubscribed or not all(w.devices for w in placed.workers):
         return [None] * placed.world_size
-    return [0 if visible == "own" else w.devices[0].index for w in placed.workers]
+    if visible == "own":
+        return [0] * placed.world_size
+    return [_position(w.devices[0], placed.nodes[w.node]) for w in placed.workers]
+
+
+def _position(device: Device, node: Node) -> int:
+    """Of a GPU among those that the ranks of its node see."""
+    return [d.index for d in node.devices].index(device.index) if node.simulated else device.index
 
 
 def _unpacked(answers: dict[int, list[Any]]) -> dict[int, Any]:

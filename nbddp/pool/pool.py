@@ -149,6 +149,8 @@ class Pool:
             with uninterrupted():
                 self._start_cluster(progress)
         notes = self._match(topology, visible, fresh=spec.fresh, progress=progress)
+        if spec.gpus_per_proc and not spec.visible:
+            notes += topology.device_notes(visible)
         if self.topology and any(w.devices for w in topology.workers) != any(w.devices for w in self.topology.workers):
             self.measured = []
         if topology != self.topology:
@@ -805,8 +807,7 @@ class Pool:
             self.last_cell = (number, fields["cell"])
         with uninterrupted():
             self._carry_out(run, ranks, screen)
-        others = outcome.modules_note(list(run.ended.values()))
-        if others:
+        for others in filter(None, (of(list(run.ended.values())) for of in outcome.NOTES)):
             screen.say(others)
         run.raise_if_bad()
         note = run.note()
@@ -827,6 +828,7 @@ class Pool:
                     self.workers[rank].exits = ended.content.get("exits", self.workers[rank].exits)
             if run.noted:
                 self._note(ranks, "idle")
+        self._end_broken(run.broken())
         if self._group_broken:
             run.stuck = self._end_groups()
             self._note_late_deaths(run)
@@ -834,11 +836,25 @@ class Pool:
             screen.say("the connection to the workers was lost and made anew; names on them are kept")
         self._after(run)
 
+    def _end_broken(self, ranks: Sequence[int]) -> None:
+        """End processes whose CUDA context is broken, which they never get back; the next run starts new ones."""
+        if ranks:
+            self._group_broken = True
+            self.kill(ranks)
+            for rank in ranks:
+                worker = self.workers[rank]
+                _until(lambda w=worker: w.exit is not None, 10.0, f"rank {rank} did not end")  # type: ignore[misc]
+
     def _note_late_deaths(self, run: Run) -> None:
         """Processes that ended after their rank had left the run: gloo aborts one whose pending call does not fit."""
         for rank, worker in self.workers.items():
             ended = run.ended.get(rank)
-            if worker.exit is not None and ended is not None and ended.status not in outcome.GONE:
+            if (
+                rank not in run.broken()
+                and worker.exit is not None
+                and ended is not None
+                and ended.status not in outcome.GONE
+            ):
                 run.stuck.setdefault(rank, {"code": worker.exit["code"]})
 
     def _begin_logs(self, ranks: Sequence[int]) -> None:

@@ -141,6 +141,17 @@ def modules_note(ended: Sequence[Ended]) -> str:
     return f"{' and '.join(parts)} since the ranks imported {it}; {anew}"
 
 
+def handling_note(ended: Sequence[Ended]) -> str:
+    """That a program has had NCCL end its process when a collective fails; empty if none has."""
+    found = sorted({e.content["handling"] for e in ended if e.content.get("handling")})
+    if not found:
+        return ""
+    return (
+        f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {' and '.join(found)} in this program: NCCL then ends a rank whose "
+        "collective fails, with all names on it; 2, which %%ddp sets, keeps the rank"
+    )
+
+
 def note(ended: Sequence[Ended]) -> str:
     """What a user should know of ranks whose processes ended well; empty if none did."""
     ranks = [e.rank for e in ended if e.status == ENDED]
@@ -150,3 +161,6 @@ def note(ended: Sequence[Ended]) -> str:
     if len(ranks) > 1:
         its, new, it = ("their processes", "new, empty ones", "them")
     return f"{rank_words(ranks)} ended {its} with exit code 0; names on {it} are gone, and the next cell starts {new}"
+
+
+NOTES = (modules_note, handling_note)

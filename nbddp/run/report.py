@@ -202,11 +202,16 @@ def state_words(state: RankState) -> str:
         "ended": "ended its process with exit code 0; names on it are gone",
         "failed": "failed too",
         "interrupted": f"{doing}; {'freed' if state.doing else 'interrupted'}, names are kept",
-        "replaced": f"{doing}; could not be freed, so it is replaced; {lost_words(state.lost, state.imports)}",
+        "replaced": f"{doing}; {state.why}, so it is replaced; {lost_words(state.lost, state.imports)}",
         "died": "died",
         "running": doing,
     }[state.status]
     return f"{words}: {state.detail}" if state.detail else words
+
+
+def broken_words(said: str) -> str:
+    """Why a process whose CUDA context is broken cannot go on."""
+    return f"its CUDA context is broken ({said.removeprefix('CUDA error: ')})"
 
 
 def lost_words(names: Sequence[str], imports: Sequence[str] = ()) -> str:

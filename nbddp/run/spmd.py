@@ -461,12 +461,16 @@ class Run:
         """Whether the ranks left the run at different places, so that they cannot use one group together; what is
         left of one that was not made in full is to be ended too."""
         ends = {r: e.status for r, e in self.ended.items()}
-        return bool(self.running()) or supervise.group_is_broken(ends, self.groups())
+        return bool(self.running() or self.broken()) or supervise.group_is_broken(ends, self.groups())
+
+    def broken(self) -> list[int]:
+        """Ranks whose CUDA context is broken."""
+        return [r for r, e in self.ended.items() if e.content.get("broken") and e.status not in outcome.GONE]
 
     def broke_group(self) -> bool:
         """Whether there was a group that cannot be used again."""
         had = any(g["run"] is not None or g.get("aborted") for g in self.groups().values())
-        missing = any(e.status in outcome.GONE for e in self.ended.values())
+        missing = bool(self.broken()) or any(e.status in outcome.GONE for e in self.ended.values())
         return (had or missing) and self.disordered()
 
     @property
@@ -582,6 +586,8 @@ class Run:
                 words = f"{how}, after it had left the cell; {report.lost_words(names, imports)}"
                 return RankState(ended.rank, "died", detail=words)
             return RankState(ended.rank, "replaced", doing="ending the process group", lost=names, imports=imports)
+        if ended.rank in self.broken():
+            return self._without_context(ended)
         status = "finished" if ended.status == outcome.OK else ended.status
         lost = self._lost(ended) if status == "failed" else ""
         if lost:
@@ -601,6 +607,15 @@ class Run:
         doing = deadlock.waiting_words(position, self.positions) if position else ""
         names, imports = self._names_lost(ended.rank) if status == "replaced" else ((), ())
         return RankState(ended.rank, status, where, doing=doing, lost=names, imports=imports)
+
+    def _without_context(self, ended: Ended) -> RankState:
+        said, names, imports = ended.content["broken"]
+        where = report.place_of(ended.chain[-1].frames) if ended.chain else ""
+        doing = f"raised {ended.chain[-1].type}" if ended.chain else ""
+        return RankState(
+            ended.rank, "replaced", where, doing=doing, lost=tuple(names), imports=tuple(imports),
+            why=report.broken_words(said),
+        )  # fmt: skip
 
     def _names_lost(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names and imports that went with a rank's process, as it had told them before."""

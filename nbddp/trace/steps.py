@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,8 +17,8 @@ class Bucket:
     """One gradient bucket of one step on one rank.
 
     ready: its last gradient was there; sent: the collective was handed to the process group;
-    done: its result was there; on the host's clock never after the step's backward. `names` are the parameters in
-    it, `bytes` the size of the buffer.
+    done: its result was there, never after the step's backward. `names` are the parameters in it, `bytes` the size
+    of the buffer. queued: the backend begins with it once it is through with the bucket before.
     """
 
     index: int
@@ -27,6 +27,7 @@ class Bucket:
     sent: int
     done: int
     names: tuple[str, ...] = ()
+    queued: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,7 @@ class Step:
             (self.forward[0] + offset, self.forward[1] + offset),
             (a + offset, b + offset, c + offset),
             self.optimizer and (self.optimizer[0] + offset, self.optimizer[1] + offset),
-            tuple(
-                Bucket(x.index, x.bytes, x.ready + offset, x.sent + offset, x.done + offset, x.names)
-                for x in self.buckets
-            ),
+            tuple(replace(x, ready=x.ready + offset, sent=x.sent + offset, done=x.done + offset) for x in self.buckets),
             self.synced,
             self.rebuilt,
             self.rebuilds,
@@ -125,15 +123,12 @@ def step_from(data: Mapping[str, Any]) -> Step:
 def _bucket(data: Mapping[str, Any], end: int) -> Bucket:
     """A bucket of a step whose backward ended at `end`, with a `done` that does not contradict that.
 
-    DDP's reducer waits in C++ for every bucket before backward ends, so none is done later. The note of it may be:
-    it is taken in Python on the backend's thread, which needs the interpreter for it, and the main thread that has
-    just come out of that wait holds the interpreter for some milliseconds more. A note that is missing (0) is
-    later still. What is known then is that the bucket was done at `end` at the latest.
-
-    Times that a device took (`on_device`) stay as they are: the host does not wait for a device, so `end`, which is
-    the host's, is no bound of theirs.
+    DDP's reducer waits for every bucket before backward ends (on CPU in C++; on a GPU its stream does), so none is done
+    later. The note of it may be: it is taken in Python on the backend's thread, which needs the interpreter for it, and
+    the main thread that has just come out of that wait holds the interpreter for some milliseconds more. A note
+    that is missing (0) is later still. What is known then is that the bucket was done at `end` at the latest.
     """
-    done = data["done"]
-    if not data.get("on_device"):
-        done = min(done or end, end)
-    return Bucket(data["index"], data["bytes"], data["ready"], data["sent"], done, tuple(data["names"]))
+    done = min(data["done"] or end, end)
+    ready, sent = (min(data[k], done) for k in ("ready", "sent"))  # of a GPU: two streams' times, a microsecond apart
+    names, queued = tuple(data["names"]), bool(data.get("queued"))
+    return Bucket(data["index"], data["bytes"], ready, sent, done, names, queued)

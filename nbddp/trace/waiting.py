@@ -1,4 +1,5 @@
-"""Waiting and moving, told apart: a collective starts when its last rank arrives.
+"""Waiting and moving, told apart: a collective starts when its last rank arrives; where the backend carries out one
+after the other, as NCCL does on its stream, not before the one before it has ended.
 
 Bandwidths are those of nccl-tests (doc/PERFORMANCE.md): the algorithm bandwidth is size / time; the bus
 bandwidth of an all-reduce on n ranks is that times 2 (n - 1) / n, which is the speed each link must have had.
@@ -30,8 +31,9 @@ BUS_FACTOR: dict[str, Callable[[int], float]] = {
 class Transfer:
     """One bucket across the ranks of one step.
 
-    start: when the last rank had sent it. wait: rank → nanoseconds it waited for that; the slowest has 0.
-    moving: nanoseconds from start until the last rank had its result. `names` as the lowest rank has them.
+    start: when the last rank had sent it and the backend was through with the bucket before, if it queues them.
+    wait: rank → nanoseconds it waited for the last rank; the slowest has 0. moving: nanoseconds from start until the
+    last rank had its result. `names` as the lowest rank has them.
     """
 
     index: int
@@ -60,17 +62,25 @@ def transfers(step: Mapping[int, Step]) -> list[Transfer]:
     """The buckets that every rank has in this step (rank → its step), in the order they were started."""
     by_rank = {r: {b.index: b for b in s.buckets} for r, s in step.items()}
     shared = set.intersection(*(set(b) for b in by_rank.values())) if by_rank else set()
-    found = [_transfer(i, {r: buckets[i] for r, buckets in by_rank.items()}) for i in shared]
-    return sorted(found, key=lambda t: (t.start, t.index))
+    together = [{r: buckets[i] for r, buckets in by_rank.items()} for i in shared]
+    found, free = [], 0  # when the backend is through with all before
+    for buckets in sorted(together, key=lambda some: (_last_sent(some), min(b.index for b in some.values()))):
+        found.append(_transfer(buckets, free))
+        free = max(b.done for b in buckets.values())
+    return found
 
 
-def _transfer(index: int, buckets: Mapping[int, Bucket]) -> Transfer:
-    start = max(b.sent for b in buckets.values())
-    slowest = min(r for r, b in buckets.items() if b.sent == start)
-    end = max(b.done for b in buckets.values())
+def _last_sent(buckets: Mapping[int, Bucket]) -> int:
+    return max(b.sent for b in buckets.values())
+
+
+def _transfer(buckets: Mapping[int, Bucket], free: int) -> Transfer:
+    arrived, end = _last_sent(buckets), max(b.done for b in buckets.values())
+    slowest = min(r for r, b in buckets.items() if b.sent == arrived)
     first = buckets[min(buckets)]
-    wait = {r: start - b.sent for r, b in buckets.items()}
-    return Transfer(index, first.bytes, start, slowest, wait, max(0, end - start), first.names)
+    start = max(arrived, free) if first.queued else arrived
+    wait = {r: arrived - b.sent for r, b in buckets.items()}
+    return Transfer(first.index, first.bytes, start, slowest, wait, max(0, end - start), first.names)
 
 
 @dataclass(frozen=True)

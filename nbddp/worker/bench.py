@@ -79,7 +79,8 @@ def measure(collective: str, size: int, repeat: int, warmup: int) -> dict[str, A
 
 
 def _on_cuda(dist: Any) -> bool:
-    return "nccl" in str(dist.get_backend())
+    """By the table of backends: of a group that was made without naming one `get_backend` says "undefined"."""
+    return "nccl" in str(dist.get_backend_config())
 
 
 def _checked(case: Case) -> int:
@@ -171,7 +172,7 @@ class _Buffers:
         return call, self.whole, self.pattern(self.rank), self.whole, self.total if self.root else None
 
     def all_gather(self) -> Plan:
-        call = functools.partial(self.dist.all_gather, self.parts, self.share)
+        call = functools.partial(self.dist.all_gather_into_tensor, self.whole, self.share)
         return call, self.share, self.pattern(self.rank, 0, self.count), self.whole, lambda: self.each(0)
 
     def reduce_scatter(self) -> Plan:

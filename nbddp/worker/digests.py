@@ -37,7 +37,8 @@ def look(namespace: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     import torch
 
     if torch.cuda.is_initialized():
-        torch.cuda.synchronize()  # what other streams still write
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.synchronize(device)  # what other streams still write
     value = namespace[name]
     with torch.no_grad():
         names = _names(namespace)

@@ -39,6 +39,7 @@ from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+HANDLING, TEARS_DOWN = "TORCH_NCCL_ASYNC_ERROR_HANDLING", ("1", "3")  # torch's ErrorHandlingMode; 3 is its own default
 CONNECTING = 10.0  # seconds that slower ranks have to come through the making of a group that is to be destroyed
 SETTLE = 0.02  # seconds for gloo's threads to drop the tensors of what has ended, where destroy would not let them
 GRACE = 1.0  # seconds that pending work of a group which did not fail has to come to its end
@@ -52,6 +53,7 @@ class Groups:
         self.made_in: int | None = None
         self.dropping = self.shares_gpus = False
         self.inits = 0
+        self.handling = ""  # what of HANDLING has a group of this run end the process if a collective fails
         self.sockets = Sockets()
         self._process = os.getpid()
         self._met: dict[int, list[int]] = {}
@@ -89,6 +91,7 @@ class Groups:
         """Enter run number `run`."""
         self.run, self._injected, self._connect = run, injected, connect
         self.inits, self._met, self._prefixes, self._made = 0, {}, {}, {}
+        self.handling = ""
 
     def store(self, name: str) -> Any:
         """The pool's store under a prefix of this run and `name`, for what is no business of the user's groups."""
@@ -185,6 +188,8 @@ class Groups:
             finally:
                 sys.excepthook = hook  # every init nests another one
             self.made_in = self.run
+            if has_nccl() and os.environ.get(HANDLING, "3") in TEARS_DOWN:
+                self.handling = os.environ.get(HANDLING, "3")
             noted.NOTES.world = (dist.get_rank(), dist.get_world_size())
             return result
 

@@ -36,6 +36,7 @@ from nbddp.worker import (
     bench,
     calls,
     clocks,
+    context,
     digests,
     failure,
     foreign,
@@ -364,7 +365,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         error: BaseException | None = _error_of(result)
         shown, self._shown = self._shown, None
         error = next((e for e in (error, met, shown) if e is not None), None)
-        self.tracer.stop()
+        self.tracer.stop(failed=error is not None)
         if error is None and spec["want_value"]:
             buffers.append(values.pack_or_words(result.result))
         outcome["pages"] = [p["data"] for p in reply.get("payload", []) if p.get("source") in ("page", "page_raw")]
@@ -449,6 +450,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             print(outcome["says"], file=sys.stderr)
         outcome["chain"] = failure.chain(error, names, self._machinery)
         outcome["call"] = leaving.call_of(error, names, self._began_ns)
+        broken = context.broken(error)
+        if broken:
+            outcome["broken"] = [broken, *self._user_names()]
         if self._spec is not None and self._spec["op"] == "call" and outcome["left"] != leaving.INTERRUPT:
             outcome["error"] = True
             self._error_bytes = values.pack_or_words(error)
@@ -465,6 +469,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             outcome["group"] = {**self.groups.facts(), "aborted": self.release.aborted}
             outcome["departures"] = self.departures.seen
             outcome["exits"] = len(self.exits)
+            if self.groups.handling:
+                outcome["handling"] = self.groups.handling
             if self._others:
                 outcome["modules"] = self._others
             self.modules.note()

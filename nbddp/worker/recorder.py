@@ -7,8 +7,10 @@ and notes when. So no communication hook is registered, DDP's own arithmetic (th
 fused into the copy) stays, and pickling and deepcopy of the model are as before. A user's
 `register_comm_hook` is wrapped instead, since its buckets do not pass through the reducer's group.
 
-On CPU times are the host's (`time.perf_counter_ns`, one clock for all ranks of a machine); of CUDA
-tensors they are those of CUDA events, resolved when the recording is asked for.
+Times are the host's (`time.perf_counter_ns`, one clock for all ranks of a machine). The host runs ahead of a GPU, so
+all times of a model that is on one are those of CUDA events, told on the host's clock (`device_clock`). Only the end of
+a bucket that gloo moves is the host's: there the host waits for it. A step that is captured in a CUDA graph is not
+recorded.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from nbddp.worker import torch_seams
+from nbddp.worker.device_clock import DeviceClock, Mark
 
 RING = 2000  # steps kept
 STAND_IN = "nbddp"  # the backend's name where the real one cannot be told
@@ -41,7 +44,7 @@ class Recorder:
         self._models: WeakKeyDictionary[Any, _Model] = WeakKeyDictionary()
         self.optimizers: WeakSet[Any] = WeakSet()
         self._groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-        self._cuda = _CudaClock()
+        self._clock = DeviceClock()
         self._in_flight: list[tuple[Any, list[dict[str, Any]]]] = []
         self._in_backward = False
 
@@ -98,16 +101,10 @@ class Recorder:
         names = _names(step["orders"], [b["numel"] for b in buckets])
         keys = ("number", "forward", "backward", "synced", "rebuilt", "rebuilds")
         optimizer = step["optimizer"] if step["optimizer"][1] else None
-        resolved = [self._cuda.resolve(b) for b in buckets]
-        return {
-            **{k: step[k] for k in keys},
-            "optimizer": optimizer,
-            "buckets": [
-                {"index": b["index"], "bytes": b["bytes"], "ready": b["ready"], "sent": b["sent"], "done": b["done"],
-                 "on_device": b["events"] is not None, "names": n}
-                for b, n in zip(resolved, names, strict=True)
-            ],
-        }  # fmt: skip
+        plain: dict[str, Any] = told({**{k: step[k] for k in keys}, "optimizer": optimizer})
+        of_bucket = ("index", "bytes", "ready", "sent", "done", "queued")
+        told_buckets = told([{k: b[k] for k in of_bucket} for b in buckets])
+        return {**plain, "buckets": [{**b, "names": n} for b, n in zip(told_buckets, names, strict=True)]}
 
     # -- wraps ---------------------------------------------------------------------------
 
@@ -122,7 +119,7 @@ class Recorder:
         def __init__(
             reducer: Any, params: Any, indices: Any, limits: Any, group: Any, *args: Any, **named: Any
         ) -> None:
-            recording = group_class(group, self._cuda) if self.on else None
+            recording = group_class(group, self._clock) if self.on else None
             if recording is not None:
                 try:
                     original(reducer, params, indices, limits, recording, *args, **named)
@@ -158,12 +155,19 @@ class Recorder:
             model = self._models[ddp] = _Model(ddp)
         self.let_go()
         self._in_backward = False  # one that failed
+        if model.device is not None:
+            if self._clock.captures():
+                return None
+            self._clock.begin(model.device)
         step = model.begin(self.run, self.cell, bool(ddp.require_backward_grad_sync))
-        step["forward"][0] = now()
+        step["forward"][0] = self._now(step)
         return group, step
 
+    def _now(self, step: dict[str, Any]) -> Mark | int:
+        return now() if step["device"] is None else self._clock.mark(step["device"])
+
     def _leaves_forward(self, group: Any, step: dict[str, Any], out: Any) -> None:
-        step["forward"][1] = now()
+        step["forward"][1] = self._now(step)
         group.step = step
         first = functools.partial(self._first_gradient, group, step)
         for tensor in tensors(out):
@@ -174,18 +178,18 @@ class Recorder:
         """Backward has reached DDP's output: note it, and have the engine tell when it is through."""
         if step["backward"][0]:
             return
-        step["backward"][0] = now()
+        step["backward"][0] = self._now(step)
         self._in_backward = True
         engine = torch_seams.autograd_engine()
         engine.queue_callback(functools.partial(self._computed, engine, group, step))
 
     def _computed(self, engine: Any, group: Any, step: dict[str, Any]) -> None:
         """Runs before DDP's own callback, which waits for the buckets."""
-        step["backward"][1] = now()
+        step["backward"][1] = self._now(step)
         engine.queue_callback(functools.partial(self._all_waited_for, group, step))
 
     def _all_waited_for(self, group: Any, step: dict[str, Any]) -> None:
-        step["backward"][2] = now()
+        step["backward"][2] = self._now(step)
         self._in_backward = False
         self.steps.append(step)
         self.trained = (self.run, self.cell)
@@ -223,9 +227,10 @@ class Recorder:
             return
         self.optimizers.add(optimizer)
         if self.steps and not self._in_backward:  # one that steps within backward has no time after it
-            times = self.steps[-1]["optimizer"]
-            if not times[which]:
-                times[which] = now()
+            step = self.steps[-1]
+            captured = step["device"] is not None and self._clock.captures()
+            if not step["optimizer"][which] and not captured:
+                step["optimizer"][which] = self._now(step)
 
 
 class _Model:
@@ -233,6 +238,7 @@ class _Model:
 
     def __init__(self, ddp: Any) -> None:
         self.title = type(ddp.module).__name__
+        self.device = next((p.device for p in ddp.module.parameters() if p.is_cuda), None)
         named = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad]
         self.sizes = {n: p.numel() for n, p in named}
         self.declared = [n for n, _ in reversed(named)]
@@ -257,7 +263,7 @@ class _Model:
         return {
             "number": number, "run": run, "cell": cell, "model": id(self), "title": self.title,
             "forward": [0, 0], "backward": [0, 0, 0], "optimizer": [0, 0], "buckets": [], "synced": synced,
-            "rebuilt": before, "rebuilds": rebuilds, "orders": orders,
+            "device": self.device, "rebuilt": before, "rebuilds": rebuilds, "orders": orders,
         }  # fmt: skip
 
     def _comes(self, name: str, *gradients: Any) -> None:
@@ -273,9 +279,9 @@ def _group_class(torch: Any) -> Any:
     unseen = torch.compiler.disable
 
     class RecordingGroup(_Notes, torch.distributed.ProcessGroup):  # type: ignore[misc]
-        def __init__(self, real: Any, clock: _CudaClock) -> None:
+        def __init__(self, real: Any, clock: DeviceClock) -> None:
             torch.distributed.ProcessGroup.__init__(self, real.rank(), real.size())
-            _Notes.__init__(self, clock)
+            _Notes.__init__(self, clock, torch_seams.serves(real, "cuda") == "nccl")
             self.real = real
             self.backend_name = torch_seams.share_backends(real, self) or STAND_IN
 
@@ -288,7 +294,7 @@ def _group_class(torch: Any) -> Any:
             note = self.note(tensors[0]) if len(tensors) == 1 and tensors[0].is_floating_point() else None
             work = self.real.allreduce(tensors, options)
             if note is not None:
-                work.get_future().then(functools.partial(self.noted, self.clock, note))
+                self.handed_over(note, work.get_future())
             return work
 
         @unseen  # type: ignore[untyped-decorator]
@@ -311,10 +317,11 @@ def _group_class(torch: Any) -> Any:
 
 
 class _Notes:
-    """What a reducer's group writes down: into the step that is in backward now."""
+    """What a reducer's group writes down: into the step that is in backward now. in_order: on GPUs its backend carries
+    out one collective after the other, as NCCL does on its stream."""
 
-    def __init__(self, clock: _CudaClock) -> None:
-        self.clock = clock
+    def __init__(self, clock: DeviceClock, in_order: bool) -> None:
+        self.clock, self.in_order = clock, in_order
         self.step: dict[str, Any] | None = None
 
     def note(self, tensor: Any, index: int | None = None) -> dict[str, Any] | None:
@@ -322,37 +329,48 @@ class _Notes:
         step = self.step
         if step is None or not step["backward"][0]:
             return None
-        at = now()
+        device = tensor.device if tensor.is_cuda else None
+        at = now() if device is None else self.clock.mark(device)
         note = {
             "index": len(step["buckets"]) if index is None else index, "bytes": tensor.numel() * tensor.element_size(),
-            "numel": tensor.numel(), "ready": at, "sent": at, "done": 0, "events": self.clock.mark(tensor),
+            "numel": tensor.numel(), "ready": at, "sent": at, "done": 0, "device": device,
+            "queued": device is not None and self.in_order,
         }  # fmt: skip
         step["buckets"].append(note)
         return note
 
+    def handed_over(self, note: dict[str, Any], future: Any) -> None:
+        """The backend has the bucket, and gives a future of its result."""
+        if note["device"] is not None and future.done():
+            note["done"] = self.clock.result_of(future, note["device"])
+        else:
+            future.then(functools.partial(self.noted, note))
+
     def sent(self, note: dict[str, Any], future: Any) -> Any:
         """A user's hook has sent a bucket: its future, which notes when the result is there."""
-        note["sent"] = now()
-        return future.then(functools.partial(self.passed_on, self.clock, note))
+        device = note["device"]
+        note["sent"] = now() if device is None else self.clock.mark(device)
+        if device is None or not future.done():
+            return future.then(functools.partial(self.passed_on, note))
+        note["done"] = self.clock.result_of(future, device)
+        return future
 
     @staticmethod
-    def noted(clock: _CudaClock, note: dict[str, Any], future: Any) -> None:
+    def noted(note: dict[str, Any], future: Any) -> None:
         """The bucket's result is there. Runs on gloo's thread, so it must not hold the group: whoever drops
         the last reference to a group joins its threads, and a thread that joins itself aborts the process."""
         note["done"] = now()
-        clock.mark_end(note)
 
     @staticmethod
-    def passed_on(clock: _CudaClock, note: dict[str, Any], future: Any) -> Any:
+    def passed_on(note: dict[str, Any], future: Any) -> Any:
         note["done"] = now()
-        clock.mark_end(note)
         return future.value()
 
 
 ENTERED = (  # what torch calls, maybe from within a function that is compiled
     (Recorder, ("_begins", "_leaves_forward", "_first_gradient", "_computed", "_all_waited_for")),
     (_Model, ("_comes",)),
-    (_Notes, ("note", "sent")),
+    (_Notes, ("note", "handed_over", "sent")),
 )
 
 
@@ -407,42 +425,10 @@ def _names(orders: list[list[tuple[str, int]]], sizes: list[int]) -> list[list[s
     return [[] for _ in sizes]
 
 
-class _CudaClock:
-    """CUDA events on the host's clock: an event that was waited for gives the point where both were read."""
-
-    def __init__(self) -> None:
-        self._base: dict[Any, tuple[Any, int]] = {}
-
-    def mark(self, tensor: Any) -> list[Any] | None:
-        """An event at this point of the current stream; None for tensors that are not CUDA's."""
-        if not tensor.is_cuda:
-            return None
-        import torch
-
-        if tensor.device not in self._base:
-            base = torch.cuda.Event(enable_timing=True)
-            base.record()
-            base.synchronize()
-            self._base[tensor.device] = (base, now())
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return [tensor.device, event, None]
-
-    def mark_end(self, note: dict[str, Any]) -> None:
-        if note["events"] is not None:
-            import torch
-
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()  # `then` runs on a stream that waits for the collective
-            note["events"][2] = event
-
-    def resolve(self, note: dict[str, Any]) -> dict[str, Any]:
-        """The note with the events' times in place of the host's."""
-        events = note["events"]
-        if events is None or events[2] is None:
-            return note
-        device, start, end = events
-        base, host = self._base[device]
-        end.synchronize()
-        at = [host + int(base.elapsed_time(e) * 1e6) for e in (start, end)]
-        return {**note, "ready": at[0], "sent": at[0], "done": at[1]}
+def told(found: Any) -> Any:
+    """Plain data with each mark's time in its place."""
+    if isinstance(found, Mark):
+        return found.read()
+    if isinstance(found, dict):
+        return {k: told(v) for k, v in found.items()}
+    return [told(v) for v in found] if isinstance(found, list) else found

@@ -246,6 +246,14 @@ def share_backends(real: Any, other: Any) -> str:
     return str(real.name())
 
 
+def serves(group: Any, device: str) -> str:
+    """Name of the group's backend for this type of device; empty where it has none or torch does not tell."""
+    for known in getattr(group, "_device_types", ()):
+        if known.type == device:
+            return str(group._get_backend(known).name())
+    return ""
+
+
 # -- the rendezvous -----------------------------------------------------------------------------
 
 

@@ -35,6 +35,7 @@ class Tracer:
 
         os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})
         self.last, self.why = None, ""
+        self._abandon()
         self._began = time.time_ns()
         known = profiler.supported_activities()
         wanted = [a for a in (profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA) if a in known]
@@ -46,16 +47,28 @@ class Tracer:
             with profiler.record_function(MARK):
                 pass
 
-    def stop(self) -> None:
+    def stop(self, failed: bool = False) -> None:
         """End it and keep its trace, or why there is none; nothing if none is on. How the cell ended is told either
-        way, so this does not raise."""
-        profile, self._profile = self._profile, None
-        if profile is None:
+        way, so this does not raise.
+
+        To end it waits for the GPUs. After a failure they may wait for a peer that will never come, so then it stays
+        on, until another trace begins.
+        """
+        if self._profile is None:
             return
+        if failed and _gpus_at_work():
+            self.why = "the cell failed while a GPU was at work, and a trace can be had only once it is through"
+            return
+        profile, self._profile = self._profile, None
         try:
             self.last = self._kept(profile)
         except Exception as e:
             self.why = f"{type(e).__name__}: {e}"
+
+    def _abandon(self) -> None:
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.stop()
 
     def _kept(self, profile: Any) -> dict[str, Any]:
         profile.stop()
@@ -71,3 +84,15 @@ class Tracer:
         shift = min(base + round(at * 1000) - mark for at, mark in zip(marks, self._marks, strict=True))
         events = [e for e in trace["traceEvents"] if e.get("name") != MARK]
         return {"events": events, "base": base, "shift": shift, "pid": os.getpid(), "collectives": collectives}
+
+
+def _gpus_at_work() -> bool:
+    """Whether this process's current streams have work before them. One that is broken has none."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        return not all(torch.cuda.current_stream(device).query() for device in range(torch.cuda.device_count()))
+    except RuntimeError:
+        return False

@@ -1,0 +1,15 @@
+"""Screens that tests look at."""
+
+from __future__ import annotations
+
+from nbddp.run.screen import Silent
+
+
+class Hearing(Silent):
+    """Keeps what is said between and after runs."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)

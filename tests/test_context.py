@@ -1,0 +1,174 @@
+"""What a broken CUDA context, and NCCL's own ways to end a process, lead to: CUDA by stand-ins, all else real."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from typing import Any
+
+import pytest
+
+import nbddp
+from nbddp import environment
+from nbddp.machine import Device, Node
+from nbddp.options import LaunchSpec
+from nbddp.run import outcome
+from nbddp.run.screen import Silent
+from nbddp.topology import Topology
+from nbddp.worker import context
+from nbddp.worker.tracing import Tracer
+from tests.screens import Hearing
+
+ASSERT = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
+STAND_IN = f"""
+import torch
+def fails(*given): raise RuntimeError({ASSERT!r})
+def well(*given): pass
+torch.cuda.is_initialized = lambda: True
+"""
+
+
+class Error(RuntimeError):
+    pass
+
+
+def cuda(monkeypatch: pytest.MonkeyPatch, synchronize: Any, initialized: bool = True) -> None:
+    found = types.SimpleNamespace(is_initialized=lambda: initialized, synchronize=synchronize)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=found, OutOfMemoryError=Error))
+
+
+def raises(*given: object) -> None:
+    raise RuntimeError(ASSERT)
+
+
+@pytest.mark.parametrize(
+    ("error", "synchronize", "initialized", "said"),
+    [
+        (RuntimeError(ASSERT), raises, True, "CUDA error: device-side assert triggered"),
+        (RuntimeError("NCCL error: unhandled cuda error"), raises, True, "CUDA error: device-side assert triggered"),
+        (RuntimeError(ASSERT), lambda: None, True, ""),  # an error that did not last
+        (Error("CUDA out of memory"), raises, True, ""),
+        (ValueError("shapes"), raises, True, ""),
+        (RuntimeError(ASSERT), raises, False, ""),
+    ],
+)
+def test_a_context_is_broken_if_cuda_says_so_after_an_error_of_its_own(
+    error: Exception, synchronize: Any, initialized: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda(monkeypatch, synchronize, initialized)
+    assert context.broken(error) == said
+
+
+def test_a_context_at_work_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    cuda(monkeypatch, over.wait)
+    monkeypatch.setattr(context, "ASKED", 0.05)
+    assert context.broken(RuntimeError(ASSERT)) == ""
+    over.set()
+
+
+def test_cudas_error_is_found_behind_the_programs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda(monkeypatch, raises)
+    mine = ValueError("bad step")
+    mine.__cause__ = RuntimeError(ASSERT)
+    assert context.broken(mine)
+
+
+def test_a_rank_whose_context_is_broken_is_named_and_replaced(pool: nbddp.Pool) -> None:
+    pool.run_cell("import torch, torch.distributed as dist, numpy as np; model = 1", screen=Silent())
+    before = [pool.workers[r].pid for r in (0, 1)]
+    fails = f"{STAND_IN}torch.cuda.synchronize = fails\ndist.init_process_group('gloo')\n"
+    with pytest.raises(nbddp.WorkerFailed) as failed:
+        pool.run_cell(f"{fails}if dist.get_rank() == 1: fails()\ndist.barrier()", screen=Silent())
+    assert (
+        str(failed.value)
+        == "rank 1 raised RuntimeError: CUDA error: device-side assert triggered (cell line 3, in fails)"
+    )
+    said = failed.value.report
+    why = "its CUDA context is broken (device-side assert triggered), so it is replaced; lost: "
+    assert f"rank 1: cell line 3, in fails, raised RuntimeError; {why}" in said
+    assert "model" in said.partition("lost: ")[2]
+    assert "The process group has been ended" in said
+    assert "rank 0: cell line 9, waiting in barrier" in said, said
+    shown = Hearing()
+    assert list(pool.run_cell("'model' in globals()", want_value=True, screen=shown)) == [True, False]
+    assert [pool.workers[r].pid == pid for r, pid in enumerate(before)] == [True, False]
+    assert "rank 1 is new and empty" in "\n".join(shown.said)
+
+
+def test_a_rank_whose_context_is_well_is_kept(pool: nbddp.Pool) -> None:
+    before = [w.pid for _, w in sorted(pool.workers.items())]
+    with pytest.raises(nbddp.WorkerFailed, match="device-side assert"):
+        pool.run_cell(f"{STAND_IN}torch.cuda.synchronize = well\nfails()", screen=Silent())
+    pool.run_cell("pass", screen=Silent())
+    assert [w.pid for _, w in sorted(pool.workers.items())] == before
+
+
+# -- NCCL's own ways to end a process --------------------------------------------------------------
+
+
+def test_nccls_watchdog_leaves_processes_alone_unless_the_user_says_otherwise() -> None:
+    placed = Topology.plan([Node(0, "h", (), 8)], nproc=2)
+    found = environment.of_worker(placed.workers[0], placed, {"TORCH_NCCL_ENABLE_MONITORING": "1"})
+    assert found["TORCH_NCCL_ENABLE_MONITORING"] == "1"
+    assert {k: found[k] for k in environment.KEEPS_PROCESS if k != "TORCH_NCCL_ENABLE_MONITORING"} == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "told"), [("3", True), ("1", True), ("2", False), ("0", False), (None, False)])
+def test_a_program_that_has_nccl_end_its_process_is_told(pool: nbddp.Pool, value: str | None, told: bool) -> None:
+    pool.ensure(LaunchSpec())
+    setting = f"os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'] = {value!r}" if value else "pass"
+    code = (
+        f"import os, torch.distributed as dist\nfrom nbddp.worker import groups\n{setting}\n"
+        "before, groups.has_nccl = groups.has_nccl, lambda: True\ndist.init_process_group('gloo')\n"
+        "groups.has_nccl = before\ndist.destroy_process_group()"
+    )
+    shown = Hearing()
+    pool.run_cell(code, screen=shown)
+    words = f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {value} in this program: NCCL then ends a rank whose collective fails"
+    assert [words in line for line in shown.said] == [True] * told
+    pool.run_cell("pass", screen=shown)
+    assert len(shown.said) == told, "once, where the group is made"
+
+
+def test_nothing_is_said_of_groups_without_nccl() -> None:
+    assert outcome.handling_note([outcome.Ended(0, "ok", 0.0, {})]) == ""
+
+
+# -- GPUs and how a program finds its own ------------------------------------------------------------
+
+
+def test_a_rank_with_two_gpus_that_sees_all_is_told_which_are_its_own() -> None:
+    host = Node(0, "h", tuple(Device(i, str(i)) for i in range(4)), 8)
+    placed = Topology.plan([host], gpus_per_proc=2)
+    assert placed.device_notes("all") == [
+        "each rank has 2 GPUs and sees all: its first is cuda:{LOCAL_RANK * 2}; --visible own shows it only its own, "
+        "from cuda:0 on"
+    ]
+    assert placed.device_notes("own") == []
+    assert Topology.plan([host]).device_notes("all") == []
+
+
+def test_a_trace_of_a_failed_cell_does_not_wait_for_a_gpu_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    at_work, stopped = [True], []
+    stream = types.SimpleNamespace(query=lambda: not at_work[0])
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    tracer = Tracer()
+    profile = types.SimpleNamespace(stop=lambda: stopped.append(1))
+    tracer._profile = profile
+    tracer.stop(failed=True)
+    assert stopped == []
+    assert tracer.why == "the cell failed while a GPU was at work, and a trace can be had only once it is through"
+    at_work[0] = False
+    tracer.start()
+    assert stopped == [1], "it is ended before the next one begins"
+    tracer.stop()
+    assert tracer.last
