@@ -18,6 +18,8 @@ from nbddp.run.screen import Silent
 from nbddp.topology import Topology
 from nbddp.worker import context
 from nbddp.worker.tracing import Tracer
+from tests.gpu import conftest as gpu_tests
+from tests.gpu import test_one_gpu, test_two_ranks
 from tests.screens import Hearing
 
 ASSERT = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
@@ -172,3 +174,29 @@ def test_a_trace_of_a_failed_cell_does_not_wait_for_a_gpu_at_work(monkeypatch: p
     assert stopped == [1], "it is ended before the next one begins"
     tracer.stop()
     assert tracer.last
+
+
+# -- the tests that need a GPU ----------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not gpu_tests.WHY_NOT, reason="there is a GPU here")
+def test_tests_of_gpus_are_skipped_with_the_reason_and_their_cells_compile() -> None:
+    assert "without CUDA" in gpu_tests.WHY_NOT or "NVML" in gpu_tests.WHY_NOT
+    for module in (test_one_gpu, test_two_ranks):
+        cells = {k: v for k, v in vars(module).items() if k.isupper() and isinstance(v, str)}
+        for name, cell in cells.items():
+            compile(cell.replace("{steps}", "3"), name, "exec")
+        assert len(cells) > 3
+
+
+def test_the_report_has_a_row_for_each_test() -> None:
+    passed = pytest.TestReport(
+        "tests/gpu/test_one_gpu.py::test_a_b", ("f", 1, "test_a_b"), {}, "passed", None, "call",
+        duration=1.25, user_properties=[(gpu_tests.ROW, "8 of 8")],
+    )  # fmt: skip
+    skipped = pytest.TestReport(
+        "tests/gpu/test_two_ranks.py::test_c", ("f", 1, "test_c"), {}, "skipped", ("f", 1, "Skipped: one GPU"), "setup"
+    )
+    assert gpu_tests.report_of([passed, skipped]).splitlines()[-2:] == [
+        "| a b | passed, 1.2 s | 8 of 8 |", "| c | skipped, 0.0 s | one GPU |",
+    ]  # fmt: skip
