@@ -48,6 +48,8 @@ def _help(command: Command) -> None:
 def _status(command: Command) -> None:
     from nbddp.status import table
 
+    for line in homes.strange():
+        print(line)
     pools = _chosen(command, default_all=True)
     if not pools:
         print("no pool of yours is running; a %%ddp cell or python -m nbddp start makes one")

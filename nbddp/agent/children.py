@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Iterable
 from typing import Any
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def why_not_fork() -> str:
@@ -45,6 +45,12 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:  # it ended before we asked
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Have what descends from this process, and has lost its parent, become its own child (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def start(target: str, request: dict[str, Any], *, close: Iterable[int], keep: Iterable[int] = ()) -> int:

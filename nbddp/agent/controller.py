@@ -119,6 +119,7 @@ def main(request: dict[str, Any]) -> int:
     config.HeartMonitor.max_heartmonitor_misses = 10**6
     app = controller_app.IPController.instance(config=config)
     app.initialize([*request.get("args", ())])
+    app.hub.engine_state_file = request["state"]  # it would stay behind in the profile
     with claim:
         app.start()
     return 0

@@ -7,6 +7,7 @@ knows what the messages mean, except that the agent says `warm` once it is ready
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import socket
@@ -54,7 +55,7 @@ class Agent:
         """Start an agent on this machine; returns at once, while it warms up."""
         homes.running()  # sweeps what a killed agent left
         home = homes.new_home()
-        own = {**env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        own = {**homes.private_caches(), **env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         if os.environ.get("NBDDP_START_METHOD"):
             own["NBDDP_START_METHOD"] = os.environ["NBDDP_START_METHOD"]
         with open(home / "agent.log", "ab") as log:
@@ -80,6 +81,11 @@ class Agent:
         agent = cls(home, stream, stream, {})  # type: ignore[arg-type]
         agent._connection = connection
         return agent
+
+    @functools.cached_property
+    def bulk(self) -> Path:
+        """The folder of the pool's output."""
+        return homes.bulk(self.home)
 
     @property
     def pool_id(self) -> str:

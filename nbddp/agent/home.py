@@ -2,7 +2,8 @@
 
 `<runtime>/nbddp-<uid>/<pool id>/` holds pool.json (the agent's identity and the
 files that belong to the pool), agent.sock, and the logs. A folder whose agent has ended
-is removed by whoever looks next, with the files that it lists.
+is removed by whoever looks next, with the files that it lists. The folder is often in memory, so what ranks print lies
+under the cache folder. Both stand where others may put things: nothing there is followed that is not a folder of ours.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +22,56 @@ from nbddp.agent.identity import Identity
 from nbddp.errors import AgentFailed
 
 SOCKET, RECORD = "agent.sock", "pool.json"
+POOLS = "pools"  # in the cache folder
 
 
 def runtime() -> Path:
     """This user's folder of running pools (mode 0700). Raises AgentFailed if it is not the user's own."""
     base = os.environ.get("NBDDP_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    uid = os.getuid() if hasattr(os, "getuid") else 0
-    path = Path(base) / f"nbddp-{uid}"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = path.stat()
-    if hasattr(os, "getuid") and (facts.st_uid != uid or stat.S_IMODE(facts.st_mode) & 0o077):
-        raise AgentFailed(
-            f"{path} belongs to somebody else or is open to others; remove it, or set NBDDP_RUNTIME_DIR to "
-            "a private folder"
-        )
+    return _private(Path(base) / f"nbddp-{_uid()}", "NBDDP_RUNTIME_DIR")
+
+
+def cache() -> Path:
+    """This user's folder for what is large (mode 0700), on disk where the folder of pools often is in memory. Raises
+    AgentFailed if it is not the user's own, OSError if it cannot be made."""
+    base = os.environ.get("NBDDP_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return _private(Path(base) / "nbddp", "NBDDP_CACHE_DIR")
+
+
+def bulk(home: Path) -> Path:
+    """Where a pool's output lies; its folder itself where there is no cache folder. It goes with the pool."""
+    try:
+        path = cache() / POOLS / home.name
+        for folder in (path.parent, path):
+            folder.mkdir(mode=0o700, exist_ok=True)
+    except (OSError, AgentFailed):
+        return home
+    return path
+
+
+def private_caches() -> dict[str, str]:
+    """Where torch's compiler is to keep what it makes: its own choice is a folder in the temporary one whose name
+    everybody knows, and what lies there is loaded."""
+    try:
+        return {"TORCHINDUCTOR_CACHE_DIR": str(cache() / "torchinductor")}
+    except (OSError, AgentFailed):
+        return {}
+
+
+def _uid() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _private(path: Path, setting: str) -> Path:
+    """A folder that is this user's alone, made where it is missing. What stands in its place is not followed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    facts = path.lstat()
+    own = not hasattr(os, "getuid") or (facts.st_uid == _uid() and not stat.S_IMODE(facts.st_mode) & 0o077)
+    if not stat.S_ISDIR(facts.st_mode) or not own:
+        what = "is a link" if stat.S_ISLNK(facts.st_mode) else "belongs to somebody else or is open to others"
+        raise AgentFailed(f"{path} {what}; remove it, or set {setting} to a private folder")
     return path
 
 
@@ -51,7 +89,9 @@ def new_home() -> Path:
 def record(home: Path, agent: Identity, files: list[str]) -> None:
     """Write pool.json: whose pool this is and which files elsewhere belong to it."""
     fresh = home / f"{RECORD}.new"
-    fresh.write_text(json.dumps({"pid": agent.pid, "started": agent.started, "files": files}))
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump({"pid": agent.pid, "started": agent.started, "files": files}, file)
     fresh.replace(home / RECORD)
 
 
@@ -59,9 +99,9 @@ def running() -> list[Path]:
     """Folders of pools whose agent lives; dead ones are swept on the way."""
     alive = []
     for home in sorted(runtime().iterdir()):
-        facts = _read(home)
+        facts = None if _is_strange(home) else _read(home)
         if facts is None:
-            continue  # being made at this moment
+            continue  # being made at this moment, or none of ours
         if Identity(facts["pid"], facts["started"]).alive():
             alive.append(home)
         else:
@@ -69,16 +109,36 @@ def running() -> list[Path]:
     return alive
 
 
+def strange() -> list[str]:
+    """What stands in the folder of pools and was not put there by nbddp, in words. It is left alone."""
+    found = [path for path in sorted(runtime().iterdir()) if _is_strange(path)]
+    return [f"{path} is no folder of a pool and is left alone" for path in found]
+
+
+def _is_strange(path: Path) -> bool:
+    try:
+        facts = path.lstat()
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISDIR(facts.st_mode) or (hasattr(os, "getuid") and facts.st_uid != _uid())
+
+
 def remove(home: Path, files: list[str]) -> None:
-    """Remove a pool's folder and the files that belong to it."""
-    for name in files:
-        Path(name).unlink(missing_ok=True)
+    """Remove a pool's folder, its output and the files that belong to it: plain files of this user's, no links."""
+    for path in map(Path, files):
+        with suppress(FileNotFoundError):
+            facts = path.lstat()
+            if stat.S_ISREG(facts.st_mode) and facts.st_uid == _uid():
+                path.unlink()
+    with suppress(OSError, AgentFailed):
+        shutil.rmtree(cache() / POOLS / home.name, ignore_errors=True)
     shutil.rmtree(home, ignore_errors=True)
 
 
 def _read(home: Path) -> dict[str, Any] | None:
     try:
-        facts: dict[str, Any] = json.loads((home / RECORD).read_text())
+        with os.fdopen(os.open(home / RECORD, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))) as file:
+            facts: dict[str, Any] = json.load(file)
     except FileNotFoundError:
         return None
     return facts

@@ -22,7 +22,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import children, devices, hardware, home
+import psutil
+
+from nbddp.agent import children, devices, hardware, home, logs
 from nbddp.agent.identity import Identity
 from nbddp.agent.lines import LineBuffer, Message, encode
 from nbddp.worker import torch_seams
@@ -46,6 +48,7 @@ WARM = (
     "cloudpickle",
     "nbddp.worker.engine",
 )
+LOOK_EVERY = 1.0  # seconds
 SPARED = (torch_seams.COMPILER,)  # without it a worker starts all the same
 
 
@@ -90,6 +93,7 @@ class Agent:
         self.owner = Peer(self._write_owner, owner=True)
         self.identity = Identity.of(os.getpid())
         self.store_channel: socket.socket | None = None
+        self._looked = 0.0  # at the sizes of the logs, by time.monotonic()
 
     def serve(self) -> None:
         home.record(self.home, self.identity, [])
@@ -100,10 +104,17 @@ class Agent:
         self._warm_up()
         try:
             while self.running:
-                for key, _ in self.selector.select():
+                for key, _ in self.selector.select(LOOK_EVERY):
                     key.data()
+                self._cut_logs()
         finally:
             self._end()
+
+    def _cut_logs(self) -> None:
+        if time.monotonic() - self._looked >= LOOK_EVERY:
+            self._looked = time.monotonic()
+            for path in {child.log for child in self.children.values()}:
+                logs.cut(path)
 
     # -- starting up ---------------------------------------------------------------
 
@@ -360,10 +371,17 @@ class Agent:
         self._tell_all(ev="ended")
         for pid in self.children:
             os.kill(pid, signal.SIGKILL)
-        while self.children:
+        while self.children or _orphans():
+            for pid in _orphans() - set(self.children):  # not yet reaped, so the pids are their own
+                os.kill(pid, signal.SIGKILL)
             self._reap()
             time.sleep(0.002)
         home.remove(self.home, self.files)
+
+
+def _orphans() -> set[int]:
+    """Children of this process: those that it has started, and those of theirs that it has adopted."""
+    return {process.pid for process in psutil.Process().children()}
 
 
 def empty_into(pipe: int, path: str) -> None:
@@ -403,6 +421,7 @@ def _torch_has_cuda() -> bool:
 def main() -> None:
     """`python -m nbddp.agent.main HOME OWNER_PID`."""
     children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
+    children.adopt_orphans()
     Agent(Path(sys.argv[1])).serve()
     os._exit(0)  # torch's own clean-up at exit takes longer than everything else
 

@@ -12,8 +12,11 @@ import atexit
 import itertools
 import os
 import re
+import shutil
+import threading
 import time
 import uuid as uuids
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,7 +35,7 @@ from nbddp.pool.bench import REPEAT, WARMUP
 from nbddp.pool.outlook import foresee
 from nbddp.pool.stop import uninterrupted
 from nbddp.pool.warmup import Trials
-from nbddp.run import outcome, report
+from nbddp.run import logfile, outcome, report
 from nbddp.run.screen import Late, Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
@@ -49,6 +52,7 @@ END_GROUP_SECONDS = 10.0  # a rank that has not ended its process group by then 
 EXIT_SECONDS = 5.0  # that functions of `atexit` have before their worker is ended
 REGISTER_TIMEOUT = 60.0
 LAST_WORDS = 12  # lines
+RUNS_KEPT = 20  # whose output lies on disk; a cell may take a few of them
 AT_ONCE = 16  # workers started between two moments at which Stop is heard
 
 
@@ -62,6 +66,7 @@ class Living:
     pid: int
     started: float
     log: str
+    kept: str
     log_from: int = 0
     registered: bool = False
     exits: int = 0
@@ -71,7 +76,8 @@ class Living:
 class Pool:
     """A worker group under one agent.
 
-    As a context manager or with `start()` it starts at once; otherwise the first run starts it.
+    As a context manager or with `start()` it starts at once; otherwise the first run starts it. One that nobody holds
+    any more ends.
     Raises BadInput for a placement that cannot be.
     """
 
@@ -112,6 +118,8 @@ class Pool:
         self._early_exits: dict[int, dict[str, Any]] = {}
         self._described: tuple[object, ...] = ()
         self._trials = Trials()
+        self._remains = Remains()
+        weakref.finalize(self, self._remains.end_elsewhere).atexit = False
 
     # -- life ----------------------------------------------------------------------------
 
@@ -171,8 +179,8 @@ class Pool:
                 given.close()
                 given = None
             self.agent = given or Agent.launch(os.environ)
-            self.agent.on_event(self._hear)
-            atexit.register(self._at_exit)
+            self.agent.on_event(_weakly(self._hear))
+            self._remains.take(self.agent)
         if self.agent.warm is None:
             progress("importing torch in the warm process, once")
         return self.agent.wait_warm()
@@ -227,7 +235,7 @@ class Pool:
         self._cluster = cluster
         self._files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
         self._describe()
-        self._wire = Wire(cluster.connect_client_sync)
+        self._wire = self._remains.wire = Wire(cluster.connect_client_sync)
 
     def _describe(self) -> None:
         """Tell the agent what `status` shows, if it has changed."""
@@ -252,20 +260,12 @@ class Pool:
             self._given_agent.close()
         self.stop()
 
-    def _at_exit(self) -> None:
-        if self.agent is not None:
-            self.agent.close(timeout=2)
-
     def _forget_all(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-        if self.agent is not None:
-            self.agent.close()
+        self._remains.end()
         self.agent = self._cluster = self._wire = self.topology = None
         self.workers, self._store_of_run, self._spare_store, self._store = {}, {}, None, None
         self._group_broken, self._described, self._files = False, (), []
         self._trials = Trials()
-        atexit.unregister(self._at_exit)
 
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
         """New processes under the same ranks. Names on them are gone, and their process group."""
@@ -369,7 +369,7 @@ class Pool:
         for start, answer in zip(starts, self._launch(starts), strict=True):
             rank = start["rank"]
             self.workers[rank] = Living(
-                rank, start["uuid"], answer["pid"], answer["started"], start["log"], sizes[rank]
+                rank, start["uuid"], answer["pid"], answer["started"], start["log"], start["kept"], sizes[rank]
             )
             early = self._early_exits.pop(answer["pid"], None)
             if early is not None:
@@ -422,8 +422,8 @@ class Pool:
         assert self.agent is not None
         number = next(self._runs)
         run = Run(
-            self, {r: {"op": op, "run": number} for r in ranks}, number=number,
-            logs=self.agent.home / "runs" / str(number), screen=screen, hang_after=None, timeout=timeout,
+            weakref.proxy(self), {r: {"op": op, "run": number} for r in ranks}, number=number,
+            logs=self._logs(number), screen=screen, hang_after=None, timeout=timeout,
         )  # fmt: skip
         self.current = run
         try:
@@ -468,7 +468,7 @@ class Pool:
                 run.worker_exited(worker.rank, event)
 
     def _last_words(self, worker: Living) -> str:
-        return last_words(worker.log, worker.log_from, self.written(worker.rank).get("stderr", ""))
+        return last_words(worker.log, worker.log_from, self.written(worker.rank)["stderr"][1])
 
     def _need_running(self) -> None:
         if not self.running or self.topology is None:
@@ -513,11 +513,11 @@ class Pool:
         """Have ranks that have ended this run say so once more, because it did not arrive."""
         for rank in ranks:
             self._wire.listen_again(rank)
-        lost = self._wire.connection.renewed > self._renewed
+        lost, current = self._wire.connection.renewed > self._renewed, self.current
 
         def hear(rank: int, answer: Any) -> None:
-            if answer is False and lost and self.current is not None:  # it has not seen the run
-                self.current.never_reached(rank)
+            if answer is False and lost and current is not None:  # it has not seen the run
+                current.never_reached(rank)
 
         self.look(ranks, {"op": "repeat", "run": run}, hear)
 
@@ -537,14 +537,10 @@ class Pool:
     def log_of(self, rank: int) -> str:
         return self.workers[rank].log if rank in self.workers else ""
 
-    def written(self, rank: int) -> dict[str, str]:
-        """What a rank wrote in its last run, by stream, as its own file has it."""
-        found = {}
-        for stream in kept.STREAMS:
-            with suppress(FileNotFoundError):
-                copy = Path(kept.path(self.workers[rank].log, stream))
-                found[stream] = copy.read_bytes().decode("utf-8", "replace")
-        return found
+    def written(self, rank: int) -> dict[str, tuple[int, str]]:
+        """What a rank wrote in its last run, by stream, as its own files have it: how many characters they have no
+        more, and all since."""
+        return {stream: kept.text(self.workers[rank].kept, stream) for stream in kept.STREAMS}
 
     # -- runs -------------------------------------------------------------------------------
 
@@ -776,6 +772,7 @@ class Pool:
     ) -> Run:
         stop.check()
         self._need_running()
+        most = logfile.limit(os.environ)
         if self.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
         assert self.agent is not None
@@ -789,25 +786,26 @@ class Pool:
                 screen.say(note)
         self._begin_logs(ranks)
         number = next(self._runs)
-        logs = self.agent.home / "runs" / str(number)
+        logs = self._logs(number)
         port = self._take_store(number)
         common = {
             **fields, "run": number, "injected": [MASTER, port], "connect": HOST,
             "shares_gpus": self.placed().oversubscribed,
         }  # fmt: skip
         specs = {r: {**common, "env": self._variables(r, port, logs, attempt)} for r in ranks}
+        me = weakref.proxy(self)  # what has been sent is remembered by the client's thread, and would hold the pool
         run = Run(
-            self, specs, number=number, logs=logs, screen=screen, show=show, code=code,
-            buffers=buffers, hang_after=hang_after, timeout=timeout, timed_from=timed_from,
+            me, specs, number=number, logs=logs, screen=screen, show=show, code=code,
+            buffers=buffers, hang_after=hang_after, timeout=timeout, timed_from=timed_from, most=most,
         )  # fmt: skip
-        run.when_long = lambda: self._note(ranks, state)
+        run.when_long = lambda: me._note(ranks, state)
         if fields["op"] in ("cell", "call"):  # a look at the ranks is nobody's last run
             self.last_run = run
         if fields["op"] == "cell":
             self.last_cell = (number, fields["cell"])
         with uninterrupted():
             self._carry_out(run, ranks, screen)
-        for others in filter(None, (of(list(run.ended.values())) for of in outcome.NOTES)):
+        for others in filter(None, (run.unwritten(), *(of(list(run.ended.values())) for of in outcome.NOTES))):
             screen.say(others)
         run.raise_if_bad()
         note = run.note()
@@ -857,14 +855,19 @@ class Pool:
             ):
                 run.stuck.setdefault(rank, {"code": worker.exit["code"]})
 
+    def _logs(self, number: int) -> Path:
+        """The folder of a run's output; that of a run some time ago goes."""
+        assert self.agent is not None
+        runs = self.agent.bulk / "runs"
+        shutil.rmtree(runs / str(number - RUNS_KEPT), ignore_errors=True)
+        return runs / str(number)
+
     def _begin_logs(self, ranks: Sequence[int]) -> None:
         """What earlier cells wrote is none of this run's last words."""
         for worker in (self.workers[r] for r in ranks):
             with suppress(FileNotFoundError):
                 worker.log_from = os.path.getsize(worker.log)
-            for stream in kept.STREAMS:  # the worker does so too, if it lives to begin
-                with suppress(FileNotFoundError):
-                    os.truncate(kept.path(worker.log, stream), 0)
+            kept.clear(worker.kept)  # the worker does so too, if it lives to begin
 
     def _variables(self, rank: int, port: int, logs: Path, attempt: tuple[int, int]) -> dict[str, str]:
         """torchrun's variables for one rank of this run."""
@@ -947,12 +950,54 @@ class Pool:
 _LOOPBACK = loopback_name()
 
 
+def _weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A method to be called as long as its object lives."""
+    kept = weakref.WeakMethod(method)
+
+    def call(event: Any) -> None:
+        found = kept()
+        if found is not None:
+            found(event)
+
+    return call
+
+
+class Remains:
+    """What outlives a pool that is dropped, and is to end with it: its agent, with all processes, and its client."""
+
+    def __init__(self) -> None:
+        self.agent: Agent | None = None
+        self.wire: Any = None
+
+    def take(self, agent: Agent) -> None:
+        self.agent = agent
+        atexit.register(self._at_exit)
+
+    def end(self) -> None:
+        agent, self.agent = self.agent, None
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.close()
+        if agent is not None:
+            agent.close()
+        atexit.unregister(self._at_exit)
+
+    def end_elsewhere(self) -> None:
+        """As `end`; a pool may be dropped in any thread, also in one that `end` waits for."""
+        if self.agent is not None:
+            threading.Thread(target=self.end, name="nbddp-ending").start()
+
+    def _at_exit(self) -> None:
+        if self.agent is not None:
+            self.agent.close(timeout=2)
+
+
 def last_words(log: str, start: int = 0, printed: str = "") -> str:
     """What a process that has ended said last: why the C++ library aborts (in what it printed to stderr), why
     and where the interpreter does (in its log, from byte `start`), or else the last lines of the log."""
     try:
         with open(log, errors="replace") as file:
-            file.seek(start)
+            file.seek(start if start <= os.path.getsize(log) else 0)  # the agent has cut it
             lines = [line.rstrip() for line in file.read().splitlines()]
     except OSError:
         lines = []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp import environment
+from nbddp.agent import home as homes
 from nbddp.agent.hardware import loopback_name
 from nbddp.machine import Node, node_of
 from nbddp.topology import Topology, Worker
@@ -29,6 +30,7 @@ def worker(
     """A start request for one worker; `uuid` is what it will register under."""
     base = dict(env)
     base.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not capture what C and subprocesses write
+    base = {**homes.private_caches(), **base}
     base.update(environment.of_worker(place, topology, env, visible=visible, loopback=loopback_name()))
     return {
         "kind": "worker",
@@ -38,6 +40,7 @@ def worker(
         "cwd": os.getcwd(),
         "path": list(sys.path),
         "log": str(home / f"worker-{place.rank}.log"),
+        "kept": str(homes.bulk(home) / f"worker-{place.rank}"),
         "profile_dir": profile_dir,
         "url_file": url_file,
     }
@@ -51,6 +54,7 @@ def controller(*, env: Mapping[str, str], home: Path, profile_dir: str, cluster_
         "cwd": str(home),
         "path": list(sys.path),
         "log": str(home / "controller.log"),
+        "state": str(home / "engines.json"),
         "profile_dir": profile_dir,
         "cluster_id": cluster_id,
     }

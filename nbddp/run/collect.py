@@ -1,4 +1,4 @@
-"""The output of one rank: kept in order, bounded in memory, whole on disk.
+"""The output of one rank: kept in order, bounded in memory and on disk (`logfile`).
 
 Text goes to a log file as it comes and, as lines, into a head and a tail; carriage
 returns are carried out (a progress bar is one line that changes, not a thousand).
@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+
+from nbddp.run.logfile import LIMIT, LogFile
 
 HEAD, TAIL = 60, 40  # lines of one stretch of text that are kept
 
@@ -95,12 +97,13 @@ Item = Text | Display
 class RankOutput:
     """Everything one rank has shown in one run."""
 
-    def __init__(self, rank: int, log: Path):
+    def __init__(self, rank: int, log: Path, most: int = LIMIT):
+        """most: bytes of text that the log keeps."""
         self.rank = rank
         self.log = log
         self.items: list[Item] = []
         self.received = {"stdout": 0, "stderr": 0}  # characters
-        self._file: BinaryIO | None = None
+        self.file = LogFile(log, most)
         self._clear_next = False
 
     def take(self, kind: str, content: dict[str, Any]) -> list[tuple[str, str]]:
@@ -130,17 +133,12 @@ class RankOutput:
         return tuple(item.print_of() for item in self.items)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self.file.close()
 
     def _take_text(self, stream: str, text: str) -> list[tuple[str, str]]:
         self._clear_if_due()
         self.received[stream] += len(text)
-        if self._file is None:
-            self.log.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.log, "ab", buffering=0)  # noqa: SIM115 (closed by close)
-        self._file.write(text.encode("utf-8", "replace"))
+        self.file.write(text.encode("utf-8", "replace"))
         return [(stream, line) for line in self._stretch(stream).write(text)]
 
     def _stretch(self, stream: str) -> Text:

@@ -31,6 +31,7 @@ from nbddp.errors import (
 from nbddp.run import deadlock, outcome, report, supervise
 from nbddp.run.blame import Blame, blame, leaver, lost_connection
 from nbddp.run.collect import RankOutput
+from nbddp.run.logfile import LIMIT
 from nbddp.run.outcome import Ended
 from nbddp.run.positions import Position, position_of
 from nbddp.run.screen import Screen, Silent
@@ -61,7 +62,7 @@ class Workers(Protocol):
     def node_of(self, rank: int) -> int: ...
     def log_of(self, rank: int) -> str: ...
     def device_of(self, rank: int) -> str: ...
-    def written(self, rank: int) -> Mapping[str, str]: ...
+    def written(self, rank: int) -> Mapping[str, tuple[int, str]]: ...
 
 
 class Run:
@@ -84,12 +85,14 @@ class Run:
         hang_after: float | None = 5.0,
         timeout: float | None = None,
         timed_from: float | None = None,
+        most: int = LIMIT,
     ):
-        """timed_from: when `timeout` began (time.monotonic()); None: when the run does."""
+        """timed_from: when `timeout` began (time.monotonic()); None: when the run does. most: bytes of each rank's
+        output that are kept."""
         self.hang_after, self.timeout, self._timed_from = hang_after, timeout, timed_from
         self.workers, self.specs, self.number, self.screen = workers, dict(specs), number, screen
         self.code, self.buffers = code, list(buffers)
-        self.outputs = {r: RankOutput(r, logs / f"rank{r}.log") for r in specs}
+        self.outputs = {r: RankOutput(r, logs / f"rank{r}.log", most) for r in specs}
         self.shown = [r for r in self.outputs if show is None or r in show]
         self.ended: dict[int, Ended] = {}
         self.stops: tuple[float, ...] = ()
@@ -259,8 +262,10 @@ class Run:
         """What ranks that died had written, and their messages did not bring."""
         for rank, ended in self.ended.items():
             if ended.status in outcome.GONE:
-                for stream, text in self.workers.written(rank).items():
-                    missing = text[self.outputs[rank].received[stream] :]
+                for stream, (start, text) in self.workers.written(rank).items():
+                    came = self.outputs[rank].received[stream]
+                    lost = f"\n… {start - came} characters are lost here …\n" * (start > came)
+                    missing = lost + text[max(0, came - start) :]
                     if missing:
                         self._printed(rank, "stream", {"name": stream, "text": missing})
 
@@ -462,6 +467,15 @@ class Run:
         left of one that was not made in full is to be ended too."""
         ends = {r: e.status for r, e in self.ended.items()}
         return bool(self.running() or self.broken()) or supervise.group_is_broken(ends, self.groups())
+
+    def unwritten(self) -> str:
+        """Where output could not be written down, and why; empty where it could."""
+        failed = {r: (o.file.why, o.log) for r, o in self.outputs.items() if o.file.why}
+        failed |= {r: tuple(e.content["unkept"]) for r, e in self.ended.items() if e.content.get("unkept")}
+        if not failed:
+            return ""
+        why, path = failed[min(failed)]
+        return f"output of {rank_words(failed)} could not be written down: {why} ({path}); the cell itself went on"
 
     def broken(self) -> list[int]:
         """Ranks whose CUDA context is broken."""

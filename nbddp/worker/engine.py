@@ -39,7 +39,7 @@ def main(request: dict[str, Any]) -> int:
     if not hasattr(engine_app, "Kernel"):
         raise RuntimeError("this ipyparallel has no engine.app.Kernel to replace; nbddp needs ipyparallel 9")
     engine_app.Kernel = WorkerKernel
-    _Engine.log_path = request["log"]
+    _Engine.log_path, _Engine.kept_path = request["log"], request["kept"]
     app = _Engine.instance(config=_config(request))
     app.initialize([])
     app.start()
@@ -49,7 +49,7 @@ def main(request: dict[str, Any]) -> int:
 class _Engine(engine_app.IPEngine):  # type: ignore[misc]
     """An engine that, once registered, flushes its output quickly and hooks torch's rendezvous."""
 
-    log_path = ""
+    log_path = kept_path = ""
 
     async def complete_registration(self, *args: Any, **kwargs: Any) -> None:
         await super().complete_registration(*args, **kwargs)
@@ -60,9 +60,10 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         self.kernel.streams = (sys.stdout, sys.stderr)
         streams.complete(self.kernel.streams)
         self.kernel.exits.install()
-        self.kernel.kept = kept.Kept(self.log_path)
+        self.kernel.kept = kept.Kept(self.kept_path)
         self.kernel.kept.have_pipes_held(os.path.join(os.path.dirname(self.log_path), homes.SOCKET))
         self.kernel.groups.install()
+        os.register_at_fork(after_in_child=self.kernel.groups.sockets.leave_in_child)
         self.kernel.departures.install()
         calls.install()
         self.kernel.groups.hold_destroy()

@@ -1,8 +1,10 @@
 """A copy of a run's text that outlives the process.
 
 A message of a process that is killed may never leave it. So what is written to stdout and stderr
-during a run is also written to a file next to the worker's log, which the kernel of the operating system keeps;
-when a rank has died, the client takes from it what has not come (`run.spmd`).
+during a run is also written to files next to each other, which the kernel of the operating system keeps;
+when a rank has died, the client takes from them what has not come (`run.spmd`). Only what may be on its way is of
+use, so of a long output the newest HALF to two HALFs stay: a file that is full takes the number of its first
+character into its name, and the one before it goes.
 
 What C++ writes to the descriptors lies in a pipe first, until a thread of this process has read it; a process
 that aborts has no time for that. So the agent is asked to hold the pipe's read end too, and the thread
@@ -12,38 +14,107 @@ still in the pipe.
 
 from __future__ import annotations
 
+import glob
 import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from nbddp.agent.lines import encode
 from nbddp.worker import ipykernel_seams
 
 STREAMS = ("stdout", "stderr")
+HALF = 4 << 20  # bytes
+FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 
 
-def path(log: str, stream: str) -> str:
-    """Where the copy of a stream is, for a worker with this log."""
-    return f"{log}.{stream}"
+def path(base: str, stream: str) -> str:
+    """Where the copy of a stream is, for a worker that keeps it at `base`."""
+    return f"{base}.{stream}"
+
+
+def text(base: str, stream: str) -> tuple[int, str]:
+    """How many characters of a stream are kept no more, and all since."""
+    start, found = 0, b""
+    for older in _older(path(base, stream)):
+        start = int(older.rpartition(".")[2])
+        with suppress(FileNotFoundError):  # it has just gone
+            found = _read(older)
+    with suppress(FileNotFoundError):
+        found += _read(path(base, stream))
+    return start, found.decode("utf-8", "replace")
+
+
+def clear(base: str) -> None:
+    """A run begins: nothing has been written in it."""
+    for stream in STREAMS:
+        for older in _older(path(base, stream)):
+            os.unlink(older)
+        with suppress(FileNotFoundError):
+            os.truncate(path(base, stream), 0)
+
+
+def _older(path: str) -> list[str]:
+    found = glob.glob(f"{glob.escape(path)}.*")
+    return sorted(found, key=lambda name: int(name.rpartition(".")[2]))
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+class Copy:
+    """The copy of one stream. `why` says why the current run's is not whole."""
+
+    def __init__(self, path: str):
+        self.path, self.why = path, ""
+        self._file = os.open(path, FLAGS, 0o600)
+        self._start = self._characters = self._bytes = 0
+
+    def begin(self) -> None:
+        os.ftruncate(self._file, 0)
+        self.why, self._start, self._characters, self._bytes = "", 0, 0, 0
+
+    def write(self, text: str) -> None:
+        data = text.encode("utf-8", "replace")
+        try:
+            if self._bytes and self._bytes + len(data) > HALF:
+                self._next()
+            if not self.why:
+                os.write(self._file, data)
+        except OSError as e:  # a full disk: what is printed goes its usual way
+            self.why = e.strerror or str(e)
+        self._characters += len(text)
+        self._bytes += len(data)
+
+    def _next(self) -> None:
+        before = _older(self.path)
+        os.rename(self.path, f"{self.path}.{self._start}")
+        for older in before:
+            os.unlink(older)
+        fresh = os.open(self.path, FLAGS, 0o600)
+        os.dup2(fresh, self._file, inheritable=False)
+        os.close(fresh)
+        self._start, self._characters, self._bytes = self._start + self._characters, 0, 0
 
 
 class Kept:
-    """The two copies; one per worker. Each holds the text of the current run alone."""
+    """The two copies; one per worker. Each holds text of the current run alone."""
 
-    def __init__(self, log: str):
-        self._log = log
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
-        self._files = {s: os.open(path(log, s), flags, 0o600) for s in STREAMS}
+    def __init__(self, base: str):
+        self._base = base
+        self._copies = {s: Copy(path(base, s)) for s in STREAMS}
         for stream in STREAMS:
             out: Any = getattr(sys, stream)
-            out.write = self._copying(out.write, self._files[stream])
+            out.write = self._copying(out.write, self._copies[stream])
 
     def have_pipes_held(self, agent: str) -> None:
         """Ask the agent at this socket to keep what is left in the pipes of captured descriptors."""
         found = {s: ipykernel_seams.captured_pipe(getattr(sys, s)) for s in STREAMS}
-        pipes = [[fd, path(self._log, s)] for s, fd in found.items() if fd is not None]
+        pipes = [[fd, path(self._base, s)] for s, fd in found.items() if fd is not None]
         if not pipes or not os.path.isdir("/proc/self/fd"):
             return
         with socket.socket(socket.AF_UNIX) as connection:
@@ -53,13 +124,18 @@ class Kept:
 
     def begin(self) -> None:
         """A run begins: nothing has been written in it."""
-        for file in self._files.values():
-            os.ftruncate(file, 0)
+        clear(self._base)
+        for copy in self._copies.values():
+            copy.begin()
 
-    def _copying(self, write: Callable[[str], Any], file: int) -> Callable[[str], Any]:
+    def unkept(self) -> list[str]:
+        """Why text of this run could not be kept, and where; empty if it could."""
+        return next(([copy.why, copy.path] for copy in self._copies.values() if copy.why), [])
+
+    def _copying(self, write: Callable[[str], Any], copy: Copy) -> Callable[[str], Any]:
         def both(text: str) -> Any:
             if isinstance(text, str):
-                os.write(file, text.encode("utf-8", "replace"))
+                copy.write(text)
             return write(text)
 
         return both

@@ -469,6 +469,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             outcome["group"] = {**self.groups.facts(), "aborted": self.release.aborted}
             outcome["departures"] = self.departures.seen
             outcome["exits"] = len(self.exits)
+            if self.kept is not None and self.kept.unkept():
+                outcome["unkept"] = self.kept.unkept()
             if self.groups.handling:
                 outcome["handling"] = self.groups.handling
             if self._others:

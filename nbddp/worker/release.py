@@ -54,6 +54,16 @@ class Sockets:
             now = set(sockets())
             self._known = (self._known & now) | (now - before)
 
+    def leave_in_child(self) -> None:
+        """In a process that was forked from here: give up torch's listening sockets, which it would hold open when this
+        process has ended. Their descriptors stay taken, since objects in C++ will close them."""
+        listening = [fd for inode, fd in sockets().items() if inode in self._known and _listens(fd)]
+        if listening:
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in listening:
+                os.dup2(null, fd)
+            os.close(null)
+
     def torchs(self) -> list[int]:
         """Descriptors of torch's sockets, also of those that a call in progress has opened so far."""
         now = sockets()
@@ -201,6 +211,14 @@ def sockets() -> dict[str, int]:
 def python_sockets() -> set[int]:
     """Descriptors of living `socket.socket` objects: never torch's, whose sockets are made in C++."""
     return {o.fileno() for o in gc.get_objects() if issubclass(type(o), socket.socket)}
+
+
+def _listens(fd: int) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            return bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False
 
 
 def _shut(fd: int) -> bool:
