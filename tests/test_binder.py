@@ -238,6 +238,28 @@ def test_eight_workers_fit_in_two_gigabytes(tmp_path: Path) -> None:
     assert int(done.stdout.split()[-1]) < MOST_MIB
 
 
+def locked(path: Path) -> list[Requirement]:
+    text = path.read_text().replace("\\\n", " ")
+    return [Requirement(line.partition("--hash")[0]) for line in text.splitlines() if line.strip()]
+
+
+def test_the_locked_versions_are_those_that_the_package_allows() -> None:
+    """torch has a line of its own wherever it is installed."""
+    whole, tested = (ROOT / ".ci" / "locked.txt").read_text(), locked(ROOT / ".ci" / "locked.txt")
+    here = [Requirement(line) for line in NAMED if "==" in line and not line.startswith("torch==")]
+    assert len(here) > len(PROJECT["dependencies"])
+    assert whole.count("--hash=sha256:") >= len(tested)
+    pinned = {canonicalize_name(r.name) for r in tested}
+    wanted = {r.name: r for r in named() if r.name != "torch" and r not in here}
+    wanted |= {r.name: r for r in map(Requirement, PROJECT["optional-dependencies"]["test"])}
+    assert {canonicalize_name(name) for name in wanted} <= pinned
+    for r in tested:
+        allowed = wanted.get(canonicalize_name(r.name))
+        assert allowed is None or next(iter(r.specifier)).version in allowed.specifier, f"{r} is not {allowed}"
+    known = {f"{r.name}{r.specifier}" for r in tested}
+    assert {f"{r.name}{r.specifier}" for r in here} <= known, "Binder has the versions that the tests have"
+
+
 def requirements(folder: Path) -> Path:
     """The file, or where PyTorch's index has no address a copy that does not ask it: pip would do so for each of a
     hundred packages and wait every time. The build without CUDA must then be among the links that pip is given."""
