@@ -124,6 +124,8 @@ class Agent:
             with self._sending:
                 self._write.write(encode({"op": op, **fields}))
                 self._write.flush()
+        except TimeoutError:  # an OSError, and of the caller's own: no pipe raises it
+            raise
         except (OSError, ValueError):
             raise AgentFailed(f"the node agent has ended: {self.last_words()}") from None
 
