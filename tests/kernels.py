@@ -107,7 +107,10 @@ class Kernel:
                 return shown
 
     def run(self, code: str, timeout: float = CELL_TIMEOUT) -> Shown:
-        return self.collect(self.send(code), timeout)
+        """Run a cell. ipykernel 6 drops what is sent in the moment after an error, as no hand is quick enough to."""
+        while (shown := self.collect(self.send(code), timeout)).reply["status"] == "aborted":
+            pass
+        return shown
 
     def ask(self, send: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """A complete or inspect request, and its answer."""

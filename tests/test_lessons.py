@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import warnings
 from base64 import b64decode
 from pathlib import Path
 
@@ -240,9 +241,12 @@ def test_a_check_without_a_pool_starts_two_workers_and_shows_what_is_printed(new
 
 
 def test_an_explorer_in_a_kernel_is_a_widget_with_picture_and_words(four: Kernel) -> None:
-    (bundle,) = four.run("from nbddp.teach import explore\nexplore.layout()").displays
+    shown = four.run("from nbddp.teach import explore\nexplore.layout()")
+    (bundle,) = shown.displays
     assert set(bundle) == {"text/plain", "image/png", build.WIDGET}
     assert bundle["text/plain"] == explore.layout().words()
+    opened = [content["comm_id"] for _, kind, content in shown.messages if kind == "comm_open"]
+    assert bundle[build.WIDGET]["model_id"] == opened[-1], "the widget is the box, which is made after what is in it"
 
 
 def test_an_explorer_in_a_terminal_is_its_words(tmp_path: Path) -> None:
@@ -273,7 +277,9 @@ def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explo
 @pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)
 def test_an_explorers_controls_change_picture_and_words(make: type[Explorer]) -> None:
     made = make()
-    box = made.widget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # also of what ipywidgets 7 does not know, where warnings are left out
+        box = made.widget()
     *rows, picture, words, keys = box.children
     controls = [row.children[0] if hasattr(row, "children") else row for row in rows]  # one of moves has buttons
     assert [c.description for c in controls] == [c.label for c in made.controls]

@@ -112,7 +112,8 @@ def test_cpu_workers_speak_over_loopback_only(four: Kernel) -> None:
     shown = four.run(
         "%%ddp\nimport os, psutil, torch, torch.distributed as dist\n"
         "dist.init_process_group(); dist.all_reduce(torch.ones(1))\n"
-        "own = {c.laddr.ip for c in psutil.Process().net_connections('inet')}\n"
+        "p = psutil.Process(); connections = getattr(p, 'net_connections', None) or p.connections\n"  # psutil 5.9
+        "own = {c.laddr.ip for c in connections('inet')}\n"
         "print(os.environ['GLOO_SOCKET_IFNAME'], {a.removeprefix('::ffff:') for a in own})\n"
         "dist.destroy_process_group()"
     )

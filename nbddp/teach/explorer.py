@@ -19,6 +19,7 @@ from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+VIEW = {"version_major": 2, "version_minor": 0}  # ipywidgets 7 and 8; 7 shows a widget itself and has no bundle of it
 SLIDER_KEYS = "← and → move a slider"
 LIST_KEYS = "Space opens a list, ↑, ↓ and Enter choose"  # closed, JupyterLab takes the arrows: they go to another cell
 BUTTON_KEYS = "Space presses a button"
@@ -121,14 +122,16 @@ class Explorer:
         words, data = self.words(), self.stills()
         bundle: dict[str, Any] = {"text/plain": words, "image/png": b64encode(data).decode()}
         if _widgets_may_be_shown():
-            bundle[WIDGET] = self.widget()._repr_mimebundle_()[WIDGET]
+            bundle[WIDGET] = {**VIEW, "model_id": self.widget().model_id}
         return bundle, {"image/png": {"alt": words, "width": width_of(data)}}
 
 
 def _control(w: Any, control: Slider | Choice, value: Any, label: float) -> Any:
-    """The widget of a control whose label has `label` em of room. Without a tooltip its label would have "null"."""
-    common = {"value": value, "description": control.label, "tooltip": control.label}
+    """The widget of a control whose label has `label` em of room."""
+    common = {"value": value, "description": control.label}
     common |= {"style": {"description_width": f"{label}em"}, "layout": w.Layout(width=f"{label + FIELD}em")}
+    if "tooltip" in w.Dropdown.class_trait_names():  # ipywidgets 8 would give the label the tooltip "null"; 7 its text
+        common["tooltip"] = control.label
     if isinstance(control, Choice):
         longest = max(len(o[0] if isinstance(o, tuple) else str(o)) for o in control.options)
         common["layout"].width = f"{label + max(FIELD, LETTER * longest + 3)}em"  # 3: the arrow
