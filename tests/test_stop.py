@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
 
 from nbddp.pool import footing
@@ -54,7 +57,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     k.close()
 
 
-def stop_after(kernel: Kernel, code: str, seconds: float) -> Shown:
+def stop_after(kernel: Kernel, code: str, seconds: float, press: Callable[[Kernel], None] = Kernel.interrupt) -> Shown:
     """Run a cell and press Stop so long after the kernel has taken it up."""
     cell = kernel.send(code)
     while True:
@@ -62,8 +65,16 @@ def stop_after(kernel: Kernel, code: str, seconds: float) -> Shown:
         if message["msg_type"] == "execute_input" and message["parent_header"].get("msg_id") == cell:
             break
     time.sleep(seconds)
-    kernel.interrupt()
+    press(kernel)
     return kernel.collect(cell)
+
+
+def press_on_all(kernel: Kernel) -> None:
+    """Stop as VS Code has it: SIGINT to every process under the kernel, and to the kernel after them."""
+    for process in psutil.Process(kernel.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGINT)
+    os.kill(kernel.pid, signal.SIGINT)
 
 
 def one_line(shown: Shown) -> bool:
@@ -97,6 +108,35 @@ def test_stop_gives_one_line_and_the_next_cell_works(stopped: Kernel, name: str)
         after = k.run(AFTER)
         assert after.ok, after.error
         assert after.text().endswith("ranks 0–1 │ works 2\n")
+
+
+STOPPED = "the run was stopped by the user"
+UNDER_ALL = {  # code, seconds until Stop, what is answered
+    "sleep": ("%%ddp\nimport time; time.sleep(60)", 0.5, STOPPED),
+    "blocked": ("%%ddp\nif dist.get_rank(): time.sleep(60)\ndist.barrier()", 0.5, STOPPED),
+    "no cell of ours": ("import time; time.sleep(60)", 0.5, ""),
+    "command": ("%ddp bench --max 64MiB --repeat 99", 0.5, "%ddp bench was stopped by the user; the pool is as it was"),
+}
+
+
+@pytest.mark.parametrize("name", UNDER_ALL)
+def test_stop_that_goes_to_all_processes_under_the_kernel_is_stop(stopped: Kernel, name: str) -> None:
+    code, seconds, words = UNDER_ALL[name]
+    shown = stopped.run(f"{SET_UP}\nimport time; kept = 41")
+    assert shown.ok, shown.error
+    shown = stop_after(stopped, code, seconds, press_on_all)
+    assert shown.evalue == words, shown.error
+    after = stopped.run("%%ddp\nprint(kept)")
+    assert after.text() == "ranks 0–1 │ 41\n", after.error
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.6])  # before the agent's code runs, and while it imports torch
+def test_stop_that_goes_to_all_processes_while_a_pool_starts_is_stop(stopped: Kernel, seconds: float) -> None:
+    assert stopped.run("%ddp stop").ok
+    shown = stop_after(stopped, "%ddp start --nproc 2", seconds, press_on_all)
+    assert one_line(shown), shown.error
+    after = stopped.run(AFTER)
+    assert after.text().endswith("ranks 0–1 │ works 2\n"), after.error
 
 
 def test_a_cells_stop_before_its_code_runs_is_answered(stopped: Kernel) -> None:

@@ -3,6 +3,8 @@
 Forking is sound only while the agent has one thread and has never touched CUDA; then
 a new worker costs a fraction of a second and a few MB. Every child leads its own
 session (its subprocesses die with it) and asks Linux to be killed when the agent dies.
+None is ended by SIGINT: there are front ends whose Stop goes to every process under the kernel (VS Code).
+A worker hears it while a cell runs.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def _fork(target: str, request: dict[str, Any], close: Iterable[int]) -> int:
     try:
         gc.enable()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # SIGINT stays ignored
             signal.signal(number, signal.SIG_DFL)
         os.setsid()
         die_with_parent(parent)

@@ -105,6 +105,13 @@ def main(request: dict[str, Any]) -> int:
             super().start()
             threading.Thread(target=_end_with, args=(self,), daemon=True).start()
 
+    class Controller(controller_app.IPController):  # type: ignore[misc]
+        """A controller that goes on when the kernel's Stop reaches it too."""
+
+        def init_signal(self) -> None:
+            super().init_signal()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     controller_app.Process = TiedProcess
     config = Config()
     config.ProfileDir.location = request["profile_dir"]
@@ -117,7 +124,7 @@ def main(request: dict[str, Any]) -> int:
     config.IPController.log_level = 30
     config.HeartMonitor.period = BEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = 10**6
-    app = controller_app.IPController.instance(config=config)
+    app = Controller.instance(config=config)
     app.initialize([*request.get("args", ())])
     app.hub.engine_state_file = request["state"]  # it would stay behind in the profile
     with claim:

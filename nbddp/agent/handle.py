@@ -10,12 +10,13 @@ import contextlib
 import functools
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -58,7 +59,7 @@ class Agent:
         own = {**homes.private_caches(), **env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         if os.environ.get("NBDDP_START_METHOD"):
             own["NBDDP_START_METHOD"] = os.environ["NBDDP_START_METHOD"]
-        with open(home / "agent.log", "ab") as log:
+        with open(home / "agent.log", "ab") as log, _without_stop():
             process = subprocess.Popen(
                 [sys.executable, "-m", "nbddp.agent.main", str(home), str(os.getpid())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=own, start_new_session=True,
@@ -212,3 +213,14 @@ class Agent:
     def _call(self, message: Message) -> None:
         for callback in list(self._callbacks):
             callback(message)
+
+
+@contextlib.contextmanager
+def _without_stop() -> Iterator[None]:
+    """A process that is started here gets no SIGINT until it takes it: a front end's Stop may go to every process
+    under the kernel, and Python's start is no moment for it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

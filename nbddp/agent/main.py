@@ -151,8 +151,7 @@ class Agent:
         for end in (ours, theirs):
             end.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self._told_to_end())
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         self._wakeup = (ours, theirs)
@@ -420,6 +419,8 @@ def _torch_has_cuda() -> bool:
 
 def main() -> None:
     """`python -m nbddp.agent.main HOME OWNER_PID`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
     children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
     children.adopt_orphans()
     Agent(Path(sys.argv[1])).serve()

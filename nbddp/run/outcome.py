@@ -109,6 +109,11 @@ class Ended:
         return self.status in WELL
 
     @property
+    def own_interrupt(self) -> bool:
+        """Whether an interrupt that we have not sent has failed the rank."""
+        return self.status == FAILED and said(self.content) == "interrupt"
+
+    @property
     def chain(self) -> tuple[Raised, ...]:
         """The remote exceptions as values."""
         return tuple(

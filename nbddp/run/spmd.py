@@ -206,7 +206,7 @@ class Run:
         return error
 
     def _state(self) -> supervise.RunState:
-        bad = [e.at for e in self.ended.values() if not e.well]
+        bad = [e.at + supervise.STOP_COMES * e.own_interrupt for e in self.ended.values() if not e.well]
         return supervise.RunState(
             now=time.monotonic(),
             running=self.running(),
@@ -271,7 +271,7 @@ class Run:
 
     def _handle(self, kind: str, rank: int, what: Any) -> None:
         if kind == "stop":
-            self.stops += (what,)
+            self._stopped_at(what)
         elif kind == "place":
             self._answered(rank, *what)
         elif kind == "through":
@@ -282,6 +282,13 @@ class Run:
             self._came_out(rank, what)
         else:
             self._printed(rank, kind, what["content"])
+
+    def _stopped_at(self, at: float) -> None:
+        """Stop was pressed; it may have reached ranks before us."""
+        self.stops += (at,)
+        for ended in self.ended.values():
+            if ended.own_interrupt and at - ended.at < supervise.STOP_COMES:
+                ended.status = outcome.INTERRUPTED
 
     def _died(self, rank: int, event: dict[str, Any]) -> None:
         code, now = event["code"], time.monotonic()
@@ -301,9 +308,12 @@ class Run:
         self.ended[rank] = Ended(rank, status, time.monotonic(), content, buffers)
         if status == outcome.FAILED:
             self._next_look = 0.0  # are the others waiting for this one?
+        if self.ended[rank].own_interrupt:
+            self._output_until = time.monotonic() + supervise.STOP_COMES
 
     def _verdict(self, rank: int, said: str, process: str) -> str:
-        ours = "replaced" if self._replaced else "" if self._interrupted_at is None else "interrupted"
+        stopped = self._interrupted_at is not None or (self.stops and said == "interrupt")
+        ours = "replaced" if self._replaced else "interrupted" if stopped else ""
         return outcome.verdict(said, process, ours, outcome.runs(self.specs[rank].get("op", "cell")))
 
     def _printed(self, rank: int, kind: str, content: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ deadlock that has stood for `hang_after`, the deadline of `--timeout`. Then, on 
 are still at work, a ladder: interrupt; after RELEASE_AFTER free what is blocked in a
 collective; after PATIENCE, counted anew while a rank lets a message on its way through, replace the process. Stop
 pressed twice replaces at once.
+An interrupt that a rank got from elsewhere may be the beginning of Stop: it is a failure only STOP_COMES later.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GRACE = 0.3
+STOP_COMES = 0.25  # VS Code interrupts every process under the kernel, and the kernel after them
 RELEASE_AFTER = 0.05
 PATIENCE = 1.4
 FAILED, STOPPED, HUNG, LATE = "failed", "stopped", "hung", "late"
