@@ -6,14 +6,18 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from nbddp.errors import RunStopped, WorkerFailed
 from nbddp.pool import footing
+from nbddp.run.screen import Silent
+from nbddp.run.spmd import OUTCOME, Run
 from tests.kernels import Kernel, Shown
 
 START, SET_UP = (
@@ -137,6 +141,45 @@ def test_stop_that_goes_to_all_processes_while_a_pool_starts_is_stop(stopped: Ke
     assert one_line(shown), shown.error
     after = stopped.run(AFTER)
     assert after.text().endswith("ranks 0–1 │ works 2\n"), after.error
+
+
+class Interrupted(Silent):
+    """Two ranks that an interrupt from elsewhere ends, one event at each look of the run at its screen; s is Stop."""
+
+    def __init__(self, order: str, logs: Path) -> None:
+        self.order = list(order)
+        self.run = Run(self, {0: {}, 1: {}}, number=1, logs=logs, screen=self, timeout=60)
+
+    def refresh(self, *shown: Any) -> None:
+        if self.order and self.run.events.empty():
+            event = self.order.pop(0)
+            if event == "s":
+                self.run.events.put(("stop", -1, time.monotonic()))
+            else:
+                self.interrupt([int(event)])
+
+    def interrupt(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            content = {"left": "interrupt", "chain": [INTERRUPT]}
+            self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": content})
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *asked: {}
+
+
+INTERRUPT = {"type": "KeyboardInterrupt", "message": "", "relation": "", "notes": (), "frames": ()}
+
+
+@pytest.mark.parametrize(
+    ("order", "error"),
+    [("01s", RunStopped), ("0s1", RunStopped), ("s01", RunStopped), ("0s", RunStopped), ("01", WorkerFailed),
+     ("0", WorkerFailed)],
+)  # fmt: skip
+def test_an_interrupt_from_elsewhere_is_stop_only_if_stop_comes(tmp_path: Path, order: str, error: type) -> None:
+    run = Interrupted(order, tmp_path).run
+    run.execute()
+    with pytest.raises(error):
+        run.raise_if_bad()
 
 
 def test_a_cells_stop_before_its_code_runs_is_answered(stopped: Kernel) -> None:
