@@ -19,6 +19,7 @@ from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME, Run
 from tests.lessons import pool_of
 
+LAST = [b"x"] * 11  # of a burst; libzmq aborts if a socket that has read half a message leaves its sender
 STREAMS = ("iopub", "notification", "query", "control", "mux")
 
 
@@ -72,15 +73,20 @@ def test_malformed_messages_are_dropped_and_the_stream_goes_on(pool: nbddp.Pool,
     bad = malformed(client.session)
     subscribes = stream in ("iopub", "notification")
     with zmq.Context.instance().socket(zmq.XPUB if subscribes else zmq.DEALER) as stranger:
+        public, stranger.curve_secretkey = zmq.curve_keypair()
+        stranger.curve_server = True
         port = stranger.bind_to_random_port("tcp://127.0.0.1")
-        in_thread(client, lambda: socket.connect(f"tcp://127.0.0.1:{port}"))
+        in_thread(client, lambda: connects(socket, public, port))
         if subscribes:
             assert stranger.recv() == b"\x01"
         for _ in range(5):
             for frames in bad:
                 stranger.send_multipart(frames)
-        until(lambda: link.dropped[stream] >= before + 5 * 8)
+        stranger.send_multipart(LAST)
+        until(lambda: link.last_dropped.startswith(stream) and f"{len(LAST)} frames" in link.last_dropped)
+        assert link.dropped[stream] >= before + 5 * 8
         in_thread(client, lambda: socket.disconnect(f"tcp://127.0.0.1:{port}"))
+        in_thread(client, lambda: setattr(socket, "curve_serverkey", client.curve_serverkey))
     kept(pool)
     assert pool.ask(0, {"op": "where"}, timeout=30) is not None
     pool.restart([1])
@@ -90,12 +96,15 @@ def test_malformed_messages_are_dropped_and_the_stream_goes_on(pool: nbddp.Pool,
 
 
 def test_one_malformed_message_of_the_controllers_does_not_deafen_the_client(pool: nbddp.Pool) -> None:
-    """It comes the way of the ranks' own messages, which are queued behind it: unguarded, no cell ever ended again."""
+    """It comes the way of the ranks' own messages, which are queued behind it: unguarded, no cell ever ended again. Who
+    sends it has the keys, as the ranks have."""
     link = pool._wire.connection
     before = link.dropped["iopub"]
     with open(pool._cluster.controller.connection_files["engine"]) as file:
         info = json.load(file)
     with zmq.Context.instance().socket(zmq.PUB) as stranger:
+        stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
+        stranger.curve_serverkey = info["curve_serverkey"].encode()
         stranger.connect(f"{info['interface']}:{info['iopub']}")
 
         def arrives() -> bool:
@@ -105,6 +114,11 @@ def test_one_malformed_message_of_the_controllers_does_not_deafen_the_client(poo
         until(arrives)
     kept(pool)
     assert "DELIM" in link.last_dropped
+
+
+def connects(socket: Any, public: bytes, port: int) -> None:
+    socket.curve_serverkey = public
+    socket.connect(f"tcp://127.0.0.1:{port}")
 
 
 def in_thread(client: Any, call: Callable[[], object]) -> None:

@@ -8,6 +8,9 @@ knows of every exit in milliseconds and a suspended machine must not lose its en
 ipyparallel would choose ports that are free, let them go and bind them later; on a busy machine
 another program's connection takes one in between, and then no engine ever registers. It is given
 ports that the system hands to nobody by itself.
+
+Loopback is shared by all users of a machine. So every socket of the cluster's is encrypted (CurveZMQ): who has not
+read the key in the connection files hears nothing, and what it sends reaches nobody.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import secrets
 import signal
 import socket
 import threading
@@ -114,6 +118,7 @@ def main(request: dict[str, Any]) -> int:
     config.IPController.cluster_id = request["cluster_id"]
     config.IPController.use_threads = True
     config.IPController.ip = "127.0.0.1"
+    encrypt(config)
     claim, config.IPController.ports = quiet_ports(PORTS)
     config.IPController.log_level = 30
     config.HeartMonitor.period = BEAT_MS
@@ -124,6 +129,13 @@ def main(request: dict[str, Any]) -> int:
     with claim:
         app.start()
     return 0
+
+
+def encrypt(config: Any) -> None:
+    """The keys are in the controller's connection files, which only their owner may read. Messages stay signed too, or
+    every client would warn."""
+    config.IPController.enable_curve = True
+    config.Session.key = secrets.token_hex(32).encode()
 
 
 def _end_with(process: Any) -> None:

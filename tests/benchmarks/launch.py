@@ -7,6 +7,8 @@ medians whose samples were taken in turn (ours, theirs, ours, …); the last col
 from __future__ import annotations
 
 import argparse
+import functools
+import os
 import re
 import statistics
 import subprocess
@@ -63,6 +65,10 @@ psutil.Process().memory_full_info().pss / 2**20
 """
 
 
+PLAIN = "from nbddp.agent import controller\ncontroller.encrypt = lambda config: None\n"  # a sitecustomize.py
+SHOUT = "print('x' * 200_000)"
+
+
 def torchrun(program: str, nproc: int) -> str | None:
     """What it printed; None if it failed, which torchrun itself does now and then: a rank that destroys its
     group first resets the others' connections."""
@@ -116,6 +122,23 @@ def px_kernel(nproc: int) -> Kernel:
     return kernel
 
 
+def of_encryption(nproc: int, rounds: int, row: Callable[..., None]) -> None:
+    """Two pools side by side: one as it is, and one whose cluster speaks in the open."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(PLAIN)
+        path = os.pathsep.join(filter(None, [folder, str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+        kernels = [Kernel(), Kernel(env={**os.environ, "PYTHONPATH": path})]
+        for kernel in kernels:
+            cell(kernel, "%load_ext nbddp")
+            cell(kernel, f"%%ddp --nproc {nproc}\npass")
+    for what, body, times, limit in (("pass", "pass", 60, "≤ 1.1"), ("200 kB of output a rank", SHOUT, 10, "≤ 1.3")):
+        works = [functools.partial(cell, kernel, f"%%ddp --show 0\n{body}") for kernel in kernels]
+        ours, plain = in_turn(rounds * times, *(functools.partial(seconds, work) for work in works))
+        row(f"a cell with {what}, against the same on plain sockets", ours * 1000, plain * 1000, limit, "ms")
+    for kernel in kernels:
+        kernel.close()
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=5)
@@ -163,6 +186,7 @@ def main() -> None:
     cell(px, "rc.cluster.stop_cluster_sync()")
     px.close()
 
+    of_encryption(n, rounds, row)
     print(f"print on a rank to the front end: {1000 * latency(kernel):.0f} ms (must be under 50)")
     program = TRAIN.replace("STEPS", str(asked.steps))
     cell(kernel, "%ddp start --nproc 2")
