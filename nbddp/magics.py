@@ -15,7 +15,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from nbddp import commands, options
+from nbddp import commands, options, system
 from nbddp.agent.handle import Agent
 from nbddp.assist import Assistant
 from nbddp.commands import Command
@@ -40,6 +40,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self.assistant = Assistant(shell, lambda: self.pool)
         self.interrupts = Interrupts(shell)
         self.debug = Debug(shell)
+        self._told_of_system = False
 
     @line_cell_magic  # type: ignore[untyped-decorator]
     def ddp(self, line: str, cell: str | None = None) -> Any:
@@ -107,8 +108,11 @@ class DDPMagics(Magics):  # type: ignore[misc]
         number = self._number()
         code = cells.prepare(line, body)
         cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
+        stood = self.pool.running
         with self._cleared(for_shell(self.shell)) as screen:
             self._ensure(spec, screen)
+        if not stood:
+            self._tell_of_system()
         try:
             values = self.pool.run_cell(
                 code, cell=number, argv=spec.argv, argv0=f"Cell In[{number}]", ranks=spec.ranks, show=spec.show,
@@ -180,8 +184,15 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self._tell_shortcomings()
 
     def _tell_shortcomings(self) -> None:
+        self._told_of_system = True
         for line in self.pool.shortcomings():
             print(line)
+
+    def _tell_of_system(self) -> None:
+        """What this operating system costs, once: a cell that starts a pool says it, or `%ddp start` before."""
+        if system.lost() and not self._told_of_system:
+            print(system.lost())
+        self._told_of_system = True
 
     def _stop(self, command: Command) -> None:
         if not self.pool.running:

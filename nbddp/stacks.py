@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nbddp import system
 from nbddp.agent.handle import Agent
 from nbddp.draw.table import Table
 from nbddp.errors import PoolError
@@ -117,6 +118,8 @@ def _answers(wire: Any, ranks: Sequence[int], question: dict[str, Any]) -> dict[
 
 def _dumped(agent: Agent, worker: Mapping[str, Any]) -> str:
     """A silent rank's stack, written by faulthandler into its log; empty if it does not listen to the signal."""
+    if not system.is_linux():
+        return f"it has no stack to show: {system.name()} does not tell whether it may be asked by a signal"
     if not listens(worker["pid"], DUMP):
         return ""
     log = Path(worker["log"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import psutil
 
+from nbddp import system
 from nbddp.agent.identity import Identity
 from nbddp.draw.table import Table
 
@@ -13,7 +14,8 @@ COLUMNS = ("rank", "node", "local rank", "device", "pid", "state", "memory")
 
 
 def table(answer: dict[str, Any], title: str = "") -> Table:
-    """The agent's answer to `status` as a table; memory is the process's proportional share."""
+    """The agent's answer to `status` as a table; memory is the process's proportional share (all of it that is
+    resident, elsewhere than on Linux)."""
     info = answer["info"]
     alive = {c["rank"]: c for c in answer["children"] if c["kind"] == "worker"}
     mark = " (simulated)" if info.get("simulated") else ""
@@ -40,7 +42,7 @@ def megabytes(child: dict[str, Any]) -> str:
     if process is None:
         return "–"
     try:
-        facts = process.memory_full_info()
+        facts = process.memory_full_info() if system.is_linux() else process.memory_info()
     except (psutil.AccessDenied, psutil.NoSuchProcess):
         return "–"
     return f"{getattr(facts, 'pss', facts.rss) / 2**20:.0f} MiB"

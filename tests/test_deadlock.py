@@ -272,6 +272,13 @@ def test_a_rank_that_does_not_answer_is_silent_and_one_that_is_idle_has_finished
     found = position_of(0, idle, None, 1.0)
     assert (found.state, found.past) == ("finished", {("0", 1): ("barrier", "", None)})
     assert position_of(0, {**idle, "acts": True}, None, 1.0).state == "running"
+    assert position_of(0, {**idle, "begun": True}, None, 1.0).state == "finished"
+
+
+def test_a_rank_that_is_idle_and_has_not_begun_has_not_finished() -> None:
+    late = position_of(1, {"idle": True, "begun": False, "inits": 1, "acts": False, "history": {}}, None, 1.0)
+    assert (late.state, late.where) == ("running", "not begun yet")
+    assert diagnose({0: at(0, "all_reduce", 5), 1: late}) is None
 
 
 class Busy:

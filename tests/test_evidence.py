@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +91,18 @@ def test_a_work_of_an_earlier_cell_is_waited_for(two: nbddp.Pool) -> None:
     two.run_cell("if rank == 0: [w.wait() for w in work]", hang_after=0.1, timeout=60, screen=Silent())
 
 
+def test_a_rank_that_has_not_begun_is_not_said_to_have_finished(two: nbddp.Pool, tmp_path: Path) -> None:
+    """Its main thread is still at work for nobody: it hears of the next cell three seconds late."""
+    sleeps = tmp_path / "sleeps"
+    busy = f"import asyncio, pathlib, time\ndef busy(): pathlib.Path({str(sleeps)!r}).touch(); time.sleep(3)\n"
+    two.run_cell(busy + "asyncio.get_event_loop().call_later(0.1, busy)", ranks=[0], screen=Silent())
+    while not sleeps.exists():
+        time.sleep(0.01)
+    watching = Watching()
+    two.run_cell(PREPARE + "dist.barrier()", hang_after=0.3, timeout=60, screen=watching)
+    assert watching.saw("rank 0 (not begun yet)"), watching.shown
+
+
 @needs_recorder
 def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool) -> None:
     rename = (
@@ -102,7 +116,6 @@ def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool) -> None:
     code = PREPARE + rename + "dist.barrier()\nif rank == 1: time.sleep(2)\ndist.all_reduce(torch.ones(1))" + back
     two.run_cell(code, hang_after=0.3, screen=watching)
     assert watching.saw("rank 1 (could not say where it is: KeyError: 'profiling_name')"), watching.shown
-    assert not watching.saw("native code")
     code = PREPARE + rename + "dist.barrier()\nif rank == 0: dist.all_reduce(torch.ones(1))"
     with pytest.raises(RunTimedOut):
         two.run_cell(code, hang_after=0.3, timeout=3, screen=watching)

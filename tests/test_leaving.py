@@ -17,7 +17,7 @@ from nbddp.options import LaunchSpec
 from nbddp.run import report
 from nbddp.run.collect import Text
 from nbddp.run.screen import Silent
-from tests.faults import check_after, numbered
+from tests.faults import FREED_STATUS, check_after, numbered
 from tests.kernels import Kernel
 from tests.screens import Hearing
 
@@ -68,10 +68,8 @@ def test_an_interrupt_of_the_programs_own_is_a_failure(two: nbddp.Pool, how: str
     code, words = INTERRUPTS[how]
     error = fails(two, START + f"if rank == 1:\n    print('before')\n    {code}\nelse: {OTHERS[others]}")
     assert str(error) == f"rank 1 raised {words} (cell line 8)"
-    assert {s.rank: s.status for s in error.states} == {
-        0: "finished" if others == "done" else "interrupted",
-        1: "failed",
-    }
+    status = {"sleep": "interrupted", "collective": FREED_STATUS, "done": "finished"}[others]
+    assert {s.rank: s.status for s in error.states} == {0: status, 1: "failed"}
     assert lines(two, 1) == ["before"]
     check_after(two, ())
 

@@ -18,6 +18,7 @@ STOREYS = [
     [
         "errors",
         "seams",
+        "system",
         "machine",
         "capacity",
         "pool.stop",
@@ -153,6 +154,7 @@ PURE = [
     "nbddp.errors",
     "nbddp.machine",
     "nbddp.seams",
+    "nbddp.system",
     "nbddp.draw.doctor",
     "nbddp.pool.doctor",
     "nbddp.topology",

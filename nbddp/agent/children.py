@@ -2,7 +2,7 @@
 
 Forking is sound only while the agent has one thread and has never touched CUDA; then
 a new worker costs a fraction of a second and a few MB. Every child leads its own
-session (its subprocesses die with it) and asks Linux to be killed when the agent dies.
+session (its subprocesses die with it) and ends with the agent: Linux sees to it, elsewhere a thread of its own.
 None is ended by SIGINT: there are front ends whose Stop goes to every process under the kernel (VS Code).
 A worker hears it while a cell runs.
 """
@@ -18,19 +18,26 @@ import random
 import signal
 import subprocess
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
+from nbddp import system
+from nbddp.agent.identity import Identity
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+LOOK_EVERY = 0.25  # seconds between two looks whether the parent lives, where Linux does not tell
 
 
 def why_not_fork() -> str:
     """Empty if this process may fork workers now, else the reason."""
     if os.environ.get("NBDDP_START_METHOD") == "spawn":
         return "NBDDP_START_METHOD=spawn"
-    if not hasattr(os, "fork") or sys.platform != "linux":
-        return f"fork is not safe on {sys.platform}"
+    if not system.is_linux():
+        return f"fork is not safe on {system.name()}"
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"the warm process has {threads} threads"
@@ -41,18 +48,30 @@ def why_not_fork() -> str:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have this process signalled when the process `parent` ends (Linux; elsewhere the pipe's end tells)."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number))
+    """Have this process signalled when the process `parent` ends; elsewhere than on Linux also those it has started."""
+    if system.is_linux():
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number))
+    else:
+        watching = threading.Thread(
+            target=_end_after, args=(Identity.of(parent), number), name="nbddp-parent", daemon=True
+        )
+        watching.start()
     if os.getppid() != parent:  # it ended before we asked
         os._exit(1)
 
 
 def adopt_orphans() -> None:
     """Have what descends from this process, and has lost its parent, become its own child (Linux)."""
-    if sys.platform == "linux":
+    if system.is_linux():
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _end_after(parent: Identity, number: int) -> None:
+    while parent.alive() or os.getppid() == parent.pid:  # a debugger takes the place of a parent
+        time.sleep(LOOK_EVERY)
+    if number == signal.SIGKILL and os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), number)
+    os.kill(os.getpid(), number)
 
 
 def start(target: str, request: dict[str, Any], *, close: Iterable[int], keep: Iterable[int] = ()) -> int:
@@ -78,8 +97,7 @@ def _fork(target: str, request: dict[str, Any], close: Iterable[int]) -> int:
     try:
         gc.enable()
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # SIGINT stays ignored
-            signal.signal(number, signal.SIG_DFL)
+        _take_signals()
         os.setsid()
         die_with_parent(parent)
         for fd in close:
@@ -104,8 +122,8 @@ def _spawn(target: str, request: dict[str, Any], keep: Iterable[int]) -> int:
         start_new_session=True,
     )
     assert process.stdin is not None
-    process.stdin.write(json.dumps(request).encode())
-    process.stdin.close()
+    with suppress(BrokenPipeError), process.stdin as pipe:  # if it has ended already, its exit is told as any other
+        pipe.write(json.dumps(request).encode())
     process.returncode = 0  # reaped by the agent's own wait, not by Popen
     return process.pid
 
@@ -137,8 +155,16 @@ def _enter(request: dict[str, Any]) -> None:
         numpy.random.seed()
 
 
+def _take_signals() -> None:
+    """A child has the default actions, and none of the agent's; what that ignores is ignored after exec too, and
+    SIGINT stays so."""
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _spawned() -> None:
     target, parent = sys.argv[1], int(sys.argv[2])
+    _take_signals()
     die_with_parent(parent)
     request = json.loads(sys.stdin.buffer.read())
     sys.exit(_run(target, request))

@@ -27,9 +27,11 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
+from nbddp import system
 from nbddp.agent.children import die_with_parent
 
 BEAT_MS = 200
+MOST_FILES = 10240  # macOS's OPEN_MAX
 PORTS = 40  # more than a controller of ipyparallel 9 binds; beyond them it chooses its own
 LOWEST_PORT = 10_000
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -37,10 +39,10 @@ EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 def ephemeral_ports() -> range:
     """The ports that the system chooses from for those who do not say which; IANA's where it does not tell."""
-    try:
-        low, high = map(int, EPHEMERAL.read_text().split())
-    except (OSError, ValueError):
-        low, high = 49152, 65535
+    low, high = 49152, 65535
+    with suppress(OSError, ValueError):
+        if EPHEMERAL.exists():
+            low, high = map(int, EPHEMERAL.read_text().split())
     return range(low, high + 1)
 
 
@@ -88,23 +90,6 @@ def main(request: dict[str, Any]) -> int:
     import ipyparallel.controller.app as controller_app
     from traitlets.config import Config
 
-    parent = os.getpid()
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with suppress(ValueError, OSError):  # 1024, the usual, are used up by 150 workers; macOS wants no infinity
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, allowed))
-    fork = get_context("fork")
-
-    class TiedProcess(fork.Process):  # type: ignore[misc,name-defined]
-        """A process of ipyparallel's that ends with the controller, even if that is killed."""
-
-        def run(self) -> None:
-            die_with_parent(parent)
-            super().run()
-
-        def start(self) -> None:
-            super().start()
-            threading.Thread(target=_end_with, args=(self,), daemon=True).start()
-
     class Controller(controller_app.IPController):  # type: ignore[misc]
         """A controller that goes on when the kernel's Stop reaches it too."""
 
@@ -112,6 +97,7 @@ def main(request: dict[str, Any]) -> int:
             super().init_signal()
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
+    _take_descriptors()
     controller_app.Process = TiedProcess
     config = Config()
     config.ProfileDir.location = request["profile_dir"]
@@ -136,6 +122,28 @@ def encrypt(config: Any) -> None:
     every client would warn."""
     config.IPController.enable_curve = True
     config.Session.key = secrets.token_hex(32).encode()
+
+
+def _take_descriptors() -> None:
+    """As many as may be: 1024, the usual, are used up by 150 workers; macOS begins with 256."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    for wanted in (allowed, MOST_FILES):
+        with suppress(ValueError, OSError):  # macOS says that there is no bound, and has one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, allowed))
+            return
+
+
+class TiedProcess(get_context("fork" if system.is_linux() else "spawn").Process):  # type: ignore[misc]
+    """A process of ipyparallel's that ends with the controller, even if that is killed."""
+
+    def start(self) -> None:
+        self.controller = os.getpid()
+        super().start()
+        threading.Thread(target=_end_with, args=(self,), daemon=True).start()
+
+    def run(self) -> None:
+        die_with_parent(self.controller)
+        super().run()
 
 
 def _end_with(process: Any) -> None:

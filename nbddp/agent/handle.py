@@ -75,7 +75,7 @@ class Agent:
         """Join a running agent by its socket. Raises AgentFailed."""
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.connect(str(home / homes.SOCKET))
+            connection.connect(str(homes.socket_of(home)))
         except OSError as e:
             raise AgentFailed(f"the pool {home.name} does not answer: {e.strerror}") from None
         stream = connection.makefile("rwb", buffering=0)

@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 
+from nbddp import system
+
 NUMA_NODES, PROC, CGROUPS = Path("/sys/devices/system/node"), Path("/proc"), Path("/sys/fs/cgroup")
 FORKED, SPAWNED = 50 << 20, 220 << 20  # bytes of a worker that has done nothing yet (its share of pages; all its own)
 THREADS = 13  # of a worker with a process group on gloo
@@ -29,7 +31,9 @@ def numa(allowed: set[int], root: Path = NUMA_NODES) -> list[dict[str, Any]]:
     """NUMA nodes with their cores, as far as they are among `allowed`: fields of `machine.Numa`. Linux tells
     them; elsewhere, and where the folder is missing (some containers), there are none to be seen."""
     found = []
-    for folder in sorted(root.glob("node[0-9]*"), key=lambda f: int(f.name.removeprefix("node"))):
+    for folder in sorted(
+        root.glob("node[0-9]*") if root.is_dir() else (), key=lambda f: int(f.name.removeprefix("node"))
+    ):
         cores = cores_of((folder / "cpulist").read_text())
         found.append({"index": int(folder.name.removeprefix("node")), "cores": sorted(cores & allowed)})
     return found
@@ -99,19 +103,16 @@ def free_threads(proc: Path = PROC, root: Path = CGROUPS) -> int | None:
         if bound is not None and now is not None:
             free.append(bound - now)
     bound = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if bound != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is not bound by it
-        free.append(bound - own_threads(proc))
+    if system.is_linux() and bound != resource.RLIM_INFINITY and os.geteuid() != 0:  # root is not bound by it
+        free.append(bound - own_threads(proc))  # elsewhere it bounds processes
     return max(0, min(free)) if free else None
 
 
 def control_groups(controller: str, proc: Path = PROC, root: Path = CGROUPS) -> Iterator[Path]:
     """Folders of this process's control groups of one kind, from its own up to the root's: version 2, then 1. In a
     container the path may lead outside; then only the root is there."""
-    try:
-        lines = (proc / "self/cgroup").read_text().splitlines()
-    except OSError:  # not Linux
-        return
-    for line in lines:
+    file = proc / "self/cgroup"
+    for line in file.read_text().splitlines() if file.exists() else ():  # Linux has them
         _, names, path = line.split(":", 2)
         if names and controller not in names.split(","):
             continue

@@ -1,13 +1,14 @@
 """Where running pools are found: one private folder per pool, and the sweeping of dead ones.
 
 `<runtime>/nbddp-<uid>/<pool id>/` holds pool.json (the agent's identity and the
-files that belong to the pool), agent.sock, and the logs. A folder whose agent has ended
+files that belong to the pool), agent.sock (`socket_of`), and the logs. A folder whose agent has ended
 is removed by whoever looks next, with the files that it lists. The folder is often in memory, so what ranks print lies
 under the cache folder. Both stand where others may put things: nothing there is followed that is not a folder of ours.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -23,6 +24,8 @@ from nbddp.errors import AgentFailed
 
 SOCKET, RECORD = "agent.sock", "pool.json"
 POOLS = "pools"  # in the cache folder
+SHORT = Path("/tmp")  # every user's, whatever TMPDIR says
+LONGEST_SOCKET = 103  # bytes of a socket's path on macOS; Linux allows 107
 
 
 def runtime() -> Path:
@@ -86,6 +89,16 @@ def new_home() -> Path:
         return path
 
 
+def socket_of(home: Path) -> Path:
+    """Where the agent of this pool listens: in the pool's folder, or in one of /tmp where that path is too long."""
+    own = home / SOCKET
+    if len(os.fsencode(own)) <= LONGEST_SOCKET:
+        return own
+    folder = _private(SHORT / f"nbddp-{_uid()}", "NBDDP_RUNTIME_DIR") / "sockets"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"{hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]}.sock"
+
+
 def record(home: Path, agent: Identity, files: list[str]) -> None:
     """Write pool.json: whose pool this is and which files elsewhere belong to it."""
     fresh = home / f"{RECORD}.new"
@@ -132,6 +145,8 @@ def remove(home: Path, files: list[str]) -> None:
                 path.unlink()
     with suppress(OSError, AgentFailed):
         shutil.rmtree(cache() / POOLS / home.name, ignore_errors=True)
+    with suppress(OSError, AgentFailed):
+        socket_of(home).unlink(missing_ok=True)
     shutil.rmtree(home, ignore_errors=True)
 
 

@@ -25,9 +25,14 @@ class Identity:
             found = psutil.Process(self.pid)
             if abs(found.create_time() - self.started) < 0.02 and found.status() != psutil.STATUS_ZOMBIE:
                 return found
-        except psutil.NoSuchProcess:
+        except (psutil.NoSuchProcess, psutil.AccessDenied):  # somebody else's has the pid now, where one may not ask
             pass
         return None
 
     def alive(self) -> bool:
         return self.process() is not None
+
+
+def is_zombie(child: int) -> bool:
+    """Whether a child of this process has ended; nobody has waited for it, so its pid is its own."""
+    return bool(psutil.Process(child).status() == psutil.STATUS_ZOMBIE)

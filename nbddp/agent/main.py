@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import selectors
 import signal
 import socket
@@ -24,8 +25,9 @@ from typing import Any
 
 import psutil
 
+from nbddp import system
 from nbddp.agent import children, devices, hardware, home, logs
-from nbddp.agent.identity import Identity
+from nbddp.agent.identity import Identity, is_zombie
 from nbddp.agent.lines import LineBuffer, Message, encode
 from nbddp.worker import torch_seams
 
@@ -49,6 +51,7 @@ WARM = (
     "nbddp.worker.engine",
 )
 LOOK_EVERY = 1.0  # seconds
+MOST_PIPES = 8  # that a child sends at once
 SPARED = (torch_seams.COMPILER,)  # without it a worker starts all the same
 
 
@@ -69,11 +72,12 @@ class Child:
 
 @dataclass
 class Peer:
-    """Somebody who talks to the agent: its owner, or a client of the socket."""
+    """Somebody who talks to the agent: its owner, or a client of the socket. `came`: descriptors that it has sent."""
 
     send: Callable[[bytes], Any]
     owner: bool = False
     lines: LineBuffer = field(default_factory=LineBuffer)
+    came: list[int] = field(default_factory=list)
 
 
 class Agent:
@@ -142,8 +146,8 @@ class Agent:
     def _watch_owner(self) -> None:
         self.peers.append(self.owner)
         self.selector.register(0, selectors.EVENT_READ, self._read_owner)
-        if hasattr(os, "pidfd_open"):  # the pipe may be held open by a fork of the owner's
-            owner = os.pidfd_open(os.getppid())
+        with suppress(AttributeError, OSError):  # not Linux, or an old one: `children.die_with_parent` alone tells
+            owner = os.pidfd_open(os.getppid())  # the pipe may be held open by a fork of the owner's
             self.selector.register(owner, selectors.EVENT_READ, self._stop)
 
     def _watch_children(self) -> None:
@@ -160,7 +164,7 @@ class Agent:
 
     def _listen(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self.home / home.SOCKET))
+        self._listener.bind(str(home.socket_of(self.home)))
         self._listener.listen()
         self.selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -175,12 +179,17 @@ class Agent:
 
     def _read_peer(self, peer: Peer, connection: socket.socket) -> None:
         try:
-            chunk = connection.recv(65536)
+            chunk, came, *_ = socket.recv_fds(connection, 65536, MOST_PIPES)
         except ConnectionError:
-            chunk = b""
+            chunk, came = b"", []
+        for fd in came:
+            os.set_inheritable(fd, False)
+        peer.came += came
         if chunk:
             self._handle_all(peer, chunk)
             return
+        for fd in peer.came:
+            os.close(fd)
         self.selector.unregister(connection)
         connection.close()
         self.peers.remove(peer)
@@ -234,11 +243,11 @@ class Agent:
         return {}
 
     def do_hold(self, peer: Peer, message: Message) -> Message:
-        """Hold the `pipes` [descriptor, file] of the child `pid` open: what C++ writes into them while the process
-        ends is appended to the file when it has ended, since then nobody else can read it."""
+        """Hold the pipes open whose read ends the child `pid` has sent: what C++ writes into them while the process
+        ends is appended to the files when it has ended, since then nobody else can read it."""
         child = self.children[message["pid"]]
-        for fd, path in message["pipes"]:
-            child.pipes.append((os.open(f"/proc/{child.pid}/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK), path))
+        child.pipes += zip(peer.came, message["files"], strict=True)
+        peer.came = []
         return {}
 
     def do_store(self, peer: Peer, message: Message) -> None:
@@ -330,23 +339,27 @@ class Agent:
         self._reap()
 
     def _reap(self) -> None:
-        while True:
-            try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if found is None:
-                return
-            self._end_group(found.si_pid)
-            _, status, usage = os.wait4(found.si_pid, 0)
-            child = self.children.pop(found.si_pid, None)
+        while (pid := self._ended()) is not None:
+            self._end_group(pid)
+            _, status, usage = os.wait4(pid, 0)
+            child = self.children.pop(pid, None)
             if child is not None:
                 for fd, path in child.pipes:
                     empty_into(fd, path)
                 self._tell_all(
                     ev="exit", kind=child.kind, rank=child.rank, uuid=child.uuid, pid=child.pid,
-                    code=os.waitstatus_to_exitcode(status), peak_kib=usage.ru_maxrss,
+                    code=os.waitstatus_to_exitcode(status), peak_kib=system.peak_bytes(usage.ru_maxrss) >> 10,
                 )  # fmt: skip
+
+    def _ended(self) -> int | None:
+        """A child that has ended, and whose pid is held until it is waited for; None if there is none."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return next(filter(is_zombie, {*self.children, *_orphans()}), None)
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        return None if found is None else found.si_pid
 
     def _end_group(self, pid: int) -> None:
         """Kill what a child left behind in its session; its pid is still held, so the group is its own."""
@@ -385,10 +398,10 @@ def _orphans() -> set[int]:
 
 def empty_into(pipe: int, path: str) -> None:
     """Append what is left in a pipe to a file, and close it."""
-    left = b""
-    with suppress(BlockingIOError):  # a child of the process may still hold the other end
-        while chunk := os.read(pipe, 65536):
-            left += chunk
+    left, ready = b"", select.poll()
+    ready.register(pipe, select.POLLIN)
+    while ready.poll(0) and (chunk := os.read(pipe, 65536)):  # a child of the process may still hold the other end
+        left += chunk
     os.close(pipe)
     if left:
         with open(path, "ab") as file:

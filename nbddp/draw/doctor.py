@@ -20,13 +20,15 @@ WIDTH = 118
 @dataclass(frozen=True)
 class Findings:
     """`verdicts` has a Verdict for each seam that was tried. `ended` says why not all were; `pool` what a pool's
-    workers say; `machine` has "cores", "memory" (bytes) and "gpus" (names), or is empty."""
+    workers say; `machine` has "cores", "memory" (bytes) and "gpus" (names), or is empty; `system` says what the
+    operating system costs."""
 
     versions: Mapping[str, str]
     machine: Mapping[str, Any] = field(default_factory=dict)
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     ended: str = ""
     pool: str = ""
+    system: Sequence[str] = ()
 
     def table(self) -> Table:
         """Every seam: whose it is, whether its names are present, whether it works, what is lost without it."""
@@ -56,7 +58,7 @@ class Findings:
         lines += [f"{seam.key}: {why}" for seam, why in untried if why]
         for seam, verdict in broken:
             lines.append(f"{seam.library}: {seam.key}: {verdict.why}. Lost: {seam.without}")
-        return lines + ([self.ended] if self.ended else [])
+        return [*lines, *self.system, *([self.ended] if self.ended else [])]
 
     def _untried(self) -> list[tuple[Seam, str]]:
         unknown = Verdict(True, None)

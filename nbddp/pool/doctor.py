@@ -14,6 +14,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from nbddp import system
 from nbddp.draw.doctor import Findings
 from nbddp.seams import SEAMS, Verdict
 
@@ -37,7 +38,7 @@ def findings(lines: list[dict[str, Any]], ended: str, of_pool: str = "") -> Find
     if ended:
         left = next((s.key for s in SEAMS if s.key not in verdicts), "the machine")
         ended = f"the trials ended at {left}: {ended}"
-    return Findings(versions(), machine, verdicts, ended, of_pool)
+    return Findings(versions(), machine, verdicts, ended, of_pool, system.parts())
 
 
 def versions() -> dict[str, str]:

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nbddp import environment
-from nbddp.agent.handle import Agent
+from nbddp import environment, system
+from nbddp.agent.handle import START_TIMEOUT, Agent
 from nbddp.agent.hardware import loopback_name
 from nbddp.capacity import Limit, refuse_crowd
 from nbddp.draw.compared import Report
@@ -231,6 +231,7 @@ class Pool:
             shutdown_atexit=False,
             log_level=40,
         )
+        self._spare_store = self.agent.post("store")  # where its process is spawned, it imports torch meanwhile
         cluster.start_controller_sync(agent=self.agent)
         self._cluster = cluster
         self._files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
@@ -381,7 +382,9 @@ class Pool:
         A worker that has begun to register is not ended before it has: the hub would hold its rank for seconds.
         """
         new = {r: w.uuid for r, w in self.workers.items() if not w.registered and w.exit is None}
-        self._wire.wait_for(new, self._check_starting, REGISTER_TIMEOUT)
+        assert self.agent is not None
+        imports = (self.agent.warm or {}).get("spawn")  # each worker by itself, perhaps from a slow disk
+        self._wire.wait_for(new, self._check_starting, START_TIMEOUT if imports else REGISTER_TIMEOUT)
         for rank in new:
             self.workers[rank].registered = True
         self._note(list(new), "idle")
@@ -746,8 +749,8 @@ class Pool:
         return "" if self._wire is None else str(self._wire.connection.troubles())
 
     def shortcomings(self) -> list[str]:
-        """What nbddp leans on and does not work with the versions here, a line for each library."""
-        return self._trials.words()
+        """What nbddp leans on and does not work here, a line for the operating system and for each library."""
+        return [*filter(None, [system.lost()]), *self._trials.words()]
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""
@@ -887,7 +890,7 @@ class Pool:
         assert self.agent is not None
         if self._store is None:
             key = self._spare_store if self._spare_store is not None else self.agent.post("store")
-            answer = self.agent.take(key)
+            answer = self.agent.take(key, START_TIMEOUT)
             self._spare_store = self.agent.post("store")
             self._store = (answer["store"], int(answer["port"]))
         self._store_of_run[number] = self._store[0]

@@ -13,6 +13,7 @@ IN_TORCH = ("collective", "send", "recv", "store", "init", "new_group", "wait")
 GONE = ("finished", "failed", "died", "absent")
 NCCL, STORE = "nccl", "store"  # what a collective waits with
 SEND, RECV, ANY = "s", "r", -1  # the sides of a channel; a receive from any source
+NOT_BEGUN = "not begun yet"
 LITTLE = 0.2  # of the time between two looks: a process that has used less CPU does not compute
 
 Channel = tuple[str, str, int, int, int]  # SEND or RECV, group, source, destination, tag
@@ -82,7 +83,8 @@ class Position:
 
     `state` is "running", "blocked", "silent" (does not answer), "unknown" (its answer was an error, `why`),
     "finished", "failed", "died" or "absent" (its rank takes no part in the run). `sure`: it was seen in the same
-    wait in two rounds of looks, and nothing else on it acts. `moved`: it has read or written since the last look.
+    wait in two rounds of looks, and nothing else on it acts. `moved`: it has read or written since the last look;
+    where the kernel does not count its `bytes` (None), it has computed.
 
     `past`: (group, sequence) → what was called there, and with which root. `latest`: group → number of its last
     collective; `blind`: groups of which more was called than is known; `records`: that what is not in `past` was
@@ -100,7 +102,7 @@ class Position:
     cpu: float = 0.0
     sure: bool = True
     moved: bool = False
-    bytes: int = 0
+    bytes: int | None = 0
     token: tuple[Any, ...] = ()
     latest: Mapping[str, int] = field(default_factory=dict)
     blind: frozenset[str] = frozenset()
@@ -123,25 +125,26 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
         return Position(rank, "silent", where=before.where if before else "", informed=False)
     if "failed" in facts:
         return Position(rank, "unknown", where=before.where if before else "", informed=False, why=facts["failed"])
-    known = _known(facts, before)
+    used = facts.get("cpu", 0.0) - before.cpu if before is not None else elapsed
+    known = _known(facts, before, computes=used >= LITTLE * elapsed)
     if facts.get("idle"):
+        if not facts.get("begun", True):  # it is still starting, or has other work: nobody may say that it has finished
+            return Position(rank, "running", NOT_BEGUN, **known)
         return Position(rank, "running" if facts.get("acts") else "finished", **known)
     user = facts["user"]
     where, line = (place(*user), user[1] if user[0].startswith("Cell In[") else None) if user else ("", None)
-    used = facts["cpu"] - before.cpu if before is not None else elapsed
     still = used < LITTLE * elapsed and not known["moved"]
     call = _call_of(facts)
     blocked = call is not None and _is_blocked(call, facts, still)
     token = (*facts["token"], call)
-    same = before is not None and before.token == token
-    return Position(
-        rank, "blocked" if blocked else "running", where, line, call if blocked else None, cpu=facts["cpu"],
-        token=token, sure=same and not facts["acts"], **known,
-    )  # fmt: skip
+    sure = before is not None and before.token == token and not facts["acts"]
+    state = "blocked" if blocked else "running"
+    return Position(rank, state, where, line, call if blocked else None, token=token, sure=sure, **known)
 
 
-def _known(facts: Mapping[str, Any], before: Position | None) -> dict[str, Any]:
+def _known(facts: Mapping[str, Any], before: Position | None, computes: bool) -> dict[str, Any]:
     """What a rank is known to have called, and whether it moves bytes."""
+    moved = facts.get("bytes")
     return {
         "inits": facts.get("inits", 0),
         "groups": facts.get("groups", 0),
@@ -151,8 +154,9 @@ def _known(facts: Mapping[str, Any], before: Position | None) -> dict[str, Any]:
         "records": facts.get("records", False),
         "channels": {tuple(row[:5]): row[5] for row in facts.get("channels", ())},
         "informed": "history" in facts,
-        "bytes": facts.get("bytes", 0),
-        "moved": before is None or facts.get("bytes", 0) != before.bytes,
+        "cpu": facts.get("cpu", 0.0),
+        "bytes": moved,
+        "moved": computes if moved is None else before is None or moved != before.bytes,
     }
 
 

@@ -392,7 +392,7 @@ class Run:
         number, now = self._round.number + 1, time.monotonic()
         self._round = Round(number, set(asked), {}, now + ANSWER_TIME, now, self._round.at)
         self._next_look = now + self._look_every()
-        question = {"op": "stack" if names else "where", "history": suspect, "names": names}
+        question = {"op": "stack" if names else "where", "run": self.number, "history": suspect, "names": names}
         now_asked = asked if names else [r for r in asked if r not in self._owing]  # a rank that is slow gets no queue
         self._owing |= set(now_asked)
         self.workers.look(now_asked, question, lambda r, facts: self.events.put(("place", r, (number, facts))))
@@ -656,7 +656,7 @@ class Quiet:
     def note(self, positions: Mapping[int, Position], running: Sequence[int], now: float) -> None:
         """After a round of looks."""
         ranks = [positions[r] for r in running]
-        still = bool(ranks) and all(p.state == "blocked" and p.bytes for p in ranks)  # 0: the kernel does not say
+        still = bool(ranks) and all(p.state == "blocked" for p in ranks)
         if not still or any(p.moved for p in positions.values()):
             self.since = None
         elif self.since is None:

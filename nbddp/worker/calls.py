@@ -79,7 +79,8 @@ def idle(names: dict[str, str], groups: Any) -> dict[str, Any]:
     of_all = threads.stacks()
     recorded = flight.entries(flight.dumps(active=True))
     acts = _acts(of_all, threading.main_thread().ident or 0, names, recorded, None, [])
-    return {"idle": True, "acts": acts, "bytes": threads.bytes_moved(), **_counts(groups)}
+    moved = {"cpu": time.process_time(), "bytes": threads.bytes_moved()}
+    return {"idle": True, "acts": acts, **moved, **_counts(groups)}
 
 
 def _counts(groups: Any) -> dict[str, int]:

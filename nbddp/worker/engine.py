@@ -12,11 +12,13 @@ import importlib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import ipyparallel.engine.app as engine_app
 from traitlets.config import Config
 
+from nbddp.agent import hardware
 from nbddp.agent import home as homes
 from nbddp.worker import calls, flight, foreign, ipykernel_seams, kept, streams
 from nbddp.worker.kernel import WorkerKernel
@@ -61,7 +63,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         streams.complete(self.kernel.streams)
         self.kernel.exits.install()
         self.kernel.kept = kept.Kept(self.kept_path)
-        self.kernel.kept.have_pipes_held(os.path.join(os.path.dirname(self.log_path), homes.SOCKET))
+        self.kernel.kept.have_pipes_held(str(homes.socket_of(Path(self.log_path).parent)))
         self.kernel.groups.install()
         os.register_at_fork(after_in_child=self.kernel.groups.sockets.leave_in_child)
         self.kernel.departures.install()
@@ -105,7 +107,7 @@ def _prepare_torch() -> None:
     import torch.distributed
 
     if forked:  # a spawned worker's import has read it all
-        torch.set_num_threads(threads(os.environ, len(os.sched_getaffinity(0))))
+        torch.set_num_threads(threads(os.environ, len(hardware.allowed_cores())))
     if torch.distributed.is_available():
         flight.switch_on()
         set_level = getattr(torch.distributed, "set_debug_level_from_env", None)

@@ -28,13 +28,15 @@ import gc
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from nbddp.worker import foreign, noted, shared, torch_seams
+from nbddp import system
+from nbddp.worker import flight, foreign, noted, shared, torch_seams
 from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
@@ -64,6 +66,7 @@ class Groups:
         self._connect = ""
         self._gives_store = False
         self._clients: dict[tuple[str, int], Any] = {}
+        self._left: list[dict[str, Any]] = []
 
     def install(self) -> None:
         """Put the two seams in place; once, when the worker starts."""
@@ -150,9 +153,12 @@ class Groups:
         The threads of a group are joined, which takes until its pending work is done. Of a `broken` group it may never
         be, so its connections are shut at once; those of another one after GRACE, since a peer may still be at work.
         Groups that only garbage holds (an exception's frames, a DDP model) keep descriptors and threads until it is
-        collected.
+        collected. Where connections cannot be shut, a group that has not ended after GRACE is left to itself.
         """
         self.made_in, self.dropping = None, True  # nobody is waited for, and nobody leaves
+        if not system.has_proc():
+            self._leave()
+            return
         try:
             with self.sockets.shutting(after=0 if broken else GRACE) as shut:
                 if broken:
@@ -165,6 +171,22 @@ class Groups:
         foreign.forget()
         if shut.is_set():
             self.released()
+
+    def _leave(self) -> None:
+        """Take the groups from torch. Whoever drops the last reference to one waits for its pending work: that is a
+        thread, or, where work is known to be pending, nobody."""
+        try:
+            held = {**noted.groups(), "": sys.modules["torch.distributed"].group.WORLD}
+            if _has_pending_work():
+                self._left.append({**held})
+            torch_seams.set_default_group(None)
+            _forget()
+            ending = threading.Thread(target=_let_go, args=(held,), name="nbddp-ending", daemon=True)
+            ending.start()
+            ending.join(GRACE)
+        finally:
+            self.dropping = False
+        foreign.forget()
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -311,6 +333,17 @@ def _end_default_group(broken: bool) -> None:
             print(f"destroying the old process group: {type(e).__name__}: {e}", file=sys.stderr)
     if dist.is_initialized():
         torch_seams.set_default_group(None)
+
+
+def _has_pending_work() -> bool:
+    """Whether the recorder knows a collective of the last init's groups that is not done."""
+    since = noted.NOTES.epoch.began_ns
+    return any(e.active and e.created_ns >= since for e in flight.entries(flight.dumps(active=True)))
+
+
+def _let_go(held: dict[str, Any]) -> None:
+    held.clear()
+    gc.collect()
 
 
 def _forget() -> None:

@@ -67,13 +67,22 @@ def _watch(stream: Any) -> None:
             select.select([stream._fid], [], [])
             time.sleep(LEAVE_SECONDS)
             while select.select([stream._fid], [], [], 0)[0]:
+                stream.has_in_hand = True
                 data = os.read(stream._fid, 1 << 16)
                 if not data or not stream._should_watch:
                     return
                 stream.write(data.decode(errors="replace"))
+                stream.has_in_hand = False
                 os.write(stream._original_stdstream_copy, data)
     except Exception:
         stream._exc = sys.exc_info()  # where ipykernel looks for it
+    finally:
+        stream.has_in_hand = False
+
+
+def has_in_hand(stream: Any) -> bool:
+    """Whether the thread of a captured descriptor has taken what it has not written down yet."""
+    return bool(getattr(stream, "has_in_hand", False))
 
 
 # -- ipykernel's kernel -------------------------------------------------------------------------

@@ -114,12 +114,13 @@ class Kept:
     def have_pipes_held(self, agent: str) -> None:
         """Ask the agent at this socket to keep what is left in the pipes of captured descriptors."""
         found = {s: ipykernel_seams.captured_pipe(getattr(sys, s)) for s in STREAMS}
-        pipes = [[fd, path(self._base, s)] for s, fd in found.items() if fd is not None]
-        if not pipes or not os.path.isdir("/proc/self/fd"):
+        pipes = {path(self._base, s): fd for s, fd in found.items() if fd is not None}
+        if not pipes:
             return
+        asked = encode({"op": "hold", "pid": os.getpid(), "files": list(pipes), "id": 0})
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(agent)
-            connection.sendall(encode({"op": "hold", "pid": os.getpid(), "pipes": pipes, "id": 0}))
+            socket.send_fds(connection, [asked], list(pipes.values()))
             connection.recv(1)  # done
 
     def begin(self) -> None:

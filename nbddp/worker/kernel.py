@@ -64,9 +64,7 @@ NO_PROMPT = (
     "shows each frame and what its names held; %ddp stacks shows ranks that are at work"
 )
 QUESTION = "nbddp_request"
-# of the system calls that select.select makes: x86-64; 64-bit Arm; 32-bit, POWER and s390
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
-SELECT_NUMBERS = ("23", "270", "72", "82", "142", "301", "308", "280")
 REPEATED = 64 << 20  # bytes of an outcome's buffers that are kept until the next run, to be sent again
 DRAIN_SECONDS = 0.5  # for output of subprocesses that goes on after the cell has ended
 
@@ -75,7 +73,7 @@ def send_out(stream: Any) -> None:
     """Have all that was written go out before what is sent next on iopub.
 
     What C code and subprocesses wrote lies in a pipe until a thread of ipykernel's has taken it: wait until
-    the pipe is empty and that thread waits at it again. A stream without text is not flushed,
+    the pipe is empty and that thread has nothing in hand. A stream without text is not flushed,
     because a flush waits for the iopub thread.
     """
     end = time.monotonic() + DRAIN_SECONDS
@@ -88,20 +86,10 @@ def send_out(stream: Any) -> None:
 
 
 def _at_rest(stream: Any) -> bool:
-    """Nothing in the pipe of captured descriptors, and its reader not in the middle of writing it down."""
-    pipe, reader = ipykernel_seams.captured_pipe(stream), getattr(stream, "watch_fd_thread", None)
-    if pipe is None or reader is None:
-        return True
-    return _waits_in_select(reader.native_id) and not select.select([pipe], [], [], 0)[0]
-
-
-def _waits_in_select(thread: int) -> bool:
-    """The kernel's word on a thread: it waits for input. True where the kernel does not say (not Linux)."""
-    try:
-        with open(f"/proc/self/task/{thread}/syscall") as file:
-            return file.read().split()[0] in SELECT_NUMBERS
-    except (OSError, IndexError):
-        return True
+    """Nothing in the pipe of captured descriptors, and its reader not in the middle of writing it down. The pipe is
+    looked at first: what was taken from it before is in the reader's hand until it is written."""
+    pipe = ipykernel_seams.captured_pipe(stream)
+    return pipe is None or not (select.select([pipe], [], [], 0)[0] or ipykernel_seams.has_in_hand(stream))
 
 
 def _short(error: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -537,7 +525,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _ask_where(self, content: dict[str, Any]) -> Any:
         """Where the main thread is; with `history`, also the collectives it has called."""
         if self._spec is None:
-            return {**calls.idle(self.files.shown, self.groups), **self._past(content)}
+            begun = "run" not in content or (self._last is not None and self._last[0]["run"] == content["run"])
+            return {**calls.idle(self.files.shown, self.groups), "begun": begun, **self._past(content)}
         return {**calls.position(self.files.shown, self.groups, self._began_ns), **self._past(content)}
 
     def _past(self, content: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ The sources of the numbers, all in bytes:
   `gradient_as_bucket_view` the gradients lie in the buckets: what they hold already is not counted again.
 - peak: since the last cell began. On CUDA `torch.cuda.max_memory_allocated`, whose statistics each cell begins
   anew, over all of the rank's devices; on CPU the kernel's VmHWM, reset likewise through /proc/self/clear_refs, or,
-  where that cannot be written, getrusage's since the worker started.
+  where that cannot be written (macOS), getrusage's since the worker started.
 
 Activations on a CPU are not measured by themselves: that takes a hook on every saved tensor, which costs each
 step. They are in the rest of the process.
@@ -26,13 +26,15 @@ import gc
 import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from nbddp import system
 from nbddp.worker import torch_seams
 from nbddp.worker.recorder import tensors
 
 DEEPEST = 4  # containers and objects within each other
-UNIT = 1024 if sys.platform != "darwin" else 1  # of getrusage's ru_maxrss
 
 
 class Memory:
@@ -48,17 +50,16 @@ class Memory:
     def begin(self) -> None:
         """A cell begins: peaks are taken from here on. Costs some microseconds."""
         _each_device("reset_peak_memory_stats")
-        try:
-            with open("/proc/self/clear_refs", "w") as file:
-                file.write("5")  # proc(5): resets the peak resident set size
-            self.since_start = False
-        except OSError:
-            self.since_start = True
+        self.since_start = True
+        with suppress(OSError):
+            if system.has_proc():
+                Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set size
+                self.since_start = False
 
     def collect(self, namespace: Mapping[str, Any], recorder: Any) -> dict[str, Any] | None:
         """What `nbddp.trace.memory.RankMemory` has, without the rank; None if there is no module and no optimizer.
         `trained` is (run, cell) of the last recorded step."""
-        peak = _peak_resident() if not self.since_start else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
+        peak = _peak_resident(self.since_start)
         gc.collect()  # a model that a cell has replaced is garbage in a cycle
         modules, optimizers = _living(namespace, recorder)
         if not modules and not optimizers:
@@ -200,8 +201,10 @@ def _resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _peak_resident() -> int:
-    """VmHWM: the most that was resident since it was reset."""
+def _peak_resident(since_start: bool) -> int:
+    """The most that was resident since the worker started, or since VmHWM was reset."""
+    if since_start:
+        return system.peak_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024

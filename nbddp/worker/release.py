@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from nbddp import system
 from nbddp.worker import noted, threads, torch_seams
 
 AGAIN = 0.05  # seconds between two shuts
@@ -199,12 +200,11 @@ def abort_transfers() -> None:
 def sockets() -> dict[str, int]:
     """Inode of each open socket of this process → a descriptor of it. Empty where /proc is missing."""
     found = {}
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # closed meanwhile
-                target = os.readlink(f"/proc/self/fd/{name}")
-                if target.startswith("socket:"):
-                    found[target] = int(name)
+    for name in os.listdir("/proc/self/fd") if system.has_proc() else ():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith("socket:"):
+                found[target] = int(name)
     return found
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import FrameType
+
+from nbddp import system
 
 THREADING = threading.__file__
 JOINS = 8  # threads that join threads, followed so far
@@ -72,6 +75,8 @@ def others_act(of_all: Stacks, ident: int, is_torch: Asks, is_user: Asks) -> boo
 
 def waits(thread: int | None) -> str:
     """The kernel's word on a thread: "futex", "sleep", "busy", or "" where it does not say."""
+    if not system.has_proc():
+        return ""
     try:
         with open(f"/proc/self/task/{thread}/syscall") as file:
             number = file.read().split()[0]
@@ -91,7 +96,7 @@ def native(ident: int) -> int | None:
 
 def main_native() -> int | None:
     """The kernel's number of the main thread. After a fork Python still has that of the parent's (up to 3.13)."""
-    return os.getpid() if sys.platform == "linux" else threading.main_thread().native_id
+    return os.getpid() if system.is_linux() else threading.main_thread().native_id
 
 
 def before_first_run() -> None:
@@ -102,21 +107,32 @@ def before_first_run() -> None:
 
 def tasks() -> list[str]:
     """The kernel's numbers of all threads of this process, C++'s too; none where it does not say."""
-    return os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else []
+    return os.listdir("/proc/self/task") if system.has_proc() else []
 
 
-def bytes_moved() -> int:
+def bytes_moved() -> int | None:
     """Bytes that the threads of this process's programs have read and written so far: gloo's transfers are among
-    them. 0 where the kernel does not say.
+    them. None where the kernel does not say.
 
     The kernel's counters of sockets would be more exact, and are locked for up to 0.4 s while 1 GB is sent.
     """
+    if not _tells_bytes():
+        return None
     return _moved_by(set(tasks()) - _machinery - {str(threading.get_native_id())})
+
+
+@functools.cache
+def _tells_bytes() -> bool:
+    with suppress(OSError):  # some containers' kernels do not
+        return system.has_proc() and _io(f"/proc/self/task/{os.getpid()}/io") >= 0
+    return False
 
 
 def native_work() -> tuple[int, int]:
     """What gloo's threads, which are not Python's, have done: bytes read and written, with the main thread's, and
     nanoseconds on a core or waiting for one."""
+    if not system.has_proc():
+        return 0, 0
     main = str(main_native())
     pythons = {str(t.native_id) for t in threading.enumerate()} | {str(threading.get_native_id())}
     of = set(tasks()) - _machinery - pythons

@@ -7,11 +7,11 @@ run in a process that is thrown away (`worker.trials`).
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nbddp import system
 from nbddp.seams import Failed, Untried, expect
 from nbddp.worker import flight, noted, torch_seams
 
@@ -109,6 +109,8 @@ def abort_of_groups() -> None:
 
 
 def abort_of_transfers() -> None:
+    if not system.has_proc():
+        raise Untried(f"no rank is freed on {system.name()}")
     expect(torch_seams.can_abort_transfers(), "torch's library does not export how to end one")
     with alone() as (dist, one):
         work = dist.irecv(one)
@@ -147,7 +149,7 @@ def sockets_of_a_new_group() -> None:
 
     groups = Groups()
     groups.install()
-    if not os.path.isdir("/proc/self/fd"):
+    if not system.has_proc():
         raise Untried("sockets cannot be told apart without /proc")
     with alone():
         expect(groups.sockets.torchs(), "making a group shows no sockets of torch's")

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
+from nbddp.agent import hardware
 from nbddp.pool import ipyparallel_seams
 from nbddp.seams import SEAMS, Failed, Untried, Verdict, absent
 from nbddp.worker import ddp_trials, flight, ipykernel_seams, ipykernel_trials, torch_seams, torch_trials
@@ -44,7 +45,7 @@ def machine() -> dict[str, Any]:
     import torch
 
     return {
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(hardware.allowed_cores()),
         "memory": psutil.virtual_memory().total,
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }

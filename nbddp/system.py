@@ -1,0 +1,51 @@
+"""What of the operating system is Linux's alone, and what is lost where it is missing.
+
+Linux tells in /proc what a process's threads wait for and which sockets are whose, and lets a warm process fork; on
+macOS no torch may be forked and nothing tells. `tests/refused.py` takes all this from nbddp's own files.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+
+NAMES = {"darwin": "macOS", "win32": "Windows"}
+WITHOUT_PROC = (
+    "a rank that is blocked in a collective cannot be freed: it is replaced, and its names are lost; each worker "
+    "imports torch by itself, which takes seconds"
+)
+MORE = (  # for those who ask: `%ddp doctor`
+    "ranks that have called different collectives are known to wait by their CPU time, since no bytes are counted",
+    "the peak of memory is the worker's, not the last cell's",
+    "a rank whose native code holds the interpreter shows no stack",
+)
+
+
+def name() -> str:
+    return NAMES.get(sys.platform, sys.platform)
+
+
+def is_linux() -> bool:
+    return sys.platform == "linux"
+
+
+@functools.cache
+def has_proc() -> bool:
+    """Whether /proc tells of this process."""
+    return is_linux() and os.path.isdir("/proc/self/fd")
+
+
+def lost() -> str:
+    """What does not work on this system, in a sentence; empty on Linux."""
+    return "" if is_linux() else f"on {name()} {WITHOUT_PROC}"
+
+
+def parts() -> list[str]:
+    """The same and less important things, a sentence each."""
+    return [] if is_linux() else [lost(), *(f"on {name()} {part}" for part in MORE)]
+
+
+def peak_bytes(ru_maxrss: int) -> int:
+    """getrusage's peak of resident memory, which Linux counts in KiB."""
+    return ru_maxrss if sys.platform == "darwin" else ru_maxrss * 1024
