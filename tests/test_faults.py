@@ -303,6 +303,12 @@ def test_ranks_that_take_no_part_are_not_waited_for_in_vain(two: nbddp.Pool) -> 
     check_after(two, ())
 
 
+def test_a_rank_that_dies_beside_a_cell_of_others_is_none_of_its_concern(two: nbddp.Pool) -> None:
+    code = f"import os, time; os.kill({two.workers[1].pid}, 9); time.sleep(0.3); kept"
+    assert two.run_cell(code, ranks=[0], want_value=True, screen=Silent())[0] == 0
+    assert two.run_cell("1", want_value=True, screen=Silent()) == [1, 1], "rank 1 is new"
+
+
 @needs_recorder
 def test_place_in_the_users_own_module_is_told(two: nbddp.Pool, tmp_path: Path) -> None:
     (tmp_path / "trainer.py").write_text("import torch, torch.distributed as dist\ndef fit():\n    dist.barrier()\n")

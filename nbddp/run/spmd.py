@@ -132,7 +132,8 @@ class Run:
             self.events.put((kind, rank, message))
 
     def worker_exited(self, rank: int, event: dict[str, Any]) -> None:
-        self.events.put(("exit", rank, event))
+        if rank in self.specs:  # one that has no part in this run is replaced before the next
+            self.events.put(("exit", rank, event))
 
     def never_reached(self, rank: int) -> None:
         """The request was lost with the connection that it was given to."""
