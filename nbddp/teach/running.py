@@ -6,7 +6,7 @@ The pool is the notebook's own, with all names on its ranks; where there is none
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,7 @@ HANG_AFTER = 1.0  # seconds a deadlock stands before it is told
 WORKERS = LaunchSpec(nproc=2, device="cpu")  # where no pool stands; two ranks communicate, and a CPU is everywhere
 
 _given: list[Pool] = []
+_known: list[Mapping[str, Any]] = []
 _own: list[Pool] = []
 
 
@@ -131,6 +132,38 @@ def in_group(
     return found.by_rank()
 
 
+class Reference:
+    """What is right, where only a run can tell: `function(*args)`, without a learner's code, by rank.
+
+    In a notebook the ranks of the pool work it out. Where strangers' code runs on the ranks it was worked out before,
+    on ranks that had run none (`knowing`): an answer could change what it is compared with.
+    """
+
+    every: list[Reference] = []
+
+    def __init__(self, function: Callable[..., Any], *args: Any):
+        self.name, self.function, self.args = f"{function.__module__}.{function.__qualname__}", function, args
+        Reference.every.append(self)
+
+    def by_rank(self) -> dict[int, Any]:
+        """Raises Wrong as `in_group` does."""
+        if not _known:
+            return in_group(self.function, *self.args, screen=Silent())
+        pool(at_least=2)
+        found: dict[int, Any] = _known[-1][self.name]
+        return found
+
+
+@contextmanager
+def knowing(references: Mapping[str, Any] | None) -> Iterator[None]:
+    """Inside the block references are not worked out but taken from here; None: as without it."""
+    _known[:] = [] if references is None else [references]
+    try:
+        yield
+    finally:
+        _known.clear()
+
+
 def judged_by(table: Table) -> Callable[[Any], str]:
     """The judge that has a table worked out on every rank."""
 
@@ -155,6 +188,8 @@ def failure_words(failed: WorkerFailed) -> str:
     told, and gloo's own messages hold addresses.
     """
     cause = failed.cause
+    if cause.kind == "died" and "overrun" in cause.extra:
+        return f"{cause.extra['overrun']}, and were ended"
     who = f"rank {cause.rank}" if _alone(failed) else "a rank"
     if cause.kind == "exit":
         return f"{who} left by sys.exit({cause.code!r}) and brought no answer; return it instead"

@@ -16,39 +16,47 @@ FEATURES, HIDDEN, SAMPLES = 5, 4, 3  # SAMPLES: of a micro-batch
 def accumulated(function: Callable[..., Any], count: int) -> dict[str, Any]:
     """What `function(model, micro_batches, loss_of)` does with `count` micro-batches, as plain data.
 
-    model is a float64 DDP; every rank has samples of its own, and the references come from one plain model that sees
-    them all. A dict of `count`; `world`; `gradients`, `reference`, and `last`, the gradient of all ranks' last
-    micro-batches alone (names → flat lists, None where there is none); `entered`, how often no_sync was; `exchanged`,
-    whether DDP exchanged anything, for each pass through it; `kept`, of how many micro-batches the activations were
-    there at once; and `moved`, whether a parameter changed.
+    model is a float64 DDP; every rank has samples of its own. A dict of `gradients` (names → flat lists, None where
+    there is none); `entered`, how often no_sync was; `exchanged`, whether DDP exchanged anything, for each pass through
+    it; `kept`, of how many micro-batches the activations were there at once; and `moved`, whether a parameter
+    changed.
     """
     import torch
     import torch.distributed as dist
     from torch.nn.functional import mse_loss
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-    world = dist.get_world_size()
     ddp = DDP(_net())
     before = {n: p.detach().clone() for n, p in ddp.module.named_parameters()}
-    shards = [_shard(rank, count) for rank in range(world)]
-    everything = [pair for shard in shards for pair in shard]
     entered: list[int] = []
     kept = [0]
     _count_entries(ddp, entered)
     steps, begun = _recorder().steps, record.now()
-    function(ddp, [(x.clone(), y.clone()) for x, y in shards[dist.get_rank()]], _counted(mse_loss, kept))
+    function(ddp, _shard(dist.get_rank(), count), _counted(mse_loss, kept))
     own = dict(ddp.module.named_parameters())
     return {
-        "count": count,
-        "world": world,
         "gradients": _flat(own),
-        "reference": _alone(before, everything),
-        "last": _alone(before, [shard[-1] for shard in shards]),
         "entered": len(entered),
         "exchanged": [bool(s["buckets"]) for s in steps if s["forward"][0] >= begun],
         "kept": max(kept),
         "moved": not all(torch.equal(p, before[n]) for n, p in own.items()),
     }
+
+
+def expected(counts: Sequence[int]) -> list[dict[str, Any]]:
+    """What is right for each of `counts`, from one plain model that sees all ranks' samples: the gradients `reference`,
+    and `last`, those of all ranks' last micro-batches alone; with `count` and `world`, how many ranks there are."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    begin = {n: p.detach().clone() for n, p in DDP(_net()).module.named_parameters()}
+    world, found = dist.get_world_size(), []
+    for count in counts:
+        shards = [_shard(rank, count) for rank in range(world)]
+        everything = [pair for shard in shards for pair in shard]
+        gradients = {"reference": _alone(begin, everything), "last": _alone(begin, [s[-1] for s in shards])}
+        found.append({"count": count, "world": world, **gradients})
+    return found
 
 
 def _net() -> Any:

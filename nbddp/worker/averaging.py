@@ -7,7 +7,6 @@ gradients shows.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -19,25 +18,31 @@ COMMON = 7  # seed of the data, and of the equal start
 def averaged(function: Callable[..., Any], hooks: bool) -> dict[str, Any]:
     """What `function(model)` makes of the gradients; called after backward, or with `hooks` once before.
 
-    "steps" has for each of two steps, by the parameter's name and flat, the gradients "yours", "own" (this rank's
-    before any exchange) and "reference" (one process, all shards); "apart" the same of one backward from different
-    parameters, without a reference but with the parameters "before" and "after". {"unwritten": True} if the
-    function raises NotImplementedError.
+    "steps" has for each of two steps, by the parameter's name and flat, the gradients "yours"; "apart" the same of one
+    backward from different parameters, and those "after". {"unwritten": True} if the function raises
+    NotImplementedError.
     """
     try:
-        return _both(function, hooks)
+        return _both(lambda: _steps(function, hooks, _model()), lambda: _apart(function, hooks, _model()))
     except NotImplementedError:
         return {"unwritten": True}
 
 
-def _both(function: Callable[..., Any], hooks: bool) -> dict[str, Any]:
+def expected() -> dict[str, Any]:
+    """What is right: as `averaged`, with the gradients "own" (this rank's, before any exchange) and "reference" (one
+    process, all shards) of each step, and "own" and the parameters "before" of the one from different parameters."""
+    return _both(lambda: _right_steps(_model()), lambda: _own_apart(_model()))
+
+
+def _both(equal: Callable[[], Any], different: Callable[[], Any]) -> dict[str, Any]:
+    """From parameters that are equal on all ranks, and from different ones."""
     import torch
 
     own_seed = torch.initial_seed()
     torch.manual_seed(COMMON)
-    steps = _steps(function, hooks, _model())
+    steps = equal()
     torch.manual_seed(own_seed)
-    return {"steps": steps, "apart": _apart(function, hooks, _model())}
+    return {"steps": steps, "apart": different()}
 
 
 def _model() -> Any:
@@ -62,34 +67,48 @@ def _steps(function: Callable[..., Any], hooks: bool, model: Any) -> list[dict[s
     import torch
 
     x, y, mine = _data()
-    reference = copy.deepcopy(model)
-    both = [torch.optim.SGD(m.parameters(), lr=RATE) for m in (model, reference)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     if hooks:
         function(model)
     steps = []
     for _ in range(2):
-        for optimizer in both:
-            optimizer.zero_grad()
-        own = _own(model, x[mine], y[mine])
+        optimizer.zero_grad()
         _backward(model, x[mine], y[mine])
         if not hooks:
             function(model)
-        _backward(reference, x, y)
-        steps.append({"yours": _gradients(model), "own": own, "reference": _gradients(reference)})
-        for optimizer in both:
-            optimizer.step()
+        steps.append({"yours": _gradients(model)})
+        optimizer.step()
+    return steps
+
+
+def _right_steps(model: Any) -> list[dict[str, Any]]:
+    import torch
+
+    x, y, mine = _data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    steps = []
+    for _ in range(2):
+        own = _own(model, x[mine], y[mine])
+        optimizer.zero_grad()
+        _backward(model, x, y)
+        steps.append({"own": own, "reference": _gradients(model)})
+        optimizer.step()
     return steps
 
 
 def _apart(function: Callable[..., Any], hooks: bool, model: Any) -> dict[str, Any]:
     x, y, mine = _data()
-    own, before = _own(model, x[mine], y[mine]), _parameters(model)
     if hooks:
         function(model)
     _backward(model, x[mine], y[mine])
     if not hooks:
         function(model)
-    return {"yours": _gradients(model), "own": own, "before": before, "after": _parameters(model)}
+    return {"yours": _gradients(model), "after": _parameters(model)}
+
+
+def _own_apart(model: Any) -> dict[str, Any]:
+    x, y, mine = _data()
+    return {"own": _own(model, x[mine], y[mine]), "before": _parameters(model)}
 
 
 def _own(model: Any, x: Any, y: Any) -> dict[str, list[float] | None]:

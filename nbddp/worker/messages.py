@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,6 @@ DROPPED = (
     "a send lasts only as long as its Work is kept: write work = dist.isend(chunk, right), then recv, then wait for "
     "the send with work.wait()"
 )
-LARGEST = 50  # of the random whole numbers; float32 holds their sums exactly
 
 
 class Misused(Exception):
@@ -34,26 +33,23 @@ class Misused(Exception):
     on whichever rank it is raised first."""
 
 
-def all_reduced(function: Callable[..., Any], size: int, length: int) -> dict[str, Any] | None:
-    """What `function` made of tensors of `length` numbers on the first `size` ranks; None on the others.
+def all_reduced(function: Callable[..., Any], given: Sequence[Sequence[float]]) -> dict[str, Any] | None:
+    """What `function` made of tensors of equal length on the first ranks, one for each of `given`; None on the others.
 
-    "digits" is its answer where every number of rank r is BASE ** r, "numbers" its answer for random whole numbers
-    that differ from rank to rank, "given" are those; "sent" has a pair (receiver, count of numbers) for each
-    message of the first of the two runs, "dtypes" those sent and those received, and "collectives" the names of other
-    calls in it. Raises Misused.
+    "digits" is its answer where every number of rank r is BASE ** r, "numbers" its answer for `given[r]`; "sent" has a
+    pair (receiver, count of numbers) for each message of the first of the two runs, "dtypes" those sent and those
+    received, and "collectives" the names of other calls in it. Raises Misused.
     """
     import torch
     import torch.distributed as dist
 
-    with world_of(size) as mine:
+    with world_of(len(given)) as mine:
         if not mine:
             return None
         rank = dist.get_rank()
         with listening() as heard:
-            digits = _called(function, torch.full((length,), float(BASE**rank)))
-        given = torch.randint(-LARGEST, LARGEST, (length,)).float()
-        numbers = _called(function, given.clone())
-        return {"digits": digits, "numbers": numbers, "given": given.tolist(), **heard}
+            digits = _called(function, torch.full((len(given[rank]),), float(BASE**rank)))
+        return {"digits": digits, "numbers": _called(function, torch.tensor(given[rank])), **heard}
 
 
 _worlds: dict[int, Any] = {}  # size → the group of the first ranks; a run that fails ends them all

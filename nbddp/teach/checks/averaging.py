@@ -7,18 +7,19 @@ comparing ranks with each other, or all ranks on the same data, lets wrong answe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import mul
 from typing import Any
 
 from nbddp.errors import RunHung
 from nbddp.teach.answer import OK, Exercise, Wrong
-from nbddp.teach.running import in_group
-from nbddp.worker.averaging import averaged
+from nbddp.teach.running import Reference, grouped, in_group
+from nbddp.worker.averaging import averaged, expected
 
 CLOSE = 1e-4  # of the largest number: float32 sums in another order are closer
 Numbers = Sequence[float]
-Found = Mapping[int, Mapping[str, Any]]  # by rank, what `nbddp.worker.averaging.averaged` gives
+Found = Mapping[int, Mapping[str, Any]]  # by rank, what `nbddp.worker.averaging` has of it: `averaged` and `expected`
+EXPECTED = Reference(expected)
 
 PARAMETERS = {
     False: "you averaged the parameters; it is p.grad that is to be averaged, not p",
@@ -204,13 +205,31 @@ def judged(name: str, hooks: bool) -> Callable[[Any], str]:
     """Run the function on all ranks, and judge what they bring."""
 
     def judge_function(function: Callable[..., Any]) -> str:
-        try:
-            found = in_group(averaged, function, hooks)
-        except Wrong as wrong:
-            raise Wrong(f"{wrong}{_circle(wrong.__cause__)}") from wrong
-        return judge(found, name, hooks)
+        with grouped():
+            right = EXPECTED.by_rank()
+            try:
+                found = in_group(averaged, function, hooks)
+            except Wrong as wrong:
+                raise Wrong(f"{wrong}{_circle(wrong.__cause__)}") from wrong
+        return judge({r: beside(right[r], found[r]) for r in right}, name, hooks)
 
     return judge_function
+
+
+def beside(right: Mapping[str, Any], brought: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rank brought, with what is right there: a layer that it left out is none of its gradients."""
+    if brought.get("unwritten"):
+        return {"unwritten": True}
+    steps = [
+        {**known, "yours": _of(known["reference"], theirs["yours"])}
+        for theirs, known in zip(brought["steps"], right["steps"], strict=True)
+    ]
+    apart = {name: _of(right["apart"]["before"], brought["apart"][name]) for name in ("yours", "after")}
+    return {"steps": steps, "apart": {**apart, **right["apart"]}}
+
+
+def _of(layers: Iterable[str], found: Mapping[str, Any]) -> dict[str, Any]:
+    return {layer: found.get(layer) for layer in layers}
 
 
 def _circle(cause: BaseException | None) -> str:

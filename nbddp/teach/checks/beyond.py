@@ -12,15 +12,16 @@ from typing import Any
 
 from nbddp.run.screen import Silent
 from nbddp.teach.answer import OK, Exercise
-from nbddp.teach.running import grouped, on_ranks
+from nbddp.teach.running import Reference, grouped, on_ranks
 from nbddp.teach.tables import Case, Mistake, Outcome, Table
 from nbddp.teach.zero import share
-from nbddp.worker.accumulation import accumulated
+from nbddp.worker.accumulation import accumulated, expected
 from nbddp.worker.exercise import seeded, tabulate
 
 COUNTS = (5, 3, 1)  # micro-batches; no usual world size, so that who divides by that is told apart
 CLOSE = 1e-6  # relative, of float64
 Gradients = Mapping[str, Sequence[float]]
+EXPECTED = Reference(expected, COUNTS)
 
 
 # -- accumulation ------------------------------------------------------------------------------
@@ -28,7 +29,8 @@ Gradients = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Taken:
-    """What one rank did with `count` micro-batches; `nbddp.worker.accumulation.accumulated` has the fields."""
+    """What one rank did with `count` micro-batches, and what is right: the fields are those of `accumulated` and
+    `expected` in `nbddp.worker.accumulation`."""
 
     rank: int
     count: int
@@ -241,9 +243,10 @@ def _judge_accumulation(function: Any) -> str:
     """A run for each number of micro-batches, so that a rank that leaves early is seen to have finished; the first one
     shows what is printed."""
     with grouped():
+        right = EXPECTED.by_rank()
         runs = [on_ranks(seeded, accumulated, function, COUNTS[0])]
         runs += [on_ranks(seeded, accumulated, function, count, screen=Silent()) for count in COUNTS[1:]]
-    return diagnose({r: [found[r] for found in runs] for r in runs[0].ranks})
+    return diagnose({r: [{**run[r], **known} for run, known in zip(runs, right[r], strict=True)] for r in right})
 
 
 accumulate = Exercise(

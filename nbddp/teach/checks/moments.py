@@ -108,7 +108,7 @@ def judge_norm(shards: Sequence[Rows], weights: Sequence[Rows], by_rank: Mapping
     for r in ranks:
         if by_rank[r][1] is None:
             return f"outputs are right; rank {r} returns no tensor, and without one there is no backward"
-        if by_rank[r][1] == "none":
+        if not _is_table(by_rank[r][1], len(shards[r]), FEATURES):
             return f"outputs are right; rank {r}, x gets no gradient: is it detached, or all under torch.no_grad()?"
     right = [gradients(feature(shards, f), feature(weights, f), GRADIENTS[0]) for f in range(FEATURES)]
     given = [by_rank[r][1] for r in ranks]

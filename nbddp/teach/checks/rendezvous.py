@@ -75,15 +75,16 @@ def reachable(processes: Sequence[Process], ports: Sequence[int]) -> list[dict[s
 
 
 def line(processes: Sequence[Process], outcomes: Sequence[tuple[str, str, int]]) -> str:
-    """The answer's line from what really happened on each rank."""
+    """The answer's line from what really happened on each rank. `ok` also needs variables with which it can happen: a
+    rank's word alone is not enough."""
     if any(kind == "standing" for kind, _, _ in outcomes):
         return "an earlier cell has left a process group; end it with dist.destroy_process_group() in a %%ddp cell"
-    wanted = sum(range(ALL))
-    if all(kind == "met" and total == wanted for kind, _, total in outcomes):
-        return OK
     why = unknown_node(processes) or differs(processes)
     if why:
         return why
+    wanted = sum(range(ALL))
+    if all(kind == "met" and total == wanted for kind, _, total in outcomes):
+        return OK
     rank, error = next(((r, e) for r, (kind, e, _) in enumerate(outcomes) if kind == "failed"), (0, ""))
     return f"the processes did not meet; {processes[rank].name} raised {error}"
 

@@ -15,19 +15,20 @@ from typing import Any
 from nbddp.errors import WorkerFailed
 from nbddp.machine import several
 from nbddp.teach.answer import OK, Exercise, Wrong, not_written
-from nbddp.teach.running import in_group, pool
+from nbddp.teach.running import Reference, in_group, pool
 from nbddp.worker.checkpoint import EVERY, FAIL_AT, Failure, train
 
 Run = Mapping[int, Mapping[str, Any]]  # rank → what `train` returns
 LAST_SAVE = FAIL_AT // EVERY * EVERY  # the step with which the training must go on
+UNDISTURBED = Reference(train, None, "", None, False)  # `train` without a checkpoint
 
 
 def undisturbed(reference: Run, saving: Run) -> str:
     """Whether a run that only saves is the one that does not; the line, or empty."""
     for rank, run in saving.items():
-        for step, state in run["states"].items():
-            was = reference[rank]["states"][step]
-            changed = next((part for part in state if state[part] != was[part]), "")
+        for step, was in reference[rank]["states"].items():
+            state = run["states"].get(step, {})
+            changed = next((part for part in was if state.get(part) != was[part]), "")
             if changed:
                 return (
                     f"rank {rank}, step {step}: a run that only saves has another {NAMES[changed]} than one without "
@@ -156,8 +157,8 @@ def _gap(resumed: Run) -> str:
 def _to_the_end(reference: Run, resumed: Run) -> str:
     """All later steps and the final state, bit by bit."""
     for rank, run in resumed.items():
-        for step, state in run["states"].items():
-            if state != reference[rank]["states"][step]:
+        for step, was in reference[rank]["states"].items():
+            if step >= LAST_SAVE and run["states"].get(step) != was:
                 return f"rank {rank} differs from the undisturbed run from step {step} on"
         if run["final"] != reference[rank]["final"]:
             return f"rank {rank} ends with another state than the undisturbed run"
@@ -166,14 +167,14 @@ def _to_the_end(reference: Run, resumed: Run) -> str:
 
 def judge(make: Callable[[str], Any]) -> str:
     """Train, save, fail, train again; the line."""
-    if not isinstance(make, type):
+    if not (isinstance(make, type) or getattr(make, "is_class", False)):  # a Handed is none itself
         return "hand in the class itself, as check.Checkpoint(Checkpoint)"
     ranks = range(pool(2).world_size)
     with tempfile.TemporaryDirectory() as folder:
         path, other = (str(Path(folder, name, "checkpoint.pt").resolve()) for name in ("failing", "undisturbed"))
         for file in (path, other):
             Path(file).parent.mkdir()
-        reference = _run("", None, path)
+        reference = UNDISTURBED.by_rank()
         saving = _run("save", make, other)
         _fail(make, path)
         if not list(Path(path).parent.glob("*")):
@@ -183,7 +184,7 @@ def judge(make: Callable[[str], Any]) -> str:
     return undisturbed(runs[0], runs[1]) or judged(runs[0], runs[2])
 
 
-def _fail(make: type, path: str) -> None:
+def _fail(make: Callable[[str], Any], path: str) -> None:
     """The attempt that fails, for real: one rank raises, and the pool frees the others."""
     try:
         _run("save", make, path, fail_at=FAIL_AT)
@@ -194,7 +195,7 @@ def _fail(make: type, path: str) -> None:
 
 
 def _run(
-    part: str, make: type | None, path: str, *, fail_at: int | None = None, resumed: bool = False
+    part: str, make: Callable[[str], Any], path: str, *, fail_at: int | None = None, resumed: bool = False
 ) -> dict[int, Any]:
     """One run; `part` is the method that is to blame if it does not end well."""
     try:

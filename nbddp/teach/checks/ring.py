@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from random import Random
 from typing import Any
 
 from nbddp.errors import RunHung, WorkerFailed
@@ -110,6 +111,7 @@ chunk_to_send = Exercise(
 # -- the all-reduce, on tensors ----------------------------------------------------------------
 
 TENSORS = ((4, 12), (4, 5), (3, 7), (2, 5), (3, 2))  # ranks, numbers
+LARGEST = 50  # of the whole numbers that are given
 PASSED_ON = "send on the chunk that has just arrived: (rank - step) % world_size, and take the left neighbour's"
 
 
@@ -127,7 +129,7 @@ class Segment:
 
 
 def judge_sums(size: int, length: int, found: Mapping[int, Mapping[str, Any]]) -> str:
-    """The line for what the ranks brought from `all_reduced`."""
+    """The line for what the ranks brought from `all_reduced`, and "given"."""
     if all(f["digits"] is None for f in found.values()):
         return not_written("ring_all_reduce")
     line = next((w for r in sorted(found) if (w := _misshapen(r, length, found[r]))), "")
@@ -276,16 +278,23 @@ def sums_judge(function: Callable[..., Any]) -> str:
             on_ranks(end_worlds)
 
 
+def numbers(size: int, length: int) -> list[list[float]]:
+    """What each rank is given besides: whole numbers without a pattern, whose sums float32 holds exactly."""
+    chance = Random(1000 * size + length)
+    return [[float(chance.randrange(-LARGEST, LARGEST)) for _ in range(length)] for _ in range(size)]
+
+
 def _sums(function: Callable[..., Any], size: int, length: int) -> str:
+    given = numbers(size, length)
     try:
-        brought = on_ranks(seeded, all_reduced, function, size, length)
+        brought = on_ranks(seeded, all_reduced, function, given)
     except Wrong as wrong:
         said = _misused(wrong.__cause__)
         if said:
             raise Wrong(f"{counted(size, 'rank')}, {counted(length, 'number')}: {said}") from wrong
         advice = stopped_because(wrong.__cause__, size, length)
         raise Wrong(f"{counted(size, 'rank')}, {counted(length, 'number')}: {wrong}{advice}") from wrong
-    return judge_sums(size, length, {r: brought[r] for r in range(size)})
+    return judge_sums(size, length, {r: {**brought[r], "given": given[r]} for r in range(size)})
 
 
 def _misused(cause: BaseException | None) -> str:
