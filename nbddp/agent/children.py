@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import Any
 
 from nbddp import system
+from nbddp.agent import limits
 from nbddp.agent.identity import Identity
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -77,8 +78,8 @@ def _end_after(parent: Identity, number: int) -> None:
 def start(target: str, request: dict[str, Any], *, close: Iterable[int], keep: Iterable[int] = ()) -> int:
     """Start `target` ("module:function") with `request` in a new process; returns its pid.
 
-    request: JSON data; `log` (path), `env` (whole environment), `cwd` and `path` (sys.path) are
-        applied before the function is called.
+    request: JSON data; `log` (path), `env` (whole environment), `cwd`, `path` (sys.path) and, where there are some,
+        `limits` (`agent.limits`) are applied before the function is called.
     close: the agent's own descriptors, not to be held by a forked child.
     keep: descriptors that a spawned child inherits.
     """
@@ -153,6 +154,8 @@ def _enter(request: dict[str, Any]) -> None:
     numpy = sys.modules.get("numpy")
     if numpy is not None:  # a forked child would repeat its siblings' numbers
         numpy.random.seed()
+    if "limits" in request:
+        limits.apply(request["limits"])
 
 
 def _take_signals() -> None:

@@ -59,7 +59,7 @@ class Agent:
         own = {**homes.private_caches(), **env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         if os.environ.get("NBDDP_START_METHOD"):
             own["NBDDP_START_METHOD"] = os.environ["NBDDP_START_METHOD"]
-        with open(home / "agent.log", "ab") as log, _without_stop():
+        with open(home / "agent.log", "ab") as log, without_stop():
             process = subprocess.Popen(
                 [sys.executable, "-m", "nbddp.agent.main", str(home), str(os.getpid())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=own, start_new_session=True,
@@ -216,7 +216,7 @@ class Agent:
 
 
 @contextlib.contextmanager
-def _without_stop() -> Iterator[None]:
+def without_stop() -> Iterator[None]:
     """A process that is started here gets no SIGINT until it takes it: a front end's Stop may go to every process
     under the kernel, and Python's start is no moment for it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -52,6 +52,7 @@ WARM = (
 )
 LOOK_EVERY = 1.0  # seconds
 MOST_PIPES = 8  # that a child sends at once
+LARGEST_PIPE = 1 << 20  # bytes; what Linux lets a user have
 SPARED = (torch_seams.COMPILER,)  # without it a worker starts all the same
 
 
@@ -82,6 +83,8 @@ class Peer:
 
 class Agent:
     """The loop and its few tables. `serve` returns when the owner is gone or says stop."""
+
+    patience = 5.0  # seconds that a client of the socket may take to read what it is sent
 
     def __init__(self, folder: Path):
         self.home = folder
@@ -172,7 +175,7 @@ class Agent:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        connection.settimeout(5)
+        connection.settimeout(self.patience)
         peer = Peer(connection.sendall)
         self.peers.append(peer)
         self.selector.register(connection, selectors.EVENT_READ, lambda: self._read_peer(peer, connection))
@@ -185,6 +188,9 @@ class Agent:
         for fd in came:
             os.set_inheritable(fd, False)
         peer.came += came
+        for fd in peer.came[MOST_PIPES:]:
+            os.close(fd)
+        del peer.came[MOST_PIPES:]
         if chunk:
             self._handle_all(peer, chunk)
             return
@@ -400,7 +406,10 @@ def empty_into(pipe: int, path: str) -> None:
     """Append what is left in a pipe to a file, and close it."""
     left, ready = b"", select.poll()
     ready.register(pipe, select.POLLIN)
-    while ready.poll(0) and (chunk := os.read(pipe, 65536)):  # a child of the process may still hold the other end
+    while len(left) < LARGEST_PIPE and ready.poll(0):  # a child of the process may still hold the other end
+        chunk = os.read(pipe, 65536)
+        if not chunk:
+            break
         left += chunk
     os.close(pipe)
     if left:

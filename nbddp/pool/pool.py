@@ -45,7 +45,7 @@ from nbddp.trace.merge import Merged
 from nbddp.trace.scale import Forecast
 from nbddp.trace.steps import Recording
 from nbddp.values import RankValues, check_ranks
-from nbddp.worker import kept, values
+from nbddp.worker import answers, kept, values
 
 HOST, MASTER = "127.0.0.1", "localhost"
 END_GROUP_SECONDS = 10.0  # a rank that has not ended its process group by then will never
@@ -80,6 +80,8 @@ class Pool:
     any more ends.
     Raises BadInput for a placement that cannot be.
     """
+
+    plain = False  # whether `call` takes JSON alone from the ranks: strangers' code runs there (`nbddp.teach.examiner`)
 
     def __init__(
         self,
@@ -645,10 +647,11 @@ class Pool:
         chosen = check_ranks(ranks, self.world_size, "ranks")
         data = _packed((function, tuple(args), dict(kwargs or {})), name)
         run = self._run(
-            chosen, {"op": "call"}, buffers=[data], screen=screen or for_shell(_shell()),
+            chosen, {"op": "call", "plain": self.plain}, buffers=[data], screen=screen or for_shell(_shell()),
             state=f"running {name}", hang_after=hang_after, timeout=timeout,
         )  # fmt: skip
-        return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items() if e.buffers})
+        read = answers.read if self.plain else values.unpack
+        return RankValues({r: read(e.buffers[0]) for r, e in run.ended.items() if e.buffers})
 
     def _carried(self, failed: WorkerFailed) -> BaseException | None:
         """The exception object of the first failing rank, if it travelled."""

@@ -32,6 +32,7 @@ from IPython.core.error import StdinNotImplementedError
 
 from nbddp import seams
 from nbddp.worker import (
+    answers,
     arrivals,
     bench,
     calls,
@@ -360,11 +361,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         return error
 
     def _do_call(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        """Call a pickled function; its value, or the exception, goes back pickled."""
+        """Call a pickled function; its value, or the exception, goes back pickled, or as JSON and without the exception
+        where the client trusts no rank (`plain`)."""
         import cloudpickle
 
         function, arguments, options = cloudpickle.loads(bytes(buffers[0]))
-        return [values.pack_or_words(function(*arguments, **options))]
+        value = function(*arguments, **options)
+        return [answers.write(value) if spec.get("plain") else values.pack_or_words(value)]
 
     def _do_push(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
         import cloudpickle
@@ -441,7 +444,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         broken = context.broken(error)
         if broken:
             outcome["broken"] = [broken, *self._user_names()]
-        if self._spec is not None and self._spec["op"] == "call" and outcome["left"] != leaving.INTERRUPT:
+        called = self._spec is not None and self._spec["op"] == "call" and not self._spec.get("plain")
+        if called and outcome["left"] != leaving.INTERRUPT:
             outcome["error"] = True
             self._error_bytes = values.pack_or_words(error)
         failure.let_go_of_memory(error)

@@ -1,0 +1,119 @@
+"""What strangers' code may leave behind is counted in full, and ended, and holds up nobody."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nbddp.agent import forkserver, main, strays
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="memory of other processes is told on Linux alone")
+SIZE = 64 << 20
+
+
+@contextmanager
+def child(work: Callable[[], object]) -> Iterator[int]:
+    """The pid of a forked process that has done `work`, and waits."""
+    done, end = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            kept = work()
+            os.write(done[1], b"x")
+            os.close(end[1])
+            os.read(end[0], 1)
+            del kept
+        finally:
+            os._exit(0)
+    os.read(done[0], 1)
+    yield pid
+    for fd in (*done, *end):
+        os.close(fd)
+    os.waitpid(pid, 0)
+
+
+def shared() -> mmap.mmap:
+    made = mmap.mmap(-1, SIZE)
+    made.write(b"x" * SIZE)
+    return made
+
+
+@linux
+@pytest.mark.parametrize("work", [lambda: b"x" * SIZE, shared], ids=["its own", "shared"])
+def test_memory_counts_whether_it_is_shared_or_not(work: Callable[[], object]) -> None:
+    with child(lambda: None) as idle, child(work) as busy:
+        assert SIZE <= strays.memory(busy) - strays.memory(idle) < 2 * SIZE
+
+
+@linux
+def test_who_was_forked_is_told_from_a_new_program() -> None:
+    program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with child(lambda: None) as forked:
+        assert strays.stack(forked) == strays.stack(os.getpid()) != 0
+        assert strays.stack(program.pid) not in (0, strays.stack(os.getpid()))
+    program.communicate()
+    assert strays.stack(program.pid) == strays.memory(program.pid) == 0
+
+
+ENDS = """
+import os
+from nbddp.agent import children, strays
+children.adopt_orphans()
+for _ in range(3):
+    if not os.fork():
+        while True:
+            if os.fork():
+                os._exit(0)
+print(strays.end(), strays.children())
+"""
+
+
+@linux
+def test_processes_that_fork_and_leave_for_ever_are_caught() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["[]", "[]"]
+
+
+def test_a_group_below_us_is_killed_at_once() -> None:
+    """A child alone would leave its own children time to fork."""
+    ends = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.setsid()
+        made = os.fork()
+        if made:
+            os.write(ends[1], str(made).encode())
+        signal.pause()
+    below = psutil.Process(int(os.read(ends[0], 99)))
+    try:
+        strays.kill(pid)
+        os.waitpid(pid, 0)
+        below.wait(10)
+    finally:
+        if below.is_running():
+            below.kill()
+        for fd in ends:
+            os.close(fd)
+
+
+def test_a_folder_goes_whatever_is_forbidden_in_it(tmp_path: Path) -> None:
+    (tmp_path / "own" / "closed").mkdir(parents=True)
+    (tmp_path / "own" / "closed" / "file").touch()
+    (tmp_path / "own" / "closed").chmod(0)
+    (tmp_path / "own").chmod(0o500)
+    forkserver.remove(str(tmp_path / "own"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_that_is_written_to_for_ever_is_read_no_further_than_a_pipe_holds(tmp_path: Path) -> None:
+    main.empty_into(os.open("/dev/zero", os.O_RDONLY), str(tmp_path / "text"))
+    assert (tmp_path / "text").stat().st_size == main.LARGEST_PIPE
