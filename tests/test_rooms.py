@@ -113,6 +113,9 @@ STOREYS = [
         "teach.whatif",
         "teach.zero",
         "teach.submissions",
+        "teach.definitions",
+        "teach.reading",
+        "teach.marks",
         "teach.restarts",
     ],
     [
@@ -147,6 +150,11 @@ STOREYS = [
     ["pool"],
     ["assist", "interrupts", "debug", "magics", "cli"],
     ["teach.running"],
+    ["teach.check", "teach.checks", "teach.explore", "teach.explorer", "teach.explorers"],
+    ["teach.examiner", "teach.confined"],
+    ["teach.collected"],
+    ["teach.grader"],
+    ["teach.grade"],
     ["teach"],
     ["__main__", "__init__"],
 ]
@@ -194,6 +202,9 @@ PURE = [
     "nbddp.teach.whatif",
     "nbddp.teach.zero",
     "nbddp.teach.submissions",
+    "nbddp.teach.definitions",
+    "nbddp.teach.reading",
+    "nbddp.teach.marks",
     "nbddp.teach.restarts",
 ]
 
@@ -229,7 +240,7 @@ def exists(module: str) -> bool:
 def test_imports_go_down(path: Path) -> None:
     own = name_of(path) or "__init__"
     targets = {m.removeprefix("nbddp.") for m in imports(path) if m.startswith("nbddp.")}
-    for target in {t for t in targets if exists(t) and t not in ("agent", "run", "draw", "pool", "worker")}:
+    for target in {t for t in targets if exists(t) and t not in ("agent", "run", "draw", "pool", "worker", "teach")}:
         assert storey(target) <= storey(own), f"{own} imports {target}, which stands above it"
 
 

@@ -1,7 +1,7 @@
 """Grading a folder of submissions, by the checks that the learners had: on real ranks, each under its deadline.
 
-    python -m nbddp.teach.grade FOLDER                    a table: who, which exercise, ok or what is wrong
-    python -m nbddp.teach.grade FOLDER --csv marks.csv    the same as a file
+    python -m nbddp.teach.grade FOLDER --csv marks.csv    a table, and the same as a file, row by row as they come
+    python -m nbddp.teach.grade --help                    more files: marks per learner, feedback, frequent messages
 
 FOLDER holds a file for each learner (`ada.ipynb`) or a folder with notebooks (`ada/12-….ipynb`); Python files will do
 as well, and what files are called does not matter: every exercise that anyone has handed in is looked for in all
@@ -21,147 +21,343 @@ files of each learner. From pytest each answer is a test of its own; this is the
         if not answer.ok:
             pytest.fail(answer.line, pytrace=False)
 
-What is handed in is run with the rights of who grades. Do it where it can do no harm: in a container, or under an
-account that has nothing to lose.
+Nothing that was handed in runs in this process (`teach.grader`). It still runs under your account, and may do what your
+account may: notebooks/INSTRUCTORS.md says what that leaves open, and how to close it.
+
+Learners are examined side by side by `--jobs` threads, which only wait; the main thread alone writes. Each row is in
+its file before the next answer is taken: whatever ends this process leaves what is known, and `--resume` goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
-import io
-import re
+import os
+import queue
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from nbddp.draw.table import Table
+from nbddp.agent import children, limits
 from nbddp.errors import BadInput
-from nbddp.pool.pool import Pool
-from nbddp.teach import check as checks
-from nbddp.teach.answer import Answer, Exercise, Wrong
-from nbddp.teach.submissions import Submission, read, unsent
+from nbddp.pool.stop import uninterrupted
+from nbddp.teach import marks
+from nbddp.teach.answer import Answer
+from nbddp.teach.confined import Gone
+from nbddp.teach.examiner import exercises
+from nbddp.teach.grader import (
+    COLUMNS,
+    MEMORY,
+    MINUTES,
+    NPROC,
+    Grader,
+    NoVerdict,
+    Sitting,
+    Work,
+    found,
+    graded,
+    ranks,
+)
+from nbddp.teach.running import DEADLINE
 
-COLUMNS = ("learner", "exercise", "ok", "file", "says")
-NPROC = 4
-SUFFIXES = (".ipynb", ".py")
-NO_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
+__all__ = ["COLUMNS", "Grader", "NoVerdict", "Work", "exercises", "found", "graded", "main", "ranks"]
 
+DESCRIPTION = "Grade a folder of submissions by the lessons' own checks, each learner on fresh ranks of their own."
+EPILOG = """\
+what it writes
+  --csv has the columns learner, exercise, ok (yes, no, or error where there is no verdict), file, says, digest. Cells
+  that a spreadsheet would take for formulas begin with an apostrophe; control characters are left out.
 
-def exercises() -> dict[str, Exercise]:
-    """All exercises of all lessons, by name."""
-    found = {name: getattr(checks, name) for name in checks.__all__}
-    return {name: e for name, e in found.items() if isinstance(e, Exercise)}
+exit status
+  0 every answer has its verdict; 1 some have none, a file could not be written, or the table was changed by another
+  process; 2 nothing to grade, or it cannot be graded like that; 130 after Ctrl-C, with all that was known written.
 
+What is handed in runs under your account, within limits. What that leaves open, and lines for --sandbox, are in
+notebooks/INSTRUCTORS.md. Example:
 
-@dataclass(frozen=True)
-class Work:
-    """One learner's answer to one exercise, and the file it is in; file: its path in the graded folder."""
-
-    learner: str
-    exercise: str
-    file: str
-    submission: Submission = field(repr=False)
-
-    def __str__(self) -> str:
-        return f"{self.learner}-{self.exercise}"
-
-    def check(self) -> Answer:
-        """What the exercise's check says, on the ranks of `ranks` or else on two of its own. It never raises for
-        what was handed in; what that prints is dropped."""
-        try:
-            handed_in = self.submission.get(self.exercise)
-        except Wrong as wrong:
-            return Answer(False, str(wrong))
-        with contextlib.redirect_stdout(io.StringIO()):
-            answer = exercises()[self.exercise](handed_in)
-        missing = NO_NAME.search(answer.line)
-        why = missing and self.submission.absent(missing[1])
-        return replace(answer, line=f"{answer.line} ({why})") if why else answer
+  python -m nbddp.teach.grade submissions --csv marks.csv --wide totals.csv --feedback feedback --resume
+"""
+END = None  # of a learner, in the queue of answers
+ROOT = "you are root, whom no limit binds and no file is closed to; grade under an ordinary account, or in a container"
 
 
-@contextlib.contextmanager
-def ranks(nproc: int = NPROC) -> Iterator[Pool]:
-    """Inside the block checks run on a pool of `nproc` ranks on CPU."""
-    with Pool(nproc=nproc, device="cpu") as pool, checks.on(pool):
-        yield pool
+def parser() -> argparse.ArgumentParser:
+    """What can be asked for."""
+    made = argparse.ArgumentParser(
+        prog="python -m nbddp.teach.grade", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    made.add_argument("folder", help="a file for each learner (ada.ipynb), or a folder for each with notebooks")
+    files = made.add_argument_group("files")
+    files.add_argument("--csv", metavar="FILE", type=Path, help="a row per learner and exercise, written as they come")
+    files.add_argument("--resume", action="store_true", help="keep the verdicts in --csv of learners whose files are "
+                       "the same as then; grade the others")  # fmt: skip
+    files.add_argument("--wide", metavar="FILE", type=Path, help="CSV: a row per learner, a column per exercise (1, 0 "
+                       "or error), and the total")  # fmt: skip
+    files.add_argument("--summary", metavar="FILE", type=Path, help="CSV: for each exercise how many are right, and "
+                       "the most frequent message")  # fmt: skip
+    files.add_argument("--feedback", metavar="FOLDER", type=Path, help="a text file for each learner")
+    how = made.add_argument_group("how")
+    how.add_argument("--expect", nargs="+", default=[], metavar="EXERCISE", help="that every learner must have")
+    how.add_argument("--jobs", type=_positive, default=1, metavar="N", help="learners at a time (default 1)")
+    how.add_argument("--nproc", type=_positive, default=NPROC, help=f"ranks of each (default {NPROC})")
+    within = made.add_argument_group("limits")
+    within.add_argument("--deadline", type=_above_zero, default=DEADLINE, metavar="SECONDS",
+                        help=f"for each run of an answer (default {DEADLINE:g})")  # fmt: skip
+    within.add_argument("--minutes", type=_above_zero, default=MINUTES, metavar="MINUTES",
+                        help=f"for all answers of one learner (default {MINUTES:g})")  # fmt: skip
+    within.add_argument("--memory", type=_positive, default=MEMORY >> 20, metavar="MIB", help="for each process, "
+                        f"and NPROC + 1 times that for all of a learner's (default {MEMORY >> 20})")  # fmt: skip
+    within.add_argument("--sandbox", type=shlex.split, default=[], metavar="COMMAND", help="what learners' code runs "
+                        "inside, such as 'bwrap --unshare-all …'; the grader and its files stay outside")  # fmt: skip
+    within.add_argument("--env", nargs="+", default=[], metavar="NAME", help="variables of the environment that "
+                        "learners' code may see, beside PATH and the like")  # fmt: skip
+    return made
 
 
-def found(folder: str | Path, expected: Sequence[str] = ()) -> list[Work]:
-    """The answers in a folder, by learner. What any learner has handed in, and what is `expected`, is looked for in
-    all files of every learner; who has it in two files has two answers. Raises BadInput if nothing is there."""
-    known = exercises()
-    unknown = [name for name in expected if name not in known]
-    if unknown:
-        raise BadInput(f"there is no exercise {unknown[0]}; there are {', '.join(known)}")
-    handed_in = _by_learner(Path(folder))
-    if not any(handed_in.values()):
-        raise BadInput(f"no notebook (.ipynb) or Python file (.py) in {folder}; give the folder of the submissions")
-    defined = {n for sent in handed_in.values() for s in sent for n in s.defines(list(known))}
-    return [
-        Work(learner, name, str(one.path.relative_to(folder)), one)
-        for learner, sent in handed_in.items()
-        for name in known
-        if name in defined or name in expected
-        for one in _with(name, sent, Path(folder, learner))
-    ]
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number
 
 
-def _by_learner(folder: Path) -> dict[str, list[Submission]]:
-    """What each learner has handed in, also who has an empty folder."""
-    seen = [p for p in sorted(folder.rglob("*")) if not _hidden(p, folder)]
-    sent: dict[str, list[Submission]] = {p.name: [] for p in seen if p.is_dir() and p.parent == folder}
-    for path in seen:
-        if path.suffix in SUFFIXES and path.is_file():
-            parts = path.relative_to(folder).parts
-            sent.setdefault(path.stem if len(parts) == 1 else parts[0], []).append(read(path))
-    return sent
-
-
-def _with(name: str, sent: Sequence[Submission], own: Path) -> Sequence[Submission]:
-    """Those of a learner's files in which an exercise is; if in none, one that says why."""
-    having = [s for s in sent if s.defines([name])]
-    unreadable = [s for s in sent if s.unread]
-    if having or unreadable or len(sent) == 1:
-        return having or unreadable[:1] or sent
-    files = ", ".join(s.path.name for s in sent)
-    why = f"no cell outside %%ddp defines {name} in {files}" if files else "there is no notebook in the folder"
-    return [unsent(own, f"not handed in: {why}")]
-
-
-def _hidden(path: Path, folder: str | Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
-
-
-def graded(works: Sequence[Work]) -> Table:
-    """Check them one after another: a row for each answer."""
-    answers = [(w, w.check()) for w in works]
-    rows = [(w.learner, w.exercise, "yes" if a.ok else "no", w.file, a.line) for w, a in answers]
-    return Table(COLUMNS, rows)
+def _above_zero(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
 
 
 def main(words: Sequence[str]) -> int:
-    """The command line; 2 for a folder in which there is nothing to grade."""
-    parser = argparse.ArgumentParser(prog="python -m nbddp.teach.grade", description="Grade a folder of submissions.")
-    parser.add_argument("folder", help="a file for each learner, or a folder with notebooks")
-    parser.add_argument("--csv", metavar="FILE", help="write the table there as well")
-    parser.add_argument("--nproc", type=int, default=NPROC, help=f"ranks that checks run on (default {NPROC})")
-    parser.add_argument("--expect", nargs="+", default=[], metavar="EXERCISE", help="that every file must have")
-    asked = parser.parse_args(words)
+    """The command line; its exit status."""
+    asked = parser().parse_args(words)
+    if asked.resume and asked.csv is None:
+        parser().error("--resume goes on from the rows in --csv; say which file that is")
+    limits.hide()
+    children.adopt_orphans()
+    if os.geteuid() == 0 and not asked.sandbox:
+        _say(ROOT)
     try:
-        works = found(asked.folder, asked.expect)
+        _check_files(asked)
+        options = {name: getattr(asked, name) for name in ("deadline", "minutes", "sandbox")}
+        with ranks(asked.nproc, memory=asked.memory << 20, names=asked.env, adopts=True, **options) as grader:
+            return _Marking(asked, grader).run()
     except BadInput as wrong:
-        print(wrong, file=sys.stderr)
+        _say(str(wrong))
         return 2
-    with ranks(asked.nproc):
-        table = graded(works)
-    print(table)
-    if asked.csv:
-        with open(asked.csv, "w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([table.columns, *table.rows])
-    return 0
+    except Gone as gone:
+        _say(f"nothing can be graded: what reads and runs submissions {gone}")
+        return 2
+    except KeyboardInterrupt:  # before there was anything to keep
+        _say("stopped by the user")
+        return 130
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Marking:
+    """One run of the command: what is asked for, what is to be done, and what has been."""
+
+    def __init__(self, asked: argparse.Namespace, grader: Grader):
+        self.asked, self.grader = asked, grader
+        self.works = found(asked.folder, asked.expect)
+        self.book = marks.Book(asked.csv, asked.resume)
+        self.learners = {w.learner: [v for v in self.works if v.learner == w.learner] for w in self.works}
+        self.feedback: dict[str, str] = {}  # learner → file name
+        for learner in self.learners:
+            self.feedback[learner] = marks.feedback_name(learner, self.feedback.values())
+        self.troubles: list[str] = []
+        self.began, self.finished = time.monotonic(), 0
+
+    def run(self) -> int:
+        stopped = False
+        try:
+            todo = self._todo()
+            if todo:
+                self.grader.warm()
+                self._examine(todo, self.asked.jobs)
+                self._once_more()
+        except KeyboardInterrupt:
+            stopped = True
+            self.grader.stopped = True
+        with uninterrupted():
+            if not stopped:
+                self._fill_in()
+            self._write()
+        self._show()
+        return self._status(stopped)
+
+    # -- examining ---------------------------------------------------------------------------
+
+    def _todo(self) -> dict[str, list[Work]]:
+        """What has no verdict yet, by learner; all of a learner whose files have changed."""
+        now = {learner: works[0].submission.digest for learner, works in self.learners.items()}
+        for learner in {row.learner for row in self.book.rows.values() if row.digest != now.get(row.learner)}:
+            self.book.drop(learner)
+        todo = self._without_verdict()
+        kept = len(self.learners) - len(todo)
+        if self.asked.resume:
+            _say(f"{kept} of {len(self.learners)} learners have all their verdicts, and the same files as then")
+        return todo
+
+    def _has_verdict(self, work: Work) -> bool:
+        row = self.book.rows.get((work.learner, work.exercise, work.file))
+        return row is not None and row.ok != marks.ERROR
+
+    def _once_more(self) -> None:
+        """Who was examined beside others may have lost an answer to them: such answers are tried again, alone."""
+        lost = self._without_verdict() if self.asked.jobs > 1 else {}
+        if lost:
+            _say(f"{sum(map(len, lost.values()))} answers have no verdict; once more, one learner at a time")
+            self._examine(lost, 1)
+
+    def _without_verdict(self) -> dict[str, list[Work]]:
+        found = {learner: [w for w in works if not self._has_verdict(w)] for learner, works in self.learners.items()}
+        return {learner: works for learner, works in found.items() if works}
+
+    def _examine(self, todo: dict[str, list[Work]], jobs: int) -> None:
+        waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for learner in todo:
+            waiting.put(learner)
+        self.began, self.finished = time.monotonic(), 0
+        answers: queue.SimpleQueue[tuple[str, Work | None, Answer | None, str]] = queue.SimpleQueue()
+        for _ in range(min(jobs, len(todo))):
+            threading.Thread(target=self._sit, args=(todo, waiting, answers), daemon=True).start()
+        while self.finished < len(todo):
+            learner, work, answer, trouble = answers.get()
+            if work is not None and answer is not None:
+                self._keep(work, answer)
+            else:
+                self._learner_done(learner, len(todo), trouble)
+
+    def _keep(self, work: Work, answer: Answer) -> None:
+        lacked = self.book.lacks
+        with uninterrupted():
+            self.book.add(work.row(answer))
+        if self.book.lacks and not lacked:
+            _say(f"{self.asked.csv} cannot be written: {self.book.lacks}; rows are kept and written when they can be")
+
+    def _sit(
+        self,
+        todo: dict[str, list[Work]],
+        waiting: queue.SimpleQueue[str],
+        answers: queue.SimpleQueue[tuple[str, Work | None, Answer | None, str]],
+    ) -> None:
+        """Examine one learner after another, in a thread."""
+        while not self.grader.stopped:
+            try:
+                learner = waiting.get_nowait()
+            except queue.Empty:
+                return
+            sitting = Sitting(self.grader, learner)
+            try:
+                for work in sorted(todo[learner], key=lambda w: w.file):  # a file's cells are parsed once
+                    answer = sitting.check(work)
+                    if not self.grader.stopped:  # else it was taken away amid the answer
+                        answers.put((learner, work, answer, ""))
+                trouble = sitting.end()
+            except Exception as error:  # of the grader's own; the main thread waits for every learner
+                trouble = f"at {learner}'s answers: {type(error).__name__}: {error}"
+            answers.put((learner, END, END, trouble))
+
+    def _learner_done(self, learner: str, of: int, trouble: str) -> None:
+        self.finished += 1
+        if trouble:
+            self._trouble(trouble)
+        with uninterrupted():
+            as_written = self.book.check()
+        if not as_written:
+            self._trouble(f"{self.asked.csv} was changed by another process while {learner} was examined; it is "
+                          "written anew from what this one knows")  # fmt: skip
+        rows = self._rows_of(learner)
+        right = sum(row.ok == marks.YES for row in rows)
+        spent = time.monotonic() - self.began
+        left = spent / self.finished * (of - self.finished)
+        ahead = f"; about {_time(left)} left" if self.finished < of else f"; {_time(spent)} in all"
+        _say(f"{self.finished} of {of}: {learner}, {right} of {len(rows)} ok{ahead}")
+        self._give_feedback(learner, rows)
+
+    def _rows_of(self, learner: str) -> list[marks.Row]:
+        return [row for row in self.book.sorted() if row.learner == learner]
+
+    def _trouble(self, text: str) -> None:
+        self.troubles.append(text)
+        _say(text)
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def _fill_in(self) -> None:
+        """Every answer has a row, whatever happened."""
+        for work in self.works:
+            if (work.learner, work.exercise, work.file) not in self.book.rows:
+                self._keep(work, NoVerdict(False, "no verdict: the grader has no answer of its examiner"))
+
+    def _give_feedback(self, learner: str, rows: Sequence[marks.Row]) -> None:
+        if self.asked.feedback is not None:
+            text = marks.feedback(learner, rows)
+            self._put(self.asked.feedback / self.feedback[learner], text.encode("utf-8", "backslashreplace"))
+
+    def _put(self, path: Path, data: bytes) -> None:
+        try:
+            marks.replace(path, data)
+        except OSError as error:
+            self._trouble(f"{path} cannot be written: {error.strerror}")
+
+    def _write(self) -> None:
+        """All files, each as a whole."""
+        before = self.book.altered
+        self.book.finish()
+        if self.book.altered > before:
+            self._trouble(f"{self.asked.csv} was changed by another process; it is written anew")
+        if self.book.lacks:
+            self._trouble(f"{self.asked.csv} cannot be written: {self.book.lacks}; the table below has all rows")
+        rows = self.book.sorted()
+        for learner in self.learners:
+            own = [row for row in rows if row.learner == learner]
+            if own:
+                self._give_feedback(learner, own)
+        for path, table in ((self.asked.wide, marks.wide(rows)), (self.asked.summary, marks.frequent(rows))):
+            if path is not None:
+                self._put(path, marks.as_csv([table.columns, *table.rows]))
+
+    def _show(self) -> None:
+        text = f"{self.book.table()}\n\n{marks.frequent(self.book.sorted())}\n"
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+
+    def _status(self, stopped: bool) -> int:
+        without = sum(row.ok == marks.ERROR for row in self.book.rows.values())
+        if stopped:
+            known = sum(self._has_verdict(work) for work in self.works)
+            more = " --resume goes on" if self.asked.csv else ""
+            _say(f"stopped; {known} of {len(self.works)} answers have their verdicts{';' * bool(more)}{more}")
+            return 130
+        if without:
+            again = "; --resume tries them again" if self.asked.csv else ""
+            _say(f"{without} of {len(self.book.rows)} answers have no verdict (error){again}")
+        return 1 if without or self.troubles else 0
+
+
+def _check_files(asked: argparse.Namespace) -> None:
+    """Find out now, and not after the class has been graded, what cannot be written. Raises BadInput."""
+    wrong = next((p for p in (asked.wide, asked.summary) if p and (p.is_dir() or not p.absolute().parent.is_dir())), "")
+    if wrong:
+        raise BadInput(f"{wrong} cannot be written: it is a folder, or in none that is there; give the name of a file")
+    if asked.feedback is not None:
+        try:
+            asked.feedback.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"--feedback {asked.feedback} cannot be made a folder: {error.strerror}") from None
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
 
 
 if __name__ == "__main__":

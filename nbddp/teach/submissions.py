@@ -1,8 +1,8 @@
-"""What a learner has handed in: a notebook or a Python file → the functions in it, without running the rest.
+"""What a learner has handed in: a notebook or a Python file → the text of the cells that may define answers.
 
-Of a notebook's cells only imports, definitions and plain assignments are taken, as a notebook's own cells would have
-them when the functions are called; what a lesson does on ranks, draws or checks is not run. Cells under `%%ddp` belong
-to the ranks and are left out. Pure: imports only the standard library and `nbddp.teach.answer`.
+Nothing is run. Cells under `%%ddp` belong to the ranks and are left out; of the others `teach.definitions` takes the
+functions, on a rank. Parsing itself can take a process down (deep nesting), so `grade` has it done in one of its
+own (`teach.reading`). Pure: imports only the standard library.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-from nbddp.teach.answer import Wrong
 
 TIMING = ("%%time", "%%capture")  # magics whose cells run in the notebook
 KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
-TAKEN = "only imports, functions, classes and plain values are taken from a file"
 LINE = re.compile(r"(?m)^([ \t]*)(?:[%!?].*|[\w.]+\?{1,2}\s*)$")
+LARGEST = 1 << 20  # characters of code in a file
+UNPARSED = (SyntaxError, RecursionError, MemoryError, ValueError)  # ValueError: null bytes, lone surrogates
+
+Cell = tuple[str, str]  # (where, source); where: `cell 7`, or empty for the whole of a Python file
 
 
 @dataclass(frozen=True)
@@ -41,104 +40,83 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Submission:
-    """One file. broken: what in it cannot be read: (where, why, the text). unread: why nothing in it can be."""
+class Broken:
+    """A cell that is no Python, and why."""
 
-    path: Path
-    parts: tuple[Part, ...]
-    broken: tuple[tuple[str, str, str], ...]
-    unread: str = ""
-
-    def defines(self, names: Sequence[str]) -> list[str]:
-        """Those of `names` that the file gives a value, or tries to in a cell that cannot be read."""
-        bound = {n for p in self.parts for n in p.binds}
-        tried = "\n".join(text for _, _, text in self.broken)
-        return [n for n in names if n in bound or _mentions(tried, n)]
-
-    def get(self, name: str) -> Any:
-        """What `name` is when all cells have been run. Raises Wrong with the line for a learner if it is nothing."""
-        if self.unread:
-            raise Wrong(self.unread)
-        space, failed = self._run(name)
-        if name in space:
-            return space[name]
-        reasons = [f"{where}: {why}" for where, why, text in self.broken if _mentions(text, name)]
-        raise Wrong(failed.get(name) or next(iter(reasons), f"not handed in: no cell outside %%ddp defines {name}"))
-
-    def absent(self, name: str) -> str:
-        """Why a name that an answer uses is not there though a cell gives it a value; empty if none does."""
-        _, failed = self._run("")
-        computed = next((p.where for p in self.parts if name in p.binds and not _plain(p.statement)), "")
-        return failed.get(name) or (f"{computed} computes it, and {TAKEN}" if computed else "")
-
-    def _run(self, wanted: str) -> tuple[dict[str, Any], dict[str, str]]:
-        """All that may be run, and what binds `wanted`, in the order of the cells: (names, name → why it has none)."""
-        space: dict[str, Any] = {"__name__": "__main__"}  # so that functions travel by value, as a notebook's do
-        failed: dict[str, str] = {}
-        for part in self.parts:
-            if not (_plain(part.statement) or wanted in part.binds):
-                continue
-            try:
-                exec(compile(ast.Module([part.statement], []), f"<{part.where}>", "exec"), space)
-            except (Exception, SystemExit) as error:  # told if it is why a name that is asked for is not there
-                why = f"{part.where} raised {type(error).__name__}: {error}"
-                failed |= dict.fromkeys(part.binds, why)
-        return space, failed
+    where: str
+    why: str
+    text: str
 
 
-def unsent(path: Path, why: str) -> Submission:
-    """What stands for a file of which nothing can be taken."""
-    return Submission(path, (), (), why)
-
-
-def _mentions(text: str, name: str) -> bool:
-    return re.search(rf"\bdef {name}\b|^{name} *=", text, re.MULTILINE) is not None
-
-
-def _plain(statement: ast.stmt) -> bool:
-    """Whether it may be run: it does nothing but give names their values, and calls nothing for that."""
-    if not isinstance(statement, ast.Assign | ast.AnnAssign):
-        return True
-    return not any(isinstance(n, ast.Call | ast.Await) for n in ast.walk(statement))
-
-
-def read(path: Path) -> Submission:
-    """A notebook (.ipynb) or a Python file (.py)."""
-    parts: list[Part] = []
-    broken: list[tuple[str, str, str]] = []
+def cells_of(suffix: str, text: str) -> list[Cell]:
+    """The cells of a file that run in the notebook; a Python file is one. Raises ValueError for what is no notebook."""
+    if suffix == ".py":
+        return [("", text)]
     try:
-        cells = list(_cells(path))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError):
-        kind = "notebook: it does not hold the JSON of one" if path.suffix == ".ipynb" else "text in UTF-8"
-        return unsent(path, f"{path.name} is no {kind}")
-    for where, text in cells:
-        try:
-            tree = _tree(text)
-        except SyntaxError as error:
-            broken.append((where, f"SyntaxError: {error.msg} (line {error.lineno})", text))
-            continue
-        for statement in tree.body:
-            if isinstance(statement, KEPT):
-                parts.append(Part(where or f"line {statement.lineno}", statement))
-    return Submission(path, tuple(parts), tuple(broken))
+        return list(_notebooks_cells(json.loads(text)))
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError("no notebook") from error
 
 
-def _cells(path: Path) -> Iterator[tuple[str, str]]:
-    """(where, Python) of each cell that runs in the notebook; a Python file is one, without a name."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
-        yield "", text
-        return
-    for number, cell in enumerate(json.loads(text)["cells"], 1):
+def _notebooks_cells(book: dict[str, list[dict[str, str]]]) -> Iterator[Cell]:
+    for number, cell in enumerate(book["cells"], 1):
         source = "".join(cell["source"])
         if cell["cell_type"] != "code" or (source.startswith("%%") and not source.startswith(TIMING)):
             continue
         yield f"cell {number}", source
 
 
+def parsed(cells: Sequence[Cell]) -> tuple[list[Part], list[Broken]]:
+    """The statements of cells that may be taken, and what in them is no Python."""
+    parts: list[Part] = []
+    broken: list[Broken] = []
+    for where, text in cells:
+        try:
+            tree = _tree(text)
+        except UNPARSED as error:
+            broken.append(Broken(where, _why(error), text))
+            continue
+        for statement in tree.body:
+            if isinstance(statement, KEPT):
+                parts.append(Part(where or f"line {statement.lineno}", statement))
+    return parts, broken
+
+
 def _tree(text: str) -> ast.Module:
-    """A cell's statements, magics among its lines left out. Raises SyntaxError."""
+    """A cell's statements, magics among its lines left out. Raises what ast.parse does."""
     try:
         return ast.parse(text)
     except SyntaxError:
         return ast.parse(LINE.sub(r"\1pass", text))
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg}{f' (line {error.lineno})' if error.lineno else ''}"
+    if isinstance(error, RecursionError | MemoryError):
+        return "it is nested too deeply to be read"
+    return f"it cannot be read as Python: {error}"
+
+
+def mentioned(broken: Broken, name: str) -> bool:
+    """Whether a cell that cannot be read tries to give `name` a value."""
+    return re.search(rf"\bdef {name}\b|^{name} *=", broken.text, re.MULTILINE) is not None
+
+
+def defined(cells: Sequence[Cell], names: Sequence[str]) -> list[str]:
+    """Those of `names` that the cells give a value, or try to in a cell that cannot be read."""
+    parts, broken = parsed(cells)
+    bound = {n for p in parts for n in p.binds}
+    return [n for n in names if n in bound or any(mentioned(b, n) for b in broken)]
+
+
+def outline(name: str, suffix: str, text: str, names: Sequence[str]) -> dict[str, object]:
+    """`cells` of the file `name`, those of `names` that it `defines`, and why nothing in it can be read (`unread`)."""
+    nothing: dict[str, object] = {"cells": [], "defines": []}
+    try:
+        cells = cells_of(suffix, text)
+    except ValueError:
+        return {**nothing, "unread": f"{name} is no notebook: it does not hold the JSON of one"}
+    if sum(len(source) for _, source in cells) > LARGEST:
+        return {**nothing, "unread": f"{name} holds more than {LARGEST} characters of code; no lesson has so many"}
+    return {"cells": cells, "defines": defined(cells, names), "unread": ""}

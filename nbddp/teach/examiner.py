@@ -1,0 +1,196 @@
+"""The process that examines one learner: it has ranks of that learner's own, and holds the right answers itself.
+
+It is forked from the grader's warm process and forks an agent of its own (`agent.guarded`), which forks the ranks.
+The learner's cells go to the ranks as text and run there alone. What comes back is JSON (`worker.answers`), and this
+process refuses to load any class from a pickle, whoever sends it: nothing of the learner's can run here. It answers
+the grader in lines of JSON, one exercise at a time, and is killed, with all below it, when the learner is through.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+from nbddp.agent import children, guarded, limits
+from nbddp.agent.handle import Agent
+from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
+from nbddp.pool.pool import Pool
+from nbddp.pool.warmup import Trials
+from nbddp.run.screen import Silent
+from nbddp.run.spmd import OUTCOME
+from nbddp.teach import check as checks
+from nbddp.teach import running
+from nbddp.teach.answer import Answer, Exercise, Wrong
+from nbddp.teach.definitions import Handed, absent, kind
+from nbddp.teach.submissions import Cell
+from nbddp.worker import answers, kept, torch_seams
+
+WARM = (
+    "nbddp.teach.examiner",
+    "nbddp.worker.engine",
+    "ipyparallel.controller.app",
+    "ipykernel.zmqshell",
+    "torch.nn.parallel",
+    "torch.distributed.optim",
+)  # what every examiner, agent and rank needs
+SPARED = (  # what lessons import: imported once and not on every rank
+    torch_seams.COMPILER,
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.elastic.multiprocessing.errors",
+    "torch.utils.data",
+    "nbddp.export",
+    "nbddp.teach.explore",
+)
+OWN_MEMORY = 4 << 30  # bytes that ranks which flood it can make this process take
+NO_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
+
+
+class _NoTrials(Trials):
+    """What nbddp leans on is not tried anew for every learner."""
+
+    def begin(self, agent: Agent) -> None:
+        pass
+
+
+class StrangersPool(Pool):
+    """Ranks on which a learner's code runs: only JSON is taken from them, what they print is dropped, and an agent
+    that they have ended is not replaced by one without limits."""
+
+    plain = True
+
+    def __init__(self, nproc: int, agent: Agent):
+        super().__init__(nproc=nproc, device="cpu", agent=agent, oversubscribe=True)
+        self._trials, self._bounding = _NoTrials(), agent
+
+    def _warm_agent(self, progress: Callable[[str], None]) -> dict[str, Any]:
+        if not self._bounding.alive:
+            raise PoolNotRunning("the process that starts the ranks has ended")
+        return super()._warm_agent(progress)
+
+    def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None:
+        def hear_outcomes(rank: int, message: dict[str, Any]) -> None:
+            if message["header"]["msg_type"] == OUTCOME:
+                hear(rank, message)
+
+        super().send(rank, spec, hear_outcomes, code, buffers)
+
+    def written(self, rank: int) -> dict[str, tuple[int, str]]:
+        return dict.fromkeys(kept.STREAMS, (0, ""))
+
+
+def exercises() -> dict[str, Exercise]:
+    """All exercises of all lessons, by name."""
+    found = {name: getattr(checks, name) for name in checks.__all__}
+    return {name: e for name, e in found.items() if isinstance(e, Exercise)}
+
+
+class Examiner:
+    """Answers what the grader asks about one learner's files."""
+
+    def __init__(self, pool: Pool):
+        self.pool = pool
+        self._endless: dict[tuple[Cell, ...], str] = {}  # cells whose reading never ends → the line
+
+    def do_references(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What is right, worked out by ranks that have run no learner's code yet."""
+        found = {r.name: r.by_rank() for r in running.Reference.every} if self.pool.world_size > 1 else {}
+        return {"references": answers.write(found).decode()}
+
+    def do_examine(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """The answer to `exercise` in a file with `cells`."""
+        cells = tuple((where, source) for where, source in asked["cells"])
+        try:
+            answer = self._examined(asked["exercise"], cells)
+        except Wrong as wrong:
+            answer = Answer(False, str(wrong))
+        return {"ok": answer.ok, "line": answer.line}
+
+    def _examined(self, name: str, cells: tuple[Cell, ...]) -> Answer:
+        made = self._read(name, cells)
+        handed = Handed(cells, name, is_class=made == "class") if made in ("class", "function") else None
+        answer = exercises()[name](handed)
+        lacking = NO_NAME.search(answer.line)
+        why = lacking and running.on_ranks(absent, cells, lacking[1], ranks=[0], screen=Silent())[0]
+        return replace(answer, line=f"{answer.line} ({why})") if why else answer
+
+    def _read(self, name: str, cells: tuple[Cell, ...]) -> str:
+        """What the cells make of a name, seen on every rank. Raises Wrong if that is nothing."""
+        if cells in self._endless:
+            raise Wrong(self._endless[cells])
+        try:
+            found = running.on_ranks(kind, cells, name, screen=Silent())
+        except Wrong as wrong:
+            line = f"when its cells were run: {wrong}"
+            if isinstance(wrong.__cause__, RunTimedOut) and not self._ends(cells):
+                self._endless[cells] = line
+            raise Wrong(line) from wrong
+        for made, why in found:
+            if not made:
+                raise Wrong(why)
+        return str(found[0][0])
+
+    def _ends(self, cells: Sequence[Cell]) -> bool:
+        """Whether the cells can be run at all, without what makes one exercise's answer."""
+        try:
+            running.on_ranks(kind, cells, "", ranks=[0], screen=Silent())
+        except Wrong:
+            return False
+        return True
+
+
+def main(request: dict[str, Any]) -> int:
+    """Examine until nobody asks any more. request: `channel`; `nproc`; `deadline`, seconds; `guard`."""
+    children.adopt_orphans()
+    channel = socket.socket(fileno=request["channel"])
+    guard = guarded.Guard(**request["guard"])
+    home, _, hears, says = guarded.launch(os.environ, guard, close=[channel.fileno()])
+    refuse_pickles()
+    limits.bound_self(OWN_MEMORY)
+    agent = Agent(home, os.fdopen(hears, "rb"), os.fdopen(says, "wb"), os.environ)
+    running.DEADLINE = request["deadline"]
+    with channel.makefile("rwb") as lines:
+        _serve(lines, StrangersPool(request["nproc"], agent))
+    return 0
+
+
+def _serve(lines: Any, pool: Pool) -> None:
+    try:
+        pool.start()
+    except (PoolError, BadInput) as error:
+        _say(lines, {"failed": str(error), "lost": True})
+        return
+    _say(lines, {"ready": True})
+    examiner, known = Examiner(pool), json.loads(lines.readline())["references"]
+    with running.on(pool), running.knowing(None if known is None else answers.read(known.encode())):
+        for line in lines:
+            asked = json.loads(line)
+            try:
+                _say(lines, getattr(examiner, f"do_{asked['op']}")(asked))
+            except PoolError as error:  # ranks can end what they live by
+                _say(lines, {"failed": str(error), "lost": True})
+                return
+            except Exception as error:  # what ranks bring may be made to upset who judges it
+                _say(lines, {"failed": f"{type(error).__name__}: {error}"})
+
+
+def _say(lines: BinaryIO, answer: dict[str, Any]) -> None:
+    lines.write(json.dumps(answer).encode() + b"\n")
+    lines.flush()
+
+
+def refuse_pickles() -> None:
+    """From now on nothing that is unpickled in this process names a class or function: no pickle can run anything. It
+    cannot be taken back."""
+
+    def refuse(event: str, args: tuple[Any, ...]) -> None:
+        if event == "pickle.find_class":
+            raise PermissionError(f"an examiner loads nothing from pickles: {args[0]}.{args[1]}")
+
+    sys.addaudithook(refuse)
