@@ -48,6 +48,7 @@ SEAMS = (
     Seam("store of env://", TORCH, "init_process_group is given our store as an argument"),
     Seam("sockets of a new group", TORCH, "a rank blocked in gloo is replaced, its names are lost"),
     Seam("store on a given socket", TORCH, "no cell can call init_process_group", needed=True),
+    Seam("store out of reach", TORCH, "any local process can reach the store in which ranks meet"),
     Seam("frames of backward", TORCH, "a rank blocked in backward is not known to be in it"),
     Seam("marks on Work and Store", TORCH, "a rank blocked in wait() or a store is not located"),
     Seam("DDP's reducer", TORCH, "no timings, no traces of buckets, no forecast"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import socket
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -103,6 +104,21 @@ def listening() -> None:
         raise NotImplementedError("no listen fd")
 
     dist.TCPStore = refusing
+
+
+def unreachable() -> None:
+    import torch.distributed as dist
+
+    original = dist.TCPStore.__init__
+
+    def refusing(store: Any, *args: Any, master_listen_fd: int | None = None, **options: Any) -> None:
+        if master_listen_fd is not None:
+            with socket.socket(fileno=os.dup(master_listen_fd)) as copy:
+                if copy.family != socket.AF_INET or copy.getsockname()[0] != "127.0.0.1":
+                    raise RuntimeError("another kind of socket")
+        original(store, *args, master_listen_fd=master_listen_fd, **options)
+
+    dist.TCPStore.__init__ = refusing
 
 
 def reducer() -> None:
@@ -199,6 +215,7 @@ AWAY: dict[str, Callable[[], None]] = {
     "abort of transfers": transfers,
     "flight recorder's keys": entry_keys,
     "store on a given socket": listening,
+    "store out of reach": unreachable,
     "DDP's reducer": reducer,
     "end of backward": engine,
     "DDP's list of hooks": hooks,
@@ -244,8 +261,7 @@ class Before:
         if name == "nbddp.worker.engine" and "torch" in sys.modules:
             sys.meta_path.remove(self)
             from tests import hidden
-            for key in hidden.spared():
-                hidden.take_away(key)
+            hidden.{what}()
 
 if sys.argv[:1] == ["-m"]:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # torch 2.8's compiler starts a thread: nothing would be forked
@@ -253,9 +269,15 @@ if sys.argv[:1] == ["-m"]:
 """
 
 
-def in_agents(folder: Path) -> None:
-    """Write a `sitecustomize.py` that takes everything away that can be spared, before the workers' code is read."""
-    (folder / "sitecustomize.py").write_text(HOOK)
+def in_agents(folder: Path, what: Callable[[], None]) -> None:
+    """Write a `sitecustomize.py` that calls `what`, a function of this module, before the workers' code is read."""
+    (folder / "sitecustomize.py").write_text(HOOK.format(what=what.__name__))
+
+
+def all_spared() -> None:
+    """Take everything away that can be spared."""
+    for key in spared():
+        take_away(key)
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ def test_a_message_of_an_ipyparallel_without_its_tables_is_forgotten_all_the_sam
 def spared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbddp.Pool]:
     """A pool of two whose workers lack everything that can be spared, all at once."""
     folder = tmp_path_factory.mktemp("site")
-    hidden.in_agents(folder)
+    hidden.in_agents(folder, hidden.all_spared)
     with contextlib.ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:  # for the agent alone, from which all workers come
             patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT)]))

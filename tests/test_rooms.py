@@ -54,6 +54,7 @@ STOREYS = [
         "trace.scale",
         "trace.foretold",
         "agent.identity",
+        "agent.peers",
         "worker.quiet",
         "worker.release",
         "worker.torch_seams",

@@ -53,24 +53,29 @@ def test_a_store_that_refuses_our_socket_is_made_by_torchs_older_server(
     assert not store_host.libuv_takes_listener()
     assert descriptors() == before
     asked.clear()
-    (first, port), (second, other) = store_host.open_store(), store_host.open_store()
+    first, second = store_host.open_store(os.getpid()), store_host.open_store(os.getpid())
     assert asked == [False, False]  # refused once, not asked again
-    assert port != other
-    first.set("it", "is")
+    assert first.port != second.port
+    first.store.set("it", "is")
     client = Groups()
-    client.begin(1, ("localhost", other), store_host.HOST)
+    client.begin(1, ("localhost", second.port), store_host.HOST)
     client.store("x").set("it", "is too")
-    assert first.get("it") == b"is"
-    assert second.get("nbddp/run1/x/it") == b"is too"
+    assert first.store.get("it") == b"is"
+    assert second.store.get("nbddp/run1/x/it") == b"is too"
+    for served in (first, second):
+        served.close()
 
 
-def test_a_store_is_gone_when_it_is_dropped(afresh: None) -> None:
-    store, port = store_host.open_store()
-    with socket.create_connection((store_host.HOST, port)):
+def test_a_store_is_gone_when_it_is_closed(afresh: None) -> None:
+    store_host.libuv_takes_listener()  # libuv keeps two descriptors from its first use on
+    before = descriptors()
+    served = store_host.open_store(os.getpid())
+    with socket.create_connection((store_host.HOST, served.port)):
         pass
-    del store
+    served.close()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((store_host.HOST, port))
+        socket.create_connection((store_host.HOST, served.port))
+    assert descriptors() == before
 
 
 def test_only_a_client_is_made_for_the_pools_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +84,8 @@ def test_only_a_client_is_made_for_the_pools_store(monkeypatch: pytest.MonkeyPat
     def torchs_own(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("torch's own choice between server and client")
 
-    _, port = store_host.open_store()
+    served = store_host.open_store(os.getpid())
+    port = served.port
     groups = Groups()
     groups.begin(1, ("localhost", port), store_host.HOST)
     create = groups._wrap_create(torchs_own)
@@ -90,6 +96,7 @@ def test_only_a_client_is_made_for_the_pools_store(monkeypatch: pytest.MonkeyPat
         assert groups.owns(store)
     with pytest.raises(AssertionError, match="own choice"):
         create("localhost", port, 0, 3, timedelta(seconds=20))
+    served.close()
 
 
 class Uncounted:

@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from nbddp import system
-from nbddp.agent import children, devices, hardware, home, logs
+from nbddp.agent import children, devices, hardware, home, logs, peers
 from nbddp.agent.identity import Identity, is_zombie
 from nbddp.agent.lines import LineBuffer, Message, encode
 from nbddp.worker import torch_seams
@@ -144,6 +144,7 @@ class Agent:
             numa=hardware.numa(cores),
             interfaces=hardware.interfaces(),
             host=socket.gethostname(),
+            unguarded=peers.unguarded(),
         )
 
     def _watch_owner(self) -> None:
@@ -312,6 +313,7 @@ class Agent:
         theirs.set_inheritable(True)
         request = {
             "channel": theirs.fileno(),
+            "owner": os.getppid(),
             "log": str(self.home / "store.log"),
             "env": {**os.environ, "OMP_NUM_THREADS": "1"},
             "cwd": str(self.home),

@@ -2,46 +2,181 @@
 
 torchrun keeps its store outside the workers (TORCHELASTIC_USE_AGENT_STORE), so that no
 worker's death takes it along; so do we. It is a process of its own because a TCPStore
-starts a thread, and the agent must stay single-threaded to fork. The store listens on
-a socket made here, on the loopback address alone and on a port of the kernel's choice.
-Where torch's libuv server refuses such a socket, its older server is used.
+starts a thread, and the agent must stay single-threaded to fork.
+
+At the store's port there is a gate (`agent.gate`), on the loopback alone; behind it the store listens on a socket made
+here, in one of two ways. torch's libuv server listens on another address of the loopback, where the kernel answers only
+connections that are signed by a key of this process. Its older server listens on a unix socket whose name is gone as
+soon as it is bound; it is used where libuv takes no socket (up to torch 2.7) or the kernel signs nothing, and has no
+queues (`Store.queue_push`). Where the kernel does not say whose a connection is (not Linux), or torch takes neither,
+there is no gate, anybody on this machine reaches the store, and the answer to the agent says why.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
+from nbddp.agent import gate, peers
 from nbddp.agent.lines import LineBuffer, encode
 
-HOST = "127.0.0.1"
+HOST, BEHIND = "127.0.0.1", "127.0.0.2"
+IN_NO_NAME = (0, ord("/"))  # bytes
+SECONDS = 1.0  # to connect to a store in this process
+
+Connect = Callable[[], socket.socket]
+# a listening socket for a port of whose number torch is told, and how to connect to it; None if the port will not do
+Listen = Callable[[int, ExitStack], tuple[socket.socket, Connect] | None]
+
+
+@dataclass
+class Served:
+    """A store that is open at `port`. `unguarded` says who else reaches it, and why; empty if nobody does."""
+
+    store: Any
+    port: int
+    unguarded: str = ""
+    before: ExitStack = field(default_factory=ExitStack)  # what is to be closed before the store is
+
+    def close(self) -> None:
+        self.before.close()
+        self.store = None
 
 
 def main(request: dict[str, Any]) -> int:
-    """Serve open and close requests on the socket `request["channel"]` until it ends."""
+    """Serve open and close requests on the socket `request["channel"]` until it ends, for the pool whose agent is this
+    process's parent and whose owner is the process `request["owner"]`."""
+    threading.excepthook = _end
     channel = socket.socket(fileno=request["channel"])
-    stores: dict[int, Any] = {}
+    stores: dict[int, Served] = {}
     lines = LineBuffer()
+    pool = (os.getppid(), request["owner"])
     while chunk := channel.recv(65536):
         for message in lines.feed(chunk):
             if message["op"] == "close":
-                for key in message["stores"]:
-                    stores.pop(key, None)
+                for key in set(message["stores"]) & set(stores):
+                    stores.pop(key).close()
                 continue
             answer = {"store": message["store"]}
             try:
-                stores[message["store"]], answer["port"] = open_store()
+                served = stores[message["store"]] = open_store(*pool)
+                answer |= {"port": served.port, "unguarded": served.unguarded}
             except Exception as e:
                 answer["error"] = f"{type(e).__name__}: {e}"
             channel.sendall(encode(answer))
     return 0
 
 
-def open_store() -> tuple[Any, int]:
-    """A TCPStore server on a fresh loopback port, and that port."""
-    return _serve(libuv=libuv_takes_listener())
+def _end(failed: threading.ExceptHookArgs) -> None:
+    """A gate that has failed answers nobody: the agent starts another process."""
+    sys.__excepthook__(failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback)
+    os._exit(1)
+
+
+def open_store(root: int, *others: int) -> Served:
+    """A fresh store on the loopback for the process `root`, all that descend from it, and the others."""
+    unguarded = peers.unavailable()
+    if unguarded:
+        return _in_the_open(unguarded)
+    pool = peers.Family(root, others)
+    if libuv_takes_listener():
+        with suppress(OSError, RuntimeError):  # the kernel signs nothing, or torch wants another address
+            return _gated(pool, _signed, libuv=True)
+    try:
+        return _gated(pool, _unix, libuv=False)
+    except (OSError, RuntimeError) as e:
+        return _in_the_open(f"torch does not listen where others cannot reach it ({e})")
+
+
+def _gated(pool: peers.Family, listen: Listen, libuv: bool) -> Served:
+    """A store behind a gate."""
+    with ExitStack() as before:
+        doors, hidden, connect = _listening(listen, before)
+        port = int(doors[0].getsockname()[1])
+        judge = gate.PoolOnly(pool)
+        before.callback(judge.close)
+        before.callback(gate.Gate(doors, judge, connect).close)
+        return Served(_served(hidden, port, libuv), port, before=before.pop_all())
+
+
+def _listening(listen: Listen, before: ExitStack) -> tuple[list[socket.socket], socket.socket, Connect]:
+    while True:
+        with ExitStack() as refused:
+            doors = [refused.enter_context(door) for door in gate.local_doors()]
+            found = listen(int(doors[0].getsockname()[1]), before)
+            if found is not None:
+                refused.pop_all()
+                return doors, *found
+
+
+def _signed(port: int, before: ExitStack) -> tuple[socket.socket, Connect] | None:
+    """On another address, where the kernel answers only who signs."""
+    key = os.urandom(peers.KEY_BYTES)
+    hidden = socket.socket()
+    try:
+        hidden.bind((BEHIND, port))
+        peers.sign(hidden, "0.0.0.0", 0, key)
+        hidden.listen(gate.BACKLOG)
+    except OSError as e:
+        hidden.close()
+        if e.errno == errno.EADDRINUSE:
+            return None
+        raise
+
+    def connect() -> socket.socket:
+        there = socket.socket()
+        there.settimeout(SECONDS)
+        peers.sign(there, BEHIND, 32, key)
+        there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        there.connect((BEHIND, port))
+        return there
+
+    return hidden, connect
+
+
+def _unix(port: int, before: ExitStack) -> tuple[socket.socket, Connect] | None:
+    """On a unix socket. torch compares the port with the first two bytes of its name; the name itself is gone at once,
+    and the descriptor by which it is reached is this process's alone."""
+    start = port.to_bytes(2, "big")
+    if any(byte in start for byte in IN_NO_NAME):
+        return None
+    name, hidden = start + b"-store", socket.socket(socket.AF_UNIX)
+    here = os.open(".", os.O_RDONLY)
+    with tempfile.TemporaryDirectory() as folder:  # 0700
+        os.chdir(folder)
+        try:
+            hidden.bind(name)
+            number = os.open(name, os.O_PATH)
+        finally:
+            os.fchdir(here)
+            os.close(here)
+    before.callback(os.close, number)
+    hidden.listen(gate.BACKLOG)
+
+    def connect() -> socket.socket:
+        there = socket.socket(socket.AF_UNIX)
+        there.settimeout(SECONDS)
+        there.connect(f"/proc/self/fd/{number}")
+        return there
+
+    return hidden, connect
+
+
+# -- torch's server ------------------------------------------------------------------------------
+
+
+def _in_the_open(why: str) -> Served:
+    store, port = _serve(libuv_takes_listener())
+    return Served(store, port, peers.exposed("on this machine", why))
 
 
 @functools.cache
@@ -55,16 +190,19 @@ def libuv_takes_listener() -> bool:
 
 
 def _serve(libuv: bool) -> tuple[Any, int]:
+    """A store that anybody on this machine reaches, and its port."""
+    listener = socket.create_server((HOST, 0), backlog=gate.BACKLOG)
+    port = int(listener.getsockname()[1])
+    return _served(listener, port, libuv), port
+
+
+def _served(listener: socket.socket, port: int, libuv: bool) -> Any:
+    """torch's server at a listening socket, which is its own from here on."""
     from torch.distributed import TCPStore
 
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind((HOST, 0))
-        listener.listen(1024)
-        port = listener.getsockname()[1]
-        fd = os.dup(listener.fileno())
+    fd = listener.detach()
     try:
-        store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, use_libuv=libuv, master_listen_fd=fd)
+        return TCPStore(HOST, port, is_master=True, wait_for_workers=False, use_libuv=libuv, master_listen_fd=fd)
     except RuntimeError:
         os.close(fd)  # a server that was refused has not taken it
         raise
-    return store, port

@@ -122,6 +122,7 @@ class Pool:
         self._trials = Trials()
         self._remains = Remains()
         weakref.finalize(self, self._remains.end_elsewhere).atexit = False
+        self._unguarded = ""
 
     # -- life ----------------------------------------------------------------------------
 
@@ -267,7 +268,7 @@ class Pool:
         self._remains.end()
         self.agent = self._cluster = self._wire = self.topology = None
         self.workers, self._store_of_run, self._spare_store, self._store = {}, {}, None, None
-        self._group_broken, self._described, self._files = False, (), []
+        self._group_broken, self._described, self._files, self._unguarded = False, (), [], ""
         self._trials = Trials()
 
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
@@ -752,8 +753,11 @@ class Pool:
         return "" if self._wire is None else str(self._wire.connection.troubles())
 
     def shortcomings(self) -> list[str]:
-        """What nbddp leans on and does not work here, a line for the operating system and for each library."""
-        return [*filter(None, [system.lost()]), *self._trials.words()]
+        """What nbddp leans on and does not work here, a line for the operating system and for each library; and from
+        whom the ranks' store cannot be guarded."""
+        warm = (self.agent.warm if self.agent else None) or {}
+        unguarded = warm.get("unguarded") or self._unguarded
+        return [*filter(None, [system.lost()]), *self._trials.words(), *filter(None, [unguarded])]
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""
@@ -793,7 +797,7 @@ class Pool:
         self._begin_logs(ranks)
         number = next(self._runs)
         logs = self._logs(number)
-        port = self._take_store(number)
+        port = self._take_store(number, screen)
         common = {
             **fields, "run": number, "injected": [MASTER, port], "connect": HOST,
             "shares_gpus": self.placed().oversubscribed,
@@ -884,8 +888,9 @@ class Pool:
         env.update(environment.of_run(meet, str(logs / f"rank{rank}" / "error.json")))
         return env
 
-    def _take_store(self, number: int) -> int:
-        """The port of the store where run `number` meets, under a prefix of its own.
+    def _take_store(self, number: int, screen: Screen) -> int:
+        """The port of the store where run `number` meets, under a prefix of its own. That nothing guards it is said if
+        the start of the pool did not.
 
         A store serves as long as runs end well; after a bad one a fresh store, opened ahead of
         time, takes its place, since nobody knows what waits at the old one.
@@ -896,6 +901,9 @@ class Pool:
             answer = self.agent.take(key, START_TIMEOUT)
             self._spare_store = self.agent.post("store")
             self._store = (answer["store"], int(answer["port"]))
+            if answer["unguarded"] and answer["unguarded"] not in self.shortcomings():
+                screen.say(answer["unguarded"])
+            self._unguarded = answer["unguarded"]
         self._store_of_run[number] = self._store[0]
         return self._store[1]
 

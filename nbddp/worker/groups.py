@@ -115,7 +115,8 @@ class Groups:
         return PrefixStore(prefix, self._clients[where])
 
     def owns(self, store: Any) -> bool:
-        """Whether this is the pool's store, which no process but the ranks reaches."""
+        """Whether this is the pool's store. Only the ranks, what they have started, and the notebook's kernel reach it
+        (`agent.gate`), unless the pool says that it cannot be guarded here (`Pool.shortcomings`)."""
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
         return getattr(store, "port", None) == self._injected[1]

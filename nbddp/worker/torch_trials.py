@@ -7,6 +7,7 @@ run in a process that is thrown away (`worker.trials`).
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -158,9 +159,22 @@ def sockets_of_a_new_group() -> None:
 def store_on_a_socket() -> None:
     from nbddp.agent.store_host import open_store
 
-    store, port = open_store()
-    store.set("key", "value")
-    expect(store.get("key") == b"value" and port > 0, "the store gives back something else")
+    served = open_store(os.getpid())
+    served.store.set("key", "value")
+    expect(served.store.get("key") == b"value" and served.port > 0, "the store gives back something else")
+    served.close()
+
+
+def store_out_of_reach() -> None:
+    from nbddp.agent import peers
+    from nbddp.agent.store_host import open_store
+
+    why = peers.unavailable()
+    if why:
+        raise Untried(why)
+    served = open_store(os.getpid())
+    served.close()
+    expect(not served.unguarded, served.unguarded)
 
 
 def marks() -> None:
@@ -186,5 +200,6 @@ TRIALS: dict[str, Callable[[], None]] = {
     "store of env://": store_of_env,
     "sockets of a new group": sockets_of_a_new_group,
     "store on a given socket": store_on_a_socket,
+    "store out of reach": store_out_of_reach,
     "marks on Work and Store": marks,
 }

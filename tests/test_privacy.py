@@ -1,0 +1,394 @@
+"""Attacks on a pool from the same machine, carried out: by another user where the tests may become one, and by a
+process of the same user that is none of the pool's. All are refused in seconds, and the run in progress goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import nbddp
+from nbddp.agent import gate, peers, store_host
+from nbddp.run.screen import Silent
+from tests.intruder import AT_THE_STORE, Intruder
+
+ROOT = Path(__file__).parent.parent
+OTHER = 54321  # a user without an account
+BOUND = 10.0  # seconds in which an attack must have been refused
+PREPARE = (
+    "import os, sys, time, torch, torch.distributed as dist\n"
+    "rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\n"
+)
+needs_kernel = pytest.mark.skipif(bool(peers.unavailable()), reason="the kernel does not say whose a connection is")
+
+
+def signs() -> bool:
+    """Whether the kernel can have a socket answer those alone who sign."""
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 0)) as door:
+        peers.shut_door(door)
+        return True
+    return False
+
+
+@pytest.fixture(scope="module", params=["another user", "a process outside the pool"])
+def intruder(request: pytest.FixtureRequest) -> Iterator[Intruder]:
+    other = request.param == "another user"
+    if other and os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    found = Intruder(OTHER if other else os.geteuid())
+    yield found
+    found.close()
+
+
+class Hearing(Silent):
+    """Keeps what a user would be told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def values(pool: nbddp.Pool, code: str) -> list[Any]:
+    return list(pool.run_cell(PREPARE + code, want_value=True, timeout=90, hang_after=None, screen=Silent()))
+
+
+@contextlib.contextmanager
+def during(pool: nbddp.Pool, code: str) -> Iterator[dict[str, Any]]:
+    """Run a cell meanwhile. Afterwards its values are in `values`, or what it raised in `error`."""
+    found: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            found["values"] = values(pool, code)
+        except nbddp.NbddpError as e:
+            found["error"] = e
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield found
+    finally:
+        thread.join()
+
+
+def until(done: Callable[[], Any], seconds: float = 20.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := done()):
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.005)
+    return found
+
+
+SUMMED = "dist.init_process_group('gloo'); t = torch.ones(1); dist.all_reduce(t); t.item()"
+
+# -- the run's store ----------------------------------------------------------------------------------
+
+AT_WORK = """
+dist.init_process_group('gloo')
+store = dist.TCPStore('localhost', int(os.environ['MASTER_PORT']), is_master=False)
+stop, steps = torch.zeros(1), 0
+while not stop:
+    store.add(f'steps{{rank}}', 1); steps += 1
+    if steps == 5: open({folder!r} + f'/rank{{rank}}', 'w').write('at work')
+    stop[0] = os.path.exists({folder!r} + '/stop')
+    dist.all_reduce(stop)
+dist.destroy_process_group()
+steps > 5, store.check(['intruder'])
+"""
+
+
+@needs_kernel
+@pytest.mark.parametrize("attack", [attack.__name__ for attack in AT_THE_STORE])
+def test_store_refuses_who_is_not_of_the_pool_and_the_run_goes_on(
+    pool: nbddp.Pool, intruder: Intruder, attack: str, tmp_path: Path
+) -> None:
+    port = int(values(pool, "os.environ['MASTER_PORT']")[0])
+    with during(pool, AT_WORK.format(folder=str(tmp_path))) as run:
+        try:
+            until(lambda: len(list(tmp_path.glob("rank*"))) == 2 or run)
+            said = intruder.attacks(attack, port)
+        finally:
+            (tmp_path / "stop").touch()
+    assert "error" not in run, run
+    assert said["came"] is None, said
+    assert said["seconds"] < BOUND
+    assert [tuple(v) for v in run["values"]] == [(True, False)] * 2
+
+
+FROM_CHILDREN = """
+import multiprocessing as mp, subprocess
+from datetime import timedelta
+port = int(os.environ['MASTER_PORT'])
+def says(who, port=port):
+    import torch.distributed as dist
+    dist.TCPStore('localhost', port, is_master=False, timeout=timedelta(seconds=20)).set(f'{who}', 'here')
+def leaves_a_child():
+    parent = os.getpid()
+    if not os.fork():
+        while os.getppid() == parent: time.sleep(0.001)
+        says(f'orphan{rank}'); os._exit(0)
+    os._exit(0)
+store = dist.TCPStore('localhost', port, is_master=False)
+ways = ('fork', 'spawn') if rank == 0 else ('fork',)  # a process that imports torch anew takes seconds
+for way in ways:
+    child = mp.get_context(way).Process(target=says, args=(f'{way}{rank}',)); child.start(); child.join()
+child = os.fork()
+if not child: leaves_a_child()
+os.waitpid(child, 0)
+program = "import sys, torch.distributed as dist; dist.TCPStore('localhost', int(sys.argv[1])).set(sys.argv[2], '')"
+if rank == 1: subprocess.run([sys.executable, '-c', program, str(port), f'program{rank}'], check=True)
+keys = [f'{who}{rank}' for who in (*ways, 'orphan', *['program'] * rank)]
+store.wait(keys, timedelta(seconds=20))
+store.check(keys)
+"""
+
+
+def test_what_ranks_have_started_is_of_the_pool(pool: nbddp.Pool) -> None:
+    """Also a process whose parent has ended."""
+    assert values(pool, FROM_CHILDREN) == [True, True]
+
+
+def test_store_answers_all_that_torch_can_ask(pool: nbddp.Pool) -> None:
+    code = """
+store = dist.TCPStore('127.0.0.1', int(os.environ['MASTER_PORT']), is_master=False)
+large = bytes(range(256)) * (1 << 14)
+store.set(f'large{rank}', large); store.append(f'large{rank}', 'end')
+found = [store.get(f'large{rank}') == large + b'end', store.compare_set(f'own{rank}', '', 'mine') == b'mine']
+if hasattr(store, 'queue_push'):
+    store.queue_push(f'queue{rank}', 'first')
+    found += [store.queue_pop(f'queue{rank}') == b'first', f'own{rank}' in ' '.join(map(str, store.list_keys()))]
+all(found)
+"""
+    assert values(pool, code) == [True, True]
+
+
+OLDER = """
+import json, os, sys
+from nbddp.agent import store_host
+store_host.libuv_takes_listener = lambda: False
+before = set(os.listdir('.'))
+served = store_host.open_store(os.getpid())
+served.store.set('key', 'value')
+print(json.dumps([served.port, served.unguarded, served.store.get('key').decode()]), flush=True)
+sys.stdin.readline()
+served.close()
+print(json.dumps([os.getcwd(), sorted(set(os.listdir('.')) - before)]), flush=True)
+"""
+
+
+@needs_kernel
+def test_older_server_is_out_of_reach_too(intruder: Intruder, tmp_path: Path) -> None:
+    """torch's without libuv, which is used up to torch 2.7 and where the kernel signs nothing."""
+    import json
+
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", OLDER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.DEVNULL, **pipes) as host:  # type: ignore[call-overload]
+        port, unguarded, value = json.loads(host.stdout.readline())
+        said = [intruder.attacks(what, port) for what in ("lists_keys", "goes_round")]
+        left = json.loads(host.communicate("\n")[0])
+    assert (unguarded, value) == ("", "value")
+    assert [s["came"] for s in said] == [None, None]
+    assert left == [str(tmp_path), []]
+
+
+NO_NETLINK = "import socket, sys\nif sys.argv[:1] == ['-m']: del socket.AF_NETLINK\n"
+
+
+def test_where_the_kernel_does_not_tell_that_is_said_and_cells_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NO_NETLINK)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    with nbddp.Pool(nproc=2) as pool:
+        said = [line for line in pool.shortcomings() if "store" in line]
+        assert said == [
+            "any process on this machine can reach the store in which the ranks meet: the kernel does not say who "
+            f"owns a connection ({sys.platform} has no netlink)"
+        ]
+        screen = Hearing()
+        assert list(pool.run_cell(PREPARE + SUMMED, want_value=True, screen=screen)) == [2.0, 2.0]
+        assert screen.said == [], "the start has said it"
+
+
+@needs_kernel
+def test_guarded_pool_says_nothing(pool: nbddp.Pool) -> None:
+    values(pool, "pass")
+    assert [line for line in pool.shortcomings() if "store" in line] == []
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [("NETLINK_SOCK_DIAG", 63, "Protocol not supported"), ("SOCK_DIAG_BY_FAMILY", 17, "sock_diag finds none")],
+)
+def test_kernel_that_refuses_or_does_not_know_is_no_guard(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: int, why: str
+) -> None:
+    monkeypatch.setattr(peers, name, value)
+    assert peers.unavailable() == f"the kernel does not say who owns a connection ({why})"
+    served = store_host.open_store(os.getpid())
+    served.close()
+    assert served.unguarded == peers.unguarded() == peers.exposed("on this machine", peers.unavailable())
+
+
+@needs_kernel
+def test_store_that_cannot_be_guarded_later_on_is_reported_by_the_cell_that_uses_it(
+    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start could not say it. After a failure the ranks meet at a fresh store."""
+    screen = Hearing()
+    values(pool, "pass")
+    assert pool.agent is not None
+    take, stores = pool.agent.take, [{"unguarded": "anybody can reach it"}, {}]
+    monkeypatch.setattr(pool.agent, "take", lambda *asked: {**take(*asked), **stores.pop(0)})
+    for expected in (["anybody can reach it"], []):
+        with pytest.raises(nbddp.WorkerFailed, match="mine"):
+            values(pool, "raise ValueError('mine')")
+        for _ in range(2):
+            pool.run_cell("pass", screen=screen)
+        assert screen.said == ["anybody can reach it"]
+        assert [line for line in pool.shortcomings() if "reach" in line] == expected
+
+
+# -- the parts ----------------------------------------------------------------------------------------
+
+
+def test_family_is_what_descends_from_its_root() -> None:
+    code = (
+        "import os, sys, time\nif os.fork(): sys.stdin.readline()\nelse: print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as root:  # type: ignore[call-overload]
+        grandchild = psutil.Process(int(root.stdout.readline()))
+        family = peers.Family(root.pid, [os.getppid()])
+        assert all(map(family.has, [root.pid, grandchild.pid, os.getppid()]))
+        assert not any(map(family.has, [os.getpid(), 1, 2**22 + 1]))
+        grandchild.kill()
+        root.communicate("\n")
+    assert not family.has(root.pid), "it has ended"
+
+
+@needs_kernel
+def test_gate_says_who_is_refused_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        stack.enter_context(socket.create_connection(door.getsockname()))
+        far = stack.enter_context(door.accept()[0])
+        elsewhere = stack.enter_context(subprocess.Popen(["sleep", "60"]))
+        stack.callback(elsewhere.kill)
+        family = peers.Family(elsewhere.pid)
+        mine, theirs = gate.PoolOnly(peers.Family(os.getpid())), gate.PoolOnly(family)
+        for judge in (mine, theirs):
+            stack.callback(judge.close)
+        assert [*mine([far]), *theirs([far])] == ["", "of a process outside the pool"]
+        monkeypatch.setattr(family, "holders", lambda inodes: ({}, True))
+        assert theirs([far]) == [""], "a process of the pool that /proc hides may have it"
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert mine([far]) == [f"of uid {os.getuid()}"]
+
+
+@needs_kernel
+def test_kernel_says_whose_a_connection_is_by_either_protocol() -> None:
+    with peers.Kernel() as kernel:
+        for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+            with contextlib.ExitStack() as stack:
+                door = stack.enter_context(socket.create_server((host, 0), family=family))
+                near = stack.enter_context(socket.create_connection(door.getsockname()[:2]))
+                here, there = peers.ends(near)
+                waiting = kernel.owner(there, here)
+                assert waiting is not None
+                assert not waiting.holds, "nobody has accepted it"
+                far = stack.enter_context(door.accept()[0])
+                owner = kernel.owner(there, here)
+                assert owner == peers.Owner(os.geteuid(), os.fstat(far.fileno()).st_ino, peers.ESTABLISHED)
+                assert peers.Family(os.getpid()).holders({owner.inode, 1}) == ({owner.inode: os.getpid()}, False)
+                near.close()
+                closed = kernel.owner(here, there)
+                assert closed is None or not closed.holds
+
+
+@pytest.fixture
+def echoing() -> Iterator[tuple[int, list[int], gate.Gate]]:
+    """A gate that lets everybody in, before what says everything back; its port, how many it serves, the gate."""
+    hidden, serving = socket.create_server(("127.0.0.1", 0)), [0]
+
+    def echo(there: socket.socket) -> None:
+        serving[0] += 1
+        with there, contextlib.suppress(OSError):
+            while data := there.recv(1 << 16):
+                there.sendall(data)
+        serving[0] -= 1
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=echo, args=(hidden.accept()[0],)).start()
+
+    threading.Thread(target=serve).start()
+    doors = gate.local_doors()
+    port = doors[0].getsockname()[1]
+    made = gate.Gate(doors, lambda came: [""] * len(came), lambda: socket.create_connection(hidden.getsockname()))
+    yield port, serving, made
+    made.close()
+    until(lambda: serving == [0])
+    hidden.shutdown(socket.SHUT_RDWR)
+    hidden.close()
+
+
+@needs_kernel
+def test_gate_passes_on_all_bytes_in_order_to_a_slow_reader(echoing: tuple[int, list[int], gate.Gate]) -> None:
+    sent = os.urandom(1 << 20) * 20
+    with socket.create_connection(("127.0.0.1", echoing[0])) as one:
+        writer = threading.Thread(target=one.sendall, args=(sent,))
+        writer.start()
+        time.sleep(0.2)  # all that lies between is full
+        came = bytearray()
+        while len(came) < len(sent):
+            came += one.recv(1 << 16)
+        writer.join()
+        assert came == sent
+        with socket.create_connection(("127.0.0.1", echoing[0])) as other:
+            other.sendall(b"both")
+            assert other.recv(4) == b"both"
+    until(lambda: echoing[1] == [0])
+
+
+@needs_kernel
+def test_gate_that_closes_cuts_all_off(echoing: tuple[int, list[int], gate.Gate]) -> None:
+    port, serving, made = echoing
+    with socket.create_connection(("127.0.0.1", port)) as one:
+        one.sendall(b"here")
+        assert one.recv(4) == b"here"
+        files = len(os.listdir("/proc/self/fd"))
+        made.close()
+        assert one.recv(1) == b""
+        until(lambda: serving == [0])
+        assert len(os.listdir("/proc/self/fd")) < files
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    made.close = lambda: None  # type: ignore[method-assign]  # the fixture's
+
+
+@needs_kernel
+def test_nobody_else_can_listen_at_the_stores_port_under_the_name_localhost() -> None:
+    served = store_host.open_store(os.getpid())
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with socket.socket(family) as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match=r"in use|assign"):
+                other.bind((host, served.port))
+    served.close()
