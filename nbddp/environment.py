@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from nbddp.topology import Node, Topology, Worker
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")  # gloo's, NCCL's, torch.distributed.rpc's
 KEEPS_PROCESS = {  # defaults of ours; what the user has set wins (torch's ProcessGroupNCCL.hpp)
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the watchdog would abort the process for an error that the program meets
@@ -72,8 +73,7 @@ def of_worker(
     text = {name: str(value) for name, value in env.items()}
     if "OMP_NUM_THREADS" not in base and worker.local_world_size > 1:
         text["OMP_NUM_THREADS"] = "1"
-    if "GLOO_SOCKET_IFNAME" not in base and loopback:
-        text["GLOO_SOCKET_IFNAME"] = loopback
+    text |= {name: loopback for name in INTERFACES if loopback and name not in base}
     mask = "" if topology.hides_gpus else visible_devices(worker, topology.nodes[worker.node], visible)
     if mask is not None:
         text["CUDA_VISIBLE_DEVICES"] = mask

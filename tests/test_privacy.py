@@ -19,8 +19,11 @@ import pytest
 
 import nbddp
 from nbddp.agent import gate, peers, store_host
+from nbddp.agent.handle import Agent
 from nbddp.run.screen import Silent
+from nbddp.worker import loopback
 from tests.intruder import AT_THE_STORE, Intruder
+from tests.ports import held_port
 
 ROOT = Path(__file__).parent.parent
 OTHER = 54321  # a user without an account
@@ -264,7 +267,124 @@ def test_store_that_cannot_be_guarded_later_on_is_reported_by_the_cell_that_uses
         assert [line for line in pool.shortcomings() if "reach" in line] == expected
 
 
+# -- where anybody listens ----------------------------------------------------------------------------
+
+
+connections = psutil.Process.net_connections if psutil.version_info >= (6,) else psutil.Process.connections
+
+
+@contextlib.contextmanager
+def watched(agent: int) -> Iterator[set[tuple[str, str]]]:
+    """Addresses off the loopback at which any process of the pool, or this one, has listened meanwhile, with its name;
+    looked for all the time."""
+    found: set[tuple[str, str]] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.03):
+            found.update(off_loopback(agent))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+        found.update(off_loopback(agent))
+
+
+def off_loopback(agent: int) -> Iterator[tuple[str, str]]:
+    family: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family += [psutil.Process(), psutil.Process(agent), *psutil.Process(agent).children(recursive=True)]
+    for process in family:
+        with contextlib.suppress(psutil.Error):
+            for c in connections(process, "inet"):
+                listens = c.status == psutil.CONN_LISTEN or (c.type == socket.SOCK_DGRAM and not c.raddr)
+                if listens and not c.laddr.ip.removeprefix("::ffff:").startswith("127.") and c.laddr.ip != "::1":
+                    yield process.name(), c.laddr.ip
+
+
+ALONE = "dist.init_process_group('gloo', {by}rank=0, world_size=1); time.sleep(0.2); dist.destroy_process_group()"
+LISTENING = {
+    "init": "time.sleep(0.2 * rank); dist.init_process_group('gloo'); dist.destroy_process_group()",
+    "DDP": "from torch.nn.parallel import DistributedDataParallel as DDP\ndist.init_process_group('gloo')\n"
+    "DDP(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward(); time.sleep(0.2); dist.destroy_process_group()",
+    "a port of the cell's own": "os.environ['MASTER_PORT'] = '12355'; dist.init_process_group('gloo')\n"
+    "time.sleep(0.2); dist.destroy_process_group()",
+    "a world of the cell's own": "os.environ['MASTER_PORT'] = '0'\n" + ALONE.format(by=""),
+    "tcp://": ALONE.format(by="init_method=f'tcp://localhost:{ports[rank]}', "),
+    "tcp:// by name": "import socket\n"
+    + ALONE.format(by="init_method=f'tcp://{socket.gethostname()}:{ports[rank]}', "),
+    "file://": ALONE.format(by="init_method=f'file://{os.environ[\"NBDDP_RUNTIME_DIR\"]}/alone{rank}', "),
+    "a store of the cell's own": "store = dist.TCPStore('localhost', 0, 1, True, wait_for_workers=False)\n"
+    "other = dist.TCPStore('0.0.0.0', store.port); other.set('a', 'b'); time.sleep(0.2); del other, store",
+    "rpc": "import warnings, torch.distributed.rpc as rpc; warnings.simplefilter('ignore')\n"
+    "rpc.init_rpc(f'w{rank}', rank=rank, world_size=world); time.sleep(0.2); rpc.shutdown()",
+    "a store in a spawned process": "import multiprocessing as mp\ndef serves():\n"
+    "    import torch.distributed as dist\n"
+    "    store = dist.TCPStore('localhost', 0, is_master=True, wait_for_workers=False); time.sleep(0.3)\n"
+    "child = mp.get_context('spawn').Process(target=serves); child.start(); child.join(); assert child.exitcode == 0",
+    "a failure": "dist.init_process_group('gloo')\nif rank: raise ValueError('mine')\ndist.barrier()",
+    "after a failure": "dist.init_process_group('gloo'); time.sleep(0.1); dist.destroy_process_group()",
+}
+
+
+@pytest.mark.parametrize("phase", LISTENING)
+def test_nobody_listens_off_the_loopback(pool: nbddp.Pool, phase: str) -> None:
+    assert pool.agent is not None
+    with watched(pool.agent.hello["pid"]) as found, held_port() as one, held_port() as other:
+        code = f"ports = {one, other}\n{LISTENING[phase]}"
+        if phase == "a failure":
+            with pytest.raises(nbddp.WorkerFailed, match="mine"):
+                values(pool, code)
+        else:
+            values(pool, code)
+    assert found == set()
+
+
+def test_nobody_listens_off_the_loopback_before_the_first_cell_and_in_what_the_pool_does_itself() -> None:
+    agent = Agent.launch(os.environ)
+    agent.wait_warm()
+    with watched(agent.hello["pid"]) as found, nbddp.Pool(nproc=2, agent=agent) as pool:
+        pool.bench("all_reduce", sizes=[1024], repeat=3, warmup=1)
+        train = (
+            "from torch.nn.parallel import DistributedDataParallel as DDP\ndist.init_process_group('gloo')\n"
+            "DDP(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward(); dist.destroy_process_group()"
+        )
+        pool.run_cell(PREPARE + train, trace=True, check=True, screen=Silent())
+        pool.trace()
+        assert pool.workers
+    assert found == set()
+
+
+def test_variables_of_interfaces_are_the_users_if_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nbddp import environment
+
+    worker, topology = _placed()
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    ours = environment.of_worker(worker, topology, {"NCCL_SOCKET_IFNAME": "eth0"})
+    assert [ours.get(name) for name in names] == ["lo", None, "lo"]
+
+
+def _placed() -> tuple[Any, Any]:
+    from nbddp.machine import node_of
+    from nbddp.topology import Topology
+
+    node = node_of({"index": 0, "host": "here", "cores": 2})
+    topology = Topology.plan([node], nproc=2, nnodes=1, gpus_per_proc=None, oversubscribe=False, device="cpu")
+    return topology.workers[0], topology
+
+
 # -- the parts ----------------------------------------------------------------------------------------
+
+
+def test_names_of_this_machine_are_known() -> None:
+    assert all(map(loopback.is_local, ["localhost", "127.0.0.1", "127.1.2.3", "::1", "0.0.0.0", socket.gethostname()]))
+    own = [a.address for found in psutil.net_if_addrs().values() for a in found]
+    assert all(loopback.is_local(address) for address in own if address.count(".") == 3)
+    assert not loopback.is_local("198.51.100.7"), "of a network for examples"
 
 
 def test_family_is_what_descends_from_its_root() -> None:

@@ -67,6 +67,7 @@ STOREYS = [
         "worker.shared",
         "worker.held",
         "worker.program",
+        "worker.loopback",
         "worker.arrivals",
         "worker.children",
         "worker.streams",

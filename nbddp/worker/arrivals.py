@@ -23,8 +23,11 @@ import types
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+
+from nbddp.worker import loopback
 
 Defined = types.FunctionType | type
 Number = tuple[int, int]  # the process that sends, and its count
@@ -86,9 +89,12 @@ def _without_cell(original: Callable[[str], dict[str, Any]]) -> Callable[[str], 
 
 
 def _reduce(pickler: object, thing: Any) -> Any:
-    """How multiprocessing pickles a function or class; any other thing as ever."""
+    """How multiprocessing pickles a function or class, and a process that is started; any other thing as ever."""
     assert _sending is not None
     starts = get_spawning_popen() is not None
+    if starts and isinstance(thing, BaseProcess):
+        reduced: Any = thing.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        return _begin, reduced[:2], *reduced[2:]
     if not (starts or _sending.started) or not _is_defined(thing):
         return NotImplemented
     name = thing.__qualname__
@@ -191,6 +197,12 @@ def _globals_of(thing: Defined) -> Iterator[tuple[str, Any]]:
 def _names(code: types.CodeType) -> set[str]:
     inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))
+
+
+def _begin(make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """In a new process: what it is to run, before anything of it is read."""
+    loopback.install_with_torch()
+    return make(*args)
 
 
 def _arrive(number: Number, name: str, packed: bytes) -> Any:

@@ -12,7 +12,7 @@ the same port is a race in torch, where a slow rank meets the store that rank 0 
 listens at such a port. Another race is one between making a group and destroying it: a rank is through `init` or
 `new_group` while a slow one still connects to others, and would be cut off. So `destroy_process_group` waits for those.
 For groups of other ranks, and elsewhere, torch's own behaviour is kept, with rank 0 as the
-server.
+server, on the loopback (`worker.loopback`).
 
 The second seam is private (`torch_seams.wrap_create_store`). Where it
 is missing, `init_process_group` is given the store as an argument.
@@ -26,7 +26,6 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import socket
 import sys
 import threading
 import time
@@ -36,7 +35,7 @@ from datetime import timedelta
 from typing import Any
 
 from nbddp import system
-from nbddp.worker import flight, foreign, noted, shared, torch_seams
+from nbddp.worker import flight, foreign, loopback, noted, shared, torch_seams
 from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
@@ -80,6 +79,7 @@ class Groups:
         distributed_c10d.init_process_group = init
         self._gives_store = not torch_seams.wrap_create_store(self._wrap_create)
         self._watch(dist.TCPStore, "__init__")
+        loopback.install()
         self._watch(distributed_c10d, torch_seams.NEW_GROUP, self._note_made)
 
     def hold_destroy(self) -> None:
@@ -284,7 +284,7 @@ class Groups:
         """Whether the ranks that meet at this address are the pool's, so that its store can be their meeting place.
         A process that was forked from this one has a rank of its own."""
         ours = (str(rank), str(world_size)) == (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
-        return ours and os.getpid() == self._process and (hostname == self._injected[0] or _is_local(hostname))
+        return ours and os.getpid() == self._process and (hostname == self._injected[0] or loopback.is_local(hostname))
 
     def _prefix(self, port: int) -> str:
         """For the default group's init that is going on, by how many there were at this port in this run."""
@@ -293,10 +293,6 @@ class Groups:
             inits.append(self.inits)
         self._prefixes[self.inits] = f"nbddp/run{self.run}/port{port}/init{len(inits)}"
         return self._prefixes[self.inits]
-
-
-def _is_local(hostname: str) -> bool:
-    return hostname in ("localhost", "::1", "0.0.0.0", socket.gethostname()) or hostname.startswith("127.")
 
 
 @contextmanager
