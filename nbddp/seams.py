@@ -46,7 +46,7 @@ SEAMS = (
     Seam("abort of groups", TORCH, "of NCCL's groups only the default one is aborted"),
     Seam("abort of transfers", TORCH, "a rank blocked in a recv from any source is replaced"),
     Seam("store of env://", TORCH, "init_process_group is given our store as an argument"),
-    Seam("sockets of a new group", TORCH, "a rank blocked in gloo is replaced, its names are lost"),
+    Seam("sockets of a new group", TORCH, "who ends an NCCL group at once may cut off a slow rank"),
     Seam("store on a given socket", TORCH, "no cell can call init_process_group", needed=True),
     Seam("store out of reach", TORCH, "any local process can reach the store in which ranks meet"),
     Seam("frames of backward", TORCH, "a rank blocked in backward is not known to be in it"),

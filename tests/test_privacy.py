@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import nbddp
 from nbddp.agent import gate, peers, store_host
 from nbddp.agent.handle import Agent
 from nbddp.run.screen import Silent
-from nbddp.worker import loopback
+from nbddp.worker import loopback, pairs
 from tests.intruder import AT_THE_STORE, Intruder
 from tests.ports import held_port
 
@@ -93,8 +94,6 @@ def until(done: Callable[[], Any], seconds: float = 20.0) -> Any:
         time.sleep(0.005)
     return found
 
-
-SUMMED = "dist.init_process_group('gloo'); t = torch.ones(1); dist.all_reduce(t); t.item()"
 
 # -- the run's store ----------------------------------------------------------------------------------
 
@@ -267,10 +266,212 @@ def test_store_that_cannot_be_guarded_later_on_is_reported_by_the_cell_that_uses
         assert [line for line in pool.shortcomings() if "reach" in line] == expected
 
 
-# -- where anybody listens ----------------------------------------------------------------------------
+# -- gloo's connections -------------------------------------------------------------------------------
 
 
 connections = psutil.Process.net_connections if psutil.version_info >= (6,) else psutil.Process.connections
+
+
+def doors(pid: int) -> set[int]:
+    """Ports at which a process listens."""
+    return {c.laddr.port for c in connections(psutil.Process(pid), "tcp") if c.status == psutil.CONN_LISTEN}
+
+
+NEW_GROUP = """
+dist.init_process_group('gloo')
+open({folder!r} + f'/rank{{rank}}', 'w').close()
+while not os.path.exists({folder!r} + '/go'): time.sleep(0.01)
+if rank == 1:
+    while not os.path.exists({folder!r} + '/come'): time.sleep(0.01)
+{make}
+t = torch.ones(1); dist.all_reduce(t)
+t.item()
+"""
+MAKINGS = {
+    "init": "dist.destroy_process_group(); dist.init_process_group('gloo')",
+    "new_group": "dist.new_group([0, 1])",
+    "at a file": "dist.destroy_process_group()\n"
+    "dist.init_process_group('gloo', init_method='file://' + {folder!r} + '/meets', rank=rank, world_size=world)",
+}
+INTRUDED = "may have taken a rank's place while a process group was made (uid {}, pid {})"
+SUMMED = "dist.init_process_group('gloo'); t = torch.ones(1); dist.all_reduce(t); t.item()"
+
+
+def made_under_attack(pool: nbddp.Pool, intruder: Intruder, making: str, attack: str, folder: Path) -> dict[str, Any]:
+    """Have ranks make a group, to which rank 1 comes late, so that there is time for an attack on rank 0's port."""
+    values(pool, "if dist.is_initialized(): dist.destroy_process_group()")
+    pid = pool.workers[0].pid
+    make = MAKINGS[making].format(folder=str(folder))
+    with during(pool, NEW_GROUP.format(folder=str(folder), make=make)) as run:
+        try:
+            until(lambda: len(list(folder.glob("rank*"))) == 2 or run)
+            before = doors(pid)
+            (folder / "go").touch()
+            (port,) = until(lambda: doors(pid) - before)
+            assert intruder.attacks(attack, port)["came"]
+        finally:
+            (folder / "go").touch()
+            (folder / "come").touch()
+    return run
+
+
+@needs_kernel
+@pytest.mark.parametrize("making", MAKINGS)
+def test_who_takes_a_ranks_place_in_a_new_group_is_found_before_it_is_used(
+    pool: nbddp.Pool, intruder: Intruder, making: str, tmp_path: Path
+) -> None:
+    """Of two ranks that connect, one waits at its port: which one, is chance. Only its place can be taken."""
+    if making == "at a file" and intruder.uid == os.geteuid():
+        pytest.skip("what others can write says nothing about processes of the same user")
+    for turn in range(15):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        run = made_under_attack(pool, intruder, making, "takes_a_place", folder)
+        assert intruder.attacks("hears", 0)["came"] == 0, "none of the program's data"
+        if "error" in run:
+            break
+        assert run["values"] == [2.0, 2.0]
+    assert isinstance(run.get("error"), nbddp.WorkerFailed), run
+    assert run["error"].rank == 0
+    seen = intruder.pid if os.geteuid() == 0 or intruder.uid == os.geteuid() else "unknown"
+    assert INTRUDED.format(intruder.uid, seen) in str(run["error"])
+    assert values(pool, SUMMED) == [2.0, 2.0], "the next cell's group is whole"
+
+
+@needs_kernel
+def test_who_takes_the_place_of_a_rank_that_never_comes_is_found(
+    intruder: Intruder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch.distributed as dist
+
+    with contextlib.ExitStack() as stack:
+        elsewhere = stack.enter_context(subprocess.Popen(["sleep", "60"]))
+        stack.callback(elsewhere.kill)
+        monkeypatch.setattr(os, "getppid", lambda: elsewhere.pid)  # the agent, to a worker
+        monkeypatch.setattr(pairs, "PATIENCE", 0.1)
+        door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        assert intruder.attacks("takes_a_place", door.getsockname()[1])["came"]
+        far = stack.enter_context(door.accept()[0])
+        with pytest.raises(pairs.Intruder) as found:
+            pairs.check([door.fileno(), far.fileno()], dist.HashStore(), 0, 2)
+        assert intruder.attacks("hears", 0)["came"] == 0
+    assert found.value.uid == intruder.uid
+
+
+@needs_kernel
+@pytest.mark.parametrize("making", MAKINGS)
+def test_who_only_knocks_at_a_new_group_does_no_harm(
+    pool: nbddp.Pool, intruder: Intruder, making: str, tmp_path: Path
+) -> None:
+    assert made_under_attack(pool, intruder, making, "knocks", tmp_path).get("values") == [2.0, 2.0]
+    assert intruder.attacks("hears", 0)["came"] == 0
+
+
+@pytest.mark.skipif(not signs(), reason="the kernel cannot shut a port")
+def test_nobody_is_answered_at_the_ports_of_a_group_that_has_been_made(pool: nbddp.Pool, intruder: Intruder) -> None:
+    values(pool, "if dist.is_initialized(): dist.destroy_process_group()")
+    pids = [pool.workers[rank].pid for rank in (0, 1)]
+    before = [doors(pid) for pid in pids]
+    values(
+        pool, "dist.init_process_group('gloo'); pair = dist.new_group([0, 1]); t = torch.ones(1); dist.all_reduce(t)"
+    )
+    for pid, known in zip(pids, before, strict=True):
+        found = doors(pid) - known
+        assert len(found) == 2, "one for each group"
+        for port in found:
+            with pytest.raises(TimeoutError), socket.create_connection(("127.0.0.1", port), timeout=0.3):
+                pass
+    (port, *_) = doors(pids[0]) - before[0]
+    assert intruder.attacks("takes_a_place", port) | {"seconds": 0} == {
+        "came": None, "refused": "nobody answers", "seconds": 0,
+    }  # fmt: skip
+    assert values(pool, "dist.all_reduce(t, group=pair); t.item(), dist.destroy_process_group()") == [(4.0, None)] * 2
+
+
+def test_no_rank_is_through_init_before_all_are_connected(pool: nbddp.Pool) -> None:
+    """So a rank that ends its group at once cuts off no slower one."""
+    code = """
+from nbddp.worker import pairs
+known, connected = pairs.Ends.said, []
+def slowly(ends):
+    if rank == 1: time.sleep(0.3)
+    connected.append(time.monotonic())
+    return known(ends)
+pairs.Ends.said = slowly
+dist.init_process_group('gloo'); through = time.monotonic(); dist.destroy_process_group()
+pairs.Ends.said = known
+connected[0], through"""
+    quick, late = values(pool, code)
+    assert late[0] <= quick[1]
+
+
+def test_rank_that_waits_for_others_connections_is_freed(pool: nbddp.Pool) -> None:
+    code = """
+from nbddp.worker import pairs
+known = pairs.check
+def fails(*given): raise ValueError('mine')
+mine = rank
+if rank == 1: pairs.check = fails
+try: dist.init_process_group('gloo')
+finally: pairs.check = known"""
+    with pytest.raises(nbddp.WorkerFailed, match="mine") as failed:
+        values(pool, code)
+    assert [state.status for state in failed.value.states] == ["interrupted", "failed"]
+    assert values(pool, SUMMED + ", mine") == [(2.0, 0), (2.0, 1)]
+
+
+def test_ranks_that_do_not_connect_in_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the time that the program has given to init_process_group."""
+    import torch.distributed as dist
+
+    monkeypatch.setattr(pairs, "SLICE", timedelta(seconds=0.05))
+    store = dist.PrefixStore("group", dist.HashStore())
+    store.set_timeout(timedelta(seconds=0.2))
+    store.set(f"{pairs.KEY}/2", "")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as door,
+        socket.create_connection(door.getsockname()) as near,
+        pytest.raises(dist.DistStoreError, match=r"its ranks 0, 3 have not connected to all others after 0\.2 s"),
+    ):
+        pairs.check([near.fileno()], store, 1, 4)
+
+
+def test_group_of_torchs_own_store_is_looked_at_too(pool: nbddp.Pool) -> None:
+    """There others could say what they like, so only other users are told."""
+    code = """
+from nbddp.worker import pairs
+known, asked = pairs.check, []
+def check(descriptors, store, rank, size):
+    asked.append((len(descriptors) > 0, store is None))
+    return known(descriptors, store, rank, size)
+pairs.check = check
+dist.init_process_group('gloo', init_method='file://' + {path!r}, rank=rank, world_size=world)
+dist.destroy_process_group()
+pairs.check = known
+asked"""
+    folder = os.environ["NBDDP_RUNTIME_DIR"]
+    assert values(pool, code.replace("{path!r}", repr(f"{folder}/meets{time.monotonic()}"))) == [[(True, True)]] * 2
+
+
+HERE, THERE, ELSEWHERE = ("127.0.0.1", 1000), ("127.0.0.1", 2000), ("127.0.0.1", 3000)
+COMPARED = {
+    "the same connection": ([], [(HERE, THERE)], [THERE], [(THERE, HERE)], []),
+    "somebody at my door": ([HERE], [(HERE, THERE), (HERE, ELSEWHERE)], [], [(THERE, HERE)], [(HERE, ELSEWHERE)]),
+    "somebody in my place": ([], [(HERE, THERE)], [THERE], [(THERE, ELSEWHERE)], [(HERE, THERE)]),
+    "none of the group's": ([], [(HERE, ELSEWHERE)], [THERE], [], []),
+}
+
+
+@pytest.mark.parametrize("case", COMPARED)
+def test_connections_are_compared_from_both_ends(case: str) -> None:
+    my_doors, my_pairs, their_doors, their_pairs, strange = COMPARED[case]
+    mine = pairs.Ends(frozenset(my_doors), dict.fromkeys(my_pairs, 0))
+    theirs = pairs.Ends(frozenset(their_doors), dict.fromkeys(their_pairs, 0))
+    matched = [pair for pair in my_pairs if pair[::-1] in their_pairs]
+    assert mine.compared([b"", theirs.said()]) == (matched, strange)
+
+
+# -- where anybody listens ----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -82,6 +82,7 @@ STOREYS = [
         "worker.failure",
         "worker.context",
         "worker.calls",
+        "worker.pairs",
         "worker.groups",
         "worker.clocks",
         "worker.bench",

@@ -11,6 +11,7 @@ the group is to have the pool's ranks: the setup() of many a script sets a port 
 the same port is a race in torch, where a slow rank meets the store that rank 0 is about to close. So nothing
 listens at such a port. Another race is one between making a group and destroying it: a rank is through `init` or
 `new_group` while a slow one still connects to others, and would be cut off. So `destroy_process_group` waits for those.
+On gloo no rank is through before all are, since they then compare whom they are connected to (`worker.pairs`).
 For groups of other ranks, and elsewhere, torch's own behaviour is kept, with rank 0 as the
 server, on the loopback (`worker.loopback`).
 
@@ -35,7 +36,7 @@ from datetime import timedelta
 from typing import Any
 
 from nbddp import system
-from nbddp.worker import flight, foreign, loopback, noted, shared, torch_seams
+from nbddp.worker import flight, foreign, loopback, noted, pairs, shared, torch_seams
 from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
@@ -59,7 +60,8 @@ class Groups:
         self._process = os.getpid()
         self._met: dict[int, list[int]] = {}
         self._prefixes: dict[int, str] = {}  # of the inits of this run that met at the pool's store
-        self._made: dict[str, int] = {}  # name of each group that the last of them has made → its size
+        self._made: dict[str, int] = {}  # name of each group that the last of them has made, unchecked → its size
+        self._compared = False  # whether all ranks are known to be through the making of the newest group
         self._quiet = Quiet()
         self._injected: tuple[str, int] = ("", 0)
         self._connect = ""
@@ -78,9 +80,11 @@ class Groups:
         dist.init_process_group = init
         distributed_c10d.init_process_group = init
         self._gives_store = not torch_seams.wrap_create_store(self._wrap_create)
-        self._watch(dist.TCPStore, "__init__")
+        _wrap(dist.TCPStore, "__init__", self._wrap_store)
         loopback.install()
-        self._watch(distributed_c10d, torch_seams.NEW_GROUP, self._note_made)
+        if hasattr(dist, "ProcessGroupGloo"):
+            _wrap(dist.ProcessGroupGloo, "__init__", self._wrap_gloo)
+        _wrap(distributed_c10d, torch_seams.NEW_GROUP, self._wrap_new_group)
 
     def hold_destroy(self) -> None:
         """Have `destroy_process_group` wait for slower ranks; after all that note when a group is ended."""
@@ -124,20 +128,6 @@ class Groups:
     def released(self) -> None:
         """The sockets have been shut: no client of a store can be used again."""
         self._clients = {}
-
-    def _watch(self, owner: Any, name: str, then: Callable[[Any], None] = lambda made: None) -> None:
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            with self.sockets.watch(), self._quiet.connecting():
-                made = original(*args, **kwargs)
-            then(made)
-            return made
-
-        setattr(owner, name, watched)
 
     def facts(self) -> dict[str, Any]:
         """`run` in which the living default group was made (None: there is none), and how many
@@ -218,12 +208,41 @@ class Groups:
 
         return init_process_group
 
-    def _note_made(self, made: Any) -> None:
-        """torch has made a group, and a store for it; of one that this rank is no member of, a mere sign."""
-        group = made[0]
-        if self.inits in self._prefixes and hasattr(group, "group_name"):
-            self._made[group.group_name] = group.size()
-            self._through(group.group_name, 1)
+    def _wrap_store(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def __init__(store: Any, *args: Any, **kwargs: Any) -> None:
+            with self.sockets.watch(), self._quiet.connecting():
+                original(store, *args, **kwargs)
+
+        return __init__
+
+    def _wrap_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """torch makes a group, and a store for it; of one that this rank is no member of, a mere sign."""
+
+        @functools.wraps(original)
+        def new_group(*args: Any, **kwargs: Any) -> Any:
+            self._compared = False
+            with self.sockets.watch(), self._quiet.connecting():
+                made = original(*args, **kwargs)
+            if self.inits in self._prefixes and hasattr(made[0], "group_name") and not self._compared:
+                self._made[made[0].group_name] = made[0].size()
+                self._through(made[0].group_name, 1)
+            return made
+
+        return new_group
+
+    def _wrap_gloo(self, original: Callable[..., None]) -> Callable[..., None]:
+        """A group is not used before it is known that its connections lead to its ranks."""
+
+        @functools.wraps(original)
+        def __init__(group: Any, *args: Any, **kwargs: Any) -> None:
+            with self.sockets.watch() as appeared:
+                original(group, *args, **kwargs)
+            given = {**dict(zip(("store", "rank", "size"), args, strict=False)), **kwargs}
+            store = given["store"] if os.getpid() == self._process and self.owns(given["store"]) else None
+            self._compared = pairs.check(appeared, store, given["rank"], given["size"])
+
+        return __init__
 
     def _through(self, group: str, more: int) -> int:
         """How many ranks are through the making of a group, `more` of them from now on."""
@@ -293,6 +312,12 @@ class Groups:
             inits.append(self.inits)
         self._prefixes[self.inits] = f"nbddp/run{self.run}/port{port}/init{len(inits)}"
         return self._prefixes[self.inits]
+
+
+def _wrap(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put `wrap(original)` in an attribute's place, where it is there."""
+    if hasattr(owner, name):
+        setattr(owner, name, wrap(getattr(owner, name)))
 
 
 @contextmanager

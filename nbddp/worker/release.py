@@ -45,15 +45,18 @@ class Sockets:
         self._before: list[set[str]] = []
 
     @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
-        """What appears meanwhile is torch's: a group or a store is being made."""
+    def watch(self) -> Iterator[list[int]]:
+        """What appears meanwhile is torch's: a group or a store is being made. Its descriptors, once it has been."""
         self._before.append(set(sockets()))
+        appeared: list[int] = []
         try:
-            yield
+            yield appeared
         finally:
             before = self._before.pop()
-            now = set(sockets())
-            self._known = (self._known & now) | (now - before)
+            now = sockets()
+            new = set(now) - before
+            self._known = (self._known & set(now)) | new
+            appeared += [now[inode] for inode in new]
 
     def leave_in_child(self) -> None:
         """In a process that was forked from here: give up torch's listening sockets, which it would hold open when this

@@ -19,8 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests import hidden
 from tests.kernels import Kernel
 
+ROOT = Path(__file__).parents[2]
 STEP = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -100,6 +102,21 @@ def cold(nproc: int) -> float:
         kernel.close()
 
 
+def kernel_without_gate() -> Kernel:
+    """One whose pools leave their store open to all."""
+    folder = tempfile.mkdtemp()
+    hidden.in_agents(Path(folder), hidden.gate)
+    return Kernel(env={**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])})
+
+
+def started(kernel: Kernel, nproc: int) -> float:
+    """Seconds that a pool takes to start, in a kernel that has none."""
+    took = seconds(lambda: cell(kernel, f"%ddp start --nproc {nproc}"))
+    cell(kernel, f"%%ddp\n{STEP}")
+    cell(kernel, "%ddp stop")
+    return took
+
+
 def in_turn(rounds: int, *works: Callable[[], float]) -> list[float]:
     """Medians of works whose samples are taken in turn."""
     samples = [[work() for work in works] for _ in range(rounds)]
@@ -139,11 +156,31 @@ def of_encryption(nproc: int, rounds: int, row: Callable[..., None]) -> None:
         kernel.close()
 
 
+def gate_rows(row: Callable[..., None], kernel: Kernel, n: int, rounds: int) -> None:
+    """What the gate before the ranks' store and the check of gloo's connections cost a notebook."""
+    bare = kernel_without_gate()
+    for k in (kernel, bare):
+        cell(k, "%reload_ext nbddp\n%ddp stop")
+    ours, theirs = in_turn(rounds, lambda: started(kernel, n), lambda: started(bare, n))
+    row("start of a pool, against one without the gate", ours, theirs, "≤ 1.05")
+    for k in (kernel, bare):
+        cell(k, f"%ddp start --nproc {n}")
+    for name, source, times in (("a cell with pass", "pass", 20), ("init, DDP step, destroy", STEP, 10)):
+        work = f"%%ddp\n{source}"
+        for k in (kernel, bare):
+            cell(k, work)
+        both = [functools.partial(seconds, functools.partial(cell, k, work)) for k in (kernel, bare)]
+        ours, theirs = in_turn(rounds * times, *both)
+        row(f"{name}, against one without the gate", ours * 1000, theirs * 1000, "≤ 1.05", "ms")
+    bare.close()
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--nproc", type=int, default=4)
     options.add_argument("--steps", type=int, default=200)
+    options.add_argument("--gate", action="store_true", help="only what the gate costs")
     asked = options.parse_args()
     n, rounds = asked.nproc, asked.rounds
     rows: list[tuple[str, str, str, float, str]] = []
@@ -151,6 +188,12 @@ def main() -> None:
     def row(name: str, ours: float, theirs: float, limit: str, unit: str = "s") -> None:
         rows.append((name, f"{ours:.3g} {unit}", f"{theirs:.3g} {unit}", ours / theirs, limit))
         print(f"{name}: {ours:.4g} against {theirs:.4g} {unit}, ratio {ours / theirs:.3f}", flush=True)
+
+    if asked.gate:
+        kernel = Kernel()
+        gate_rows(row, kernel, n, rounds)
+        kernel.close()
+        return
 
     def run_torchrun() -> float:
         while True:
@@ -174,6 +217,7 @@ def main() -> None:
     row("warm: a --fresh cell with one DDP step, against torchrun", ours, theirs, "≤ 0.2")
     row("next cell: init, DDP step, destroy, against torchrun", again, theirs, "≤ 0.05")
 
+    gate_rows(row, kernel, n, rounds)
     px = px_kernel(n)
     for k in (kernel, px):
         cell(k, f"{'%%ddp' if k is kernel else '%%px'}\npass")
