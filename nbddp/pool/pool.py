@@ -32,6 +32,7 @@ from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunHung, WorkerFai
 from nbddp.options import LaunchSpec
 from nbddp.pool import looks, requests, stop
 from nbddp.pool.bench import REPEAT, WARMUP
+from nbddp.pool.change import Layout, plan_change
 from nbddp.pool.outlook import foresee
 from nbddp.pool.stop import uninterrupted
 from nbddp.pool.warmup import Trials
@@ -302,51 +303,15 @@ class Pool:
         """Start and end processes until they are those of `topology`; what a user should know, in words."""
         if any(not w.registered and w.exit is None for w in self.workers.values()):
             self._wait_registered()
-        before = set(self.workers)
-        died = sorted(r for r, w in self.workers.items() if w.exit is not None)
-        surplus = [r for r in self.workers if r >= topology.world_size]
-        changed = self._changed(topology, visible)
-        ended = sorted(set(self.workers) if fresh else {*died, *surplus, *changed})
-        self._call_exits(ended)
-        self._end(ended)
-        missing = [w.rank for w in topology.workers if w.rank not in self.workers]
-        if missing:
-            progress(f"starting {counted(len(missing), 'worker')}")
-            self._start_workers(topology, visible, missing)
-        if quiet or not before:
-            return []
-        return self._changes(before, died, changed, topology.world_size, fresh)
-
-    def _changed(self, topology: Topology, visible: str) -> list[int]:
-        """Ranks whose devices change: a process cannot leave a GPU it has touched."""
-        old = self.topology
-        if old is None:
-            return []
-        both = range(min(old.world_size, topology.world_size))
-        return [
-            r
-            for r in both
-            if old.workers[r].devices != topology.workers[r].devices
-            or environment.visible_devices(old.workers[r], old.nodes[old.workers[r].node], self.visible)
-            != environment.visible_devices(topology.workers[r], topology.nodes[topology.workers[r].node], visible)
-        ]
-
-    def _changes(self, before: set[int], died: list[int], changed: list[int], size: int, fresh: bool) -> list[str]:
-        if fresh:
-            return []
-        notes = []
-        kept = sorted(r for r in before if r < size and r not in died and r not in changed)
-        if size != len(before):
-            word = "grown" if size > len(before) else "shrunk"
-            state = f"; {rank_words(kept)} {'keep' if len(kept) > 1 else 'keeps'} their names" if kept else ""
-            state = state.replace("keeps their", "keeps its")
-            notes.append(f"pool {word} from {len(before)} to {counted(size, 'worker')}{state}")
-        if changed:
-            notes.append(f"{rank_words(changed)} restarted on other devices; names on them are gone")
-        renewed = [r for r in died if r < size]
-        if renewed:
-            notes.append(f"{rank_words(renewed)} {'are' if len(renewed) > 1 else 'is'} new and empty")
-        return notes
+        old = None if self.topology is None else Layout(self.topology, self.visible)
+        living = {r: w.exit is None for r, w in self.workers.items()}
+        change = plan_change(old, Layout(topology, visible), living, fresh)
+        self._call_exits(change.end)
+        self._end(change.end)
+        if change.start:
+            progress(f"starting {counted(len(change.start), 'worker')}")
+            self._start_workers(topology, visible, change.start)
+        return [] if quiet else [*change.notes]
 
     def _start_workers(self, topology: Topology, visible: str, ranks: Sequence[int]) -> None:
         assert self.agent is not None
