@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, line_cell_magic, magics_class
@@ -51,7 +51,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
                     return self._cell(line, cell)
             command = commands.parse_command(line)
             with self._stoppable(command):
-                found = getattr(self, f"_{command.name}")(command)
+                found = self.COMMANDS[command.name](self, command)
                 if hasattr(found, "draw"):  # while Stop is heard
                     found.draw()
                 return found
@@ -321,6 +321,25 @@ class DDPMagics(Magics):  # type: ignore[misc]
             raise BadInput(f"rank {rank} took no part in the last run; its ranks were {sorted(run.outputs)}")
         log = Path(run.outputs[rank].log)
         print(log.read_text(errors="replace") if log.exists() else f"rank {rank} printed nothing", end="")
+
+    COMMANDS: ClassVar[dict[str, Callable[[DDPMagics, Command], Any]]] = {
+        "help": _help,
+        "start": _start,
+        "stop": _stop,
+        "restart": _restart,
+        "status": _status,
+        "topology": _topology,
+        "timings": _timings,
+        "memory": _memory,
+        "compare": _compare,
+        "forecast": _forecast,
+        "bench": _bench,
+        "stacks": _stacks,
+        "doctor": _doctor,
+        "push": _push,
+        "pull": _pull,
+        "log": _log,
+    }
 
 
 def _fresh(spec: LaunchSpec) -> LaunchSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,6 +131,7 @@ STOREYS = [
         "run.logfile",
         "run.report",
         "run.block",
+        "worker.handlers",
         "worker.kernel",
         "draw",
         "teach.collectives",
@@ -286,3 +288,18 @@ def test_readme_and_ci_run_the_same_tests() -> None:
     readme, script = ((ROOT.parent / name).read_text() for name in ("README.md", ".ci/run"))
     command = next(line for line in script.splitlines() if line.startswith("python3 -m venv"))
     assert command in readme
+
+
+def test_what_may_be_asked_for_has_a_row_each() -> None:
+    """Of commands, of requests to a worker, and of what the agent starts."""
+    from nbddp.agent import main
+    from nbddp.commands import COMMANDS
+    from nbddp.magics import DDPMagics
+    from nbddp.worker.handlers import REQUESTS
+
+    assert set(DDPMagics.COMMANDS) == set(COMMANDS)
+    for target in main.TARGETS.values():
+        module, _, name = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), name)), target
+    sources = "".join(path.read_text() for path in FILES if path.name != "handlers.py")
+    assert [asked for asked in REQUESTS if f'"{asked}"' not in sources] == [], "asked for by nobody"

@@ -18,7 +18,9 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
+from typing import ClassVar
 
 import psutil
 
@@ -53,17 +55,17 @@ class ForkServer:
                     os.close(fd)
                 handed = []
         for pid in list(self.folders):
-            self.do_end({"pid": pid}, [])
+            self._end({"pid": pid}, [])
         remove(self.folder)
 
     def _answer(self, message: Message, fds: list[int]) -> Message:
         try:
-            answer: Message = getattr(self, f"do_{message['op']}")(message, fds)
+            answer = self.ORDERS[message["op"]](self, message, fds)
         except Exception as e:
             answer = {"error": f"{type(e).__name__}: {e}"}
         return answer
 
-    def do_warm(self, message: Message, fds: list[int]) -> Message:
+    def _warm(self, message: Message, fds: list[int]) -> Message:
         """Import `modules`, then those of `spared` that are there; the name and error of what is missing, or empty."""
         gc.disable()  # what it would free leaves holes that every child fills, and so copies, page by page
         for name in () if children.why_not_fork() else (*message["modules"], *message["spared"]):
@@ -74,7 +76,7 @@ class ForkServer:
                     return {"missing": f"{name}: {e}"}
         return {"missing": ""}
 
-    def do_start(self, message: Message, fds: list[int]) -> Message:
+    def _start(self, message: Message, fds: list[int]) -> Message:
         """Start `target` with the socket that came along, and with what else is in `request`. folder: where all is."""
         folder = self._new_folder()
         own = {
@@ -105,7 +107,7 @@ class ForkServer:
             os.mkdir(f"{self.folder}/{number}/{name}", 0o700)
         return f"{self.folder}/{number}"
 
-    def do_end(self, message: Message, fds: list[int]) -> Message:
+    def _end(self, message: Message, fds: list[int]) -> Message:
         """End a process and all it has started, and remove its folder; `left` has those that could not be ended, `log`
         the last line that it left."""
         pid = message["pid"]
@@ -121,6 +123,12 @@ class ForkServer:
         log = _last_line(f"{folder}/log")
         remove(folder)
         return {"left": left, "log": log}
+
+    ORDERS: ClassVar[dict[str, Callable[[ForkServer, Message, list[int]], Message]]] = {
+        "warm": _warm,
+        "start": _start,
+        "end": _end,
+    }
 
 
 def _base() -> str:

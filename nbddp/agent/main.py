@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -226,7 +226,7 @@ class Agent:
     def _handle_all(self, peer: Peer, chunk: bytes) -> None:
         for message in peer.lines.feed(chunk):
             try:
-                answer = getattr(self, f"do_{message['op']}")(peer, message)
+                answer = self.REQUESTS[message["op"]](self, peer, message)
             except Exception as e:
                 answer = {"error": f"{type(e).__name__}: {e}"}
             if answer is not None and "id" in message:
@@ -234,7 +234,7 @@ class Agent:
 
     # -- requests ------------------------------------------------------------------
 
-    def do_start(self, peer: Peer, message: Message) -> Message:
+    def _do_start(self, peer: Peer, message: Message) -> Message:
         """Start a worker or the controller; answers with its pid and start time."""
         kind = message["kind"]
         request = {k: v for k, v in message.items() if k not in ("op", "id")}
@@ -242,14 +242,14 @@ class Agent:
         child.rank, child.uuid = message.get("rank", -1), message.get("uuid", "")
         return {"pid": child.pid, "started": child.started}
 
-    def do_signal(self, peer: Peer, message: Message) -> Message:
+    def _do_signal(self, peer: Peer, message: Message) -> Message:
         """Signal the children named by pid; one that has ended is passed over."""
         for pid in message["pids"]:
             if pid in self.children:  # not yet reaped, so the pid is still its own
                 os.kill(pid, message["signal"])
         return {}
 
-    def do_hold(self, peer: Peer, message: Message) -> Message:
+    def _do_hold(self, peer: Peer, message: Message) -> Message:
         """Hold the pipes open whose read ends the child `pid` has sent: what C++ writes into them while the process
         ends is appended to the files when it has ended, since then nobody else can read it."""
         child = self.children[message["pid"]]
@@ -257,7 +257,7 @@ class Agent:
         peer.came = []
         return {}
 
-    def do_store(self, peer: Peer, message: Message) -> None:
+    def _do_store(self, peer: Peer, message: Message) -> None:
         """Open a fresh store; the answer comes when the store host has it."""
         if self.store_channel is None:
             self._start_store_host()
@@ -266,36 +266,49 @@ class Agent:
         self.stores[self.next_store] = (peer, message.get("id"))
         self.store_channel.sendall(encode({"op": "open", "store": self.next_store}))
 
-    def do_close_stores(self, peer: Peer, message: Message) -> Message:
+    def _do_close_stores(self, peer: Peer, message: Message) -> Message:
         if self.store_channel is not None:
             self.store_channel.sendall(encode({"op": "close", "stores": message["stores"]}))
         return {}
 
-    def do_describe(self, peer: Peer, message: Message) -> Message:
+    def _do_describe(self, peer: Peer, message: Message) -> Message:
         """Keep what the owner says of the pool, for `status`, and the files to remove in the end."""
         self.info = message["info"]
         self.files = message["files"]
         home.record(self.home, self.identity, self.files)
         return {}
 
-    def do_note(self, peer: Peer, message: Message) -> Message:
+    def _do_note(self, peer: Peer, message: Message) -> Message:
         """Keep what the owner says the workers are doing."""
         for child in self.children.values():
             if child.kind == WORKER and child.rank in message["ranks"]:
                 child.state = message["state"]
         return {}
 
-    def do_status(self, peer: Peer, message: Message) -> Message:
+    def _do_status(self, peer: Peer, message: Message) -> Message:
         return {"info": self.info, "files": self.files, "children": [asdict(c) for c in self.children.values()]}
 
-    def do_limits(self, peer: Peer, message: Message) -> Message:
+    def _do_limits(self, peer: Peer, message: Message) -> Message:
         """What bounds the number of workers here, as it is now."""
         workers = sum(c.kind == WORKER for c in self.children.values())
         return {"limits": hardware.limits(workers, spawned=bool(children.why_not_fork()))}
 
-    def do_stop(self, peer: Peer, message: Message) -> Message:
+    def _do_stop(self, peer: Peer, message: Message) -> Message:
         self._stop()
         return {}
+
+    REQUESTS: ClassVar[dict[str, Callable[[Agent, Peer, Message], Message | None]]] = {
+        "start": _do_start,
+        "signal": _do_signal,
+        "hold": _do_hold,
+        "store": _do_store,
+        "close_stores": _do_close_stores,
+        "describe": _do_describe,
+        "note": _do_note,
+        "status": _do_status,
+        "limits": _do_limits,
+        "stop": _do_stop,
+    }
 
     # -- children ------------------------------------------------------------------
 

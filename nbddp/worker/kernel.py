@@ -21,8 +21,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import ipykernel
 import ipyparallel
@@ -32,15 +32,12 @@ from IPython.core.error import StdinNotImplementedError
 
 from nbddp import seams
 from nbddp.worker import (
-    answers,
     arrivals,
-    bench,
     calls,
-    clocks,
     context,
-    digests,
     failure,
     foreign,
+    handlers,
     ipykernel_seams,
     leaving,
     threads,
@@ -233,7 +230,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 if spec["op"] == "cell":
                     error = await self._run_cell(spec, code, outcome, buffers, args, kwargs)
                 else:
-                    buffers += getattr(self, f"_do_{spec['op']}")(spec, self._parent["buffers"])
+                    buffers += handlers.REQUESTS[spec["op"]](self, spec, self._parent["buffers"])
             finally:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the run has ended
         except BaseException as raised:
@@ -360,76 +357,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         outcome["pages"] = [p["data"] for p in reply.get("payload", []) if p.get("source") in ("page", "page_raw")]
         return error
 
-    def _do_call(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        """Call a pickled function; its value, or the exception, goes back pickled, or as JSON and without the exception
-        where the client trusts no rank (`plain`)."""
-        import cloudpickle
-
-        function, arguments, options = cloudpickle.loads(bytes(buffers[0]))
-        value = function(*arguments, **options)
-        return [answers.write(value) if spec.get("plain") else values.pack_or_words(value)]
-
-    def _do_push(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        import cloudpickle
-
-        found = {n: cloudpickle.loads(bytes(b)) for n, b in zip(spec["names"], buffers, strict=True)}
-        self.shell.user_ns.update(found)
-        return []
-
-    def _do_pull(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        """One buffer per name; an empty one for a name that is not there."""
-        names = self.shell.user_ns
-        return [values.pack_or_words(names[n]) if n in names else b"" for n in spec["names"]]
-
-    def _do_end_group(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        """End the process group after a run that has broken it, and let go of what failed calls held."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ended whole, or the process is replaced
-        self.shell.last_execution_result = None
-        self.groups.drop(broken=True)
-        return []
-
-    def _do_exits(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        """The worker is about to be ended: what programs have registered for their end."""
-        self.exits.call()
-        return []
-
-    def _do_timings(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        """What the recorder has of the last run with DDP steps."""
-        return [values.pack_or_words(self.recorder.collect())]
-
-    def _do_trace(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        """The trace of the last cell that was traced, or why it left none."""
-        return [values.pack_or_words(self.tracer.last or {"why": self.tracer.why})]
-
-    def _do_bench(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        """One size of a benchmark, or its group made or ended."""
-        if spec["part"] == "open":
-            return [values.pack_or_words(bench.open_group(spec["devices"][int(os.environ["RANK"])]))]
-        if spec["part"] == "close":
-            bench.close_group()
-            return [values.pack_or_words(None)]
-        found = bench.measure(spec["collective"], spec["size"], spec["repeat"], spec["warmup"])
-        return [values.pack_or_words(found)]
-
-    def _do_clocks(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        """How far the other ranks' clocks are from rank 0's."""
-        with self.groups.sockets.watch():
-            found = clocks.measure(self.groups.store("clocks"), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-        return [values.pack_or_words(found)]
-
-    def _do_memory(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        """Where this rank's memory is; None without a module or optimizer."""
-        return [values.pack_or_words(self.memory.collect(self.shell.user_ns, self.recorder))]
-
-    def _do_compare(self, spec: dict[str, Any], buffers: list[Any]) -> list[bytes]:
-        """What names hold, as digests; or, to see how far tensors are apart, some bytes of them, given or taken."""
-        names = self.shell.user_ns
-        if spec["part"] == "look":
-            return [values.pack_or_words(digests.look(names, n)) for n in spec["names"]]
-        if spec["part"] == "read":
-            return digests.read(names, spec["spans"])
-        return [values.pack_or_words(digests.measure(names, spec["spans"], buffers))]
-
     # -- outcome -------------------------------------------------------------------
 
     def _failed(self, outcome: dict[str, Any], error: BaseException) -> None:
@@ -515,7 +442,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Control channel: `complete`, `inspect` or `where`, answered while the main thread works."""
         content = parent["content"]
         try:
-            answer = {"status": "ok", "answer": getattr(self, f"_ask_{content['op']}")(content)}
+            answer = {"status": "ok", "answer": self.QUESTIONS[content["op"]](self, content)}
         except Exception as e:
             answer = {"status": "error", "why": f"{type(e).__name__}: {e}"}
         self.session.send(stream, "nbddp_reply", answer, parent=parent, ident=ident)
@@ -581,3 +508,14 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if self._spec is None or self._spec["run"] != content["run"]:
             return False
         return self.release.start()
+
+    QUESTIONS: ClassVar[dict[str, Callable[[WorkerKernel, dict[str, Any]], Any]]] = {
+        "complete": _ask_complete,
+        "inspect": _ask_inspect,
+        "where": _ask_where,
+        "stack": _ask_stack,
+        "seams": _ask_seams,
+        "repeat": _ask_repeat,
+        "through": _ask_through,
+        "release": _ask_release,
+    }

@@ -1,0 +1,125 @@
+"""What a worker carries out when it is asked, besides running cells: a row of a table for each request."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from nbddp.worker import answers, bench, clocks, digests, values
+from nbddp.worker.children import Exits
+from nbddp.worker.groups import Groups
+from nbddp.worker.memory import Memory
+from nbddp.worker.recorder import Recorder
+from nbddp.worker.tracing import Tracer
+
+Spec = Mapping[str, Any]
+
+
+class Worker(Protocol):
+    """What requests need of the kernel."""
+
+    shell: Any
+    groups: Groups
+    exits: Exits
+    recorder: Recorder
+    tracer: Tracer
+    memory: Memory
+
+
+def _call(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """Call a pickled function; its value, or the exception, goes back pickled, or as JSON and without the exception
+    where the client trusts no rank (`plain`)."""
+    import cloudpickle
+
+    function, arguments, options = cloudpickle.loads(bytes(buffers[0]))
+    value = function(*arguments, **options)
+    return [answers.write(value) if spec.get("plain") else values.pack_or_words(value)]
+
+
+def _push(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    import cloudpickle
+
+    found = {n: cloudpickle.loads(bytes(b)) for n, b in zip(spec["names"], buffers, strict=True)}
+    worker.shell.user_ns.update(found)
+    return []
+
+
+def _pull(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """One buffer per name; an empty one for a name that is not there."""
+    names = worker.shell.user_ns
+    return [values.pack_or_words(names[n]) if n in names else b"" for n in spec["names"]]
+
+
+def _end_group(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """End the process group after a run that has broken it, and let go of what failed calls held."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ended whole, or the process is replaced
+    worker.shell.last_execution_result = None
+    worker.groups.drop(broken=True)
+    return []
+
+
+def _exits(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """The worker is about to be ended: what programs have registered for their end."""
+    worker.exits.call()
+    return []
+
+
+def _timings(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """What the recorder has of the last run with DDP steps."""
+    return [values.pack_or_words(worker.recorder.collect())]
+
+
+def _trace(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """The trace of the last cell that was traced, or why it left none."""
+    return [values.pack_or_words(worker.tracer.last or {"why": worker.tracer.why})]
+
+
+def _bench(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """One size of a benchmark, or its group made or ended."""
+    if spec["part"] == "open":
+        return [values.pack_or_words(bench.open_group(spec["devices"][int(os.environ["RANK"])]))]
+    if spec["part"] == "close":
+        bench.close_group()
+        return [values.pack_or_words(None)]
+    found = bench.measure(spec["collective"], spec["size"], spec["repeat"], spec["warmup"])
+    return [values.pack_or_words(found)]
+
+
+def _clocks(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """How far the other ranks' clocks are from rank 0's."""
+    with worker.groups.sockets.watch():
+        found = clocks.measure(worker.groups.store("clocks"), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    return [values.pack_or_words(found)]
+
+
+def _memory(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """Where this rank's memory is; None without a module or optimizer."""
+    return [values.pack_or_words(worker.memory.collect(worker.shell.user_ns, worker.recorder))]
+
+
+def _compare(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """What names hold, as digests; or, to see how far tensors are apart, some bytes of them, given or taken."""
+    names = worker.shell.user_ns
+    if spec["part"] == "look":
+        return [values.pack_or_words(digests.look(names, n)) for n in spec["names"]]
+    if spec["part"] == "read":
+        return digests.read(names, spec["spans"])
+    return [values.pack_or_words(digests.measure(names, spec["spans"], buffers))]
+
+
+# each is given the worker, the request's fields and its buffers, and answers with buffers
+REQUESTS: dict[str, Callable[[Worker, Spec, Sequence[Any]], list[bytes]]] = {
+    "call": _call,
+    "push": _push,
+    "pull": _pull,
+    "end_group": _end_group,
+    "exits": _exits,
+    "timings": _timings,
+    "trace": _trace,
+    "bench": _bench,
+    "clocks": _clocks,
+    "memory": _memory,
+    "compare": _compare,
+}
