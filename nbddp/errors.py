@@ -21,6 +21,7 @@ such facts are attributes. Pure: imports nothing but the standard library.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 
@@ -97,19 +98,36 @@ class Raised:
     notes: tuple[str, ...] = ()
 
 
+class RankStatus(str, Enum):
+    """What a rank is like, while a run lasts and after it. Equal to its own text."""
+
+    RUNNING = "running"
+    BLOCKED = "blocked"  # in a call of torch's that waits for others
+    SILENT = "silent"  # it does not answer
+    UNKNOWN = "unknown"  # its answer was an error
+    ABSENT = "absent"  # it takes no part in the run
+    FINISHED = "finished"
+    ENDED = "ended"  # its process too, with exit code 0
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"  # and its names are kept
+    REPLACED = "replaced"
+    DIED = "died"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class RankState:
     """How one rank ended a run, or where it was when the run was ended.
 
-    `status` is "finished", "ended" (its process too, with exit code 0), "failed", "interrupted", "replaced", "died" or
-    "running";
     `where` is the user's own place, such as `cell line 9`, or empty; `doing` what it was waiting in,
     such as `waiting in all_reduce #14 for rank 1`; `lost` the names that went with a replaced process, `imports` those
     of them that were imported, `why` it is replaced.
     """
 
     rank: int
-    status: str
+    status: RankStatus
     where: str = ""
     detail: str = ""
     doing: str = ""

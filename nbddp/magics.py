@@ -20,7 +20,7 @@ from nbddp.agent.handle import Agent
 from nbddp.assist import Assistant
 from nbddp.commands import Command
 from nbddp.debug import Debug
-from nbddp.errors import BadInput, CommandStopped, RunFailed, RunStopped
+from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
 from nbddp.interrupts import Interrupts
 from nbddp.options import LaunchSpec
 from nbddp.pool import footing, stop
@@ -74,7 +74,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
             pass
         became = footing.changed(before, self.pool.footing())
         if command.name == "push" and run is not None:
-            done = [s.rank for s in run.states if s.status == "finished"]
+            done = [s.rank for s in run.states if s.status == RankStatus.FINISHED]
             became = f"the names are set on {rank_words(done) if done else 'no rank'}"
         raise CommandStopped(f"%ddp {command.name} was stopped by the user; {became}") from None
 

@@ -17,7 +17,7 @@ from typing import Any
 from nbddp import system
 from nbddp.agent.handle import Agent
 from nbddp.draw.table import Table
-from nbddp.errors import PoolError
+from nbddp.errors import PoolError, RankStatus
 from nbddp.run import deadlock, report
 from nbddp.run.positions import GONE, Position, position_of
 from nbddp.topology import rank_words
@@ -52,12 +52,12 @@ class Stacks:
         return "\n\n".join(parts)
 
     def doing(self, p: Position) -> str:
-        idle = all(q.state == "finished" for q in self.positions.values())
+        idle = all(q.state == RankStatus.FINISHED for q in self.positions.values())
         words = {
-            "finished": "idle" if idle else "has finished the cell",
-            "failed": "has failed",
-            "died": "has died",
-            "absent": "takes no part",
+            RankStatus.FINISHED: "idle" if idle else "has finished the cell",
+            RankStatus.FAILED: "has failed",
+            RankStatus.DIED: "has died",
+            RankStatus.ABSENT: "takes no part",
         }
         return words.get(p.state) or deadlock.waiting_words(p, self.positions) or "running"
 
@@ -97,7 +97,7 @@ def _ask(agent: Agent, wire: Any, workers: Mapping[int, Mapping[str, Any]]) -> S
         if "history" not in question and any(f is not None and not f.get("idle") for f in facts.values()):
             time.sleep(APART)  # the CPU time used meanwhile tells computing from waiting
     dumps = {r: _dumped(agent, workers[r]) for r in ranks if facts.get(r) is None}
-    lost = {r: Position(r, "died") for r in workers if r not in ranks}
+    lost = {r: Position(r, RankStatus.DIED) for r in workers if r not in ranks}
     stacks = {r: (facts.get(r) or {}).get("stack", ()) for r in ranks}
     return Stacks({**before, **lost}, stacks, dumps, title=f"pool {agent.pool_id}")
 

@@ -38,7 +38,7 @@ def test_nothing_but_the_end_of_a_program_is_ok() -> None:
     well = {
         (left, ended, runs)
         for (left, ended), ours, runs in itertools.product(ways, OURS, RUNS)
-        if verdict(left, ended, ours, runs) == "ok"
+        if verdict(left, ended, ours, runs) == "finished"
     }
     assert well == {("end", "lives", "program"), ("end", "lives", "request"), ("exit 0", "lives", "program")}
     assert verdict("something new", "lives", "", "program") == "failed"
@@ -54,8 +54,8 @@ def test_a_process_that_ends_well_is_a_success_of_a_program_alone() -> None:
     assert verdict("", "exit 0", "", "request") == "died"
     assert [process(c) for c in (0, 3, -15, None)] == ["exit 0", "exit", "signal", "lost"]
     assert [said(c) for c in ({"left": "exit", "exit": 0}, {"left": "exit", "exit": 1}, {})] == ["exit 0", "exit", ""]
-    assert note([Ended(0, "ok", 0)]) == ""
-    assert note([Ended(1, "ended", 0), Ended(0, "ok", 0)]) == (
+    assert note([Ended(0, "finished", 0)]) == ""
+    assert note([Ended(1, "ended", 0), Ended(0, "finished", 0)]) == (
         "rank 1 ended its process with exit code 0; names on it are gone, and the next cell starts a new, empty one"
     )
 
@@ -85,7 +85,7 @@ def lost(rank: int, at: float, when: int, message: str = LOST, group: str = "0")
     return Ended(rank, "failed", at, {"chain": chain("RuntimeError", message, 5), "at": when, "call": call})
 
 
-def left(rank: int, when: int, status: str = "ok", group: str = "") -> Ended:
+def left(rank: int, when: int, status: str = "finished", group: str = "") -> Ended:
     departure = {"group": group, "place": ["Cell In[3]", 7, "<module>"], "at": when}
     return Ended(rank, status, 1.0, {"departures": [departure], "at": when + 1})
 
@@ -119,13 +119,13 @@ def test_a_group_that_the_call_was_not_in_is_no_departure() -> None:
 def test_a_process_that_ended_is_a_departure_though_it_is_heard_of_later() -> None:
     gone = Ended(1, "ended", 1.1, code=0, gone_ns=100 + 20_000_000)
     assert named(lost(0, 1.0, 100), gone) == (1, "ended")
-    killed = Ended(2, "ok", 0.5, {}, code=-15, gone_ns=50)
+    killed = Ended(2, "finished", 0.5, {}, code=-15, gone_ns=50)
     assert named(lost(0, 1.0, 100), killed, gone) == (2, "ended")
 
 
 def test_without_a_departure_the_first_lost_connection_is_named() -> None:
-    assert named(lost(1, 1.0, 100), lost(0, 1.01, 101), Ended(2, "ok", 1.0)) == (0, "failed")
-    assert blame({0: Ended(0, "ok", 1.0), 1: Ended(1, "interrupted", 1.0)}) is None
+    assert named(lost(1, 1.0, 100), lost(0, 1.01, 101), Ended(2, "finished", 1.0)) == (0, "failed")
+    assert blame({0: Ended(0, "finished", 1.0), 1: Ended(1, "interrupted", 1.0)}) is None
 
 
 def test_a_death_comes_before_an_error_at_about_the_same_time() -> None:

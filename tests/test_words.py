@@ -68,12 +68,12 @@ def test_next_action(state: RunState, action: Action) -> None:
 @pytest.mark.parametrize(
     ("ends", "sequences", "broken"),
     [
-        (["ok", "ok"], [1, 1], False),
-        (["ok", "ok"], [1, 2], False),
+        (["finished", "finished"], [1, 1], False),
+        (["finished", "finished"], [1, 2], False),
         (["failed", "failed"], [3, 3], False),
-        (["failed", "ok"], [3, 4], True),
+        (["failed", "finished"], [3, 4], True),
         (["failed", "interrupted"], [3, 3], True),
-        (["died", "ok"], [3, 3], True),
+        (["died", "finished"], [3, 3], True),
     ],
 )
 def test_group_is_broken(ends: list[str], sequences: list[int], broken: bool) -> None:

@@ -881,8 +881,9 @@ class Pool:
         living = [r for r, w in self.workers.items() if w.exit is None]
         run = self._have_done("end_group", living, END_GROUP_SECONDS, Silent())
         self._group_broken = False
-        gone = {r: e for r, e in run.ended.items() if e.status in ("replaced", "died")}
-        return {r: {**run.facts.get(r, {}), "code": e.code if e.status == "died" else None} for r, e in gone.items()}
+        codes = {r: e.code for r, e in run.ended.items() if e.status == outcome.DIED}
+        gone = [r for r, e in run.ended.items() if e.status in (outcome.REPLACED, outcome.DIED)]
+        return {r: {**run.facts.get(r, {}), "code": codes.get(r)} for r in gone}
 
     def _after(self, run: Run) -> None:
         """Decide which stores stay open for the next run."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from nbddp.errors import RankStatus
 from nbddp.run.positions import ANY, GONE, RECV, SEND, Call, Position, Positions
 from nbddp.topology import rank_words
 
@@ -100,7 +101,7 @@ def _called_as(other: Position, call: Call) -> tuple[str, str, int | None] | Non
 
 def diagnose(all_of: Positions) -> Deadlock | None:
     """The deadlock among these ranks, if there is one."""
-    waits = {r: waits_for(p, all_of) for r, p in all_of.items() if p.state == "blocked" and p.sure}
+    waits = {r: waits_for(p, all_of) for r, p in all_of.items() if p.state == RankStatus.BLOCKED and p.sure}
     stuck = {r for r, (ranks, _) in waits.items() if ranks}
     while True:
         never = stuck | {r for r, p in all_of.items() if p.state in GONE}
@@ -205,12 +206,12 @@ def _fate(p: Position | None) -> str:
     if p is None:
         return "is no rank of this pool"
     return {
-        "absent": "takes no part in this run",
-        "finished": "has finished the cell without calling it",
-        "failed": "has failed",
-        "died": "has died",
-        "silent": "does not answer",
-        "unknown": f"could not say where it is: {p.why}",
+        RankStatus.ABSENT: "takes no part in this run",
+        RankStatus.FINISHED: "has finished the cell without calling it",
+        RankStatus.FAILED: "has failed",
+        RankStatus.DIED: "has died",
+        RankStatus.SILENT: "does not answer",
+        RankStatus.UNKNOWN: f"could not say where it is: {p.why}",
     }.get(p.state, f"waits in {p.call.words()}{_at(p)}" if p.call else "is running")
 
 
@@ -220,7 +221,7 @@ def _advice(stuck: Iterable[int], all_of: Positions) -> str:
     kinds = {_call(all_of[r]).kind for r in ranks}
     between_peers = all(_call(all_of[r]).channel is not None for r in ranks)
     awaited = {w for r in ranks for w in waits_for(all_of[r], all_of)[0]} - set(ranks)
-    finished = [w for w in awaited if w in all_of and all_of[w].state == "finished"]
+    finished = [w for w in awaited if w in all_of and all_of[w].state == RankStatus.FINISHED]
     if finished and kinds & {"backward"}:
         return (
             "Ranks took different numbers of steps: give every rank equally many batches "
@@ -238,9 +239,9 @@ def _advice(stuck: Iterable[int], all_of: Positions) -> str:
 
 def waiting_words(p: Position, all_of: Positions) -> str:
     """`waiting in all_reduce #14 for rank 1`, for a blocked rank; or empty."""
-    if p.state == "silent":
+    if p.state == RankStatus.SILENT:
         return "does not answer, perhaps in native code that holds the interpreter"
-    if p.state == "unknown":
+    if p.state == RankStatus.UNKNOWN:
         return f"could not say where it is: {p.why}"
     if p.call is None:
         return ""

@@ -1,8 +1,8 @@
 """How a rank left a run: every way is a row of one table, with its own verdict. Pure.
 
 A row joins what the worker says of the program (`worker.leaving`), how its process ended if it did, and what we had
-done to it by then. Only a program that came to its end, or that exited with code 0 as torchrun counts success, is "ok";
-an interrupt counts as ours only on a rank that we had interrupted.
+done to it by then. Only a program that came to its end, or that exited with code 0 as torchrun counts success, has
+finished; an interrupt counts as ours only on a rank that we had interrupted.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.errors import Frame, Raised
+from nbddp.errors import Frame, Raised, RankStatus
 from nbddp.topology import rank_words
 
-OK, ENDED, FAILED, INTERRUPTED, DIED, REPLACED = "ok", "ended", "failed", "interrupted", "died", "replaced"
-WELL = (OK, ENDED)  # as torchrun has it: exit code 0
+FINISHED, ENDED, FAILED = RankStatus.FINISHED, RankStatus.ENDED, RankStatus.FAILED
+INTERRUPTED, DIED, REPLACED = RankStatus.INTERRUPTED, RankStatus.DIED, RankStatus.REPLACED
+WELL = (FINISHED, ENDED)  # as torchrun has it: exit code 0
 GONE = (ENDED, DIED, REPLACED)  # the process, and all names on it
 PROGRAMS = ("cell", "call")
 ANY = "any"
@@ -31,7 +32,7 @@ class Row:
     process: str
     ours: str
     runs: str
-    verdict: str
+    verdict: RankStatus
 
     def fits(self, *seen: str) -> bool:
         return all(
@@ -41,8 +42,8 @@ class Row:
 
 
 TABLE = (
-    Row("end", "lives", ANY, ANY, OK),
-    Row("exit 0", "lives", ANY, "program", OK),
+    Row("end", "lives", ANY, ANY, FINISHED),
+    Row("exit 0", "lives", ANY, "program", FINISHED),
     Row("exit 0", "lives", "", "request", FAILED),
     Row("exit 0", "lives", "interrupted", "request", INTERRUPTED),
     Row("exit 0", "lives", "replaced", "request", INTERRUPTED),
@@ -69,7 +70,7 @@ TABLE = (
 )
 
 
-def verdict(said: str, process: str, ours: str, runs: str) -> str:
+def verdict(said: str, process: str, ours: str, runs: str) -> RankStatus:
     """The verdict of the row that fits; a way that the table does not know is a failure."""
     return next((row.verdict for row in TABLE if row.fits(said, process, ours, runs)), FAILED)
 
@@ -97,7 +98,7 @@ class Ended:
     process, also if that ended after its program; gone_ns: when (nanoseconds since 1970)."""
 
     rank: int
-    status: str
+    status: RankStatus
     at: float
     content: dict[str, Any] = field(default_factory=dict)
     buffers: list[bytes] = field(default_factory=list)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbddp.errors import RankStatus
 from nbddp.run.report import place
 
 UNIFORM = {"all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "barrier"}  # same shape and dtype everywhere
 IN_TORCH = ("collective", "send", "recv", "store", "init", "new_group", "wait")
-GONE = ("finished", "failed", "died", "absent")
+GONE = (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.ABSENT)
 NCCL, STORE = "nccl", "store"  # what a collective waits with
 SEND, RECV, ANY = "s", "r", -1  # the sides of a channel; a receive from any source
 NOT_BEGUN = "not begun yet"
@@ -81,8 +82,7 @@ def _to(sends: bool, peer: int) -> str:
 class Position:
     """A rank at one moment.
 
-    `state` is "running", "blocked", "silent" (does not answer), "unknown" (its answer was an error, `why`),
-    "finished", "failed", "died" or "absent" (its rank takes no part in the run). `sure`: it was seen in the same
+    `why`: the error that its answer was, if its state is unknown. `sure`: it was seen in the same
     wait in two rounds of looks, and nothing else on it acts. `moved`: it has read or written since the last look;
     where the kernel does not count its `bytes` (None), it has computed.
 
@@ -92,7 +92,7 @@ class Position:
     """
 
     rank: int
-    state: str
+    state: RankStatus
     where: str = ""
     line: int | None = None
     call: Call | None = None
@@ -122,15 +122,15 @@ Positions = Mapping[int, Position]
 def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | None, elapsed: float) -> Position:
     """A rank's place from what its worker answered (None: it did not), and its place `elapsed` seconds earlier."""
     if facts is None:
-        return Position(rank, "silent", where=before.where if before else "", informed=False)
+        return Position(rank, RankStatus.SILENT, where=before.where if before else "", informed=False)
     if "failed" in facts:
-        return Position(rank, "unknown", where=before.where if before else "", informed=False, why=facts["failed"])
+        return Position(rank, RankStatus.UNKNOWN, before.where if before else "", informed=False, why=facts["failed"])
     used = facts.get("cpu", 0.0) - before.cpu if before is not None else elapsed
     known = _known(facts, before, computes=used >= LITTLE * elapsed)
     if facts.get("idle"):
         if not facts.get("begun", True):  # it is still starting, or has other work: nobody may say that it has finished
-            return Position(rank, "running", NOT_BEGUN, **known)
-        return Position(rank, "running" if facts.get("acts") else "finished", **known)
+            return Position(rank, RankStatus.RUNNING, NOT_BEGUN, **known)
+        return Position(rank, RankStatus.RUNNING if facts.get("acts") else RankStatus.FINISHED, **known)
     user = facts["user"]
     where, line = (place(*user), user[1] if user[0].startswith("Cell In[") else None) if user else ("", None)
     still = used < LITTLE * elapsed and not known["moved"]
@@ -138,7 +138,7 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
     blocked = call is not None and _is_blocked(call, facts, still)
     token = (*facts["token"], call)
     sure = before is not None and before.token == token and not facts["acts"]
-    state = "blocked" if blocked else "running"
+    state = RankStatus.BLOCKED if blocked else RankStatus.RUNNING
     return Position(rank, state, where, line, call if blocked else None, token=token, sure=sure, **known)
 
 

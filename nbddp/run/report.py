@@ -8,29 +8,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbddp.errors import Cause, Frame, Left, Raised, RankState, RunFailed, WorkerFailed
+from nbddp.errors import Cause, Frame, Left, Raised, RankState, RankStatus, RunFailed, WorkerFailed
 from nbddp.topology import rank_words
 
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
 STAY = "A rank that leaves ends the others' collectives: every rank has to make the same calls before it leaves."
+DOING = {RankStatus.FINISHED: "finished the cell", RankStatus.INTERRUPTED: "running"}
 NAMES = 12  # of those that went with a process, so many are listed
 
 
 def headline(cause: Cause) -> str:
     """`rank 2 raised ValueError: bad batch (cell line 9)`; one line, the same in every run."""
-    who = f"rank {cause.rank}"
+    return f"rank {cause.rank} {failing(cause)}"
+
+
+def failing(cause: Cause) -> str:
+    """What a rank did that failed: `raised ValueError: bad batch (cell line 9)`."""
     if cause.kind == "died":
-        return f"{who} {ended(cause.code)}"
+        return ended(cause.code)
     if cause.left is not None:
-        return f"{who} left: {left_words(cause.left)}"
+        return f"left: {left_words(cause.left)}"
     place = place_of(cause.chain[-1].frames) if cause.chain else ""
     where = f" ({place})" if place else ""
     if cause.kind == "exit":
-        return f"{who} exited with code {cause.code}{where}"
+        return f"exited with code {cause.code}{where}"
     if not cause.chain:
-        return f"{who} failed and left no word of why"
+        return "failed and left no word of why"
     verb = f"could not {cause.stage} the cell:" if cause.stage else "raised"
-    return f"{who} {verb} {raised_words(cause.chain[-1])}{where}"
+    return f"{verb} {raised_words(cause.chain[-1])}{where}"
 
 
 def raised_words(raised: Raised) -> str:
@@ -79,12 +84,17 @@ def call_words(call: Mapping[str, Any] | None) -> str:
 
 
 def ended(code: int | str | None) -> str:
+    """That a process ended, and how."""
+    return f"died: {end_words(code)}"
+
+
+def end_words(code: int | str | None) -> str:
     """How a process ended, by its wait status as Python gives it (negative: a signal)."""
     if isinstance(code, int) and code < 0:
         name = signal_name(code)
         hint = "; the kernel's out-of-memory killer is the usual cause" if name == "SIGKILL" else ""
-        return f"died: killed by {name}{hint}"
-    return f"died: its process ended with exit code {code}"
+        return f"killed by {name}{hint}"
+    return f"its process ended with exit code {code}"
 
 
 def signal_name(code: int) -> str:
@@ -198,13 +208,13 @@ def state_words(state: RankState) -> str:
     """`cell line 9, waiting in all_reduce #14 for rank 1; freed, names are kept`."""
     doing = ", ".join(w for w in (state.where, state.doing or "still running") if w)
     words = {
-        "finished": "finished the cell",
-        "ended": "ended its process with exit code 0; names on it are gone",
-        "failed": "failed too",
-        "interrupted": f"{doing}; {'freed' if state.doing else 'interrupted'}, names are kept",
-        "replaced": f"{doing}; {state.why}, so it is replaced; {lost_words(state.lost, state.imports)}",
-        "died": "died",
-        "running": doing,
+        RankStatus.FINISHED: "finished the cell",
+        RankStatus.ENDED: "ended its process with exit code 0; names on it are gone",
+        RankStatus.FAILED: "failed too",
+        RankStatus.INTERRUPTED: f"{doing}; {'freed' if state.doing else 'interrupted'}, names are kept",
+        RankStatus.REPLACED: f"{doing}; {state.why}, so it is replaced; {lost_words(state.lost, state.imports)}",
+        RankStatus.DIED: "died",
+        RankStatus.RUNNING: doing,
     }[state.status]
     return f"{words}: {state.detail}" if state.detail else words
 
@@ -294,11 +304,12 @@ def attempts_text(attempts: Sequence[str], text: str) -> str:
 
 def positions_table(states: Sequence[RankState]) -> list[str]:
     """rank │ where │ what it waited in │ what became of it."""
-    fates = {"interrupted": "freed, names are kept", "finished": "", "failed": "", "died": ""}
+    fates = {RankStatus.INTERRUPTED: "freed, names are kept"}
     rows = [("rank", "line", "state", "")]
     for s in states:
-        doing = s.doing or {"finished": "finished the cell", "interrupted": "running"}.get(s.status, s.status)
-        fate = f"replaced; {lost_words(s.lost, s.imports)}" if s.status == "replaced" else fates.get(s.status, "")
+        doing = s.doing or DOING.get(s.status, str(s.status))
+        is_new = s.status == RankStatus.REPLACED
+        fate = f"replaced; {lost_words(s.lost, s.imports)}" if is_new else fates.get(s.status, "")
         rows.append((str(s.rank), s.where or "–", doing, fate))
     return aligned(rows)
 

@@ -22,6 +22,7 @@ from nbddp.errors import (
     Cause,
     PoolNotRunning,
     RankState,
+    RankStatus,
     RunFailed,
     RunHung,
     RunStopped,
@@ -39,6 +40,8 @@ from nbddp.topology import rank_words
 
 OUTCOME = "nbddp_outcome"
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
+# what is said of a rank that has left while others are still at work
+GONE_AS = {RankStatus.ENDED: RankStatus.FINISHED, RankStatus.FAILED: RankStatus.FAILED}
 LONG = 0.1  # seconds after which a run is worth telling others about
 LOOK_EVERY = 0.5  # seconds between two questions where the ranks are
 AGAIN = 0.05  # seconds until the second look after a failure
@@ -312,9 +315,9 @@ class Run:
         if self.ended[rank].own_interrupt:
             self._output_until = time.monotonic() + supervise.STOP_COMES
 
-    def _verdict(self, rank: int, said: str, process: str) -> str:
+    def _verdict(self, rank: int, said: str, process: str) -> RankStatus:
         stopped = self._interrupted_at is not None or (self.stops and said == "interrupt")
-        ours = "replaced" if self._replaced else "interrupted" if stopped else ""
+        ours = outcome.REPLACED if self._replaced else outcome.INTERRUPTED if stopped else ""
         return outcome.verdict(said, process, ours, outcome.runs(self.specs[rank].get("op", "cell")))
 
     def _printed(self, rank: int, kind: str, content: dict[str, Any]) -> None:
@@ -388,8 +391,9 @@ class Run:
 
     def _look(self, names: bool = False) -> None:
         """Ask every living rank where it is; the answers come as events."""
-        asked = [r for r in self.specs if r not in self.ended or self.ended[r].status == "ok"]
-        suspect = names or any(p.state == "blocked" for p in self.positions.values()) or len(asked) < len(self.specs)
+        asked = [r for r in self.specs if r not in self.ended or self.ended[r].status == outcome.FINISHED]
+        blocked = any(p.state == RankStatus.BLOCKED for p in self.positions.values())
+        suspect = names or blocked or len(asked) < len(self.specs)
         number, now = self._round.number + 1, time.monotonic()
         self._round = Round(number, set(asked), {}, now + ANSWER_TIME, now, self._round.at)
         self._next_look = now + self._look_every()
@@ -414,19 +418,19 @@ class Run:
             ended = self.ended.get(rank)
             if facts is not None:
                 self.facts[rank] = facts
-            if ended is not None and ended.status != "ok":
-                gone = {"ended": "finished", "failed": "failed"}.get(ended.status, "died")
+            if ended is not None and ended.status != outcome.FINISHED:
+                gone = GONE_AS.get(ended.status, RankStatus.DIED)
                 self.positions[rank] = replace(before or Position(rank, gone), state=gone, call=None)
             else:
                 self.positions[rank] = position_of(rank, facts, before, elapsed)
         self._have_repeated({r for r in self.running() if (this.answers.get(r) or {}).get("idle")})
         for rank in range(self.world_size):
-            self.positions.setdefault(rank, Position(rank, "absent"))
+            self.positions.setdefault(rank, Position(rank, RankStatus.ABSENT))
         self._quiet.note(self.positions, self.running(), time.monotonic())
         found = deadlock.diagnose(self.positions)
         if self.ended_by == supervise.HUNG and found is None:
             return  # it stands proven: a rank was only too busy to say once more where it is
-        if found is None and any(e.status != "ok" for e in self.ended.values()):
+        if found is None and any(e.status != outcome.FINISHED for e in self.ended.values()):
             self._next_look = min(self._next_look, time.monotonic() + AGAIN)  # are the others stuck? two looks tell
         if found != self.deadlock:
             self._hung_since = time.monotonic() if found is not None else None
@@ -538,7 +542,8 @@ class Run:
         if found is None:
             return self._stopped() if self.stops else None
         cause = self._cause(found)
-        others = [s for s in self._states() if s.rank != cause.rank or s.status == "replaced" or s.rank in self.stuck]
+        has_more = {s.rank for s in self._states() if s.status == outcome.REPLACED} | set(self.stuck)
+        others = [s for s in self._states() if s.rank != cause.rank or s.rank in has_more]
         text = report.failure_text(cause, others, dropped=self.broke_group())
         return WorkerFailed(report.headline(cause), cause=cause, states=self._states(), report=text, logs=self._logs())
 
@@ -607,22 +612,21 @@ class Run:
             names, imports = self._names_lost(ended.rank)
             code = self.stuck[ended.rank].get("code")
             if code is not None:
-                how = report.ended(code).removeprefix("died: ")
-                words = f"{how}, after it had left the cell; {report.lost_words(names, imports)}"
-                return RankState(ended.rank, "died", detail=words)
-            return RankState(ended.rank, "replaced", doing="ending the process group", lost=names, imports=imports)
+                words = f"{report.end_words(code)}, after it had left the cell; {report.lost_words(names, imports)}"
+                return RankState(ended.rank, outcome.DIED, detail=words)
+            doing = "ending the process group"
+            return RankState(ended.rank, outcome.REPLACED, doing=doing, lost=names, imports=imports)
         if ended.rank in self.broken():
             return self._without_context(ended)
-        status = "finished" if ended.status == outcome.OK else ended.status
-        lost = self._lost(ended) if status == "failed" else ""
+        status = ended.status
+        lost = self._lost(ended) if status == outcome.FAILED else ""
         if lost:
-            return RankState(ended.rank, "interrupted", report.place_of(ended.chain[-1].frames), doing=lost)
-        if status == "failed":
-            words = report.headline(self._cause(Blame(ended, ended.at)))
-            return RankState(ended.rank, status, detail=words.split(" ", 2)[2])
-        if status == "died":
-            return RankState(ended.rank, status, detail=report.ended(ended.code).removeprefix("died: "))
-        if status in ("finished", "ended"):
+            return RankState(ended.rank, outcome.INTERRUPTED, report.place_of(ended.chain[-1].frames), doing=lost)
+        if status == outcome.FAILED:
+            return RankState(ended.rank, status, detail=report.failing(self._cause(Blame(ended, ended.at))))
+        if status == outcome.DIED:
+            return RankState(ended.rank, status, detail=report.end_words(ended.code))
+        if status in outcome.WELL:
             return RankState(ended.rank, status)
         position = self.positions.get(ended.rank)
         chain = ended.chain
@@ -630,7 +634,7 @@ class Run:
         if not where and chain:
             where = report.place_of(chain[-1].frames)
         doing = deadlock.waiting_words(position, self.positions) if position else ""
-        names, imports = self._names_lost(ended.rank) if status == "replaced" else ((), ())
+        names, imports = self._names_lost(ended.rank) if status == outcome.REPLACED else ((), ())
         return RankState(ended.rank, status, where, doing=doing, lost=names, imports=imports)
 
     def _without_context(self, ended: Ended) -> RankState:
@@ -638,7 +642,7 @@ class Run:
         where = report.place_of(ended.chain[-1].frames) if ended.chain else ""
         doing = f"raised {ended.chain[-1].type}" if ended.chain else ""
         return RankState(
-            ended.rank, "replaced", where, doing=doing, lost=tuple(names), imports=tuple(imports),
+            ended.rank, outcome.REPLACED, where, doing=doing, lost=tuple(names), imports=tuple(imports),
             why=report.broken_words(said),
         )  # fmt: skip
 
@@ -657,7 +661,7 @@ class Quiet:
     def note(self, positions: Mapping[int, Position], running: Sequence[int], now: float) -> None:
         """After a round of looks."""
         ranks = [positions[r] for r in running]
-        still = bool(ranks) and all(p.state == "blocked" for p in ranks)
+        still = bool(ranks) and all(p.state == RankStatus.BLOCKED for p in ranks)
         if not still or any(p.moved for p in positions.values()):
             self.since = None
         elif self.since is None:

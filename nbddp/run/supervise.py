@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nbddp.errors import RankStatus
+
 GRACE = 0.3
 STOP_COMES = 0.25  # VS Code interrupts every process under the kernel, and the kernel after them
 RELEASE_AFTER = 0.05
 PATIENCE = 1.4
+SPOILS = (RankStatus.INTERRUPTED, RankStatus.REPLACED, RankStatus.DIED, RankStatus.ENDED)  # the group of a rank
 FAILED, STOPPED, HUNG, LATE = "failed", "stopped", "hung", "late"
 
 
@@ -113,15 +116,15 @@ def end_due(state: RunState) -> tuple[float | None, str]:
     return min(((at, why) for at, why in due if at is not None), key=lambda d: d[0], default=(None, ""))
 
 
-def group_is_broken(ends: dict[int, str], groups: dict[int, dict[str, object]]) -> bool:
+def group_is_broken(ends: dict[int, RankStatus], groups: dict[int, dict[str, object]]) -> bool:
     """True if the ranks' process group may not be used again after a run that went wrong.
 
     ends: rank → its verdict (`run.outcome`).
     groups: rank → {"run", "sequence"}: when the group was made and how many collectives it
         has seen. Ranks that all failed at the same point of the program still agree.
     """
-    if all(end == "ok" for end in ends.values()):
+    if all(end == RankStatus.FINISHED for end in ends.values()):
         return False
-    if any(end in ("interrupted", "replaced", "died", "ended") for end in ends.values()) or len(groups) < len(ends):
+    if any(end in SPOILS for end in ends.values()) or len(groups) < len(ends):
         return True
     return len({(g["run"], g["sequence"]) for g in groups.values()}) > 1

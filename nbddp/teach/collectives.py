@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbddp.errors import RankStatus
 from nbddp.run.deadlock import Deadlock, diagnose, waits_for
 from nbddp.run.positions import RECV, SEND, Call, Channel, Position
 from nbddp.topology import rank_words
@@ -208,12 +209,12 @@ class _Rank:
         }
         known: dict[str, Any] = {"past": past, "channels": Counter(self._made())}
         if self.at == len(self.program):
-            return Position(self.rank, "finished", **known)
+            return Position(self.rank, RankStatus.FINISHED, **known)
         action = self.program[self.at]
         where, call = f"line {action.line}", self._call(action)
         if not self.inside or call is None:
-            return Position(self.rank, "running", where, action.line, **known)
-        return Position(self.rank, "blocked", where, action.line, call, **known)
+            return Position(self.rank, RankStatus.RUNNING, where, action.line, **known)
+        return Position(self.rank, RankStatus.BLOCKED, where, action.line, call, **known)
 
     def _made(self) -> list[Channel]:
         """The channel of each send and receive so far, the present one among them."""
@@ -247,7 +248,7 @@ def play(programs: Sequence[Program], moves: int) -> Log:
     for _ in range(moves):
         _move(ranks)
     positions = {r.rank: r.position() for r in ranks}
-    waits = {r: waits_for(p, positions)[0] for r, p in positions.items() if p.state == "blocked"}
+    waits = {r: waits_for(p, positions)[0] for r, p in positions.items() if p.state == RankStatus.BLOCKED}
     return Log({r.rank: r.entries() for r in ranks}, waits, diagnose(positions), moves)
 
 
@@ -258,7 +259,7 @@ def _move(ranks: Sequence[_Rank]) -> None:
     for r in ranks:
         if not r.inside:
             continue
-        if positions[r.rank].state == "blocked":
+        if positions[r.rank].state == RankStatus.BLOCKED:
             if not waits_for(positions[r.rank], positions)[0]:
                 r.leave()
         else:

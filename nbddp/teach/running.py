@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from nbddp.errors import BadInput, RunHung, RunStopped, RunTimedOut, WorkerFailed
+from nbddp.errors import BadInput, RankStatus, RunHung, RunStopped, RunTimedOut, WorkerFailed
 from nbddp.options import LaunchSpec
 from nbddp.pool.pool import Pool
 from nbddp.run.report import ended, headline
@@ -211,4 +211,4 @@ def failure_words(failed: WorkerFailed) -> str:
 def _alone(failed: WorkerFailed) -> bool:
     """Whether all other ranks were through or waited for others when one failed: none was about to fail, too."""
     others = (s for s in failed.states if s.rank != failed.rank)
-    return all(s.status == "finished" or (s.status != "failed" and s.doing) for s in others)
+    return all(s.status == RankStatus.FINISHED or (s.status != RankStatus.FAILED and s.doing) for s in others)

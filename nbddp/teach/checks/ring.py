@@ -14,7 +14,7 @@ from itertools import groupby
 from random import Random
 from typing import Any
 
-from nbddp.errors import RunHung, WorkerFailed
+from nbddp.errors import RankStatus, RunHung, WorkerFailed
 from nbddp.teach.answer import OK, Exercise, Wrong, not_written
 from nbddp.teach.ring import Parts, Schedule, complete, faults, follow, letters, part, simulate
 from nbddp.teach.running import grouped, on_ranks
@@ -306,7 +306,7 @@ def _misused(cause: BaseException | None) -> str:
 def stopped_because(cause: BaseException | None, size: int, length: int) -> str:
     """What to say after the sentence that tells what stopped the run."""
     if isinstance(cause, RunHung):
-        ended = [s.rank for s in cause.states if s.rank < size and s.status == "finished"]
+        ended = [s.rank for s in cause.states if s.rank < size and s.status == RankStatus.FINISHED]
         if ended:
             return f"; {rank_words(ended)} took fewer steps: all ranks must send and receive equally often"
         return (
