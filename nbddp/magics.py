@@ -114,11 +114,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if not stood:
             self._tell_of_system()
         try:
-            values = self.pool.run_cell(
-                code, cell=number, argv=spec.argv, argv0=f"Cell In[{number}]", ranks=spec.ranks, show=spec.show,
-                want_value=bool(spec.output), screen=screen, hang_after=spec.hang_after, timeout=spec.timeout,
-                check=spec.check, max_restarts=spec.max_restarts, timings=spec.timings, trace=spec.trace is not None,
-            )  # fmt: skip
+            values = self.pool.carry_out(spec.request(code, number), screen)
         except RunFailed:
             if spec.trace is not None and self.pool.running:  # what led to a failure is worth seeing most of all
                 self._trace_if_possible(spec.trace)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from nbddp.errors import BadInput
+from nbddp.run.request import HANG_AFTER, Request
 
 TRACE_FILE = "ddp-trace.json.gz"
 NPROC_WORDS = ("auto", "gpu", "cpu")
@@ -50,7 +51,7 @@ class LaunchSpec:
     ranks: tuple[int, ...] | None = None
     show: tuple[int, ...] | None = None
     output: str = ""
-    hang_after: float | None = 5.0
+    hang_after: float | None = HANG_AFTER
     timeout: float | None = None
     check: bool = False
     max_restarts: int = 0
@@ -65,6 +66,14 @@ class LaunchSpec:
             any(v is not None for v in (self.nproc, self.nnodes, self.gpus_per_proc, self.visible, self.device))
             or self.oversubscribe
         )
+
+    def request(self, code: str, number: int) -> Request:
+        """The run that this line and the code below it ask for, as In[number]."""
+        return Request(
+            code=code, cell=number, argv0=f"Cell In[{number}]", argv=self.argv, ranks=self.ranks, show=self.show,
+            hang_after=self.hang_after, timeout=self.timeout, max_restarts=self.max_restarts,
+            want_value=bool(self.output), check=self.check, timings=self.timings, trace=self.trace is not None,
+        )  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):

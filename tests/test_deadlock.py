@@ -11,6 +11,7 @@ import pytest
 from nbddp.errors import RunHung
 from nbddp.run.deadlock import diagnose, waiting_words, waits_for
 from nbddp.run.positions import ANY, Call, Channel, Position, position_of
+from nbddp.run.request import Request
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME, Run
 
@@ -314,7 +315,9 @@ class Busy:
 
 def test_a_deadlock_that_ended_the_run_is_told_though_a_rank_is_silent_in_the_last_look(tmp_path: Path) -> None:
     workers = Busy()
-    workers.run = Run(workers, {0: {}, 1: {}}, number=1, logs=tmp_path, screen=Silent(), hang_after=0.05, timeout=10)
+    workers.run = Run(
+        workers, {0: {}, 1: {}}, Request(hang_after=0.05, timeout=10), number=1, logs=tmp_path, screen=Silent()
+    )
     workers.run.execute()
     assert workers.asked[-1] == "stack"
     with pytest.raises(RunHung, match="rank 0 waits in recv"):

@@ -16,6 +16,7 @@ import pytest
 
 from nbddp.errors import RunStopped, WorkerFailed
 from nbddp.pool import footing
+from nbddp.run.request import Request
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME, Run
 from tests.kernels import Kernel, Shown
@@ -148,7 +149,7 @@ class Interrupted(Silent):
 
     def __init__(self, order: str, logs: Path) -> None:
         self.order = list(order)
-        self.run = Run(self, {0: {}, 1: {}}, number=1, logs=logs, screen=self, timeout=60)
+        self.run = Run(self, {0: {}, 1: {}}, Request(timeout=60), number=1, logs=logs, screen=self)
 
     def refresh(self, *shown: Any) -> None:
         if self.order and self.run.events.empty():

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import re
 import shutil
 import threading
 import time
@@ -37,6 +36,7 @@ from nbddp.pool.outlook import foresee
 from nbddp.pool.stop import uninterrupted
 from nbddp.pool.warmup import Trials
 from nbddp.run import logfile, outcome, report
+from nbddp.run.request import CALL, CELL, Request
 from nbddp.run.screen import Late, Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
@@ -392,10 +392,9 @@ class Pool:
         """A run of the pool's own, without a rendezvous; a rank that is not through in time is replaced."""
         assert self.agent is not None
         number = next(self._runs)
-        run = Run(
-            weakref.proxy(self), {r: {"op": op, "run": number} for r in ranks}, number=number,
-            logs=self._logs(number), screen=screen, hang_after=None, timeout=timeout,
-        )  # fmt: skip
+        request = Request(op, ranks=ranks, hang_after=None, timeout=timeout)
+        specs = {r: {**request.wire(), "run": number} for r in ranks}
+        run = Run(weakref.proxy(self), specs, request, number=number, logs=self._logs(number), screen=screen)
         self.current = run
         try:
             run.execute()
@@ -515,62 +514,35 @@ class Pool:
 
     # -- runs -------------------------------------------------------------------------------
 
-    def run_cell(
-        self,
-        code: str,
-        *,
-        cell: int = 1,
-        argv: Sequence[str] = (),
-        argv0: str = "<cell>",
-        ranks: Sequence[int] | None = None,
-        show: Sequence[int] | None = None,
-        want_value: bool = False,
-        screen: Screen | None = None,
-        hang_after: float | None = 5.0,
-        timeout: float | None = None,
-        check: bool = False,
-        max_restarts: int = 0,
-        timings: bool = True,
-        trace: bool = False,
-    ) -> RankValues:
+    def run_cell(self, code: str, *, screen: Screen | None = None, **asked: Any) -> RankValues:
         """Run source on the ranks; the values of its last expression if `want_value`.
 
-        hang_after: seconds a deadlock may stand before it is ended (None: never).
-        timeout: seconds the run may take (None: any time).
-        check: compare collectives across ranks before each is called (`nbddp.worker.check`).
-        timings: record DDP's steps (`Pool.timings`).
-        trace: record torch.profiler's trace on every rank (`Pool.trace`).
-        max_restarts: on a failure start all workers anew and run again, at most so many times.
-        Raises a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut; state on the ranks that
+        asked: the fields of `nbddp.run.request.Request` that concern a cell, such as `ranks`, `timeout` (seconds) or
+        `want_value`. Raises a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut; state on the ranks that
         were not replaced is kept.
         """
+        return self.carry_out(Request(code=code, **asked), screen)
+
+    def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues:
+        """What `run_cell` does, as one value."""
         self._need_running()
-        chosen = check_ranks(ranks, self.world_size, "--ranks")
-        shown = check_ranks(show, self.world_size, "--show")
-        fields = {"op": "cell", "cell": cell, "argv": list(argv), "argv0": argv0, "want_value": want_value}
-        fields |= {"check": check, "timings": timings, "trace": trace}
-        code = re.sub(r"\A\s*\n", lambda blank: "#\n" * blank[0].count("\n"), code)  # IPython would cut these lines
         screen = screen or for_shell(_shell())
         began = time.monotonic()
         attempts: list[str] = []
         while True:
             try:
-                run = self._run(
-                    chosen, fields, code=code, show=shown, screen=screen, state=f"running Cell In[{cell}]",
-                    hang_after=hang_after, timeout=timeout, timed_from=began,
-                    attempt=(len(attempts), max_restarts),
-                )  # fmt: skip
+                run = self._run(request, screen, timed_from=began, attempt=len(attempts))
                 break
             except (WorkerFailed, RunHung) as error:
                 attempts.append(str(error))
-                if len(attempts) > max_restarts:
-                    if max_restarts:
+                if len(attempts) > request.max_restarts:
+                    if request.max_restarts:
                         error.attempts = tuple(attempts)
                         error.report = report.attempts_text(attempts, error.report)
                     raise
-                screen.say(report.attempt_words(len(attempts), max_restarts + 1, attempts[-1]))
+                screen.say(report.attempt_words(len(attempts), request.max_restarts + 1, attempts[-1]))
                 self._renew_all()
-        if not want_value:
+        if not request.want_value:
             return RankValues({})
         return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items() if e.buffers})
 
@@ -612,10 +584,10 @@ class Pool:
         name = getattr(function, "__name__", "the function")
         chosen = check_ranks(ranks, self.world_size, "ranks")
         data = _packed((function, tuple(args), dict(kwargs or {})), name)
-        run = self._run(
-            chosen, {"op": "call", "plain": self.plain}, buffers=[data], screen=screen or for_shell(_shell()),
-            state=f"running {name}", hang_after=hang_after, timeout=timeout,
-        )  # fmt: skip
+        request = Request(
+            CALL, {"plain": self.plain}, [data], f"running {name}", chosen, hang_after=hang_after, timeout=timeout
+        )
+        run = self._run(request, screen or for_shell(_shell()))
         read = answers.read if self.plain else values.unpack
         return RankValues({r: read(e.buffers[0]) for r, e in run.ended.items() if e.buffers})
 
@@ -709,8 +681,7 @@ class Pool:
         Raises as `run_cell` does.
         """
         self._need_running()
-        chosen = check_ranks(ranks, self.world_size, "--ranks")
-        run = self._run(chosen, {"op": op, **fields}, buffers=buffers, screen=Silent(), state=op)
+        run = self._run(Request(op, fields, buffers, ranks=ranks), Silent())
         return {r: e.buffers for r, e in sorted(run.ended.items())}
 
     def troubles(self) -> str:
@@ -730,54 +701,26 @@ class Pool:
             return None
         return self._wire.ask(rank, content, timeout)
 
-    def _run(
-        self,
-        ranks: Sequence[int],
-        fields: dict[str, Any],
-        *,
-        state: str,
-        code: str = "",
-        buffers: Sequence[bytes] = (),
-        show: Sequence[int] | None = None,
-        screen: Screen | None = None,
-        hang_after: float | None = 5.0,
-        timeout: float | None = None,
-        timed_from: float | None = None,
-        attempt: tuple[int, int] = (0, 0),
-    ) -> Run:
+    def _run(self, request: Request, screen: Screen, timed_from: float | None = None, attempt: int = 0) -> Run:
         stop.check()
         self._need_running()
+        ranks = check_ranks(request.ranks, self.world_size, "--ranks")
+        request = request.on(ranks, check_ranks(request.show, self.world_size, "--show"))
         most = logfile.limit(os.environ)
         if self.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
-        assert self.agent is not None
-        if self._group_broken:
-            self._end_groups()
-        screen = screen or for_shell(_shell())
-        self._renewed = self._wire.connection.renewed
-        self._wire.connection.check()
-        if any(w.exit is not None for w in self.workers.values()):
-            for note in self._match(self.placed(), self.visible):
-                screen.say(note)
+        self._make_ready(screen)
         self._begin_logs(ranks)
         number = next(self._runs)
         logs = self._logs(number)
-        port = self._take_store(number, screen)
-        common = {
-            **fields, "run": number, "injected": [MASTER, port], "connect": HOST,
-            "shares_gpus": self.placed().oversubscribed,
-        }  # fmt: skip
-        specs = {r: {**common, "env": self._variables(r, port, logs, attempt)} for r in ranks}
+        specs = self._specs(request, number, self._take_store(number, screen), logs, attempt)
         me = weakref.proxy(self)  # what has been sent is remembered by the client's thread, and would hold the pool
-        run = Run(
-            me, specs, number=number, logs=logs, screen=screen, show=show, code=code,
-            buffers=buffers, hang_after=hang_after, timeout=timeout, timed_from=timed_from, most=most,
-        )  # fmt: skip
-        run.when_long = lambda: me._note(ranks, state)
-        if fields["op"] in ("cell", "call"):  # a look at the ranks is nobody's last run
+        run = Run(me, specs, request, number=number, logs=logs, screen=screen, timed_from=timed_from, most=most)
+        run.when_long = lambda: me._note(ranks, request.state)
+        if request.is_program:  # a look at the ranks is nobody's last run
             self.last_run = run
-        if fields["op"] == "cell":
-            self.last_cell = (number, fields["cell"])
+        if request.op == CELL:
+            self.last_cell = (number, request.cell)
         with uninterrupted():
             self._carry_out(run, ranks, screen)
         for others in filter(None, (run.unwritten(), *(of(list(run.ended.values())) for of in outcome.NOTES))):
@@ -787,6 +730,25 @@ class Pool:
         if note:
             screen.say(note)
         return run
+
+    def _make_ready(self, screen: Screen) -> None:
+        """Nothing of an earlier run is left, the workers can be reached, and there is one for each rank."""
+        if self._group_broken:
+            self._end_groups()
+        self._renewed = self._wire.connection.renewed
+        self._wire.connection.check()
+        if any(w.exit is not None for w in self.workers.values()):
+            for note in self._match(self.placed(), self.visible):
+                screen.say(note)
+
+    def _specs(self, request: Request, number: int, port: int, logs: Path, attempt: int) -> dict[int, dict[str, Any]]:
+        """Rank → what it is sent: the request, where the ranks meet, and torchrun's variables."""
+        common = {
+            **request.wire(), "run": number, "injected": [MASTER, port], "connect": HOST,
+            "shares_gpus": self.placed().oversubscribed,
+        }  # fmt: skip
+        tries = (attempt, request.max_restarts)
+        return {r: {**common, "env": self._variables(r, port, logs, tries)} for r in request.ranks or ()}
 
     def _carry_out(self, run: Run, ranks: Sequence[int], screen: Screen) -> None:
         """The run and what follows from it, as one step; Stop in the run itself is the run's."""

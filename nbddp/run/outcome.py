@@ -18,7 +18,7 @@ FINISHED, ENDED, FAILED = RankStatus.FINISHED, RankStatus.ENDED, RankStatus.FAIL
 INTERRUPTED, DIED, REPLACED = RankStatus.INTERRUPTED, RankStatus.DIED, RankStatus.REPLACED
 WELL = (FINISHED, ENDED)  # as torchrun has it: exit code 0
 GONE = (ENDED, DIED, REPLACED)  # the process, and all names on it
-PROGRAMS = ("cell", "call")
+PROGRAM, REQUEST = "program", "request"
 ANY = "any"
 
 
@@ -43,10 +43,10 @@ class Row:
 
 TABLE = (
     Row("end", "lives", ANY, ANY, FINISHED),
-    Row("exit 0", "lives", ANY, "program", FINISHED),
-    Row("exit 0", "lives", "", "request", FAILED),
-    Row("exit 0", "lives", "interrupted", "request", INTERRUPTED),
-    Row("exit 0", "lives", "replaced", "request", INTERRUPTED),
+    Row("exit 0", "lives", ANY, PROGRAM, FINISHED),
+    Row("exit 0", "lives", "", REQUEST, FAILED),
+    Row("exit 0", "lives", "interrupted", REQUEST, INTERRUPTED),
+    Row("exit 0", "lives", "replaced", REQUEST, INTERRUPTED),
     Row("exit", "lives", "", ANY, FAILED),
     Row("exit", "lives", "interrupted", ANY, INTERRUPTED),
     Row("exit", "lives", "replaced", ANY, INTERRUPTED),
@@ -56,10 +56,10 @@ TABLE = (
     Row("interrupt", "lives", "", ANY, FAILED),  # the program's own: KeyboardInterrupt, SIGINT, CancelledError
     Row("interrupt", "lives", "interrupted", ANY, INTERRUPTED),
     Row("interrupt", "lives", "replaced", ANY, INTERRUPTED),
-    Row("", "exit 0", "", "program", ENDED),  # os._exit(0)
-    Row("", "exit 0", "interrupted", "program", ENDED),
-    Row("", "exit 0", "", "request", DIED),
-    Row("", "exit 0", "interrupted", "request", DIED),
+    Row("", "exit 0", "", PROGRAM, ENDED),  # os._exit(0)
+    Row("", "exit 0", "interrupted", PROGRAM, ENDED),
+    Row("", "exit 0", "", REQUEST, DIED),
+    Row("", "exit 0", "interrupted", REQUEST, DIED),
     Row("", "exit", "", ANY, DIED),
     Row("", "exit", "interrupted", ANY, DIED),
     Row("", "signal", "", ANY, DIED),
@@ -86,10 +86,6 @@ def process(code: int | None) -> str:
     if code is None:
         return "lost"
     return "signal" if code < 0 else "exit" if code else "exit 0"
-
-
-def runs(op: str) -> str:
-    return "program" if op in PROGRAMS else "request"
 
 
 @dataclass

@@ -35,6 +35,7 @@ from nbddp.run.collect import RankOutput
 from nbddp.run.logfile import LIMIT
 from nbddp.run.outcome import Ended
 from nbddp.run.positions import Position, position_of
+from nbddp.run.request import Request
 from nbddp.run.screen import Screen, Silent
 from nbddp.topology import rank_words
 
@@ -71,32 +72,27 @@ class Workers(Protocol):
 class Run:
     """A request to several ranks and all that comes of it.
 
-    specs: rank → the request's metadata. After `execute`, `ended` has one entry per rank.
+    specs: rank → the request as it is sent. After `execute`, `ended` has one entry per rank.
     """
 
     def __init__(
         self,
         workers: Workers,
         specs: Mapping[int, dict[str, Any]],
+        request: Request,
         *,
         number: int,
         logs: Path,
         screen: Screen,
-        show: Sequence[int] | None = None,
-        code: str = "",
-        buffers: Sequence[bytes] = (),
-        hang_after: float | None = 5.0,
-        timeout: float | None = None,
         timed_from: float | None = None,
         most: int = LIMIT,
     ):
         """timed_from: when `timeout` began (time.monotonic()); None: when the run does. most: bytes of each rank's
         output that are kept."""
-        self.hang_after, self.timeout, self._timed_from = hang_after, timeout, timed_from
+        self.request, self._timed_from = request, timed_from
         self.workers, self.specs, self.number, self.screen = workers, dict(specs), number, screen
-        self.code, self.buffers = code, list(buffers)
         self.outputs = {r: RankOutput(r, logs / f"rank{r}.log", most) for r in specs}
-        self.shown = [r for r in self.outputs if show is None or r in show]
+        self.shown = [r for r in self.outputs if request.show is None or r in request.show]
         self.ended: dict[int, Ended] = {}
         self.stops: tuple[float, ...] = ()
         self.events: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
@@ -172,10 +168,10 @@ class Run:
     def _send(self) -> None:
         self._began = time.monotonic()
         self._next_look = self._began + min(2 * LOOK_EVERY, self._look_every())
-        unsent = list(self.specs)
+        unsent, source, buffers = list(self.specs), self.request.source, list(self.request.buffers)
         try:
             while unsent:
-                self.workers.send(unsent[0], self.specs[unsent[0]], self.hear, self.code, self.buffers)
+                self.workers.send(unsent[0], self.specs[unsent[0]], self.hear, source, buffers)
                 del unsent[0]
         finally:
             for rank in unsent[1:]:  # whether the first got it is not known: if it does not answer, it is replaced
@@ -218,8 +214,8 @@ class Run:
             stops=self.stops,
             hung_since=self._hung_since,
             all_hung=self.deadlock is not None and set(self.deadlock.ranks) >= set(self.running()),
-            hang_after=self.hang_after,
-            deadline=None if self.timeout is None else (self._timed_from or self._began) + self.timeout,
+            hang_after=self.request.hang_after,
+            deadline=None if self.request.timeout is None else (self._timed_from or self._began) + self.request.timeout,
             interrupted_at=self._interrupted_at,
             released=self._released,
             replaced=self._replaced,
@@ -318,7 +314,7 @@ class Run:
     def _verdict(self, rank: int, said: str, process: str) -> RankStatus:
         stopped = self._interrupted_at is not None or (self.stops and said == "interrupt")
         ours = outcome.REPLACED if self._replaced else outcome.INTERRUPTED if stopped else ""
-        return outcome.verdict(said, process, ours, outcome.runs(self.specs[rank].get("op", "cell")))
+        return outcome.verdict(said, process, ours, outcome.PROGRAM if self.request.is_program else outcome.REQUEST)
 
     def _printed(self, rank: int, kind: str, content: dict[str, Any]) -> None:
         if rank in self.ended:
@@ -373,7 +369,8 @@ class Run:
     # -- where the ranks are -----------------------------------------------------------------
 
     def _look_every(self) -> float:
-        return LOOK_EVERY if self.hang_after is None else min(LOOK_EVERY, max(0.05, self.hang_after / 3))
+        patience = self.request.hang_after
+        return LOOK_EVERY if patience is None else min(LOOK_EVERY, max(0.05, patience / 3))
 
     def _look_if_due(self) -> float | None:
         """Ask the ranks where they are if it is time; seconds until something about that is due."""
@@ -455,7 +452,8 @@ class Run:
     def _quiet_words(self) -> list[str]:
         """After a while in which every rank seems to wait: what cannot be known is said, and never ended."""
         seconds = self._quiet.seconds(time.monotonic())
-        most = QUIET_AFTER if self.hang_after is None else min(QUIET_AFTER, self.hang_after)
+        patience = self.request.hang_after
+        most = QUIET_AFTER if patience is None else min(QUIET_AFTER, patience)
         if self.deadlock is not None or seconds < most:
             return []
         return [f"nothing has moved for {seconds:.0f} s; Stop frees the ranks"]
@@ -568,9 +566,8 @@ class Run:
         return RunHung(f"deadlock: {'; '.join(words)}", states=self._states(), report=text)
 
     def _late(self) -> RunFailed:
-        assert self.timeout is not None
         words = list(self.deadlock.words) if self.deadlock else []
-        head = f"the run has taken longer than --timeout {self.timeout:g}"
+        head = f"the run has taken longer than --timeout {self.request.timeout:g}"
         advice = self.deadlock.advice if self.deadlock else ""
         text = report.hung_text(head, words, advice, self._states(), dropped=self.broke_group())
         return RunTimedOut(head, states=self._states(), report=text)

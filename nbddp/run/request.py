@@ -1,0 +1,72 @@
+"""A run as it was asked for: one value, from the line of a cell to the workers (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+CELL, CALL = "cell", "call"
+HANG_AFTER = 5.0  # seconds
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ranks are to do, which of them, and how long it may take.
+
+    op: "cell", "call", or another row of `worker.handlers`; `fields` and `buffers` are its own; state: what
+        `%ddp status` says of the ranks meanwhile.
+    ranks, show: which take part, and whose output is shown; None: all.
+    hang_after: seconds a deadlock may stand before it is ended (None: never).
+    timeout: seconds it may take, with all attempts (None: any time).
+    max_restarts: on a failure start all workers anew and run again, at most so many times.
+
+    Of a cell: its source, `cell` (the n of its In[n]), `argv` and `argv0` (sys.argv); want_value: that of its last
+    expression comes back; check: compare collectives across ranks before each is called (`worker.check`); timings:
+    record DDP's steps; trace: record torch.profiler's trace on every rank.
+    """
+
+    op: str = CELL
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    buffers: Sequence[bytes] = ()
+    state: str = ""
+    ranks: Sequence[int] | None = None
+    show: Sequence[int] | None = None
+    hang_after: float | None = HANG_AFTER
+    timeout: float | None = None
+    max_restarts: int = 0
+    code: str = ""
+    cell: int = 1
+    argv: Sequence[str] = ()
+    argv0: str = "<cell>"
+    want_value: bool = False
+    check: bool = False
+    timings: bool = True
+    trace: bool = False
+
+    @property
+    def is_program(self) -> bool:
+        """Whether a program of the user's runs; the rest are looks at what the ranks have."""
+        return self.op in (CELL, CALL)
+
+    @property
+    def source(self) -> str:
+        """The code as it is sent: IPython would cut empty lines at its beginning, and miscount."""
+        return re.sub(r"\A\s*\n", lambda blank: "#\n" * blank[0].count("\n"), self.code)
+
+    def on(self, ranks: Sequence[int], show: Sequence[int] | None) -> Request:
+        """The same, where the ranks are known."""
+        return replace(self, ranks=ranks, show=show, state=self.state or self._words())
+
+    def _words(self) -> str:
+        return f"running Cell In[{self.cell}]" if self.op == CELL else self.op
+
+    def wire(self) -> dict[str, Any]:
+        """What a worker gets to know of it, as JSON."""
+        if self.op != CELL:
+            return {"op": self.op, **self.fields}
+        return {
+            "op": self.op, "cell": self.cell, "argv": list(self.argv), "argv0": self.argv0,
+            "want_value": self.want_value, "check": self.check, "timings": self.timings, "trace": self.trace,
+        }  # fmt: skip
