@@ -34,6 +34,7 @@ from nbddp.pool.bench import REPEAT, WARMUP
 from nbddp.pool.change import Layout, plan_change
 from nbddp.pool.outlook import foresee
 from nbddp.pool.stop import uninterrupted
+from nbddp.pool.stores import RendezvousStores
 from nbddp.pool.warmup import Trials
 from nbddp.run import logfile, outcome, report
 from nbddp.run.request import CALL, CELL, Request
@@ -113,9 +114,7 @@ class Pool:
         self._renewed = 0  # how often the client had been replaced when the last run began
         self._runs = itertools.count(1)
         self._group_broken = False
-        self._spare_store: int | None = None
-        self._store: tuple[int, int] | None = None
-        self._store_of_run: dict[int, int] = {}
+        self._stores: RendezvousStores | None = None
         self._run_id = str(uuids.uuid4())
         self._files: list[str] = []
         self._early_exits: dict[int, dict[str, Any]] = {}
@@ -123,7 +122,6 @@ class Pool:
         self._trials = Trials()
         self._remains = Remains()
         weakref.finalize(self, self._remains.end_elsewhere).atexit = False
-        self._unguarded = ""
 
     # -- life ----------------------------------------------------------------------------
 
@@ -235,7 +233,7 @@ class Pool:
             shutdown_atexit=False,
             log_level=40,
         )
-        self._spare_store = self.agent.post("store")  # where its process is spawned, it imports torch meanwhile
+        self._stores = RendezvousStores(self.agent)
         cluster.start_controller_sync(agent=self.agent)
         self._cluster = cluster
         self._files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
@@ -268,8 +266,8 @@ class Pool:
     def _forget_all(self) -> None:
         self._remains.end()
         self.agent = self._cluster = self._wire = self.topology = None
-        self.workers, self._store_of_run, self._spare_store, self._store = {}, {}, None, None
-        self._group_broken, self._described, self._files, self._unguarded = False, (), [], ""
+        self.workers, self._stores = {}, None
+        self._group_broken, self._described, self._files = False, (), []
         self._trials = Trials()
 
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
@@ -494,9 +492,8 @@ class Pool:
     def release(self, ranks: Sequence[int], run: int) -> None:
         """Free these ranks from calls they are blocked in: their sockets are shut, and the store goes away."""
         self.look(ranks, {"op": "release", "run": run}, lambda rank, answer: None)
-        if self._store is not None and self.agent is not None and self.agent.alive:
-            self.agent.tell("close_stores", stores=[self._store[0]])
-            self._store = None
+        if self._stores is not None:
+            self._stores.cut()
 
     def node_of(self, rank: int) -> int:
         return self.placed().workers[rank].node
@@ -692,7 +689,7 @@ class Pool:
         """What nbddp leans on and does not work here, a line for the operating system and for each library; and from
         whom the ranks' store cannot be guarded."""
         warm = (self.agent.warm if self.agent else None) or {}
-        unguarded = warm.get("unguarded") or self._unguarded
+        unguarded = warm.get("unguarded") or (self._stores.unguarded if self._stores else "")
         return [*filter(None, [system.lost()]), *self._trials.words(), *filter(None, [unguarded])]
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
@@ -769,7 +766,8 @@ class Pool:
             self._note_late_deaths(run)
         if self._wire is not None and self._wire.connection.renewed > self._renewed:
             screen.say("the connection to the workers was lost and made anew; names on them are kept")
-        self._after(run)
+        if self._stores is not None:
+            self._stores.after(run.well, run.groups() if len(run.specs) == self.world_size else None)
 
     def _end_broken(self, ranks: Sequence[int]) -> None:
         """End processes whose CUDA context is broken, which they never get back; the next run starts new ones."""
@@ -816,23 +814,15 @@ class Pool:
         return env
 
     def _take_store(self, number: int, screen: Screen) -> int:
-        """The port of the store where run `number` meets, under a prefix of its own. That nothing guards it is said if
-        the start of the pool did not.
-
-        A store serves as long as runs end well; after a bad one a fresh store, opened ahead of
-        time, takes its place, since nobody knows what waits at the old one.
-        """
+        """The port of the store where run `number` meets. That nothing guards it is said if the start of the pool did
+        not."""
+        assert self._stores is not None
         assert self.agent is not None
-        if self._store is None:
-            key = self._spare_store if self._spare_store is not None else self.agent.post("store")
-            answer = self.agent.take(key, START_TIMEOUT)
-            self._spare_store = self.agent.post("store")
-            self._store = (answer["store"], int(answer["port"]))
-            if answer["unguarded"] and answer["unguarded"] not in self.shortcomings():
-                screen.say(answer["unguarded"])
-            self._unguarded = answer["unguarded"]
-        self._store_of_run[number] = self._store[0]
-        return self._store[1]
+        known = {"", self._stores.unguarded, (self.agent.warm or {}).get("unguarded")}
+        port = self._stores.port_of(number)
+        if self._stores.unguarded not in known:
+            screen.say(self._stores.unguarded)
+        return port
 
     def _end_groups(self) -> dict[int, dict[str, Any]]:
         """Have every living rank end its process group, before any cell can meet it. A rank that does not come to an
@@ -846,26 +836,6 @@ class Pool:
         codes = {r: e.code for r, e in run.ended.items() if e.status == outcome.DIED}
         gone = [r for r, e in run.ended.items() if e.status in (outcome.REPLACED, outcome.DIED)]
         return {r: {**run.facts.get(r, {}), "code": codes.get(r)} for r in gone}
-
-    def _after(self, run: Run) -> None:
-        """Decide which stores stay open for the next run."""
-        if self.agent is None or not self.agent.alive:
-            return
-        everybody = len(run.specs) == self.world_size
-        if not run.well:
-            self._store = None
-        if everybody:
-            self._close_stores({g["run"] for g in run.groups().values()})
-
-    def _close_stores(self, needed_runs: set[int | None]) -> None:
-        """Close the stores that neither the next run nor a living group needs."""
-        assert self.agent is not None
-        needed = {self._store_of_run[n] for n in needed_runs if n in self._store_of_run}
-        current = {self._store[0]} if self._store else set()
-        idle = set(self._store_of_run.values()) - needed - current
-        if idle:
-            self.agent.tell("close_stores", stores=sorted(idle))
-        self._store_of_run = {n: s for n, s in self._store_of_run.items() if n in needed_runs}
 
     def _note(self, ranks: Sequence[int], state: str) -> None:
         if self.agent is not None and self.agent.alive:
