@@ -152,6 +152,7 @@ STOREYS = [
         "pool.compare",
         "pool.bench",
         "pool.change",
+        "pool.node",
         "pool.stores",
         "stacks",
     ],

@@ -11,27 +11,26 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import shutil
 import threading
 import time
 import uuid as uuids
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nbddp import environment, system
 from nbddp.agent.handle import START_TIMEOUT, Agent
 from nbddp.agent.hardware import loopback_name
-from nbddp.capacity import Limit, refuse_crowd
+from nbddp.capacity import refuse_crowd
 from nbddp.draw.compared import Report
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunHung, WorkerFailed
 from nbddp.options import LaunchSpec
 from nbddp.pool import looks, requests, stop
 from nbddp.pool.bench import REPEAT, WARMUP
 from nbddp.pool.change import Layout, plan_change
+from nbddp.pool.node import Living, Node, weakly
 from nbddp.pool.outlook import foresee
 from nbddp.pool.stop import uninterrupted
 from nbddp.pool.stores import RendezvousStores
@@ -47,7 +46,7 @@ from nbddp.trace.merge import Merged
 from nbddp.trace.scale import Forecast
 from nbddp.trace.steps import Recording
 from nbddp.values import RankValues, check_ranks
-from nbddp.worker import answers, kept, values
+from nbddp.worker import answers, values
 
 HOST, MASTER = "127.0.0.1", "localhost"
 END_GROUP_SECONDS = 10.0  # a rank that has not ended its process group by then will never
@@ -56,23 +55,6 @@ REGISTER_TIMEOUT = 60.0
 LAST_WORDS = 12  # lines
 RUNS_KEPT = 20  # whose output lies on disk; a cell may take a few of them
 AT_ONCE = 16  # workers started between two moments at which Stop is heard
-
-
-@dataclass
-class Living:
-    """One worker process. `exit` is the agent's event once it has ended; what its last run wrote to the log begins
-    at byte `log_from`; `exits`: how many functions wait there for its end (`atexit`)."""
-
-    rank: int
-    uuid: str
-    pid: int
-    started: float
-    log: str
-    kept: str
-    log_from: int = 0
-    registered: bool = False
-    exits: int = 0
-    exit: dict[str, Any] | None = None
 
 
 class Pool:
@@ -101,10 +83,9 @@ class Pool:
             oversubscribe=oversubscribe, device=device,
         )  # fmt: skip
         self._given_agent = agent
-        self.agent: Agent | None = None
+        self.nodes: list[Node] = []
         self.topology: Topology | None = None
         self.visible = "all"
-        self.workers: dict[int, Living] = {}
         self.current: Run | None = None
         self.last_run: Run | None = None
         self.last_cell: tuple[int, int] | None = None  # number of the run, n of the In[n]
@@ -117,8 +98,6 @@ class Pool:
         self._stores: RendezvousStores | None = None
         self._run_id = str(uuids.uuid4())
         self._files: list[str] = []
-        self._early_exits: dict[int, dict[str, Any]] = {}
-        self._described: tuple[object, ...] = ()
         self._trials = Trials()
         self._remains = Remains()
         weakref.finalize(self, self._remains.end_elsewhere).atexit = False
@@ -133,8 +112,23 @@ class Pool:
         self.stop()
 
     @property
+    def agent(self) -> Agent | None:
+        """The agent of the node where the controller runs."""
+        return self.nodes[0].agent if self.nodes else None
+
+    @property
+    def workers(self) -> dict[int, Living]:
+        """Rank → its process, on all nodes."""
+        return {r: w for node in self.nodes for r, w in node.workers.items()}
+
+    @property
+    def alive(self) -> bool:
+        """Whether there are nodes, and all live."""
+        return bool(self.nodes) and all(node.alive for node in self.nodes)
+
+    @property
     def running(self) -> bool:
-        return self._cluster is not None and self.agent is not None and self.agent.alive
+        return self._cluster is not None and self.alive
 
     @property
     def world_size(self) -> int:
@@ -172,20 +166,20 @@ class Pool:
         return notes
 
     def _warm_agent(self, progress: Callable[[str], None]) -> dict[str, Any]:
-        if self.agent is not None and not self.agent.alive:
+        if self.nodes and not self.alive:
             self._forget_all()
-        if self.agent is None:
+        if not self.nodes:
             given = self._given_agent if self._given_agent and self._given_agent.alive else None
             self._given_agent = None
             if given is not None and environment.needs_new_agent(given.env, os.environ):
                 given.close()
                 given = None
-            self.agent = given or Agent.launch(os.environ)
-            self.agent.on_event(_weakly(self._hear))
-            self._remains.take(self.agent)
-        if self.agent.warm is None:
+            agent = given or Agent.launch(os.environ)
+            self.nodes = [Node(agent, weakly(self._worker_died), weakly(self._trials_ended))]
+            self._remains.take(agent)
+        if not self.nodes[0].warm:
             progress("importing torch in the warm process, once")
-        return self.agent.wait_warm()
+        return self.nodes[0].agent.wait_warm()
 
     def _merge(self, spec: LaunchSpec) -> tuple[LaunchSpec, str]:
         """What was not said stays as the standing pool has it (nnodes only if nproc was not said either)."""
@@ -213,10 +207,9 @@ class Pool:
         )
 
     def _refuse_crowd(self, topology: Topology, insists: bool) -> None:
-        assert self.agent is not None
-        if topology.world_size > len(self.workers) and not insists:
-            limits = [Limit(**row) for row in self.agent.request("limits")["limits"]]
-            refuse_crowd(len(self.workers), topology.world_size, topology.nnodes, limits)
+        now = len(self.workers)
+        if topology.world_size > now and not insists:
+            refuse_crowd(now, topology.world_size, topology.nnodes, self.nodes[0].limits())
 
     def _start_cluster(self, progress: Callable[[str], None]) -> None:
         progress("starting the controller")
@@ -243,11 +236,9 @@ class Pool:
     def _describe(self) -> None:
         """Tell the agent what `status` shows, if it has changed."""
         placed = self.topology
-        subject = (placed, os.getcwd(), len(self._files))
-        if self.agent is None or subject == self._described:
-            return
-        self._described = subject
-        self.agent.tell("describe", info=requests.description(placed), files=self._files)
+        for node in self.nodes:
+            subject = (placed, os.getcwd(), len(self._files))
+            node.describe(subject, lambda: requests.description(placed), self._files)
 
     def stop(self) -> None:
         """End all workers, the controller and the agent. What programs gave to `atexit` is called first."""
@@ -265,9 +256,8 @@ class Pool:
 
     def _forget_all(self) -> None:
         self._remains.end()
-        self.agent = self._cluster = self._wire = self.topology = None
-        self.workers, self._stores = {}, None
-        self._group_broken, self._described, self._files = False, (), []
+        self._cluster = self._wire = self.topology = self._stores = None
+        self.nodes, self._files, self._group_broken = [], [], False
         self._trials = Trials()
 
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
@@ -327,20 +317,8 @@ class Pool:
         ]
         for i in range(0, len(starts), AT_ONCE):
             with uninterrupted():
-                self._record(starts[i : i + AT_ONCE])
+                self.nodes[0].start(starts[i : i + AT_ONCE], self._launch)
         self._wait_registered()
-
-    def _record(self, starts: list[dict[str, Any]]) -> None:
-        """Start processes and note them as ours."""
-        sizes = {s["rank"]: os.path.getsize(s["log"]) if os.path.exists(s["log"]) else 0 for s in starts}
-        for start, answer in zip(starts, self._launch(starts), strict=True):
-            rank = start["rank"]
-            self.workers[rank] = Living(
-                rank, start["uuid"], answer["pid"], answer["started"], start["log"], start["kept"], sizes[rank]
-            )
-            early = self._early_exits.pop(answer["pid"], None)
-            if early is not None:
-                self._exited(self.workers[rank], early)
 
     def _wait_registered(self) -> None:
         """Wait until every started worker can be reached, also those whose start was left by a Stop.
@@ -348,8 +326,7 @@ class Pool:
         A worker that has begun to register is not ended before it has: the hub would hold its rank for seconds.
         """
         new = {r: w.uuid for r, w in self.workers.items() if not w.registered and w.exit is None}
-        assert self.agent is not None
-        imports = (self.agent.warm or {}).get("spawn")  # each worker by itself, perhaps from a slow disk
+        imports = any(node.warm.get("spawn") for node in self.nodes)  # each worker by itself, perhaps from a slow disk
         self._wire.wait_for(new, self._check_starting, START_TIMEOUT if imports else REGISTER_TIMEOUT)
         for rank in new:
             self.workers[rank].registered = True
@@ -374,25 +351,26 @@ class Pool:
             if worker.exit is not None and not worker.registered:
                 raise PoolError(
                     f"rank {worker.rank} ended while it started (exit code {worker.exit['code']}): "
-                    f"{self._last_words(worker) or 'it left no message'}"
+                    f"{self._last_words(worker.rank) or 'it left no message'}"
                 )
-        if self.agent is None or not self.agent.alive:
+        if not self.alive:
             raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
 
     def _call_exits(self, ranks: Sequence[int]) -> None:
         """Have ranks that are about to be ended call what their programs have registered with `atexit`; what that
         prints is shown. A rank at work, and one that does not come back, is ended without."""
         waiting = [r for r in ranks if self.workers[r].exits and self.workers[r].exit is None]
-        if waiting and self.current is None and self.agent is not None and self.agent.alive:
+        if waiting and self.current is None and self.alive:
             self._have_done("exits", waiting, EXIT_SECONDS, Late(for_shell(_shell())))
 
     def _have_done(self, op: str, ranks: Sequence[int], timeout: float, screen: Screen) -> Run:
         """A run of the pool's own, without a rendezvous; a rank that is not through in time is replaced."""
-        assert self.agent is not None
         number = next(self._runs)
         request = Request(op, ranks=ranks, hang_after=None, timeout=timeout)
         specs = {r: {**request.wire(), "run": number} for r in ranks}
-        run = Run(weakref.proxy(self), specs, request, number=number, logs=self._logs(number), screen=screen)
+        run = Run(
+            weakref.proxy(self), specs, request, number=number, logs=self.nodes[0].run_folder(number), screen=screen
+        )
         self.current = run
         try:
             run.execute()
@@ -409,34 +387,24 @@ class Pool:
             _until(lambda w=worker: w.exit is not None, 10.0, f"rank {rank} did not end")  # type: ignore[misc]
         with uninterrupted():
             for rank in ranks:
-                self._wire.forget(rank, self.workers[rank].uuid)
-                del self.workers[rank]
+                node = self._node_with(rank)
+                self._wire.forget(rank, node.workers.pop(rank).uuid)
 
-    def _hear(self, event: dict[str, Any]) -> None:
-        """The agent's events, in its reader thread."""
-        if event["ev"] == "exit" and event["kind"] == "worker":
-            known = [w for w in list(self.workers.values()) if w.pid == event["pid"]]
-            for worker in known:
-                self._exited(worker, event)
-            if not known:
-                self._early_exits[event["pid"]] = event  # it ended before its start was noted
-        elif event["ev"] == "exit" and event["kind"] == "trials":
-            self._trials.heard(event)
-        elif event["ev"] == "gone" or (event["ev"] == "exit" and event["kind"] == "controller"):
-            for worker in list(self.workers.values()):
-                self._exited(worker, {"code": None, "pool_ended": True})
-            if self.agent is not None and self.agent.alive and event["ev"] == "exit":
-                self.agent.tell("stop")  # a pool without its controller cannot be reached
+    def _node_with(self, rank: int) -> Node:
+        """The node on which a rank's process is."""
+        return next(node for node in self.nodes if rank in node.workers)
 
-    def _exited(self, worker: Living, event: dict[str, Any]) -> None:
-        if worker.exit is None:
-            worker.exit = event = {**event, "last_words": self._last_words(worker)}
-            run = self.current
-            if run is not None:
-                run.worker_exited(worker.rank, event)
+    def _worker_died(self, rank: int, event: dict[str, Any]) -> None:
+        """In an agent's reader thread."""
+        run = self.current
+        if run is not None:
+            run.worker_exited(rank, event)
 
-    def _last_words(self, worker: Living) -> str:
-        return last_words(worker.log, worker.log_from, self.written(worker.rank)["stderr"][1])
+    def _trials_ended(self, event: dict[str, Any]) -> None:
+        self._trials.heard(event)
+
+    def _last_words(self, rank: int) -> str:
+        return self._node_with(rank).last_words(rank)
 
     def _need_running(self) -> None:
         if not self.running or self.topology is None:
@@ -469,9 +437,8 @@ class Pool:
         self._signal(ranks, signal.SIGKILL)
 
     def _signal(self, ranks: Sequence[int], number: int) -> None:
-        pids = [self.workers[r].pid for r in ranks if self.workers[r].exit is None]
-        if pids and self.agent is not None and self.agent.alive:
-            self.agent.request("signal", pids=pids, signal=int(number))
+        for node in self.nodes:
+            node.signal(ranks, number)
 
     def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
         """Ask these ranks something while they work; `hear(rank, answer)` for each that answers."""
@@ -507,7 +474,7 @@ class Pool:
     def written(self, rank: int) -> dict[str, tuple[int, str]]:
         """What a rank wrote in its last run, by stream, as its own files have it: how many characters they have no
         more, and all since."""
-        return {stream: kept.text(self.workers[rank].kept, stream) for stream in kept.STREAMS}
+        return self._node_with(rank).written(rank)
 
     # -- runs -------------------------------------------------------------------------------
 
@@ -688,7 +655,7 @@ class Pool:
     def shortcomings(self) -> list[str]:
         """What nbddp leans on and does not work here, a line for the operating system and for each library; and from
         whom the ranks' store cannot be guarded."""
-        warm = (self.agent.warm if self.agent else None) or {}
+        warm = self.nodes[0].warm if self.nodes else {}
         unguarded = warm.get("unguarded") or (self._stores.unguarded if self._stores else "")
         return [*filter(None, [system.lost()]), *self._trials.words(), *filter(None, [unguarded])]
 
@@ -707,9 +674,10 @@ class Pool:
         if self.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
         self._make_ready(screen)
-        self._begin_logs(ranks)
+        for node in self.nodes:
+            node.begin_logs(ranks)
         number = next(self._runs)
-        logs = self._logs(number)
+        logs = self.nodes[0].run_folder(number)
         specs = self._specs(request, number, self._take_store(number, screen), logs, attempt)
         me = weakref.proxy(self)  # what has been sent is remembered by the client's thread, and would hold the pool
         run = Run(me, specs, request, number=number, logs=logs, screen=screen, timed_from=timed_from, most=most)
@@ -790,20 +758,6 @@ class Pool:
             ):
                 run.stuck.setdefault(rank, {"code": worker.exit["code"]})
 
-    def _logs(self, number: int) -> Path:
-        """The folder of a run's output; that of a run some time ago goes."""
-        assert self.agent is not None
-        runs = self.agent.bulk / "runs"
-        shutil.rmtree(runs / str(number - RUNS_KEPT), ignore_errors=True)
-        return runs / str(number)
-
-    def _begin_logs(self, ranks: Sequence[int]) -> None:
-        """What earlier cells wrote is none of this run's last words."""
-        for worker in (self.workers[r] for r in ranks):
-            with suppress(FileNotFoundError):
-                worker.log_from = os.path.getsize(worker.log)
-            kept.clear(worker.kept)  # the worker does so too, if it lives to begin
-
     def _variables(self, rank: int, port: int, logs: Path, attempt: tuple[int, int]) -> dict[str, str]:
         """torchrun's variables for one rank of this run."""
         placed = self.placed()
@@ -817,8 +771,7 @@ class Pool:
         """The port of the store where run `number` meets. That nothing guards it is said if the start of the pool did
         not."""
         assert self._stores is not None
-        assert self.agent is not None
-        known = {"", self._stores.unguarded, (self.agent.warm or {}).get("unguarded")}
+        known = {"", self._stores.unguarded, self.nodes[0].warm.get("unguarded")}
         port = self._stores.port_of(number)
         if self._stores.unguarded not in known:
             screen.say(self._stores.unguarded)
@@ -828,7 +781,7 @@ class Pool:
         """Have every living rank end its process group, before any cell can meet it. A rank that does not come to an
         end of it is ended itself; returns those, with what they said of their names, and with the exit code of one that
         died meanwhile."""
-        if self.agent is None or not self.agent.alive:
+        if not self.alive:
             return {}
         living = [r for r, w in self.workers.items() if w.exit is None]
         run = self._have_done("end_group", living, END_GROUP_SECONDS, Silent())
@@ -838,8 +791,8 @@ class Pool:
         return {r: {**run.facts.get(r, {}), "code": codes.get(r)} for r in gone}
 
     def _note(self, ranks: Sequence[int], state: str) -> None:
-        if self.agent is not None and self.agent.alive:
-            self.agent.tell("note", ranks=list(ranks), state=state)
+        for node in self.nodes:
+            node.note(ranks, state)
 
     def footing(self) -> dict[str, Any]:
         """What the pool is like now, to say later what has become of it (`nbddp.pool.footing`)."""
@@ -860,18 +813,6 @@ class Pool:
 
 
 _LOOPBACK = loopback_name()
-
-
-def _weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A method to be called as long as its object lives."""
-    kept = weakref.WeakMethod(method)
-
-    def call(event: Any) -> None:
-        found = kept()
-        if found is not None:
-            found(event)
-
-    return call
 
 
 class Remains:
@@ -902,26 +843,6 @@ class Remains:
     def _at_exit(self) -> None:
         if self.agent is not None:
             self.agent.close(timeout=2)
-
-
-def last_words(log: str, start: int = 0, printed: str = "") -> str:
-    """What a process that has ended said last: why the C++ library aborts (in what it printed to stderr), why
-    and where the interpreter does (in its log, from byte `start`), or else the last lines of the log."""
-    try:
-        with open(log, errors="replace") as file:
-            file.seek(start if start <= os.path.getsize(log) else 0)  # the agent has cut it
-            lines = [line.rstrip() for line in file.read().splitlines()]
-    except OSError:
-        lines = []
-    told = [line.rstrip() for line in printed.splitlines() if line.startswith(("terminate called", "  what():"))]
-    lines = lines[next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), 0) :]
-    in_thread = ""
-    for line in lines:
-        if line.startswith(("Thread 0x", "Current thread 0x")):
-            in_thread = line
-        elif line.startswith("Fatal Python error") or (in_thread.startswith("Current") and line.startswith("  File ")):
-            told.append(line)
-    return "\n".join(told[:LAST_WORDS] or [line for line in lines if line][-3:])
 
 
 def _packed(value: Any, name: str) -> bytes:
