@@ -776,8 +776,10 @@ def test_the_sandbox_of_the_instructors_page_closes_what_an_account_leaves_open(
     notebook(tmp_path / "submissions" / "bo.ipynb", RIGHT)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(home), "PATH": path}
+    checkout = f" --ro-bind '{ROOT}' '{ROOT}'\""  # which may lie below /tmp; the page says that it needs this then
+    line = sandboxed().rstrip().removesuffix('"') + checkout + " --nproc 2"
     done = subprocess.run(
-        ["bash", "-c", sandboxed().rstrip() + " --nproc 2"], cwd=tmp_path, env=env, capture_output=True, text=True,
+        ["bash", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True,
         timeout=170, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
