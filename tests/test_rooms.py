@@ -188,6 +188,7 @@ PURE = [
     "nbddp.run.positions",
     "nbddp.run.block",
     "nbddp.run.report",
+    "nbddp.run.ending",
     "nbddp.run.collect",
     "nbddp.run.cell",
     "nbddp.run.request",

@@ -691,7 +691,7 @@ class Pool:
         for others in filter(None, (run.unwritten(), *(of(list(run.ended.values())) for of in outcome.NOTES))):
             screen.say(others)
         run.raise_if_bad()
-        note = run.note()
+        note = run.ending().note()
         if note:
             screen.say(note)
         return run
@@ -722,20 +722,21 @@ class Pool:
             run.execute()
         finally:
             self.current = None
-            self._group_broken |= run.disordered()
+            self._group_broken |= run.ending().disordered()
             for rank, ended in run.ended.items():
                 if rank in self.workers:
                     self.workers[rank].exits = ended.content.get("exits", self.workers[rank].exits)
             if run.noted:
                 self._note(ranks, "idle")
-        self._end_broken(run.broken())
+        self._end_broken(run.ending().broken())
         if self._group_broken:
             run.stuck = self._end_groups()
             self._note_late_deaths(run)
         if self._wire is not None and self._wire.connection.renewed > self._renewed:
             screen.say("the connection to the workers was lost and made anew; names on them are kept")
         if self._stores is not None:
-            self._stores.after(run.well, run.groups() if len(run.specs) == self.world_size else None)
+            ending = run.ending()
+            self._stores.after(ending.well, ending.groups() if len(run.specs) == self.world_size else None)
 
     def _end_broken(self, ranks: Sequence[int]) -> None:
         """End processes whose CUDA context is broken, which they never get back; the next run starts new ones."""
@@ -748,10 +749,11 @@ class Pool:
 
     def _note_late_deaths(self, run: Run) -> None:
         """Processes that ended after their rank had left the run: gloo aborts one whose pending call does not fit."""
+        broken = run.ending().broken()
         for rank, worker in self.workers.items():
             ended = run.ended.get(rank)
             if (
-                rank not in run.broken()
+                rank not in broken
                 and worker.exit is not None
                 and ended is not None
                 and ended.status not in outcome.GONE

@@ -18,20 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from nbddp.errors import (
-    Cause,
-    PoolNotRunning,
-    RankState,
-    RankStatus,
-    RunFailed,
-    RunHung,
-    RunStopped,
-    RunTimedOut,
-    WorkerFailed,
-)
-from nbddp.run import deadlock, outcome, report, supervise
-from nbddp.run.blame import Blame, blame, leaver, lost_connection
+from nbddp.errors import PoolNotRunning, RankStatus, RunFailed
+from nbddp.run import deadlock, outcome, supervise
 from nbddp.run.collect import RankOutput
+from nbddp.run.ending import Ending, Places
 from nbddp.run.logfile import LIMIT
 from nbddp.run.outcome import Ended
 from nbddp.run.positions import Position, position_of
@@ -54,7 +44,7 @@ LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a
 SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
 
 
-class Workers(Protocol):
+class Workers(Places, Protocol):
     """What a run needs of a pool."""
 
     def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None: ...
@@ -63,9 +53,6 @@ class Workers(Protocol):
     def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None: ...
     def release(self, ranks: Sequence[int], run: int) -> None: ...
     def repeat(self, ranks: Sequence[int], run: int) -> None: ...
-    def node_of(self, rank: int) -> int: ...
-    def log_of(self, rank: int) -> str: ...
-    def device_of(self, rank: int) -> str: ...
     def written(self, rank: int) -> Mapping[str, tuple[int, str]]: ...
 
 
@@ -472,14 +459,23 @@ class Run:
 
     # -- what came of it -----------------------------------------------------------------
 
-    def groups(self) -> dict[int, dict[str, Any]]:
-        return {r: e.content["group"] for r, e in self.ended.items() if "group" in e.content}
+    def ending(self) -> Ending:
+        """What came of the run, as far as it is known now."""
+        return Ending(
+            self.workers, self.ended, self.running(), self.positions, self.facts, self.stuck, self.deadlock,
+            self.ended_by, self._interrupted_at, self.stops, self.request.timeout,
+            {r: str(o.log) for r, o in self.outputs.items()},
+        )  # fmt: skip
 
-    def disordered(self) -> bool:
-        """Whether the ranks left the run at different places, so that they cannot use one group together; what is
-        left of one that was not made in full is to be ended too."""
-        ends = {r: e.status for r, e in self.ended.items()}
-        return bool(self.running() or self.broken()) or supervise.group_is_broken(ends, self.groups())
+    def error(self) -> RunFailed | PoolNotRunning | None:
+        """What ended the run, with the report; None if it ended well."""
+        return self.ending().error()
+
+    def raise_if_bad(self) -> None:
+        """Raise the error that says what ended the run, if it did not end well."""
+        error = self.error()
+        if error is not None:
+            raise error
 
     def unwritten(self) -> str:
         """Where output could not be written down, and why; empty where it could."""
@@ -489,164 +485,6 @@ class Run:
             return ""
         why, path = failed[min(failed)]
         return f"output of {rank_words(failed)} could not be written down: {why} ({path}); the cell itself went on"
-
-    def broken(self) -> list[int]:
-        """Ranks whose CUDA context is broken."""
-        return [r for r, e in self.ended.items() if e.content.get("broken") and e.status not in outcome.GONE]
-
-    def broke_group(self) -> bool:
-        """Whether there was a group that cannot be used again."""
-        had = any(g["run"] is not None or g.get("aborted") for g in self.groups().values())
-        missing = bool(self.broken()) or any(e.status in outcome.GONE for e in self.ended.values())
-        return (had or missing) and self.disordered()
-
-    @property
-    def well(self) -> bool:
-        """Every rank came to its end, and nobody ended the run."""
-        return all(e.well for e in self.ended.values()) and not self.ended_by
-
-    def first_failure(self) -> Ended | None:
-        """The rank that is named (`blame`); None if none failed or died."""
-        found = blame(self.ended)
-        return found.ended if found is not None else None
-
-    def note(self) -> str:
-        """What a user should know of a run that ended well; empty if there is nothing."""
-        return outcome.note([e for _, e in sorted(self.ended.items())])
-
-    def raise_if_bad(self) -> None:
-        """Raise the error that says what ended the run, if it did not end well."""
-        error = self.error()
-        if error is not None:
-            raise error
-
-    def error(self) -> RunFailed | PoolNotRunning | None:
-        """What ended the run, with the report; None if it ended well. A report that cannot be worded is the facts."""
-        try:
-            return self._error()
-        except Exception as e:
-            return self._unworded(e)
-
-    def _error(self) -> RunFailed | PoolNotRunning | None:
-        found = blame(self.ended)
-        if found is not None and found.ended.content.get("pool_ended"):
-            return PoolNotRunning(
-                "the pool has ended while the cell ran, because its agent or its controller did; "
-                "names on its workers are gone, and the next %%ddp cell starts a new pool"
-            )
-        ends = {supervise.STOPPED: self._stopped, supervise.HUNG: self._hung, supervise.LATE: self._late}
-        if self.ended_by in ends and (found is None or self._interrupted_at is None or found.at > self._interrupted_at):
-            return ends[self.ended_by]()
-        if found is None:
-            return self._stopped() if self.stops else None
-        cause = self._cause(found)
-        has_more = {s.rank for s in self._states() if s.status == outcome.REPLACED} | set(self.stuck)
-        others = [s for s in self._states() if s.rank != cause.rank or s.rank in has_more]
-        text = report.failure_text(cause, others, dropped=self.broke_group())
-        return WorkerFailed(report.headline(cause), cause=cause, states=self._states(), report=text, logs=self._logs())
-
-    def _unworded(self, error: Exception) -> WorkerFailed:
-        """As it is, what is known of a run whose report could not be made."""
-        facts = [f"rank {r} {e.status}: {e.content.get('chain') or e.code}" for r, e in sorted(self.ended.items())]
-        bad = [r for r, e in sorted(self.ended.items()) if not e.well]
-        cause = Cause(rank=bad[0] if bad else 0, node=0, kind="raised")
-        text = report.unworded_text(error, facts)
-        states = tuple(RankState(r, e.status) for r, e in sorted(self.ended.items()))
-        head = f"{rank_words(bad)} did not end well"
-        return WorkerFailed(head, cause=cause, states=states, report=f"{head}\n{text}", logs=self._logs())
-
-    def _stopped(self) -> RunFailed:
-        text = report.stopped_text(self._states(), dropped=self.broke_group())
-        return RunStopped("the run was stopped by the user", states=self._states(), report=text)
-
-    def _hung(self) -> RunFailed:
-        assert self.deadlock is not None
-        words = list(self.deadlock.words)
-        text = report.hung_text("deadlock", words, self.deadlock.advice, self._states(), dropped=self.broke_group())
-        return RunHung(f"deadlock: {'; '.join(words)}", states=self._states(), report=text)
-
-    def _late(self) -> RunFailed:
-        words = list(self.deadlock.words) if self.deadlock else []
-        head = f"the run has taken longer than --timeout {self.request.timeout:g}"
-        advice = self.deadlock.advice if self.deadlock else ""
-        text = report.hung_text(head, words, advice, self._states(), dropped=self.broke_group())
-        return RunTimedOut(head, states=self._states(), report=text)
-
-    def _states(self) -> tuple[RankState, ...]:
-        return tuple(self._state_of(e) for _, e in sorted(self.ended.items()))
-
-    def _logs(self) -> dict[int, str]:
-        return {r: str(o.log) for r, o in self.outputs.items()}
-
-    def _cause(self, found: Blame) -> Cause:
-        ended = found.ended
-        died = ended.status == outcome.DIED
-        kind = "left" if found.left else "died" if died else "exit" if "exit" in ended.content else "raised"
-        return Cause(
-            rank=ended.rank,
-            node=self.workers.node_of(ended.rank),
-            kind=kind,
-            chain=() if found.left else ended.chain,
-            code=ended.code if died else ended.content.get("exit"),
-            log=self.workers.log_of(ended.rank),
-            extra={**ended.content, "device": self.workers.device_of(ended.rank)} if died else {},
-            left=found.left,
-            stage=ended.content.get("stage", ""),
-        )
-
-    def _lost(self, ended: Ended) -> str:
-        """`lost its connection to rank 1`, if that is what a rank reports and another rank is the cause."""
-        found = blame(self.ended)
-        if not lost_connection(ended) or found is None or found.ended is ended:
-            return ""
-        dead = [e.rank for e in self.ended.values() if e.status == outcome.DIED]
-        left = leaver(self.ended, ended)
-        ranks = dead or ([left.rank] if left else [])
-        return f"lost its connection to {rank_words(ranks) if ranks else 'another rank'}"
-
-    def _state_of(self, ended: Ended) -> RankState:
-        if ended.rank in self.stuck:  # at the end of its group, after this run
-            names, imports = self._names_lost(ended.rank)
-            code = self.stuck[ended.rank].get("code")
-            if code is not None:
-                words = f"{report.end_words(code)}, after it had left the cell; {report.lost_words(names, imports)}"
-                return RankState(ended.rank, outcome.DIED, detail=words)
-            doing = "ending the process group"
-            return RankState(ended.rank, outcome.REPLACED, doing=doing, lost=names, imports=imports)
-        if ended.rank in self.broken():
-            return self._without_context(ended)
-        status = ended.status
-        lost = self._lost(ended) if status == outcome.FAILED else ""
-        if lost:
-            return RankState(ended.rank, outcome.INTERRUPTED, report.place_of(ended.chain[-1].frames), doing=lost)
-        if status == outcome.FAILED:
-            return RankState(ended.rank, status, detail=report.failing(self._cause(Blame(ended, ended.at))))
-        if status == outcome.DIED:
-            return RankState(ended.rank, status, detail=report.end_words(ended.code))
-        if status in outcome.WELL:
-            return RankState(ended.rank, status)
-        position = self.positions.get(ended.rank)
-        chain = ended.chain
-        where = position.where if position else ""
-        if not where and chain:
-            where = report.place_of(chain[-1].frames)
-        doing = deadlock.waiting_words(position, self.positions) if position else ""
-        names, imports = self._names_lost(ended.rank) if status == outcome.REPLACED else ((), ())
-        return RankState(ended.rank, status, where, doing=doing, lost=names, imports=imports)
-
-    def _without_context(self, ended: Ended) -> RankState:
-        said, names, imports = ended.content["broken"]
-        where = report.place_of(ended.chain[-1].frames) if ended.chain else ""
-        doing = f"raised {ended.chain[-1].type}" if ended.chain else ""
-        return RankState(
-            ended.rank, outcome.REPLACED, where, doing=doing, lost=tuple(names), imports=tuple(imports),
-            why=report.broken_words(said),
-        )  # fmt: skip
-
-    def _names_lost(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names and imports that went with a rank's process, as it had told them before."""
-        facts = self.stuck.get(rank) or self.facts.get(rank, {})
-        return tuple(facts.get("names", ())), tuple(facts.get("imports", ()))
 
 
 @dataclass
