@@ -189,6 +189,7 @@ PURE = [
     "nbddp.run.block",
     "nbddp.run.report",
     "nbddp.run.ending",
+    "nbddp.run.watch",
     "nbddp.run.collect",
     "nbddp.run.cell",
     "nbddp.run.request",

@@ -14,45 +14,38 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from nbddp.errors import PoolNotRunning, RankStatus, RunFailed
-from nbddp.run import deadlock, outcome, supervise
+from nbddp.run import outcome, supervise
 from nbddp.run.collect import RankOutput
+from nbddp.run.deadlock import Deadlock
 from nbddp.run.ending import Ending, Places
 from nbddp.run.logfile import LIMIT
 from nbddp.run.outcome import Ended
-from nbddp.run.positions import Position, position_of
+from nbddp.run.positions import Position
 from nbddp.run.request import Request
 from nbddp.run.screen import Screen, Silent
+from nbddp.run.watch import Asked, RankWatcher
 from nbddp.topology import rank_words
 
 OUTCOME = "nbddp_outcome"
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
-# what is said of a rank that has left while others are still at work
-GONE_AS = {RankStatus.ENDED: RankStatus.FINISHED, RankStatus.FAILED: RankStatus.FAILED}
 LONG = 0.1  # seconds after which a run is worth telling others about
-LOOK_EVERY = 0.5  # seconds between two questions where the ranks are
-AGAIN = 0.05  # seconds until the second look after a failure
-QUIET_AFTER = 5.0  # seconds without a byte after which the live view says so
-ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
 ATTEMPTS = 3  # how often a run that exceptions from elsewhere disturb is taken to its end
 LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a rank that died: the agent tells of
 # the death by a shorter way than output comes, and only outcomes are known to come after it
 SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
 
 
-class Workers(Places, Protocol):
+class Workers(Places, Asked, Protocol):
     """What a run needs of a pool."""
 
     def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None: ...
     def interrupt(self, ranks: Sequence[int]) -> None: ...
     def kill(self, ranks: Sequence[int]) -> None: ...
-    def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None: ...
     def release(self, ranks: Sequence[int], run: int) -> None: ...
-    def repeat(self, ranks: Sequence[int], run: int) -> None: ...
     def written(self, rank: int) -> Mapping[str, tuple[int, str]]: ...
 
 
@@ -85,21 +78,16 @@ class Run:
         self.events: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
         self.when_long: Callable[[], None] = lambda: None
         self.noted = False
-        self.positions: dict[int, Position] = {}
-        self.facts: dict[int, dict[str, Any]] = {}
         self.stuck: dict[int, dict[str, Any]] = {}
         self.world_size = max((int(s["env"]["WORLD_SIZE"]) for s in specs.values() if "env" in s), default=len(specs))
-        self.deadlock: deadlock.Deadlock | None = None
         self.ended_by = ""
+        self.watcher = RankWatcher(
+            workers, list(specs), self.ended, lambda rank, what: self.events.put(("place", rank, what)),
+            run=number, world_size=self.world_size, hang_after=request.hang_after,
+        )  # fmt: skip
         self._began = 0.0
-        self._round = Round()
-        self._quiet = Quiet()
-        self._owing: set[int] = set()  # ranks that have not answered the last question to them
-        self._next_look = 0.0
-        self._hung_since: float | None = None
         self._output_until = 0.0
         self._interrupted_at: float | None = None
-        self._idle: set[int] = set()
         self._released = self._replaced = False
         self._through_at: float | None = None
         self._next_through = 0.0
@@ -154,7 +142,7 @@ class Run:
 
     def _send(self) -> None:
         self._began = time.monotonic()
-        self._next_look = self._began + min(2 * LOOK_EVERY, self._look_every())
+        self.watcher.begin(self._began)
         unsent, source, buffers = list(self.specs), self.request.source, list(self.request.buffers)
         try:
             while unsent:
@@ -199,8 +187,8 @@ class Run:
             running=self.running(),
             failed_at=min(bad, default=None),
             stops=self.stops,
-            hung_since=self._hung_since,
-            all_hung=self.deadlock is not None and set(self.deadlock.ranks) >= set(self.running()),
+            hung_since=self.watcher.hung_since,
+            all_hung=self.watcher.all_hung,
             hang_after=self.request.hang_after,
             deadline=None if self.request.timeout is None else (self._timed_from or self._began) + self.request.timeout,
             interrupted_at=self._interrupted_at,
@@ -215,7 +203,7 @@ class Run:
 
     def _take(self, patience: float | None) -> None:
         """Wait for one event and handle it and all that have come with it."""
-        look = self.screen.refresh([self.outputs[r] for r in self.shown], self.status())
+        look = self.screen.refresh([self.outputs[r] for r in self.shown], self.watcher.status())
         due = (self._note_if_long(), self._look_if_due(), self._ask_through_if_due())
         waits = [w for w in (patience, look, *due) if w is not None]
         try:
@@ -260,7 +248,7 @@ class Run:
         if kind == "stop":
             self._stopped_at(what)
         elif kind == "place":
-            self._answered(rank, *what)
+            self.watcher.answered(rank, *what)
         elif kind == "through":
             self._lets_through(rank, what)
         elif kind == "exit":
@@ -294,7 +282,7 @@ class Run:
         status = self._verdict(rank, outcome.said(content), "lives")
         self.ended[rank] = Ended(rank, status, time.monotonic(), content, buffers)
         if status == outcome.FAILED:
-            self._next_look = 0.0  # are the others waiting for this one?
+            self.watcher.soon()
         if self.ended[rank].own_interrupt:
             self._output_until = time.monotonic() + supervise.STOP_COMES
 
@@ -314,11 +302,12 @@ class Run:
 
     def _interrupt(self, action: supervise.Interrupt) -> None:
         self.ended_by = action.why
-        self._look(names=True)
-        while self._round.open and time.monotonic() < self._round.until:
+        self.watcher.proven = action.why == supervise.HUNG
+        until = self.watcher.look(names=True)
+        while self.watcher.waits_for_answers and time.monotonic() < until:
             with suppress(queue.Empty):
-                self._handle(*self.events.get(timeout=max(0.0, self._round.until - time.monotonic())))
-        self._assess()
+                self._handle(*self.events.get(timeout=max(0.0, until - time.monotonic())))
+        self.watcher.assess()
         still = self.running()
         self.screen.progress(f"interrupting {rank_words(still)}")
         self.workers.interrupt(still)
@@ -355,95 +344,21 @@ class Run:
 
     # -- where the ranks are -----------------------------------------------------------------
 
-    def _look_every(self) -> float:
-        patience = self.request.hang_after
-        return LOOK_EVERY if patience is None else min(LOOK_EVERY, max(0.05, patience / 3))
+    @property
+    def positions(self) -> dict[int, Position]:
+        return self.watcher.positions
+
+    @property
+    def facts(self) -> dict[int, dict[str, Any]]:
+        return self.watcher.facts
+
+    @property
+    def deadlock(self) -> Deadlock | None:
+        return self.watcher.deadlock
 
     def _look_if_due(self) -> float | None:
         """Ask the ranks where they are if it is time; seconds until something about that is due."""
-        now = time.monotonic()
-        if self._interrupted_at is not None:
-            return None
-        if self._round.open:
-            if now < self._round.until:
-                return self._round.until - now
-            self._assess()  # without those that do not answer
-        if now >= self._next_look:
-            self._look()
-            return ANSWER_TIME
-        return self._next_look - now
-
-    def _look(self, names: bool = False) -> None:
-        """Ask every living rank where it is; the answers come as events."""
-        asked = [r for r in self.specs if r not in self.ended or self.ended[r].status == outcome.FINISHED]
-        blocked = any(p.state == RankStatus.BLOCKED for p in self.positions.values())
-        suspect = names or blocked or len(asked) < len(self.specs)
-        number, now = self._round.number + 1, time.monotonic()
-        self._round = Round(number, set(asked), {}, now + ANSWER_TIME, now, self._round.at)
-        self._next_look = now + self._look_every()
-        question = {"op": "stack" if names else "where", "run": self.number, "history": suspect, "names": names}
-        now_asked = asked if names else [r for r in asked if r not in self._owing]  # a rank that is slow gets no queue
-        self._owing |= set(now_asked)
-        self.workers.look(now_asked, question, lambda r, facts: self.events.put(("place", r, (number, facts))))
-
-    def _answered(self, rank: int, number: int, facts: dict[str, Any] | None) -> None:
-        self._owing.discard(rank)
-        if number == self._round.number and self._round.open:
-            self._round.answers[rank] = facts
-            if set(self._round.answers) >= self._round.asked:
-                self._assess()
-
-    def _assess(self) -> None:
-        """All that can answer have: where is everybody, and is it a deadlock?"""
-        this, self._round.asked = self._round, set()
-        elapsed = this.at - this.before if this.before else float("inf")
-        for rank in self.specs:
-            facts, before = this.answers.get(rank), self.positions.get(rank)
-            ended = self.ended.get(rank)
-            if facts is not None:
-                self.facts[rank] = facts
-            if ended is not None and ended.status != outcome.FINISHED:
-                gone = GONE_AS.get(ended.status, RankStatus.DIED)
-                self.positions[rank] = replace(before or Position(rank, gone), state=gone, call=None)
-            else:
-                self.positions[rank] = position_of(rank, facts, before, elapsed)
-        self._have_repeated({r for r in self.running() if (this.answers.get(r) or {}).get("idle")})
-        for rank in range(self.world_size):
-            self.positions.setdefault(rank, Position(rank, RankStatus.ABSENT))
-        self._quiet.note(self.positions, self.running(), time.monotonic())
-        found = deadlock.diagnose(self.positions)
-        if self.ended_by == supervise.HUNG and found is None:
-            return  # it stands proven: a rank was only too busy to say once more where it is
-        if found is None and any(e.status != outcome.FINISHED for e in self.ended.values()):
-            self._next_look = min(self._next_look, time.monotonic() + AGAIN)  # are the others stuck? two looks tell
-        if found != self.deadlock:
-            self._hung_since = time.monotonic() if found is not None else None
-        self.deadlock = found
-
-    def _have_repeated(self, idle: set[int]) -> None:
-        """A rank that is idle at two looks, and whose outcome has not come, has said it in vain."""
-        self._idle, twice = idle, idle & self._idle
-        if twice:
-            self.workers.repeat(sorted(twice), self.number)
-
-    def status(self) -> str:
-        """`running: rank 2 (cell line 5); ranks 0–1 (cell line 9, waiting in all_reduce #3 for rank 2)`."""
-        at: dict[str, list[int]] = {}
-        for r in self.running():
-            p = self.positions.get(r)
-            words = [] if p is None else [p.where, deadlock.waiting_words(p, self.positions)]
-            at.setdefault(", ".join(w for w in words if w), []).append(r)
-        parts = [f"{rank_words(ranks)} ({where})" if where else rank_words(ranks) for where, ranks in at.items()]
-        return "running: " + "; ".join([*parts, *self._quiet_words()])
-
-    def _quiet_words(self) -> list[str]:
-        """After a while in which every rank seems to wait: what cannot be known is said, and never ended."""
-        seconds = self._quiet.seconds(time.monotonic())
-        patience = self.request.hang_after
-        most = QUIET_AFTER if patience is None else min(QUIET_AFTER, patience)
-        if self.deadlock is not None or seconds < most:
-            return []
-        return [f"nothing has moved for {seconds:.0f} s; Stop frees the ranks"]
+        return None if self._interrupted_at is not None else self.watcher.look_if_due()
 
     @contextmanager
     def _stop_by_signal(self) -> Iterator[None]:
@@ -485,38 +400,3 @@ class Run:
             return ""
         why, path = failed[min(failed)]
         return f"output of {rank_words(failed)} could not be written down: {why} ({path}); the cell itself went on"
-
-
-@dataclass
-class Quiet:
-    """Since when every running rank waits in torch and moves no byte."""
-
-    since: float | None = None
-
-    def note(self, positions: Mapping[int, Position], running: Sequence[int], now: float) -> None:
-        """After a round of looks."""
-        ranks = [positions[r] for r in running]
-        still = bool(ranks) and all(p.state == RankStatus.BLOCKED for p in ranks)
-        if not still or any(p.moved for p in positions.values()):
-            self.since = None
-        elif self.since is None:
-            self.since = now
-
-    def seconds(self, now: float) -> float:
-        return 0.0 if self.since is None else now - self.since
-
-
-@dataclass
-class Round:
-    """One question to all ranks where they are, and the answers so far."""
-
-    number: int = 0
-    asked: set[int] = field(default_factory=set)
-    answers: dict[int, dict[str, Any] | None] = field(default_factory=dict)
-    until: float = 0.0
-    at: float = 0.0
-    before: float = 0.0
-
-    @property
-    def open(self) -> bool:
-        return bool(self.asked)

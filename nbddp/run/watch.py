@@ -1,0 +1,218 @@
+"""Where the ranks of a run are: they are asked now and then, and what is evident from their answers is kept.
+
+The answers feed the live status, the search for deadlocks, and the report if the run has to be ended.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from nbddp.errors import RankStatus
+from nbddp.run import deadlock, outcome
+from nbddp.run.outcome import Ended
+from nbddp.run.positions import Position, position_of
+from nbddp.topology import rank_words
+
+# what is said of a rank that has left while others are still at work
+GONE_AS = {RankStatus.ENDED: RankStatus.FINISHED, RankStatus.FAILED: RankStatus.FAILED}
+LOOK_EVERY = 0.5  # seconds between two questions where the ranks are
+AGAIN = 0.05  # seconds until the second look after a failure
+QUIET_AFTER = 5.0  # seconds without a byte after which the live view says so
+ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
+
+
+class Asked(Protocol):
+    """Who passes questions on to ranks at work."""
+
+    def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None: ...
+    def repeat(self, ranks: Sequence[int], run: int) -> None: ...
+
+
+class RankWatcher:
+    """Looks at the ranks of one run. Answers come in other threads; `came` puts each where the run's own thread finds
+    it and gives it to `answered`.
+
+    ended: the run's own table of ranks that have left it. `positions`: rank → where it is; `facts`: what it said last.
+    `deadlock`: the one that stands, since `hung_since` (time.monotonic()); `proven`: that it has ended the run, so that
+    no later look takes it back.
+    """
+
+    def __init__(
+        self,
+        workers: Asked,
+        ranks: Sequence[int],
+        ended: Mapping[int, Ended],
+        came: Callable[[int, tuple[int, Any]], None],
+        *,
+        run: int,
+        world_size: int,
+        hang_after: float | None,
+    ):
+        self._workers, self._ranks, self._ended, self._came = workers, tuple(ranks), ended, came
+        self._run, self._world_size, self._hang_after = run, world_size, hang_after
+        self.positions: dict[int, Position] = {}
+        self.facts: dict[int, dict[str, Any]] = {}
+        self.deadlock: deadlock.Deadlock | None = None
+        self.hung_since: float | None = None
+        self.proven = False
+        self._round = Round()
+        self._quiet = Quiet()
+        self._owing: set[int] = set()  # ranks that have not answered the last question to them
+        self._idle: set[int] = set()
+        self._next = 0.0
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        return tuple(r for r in self._ranks if r not in self._ended)
+
+    @property
+    def all_hung(self) -> bool:
+        """Whether every rank that is still at work is part of the deadlock."""
+        return self.deadlock is not None and set(self.deadlock.ranks) >= set(self.running)
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def begin(self, now: float) -> None:
+        """The run begins: the first look is later than the rest."""
+        self._next = now + min(2 * LOOK_EVERY, self._every())
+
+    def soon(self) -> None:
+        """A rank has failed: are the others waiting for it?"""
+        self._next = 0.0
+
+    def _every(self) -> float:
+        return LOOK_EVERY if self._hang_after is None else min(LOOK_EVERY, max(0.05, self._hang_after / 3))
+
+    def look_if_due(self) -> float:
+        """Ask the ranks where they are if it is time; seconds until something about that is due."""
+        now = time.monotonic()
+        if self._round.open:
+            if now < self._round.until:
+                return self._round.until - now
+            self.assess()  # without those that do not answer
+        if now >= self._next:
+            self.look()
+            return ANSWER_TIME
+        return self._next - now
+
+    def look(self, names: bool = False) -> float:
+        """Ask every living rank where it is, and with `names` for all that a report needs; until when to wait for the
+        answers (time.monotonic())."""
+        asked = [r for r in self._ranks if r not in self._ended or self._ended[r].status == outcome.FINISHED]
+        blocked = any(p.state == RankStatus.BLOCKED for p in self.positions.values())
+        suspect = names or blocked or len(asked) < len(self._ranks)
+        number, now = self._round.number + 1, time.monotonic()
+        self._round = Round(number, set(asked), {}, now + ANSWER_TIME, now, self._round.at)
+        self._next = now + self._every()
+        question = {"op": "stack" if names else "where", "run": self._run, "history": suspect, "names": names}
+        now_asked = asked if names else [r for r in asked if r not in self._owing]  # a rank that is slow gets no queue
+        self._owing |= set(now_asked)
+        self._workers.look(now_asked, question, lambda rank, facts: self._came(rank, (number, facts)))
+        return self._round.until
+
+    @property
+    def waits_for_answers(self) -> bool:
+        return self._round.open
+
+    def answered(self, rank: int, number: int, facts: dict[str, Any] | None) -> None:
+        """What a rank said to question `number`."""
+        self._owing.discard(rank)
+        if number == self._round.number and self._round.open:
+            self._round.answers[rank] = facts
+            if set(self._round.answers) >= self._round.asked:
+                self.assess()
+
+    # -- what is evident ------------------------------------------------------------------------
+
+    def assess(self) -> None:
+        """All that can answer have: where is everybody, and is it a deadlock?"""
+        this, self._round.asked = self._round, set()
+        elapsed = this.at - this.before if this.before else float("inf")
+        for rank in self._ranks:
+            self._place(rank, this.answers.get(rank), elapsed)
+        self._have_repeated({r for r in self.running if (this.answers.get(r) or {}).get("idle")})
+        for rank in range(self._world_size):
+            self.positions.setdefault(rank, Position(rank, RankStatus.ABSENT))
+        self._quiet.note(self.positions, self.running, time.monotonic())
+        found = deadlock.diagnose(self.positions)
+        if self.proven and found is None:
+            return  # a rank was only too busy to say once more where it is
+        if found is None and any(e.status != outcome.FINISHED for e in self._ended.values()):
+            self._next = min(self._next, time.monotonic() + AGAIN)  # are the others stuck? two looks tell
+        if found != self.deadlock:
+            self.hung_since = time.monotonic() if found is not None else None
+        self.deadlock = found
+
+    def _place(self, rank: int, facts: dict[str, Any] | None, elapsed: float) -> None:
+        before, ended = self.positions.get(rank), self._ended.get(rank)
+        if facts is not None:
+            self.facts[rank] = facts
+        if ended is not None and ended.status != outcome.FINISHED:
+            gone = GONE_AS.get(ended.status, RankStatus.DIED)
+            self.positions[rank] = replace(before or Position(rank, gone), state=gone, call=None)
+        else:
+            self.positions[rank] = position_of(rank, facts, before, elapsed)
+
+    def _have_repeated(self, idle: set[int]) -> None:
+        """A rank that is idle at two looks, and whose outcome has not come, has said it in vain."""
+        self._idle, twice = idle, idle & self._idle
+        if twice:
+            self._workers.repeat(sorted(twice), self._run)
+
+    # -- in words -----------------------------------------------------------------------------
+
+    def status(self) -> str:
+        """`running: rank 2 (cell line 5); ranks 0–1 (cell line 9, waiting in all_reduce #3 for rank 2)`."""
+        at: dict[str, list[int]] = {}
+        for r in self.running:
+            p = self.positions.get(r)
+            words = [] if p is None else [p.where, deadlock.waiting_words(p, self.positions)]
+            at.setdefault(", ".join(w for w in words if w), []).append(r)
+        parts = [f"{rank_words(ranks)} ({where})" if where else rank_words(ranks) for where, ranks in at.items()]
+        return "running: " + "; ".join([*parts, *self._quiet_words()])
+
+    def _quiet_words(self) -> list[str]:
+        """After a while in which every rank seems to wait: what cannot be known is said, and never ended."""
+        seconds = self._quiet.seconds(time.monotonic())
+        most = QUIET_AFTER if self._hang_after is None else min(QUIET_AFTER, self._hang_after)
+        if self.deadlock is not None or seconds < most:
+            return []
+        return [f"nothing has moved for {seconds:.0f} s; Stop frees the ranks"]
+
+
+@dataclass
+class Quiet:
+    """Since when every running rank waits in torch and moves no byte."""
+
+    since: float | None = None
+
+    def note(self, positions: Mapping[int, Position], running: Sequence[int], now: float) -> None:
+        """After a round of looks."""
+        ranks = [positions[r] for r in running]
+        still = bool(ranks) and all(p.state == RankStatus.BLOCKED for p in ranks)
+        if not still or any(p.moved for p in positions.values()):
+            self.since = None
+        elif self.since is None:
+            self.since = now
+
+    def seconds(self, now: float) -> float:
+        return 0.0 if self.since is None else now - self.since
+
+
+@dataclass
+class Round:
+    """One question to all ranks where they are, and the answers so far."""
+
+    number: int = 0
+    asked: set[int] = field(default_factory=set)
+    answers: dict[int, dict[str, Any] | None] = field(default_factory=dict)
+    until: float = 0.0
+    at: float = 0.0
+    before: float = 0.0
+
+    @property
+    def open(self) -> bool:
+        return bool(self.asked)
