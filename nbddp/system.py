@@ -6,6 +6,7 @@ macOS no torch may be forked and nothing tells. `tests/refused.py` takes all thi
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
@@ -34,6 +35,12 @@ def is_linux() -> bool:
 def has_proc() -> bool:
     """Whether /proc tells of this process."""
     return is_linux() and os.path.isdir("/proc/self/fd")
+
+
+def prctl(option: int, value: int) -> None:
+    """Linux's prctl(2); nothing elsewhere."""
+    if is_linux():
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def lost() -> str:

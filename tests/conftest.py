@@ -12,7 +12,7 @@ import pytest
 import nbddp
 from nbddp.options import LaunchSpec
 from nbddp.run.screen import Silent
-from tests.kernels import Kernel
+from tests.kernels import Kernel, loaded
 from tests.lessons import pool_of
 
 pytest.register_assert_rewrite("tests.faults")
@@ -74,10 +74,8 @@ def two(pools: dict[int, nbddp.Pool]) -> nbddp.Pool:
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     """One kernel with nbddp loaded, for tests that leave its pool of four as they found it."""
     folder = tmp_path_factory.mktemp('it\'s a "notebook" folder')
-    k = Kernel(cwd=str(folder))
-    assert k.run("%load_ext nbddp").ok
-    yield k
-    k.close()
+    with loaded(str(folder)) as made:
+        yield made
 
 
 @pytest.fixture
@@ -91,7 +89,5 @@ def four(kernel: Kernel) -> Kernel:
 @pytest.fixture
 def new_kernel(tmp_path: Path) -> Iterator[Kernel]:
     """A kernel of the test's own, with nbddp loaded."""
-    k = Kernel(cwd=str(tmp_path))
-    assert k.run("%load_ext nbddp").ok
-    yield k
-    k.close()
+    with loaded(str(tmp_path)) as made:
+        yield made

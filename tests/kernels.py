@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,3 +131,15 @@ class Kernel:
         if self.manager.is_alive():
             self.manager.shutdown_kernel(now=False)
         self.manager.cleanup_resources()
+
+
+@contextmanager
+def loaded(cwd: str, env: dict[str, str] | None = None) -> Iterator[Kernel]:
+    """A kernel with nbddp loaded, until the block ends."""
+    kernel = Kernel(cwd, env)
+    try:
+        shown = kernel.run("%load_ext nbddp")
+        assert shown.ok, shown.error
+        yield kernel
+    finally:
+        kernel.close()

@@ -20,7 +20,7 @@ import nbddp
 from nbddp.agent import home, logs
 from nbddp.agent.identity import Identity
 from nbddp.errors import AgentFailed
-from nbddp.pool.pool import RUNS_KEPT
+from nbddp.pool.node import RUNS_KEPT
 from nbddp.run import logfile
 from nbddp.run.collect import RankOutput
 from nbddp.run.logfile import LogFile

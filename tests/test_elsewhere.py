@@ -23,7 +23,7 @@ from nbddp.agent import hardware, home
 from nbddp.agent.identity import Identity
 from nbddp.run.positions import Position, position_of
 from tests import elsewhere, refused
-from tests.kernels import Kernel
+from tests.kernels import Kernel, loaded
 from tests.test_deadlock import FACTS
 from tests.test_orphans import AGENT, gone, until
 
@@ -154,10 +154,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def mac(played: Path) -> Iterator[Kernel]:
     """A kernel that plays a Mac, where the path of the pool's socket is too long too."""
     long = played / ("long" * 20)
-    kernel = Kernel(cwd=str(played), env=refused.environment(played, {**os.environ, "NBDDP_RUNTIME_DIR": str(long)}))
-    assert kernel.run("%load_ext nbddp").ok
-    yield kernel
-    kernel.close()
+    env = refused.environment(played, {**os.environ, "NBDDP_RUNTIME_DIR": str(long)})
+    with loaded(str(played), env) as kernel:
+        yield kernel
 
 
 @pytest.fixture

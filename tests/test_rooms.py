@@ -55,6 +55,7 @@ STOREYS = [
         "trace.scale",
         "trace.foretold",
         "agent.identity",
+        "agent.strays",
         "agent.peers",
         "worker.quiet",
         "worker.release",

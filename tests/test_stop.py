@@ -19,7 +19,7 @@ from nbddp.pool import footing
 from nbddp.run.request import Request
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME, Run
-from tests.kernels import Kernel, Shown
+from tests.kernels import Kernel, Shown, loaded
 
 START, SET_UP = (
     "%ddp start --nproc 2",
@@ -56,10 +56,9 @@ AFTER = "%%ddp --nproc 2\nimport os\nprint('works', os.environ['WORLD_SIZE'])"
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    k = Kernel(cwd=str(tmp_path_factory.mktemp("stop")))
-    assert k.run("%load_ext nbddp\ngiven = list(range(1000))").ok
-    yield k
-    k.close()
+    with loaded(str(tmp_path_factory.mktemp("stop"))) as kernel:
+        assert kernel.run("given = list(range(1000))").ok
+        yield kernel
 
 
 def stop_after(kernel: Kernel, code: str, seconds: float, press: Callable[[Kernel], None] = Kernel.interrupt) -> Shown:

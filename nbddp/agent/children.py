@@ -9,7 +9,6 @@ A worker hears it while a cell runs.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -51,7 +50,7 @@ def why_not_fork() -> str:
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Have this process signalled when the process `parent` ends; elsewhere than on Linux also those it has started."""
     if system.is_linux():
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number))
+        system.prctl(PR_SET_PDEATHSIG, int(number))
     else:
         watching = threading.Thread(
             target=_end_after, args=(Identity.of(parent), number), name="nbddp-parent", daemon=True
@@ -63,8 +62,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 def adopt_orphans() -> None:
     """Have what descends from this process, and has lost its parent, become its own child (Linux)."""
-    if system.is_linux():
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    system.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _end_after(parent: Identity, number: int) -> None:

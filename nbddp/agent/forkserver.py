@@ -24,6 +24,7 @@ from typing import ClassVar
 
 import psutil
 
+from nbddp import system
 from nbddp.agent import children, limits, strays
 from nbddp.agent.identity import Identity
 from nbddp.agent.lines import LineBuffer, Message, encode
@@ -139,7 +140,7 @@ def _base() -> str:
 
 def _below(pid: int) -> list[Identity]:
     """A process's descendants, where orphans are not inherited (not on Linux)."""
-    if sys.platform == "linux":
+    if system.is_linux():
         return []
     found = []
     with suppress(psutil.NoSuchProcess):

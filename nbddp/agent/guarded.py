@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nbddp import system
 from nbddp.agent import children, limits, main, strays
 from nbddp.agent import home as homes
 from nbddp.agent.lines import encode
@@ -53,12 +54,12 @@ class GuardedAgent(main.Agent):
     def _watch_children(self) -> None:
         children.adopt_orphans()
         super()._watch_children()
-        if sys.platform == "linux":  # elsewhere neither descendants nor their memory can be told
+        if system.is_linux():  # elsewhere neither descendants nor their memory can be told
             signal.signal(signal.SIGALRM, lambda *_: None)  # wakes the loop
             signal.setitimer(signal.ITIMER_REAL, EVERY, EVERY)
 
     def _read_signals(self) -> None:
-        if sys.platform == "linux":
+        if system.is_linux():
             self._count()
         super()._read_signals()
 

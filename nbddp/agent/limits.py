@@ -7,13 +7,13 @@ number of files, and what may be read.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
-import sys
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from nbddp import system
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 STACKS = 256 << 20  # bytes of DATA for the stacks of an engine's threads
@@ -46,7 +46,7 @@ def apply(asked: dict[str, Any]) -> None:
         resource.RLIMIT_NOFILE: limits.files,
         resource.RLIMIT_CPU: limits.cpu,
     }
-    if sys.platform == "linux":
+    if system.is_linux():
         size, data = _mapped()
         bounds[resource.RLIMIT_AS] = size + limits.memory + MAPPED
         bounds[resource.RLIMIT_DATA] = data + limits.memory + STACKS
@@ -56,19 +56,19 @@ def apply(asked: dict[str, Any]) -> None:
         lowered = _lower(bound, resource.getrlimit(kind)[1])
         resource.setrlimit(kind, (lowered, lowered))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    _prctl(PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(PR_SET_DUMPABLE, 1)  # /proc/self, which a worker reads, is its own again
+    system.prctl(PR_SET_NO_NEW_PRIVS, 1)
+    system.prctl(PR_SET_DUMPABLE, 1)  # /proc/self, which a worker reads, is its own again
 
 
 def hide() -> None:
     """Keep this process from others of the account: they can neither trace it nor read its memory, environment and
     open files in /proc. Root still can. Inherited by fork, not by exec."""
-    _prctl(PR_SET_DUMPABLE, 0)
+    system.prctl(PR_SET_DUMPABLE, 0)
 
 
 def bound_self(memory: int) -> None:
     """Bound the address space of this process to what it has and `memory` bytes."""
-    if sys.platform == "linux":
+    if system.is_linux():
         bound = _lower(_mapped()[0] + memory, resource.getrlimit(resource.RLIMIT_AS)[1])
         resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
 
@@ -83,8 +83,3 @@ def _mapped() -> tuple[int, int]:
         pages = [int(n) for n in file.read().split()]
     page = os.sysconf("SC_PAGE_SIZE")
     return pages[0] * page, pages[5] * page
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

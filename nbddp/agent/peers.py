@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from nbddp import system
+from nbddp.agent import strays
 
 Address = tuple[str, int]
 
@@ -151,7 +152,7 @@ class Family:
 
     def _members(self) -> Iterator[int]:
         """Their numbers, the workers first: a look at grandchildren reads the tables of the whole machine."""
-        first = [os.getpid(), *self._known, *reversed(_children(self._root))]  # the oldest is the controller
+        first = [os.getpid(), *self._known, *reversed(strays.children(self._root))]  # the oldest is the controller
         yield from dict.fromkeys(first)
         with suppress(psutil.NoSuchProcess):
             yield from (p.pid for p in psutil.Process(self._root).children(recursive=True) if p.pid not in first)
@@ -176,14 +177,6 @@ def _stat(pid: int) -> _Stat:
     except FileNotFoundError:
         raise ProcessLookupError(pid) from None
     return _Stat(int(fields[1]), int(fields[19]))
-
-
-def _children(pid: int) -> list[int]:
-    """Children of a process of one thread; empty where the kernel does not list them."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 def held_by(pid: int, wanted: set[int]) -> set[int]:

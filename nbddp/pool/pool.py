@@ -36,7 +36,7 @@ from nbddp.pool.stop import uninterrupted
 from nbddp.pool.stores import RendezvousStores
 from nbddp.pool.warmup import Trials
 from nbddp.run import logfile, outcome, report
-from nbddp.run.request import CALL, CELL, Request
+from nbddp.run.request import ARGV0, CALL, CELL, HANG_AFTER, Request
 from nbddp.run.screen import Late, Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.topology import Topology, counted, rank_words
@@ -52,8 +52,6 @@ HOST, MASTER = "127.0.0.1", "localhost"
 END_GROUP_SECONDS = 10.0  # a rank that has not ended its process group by then will never
 EXIT_SECONDS = 5.0  # that functions of `atexit` have before their worker is ended
 REGISTER_TIMEOUT = 60.0
-LAST_WORDS = 12  # lines
-RUNS_KEPT = 20  # whose output lies on disk; a cell may take a few of them
 AT_ONCE = 16  # workers started between two moments at which Stop is heard
 
 
@@ -236,8 +234,8 @@ class Pool:
     def _describe(self) -> None:
         """Tell the agent what `status` shows, if it has changed."""
         placed = self.topology
+        subject = (placed, os.getcwd(), len(self._files))
         for node in self.nodes:
-            subject = (placed, os.getcwd(), len(self._files))
             node.describe(subject, lambda: requests.description(placed), self._files)
 
     def stop(self) -> None:
@@ -289,10 +287,10 @@ class Pool:
         progress: Callable[[str], None] = lambda text: None,
     ) -> list[str]:
         """Start and end processes until they are those of `topology`; what a user should know, in words."""
-        if any(not w.registered and w.exit is None for w in self.workers.values()):
+        if any(not w.registered and w.lives for w in self.workers.values()):
             self._wait_registered()
         old = None if self.topology is None else Layout(self.topology, self.visible)
-        living = {r: w.exit is None for r, w in self.workers.items()}
+        living = {r: w.lives for r, w in self.workers.items()}
         change = plan_change(old, Layout(topology, visible), living, fresh)
         self._call_exits(change.end)
         self._end(change.end)
@@ -325,11 +323,12 @@ class Pool:
 
         A worker that has begun to register is not ended before it has: the hub would hold its rank for seconds.
         """
-        new = {r: w.uuid for r, w in self.workers.items() if not w.registered and w.exit is None}
+        new = {r: w.uuid for r, w in self.workers.items() if not w.registered and w.lives}
         imports = any(node.warm.get("spawn") for node in self.nodes)  # each worker by itself, perhaps from a slow disk
         self._wire.wait_for(new, self._check_starting, START_TIMEOUT if imports else REGISTER_TIMEOUT)
-        for rank in new:
-            self.workers[rank].registered = True
+        for rank, worker in self.workers.items():
+            if rank in new:
+                worker.registered = True
         self._note(list(new), "idle")
 
     def _launch(self, starts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -345,9 +344,10 @@ class Pool:
         return answers
 
     def _check_starting(self) -> None:
-        if any(w.exit is not None and w.exit.get("pool_ended") for w in self.workers.values()):
+        workers = self.workers.values()
+        if any(w.exit is not None and w.exit.get("pool_ended") for w in workers):
             raise PoolNotRunning("the pool's controller has ended; run the cell again to start a new pool")
-        for worker in self.workers.values():
+        for worker in workers:
             if worker.exit is not None and not worker.registered:
                 raise PoolError(
                     f"rank {worker.rank} ended while it started (exit code {worker.exit['code']}): "
@@ -359,7 +359,8 @@ class Pool:
     def _call_exits(self, ranks: Sequence[int]) -> None:
         """Have ranks that are about to be ended call what their programs have registered with `atexit`; what that
         prints is shown. A rank at work, and one that does not come back, is ended without."""
-        waiting = [r for r in ranks if self.workers[r].exits and self.workers[r].exit is None]
+        workers = self.workers
+        waiting = [r for r in ranks if workers[r].exits and workers[r].lives]
         if waiting and self.current is None and self.alive:
             self._have_done("exits", waiting, EXIT_SECONDS, Late(for_shell(_shell())))
 
@@ -381,14 +382,18 @@ class Pool:
     def _end(self, ranks: Sequence[int]) -> None:
         """End these ranks' processes and have hub and client forget them."""
         self._group_broken = self._group_broken or bool(ranks)  # whatever Stop leaves undone below
-        self.kill(ranks)
-        for rank in ranks:
-            worker = self.workers[rank]
-            _until(lambda w=worker: w.exit is not None, 10.0, f"rank {rank} did not end")  # type: ignore[misc]
+        self._kill_now(ranks)
         with uninterrupted():
             for rank in ranks:
                 node = self._node_with(rank)
                 self._wire.forget(rank, node.workers.pop(rank).uuid)
+
+    def _kill_now(self, ranks: Sequence[int]) -> None:
+        """Kill processes, and wait until they have ended."""
+        self.kill(ranks)
+        workers = self.workers
+        for rank in ranks:
+            _until(lambda w=workers[rank]: not w.lives, 10.0, f"rank {rank} did not end")  # type: ignore[misc]
 
     def _node_with(self, rank: int) -> Node:
         """The node on which a rank's process is."""
@@ -419,10 +424,10 @@ class Pool:
     # -- what a run needs of its workers -----------------------------------------------------
 
     def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None:
-        if self.workers[rank].exit is not None:
-            hear_exit = self.current
-            if hear_exit is not None:
-                hear_exit.worker_exited(rank, self.workers[rank].exit or {})
+        gone = self._node_with(rank).workers[rank].exit
+        if gone is not None:
+            if self.current is not None:
+                self.current.worker_exited(rank, gone)
             return
         self._wire.send(rank, spec, hear, code=code, buffers=buffers)
 
@@ -442,7 +447,8 @@ class Pool:
 
     def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
         """Ask these ranks something while they work; `hear(rank, answer)` for each that answers."""
-        self._wire.ask_all([r for r in ranks if self.workers[r].exit is None], question, hear)
+        workers = self.workers
+        self._wire.ask_all([r for r in ranks if workers[r].lives], question, hear)
 
     def repeat(self, ranks: Sequence[int], run: int) -> None:
         """Have ranks that have ended this run say so once more, because it did not arrive."""
@@ -469,7 +475,7 @@ class Pool:
         return self.placed().workers[rank].device_words()
 
     def log_of(self, rank: int) -> str:
-        return self.workers[rank].log if rank in self.workers else ""
+        return next((node.workers[rank].log for node in self.nodes if rank in node.workers), "")
 
     def written(self, rank: int) -> dict[str, tuple[int, str]]:
         """What a rank wrote in its last run, by stream, as its own files have it: how many characters they have no
@@ -478,14 +484,35 @@ class Pool:
 
     # -- runs -------------------------------------------------------------------------------
 
-    def run_cell(self, code: str, *, screen: Screen | None = None, **asked: Any) -> RankValues:
+    def run_cell(
+        self,
+        code: str,
+        *,
+        ranks: Sequence[int] | None = None,
+        show: Sequence[int] | None = None,
+        hang_after: float | None = HANG_AFTER,
+        timeout: float | None = None,
+        max_restarts: int = 0,
+        cell: int = 1,
+        argv: Sequence[str] = (),
+        argv0: str = ARGV0,
+        want_value: bool = False,
+        check: bool = False,
+        timings: bool = True,
+        trace: bool = False,
+        screen: Screen | None = None,
+    ) -> RankValues:
         """Run source on the ranks; the values of its last expression if `want_value`.
 
-        asked: the fields of `nbddp.run.request.Request` that concern a cell, such as `ranks`, `timeout` (seconds) or
-        `want_value`. Raises a RunFailed: WorkerFailed, RunStopped, RunHung or RunTimedOut; state on the ranks that
-        were not replaced is kept.
+        The rest is what `%%ddp` takes (`nbddp.run.request.Request` says it word by word): `hang_after` and `timeout`
+        are in seconds, `ranks` and `show` are all if None. Raises a RunFailed: WorkerFailed, RunStopped, RunHung or
+        RunTimedOut; state on the ranks that were not replaced is kept.
         """
-        return self.carry_out(Request(code=code, **asked), screen)
+        request = Request(
+            code=code, ranks=ranks, show=show, hang_after=hang_after, timeout=timeout, max_restarts=max_restarts,
+            cell=cell, argv=argv, argv0=argv0, want_value=want_value, check=check, timings=timings, trace=trace,
+        )  # fmt: skip
+        return self.carry_out(request, screen)
 
     def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues:
         """What `run_cell` does, as one value."""
@@ -535,7 +562,7 @@ class Pool:
         *,
         ranks: Sequence[int] | None = None,
         screen: Screen | None = None,
-        hang_after: float | None = 5.0,
+        hang_after: float | None = HANG_AFTER,
         timeout: float | None = None,
     ) -> RankValues:
         """As `run`, on some ranks and with limits: `hang_after` and `timeout` are in seconds, as `run_cell` has them.
@@ -691,7 +718,7 @@ class Pool:
         for others in filter(None, (run.unwritten(), *(of(list(run.ended.values())) for of in outcome.NOTES))):
             screen.say(others)
         run.raise_if_bad()
-        note = run.ending().note()
+        note = outcome.note([e for _, e in sorted(run.ended.items())])
         if note:
             screen.say(note)
         return run
@@ -702,7 +729,7 @@ class Pool:
             self._end_groups()
         self._renewed = self._wire.connection.renewed
         self._wire.connection.check()
-        if any(w.exit is not None for w in self.workers.values()):
+        if not all(w.lives for w in self.workers.values()):
             for note in self._match(self.placed(), self.visible):
                 screen.say(note)
 
@@ -721,43 +748,34 @@ class Pool:
         try:
             run.execute()
         finally:
-            self.current = None
-            self._group_broken |= run.ending().disordered()
-            for rank, ended in run.ended.items():
-                if rank in self.workers:
-                    self.workers[rank].exits = ended.content.get("exits", self.workers[rank].exits)
+            self.current, ending, workers = None, run.ending(), self.workers
+            self._group_broken |= ending.disordered()
+            for rank in run.ended.keys() & workers.keys():
+                workers[rank].exits = run.ended[rank].content.get("exits", workers[rank].exits)
             if run.noted:
                 self._note(ranks, "idle")
-        self._end_broken(run.ending().broken())
+        self._end_broken(ending.broken())
         if self._group_broken:
             run.stuck = self._end_groups()
-            self._note_late_deaths(run)
+            self._note_late_deaths(run, ending.broken())
         if self._wire is not None and self._wire.connection.renewed > self._renewed:
             screen.say("the connection to the workers was lost and made anew; names on them are kept")
         if self._stores is not None:
-            ending = run.ending()
             self._stores.after(ending.well, ending.groups() if len(run.specs) == self.world_size else None)
 
     def _end_broken(self, ranks: Sequence[int]) -> None:
         """End processes whose CUDA context is broken, which they never get back; the next run starts new ones."""
         if ranks:
             self._group_broken = True
-            self.kill(ranks)
-            for rank in ranks:
-                worker = self.workers[rank]
-                _until(lambda w=worker: w.exit is not None, 10.0, f"rank {rank} did not end")  # type: ignore[misc]
+            self._kill_now(ranks)
 
-    def _note_late_deaths(self, run: Run) -> None:
-        """Processes that ended after their rank had left the run: gloo aborts one whose pending call does not fit."""
-        broken = run.ending().broken()
+    def _note_late_deaths(self, run: Run, broken: Sequence[int]) -> None:
+        """Processes that ended after their rank had left the run: gloo aborts one whose pending call does not fit.
+        broken: those that we have ended."""
         for rank, worker in self.workers.items():
             ended = run.ended.get(rank)
-            if (
-                rank not in broken
-                and worker.exit is not None
-                and ended is not None
-                and ended.status not in outcome.GONE
-            ):
+            left = rank not in broken and ended is not None and ended.status not in outcome.GONE
+            if left and worker.exit is not None:
                 run.stuck.setdefault(rank, {"code": worker.exit["code"]})
 
     def _variables(self, rank: int, port: int, logs: Path, attempt: tuple[int, int]) -> dict[str, str]:
@@ -785,7 +803,7 @@ class Pool:
         died meanwhile."""
         if not self.alive:
             return {}
-        living = [r for r, w in self.workers.items() if w.exit is None]
+        living = [r for r, w in self.workers.items() if w.lives]
         run = self._have_done("end_group", living, END_GROUP_SECONDS, Silent())
         self._group_broken = False
         codes = {r: e.code for r, e in run.ended.items() if e.status == outcome.DIED}
@@ -800,7 +818,7 @@ class Pool:
         """What the pool is like now, to say later what has become of it (`nbddp.pool.footing`)."""
         return {
             "running": self.running,
-            "workers": {r: w.pid for r, w in self.workers.items() if w.exit is None},
+            "workers": {r: w.pid for r, w in self.workers.items() if w.lives},
             "world_size": self.world_size,
             "group_broken": self._group_broken,
         }

@@ -45,28 +45,28 @@ TABLE = (
     Row("end", "lives", ANY, ANY, FINISHED),
     Row("exit 0", "lives", ANY, PROGRAM, FINISHED),
     Row("exit 0", "lives", "", REQUEST, FAILED),
-    Row("exit 0", "lives", "interrupted", REQUEST, INTERRUPTED),
-    Row("exit 0", "lives", "replaced", REQUEST, INTERRUPTED),
+    Row("exit 0", "lives", INTERRUPTED, REQUEST, INTERRUPTED),
+    Row("exit 0", "lives", REPLACED, REQUEST, INTERRUPTED),
     Row("exit", "lives", "", ANY, FAILED),
-    Row("exit", "lives", "interrupted", ANY, INTERRUPTED),
-    Row("exit", "lives", "replaced", ANY, INTERRUPTED),
+    Row("exit", "lives", INTERRUPTED, ANY, INTERRUPTED),
+    Row("exit", "lives", REPLACED, ANY, INTERRUPTED),
     Row("raised", "lives", "", ANY, FAILED),
-    Row("raised", "lives", "interrupted", ANY, INTERRUPTED),  # the error is how a freed call ends
-    Row("raised", "lives", "replaced", ANY, INTERRUPTED),
+    Row("raised", "lives", INTERRUPTED, ANY, INTERRUPTED),  # the error is how a freed call ends
+    Row("raised", "lives", REPLACED, ANY, INTERRUPTED),
     Row("interrupt", "lives", "", ANY, FAILED),  # the program's own: KeyboardInterrupt, SIGINT, CancelledError
-    Row("interrupt", "lives", "interrupted", ANY, INTERRUPTED),
-    Row("interrupt", "lives", "replaced", ANY, INTERRUPTED),
+    Row("interrupt", "lives", INTERRUPTED, ANY, INTERRUPTED),
+    Row("interrupt", "lives", REPLACED, ANY, INTERRUPTED),
     Row("", "exit 0", "", PROGRAM, ENDED),  # os._exit(0)
-    Row("", "exit 0", "interrupted", PROGRAM, ENDED),
+    Row("", "exit 0", INTERRUPTED, PROGRAM, ENDED),
     Row("", "exit 0", "", REQUEST, DIED),
-    Row("", "exit 0", "interrupted", REQUEST, DIED),
+    Row("", "exit 0", INTERRUPTED, REQUEST, DIED),
     Row("", "exit", "", ANY, DIED),
-    Row("", "exit", "interrupted", ANY, DIED),
+    Row("", "exit", INTERRUPTED, ANY, DIED),
     Row("", "signal", "", ANY, DIED),
-    Row("", "signal", "interrupted", ANY, DIED),
+    Row("", "signal", INTERRUPTED, ANY, DIED),
     Row("", "lost", "", ANY, DIED),
-    Row("", "lost", "interrupted", ANY, DIED),
-    Row("", ANY, "replaced", ANY, REPLACED),
+    Row("", "lost", INTERRUPTED, ANY, DIED),
+    Row("", ANY, REPLACED, ANY, REPLACED),
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 CELL, CALL = "cell", "call"
 HANG_AFTER = 5.0  # seconds
+ARGV0 = "<cell>"
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Request:
     code: str = ""
     cell: int = 1
     argv: Sequence[str] = ()
-    argv0: str = "<cell>"
+    argv0: str = ARGV0
     want_value: bool = False
     check: bool = False
     timings: bool = True

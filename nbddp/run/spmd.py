@@ -199,7 +199,7 @@ class Run:
         )
 
     def running(self) -> tuple[int, ...]:
-        return tuple(r for r in self.specs if r not in self.ended)
+        return self.watcher.running
 
     def _take(self, patience: float | None) -> None:
         """Wait for one event and handle it and all that have come with it."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import nbddp
+from nbddp import system
 from nbddp.agent.forkserver import remove
 from nbddp.agent.handle import without_stop
 from nbddp.agent.hardware import own_threads
@@ -53,7 +54,7 @@ def environment(names: Sequence[str] = ()) -> dict[str, str]:
 def bounds(memory: int, cpu: int) -> dict[str, int]:
     """`Limits` of a process that runs or reads what a learner wrote."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    account = 0 if os.geteuid() == 0 or sys.platform != "linux" else own_threads() + ACCOUNT
+    account = 0 if os.geteuid() == 0 or not system.is_linux() else own_threads() + ACCOUNT
     if hard != resource.RLIM_INFINITY:
         account = min(account, hard)
     return Limits(memory=memory, cpu=cpu, account=account).request()

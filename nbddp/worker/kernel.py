@@ -456,9 +456,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _ask_where(self, content: dict[str, Any]) -> Any:
         """Where the main thread is; with `history`, also the collectives it has called."""
         if self._spec is None:
-            begun = "run" not in content or (self._last is not None and self._last[0]["run"] == content["run"])
+            begun = "run" not in content or self._was_last(content["run"])
             return {**calls.idle(self.files.shown, self.groups), "begun": begun, **self._past(content)}
         return {**calls.position(self.files.shown, self.groups, self._began_ns), **self._past(content)}
+
+    def _was_last(self, run: int) -> bool:
+        """Whether this rank has carried out `run`, and nothing since."""
+        return self._last is not None and self._last[0]["run"] == run
 
     def _past(self, content: dict[str, Any]) -> dict[str, Any]:
         """What costs more, and is only needed when something is wrong."""
@@ -490,7 +494,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _ask_repeat(self, content: dict[str, Any]) -> Any:
         """Send the outcome of run `run` once more, because its message was lost."""
-        if self._spec is not None or self._last is None or self._last[0]["run"] != content["run"]:
+        if self._spec is not None or self._last is None or not self._was_last(content["run"]):
             return False
         outcome, buffers, parent = self._last
         if buffers is None:
