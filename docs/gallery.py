@@ -15,8 +15,8 @@ from nbddp.draw.memory import memory
 from nbddp.draw.shown import Shown
 from nbddp.draw.timings import timings
 from nbddp.draw.topology import topology
-from nbddp.machine import Interface
-from nbddp.topology import Topology, planned
+from nbddp.plan.machine import Interface
+from nbddp.plan.topology import Topology, planned
 from nbddp.trace.cost import Link, seconds
 from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory

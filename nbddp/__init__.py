@@ -16,7 +16,7 @@ from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed, RunHung, Ru
 
 if TYPE_CHECKING:
     from nbddp.pool.pool import Pool
-    from nbddp.values import NotSent, RankValues
+    from nbddp.run.values import NotSent, RankValues
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "unload_ipython_extension",
 ]
 
-_LAZY = {"Pool": "nbddp.pool.pool", "RankValues": "nbddp.values", "NotSent": "nbddp.values"}
+_LAZY = {"Pool": "nbddp.pool.pool", "RankValues": "nbddp.run.values", "NotSent": "nbddp.run.values"}
 
 
 def __getattr__(name: str) -> Any:
@@ -48,13 +48,13 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext nbddp`: registers the magics and warms the node agent in the background."""
-    from nbddp.magics import load
+    from nbddp.front.magics import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext nbddp`: ends the pool and takes the magics back."""
-    from nbddp.magics import unload
+    from nbddp.front.magics import unload
 
     unload(shell)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.options import LaunchSpec
+from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from tests.kernels import Kernel, loaded
 from tests.lessons import pool_of

@@ -14,8 +14,8 @@ import pytest
 from torch._C import _distributed_c10d
 
 import nbddp
-from nbddp import system
-from nbddp.options import LaunchSpec
+from nbddp.base import system
+from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 
 RECORDS = hasattr(_distributed_c10d, "_dump_fr_trace_json")

@@ -137,23 +137,24 @@ def reducer() -> None:
 def hooks() -> None:
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-    unseen_by(DDP, "_comm_hooks", "nbddp.worker.torch_seams")
+    unseen_by(DDP, "_comm_hooks", "nbddp.seams.torch_seams")
 
 
 def compiled() -> None:
     import torch
 
-    unseen_by(type(torch.compile(torch.nn.Linear(1, 1))), "_orig_mod", "nbddp.worker.torch_seams")
+    unseen_by(type(torch.compile(torch.nn.Linear(1, 1))), "_orig_mod", "nbddp.seams.torch_seams")
 
 
 def shards() -> None:
     from torch.distributed.tensor import DTensor
 
-    unseen_by(DTensor, "_local_tensor", "nbddp.worker.torch_seams")
+    unseen_by(DTensor, "_local_tensor", "nbddp.seams.torch_seams")
 
 
 def methods() -> None:
-    from nbddp.worker import check, torch_seams
+    from nbddp.seams import torch_seams
+    from nbddp.worker import check
 
     for name in (torch_seams.ALL_GATHER_BASE, "all_gather_single"):  # as if torch had renamed its method
         del check.COLLECTIVES[name]
@@ -162,7 +163,7 @@ def methods() -> None:
 def sparse() -> None:
     import torch
 
-    unseen_by(torch.Tensor, "_indices", "nbddp.worker.torch_seams")
+    unseen_by(torch.Tensor, "_indices", "nbddp.seams.torch_seams")
 
 
 def compiler() -> None:
@@ -179,7 +180,7 @@ def watching() -> None:
 def buffers() -> None:
     from ipykernel.iostream import OutStream
 
-    unseen_by(OutStream, "_buffers", "nbddp.worker.ipykernel_seams")
+    unseen_by(OutStream, "_buffers", "nbddp.seams.ipykernel_seams")
 
 
 def traceback_of_reply() -> None:
@@ -198,14 +199,14 @@ def history() -> None:
 def nccls_recorder() -> None:
     import torch.distributed as dist
 
-    from nbddp.worker import torch_seams
+    from nbddp.seams import torch_seams
 
     dist.is_nccl_available = lambda: True  # this torch may have neither
     torch_seams.has_nccl_recorder = lambda: False
 
 
 def transfers() -> None:
-    from nbddp.worker import torch_seams
+    from nbddp.seams import torch_seams
 
     torch_seams.can_abort_transfers = lambda: False
 
@@ -238,7 +239,7 @@ KEPT = {
 
 
 def take_away(key: str) -> None:
-    from nbddp.worker.trials import NAMES
+    from nbddp.trials.trials import NAMES
 
     if key in AWAY:
         AWAY[key]()
@@ -291,7 +292,7 @@ def gate() -> None:
 
 def main() -> None:
     from nbddp.seams import SEAMS
-    from nbddp.worker import trials
+    from nbddp.trials import trials
 
     trials.tried("DDP's reducer"), trials.tried("captured output")  # imports for all children, and ends its threads
     sys.stdout.flush()

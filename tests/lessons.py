@@ -27,8 +27,8 @@ from types import ModuleType
 from typing import Any
 
 import nbddp
+from nbddp.lessons.answer import Answer, Exercise
 from nbddp.teach import check
-from nbddp.teach.answer import Answer, Exercise
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 SOURCES = sorted((NOTEBOOKS / "source").glob("*.py"))

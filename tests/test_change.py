@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.machine import Device, Node
+from nbddp.plan.machine import Device, Node
+from nbddp.plan.topology import Topology
 from nbddp.pool.change import Change, Layout, plan_change
-from nbddp.topology import Topology
 
 GPUS = Node(0, "h", tuple(Device(i, str(i), uuid=f"GPU-{i}") for i in range(4)), cores=8)
 CPU = Node(0, "h", cores=8)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.pool import compare as comparing
+from nbddp.ask import compare as comparing
 from nbddp.run.screen import Silent
 from nbddp.trace.exchange import Wanted, pieces, within
 from nbddp.trace.replicas import Compared, Held, Leaf

@@ -13,10 +13,11 @@ import zmq
 from jupyter_client.session import DELIM
 
 import nbddp
-from nbddp.pool import connection, ipyparallel_seams
+from nbddp.pool import connection
 from nbddp.pool.wire import Wire
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME, Run
+from nbddp.seams import ipyparallel_seams
 from tests.lessons import pool_of
 
 LAST = [b"x"] * 11  # of a burst; libzmq aborts if a socket that has read half a message leaves its sender
@@ -67,7 +68,7 @@ def malformed(session: Any) -> list[list[bytes]]:
 @pytest.mark.parametrize("stream", STREAMS)
 def test_malformed_messages_are_dropped_and_the_stream_goes_on(pool: nbddp.Pool, stream: str) -> None:
     """A stranger takes part in the client's own socket and sends a burst; what comes behind it is read."""
-    link = pool._wire.connection
+    link = pool.group.wire.connection
     client, before = link.client, link.dropped[stream]
     socket = getattr(client, f"_{stream}_socket")
     bad = malformed(client.session)
@@ -98,9 +99,9 @@ def test_malformed_messages_are_dropped_and_the_stream_goes_on(pool: nbddp.Pool,
 def test_one_malformed_message_of_the_controllers_does_not_deafen_the_client(pool: nbddp.Pool) -> None:
     """It comes the way of the ranks' own messages, which are queued behind it: unguarded, no cell ever ended again. Who
     sends it has the keys, as the ranks have."""
-    link = pool._wire.connection
+    link = pool.group.wire.connection
     before = link.dropped["iopub"]
-    with open(pool._cluster.controller.connection_files["engine"]) as file:
+    with open(pool.group.cluster.controller.connection_files["engine"]) as file:
         info = json.load(file)
     with zmq.Context.instance().socket(zmq.PUB) as stranger:
         stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
@@ -158,7 +159,7 @@ def test_lost_client_is_replaced_before_the_next_run_and_the_ranks_keep_their_na
     pool: nbddp.Pool, loss: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pids = {w.pid for w in pool.workers.values()}
-    LOSSES[loss](pool._wire.client)
+    LOSSES[loss](pool.group.wire.client)
     assert list(pool.run_cell("kept", want_value=True, timeout=60)) == [7, 7]
     assert "the connection to the workers was lost and made anew; names on them are kept" in capsys.readouterr().out
     assert {w.pid for w in pool.workers.values()} == pids
@@ -167,13 +168,13 @@ def test_lost_client_is_replaced_before_the_next_run_and_the_ranks_keep_their_na
 
 def test_cell_goes_on_while_its_client_is_lost(pool: nbddp.Pool) -> None:
     """Ranks end one before and one after the other client is there: neither outcome is lost."""
-    lost = threading.Timer(0.5, lambda: stop_loop(pool._wire.client))
+    lost = threading.Timer(0.5, lambda: stop_loop(pool.group.wire.client))
     lost.start()
     cell = "import os, time\ntime.sleep(0.6 + 2 * int(os.environ['RANK']))\nkept + int(os.environ['RANK'])"
-    renewed = pool._wire.connection.renewed
+    renewed = pool.group.wire.connection.renewed
     assert list(pool.run_cell(cell, want_value=True, screen=Silent(), timeout=60)) == [7, 8]
     lost.join()
-    assert pool._wire.connection.renewed == renewed + 1
+    assert pool.group.wire.connection.renewed == renewed + 1
 
 
 def test_outcome_that_did_not_arrive_is_sent_again(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +213,7 @@ def test_stuck_thread_is_replaced_after_many_looks_and_not_before(
     pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was given to it to send is lost; that ends the cell with an error of the rank that was not reached."""
-    free, link = threading.Event(), pool._wire.connection
+    free, link = threading.Event(), pool.group.wire.connection
     client = link.client
     ipyparallel_seams.call_in_thread(client, free.wait)  # type: ignore[arg-type]
     try:
@@ -232,7 +233,7 @@ def test_controller_that_does_not_answer_is_told() -> None:
     calls: list[dict[str, Any]] = []
 
     with pool_of(1) as pool:
-        made = pool._wire.client
+        made = pool.group.wire.client
 
         def connect(**options: Any) -> Any:
             calls.append(options)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp import environment
-from nbddp.machine import Device, Node
-from nbddp.options import LaunchSpec
+from nbddp.plan import environment
+from nbddp.plan.machine import Device, Node
+from nbddp.plan.options import LaunchSpec
+from nbddp.plan.topology import Topology
 from nbddp.run import outcome
 from nbddp.run.screen import Silent
-from nbddp.topology import Topology
 from nbddp.worker import context
 from nbddp.worker.tracing import Tracer
 from tests.gpu import conftest as gpu_tests

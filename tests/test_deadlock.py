@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nbddp.errors import RunHung
+from nbddp.plan.request import Request
 from nbddp.run.deadlock import diagnose, waiting_words, waits_for
 from nbddp.run.positions import ANY, Call, Channel, Position, position_of
-from nbddp.run.request import Request
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME, Run
 

@@ -15,19 +15,18 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp import system
 from nbddp.agent import main
 from nbddp.agent.handle import Agent
-from nbddp.commands import complete_command, overview
-from nbddp.draw.doctor import Findings
+from nbddp.base import system
 from nbddp.errors import AgentFailed
-from nbddp.options import LaunchSpec
-from nbddp.pool import ipyparallel_seams
-from nbddp.pool.doctor import examine, findings, messages, versions
+from nbddp.front.commands import complete_command, overview
+from nbddp.plan.options import LaunchSpec
 from nbddp.pool.wire import Wire
 from nbddp.run.screen import Silent
-from nbddp.seams import SEAMS, Seam, Verdict
-from nbddp.worker import torch_seams, trials
+from nbddp.seams import SEAMS, Seam, Verdict, ipyparallel_seams, torch_seams
+from nbddp.trials import trials
+from nbddp.trials.doctor import examine, findings, messages, versions
+from nbddp.trials.findings import Findings
 from tests import hidden
 from tests.faults import NO_RECORDER, RECORDS
 from tests.kernels import Kernel
@@ -173,7 +172,7 @@ def test_the_next_pool_of_the_same_versions_knows_it(tmp_path: Path, monkeypatch
 
 def test_trials_that_die_are_told_and_the_pool_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dies = "import sys\nif sys.argv[:1] == ['-m']:\n    import nbddp.seams as seams, os\n    seams.SEAMS = ()\n"
-    dies += "    import nbddp.worker.trials as trials\n    trials.machine = os.abort\n"
+    dies += "    import nbddp.trials.trials as trials\n    trials.machine = os.abort\n"
     (tmp_path / "sitecustomize.py").write_text(dies)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     with nbddp.Pool(nproc=1) as pool:

@@ -18,9 +18,10 @@ from typing import Any
 import psutil
 import pytest
 
-from nbddp import status, system
 from nbddp.agent import hardware, home
 from nbddp.agent.identity import Identity
+from nbddp.base import system
+from nbddp.front import status
 from nbddp.run.positions import Position, position_of
 from tests import elsewhere, refused
 from tests.kernels import Kernel, loaded
@@ -49,11 +50,11 @@ def after(code: str, folder: Path) -> tuple[str, list[str]]:
 
 USES = {
     "fork": ("from nbddp.agent import children\nchildren._fork('', {}, ())", "os.fork"),
-    "prctl": ("from nbddp import system\nfrom nbddp.agent import children\nsystem.is_linux = lambda: True\n"
+    "prctl": ("from nbddp.base import system\nfrom nbddp.agent import children\nsystem.is_linux = lambda: True\n"
               "children.die_with_parent(0)", "ctypes.dlsym"),
-    "reading": ("from nbddp import system\nfrom nbddp.worker import threads\nsystem.has_proc = lambda: True\n"
+    "reading": ("from nbddp.base import system\nfrom nbddp.worker import threads\nsystem.has_proc = lambda: True\n"
                 "threads._io('/proc/self/io')", "open /proc/self/io"),
-    "listing": ("from nbddp import system\nfrom nbddp.worker import threads\nsystem.has_proc = lambda: True\n"
+    "listing": ("from nbddp.base import system\nfrom nbddp.worker import threads\nsystem.has_proc = lambda: True\n"
                 "threads.tasks()", "os.listdir /proc/self/task"),
 }  # fmt: skip
 
@@ -70,7 +71,7 @@ def test_a_use_of_what_macos_lacks_raises_and_is_written_down(tmp_path: Path, na
 
 def test_a_use_that_is_caught_is_written_down_and_libraries_keep_what_they_need(tmp_path: Path) -> None:
     code = (
-        "import os, sys, psutil\nfrom nbddp import system\nfrom nbddp.worker import threads\n"
+        "import os, sys, psutil\nfrom nbddp.base import system\nfrom nbddp.worker import threads\n"
         "system.has_proc = lambda: True\nassert threads.waits(1) == ''\n"
         "assert os.listdir('/proc/self/task') and psutil.Process().num_threads() and sys.platform == 'linux'\n"
         "assert threads.sys.platform == 'darwin' and not hasattr(threads.os, 'pidfd_open')"

@@ -102,14 +102,14 @@ def test_everything_listens_on_loopback_alone(pool: nbddp.Pool) -> None:
 
 
 def test_the_keys_are_their_owners_alone(pool: nbddp.Pool) -> None:
-    for path in map(Path, pool._files):
+    for path in map(Path, pool.group.files):
         facts = path.stat()
         secret = any(json.loads(path.read_text()).get(k) for k in ("curve_serverkey", "curve_secretkey", "key"))
         if secret:
             assert stat.S_IMODE(facts.st_mode) & 0o077 == 0, f"{path.name} is open to others"
-    assert any("curve_serverkey" in Path(p).read_text() for p in pool._files)
+    assert any("curve_serverkey" in Path(p).read_text() for p in pool.group.files)
     lines = [" ".join(p.cmdline()) for p in processes(pool)]
-    key = next(json.loads(Path(p).read_text())["curve_serverkey"] for p in pool._files if "client" in p)
+    key = next(json.loads(Path(p).read_text())["curve_serverkey"] for p in pool.group.files if "client" in p)
     assert not any(key in line for line in lines)
 
 

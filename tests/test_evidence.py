@@ -10,7 +10,7 @@ import pytest
 
 import nbddp
 from nbddp.errors import RunHung, RunTimedOut
-from nbddp.options import LaunchSpec
+from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.worker import flight, noted
 from tests.faults import INIT, SET_UP, Watching, needs_recorder
@@ -106,7 +106,7 @@ def test_a_rank_that_has_not_begun_is_not_said_to_have_finished(two: nbddp.Pool,
 @needs_recorder
 def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool) -> None:
     rename = (
-        "from nbddp.worker import torch_seams\nkept = torch_seams.flight_recorders\n"
+        "from nbddp.seams import torch_seams\nkept = torch_seams.flight_recorders\n"
         "def renamed(dump):\n"
         "    return lambda **options: dump(**options).replace(b'profiling_name', b'name')\n"
         "if rank == 1: torch_seams.flight_recorders = lambda: [renamed(dump) for dump in kept()]\n"

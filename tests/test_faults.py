@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.options import LaunchSpec
+from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from tests import faults
 from tests.faults import (
@@ -660,7 +660,7 @@ def test_record_writes_the_error_file_that_torchrun_would(two: nbddp.Pool) -> No
 
 
 def test_stacks_in_a_terminal_while_the_cell_runs_and_after_it(two: nbddp.Pool) -> None:
-    from nbddp import stacks
+    from nbddp.pool import stacks
 
     found: list[subprocess.CompletedProcess[str]] = []
     assert two.agent is not None

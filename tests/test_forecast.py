@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.commands import parse_command
+from nbddp.ask.outlook import foresee
 from nbddp.draw.forecast import forecast as draw
-from nbddp.pool.outlook import foresee
+from nbddp.front.commands import parse_command
 from nbddp.run.screen import Silent
 from nbddp.trace.cost import ALGORITHMS, COSTS, Link, better, fit, hierarchical, seconds, together
 from nbddp.trace.measured import Measured
@@ -520,7 +520,7 @@ def test_forecast_in_a_notebook(four: Kernel) -> None:
     assert "25 has no unit; type 25GB/s" in four.run("%ddp forecast --inter-node 25").evalue
     assert four.run(f"%%ddp\n{TRAIN}").ok
     given = """
-        from nbddp.magics import _loaded
+        from nbddp.front.magics import _loaded
         from nbddp.trace.measured import Measured
         next(iter(_loaded.values())).pool.measured = [
             Measured("all_reduce", 1 << k, 4, (6e-5 + 1.5 * 2**k / 1e9,)) for k in range(10, 24)

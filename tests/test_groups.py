@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.options import LaunchSpec
+from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.worker import groups
 from tests.faults import INIT, OLD_DESTROY, SET_UP, StopWhenReady, check_after, needs_recorder
@@ -56,7 +56,7 @@ while not kernel.groups.facts()["sequence"]: time.sleep(0.01)  # it has called""
 def test_rank_that_cannot_end_its_group_is_replaced_and_that_is_said(
     two: nbddp.Pool, stuck: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nbddp.pool.pool.END_GROUP_SECONDS", 0.5)
+    monkeypatch.setattr("nbddp.pool.runs.END_GROUP_SECONDS", 0.5)
     code = f"import functools\nif rank == {stuck}: dist.destroy_process_group = functools.partial(time.sleep, 600)\n"
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
         two.run_cell(PREPARE + code + "if rank == 1: raise ValueError('x')\ndist.barrier()", screen=Silent())
@@ -76,14 +76,14 @@ def test_process_that_dies_after_its_rank_had_left_the_cell_is_told(
 ) -> None:
     """gloo aborts one whose pending call does not fit: before the groups are ended, or while they are."""
     two.run_cell("pass", screen=Silent())  # what an earlier test has left broken is ended
-    ends = two._end_groups
+    ends = two.runs.end_groups
 
     def end_groups() -> dict[int, dict[str, object]]:
         while late == "before" and two.workers[0].exit is None:
             time.sleep(0.01)
         return ends()
 
-    monkeypatch.setattr(two, "_end_groups", end_groups)
+    monkeypatch.setattr(two.runs, "end_groups", end_groups)
     dies = {
         "before": "import threading; threading.Timer(0.2, os.abort).start()",
         "while": "dist.destroy_process_group = lambda *_: os.abort()",
@@ -261,7 +261,7 @@ if rank == 0:  # alone: a peer that is freed first would free this one
 
 
 def test_report_says_that_the_group_has_been_ended_if_all_ranks_aborted_it(two: nbddp.Pool) -> None:
-    code = """import nbddp.worker.release as release, nbddp.worker.torch_seams as seams
+    code = """import nbddp.worker.release as release, nbddp.seams.torch_seams as seams
 was = release.has_nccl, seams.abort_groups
 def abort_groups(destroy=dist.destroy_process_group):
     kernel.groups.sockets.shut()

@@ -13,7 +13,7 @@ import pytest
 
 import nbddp
 from nbddp.errors import WorkerFailed
-from nbddp.options import LaunchSpec
+from nbddp.plan.options import LaunchSpec
 from nbddp.run import report
 from nbddp.run.collect import Text
 from nbddp.run.screen import Silent

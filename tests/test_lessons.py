@@ -12,15 +12,17 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from nbddp.base.table import Table as DataTable
 from nbddp.draw.shown import DPI, width_of
-from nbddp.draw.table import Table as DataTable
 from nbddp.errors import BadInput
+from nbddp.lessons import running
+from nbddp.lessons.answer import Exercise, Wrong
+from nbddp.lessons.exercise import tabulate
+from nbddp.lessons.explorer import Choice, Explorer, Slider, Steps
+from nbddp.lessons.tables import Mistake, Table
 from nbddp.run.screen import Silent
-from nbddp.teach import explore, running
-from nbddp.teach.answer import Exercise, Wrong
-from nbddp.teach.explorer import Choice, Explorer, Slider, Steps
-from nbddp.teach.tables import Mistake, Table
-from nbddp.worker.exercise import Strange, plain, tabulate
+from nbddp.teach import explore
+from nbddp.worker.plain import Strange, plain
 from tests.kernels import Kernel
 from tests.lessons import SOURCES, builder, defined, pool_of
 

@@ -17,7 +17,7 @@ BUSY = (
     "%%ddp\nimport torch, torch.distributed as dist, os, time\ndist.init_process_group('gloo')\nkept = 5\n"
     "print('busy', flush=True)\nif os.environ['RANK'] == '0': dist.barrier()\ntime.sleep(600)"
 )
-AGENT = "from nbddp.magics import _loaded\nagent = [m.pool.agent for m in _loaded.values()][0]\n"
+AGENT = "from nbddp.front.magics import _loaded\nagent = [m.pool.agent for m in _loaded.values()][0]\n"
 
 
 def until(done: Callable[[], bool], seconds: float = 10.0) -> None:

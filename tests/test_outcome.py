@@ -183,7 +183,7 @@ def test_a_rank_that_left_is_told_with_who_waited(how: Left, words: str) -> None
 
 
 def test_a_check_words_a_learners_rank_that_left() -> None:
-    from nbddp.teach.running import failure_words
+    from nbddp.lessons.running import failure_words
 
     cause = Cause(1, 0, "left", left=Left(1, "ended", code=0))
     failed = WorkerFailed("", cause=cause, states=(), report="", logs={})

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp import commands, environment, options
 from nbddp.agent import devices, hardware
-from nbddp.capacity import Limit, refuse_crowd
 from nbddp.errors import BadInput
-from nbddp.topology import Device, Node, Topology, rank_words
+from nbddp.front import commands
+from nbddp.plan import environment, options
+from nbddp.plan.capacity import Limit, refuse_crowd
+from nbddp.plan.topology import Device, Node, Topology, rank_words
 
 
 def host(gpus: int = 0, cores: int = 8, masks: list[str] | None = None) -> Node:

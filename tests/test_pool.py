@@ -20,7 +20,7 @@ import nbddp
 from nbddp.agent import controller
 from nbddp.agent import home as homes
 from nbddp.agent.controller import ephemeral_ports
-from nbddp.options import LaunchSpec
+from nbddp.plan.options import LaunchSpec
 from nbddp.pool import requests
 from tests.kernels import Kernel
 
@@ -180,7 +180,9 @@ def terminal(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_terminal_sees_and_stops_a_pool_while_a_cell_runs(new_kernel: Kernel) -> None:
     new_kernel.run("%ddp start --nproc 2")
-    pool = new_kernel.run("from nbddp.magics import _loaded\nprint(*[m.pool.agent.pool_id for m in _loaded.values()])")
+    pool = new_kernel.run(
+        "from nbddp.front.magics import _loaded\nprint(*[m.pool.agent.pool_id for m in _loaded.values()])"
+    )
     name = pool.text().strip()
     cell = new_kernel.send("%%ddp\nimport time\ntime.sleep(60)")
     _until(lambda: "running Cell" in terminal("status", name).stdout + terminal("status").stdout)
@@ -274,7 +276,9 @@ def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
     agent_pid = psutil.Process(worker_pids[0]).ppid()
     family = psutil.Process(agent_pid).children(recursive=True)
     home = (
-        k.run("from nbddp.magics import _loaded\nprint(*[m.pool.agent.home for m in _loaded.values()])").text().strip()
+        k.run("from nbddp.front.magics import _loaded\nprint(*[m.pool.agent.home for m in _loaded.values()])")
+        .text()
+        .strip()
     )
     psutil.Process(k.pid).kill()
     _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 10)

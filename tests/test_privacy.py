@@ -561,7 +561,7 @@ def test_nobody_listens_off_the_loopback_before_the_first_cell_and_in_what_the_p
 
 
 def test_variables_of_interfaces_are_the_users_if_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbddp import environment
+    from nbddp.plan import environment
 
     worker, topology = _placed()
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -570,8 +570,8 @@ def test_variables_of_interfaces_are_the_users_if_set(monkeypatch: pytest.Monkey
 
 
 def _placed() -> tuple[Any, Any]:
-    from nbddp.machine import node_of
-    from nbddp.topology import Topology
+    from nbddp.plan.machine import node_of
+    from nbddp.plan.topology import Topology
 
     node = node_of({"index": 0, "host": "here", "cores": 2})
     topology = Topology.plan([node], nproc=2, nnodes=1, gpus_per_proc=None, oversubscribe=False, device="cpu")

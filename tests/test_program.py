@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.options import LaunchSpec
+from nbddp.plan.options import LaunchSpec
 from nbddp.run.collect import Text
 from nbddp.run.screen import Silent
 from tests.faults import StopWhenReady
@@ -295,7 +295,7 @@ def test_a_pool_stops_also_where_what_atexit_prints_cannot_be_shown(monkeypatch:
     pool.start()
     pool.run_cell("import atexit; atexit.register(print, 'bye')", screen=Silent())
     pid = pool.workers[0].pid
-    monkeypatch.setattr("nbddp.pool.pool.for_shell", lambda shell: Gone())
+    monkeypatch.setattr("nbddp.pool.runs.for_shell", lambda shell: Gone())
     with pytest.raises(BrokenPipeError, match="the front end is gone"):
         pool.stop()
     assert not pool.running

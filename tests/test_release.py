@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from nbddp.worker import calls, check, failure, flight, threads, torch_seams
+from nbddp.seams import torch_seams
+from nbddp.worker import calls, check, failure, flight, threads
 from nbddp.worker.groups import Groups
 from nbddp.worker.noted import Note, Notes
 from nbddp.worker.release import Release, Sockets, abort_nccl, python_sockets

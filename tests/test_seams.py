@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from nbddp import seams
-from nbddp.pool import ipyparallel_seams
-from nbddp.worker import foreign, ipykernel_seams, torch_seams
-from nbddp.worker.trials import NAMES
+from nbddp.seams import ipykernel_seams, ipyparallel_seams, torch_seams
+from nbddp.trials.trials import NAMES
+from nbddp.worker import foreign
 
 ROOT = Path(__file__).parent.parent / "nbddp"
-SEAMS = ("worker/torch_seams.py", "worker/ipykernel_seams.py", "pool/ipyparallel_seams.py")
+SEAMS = ("seams/torch_seams.py", "seams/ipykernel_seams.py", "seams/ipyparallel_seams.py")
 FILES = [f for f in sorted(ROOT.rglob("*.py")) if not str(f).endswith(SEAMS)]
 STANDARD = {"_current_frames", "_getframe", "_exit", "_actions"}  # of sys, os and argparse
 PRIVATE = re.compile(r"_[A-Za-z](\w*[^\W_])?")  # `_repr_html_` and the like are protocols that anybody may follow

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from nbddp.errors import RunStopped, WorkerFailed
+from nbddp.plan.request import Request
 from nbddp.pool import footing
-from nbddp.run.request import Request
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME, Run
 from tests.kernels import Kernel, Shown, loaded

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.draw.averaging import averaging as figure
+from nbddp.lessons.averaging.figure import averaging as figure
+from nbddp.lessons.averaging.simulation import MEAN, NOTHING, OWN, RATE, SAME, SUM, averaging, gradient, loss, shards
 from nbddp.teach import check
-from nbddp.teach.averaging import MEAN, NOTHING, OWN, RATE, SAME, SUM, averaging, gradient, loss, shards
 from tests.lessons import Mutant, defined, exercise, solution
 
 ranks = st.integers(2, 4)

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.draw.whatif import what_if as drawn_step
-from nbddp.draw.zero import zero as drawn_bars
+from nbddp.lessons.beyond import exercises as beyond
+from nbddp.lessons.beyond.figure import zero as drawn_bars
+from nbddp.lessons.beyond.simulation import PRECISIONS, share, stages
+from nbddp.lessons.what_if.figure import what_if as drawn_step
+from nbddp.lessons.what_if.simulation import DELAYS, GPUS, MODELS, SPEEDS, TOKENS, what_if
 from nbddp.teach import check
-from nbddp.teach.checks import beyond
-from nbddp.teach.whatif import DELAYS, GPUS, MODELS, SPEEDS, TOKENS, what_if
-from nbddp.teach.zero import PRECISIONS, share, stages
 from nbddp.trace.cost import Link
 from nbddp.trace.units import speed
 from tests.lessons import Mutant, defined, exercise, solution

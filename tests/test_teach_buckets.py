@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.draw import buckets as figures
 from nbddp.errors import BadInput
-from nbddp.run.screen import Silent
-from nbddp.teach import check, explore
-from nbddp.teach.buckets import (
+from nbddp.lessons.buckets import figure as figures
+from nbddp.lessons.buckets.exercises import EXPOSED, EXPOSED_CASES, PACK, PACK_CASES, exposed_time
+from nbddp.lessons.buckets.simulation import (
     CAP,
     DEFAULT,
     FIRST,
@@ -25,7 +24,8 @@ from nbddp.teach.buckets import (
     packed,
     timeline,
 )
-from nbddp.teach.checks.buckets import EXPOSED, EXPOSED_CASES, PACK, PACK_CASES, exposed_time
+from nbddp.run.screen import Silent
+from nbddp.teach import check, explore
 from nbddp.trace.cost import Link, seconds
 from nbddp.trace.overlap import exposed as exposed_of_step
 from nbddp.trace.steps import Bucket, Recording, Step

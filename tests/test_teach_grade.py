@@ -26,9 +26,10 @@ import psutil
 import pytest
 
 from nbddp.errors import BadInput
+from nbddp.lessons.answer import Wrong
+from nbddp.lessons.averaging import exercises as averaging
+from nbddp.lessons.batch_norm import exercises as moments
 from nbddp.teach import check, grade, marks
-from nbddp.teach.answer import Wrong
-from nbddp.teach.checks import averaging, moments
 from nbddp.teach.confined import Server
 from nbddp.teach.definitions import Handed, take
 from nbddp.teach.submissions import cells_of, defined
@@ -335,13 +336,13 @@ SECRET = "hunter2"
 PATCHES = """
 class Patched:
     import builtins, torch
-    import nbddp.teach.answer as answer, nbddp.teach.tables as tables, nbddp.teach.running as running
+    import nbddp.lessons.answer as answer, nbddp.lessons.tables as tables, nbddp.lessons.running as running
     answer.Exercise.__call__ = answer.Exercise._line = lambda *a, **k: answer.Answer(True, "ok")
     tables.Table.judge = running.on_ranks = lambda *a, **k: "ok"
     tables.same = torch.equal = torch.allclose = lambda *a, **k: True
 """
 PATCHED_RANK = """
-import nbddp.worker.averaging as rank
+import nbddp.lessons.averaging.on_rank as rank
 class Patched:
     rank._gradients = lambda model: {n: [1.0] * p.numel() for n, p in model.named_parameters()}
 def average_gradients(model):

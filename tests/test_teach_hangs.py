@@ -7,10 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.draw.collectives import collectives as figure
-from nbddp.run.screen import Silent
-from nbddp.teach import check, explore
-from nbddp.teach.checks.hangs import (
+from nbddp.lessons.hangs.exercises import (
     LOG_CASES,
     LOGS,
     START,
@@ -26,7 +23,10 @@ from nbddp.teach.checks.hangs import (
     verdict,
     without_file,
 )
-from nbddp.teach.collectives import PROGRAMS, Action, log, play
+from nbddp.lessons.hangs.figure import collectives as figure
+from nbddp.lessons.hangs.simulation import PROGRAMS, Action, log, play
+from nbddp.run.screen import Silent
+from nbddp.teach import check, explore
 from tests.lessons import Mutant, cells, defined, exercise, solution
 
 MANY = 30  # moves, more than any program has

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch.nn.functional import batch_norm
 
 import nbddp
-from nbddp.draw.moments import moments as figure
-from nbddp.teach import check, norms
-from nbddp.teach.checks.moments import judge_norm, judge_statistics
-from nbddp.teach.moments import EQUAL, UNEQUAL, Moments, merge, merged, moments, sharded, two
+from nbddp.lessons.batch_norm import norms
+from nbddp.lessons.batch_norm.exercises import judge_norm, judge_statistics
+from nbddp.lessons.batch_norm.figure import moments as figure
+from nbddp.lessons.batch_norm.simulation import EQUAL, UNEQUAL, Moments, merge, merged, moments, sharded, two
+from nbddp.teach import check
 from tests.lessons import Mutant, defined, exercise, solution
 
 numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=9)

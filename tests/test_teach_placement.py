@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.draw.placement import placement
 from nbddp.errors import BadInput
-from nbddp.teach import check, running
-from nbddp.teach.placement import GLOBAL, LOCAL, block, layout
+from nbddp.lessons import running
+from nbddp.lessons.placement.figure import placement
+from nbddp.lessons.placement.simulation import GLOBAL, LOCAL, block, layout
+from nbddp.teach import check
 from tests.lessons import Mutant, defined, exercise, solution
 
 small = st.integers(1, 4)

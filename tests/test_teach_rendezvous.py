@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.agent.controller import quiet_ports
-from nbddp.draw.rendezvous import arrivals
+from nbddp.lessons.answer import Exercise, Wrong
+from nbddp.lessons.exercise import meet
+from nbddp.lessons.rendezvous import simulation as paper
+from nbddp.lessons.rendezvous.exercises import processes_of, reachable
+from nbddp.lessons.rendezvous.figure import arrivals
 from nbddp.run.screen import Silent
 from nbddp.teach import check
-from nbddp.teach import rendezvous as paper
-from nbddp.teach.answer import Exercise, Wrong
-from nbddp.teach.checks.rendezvous import processes_of, reachable
-from nbddp.worker.exercise import meet
 from tests.lessons import Mutant, defined, exercise, pool_of, solution
 
 NPROC = 4  # of the module's pool

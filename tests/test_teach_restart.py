@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.draw.restarts import restarts as drawn
 from nbddp.errors import BadInput
+from nbddp.lessons.restarts.exercises import LAST_SAVE, judged
+from nbddp.lessons.restarts.figure import restarts as drawn
+from nbddp.lessons.restarts.simulation import FAILED, KEPT, LOST, STEPS, restarts, training
 from nbddp.run.screen import Silent
 from nbddp.teach import check
-from nbddp.teach.checks.restart import LAST_SAVE, judged
-from nbddp.teach.restarts import FAILED, KEPT, LOST, STEPS, restarts, training
 from tests.lessons import Mutant, cells, defined, exercise, solution
 
 NPROC = 4  # of the module's pool

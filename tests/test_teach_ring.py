@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.draw.palette import contrast
-from nbddp.draw.ring import COLOURS
-from nbddp.draw.ring import ring as figure
-from nbddp.teach import check
-from nbddp.teach.checks.ring import CASES, judge_schedule
-from nbddp.teach.ring import (
+from nbddp.lessons.ring.exercises import CASES, judge_schedule
+from nbddp.lessons.ring.figure import COLOURS
+from nbddp.lessons.ring.figure import ring as figure
+from nbddp.lessons.ring.simulation import (
     ADDING,
     LETTERS,
     OWN,
@@ -27,6 +26,7 @@ from nbddp.teach.ring import (
     schedule,
     simulate,
 )
+from nbddp.teach import check
 from nbddp.trace.cost import Link
 from nbddp.trace.ring import simulate as timed
 from tests.lessons import Mutant, defined, exercise, pool_of, solution

@@ -9,10 +9,21 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
 import nbddp
-from nbddp.draw.samples import samples
+from nbddp.lessons.samples.exercises import EPOCHS, judge_accuracy, judge_epochs, near, sets_for
+from nbddp.lessons.samples.figure import samples
+from nbddp.lessons.samples.simulation import (
+    DROPPED,
+    PADDED,
+    STRAIGHT,
+    TOLD,
+    UNTOLD,
+    dealt,
+    pooled,
+    randperm,
+    repeated,
+    shares,
+)
 from nbddp.teach import check
-from nbddp.teach.checks.samples import EPOCHS, judge_accuracy, judge_epochs, near, sets_for
-from nbddp.teach.samples import DROPPED, PADDED, STRAIGHT, TOLD, UNTOLD, dealt, pooled, randperm, repeated, shares
 from tests.lessons import Mutant, defined, exercise, solution
 
 # -- the explorer ----------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.draw.launching import launching
 from nbddp.errors import BadInput
 from nbddp.export import C10D, SRUN, STATIC, Job, Launch, sbatch_script, script, torchrun_line
+from nbddp.lessons.launching.exercises import RIGHT, TASKS, hosts_of, judged
+from nbddp.lessons.launching.figure import launching
+from nbddp.lessons.launching.simulation import GLOO, NCCL, plan
 from nbddp.teach import check
-from nbddp.teach.checks.slurm import RIGHT, TASKS, hosts_of, judged
-from nbddp.teach.launching import GLOO, NCCL, plan
 from tests.lessons import Mutant, defined, exercise, solution
 
 AWKWARD = (
@@ -389,7 +389,7 @@ def test_right_variables_pass(pool: nbddp.Pool) -> None:
 def test_the_right_table_is_what_torchrun_would_say() -> None:
     """The reference against the planned topology, whose numbers are tested against torchrun's."""
     for slurm, hosts in TASKS:
-        placed = nbddp.topology.planned(nnodes=len(hosts), nproc=int(slurm["SLURM_NTASKS"]) // len(hosts))
+        placed = nbddp.plan.topology.planned(nnodes=len(hosts), nproc=int(slurm["SLURM_NTASKS"]) // len(hosts))
         worker = placed.workers[int(slurm["SLURM_PROCID"])]
         made = {name: right(slurm, hosts) for name, right in RIGHT.items()}
         assert (made["RANK"], made["LOCAL_RANK"]) == (str(worker.rank), str(worker.local_rank))

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.draw.spmd import prints
 from nbddp.errors import BadInput
+from nbddp.lessons.spmd.exercises import unfair
+from nbddp.lessons.spmd.figure import prints
+from nbddp.lessons.spmd.simulation import AFTER, BEFORE, NOBODY, printing
 from nbddp.teach import check
-from nbddp.teach.checks.spmd import unfair
-from nbddp.teach.spmd import AFTER, BEFORE, NOBODY, printing
 from tests.lessons import Mutant, defined, exercise, solution
 
 # -- the explorer ----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 import nbddp
 from nbddp.draw.timings import timings
-from nbddp.options import LaunchSpec
+from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.trace.steps import Bucket, Recording, Step
 from nbddp.trace.waiting import straggler, transfers, typical

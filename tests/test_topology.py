@@ -21,16 +21,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import nbddp
-from nbddp import commands
 from nbddp.agent import devices, hardware
 from nbddp.draw.boxes import Box, columns, layout
 from nbddp.draw.palette import FILLS, FRAME, PAPER, contrast
 from nbddp.draw.shown import DPI
 from nbddp.draw.topology import LOOKS, look, topology
 from nbddp.errors import BadInput
-from nbddp.machine import PATHS, Device, Interface, Node, Numa, bus_words
+from nbddp.front import commands
+from nbddp.plan.machine import PATHS, Device, Interface, Node, Numa, bus_words
+from nbddp.plan.topology import Topology, planned, topology_of
 from nbddp.pool import requests
-from nbddp.topology import Topology, planned, topology_of
 from tests.kernels import Kernel
 from tests.machines import Gpu, Recorded, mesh_machine, nvswitch_machine, pcie_machine, refused
 
@@ -438,7 +438,7 @@ def test_every_plan_places_each_gpu_or_refuses(
 
 def test_the_terminal_plans_without_pool_agent_torch_or_figure(tmp_path: Path) -> None:
     code = (
-        "import sys; from nbddp import cli\n"
+        "import sys; from nbddp.front import cli\n"
         "cli.main(['topology', '--nnodes', '2', '--gpus-per-node', '4', '--gpus-per-proc', '2'])\n"
         "print(sorted({'torch', 'matplotlib', 'ipyparallel', 'zmq'} & set(sys.modules)))"
     )

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp import options
 from nbddp.draw.trace import words, written
+from nbddp.plan import options
 from nbddp.run.screen import Silent
 from nbddp.trace.align import Clock
 from nbddp.trace.merge import Collective, Merged, RankTrace, merge

@@ -12,7 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from nbddp.agent import store_host
-from nbddp.worker import quiet, torch_seams
+from nbddp.seams import torch_seams
+from nbddp.worker import quiet
 from nbddp.worker.groups import Groups
 from nbddp.worker.quiet import Quiet
 from tests.kernels import Kernel

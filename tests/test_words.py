@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, contrast
-from nbddp.draw.table import Table
 from nbddp.errors import Cause, Frame, Raised, RankState
 from nbddp.run import cell, report
 from nbddp.run.block import Print, Show, block
@@ -28,7 +28,7 @@ from nbddp.run.supervise import (
     group_is_broken,
     next_action,
 )
-from nbddp.values import RankValues
+from nbddp.run.values import RankValues
 from nbddp.worker import values
 
 

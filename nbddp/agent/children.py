@@ -24,9 +24,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from nbddp import system
 from nbddp.agent import limits
 from nbddp.agent.identity import Identity
+from nbddp.base import system
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LOOK_EVERY = 0.25  # seconds between two looks whether the parent lives, where Linux does not tell

@@ -27,8 +27,8 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
 
-from nbddp import system
 from nbddp.agent.children import die_with_parent
+from nbddp.base import system
 
 BEAT_MS = 200
 MOST_FILES = 10240  # macOS's OPEN_MAX

@@ -24,10 +24,10 @@ from typing import ClassVar
 
 import psutil
 
-from nbddp import system
 from nbddp.agent import children, limits, strays
 from nbddp.agent.identity import Identity
 from nbddp.agent.lines import LineBuffer, Message, encode
+from nbddp.base import system
 
 FOLDERS = ("work", "home", "tmp")
 LONGEST_BASE = 50  # bytes of the path for temporary files; an agent's socket below it takes 57 of 107

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp import system
 from nbddp.agent import children, limits, main, strays
 from nbddp.agent import home as homes
 from nbddp.agent.lines import encode
 from nbddp.agent.main import CONTROLLER, STORE, WORKER
+from nbddp.base import system
 
 EVERY = 0.1  # seconds between two counts
 

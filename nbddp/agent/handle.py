@@ -22,8 +22,8 @@ from typing import Any, BinaryIO
 
 from nbddp.agent import home as homes
 from nbddp.agent.lines import LineBuffer, Message, encode
+from nbddp.base import stop
 from nbddp.errors import AgentFailed
-from nbddp.pool import stop
 
 SLICE = 0.1  # seconds between two looks whether Stop was pressed
 START_TIMEOUT = 120.0  # a cold import of torch from a slow disk

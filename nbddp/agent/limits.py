@@ -13,7 +13,7 @@ import signal
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nbddp import system
+from nbddp.base import system
 
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
 STACKS = 256 << 20  # bytes of DATA for the stacks of an engine's threads

@@ -25,18 +25,18 @@ from typing import Any, ClassVar
 
 import psutil
 
-from nbddp import system
 from nbddp.agent import children, devices, hardware, home, logs, peers
 from nbddp.agent.identity import Identity, is_zombie
 from nbddp.agent.lines import LineBuffer, Message, encode
-from nbddp.worker import torch_seams
+from nbddp.base import system
+from nbddp.seams import torch_seams
 
 WORKER, CONTROLLER, STORE, TRIALS = "worker", "controller", "store", "trials"
 TARGETS = {
     WORKER: "nbddp.worker.engine:main",
     CONTROLLER: "nbddp.agent.controller:main",
     STORE: "nbddp.agent.store_host:main",
-    TRIALS: "nbddp.worker.trials:in_copy",
+    TRIALS: "nbddp.trials.trials:in_copy",
 }
 WARM = (
     "torch",

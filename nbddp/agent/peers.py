@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from nbddp import system
 from nbddp.agent import strays
+from nbddp.base import system
 
 Address = tuple[str, int]
 

@@ -8,10 +8,10 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, MUTED, RC
 from nbddp.draw.shown import Shown
-from nbddp.draw.table import Table
-from nbddp.topology import counted
+from nbddp.plan.topology import counted
 from nbddp.trace.measured import Measured
 from nbddp.trace.quantities import duration, size, speed
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 
-from nbddp.machine import Node, Numa, bus_words, code_words, codes, model_words, node_holds, several
-from nbddp.topology import Device, Topology, Worker, counted, rank_words
+from nbddp.plan.machine import Node, Numa, bus_words, code_words, codes, model_words, node_holds, several
+from nbddp.plan.topology import Device, Topology, Worker, counted, rank_words
 
 NARROWEST, WIDEST = 4.1, 10.8  # a row of nodes: for the title's sake, and for the page's
 NODE_WIDTH, FOLD_WIDTH, PROCESS_WIDTH, GPU_WIDTH, NAMED_GPU_WIDTH, NUMA_WIDTH = 1.75, 1.7, 0.86, 0.66, 1.0, 1.2

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Shown
-from nbddp.draw.table import Table
 from nbddp.trace.foretold import COLUMNS, knee, rows, sentences
 from nbddp.trace.quantities import duration, percent
 from nbddp.trace.scale import Forecast, Predicted

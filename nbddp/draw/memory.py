@@ -10,9 +10,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Shown
-from nbddp.draw.table import Table
 from nbddp.trace.memory import MOST_ROWS, RankMemory, columns_and_rows, sentences, shown_parts, span
 from nbddp.trace.quantities import size
 

@@ -16,7 +16,7 @@ from matplotlib.patches import FancyBboxPatch
 from nbddp.draw.boxes import MARGIN, TITLE, Box, layout
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Shown
-from nbddp.topology import Topology
+from nbddp.plan.topology import Topology
 
 HEADING = 11.0  # points, as all sizes of text
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from nbddp.topology import counted, rank_words
+from nbddp.plan.topology import counted, rank_words
 from nbddp.trace.merge import Merged
 from nbddp.trace.quantities import size
 from nbddp.trace.words import clocks_agree

@@ -14,7 +14,7 @@ import ast
 from collections.abc import Iterable
 
 from nbddp.errors import BadInput
-from nbddp.options import LaunchSpec, parse_cell
+from nbddp.plan.options import LaunchSpec, parse_cell
 
 LEAVE = """\
 import torch.distributed

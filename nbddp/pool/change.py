@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nbddp import environment
-from nbddp.topology import Topology, counted, rank_words
+from nbddp.plan import environment
+from nbddp.plan.topology import Topology, counted, rank_words
 
 
 class Layout(NamedTuple):

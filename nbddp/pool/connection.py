@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nbddp.errors import PoolError
-from nbddp.pool import ipyparallel_seams
-from nbddp.topology import counted
+from nbddp.plan.topology import counted
+from nbddp.seams import ipyparallel_seams
 
 DIGESTS = 8192  # signatures remembered against replay; ipyparallel's 65536 fill 8 MB over a day's cells
 BEAT_TIME = 1.0  # seconds that `check` waits for a beat: the thread may be reading a large message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nbddp.topology import rank_words
+from nbddp.plan.topology import rank_words
 
 NEXT = "the next %ddp start or %%ddp cell"
 

@@ -20,8 +20,8 @@ from traitlets import Dict, Unicode
 
 from nbddp.agent.handle import Agent
 from nbddp.errors import AgentFailed
+from nbddp.plan.topology import Topology
 from nbddp.pool import requests
-from nbddp.topology import Topology
 
 
 class _OnAgent(BaseLauncher):  # type: ignore[misc]

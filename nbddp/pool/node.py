@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.agent.handle import Agent
-from nbddp.capacity import Limit
+from nbddp.plan.capacity import Limit
 from nbddp.worker import kept
 
 LAST_WORDS = 12  # lines

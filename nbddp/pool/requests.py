@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nbddp import environment
 from nbddp.agent import home as homes
 from nbddp.agent.hardware import loopback_name
-from nbddp.machine import Node, node_of
-from nbddp.topology import Topology, Worker
+from nbddp.plan import environment
+from nbddp.plan.machine import Node, node_of
+from nbddp.plan.topology import Topology, Worker
 
 
 def worker(

@@ -1,6 +1,6 @@
 """While a pool's first workers warm up, the seams are tried: does this torch do what nbddp leans on?
 
-A copy of the warm process tries them (`worker.trials`), beside the workers and at the lowest priority, and writes what
+A copy of the warm process tries them (`trials.trials`), beside the workers and at the lowest priority, and writes what
 comes out into the folder of pools, where the next pool of the same versions finds it. `%ddp start` and `%ddp status`
 say what does not work here, and what that costs; a cell prints nothing that torchrun does not.
 """
@@ -18,9 +18,9 @@ from typing import Any
 from nbddp import __version__
 from nbddp.agent import home
 from nbddp.agent.handle import Agent
-from nbddp.draw.doctor import Findings
 from nbddp.errors import AgentFailed
-from nbddp.pool.doctor import findings, messages, versions
+from nbddp.trials.doctor import findings, messages, versions
+from nbddp.trials.findings import Findings
 
 FOLDER = "seams"
 CHANGES_THEM = ("PYTHONPATH", "NBDDP_START_METHOD")  # variables that can give the same versions other answers

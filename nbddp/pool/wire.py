@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nbddp.base import stop
 from nbddp.errors import PoolError
-from nbddp.pool import ipyparallel_seams, stop
 from nbddp.pool.connection import Connect, Connection
+from nbddp.seams import ipyparallel_seams
 
 Hear = Callable[[int, dict[str, Any]], None]
 

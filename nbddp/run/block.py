@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nbddp.plan.topology import rank_words
 from nbddp.run.collect import Display, RankOutput, Text
-from nbddp.topology import rank_words
 
 BAR = " │ "
 RICH = ("text/html", "text/markdown", "text/latex", "application/")

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from nbddp.errors import RankStatus
+from nbddp.plan.topology import rank_words
 from nbddp.run.positions import ANY, GONE, RECV, SEND, Call, Position, Positions
-from nbddp.topology import rank_words
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from nbddp.errors import (
     RunTimedOut,
     WorkerFailed,
 )
+from nbddp.plan.topology import rank_words
 from nbddp.run import deadlock, outcome, report, supervise
 from nbddp.run.blame import Blame, blame, leaver, lost_connection
 from nbddp.run.outcome import Ended
 from nbddp.run.positions import Position
-from nbddp.topology import rank_words
 
 
 class Places(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import Cause, Frame, Left, Raised, RankState, RankStatus, RunFailed, WorkerFailed
-from nbddp.topology import rank_words
+from nbddp.plan.topology import rank_words
 
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
 STAY = "A rank that leaves ends the others' collectives: every rank has to make the same calls before it leaves."

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nbddp.errors import PoolNotRunning, RankStatus, RunFailed
+from nbddp.plan.request import Request
+from nbddp.plan.topology import rank_words
 from nbddp.run import outcome, supervise
 from nbddp.run.collect import RankOutput
 from nbddp.run.deadlock import Deadlock
@@ -25,10 +27,8 @@ from nbddp.run.ending import Ending, Places
 from nbddp.run.logfile import LIMIT
 from nbddp.run.outcome import Ended
 from nbddp.run.positions import Position
-from nbddp.run.request import Request
 from nbddp.run.screen import Screen, Silent
 from nbddp.run.watch import Asked, RankWatcher
-from nbddp.topology import rank_words
 
 OUTCOME = "nbddp_outcome"
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nbddp.errors import RankStatus
+from nbddp.plan.topology import rank_words
 from nbddp.run import deadlock, outcome
 from nbddp.run.outcome import Ended
 from nbddp.run.positions import Position, position_of
-from nbddp.topology import rank_words
 
 # what is said of a rank that has left while others are still at work
 GONE_AS = {RankStatus.ENDED: RankStatus.FINISHED, RankStatus.FAILED: RankStatus.FAILED}

@@ -7,20 +7,20 @@ them and no more.
 
 from __future__ import annotations
 
-from nbddp.teach.answer import Answer, Exercise
-from nbddp.teach.checks.averaging import attach_averaging, average_gradients
-from nbddp.teach.checks.beyond import accumulate, bytes_per_rank
-from nbddp.teach.checks.buckets import exposed, pack
-from nbddp.teach.checks.hangs import missing_ranks, train_uneven
-from nbddp.teach.checks.moments import batch_statistics, sync_batch_norm
-from nbddp.teach.checks.placement import gpus_of, place_of
-from nbddp.teach.checks.rendezvous import by_address, by_host, by_rank, by_size
-from nbddp.teach.checks.restart import Checkpoint
-from nbddp.teach.checks.ring import chunk_to_send, ring_all_reduce
-from nbddp.teach.checks.samples import accuracy, epochs_of
-from nbddp.teach.checks.slurm import nodes_of, variables_of
-from nbddp.teach.checks.spmd import share_of
-from nbddp.teach.running import on
+from nbddp.lessons.answer import Answer, Exercise
+from nbddp.lessons.averaging.exercises import attach_averaging, average_gradients
+from nbddp.lessons.batch_norm.exercises import batch_statistics, sync_batch_norm
+from nbddp.lessons.beyond.exercises import accumulate, bytes_per_rank
+from nbddp.lessons.buckets.exercises import exposed, pack
+from nbddp.lessons.hangs.exercises import missing_ranks, train_uneven
+from nbddp.lessons.launching.exercises import nodes_of, variables_of
+from nbddp.lessons.placement.exercises import gpus_of, place_of
+from nbddp.lessons.rendezvous.exercises import by_address, by_host, by_rank, by_size
+from nbddp.lessons.restarts.exercises import Checkpoint
+from nbddp.lessons.ring.exercises import chunk_to_send, ring_all_reduce
+from nbddp.lessons.running import on
+from nbddp.lessons.samples.exercises import accuracy, epochs_of
+from nbddp.lessons.spmd.exercises import share_of
 
 __all__ = [
     "Answer",

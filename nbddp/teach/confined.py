@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import nbddp
-from nbddp import system
 from nbddp.agent.forkserver import remove
 from nbddp.agent.handle import without_stop
 from nbddp.agent.hardware import own_threads
 from nbddp.agent.limits import Limits
 from nbddp.agent.lines import encode
+from nbddp.base import system
 from nbddp.errors import NbddpError
 
 KEPT = (

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nbddp.teach.answer import Wrong
+from nbddp.lessons.answer import Wrong
 from nbddp.teach.submissions import Broken, Cell, Part, mentioned, parsed
 
 TAKEN = "only imports, functions, classes and plain values are taken from a file"

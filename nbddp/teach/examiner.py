@@ -20,16 +20,18 @@ from typing import Any, BinaryIO
 from nbddp.agent import children, guarded, limits
 from nbddp.agent.handle import Agent
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
+from nbddp.lessons import running
+from nbddp.lessons.answer import Answer, Exercise, Wrong
 from nbddp.pool.pool import Pool
+from nbddp.pool.ranks import RankConnection
 from nbddp.pool.warmup import Trials
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME
+from nbddp.seams import torch_seams
 from nbddp.teach import check as checks
-from nbddp.teach import running
-from nbddp.teach.answer import Answer, Exercise, Wrong
 from nbddp.teach.definitions import Handed, absent, kind
 from nbddp.teach.submissions import Cell
-from nbddp.worker import answers, kept, torch_seams
+from nbddp.worker import answers, kept
 
 WARM = (
     "nbddp.teach.examiner",
@@ -59,20 +61,8 @@ class _NoTrials(Trials):
         pass
 
 
-class StrangersPool(Pool):
-    """Ranks on which a learner's code runs: only JSON is taken from them, what they print is dropped, and an agent
-    that they have ended is not replaced by one without limits."""
-
-    plain = True
-
-    def __init__(self, nproc: int, agent: Agent):
-        super().__init__(nproc=nproc, device="cpu", agent=agent, oversubscribe=True)
-        self._trials, self._bounding = _NoTrials(), agent
-
-    def _warm_agent(self, progress: Callable[[str], None]) -> dict[str, Any]:
-        if not self._bounding.alive:
-            raise PoolNotRunning("the process that starts the ranks has ended")
-        return super()._warm_agent(progress)
+class StrangersRanks(RankConnection):
+    """Of ranks on which a learner's code runs only outcomes are heard; what they print is dropped."""
 
     def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None:
         def hear_outcomes(rank: int, message: dict[str, Any]) -> None:
@@ -83,6 +73,22 @@ class StrangersPool(Pool):
 
     def written(self, rank: int) -> dict[str, tuple[int, str]]:
         return dict.fromkeys(kept.STREAMS, (0, ""))
+
+
+class StrangersPool(Pool):
+    """Ranks on which a learner's code runs: only JSON is taken from them, and an agent that they have ended is not
+    replaced by one without limits."""
+
+    connection, trials, plain = StrangersRanks, _NoTrials, True
+
+    def __init__(self, nproc: int, agent: Agent):
+        super().__init__(nproc=nproc, device="cpu", agent=agent, oversubscribe=True)
+        self._bounding = agent
+
+    def _warm_agent(self, progress: Callable[[str], None]) -> dict[str, Any]:
+        if not self._bounding.alive:
+            raise PoolNotRunning("the process that starts the ranks has ended")
+        return super()._warm_agent(progress)
 
 
 def exercises() -> dict[str, Exercise]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from nbddp.teach.explorers.averaging import averaging
-from nbddp.teach.explorers.buckets import buckets, measured_buckets
-from nbddp.teach.explorers.collectives import collectives
-from nbddp.teach.explorers.launching import launch
-from nbddp.teach.explorers.moments import statistics
-from nbddp.teach.explorers.placement import layout
-from nbddp.teach.explorers.rendezvous import arrived
-from nbddp.teach.explorers.restarts import restarts
-from nbddp.teach.explorers.ring import ring
-from nbddp.teach.explorers.samples import samples
-from nbddp.teach.explorers.spmd import order
-from nbddp.teach.explorers.whatif import what_if
-from nbddp.teach.explorers.zero import zero
+from nbddp.lessons.averaging.explorer import averaging
+from nbddp.lessons.batch_norm.explorer import statistics
+from nbddp.lessons.beyond.explorer import zero
+from nbddp.lessons.buckets.explorer import buckets, measured_buckets
+from nbddp.lessons.hangs.explorer import collectives
+from nbddp.lessons.launching.explorer import launch
+from nbddp.lessons.placement.explorer import layout
+from nbddp.lessons.rendezvous.explorer import arrived
+from nbddp.lessons.restarts.explorer import restarts
+from nbddp.lessons.ring.explorer import ring
+from nbddp.lessons.samples.explorer import samples
+from nbddp.lessons.spmd.explorer import order
+from nbddp.lessons.what_if.explorer import what_if
 
 __all__ = [
     "arrived",

@@ -41,10 +41,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbddp.agent import children, limits
+from nbddp.base.stop import uninterrupted
 from nbddp.errors import BadInput
-from nbddp.pool.stop import uninterrupted
+from nbddp.lessons.answer import Answer
+from nbddp.lessons.running import DEADLINE
 from nbddp.teach import marks
-from nbddp.teach.answer import Answer
 from nbddp.teach.confined import Gone
 from nbddp.teach.examiner import exercises
 from nbddp.teach.grader import (
@@ -60,7 +61,6 @@ from nbddp.teach.grader import (
     graded,
     ranks,
 )
-from nbddp.teach.running import DEADLINE
 
 __all__ = ["COLUMNS", "Grader", "NoVerdict", "Work", "exercises", "found", "graded", "main", "ranks"]
 

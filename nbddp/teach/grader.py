@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.agent import strays
-from nbddp.draw.table import Table
+from nbddp.base.table import Table
 from nbddp.errors import BadInput
+from nbddp.lessons.answer import OK, Answer
+from nbddp.lessons.running import DEADLINE
 from nbddp.teach import collected, examiner, marks
-from nbddp.teach.answer import OK, Answer
 from nbddp.teach.collected import Submission
 from nbddp.teach.confined import Gone, Process, Server, bounds
 from nbddp.teach.definitions import missing
 from nbddp.teach.examiner import exercises
-from nbddp.teach.running import DEADLINE
 
 COLUMNS = marks.SHOWN
 NPROC = 4

@@ -3,7 +3,7 @@
 What learners wrote comes in here as text alone. It is made harmless for who reads it: control characters of terminals
 go, and a cell that a spreadsheet would take for a formula gets an apostrophe in front. `Book` is a CSV file that is
 written row by row through one open file; what another process makes of the file meanwhile is seen, and undone.
-Pure but for the files: imports only the standard library, `nbddp.errors` and `nbddp.draw.table`.
+Pure but for the files: imports only the standard library, `nbddp.errors` and `nbddp.base.table`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from nbddp.draw.table import Table
+from nbddp.base.table import Table
 from nbddp.errors import BadInput
 
 LONGEST = 600  # characters of what is said of an answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbddp.topology import counted
+from nbddp.plan.topology import counted
 from nbddp.trace.cost import Fit, Link
 from nbddp.trace.quantities import duration, percent, speed
 from nbddp.trace.scale import Forecast

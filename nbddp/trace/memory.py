@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nbddp.topology import counted
+from nbddp.plan.topology import counted
 from nbddp.trace.origin import Origin, none_since, whence
 from nbddp.trace.quantities import size
 

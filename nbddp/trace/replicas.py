@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.topology import counted, rank_words
+from nbddp.plan.topology import counted, rank_words
 
 MOST_NORMS = 4
 TENSORS = ("parameter", "buffer", "state tensor", "tensor")

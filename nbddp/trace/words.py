@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from nbddp.topology import counted, rank_words
+from nbddp.plan.topology import counted, rank_words
 from nbddp.trace.origin import none_since, whence
 from nbddp.trace.overlap import hidden_share
 from nbddp.trace.quantities import duration, size, speed

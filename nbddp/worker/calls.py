@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
-from nbddp.worker import check, failure, flight, groups, noted, threads, torch_seams
+from nbddp.seams import torch_seams
+from nbddp.worker import check, failure, flight, groups, noted, threads
 from nbddp.worker.noted import ANY, NOTES, Note
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"

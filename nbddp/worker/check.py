@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from nbddp.worker import torch_seams
+from nbddp.seams import torch_seams
 
 # method → what it is called in torch.distributed, position of its input, and whether all ranks' shapes are equal
 COLLECTIVES = {

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from nbddp.worker import torch_seams
+from nbddp.seams import torch_seams
 
 CHUNK = 1 << 24  # bytes that are looked at at once
 DEEPEST = 32  # containers within containers

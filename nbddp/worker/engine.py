@@ -20,7 +20,8 @@ from traitlets.config import Config
 
 from nbddp.agent import hardware
 from nbddp.agent import home as homes
-from nbddp.worker import calls, flight, foreign, ipykernel_seams, kept, streams
+from nbddp.seams import ipykernel_seams
+from nbddp.worker import calls, flight, foreign, kept, streams
 from nbddp.worker.kernel import WorkerKernel
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late

@@ -35,8 +35,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-from nbddp import system
-from nbddp.worker import flight, foreign, loopback, noted, pairs, shared, torch_seams
+from nbddp.base import system
+from nbddp.seams import torch_seams
+from nbddp.worker import flight, foreign, loopback, noted, pairs, shared
 from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 from nbddp.agent.lines import encode
-from nbddp.worker import ipykernel_seams
+from nbddp.seams import ipykernel_seams
 
 STREAMS = ("stdout", "stderr")
 HALF = 4 << 20  # bytes

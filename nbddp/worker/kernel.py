@@ -31,19 +31,8 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
 from nbddp import seams
-from nbddp.worker import (
-    arrivals,
-    calls,
-    context,
-    failure,
-    foreign,
-    handlers,
-    ipykernel_seams,
-    leaving,
-    threads,
-    torch_seams,
-    values,
-)
+from nbddp.seams import ipykernel_seams, torch_seams
+from nbddp.worker import arrivals, calls, context, failure, foreign, handlers, leaving, threads, values
 from nbddp.worker.check import Checker
 from nbddp.worker.children import Exits, Started
 from nbddp.worker.groups import Groups

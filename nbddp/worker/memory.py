@@ -30,8 +30,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbddp import system
-from nbddp.worker import torch_seams
+from nbddp.base import system
+from nbddp.seams import torch_seams
 from nbddp.worker.recorder import tensors
 
 DEEPEST = 4  # containers and objects within each other

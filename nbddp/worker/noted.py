@@ -22,7 +22,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.worker import check, torch_seams
+from nbddp.seams import torch_seams
+from nbddp.worker import check
 
 SEND, RECV, ANY = "s", "r", -1  # the two sides of a channel; receives from any source
 UNKNOWN = -1  # the number of a collective

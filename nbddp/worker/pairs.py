@@ -26,9 +26,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from nbddp import system
 from nbddp.agent import peers
 from nbddp.agent.peers import Address
+from nbddp.base import system
 
 KEY, DIGEST = "nbddp/ends", 8  # bytes
 LAZY = "TORCH_GLOO_LAZY_INIT"

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from nbddp.worker import torch_seams
+from nbddp.seams import torch_seams
 
 
 class Quiet:

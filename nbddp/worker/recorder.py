@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from nbddp.worker import torch_seams
+from nbddp.seams import torch_seams
 from nbddp.worker.device_clock import DeviceClock, Mark
 
 RING = 2000  # steps kept

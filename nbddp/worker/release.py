@@ -27,8 +27,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from nbddp import system
-from nbddp.worker import noted, threads, torch_seams
+from nbddp.base import system
+from nbddp.seams import torch_seams
+from nbddp.worker import noted, threads
 
 AGAIN = 0.05  # seconds between two shuts
 LET_THROUGH = 5.0  # seconds that a message on its way has to come to its end

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from nbddp.worker import ipykernel_seams
+from nbddp.seams import ipykernel_seams
 
 
 class Bytes(io.BufferedIOBase):

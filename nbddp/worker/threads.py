@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import FrameType
 
-from nbddp import system
+from nbddp.base import system
 
 THREADING = threading.__file__
 JOINS = 8  # threads that join threads, followed so far

@@ -109,7 +109,7 @@ def epochs_of(dataset, n_epochs):
 # **Predict** what four ranks find that count over a padded sampler. And eight? And three?
 
 # %%
-from nbddp.teach.samples import pooled, shares
+from nbddp.lessons.samples.simulation import pooled, shares
 
 right = [i not in (0, 1) for i in range(10)]
 for world_size in range(1, 9):

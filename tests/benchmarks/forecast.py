@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.draw.table import Table
+from nbddp.base.table import Table
 from nbddp.run.screen import Silent
 from nbddp.trace.cost import Fit, better, fit, seconds
 from nbddp.trace.foretold import link

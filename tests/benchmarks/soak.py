@@ -19,7 +19,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.options import LaunchSpec
+from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from tests.faults import CALLS, SET_UP, StopWhenReady, cases
 

@@ -17,7 +17,7 @@ import pytest
 
 import nbddp
 from nbddp.agent import devices
-from nbddp.options import LaunchSpec
+from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 
 REPORT = Path(__file__).with_name("report.md")

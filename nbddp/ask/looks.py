@@ -1,0 +1,132 @@
+"""What is asked of all ranks at once, when no cell runs: their recordings, traces, memory, values and collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nbddp.ask import bench as benches
+from nbddp.ask import compare as comparison
+from nbddp.ask.ranks import Ranks
+from nbddp.errors import BadInput
+from nbddp.plan.machine import Device, Node
+from nbddp.plan.topology import Topology
+from nbddp.run.values import check_ranks
+from nbddp.trace.align import Clock, Ping, aligned, clock
+from nbddp.trace.compared import Report
+from nbddp.trace.measured import Measured
+from nbddp.trace.memory import RankMemory
+from nbddp.trace.merge import Collective, Merged, RankTrace, merge
+from nbddp.trace.origin import origin
+from nbddp.trace.steps import Recording, step_from
+from nbddp.worker import values
+
+RECORDED_BY = {"DDP's reducer", "end of backward"}  # seams without which nothing is recorded
+
+
+def timings(ranks: Ranks) -> Recording:
+    """What `Pool.timings` does."""
+    found = _unpacked(ranks.answers("timings"))
+    if not any(f["steps"] for f in found.values()):
+        missing = ranks.ask(0, {"op": "seams"}) or []
+        if not RECORDED_BY.isdisjoint(missing):
+            raise BadInput("steps cannot be recorded with this torch; %ddp doctor says what is missing")
+        raise BadInput("no step of a DistributedDataParallel has been recorded; train in a %%ddp cell first")
+    newest = max(found.values(), key=lambda f: f["run"])
+    of_it = {r: f for r, f in found.items() if f["steps"] and f["run"] == newest["run"]}
+    recording = Recording(
+        {r: [step_from(s) for s in f["steps"]] for r, f in of_it.items()},
+        model=newest["model"],
+        missing=sorted(set(found) - set(of_it)),
+        origin=origin(newest["run"], newest["cell"], ranks.newest()),
+    )
+    return aligned(recording, clocks(ranks))
+
+
+def trace(ranks: Ranks) -> Merged:
+    """What `Pool.trace` does."""
+    found = _unpacked(ranks.answers("trace"))
+    places = ranks.placed().workers
+    traces = {
+        r: RankTrace(
+            t["events"], t["base"], t["shift"], t["pid"], places[r].node, [Collective(**c) for c in t["collectives"]]
+        )
+        for r, t in found.items()
+        if "events" in t
+    }
+    why = {r: t["why"] for r, t in found.items() if t.get("why")}
+    if not traces and why:
+        raise BadInput(f"no rank has a trace; rank {min(why)}: {why[min(why)]}")
+    if not traces:
+        raise BadInput("no cell has been traced on these workers; %%ddp --trace traces one")
+    merged = merge(traces, clocks(ranks))
+    merged.missing, merged.why = sorted(set(found) - set(traces)), why
+    return merged
+
+
+def clocks(ranks: Ranks) -> dict[int, Clock]:
+    """Each rank's clock against rank 0's; empty where all ranks are on one machine, which has one clock."""
+    if len({n.host for n in ranks.placed().nodes}) < 2:
+        return {}
+    pings = _unpacked(ranks.answers("clocks"))[0]
+    return {0: Clock(), **{r: clock([Ping(*p) for p in some]) for r, some in pings.items()}}
+
+
+def memory(ranks: Ranks) -> list[RankMemory]:
+    """What `Pool.memory` does."""
+    found = _unpacked(ranks.answers("memory"))
+    if not any(found.values()):
+        raise BadInput("no rank has a module or an optimizer; make them in a %%ddp cell first")
+    steps: list[tuple[int, int | None]] = [f["trained"] for f in found.values() if f and f["trained"]]
+    run, cell = max(steps, default=(0, None), key=lambda step: step[0])
+    trained = origin(run, cell, ranks.newest()) if run else None
+    return [RankMemory(rank=r, **{**f, "trained": trained}) for r, f in found.items() if f]
+
+
+def compare(ranks: Ranks, names: Sequence[str], of: Sequence[int] | None) -> Report:
+    """What `Pool.compare` does."""
+    chosen = check_ranks(of, ranks.placed().world_size, "--ranks")
+
+    def ask(some: Sequence[int], fields: dict[str, Any], buffers: Sequence[bytes] = ()) -> dict[int, Any]:
+        return ranks.answers("compare", some, buffers, **fields)
+
+    return comparison.compare(names, chosen, ask)
+
+
+def bench(
+    ranks: Ranks,
+    devices: Sequence[int | None],
+    names: Sequence[str],
+    sizes: Sequence[int] | None,
+    repeat: int,
+    warmup: int,
+    progress: Callable[[str], None],
+) -> list[Measured]:
+    """What `Pool.bench` does. devices: as `own_gpus` has them."""
+
+    def ask(fields: dict[str, Any]) -> dict[int, Any]:
+        return _unpacked(ranks.answers("bench", **fields))
+
+    return benches.bench(ask, devices, names, benches.sizes() if sizes is None else sizes, repeat, warmup, progress)
+
+
+def own_gpus(placed: Topology, visible: str) -> list[int | None]:
+    """The index of each rank's first GPU as the rank sees it; all None on CPU, and where ranks share GPUs, which NCCL
+    does not allow before 2.30.
+
+    A simulated node shows its ranks its own GPUs alone, which CUDA counts from 0 there.
+    """
+    if placed.oversubscribed or not all(w.devices for w in placed.workers):
+        return [None] * placed.world_size
+    if visible == "own":
+        return [0] * placed.world_size
+    return [_position(w.devices[0], placed.nodes[w.node]) for w in placed.workers]
+
+
+def _position(device: Device, node: Node) -> int:
+    """Of a GPU among those that the ranks of its node see."""
+    return [d.index for d in node.devices].index(device.index) if node.simulated else device.index
+
+
+def _unpacked(answers: dict[int, list[Any]]) -> dict[int, Any]:
+    return {r: values.unpack(buffers[0]) for r, buffers in answers.items()}

@@ -1,0 +1,116 @@
+"""Completion and inspection inside `%%ddp` cells: what rank 0 knows, in the notebook's own tooltips.
+
+Options of the magic line are completed from the grammar; names in the body by asking
+rank 0 over its control channel, which answers while a cell runs. Without a pool, or
+without an answer in time, the notebook's own completion goes on as always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from IPython.core import completer as ipython_completer
+
+from nbddp.front import commands
+from nbddp.plan import options
+
+COMPLETION: Any = getattr(ipython_completer, "SimpleCompletion", SimpleNamespace)
+PATIENCE = 1.0  # seconds; a tooltip that comes later is not wanted
+
+
+class Assistant:
+    """Hooks into one shell's completer and its kernel's inspection."""
+
+    def __init__(self, shell: Any, pool: Callable[[], Any]):
+        self.shell, self.pool = shell, pool
+        decorate = getattr(ipython_completer, "context_matcher", None)  # not in IPython 7, which Colab and Kaggle have
+        self._matcher = decorate and decorate(identifier="nbddp")(lambda context: self.match(context))
+        self._inspect: Any = None
+        self._complete: Any = None
+
+    def install(self) -> None:
+        kernel = getattr(self.shell, "kernel", None)
+        if self._matcher:
+            self.shell.Completer.custom_matchers.append(self._matcher)
+        elif kernel is not None:
+            self._complete = kernel.do_complete
+            kernel.do_complete = self.do_complete
+        if kernel is not None:
+            self._inspect = kernel.do_inspect
+            kernel.do_inspect = self.do_inspect
+
+    def remove(self) -> None:
+        if self._matcher and self._matcher in self.shell.Completer.custom_matchers:
+            self.shell.Completer.custom_matchers.remove(self._matcher)
+        if self._complete is not None:
+            self.shell.kernel.do_complete = self._complete
+            self._complete = None
+        if self._inspect is not None:
+            self.shell.kernel.do_inspect = self._inspect
+            self._inspect = None
+
+    def match(self, context: Any) -> Any:
+        """IPython's matcher: completions at the cursor, ours alone where the text is ours."""
+        until = context.text_until_cursor
+        if until.startswith("%%ddp ") and context.cursor_line == 0:
+            return _words(options.complete_cell(until[6:]), until)
+        if until.lstrip().startswith("%ddp "):
+            return _words(commands.complete_command(until.lstrip()[5:]), until)
+        if context.full_text.startswith("%%ddp") and context.cursor_line > 0:
+            return self._on_rank_0(context)
+        return {"completions": []}
+
+    def _on_rank_0(self, context: Any) -> Any:
+        rows = context.full_text.split("\n")
+        body = "\n".join(rows[1:])
+        cursor = sum(len(r) + 1 for r in rows[1 : context.cursor_line]) + len(context.text_until_cursor)
+        answer = self.pool().ask(0, {"op": "complete", "code": body, "cursor_pos": cursor}, PATIENCE)
+        if not answer or not answer.get("matches"):
+            return {"completions": []}
+        fragment = body[answer["cursor_start"] : cursor]
+        if answer["matches"][0].startswith(".") and "." in fragment:
+            fragment = fragment[
+                fragment.rindex(".") :
+            ]  # IPython 8 counts from the word's start, and answers from its dot
+        return _result(answer["matches"], fragment)
+
+    def do_complete(self, code: str, cursor_pos: int) -> Any:
+        """The kernel's complete request, where IPython has no matchers that see the whole cell."""
+        until = code[:cursor_pos].split("\n")
+        found = self.match(SimpleNamespace(full_text=code, text_until_cursor=until[-1], cursor_line=len(until) - 1))
+        if not found["completions"]:
+            return self._complete(code, cursor_pos)
+        return {
+            "matches": [completion.text for completion in found["completions"]],
+            "cursor_start": cursor_pos - len(found["matched_fragment"]),
+            "cursor_end": cursor_pos,
+            "metadata": {},
+            "status": "ok",
+        }
+
+    def do_inspect(self, code: str, cursor_pos: int, *args: Any, **kwargs: Any) -> Any:
+        """The kernel's inspect request: for the body of a `%%ddp` cell, rank 0 answers."""
+        first, newline, body = code.partition("\n")
+        at = cursor_pos - len(first) - 1
+        if first.startswith("%%ddp") and newline and at >= 0:
+            detail = args[0] if args else kwargs.get("detail_level", 0)
+            question = {"op": "inspect", "code": body, "cursor_pos": at, "detail_level": detail}
+            answer = self.pool().ask(0, question, PATIENCE)
+            if answer and answer.get("found"):
+                return answer
+        return self._inspect(code, cursor_pos, *args, **kwargs)
+
+
+def _words(found: list[str], until: str) -> Any:
+    current = "" if until.endswith(" ") else until.split()[-1]
+    return _result(found, current)
+
+
+def _result(found: list[str], fragment: str) -> Any:
+    return {
+        "completions": [COMPLETION(text=text) for text in found],
+        "matched_fragment": fragment,
+        "suppress": True,
+    }

@@ -1,0 +1,161 @@
+"""`python -m nbddp`: the running pools of this user, from a terminal, also while a cell runs.
+
+It talks to each pool's agent over the socket in the pool's folder; it never looks for
+processes by name.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from nbddp.agent import home as homes
+from nbddp.agent.handle import Agent
+from nbddp.errors import BadInput, NbddpError
+from nbddp.front import commands
+from nbddp.front.commands import Command
+from nbddp.plan import options
+from nbddp.plan.topology import counted, topology_of
+
+PROG = "python -m nbddp"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Exit status: 0, 2 for bad input, 1 for a pool that failed, 130 after Ctrl-C."""
+    try:
+        command = commands.parse_command(sys.argv[1:] if words is None else words, PROG)
+        COMMANDS[command.name](command)
+    except options.HelpAsked as answer:
+        print(answer.text)
+    except KeyboardInterrupt:
+        print("stopped by the user", file=sys.stderr)
+        return 130
+    except BadInput as e:
+        print(e, file=sys.stderr)
+        return 2
+    except NbddpError as e:
+        print(e, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _help(command: Command) -> None:
+    print(commands.overview(PROG))
+
+
+def _status(command: Command) -> None:
+    from nbddp.front.status import table
+
+    for line in homes.strange():
+        print(line)
+    pools = _chosen(command, default_all=True)
+    if not pools:
+        print("no pool of yours is running; a %%ddp cell or python -m nbddp start makes one")
+    for agent in pools:
+        answer = agent.request("status")
+        info = answer["info"]
+        title = f"pool {agent.pool_id} · started in {info.get('cwd', '?')} by process {info.get('owner', '?')}"
+        print(table(answer, title), end="\n\n")
+
+
+def _topology(command: Command) -> None:
+    layout = commands.planned_layout(command)
+    if layout is not None:
+        print(layout.words())
+        return
+    for agent in _chosen(command):
+        data = agent.request("status")["info"].get("topology")
+        print(topology_of(data).words() if data else f"pool {agent.pool_id} has no workers yet")
+
+
+def _stacks(command: Command) -> None:
+    from nbddp.pool import stacks
+
+    for agent in _chosen(command):
+        print(stacks.live(agent))
+
+
+def _doctor(command: Command) -> None:
+    from nbddp.trials.doctor import examine
+
+    print(examine())
+
+
+def _stop(command: Command) -> None:
+    for agent in _chosen(command):
+        agent.tell("stop")
+        _gone(agent)
+        print(f"pool {agent.pool_id} stopped")
+
+
+def _restart(command: Command) -> None:
+    if command.launch.asks_for_pool():
+        raise BadInput(f"{PROG} restart keeps the pool's shape; %ddp start --nproc N in the notebook changes it")
+    for agent in _chosen(command):
+        workers = [c for c in agent.request("status")["children"] if c["kind"] == "worker"]
+        picked = [c for c in workers if command.args["ranks"] is None or c["rank"] in command.args["ranks"]]
+        agent.request("signal", pids=[c["pid"] for c in picked], signal=int(signal.SIGKILL))
+        print(
+            f"pool {agent.pool_id}: {counted(len(picked), 'worker')} ended; new ones start with the next cell, "
+            "and names on the old ones are gone"
+        )
+
+
+def _start(command: Command) -> None:
+    """Hold a pool in the foreground until it is stopped."""
+    from nbddp.pool.pool import Pool
+
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    pool = Pool()
+    try:
+        pool.ensure(command.launch, progress=lambda text: print(text, file=sys.stderr))
+    except KeyboardInterrupt:
+        pool.close()
+        raise
+    signal.signal(signal.SIGINT, lambda *_: ended.set())
+    assert pool.agent is not None
+    pool.agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
+    print(f"pool {pool.agent.pool_id}: {pool.placed().words()}")
+    print(f"ipyparallel's clients find it as cluster nbddp-{pool.agent.pool_id}; Ctrl-C ends the pool", flush=True)
+    ended.wait()
+    pool.stop()
+
+
+COMMANDS: dict[str, Callable[[Command], None]] = {
+    "help": _help,
+    "status": _status,
+    "topology": _topology,
+    "stacks": _stacks,
+    "doctor": _doctor,
+    "stop": _stop,
+    "restart": _restart,
+    "start": _start,
+}
+
+
+def _chosen(command: Command, default_all: bool = False) -> list[Agent]:
+    found = homes.running()
+    name = command.args.get("pool") or ""
+    if name:
+        found = [h for h in found if h.name == name]
+        if not found:
+            raise BadInput(f"there is no running pool {name}; {PROG} status tells which there are")
+    if not found and not default_all:
+        raise BadInput(f"no pool of yours is running; a %%ddp cell or {PROG} start makes one")
+    if len(found) > 1 and not default_all:
+        raise BadInput(f"there are {len(found)} pools; say which: {' or '.join(h.name for h in found)}")
+    return [Agent.connect(h) for h in found]
+
+
+def _gone(agent: Agent) -> None:
+    ended = threading.Event()
+    agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
+    if agent.alive:
+        ended.wait(10)
+    end = time.monotonic() + 5
+    while agent.home.exists() and time.monotonic() < end:
+        time.sleep(0.01)

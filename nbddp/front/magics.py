@@ -1,0 +1,386 @@
+"""`%%ddp` and `%ddp`: parse, call, show. The only file that knows IPython's magics.
+
+Nothing is decided here: lines go to `options`, work to the pool, pictures to `draw`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from IPython.core.getipython import get_ipython
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+
+from nbddp.agent.handle import Agent
+from nbddp.base import stop, system
+from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
+from nbddp.front import commands
+from nbddp.front.assist import Assistant
+from nbddp.front.commands import Command
+from nbddp.front.debug import Debug
+from nbddp.front.interrupts import Interrupts
+from nbddp.plan import options
+from nbddp.plan.options import LaunchSpec
+from nbddp.plan.topology import rank_words
+from nbddp.pool import footing
+from nbddp.pool.pool import Pool
+from nbddp.run import cell as cells
+from nbddp.run.screen import Screen, for_shell
+
+
+@magics_class
+class DDPMagics(Magics):  # type: ignore[misc]
+    """The magics of one shell, and its pool."""
+
+    def __init__(self, shell: Any, agent: Agent | None = None):
+        super().__init__(shell)
+        self.pool = Pool(agent=agent)
+        self.assistant = Assistant(shell, lambda: self.pool)
+        self.interrupts = Interrupts(shell)
+        self.debug = Debug(shell)
+        self._told_of_system = False
+
+    @line_cell_magic  # type: ignore[untyped-decorator]
+    def ddp(self, line: str, cell: str | None = None) -> Any:
+        """Run a cell on every worker (`%%ddp`), or do something with the pool (`%ddp`; `%ddp --help` tells all)."""
+        try:
+            if cell is not None:
+                with self._stoppable_cell():
+                    return self._cell(line, cell)
+            command = commands.parse_command(line)
+            with self._stoppable(command):
+                found = self.COMMANDS[command.name](self, command)
+                if hasattr(found, "draw"):  # while Stop is heard
+                    found.draw()
+                return found
+        except options.HelpAsked as answer:
+            print(answer.text)
+
+    # -- Stop --------------------------------------------------------------------------
+
+    @contextmanager
+    def _stoppable(self, command: Command) -> Iterator[None]:
+        """Stop ends a command with one line, which says what the pool is like."""
+        before, run = self.pool.footing(), None
+        try:
+            with stop.heard_at_checks():
+                yield
+            return
+        except RunStopped as e:
+            run = e
+        except KeyboardInterrupt:
+            pass
+        became = footing.changed(before, self.pool.footing())
+        if command.name == "push" and run is not None:
+            done = [s.rank for s in run.states if s.status == RankStatus.FINISHED]
+            became = f"the names are set on {rank_words(done) if done else 'no rank'}"
+        raise CommandStopped(f"%ddp {command.name} was stopped by the user; {became}") from None
+
+    @contextmanager
+    def _stoppable_cell(self) -> Iterator[None]:
+        """As `_stoppable`, where Stop comes before or after the run itself."""
+        before, last = self.pool.footing(), self.pool.last_run
+        try:
+            with stop.heard_at_checks():
+                yield
+            return
+        except KeyboardInterrupt:
+            pass
+        when = "before it ran on any rank" if self.pool.last_run is last else "when it had ended on the ranks"
+        became = footing.changed(before, self.pool.footing())
+        raise RunStopped(f"the cell was stopped by the user {when}; {became}") from None
+
+    @contextmanager
+    def _cleared(self, screen: Screen) -> Iterator[Screen]:
+        """Nothing is left of progress if what it tells of is not finished."""
+        try:
+            yield screen
+        except BaseException:
+            screen.finish([])
+            raise
+
+    # -- %%ddp -----------------------------------------------------------------------
+
+    def _cell(self, line: str, body: str) -> None:
+        spec = options.parse_cell(line)
+        number = self._number()
+        code = cells.prepare(line, body)
+        cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
+        stood = self.pool.running
+        with self._cleared(for_shell(self.shell)) as screen:
+            self._ensure(spec, screen)
+        if not stood:
+            self._tell_of_system()
+        try:
+            values = self.pool.carry_out(spec.request(code, number), screen)
+        except RunFailed:
+            if spec.trace is not None and self.pool.running:  # what led to a failure is worth seeing most of all
+                self._trace_if_possible(spec.trace)
+            raise
+        if spec.output:
+            self.shell.user_ns[spec.output] = values
+        self._page()
+        if spec.trace is not None:
+            self._trace(spec.trace)
+        if spec.show_timings:
+            data, metadata = self._figure_of_timings(None)._repr_mimebundle_()
+            self.shell.display_pub.publish(data, metadata)
+
+    def _trace_if_possible(self, name: str) -> None:
+        """As `_trace`, for a cell that failed: that is the report, whatever becomes of the trace."""
+        try:
+            self._trace(name)
+        except Exception as e:
+            print(f"there is no trace: {type(e).__name__}: {e}")
+
+    def _trace(self, name: str) -> None:
+        """Write the merged trace of the cell that has just run, and say where it is."""
+        from nbddp.draw.trace import written
+
+        try:
+            merged = self.pool.trace()
+        except BadInput as e:
+            print(e)
+            return
+        data, metadata = written(merged, Path(name))._repr_mimebundle_()
+        self.shell.display_pub.publish(data, metadata)
+
+    def _number(self) -> int:
+        """The n of this cell's In[n]; `execution_count` is that or one more, as IPython's version has it."""
+        return len(self.shell.history_manager.input_hist_parsed) - 1
+
+    def _ensure(self, spec: LaunchSpec, screen: Screen) -> None:
+        for note in self.pool.ensure(spec, progress=screen.progress):
+            print(note)
+
+    def _page(self) -> None:
+        """Show what `name?` in the cell asked for, as the lowest rank answers it."""
+        run = self.pool.last_run
+        ended = run.ended[min(run.ended)] if run is not None and run.ended else None
+        for page in ended.content.get("pages", []) if ended else []:
+            self.shell.display_pub.publish(page if isinstance(page, dict) else {"text/plain": page})
+
+    # -- %ddp ------------------------------------------------------------------------
+
+    def _help(self, command: Command) -> None:
+        print(commands.overview())
+        if command.args["options"]:  # here too: a cell with `%%ddp --help` alone has no body, which IPython refuses
+            print()
+            options.parse_cell("--help")
+
+    def _start(self, command: Command) -> None:
+        with self._cleared(for_shell(self.shell)) as screen:
+            screen.start()
+            self._ensure(command.launch, screen)
+        screen.finish([])
+        assert self.pool.topology is not None
+        print(self.pool.topology.equation())
+        self._tell_shortcomings()
+
+    def _tell_shortcomings(self) -> None:
+        self._told_of_system = True
+        for line in self.pool.shortcomings():
+            print(line)
+
+    def _tell_of_system(self) -> None:
+        """What this operating system costs, once: a cell that starts a pool says it, or `%ddp start` before."""
+        if system.lost() and not self._told_of_system:
+            print(system.lost())
+        self._told_of_system = True
+
+    def _stop(self, command: Command) -> None:
+        if not self.pool.running:
+            print("there is no pool to stop")
+            return
+        size = self.pool.world_size
+        self.pool.stop()
+        print(f"pool of {size} stopped; names on its workers are gone")
+
+    def _restart(self, command: Command) -> None:
+        if command.launch.asks_for_pool():
+            with self._cleared(for_shell(self.shell)) as screen:
+                self._ensure(_fresh(command.launch), screen)
+            print("all workers restarted; names on them are gone")
+            return
+        for note in self.pool.restart(command.args["ranks"]):
+            print(note)
+
+    def _status(self, command: Command) -> Any:
+        from nbddp.front.status import table
+
+        found = table(self.pool.status())
+        self._tell_shortcomings()
+        return found
+
+    def _topology(self, command: Command) -> Any:
+        from nbddp.draw.topology import topology
+
+        return topology(commands.planned_layout(command) or self.pool.placed())
+
+    def _timings(self, command: Command) -> Any:
+        return self._figure_of_timings(command.args["step"])
+
+    def _figure_of_timings(self, asked: int | None) -> Any:
+        """Step `asked` of the last run that trained, or the median one."""
+        from nbddp.draw.timings import timings
+        from nbddp.trace.waiting import typical
+
+        recording = self.pool.timings()
+        number = typical(recording) if asked is None else asked
+        if number is None or number not in recording.numbers():
+            have = recording.numbers()
+            steps = f"steps {have[0]} to {have[-1]} are recorded on every rank" if have else "no step is on every rank"
+            raise BadInput(f"there is no step {number}; {steps}")
+        return timings(recording, number)
+
+    def _memory(self, command: Command) -> Any:
+        from nbddp.draw.memory import memory
+
+        return memory(self.pool.memory())
+
+    def _compare(self, command: Command) -> Any:
+        return self.pool.compare(*command.args["names"], ranks=command.args["ranks"])
+
+    def _forecast(self, command: Command) -> Any:
+        from nbddp.draw.forecast import forecast
+
+        with self._progress() as progress:
+            found = self.pool.forecast(**command.args, progress=progress)
+        return forecast(found)
+
+    def _bench(self, command: Command) -> Any:
+        from nbddp.ask.bench import sizes
+        from nbddp.draw.bench import bench
+
+        asked = command.args
+        with self._progress() as progress:
+            found = self.pool.bench(
+                asked["collectives"] or ["all_reduce"], sizes(asked["smallest"], asked["largest"], asked["factor"]),
+                repeat=asked["repeat"], warmup=asked["warmup"], progress=progress,
+            )  # fmt: skip
+        return bench(found)
+
+    @contextmanager
+    def _progress(self) -> Iterator[Callable[[str], None]]:
+        """Where lines of progress are shown, and gone in the end, however it ends."""
+        screen = for_shell(self.shell)
+
+        def progress(text: str) -> None:
+            stop.check()
+            screen.progress(text)
+
+        try:
+            yield progress
+        finally:
+            screen.finish([])
+
+    def _stacks(self, command: Command) -> Any:
+        from nbddp.pool import stacks
+
+        run = self.pool.last_run
+        if run is not None and run.error() is not None and run.positions:
+            return stacks.of_run(run.positions, run.facts)
+        if not self.pool.running:
+            raise BadInput("there is no pool, so there are no stacks; a %%ddp cell or %ddp start makes one")
+        assert self.pool.agent is not None
+        return stacks.live(self.pool.agent)
+
+    def _doctor(self, command: Command) -> Any:
+        from nbddp.trials.doctor import examine
+
+        with self._progress() as progress:
+            progress("trying what nbddp needs of torch, ipykernel, IPython and ipyparallel")
+            return examine(self.pool)
+
+    def _push(self, command: Command) -> None:
+        names = command.args["names"]
+        unknown = [n for n in names if n not in self.shell.user_ns]
+        if unknown:
+            raise BadInput(f"the notebook has no name {unknown[0]}; assign it in a cell without %%ddp first")
+        self.pool.push({n: self.shell.user_ns[n] for n in names}, command.args["ranks"])
+
+    def _pull(self, command: Command) -> None:
+        self.shell.user_ns.update(self.pool.pull(command.args["names"], command.args["ranks"]))
+
+    def _log(self, command: Command) -> None:
+        run = self.pool.last_run
+        if run is None:
+            raise BadInput("nothing has run yet; a %%ddp cell makes a log")
+        rank = command.args["rank"]
+        if rank is None:
+            for r, out in run.outputs.items():
+                print(f"rank {r}: {out.log if out.log.exists() else 'no output'}; process: {self.pool.log_of(r)}")
+            return
+        if rank not in run.outputs:
+            raise BadInput(f"rank {rank} took no part in the last run; its ranks were {sorted(run.outputs)}")
+        log = Path(run.outputs[rank].log)
+        print(log.read_text(errors="replace") if log.exists() else f"rank {rank} printed nothing", end="")
+
+    COMMANDS: ClassVar[dict[str, Callable[[DDPMagics, Command], Any]]] = {
+        "help": _help,
+        "start": _start,
+        "stop": _stop,
+        "restart": _restart,
+        "status": _status,
+        "topology": _topology,
+        "timings": _timings,
+        "memory": _memory,
+        "compare": _compare,
+        "forecast": _forecast,
+        "bench": _bench,
+        "stacks": _stacks,
+        "doctor": _doctor,
+        "push": _push,
+        "pull": _pull,
+        "log": _log,
+    }
+
+
+def _fresh(spec: LaunchSpec) -> LaunchSpec:
+    from dataclasses import replace
+
+    return replace(spec, fresh=True)
+
+
+_loaded: dict[int, DDPMagics] = {}
+
+
+def load(shell: Any) -> None:
+    """Register the magics, and start warming up: the agent imports torch in its own process, and a
+    thread imports ipyparallel here."""
+    unload(shell)
+    magics = DDPMagics(shell, Agent.launch(os.environ))
+    _loaded[id(shell)] = magics
+    shell.register_magics(magics)
+    magics.assistant.install()
+    magics.interrupts.install()
+    magics.debug.install()
+    threading.Thread(target=_import_ahead, name="nbddp-import", daemon=True).start()
+
+
+def unload(shell: Any) -> None:
+    """End the pool and the agent, take the hooks back."""
+    magics = _loaded.pop(id(shell), None)
+    if magics is None:
+        return
+    magics.assistant.remove()
+    magics.interrupts.remove()
+    magics.debug.remove()
+    magics.pool.close()
+    for table in (shell.magics_manager.magics["line"], shell.magics_manager.magics["cell"]):
+        table.pop("ddp", None)
+
+
+def standing_pool() -> Pool | None:
+    """The pool of the running shell, whether started or not; None where `%load_ext nbddp` has not been run."""
+    magics = _loaded.get(id(get_ipython()))
+    return None if magics is None else magics.pool
+
+
+def _import_ahead() -> None:
+    import nbddp.pool.launcher
+    import nbddp.pool.wire  # noqa: F401

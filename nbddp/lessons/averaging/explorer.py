@@ -1,0 +1,25 @@
+"""Lesson 05: loss and distance of the ranks' parameters, by how they start and what they do with gradients."""
+
+from __future__ import annotations
+
+from nbddp.lessons.averaging.figure import averaging as averaging_figure
+from nbddp.lessons.averaging.simulation import MEAN, NOTHING, OWN, SAME, SUM
+from nbddp.lessons.averaging.simulation import averaging as fitted
+from nbddp.lessons.explorer import Choice, Explorer, Slider
+
+
+def averaging() -> Explorer:
+    """Lesson 05: loss and distance of the ranks' parameters, by how they start and what they do with gradients."""
+    return Explorer(
+        lambda **chosen: averaging_figure(fitted(**chosen)),
+        (
+            Slider("ranks", "ranks", 2, 4),
+            Slider("steps", "steps", 5, 40, 5),
+            Choice("begin", "start", (SAME, OWN)),
+            Choice("exchange", "gradients", (NOTHING, MEAN, SUM)),
+        ),
+        (
+            {"ranks": 4, "steps": 30, "begin": SAME, "exchange": NOTHING},
+            {"ranks": 4, "steps": 30, "begin": OWN, "exchange": MEAN},
+        ),
+    )

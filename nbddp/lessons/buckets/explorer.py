@@ -1,0 +1,34 @@
+"""Lesson 08: which gradients share a bucket, and how much of the exchange backward hides, on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbddp.draw.shown import Shown
+from nbddp.lessons import running
+from nbddp.lessons.buckets import figure, simulation
+from nbddp.lessons.explorer import Choice, Explorer, Slider
+
+
+def buckets() -> Explorer:
+    """Lesson 08: which gradients share a bucket, and how much of the exchange backward hides, on paper."""
+    start = {"layers": 8, "width": 1024, "cap_mb": 4, "backward": 20, "ranks": 8, "link": "100 Gb/s InfiniBand"}
+    return Explorer(
+        lambda **chosen: figure.exchange(simulation.exchange(**chosen)),
+        (
+            Slider("layers", "layers", 1, 24),
+            Choice("width", "width of a layer", (512, 1024, 2048)),
+            Choice("cap_mb", "bucket_cap_mb", (simulation.DEFAULT, 1, 2, 4, 8, 16, 25, 100)),
+            Slider("backward", "backward, ms", 5, 100, 5),
+            Choice("ranks", "ranks", (2, 8, 64, 512)),
+            Choice("link", "link", tuple(simulation.LINKS)),
+        ),
+        ({**start, "cap_mb": simulation.DEFAULT}, start),
+    )
+
+
+def measured_buckets(model: Sequence[tuple[str, int]], cap_mb: float | str = simulation.DEFAULT) -> Shown:
+    """Lesson 08: the median step that the pool has recorded last, beside the packer's. model: name and bytes of each
+    parameter, as `named_parameters()` has them. Raises BadInput where no exchange is recorded."""
+    recording = running.pool().timings()
+    return figure.beside(simulation.beside(recording, model, cap_mb))

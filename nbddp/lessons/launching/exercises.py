@@ -1,0 +1,312 @@
+"""Lesson 11: a Slurm task's variables → those that a process group reads, and a node list → the hosts' names.
+
+Both are worked out on every rank of the pool from made-up jobs. The judging is pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nbddp.lessons.answer import OK, Exercise, not_written
+from nbddp.lessons.exercise import tabulate
+from nbddp.lessons.running import on_ranks
+from nbddp.lessons.tables import Case, Mistake, Outcome, Table, raised
+
+Task = tuple[dict[str, str], list[str]]  # the task's variables, and the hosts of the job in order
+WANTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def hosts_of(nodelist: str) -> list[str]:
+    """`gpu[01-03,07],login` → gpu01, gpu02, gpu03, gpu07, login: one range of numbers to a name, zeros kept."""
+    found, rest = [], nodelist
+    while rest:
+        name, bracket, after = rest.partition("[")
+        if not bracket or "," in name:
+            name, _, rest = rest.partition(",")
+            found.append(name)
+            continue
+        inside, _, rest = after.partition("]")
+        suffix, _, rest = rest.partition(",")
+        for part in inside.split(","):
+            first, _, last = part.partition("-")
+            numbers = range(int(first), int(last or first) + 1)
+            found += [f"{name}{n:0{len(first)}d}{suffix}" for n in numbers]
+    return found
+
+
+def job(nodelist: str, per_node: int, job_id: int) -> list[Task]:
+    """The tasks of a job with `per_node` tasks on each of its nodes, as srun numbers them."""
+    hosts = hosts_of(nodelist)
+    total = len(hosts) * per_node
+    return [
+        (
+            {
+                "SLURM_JOB_ID": str(job_id),
+                "SLURM_JOB_NODELIST": nodelist,
+                "SLURM_NNODES": str(len(hosts)),
+                "SLURM_NTASKS": str(total),
+                "SLURM_NODEID": str(task // per_node),
+                "SLURM_PROCID": str(task),
+                "SLURM_LOCALID": str(task % per_node),
+                "SLURMD_NODENAME": hosts[task // per_node],
+            },
+            hosts,
+        )
+        for task in range(total)
+    ]
+
+
+TASKS = (*job("gpu[01-02]", 4, 4711), *job("a7,b[09-10]", 2, 815), *job("fat3", 3, 90210))
+
+# per variable: what it is, and what is said of the ways to get it wrong
+RIGHT: Mapping[str, Callable[[dict[str, str], list[str]], str]] = {
+    "RANK": lambda slurm, hosts: slurm["SLURM_PROCID"],
+    "LOCAL_RANK": lambda slurm, hosts: slurm["SLURM_LOCALID"],
+    "WORLD_SIZE": lambda slurm, hosts: slurm["SLURM_NTASKS"],
+    "MASTER_ADDR": lambda slurm, hosts: hosts[0],
+}
+MISTAKES: Mapping[str, Sequence[Mistake]] = {
+    "RANK": (
+        Mistake(
+            "that is the task's number on its own node, which begins at 0 again on every node; two processes would "
+            "both be rank 0",
+            lambda slurm, hosts: slurm["SLURM_LOCALID"],
+        ),
+        Mistake(
+            "that is the node's number, the same for all of its processes; it is torchrun's --node-rank",
+            lambda slurm, hosts: slurm["SLURM_NODEID"],
+        ),
+        Mistake(
+            "ranks are counted from 0, as SLURM_PROCID is",
+            lambda slurm, hosts: str(int(slurm["SLURM_PROCID"]) + 1),
+        ),
+        Mistake(
+            "SLURM_NTASKS counts the tasks of all nodes; on one of them are SLURM_NTASKS // SLURM_NNODES",
+            lambda slurm, hosts: str(
+                int(slurm["SLURM_NODEID"]) * int(slurm["SLURM_NTASKS"]) + int(slurm["SLURM_LOCALID"])
+            ),
+        ),
+    ),
+    "LOCAL_RANK": (
+        Mistake(
+            "that is the task's number in the whole job; the second node has no such GPU",
+            lambda slurm, hosts: slurm["SLURM_PROCID"],
+        ),
+        Mistake(
+            "that is the node's number; all processes of a node would take the same GPU",
+            lambda slurm, hosts: slurm["SLURM_NODEID"],
+        ),
+    ),
+    "WORLD_SIZE": (
+        Mistake("that is the number of nodes; ranks are processes", lambda slurm, hosts: slurm["SLURM_NNODES"]),
+        Mistake(
+            "that is the number of processes on one node, the local world size",
+            lambda slurm, hosts: str(int(slurm["SLURM_NTASKS"]) // len(hosts)),
+        ),
+        Mistake(
+            "that is the highest rank; the world size is one more",
+            lambda slurm, hosts: str(int(slurm["SLURM_NTASKS"]) - 1),
+        ),
+        Mistake(
+            "SLURM_NTASKS counts the tasks of all nodes already",
+            lambda slurm, hosts: str(int(slurm["SLURM_NTASKS"]) * int(slurm["SLURM_NNODES"])),
+        ),
+    ),
+    "MASTER_ADDR": (
+        Mistake(
+            "that is the task's own node: each node would wait for all ranks at itself, for ever",
+            lambda slurm, hosts: slurm["SLURMD_NODENAME"],
+        ),
+        Mistake("rank 0 opens the store, and it runs on the first node, not the last", lambda slurm, hosts: hosts[-1]),
+        Mistake(
+            "that is the list as Slurm writes it; one host's name is wanted",
+            lambda slurm, hosts: slurm["SLURM_JOB_NODELIST"],
+        ),
+        Mistake("those are all hosts; one host's name is wanted, where the ranks meet",
+                lambda slurm, hosts: ",".join(hosts)),
+        Mistake("every node is its own localhost: they would never meet", lambda slurm, hosts: "localhost"),
+        Mistake("every node is its own 127.0.0.1: they would never meet", lambda slurm, hosts: "127.0.0.1"),
+    ),
+}  # fmt: skip
+
+
+def judged(by_rank: Mapping[int, Sequence[Outcome]], tasks: Sequence[Task] = TASKS) -> str:
+    """The line for what every rank made of all tasks."""
+    ranks = sorted(by_rank)
+    first = list(by_rank[ranks[0]])
+    if all(kind == "unwritten" or (kind == "value" and value is None) for kind, value in first):
+        return not_written("variables_of")
+    line = _shape(first, tasks)
+    if line:
+        return line
+    for rank in ranks[1:]:
+        name = next((n for n in RIGHT if _all(n, by_rank[rank]) != _all(n, first)), "")
+        if name:
+            return _depends(name, ranks[0], rank)
+    line = _values(first, tasks) or _ports(first, tasks)
+    if line:
+        return line
+    other = next((r for r in ranks[1:] if _all("MASTER_PORT", by_rank[r]) != _all("MASTER_PORT", first)), None)
+    return OK if other is None else _depends("MASTER_PORT", ranks[0], other)
+
+
+def _all(name: str, outcomes: Sequence[Outcome]) -> list[Any]:
+    """A variable of every task; None where there is none."""
+    return [value.get(name) if isinstance(value, dict) else None for _, value in outcomes]
+
+
+def _depends(name: str, one: int, other: int) -> str:
+    return f"ranks {one} and {other} of the pool get different answers for {name}: take it from the arguments alone"
+
+
+def _task(task: Task) -> str:
+    slurm = task[0]
+    return f"task {slurm['SLURM_PROCID']} of {slurm['SLURM_NTASKS']} on {slurm['SLURMD_NODENAME']}"
+
+
+def _shape(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
+    """What is no dict of text with all names, or empty."""
+    for (kind, value), task in zip(outcomes, tasks, strict=True):
+        if kind != "value":
+            return f"{_task(task)}: it {raised(value)}"
+        if not isinstance(value, dict):
+            return f"{_task(task)}: it is {value!r}; a dict is wanted, of {', '.join(WANTED)}"
+        missing = [name for name in WANTED if name not in value]
+        if missing:
+            return f"{_task(task)}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not in the dict"
+        for name in WANTED:
+            if isinstance(value[name], list | dict) or value[name] is None:
+                return f"{_task(task)}: {name} is {value[name]!r}; an environment variable is one text"
+            if not isinstance(value[name], str):
+                return (
+                    f"{_task(task)}: {name} is {value[name]!r}; an environment variable is text: {str(value[name])!r}"
+                )
+    return ""
+
+
+def _values(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
+    """The first variable that is not right, with the mistake that gives all of its values; or empty."""
+    for name, right in RIGHT.items():
+        got = [value[name] for _, value in outcomes]
+        wrong = next((i for i, task in enumerate(tasks) if got[i] != right(*task)), None)
+        if wrong is not None:
+            why = next((m.words for m in MISTAKES[name] if got == [m.would(*task) for task in tasks]), "")
+            why = why or _why(name, got, tasks[wrong])
+            told = f"{_task(tasks[wrong])}: {name} is {got[wrong]!r}, right is {right(*tasks[wrong])!r}"
+            return told + (f": {why}" if why else "")
+    return ""
+
+
+def _why(name: str, got: Sequence[str], task: Task) -> str:
+    """What is said of values that no known mistake gives."""
+    if len(set(got)) == 1:
+        return "that is the same for every task of every job; take it from the variables"
+    if name == "MASTER_ADDR" and any(host.partition(":")[0] == RIGHT[name](*task) for host in got):
+        return "that is more than the host's name; the port has a variable of its own"
+    return ""
+
+
+def _ports(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
+    """Any port will do that all tasks of a job have in common and that a user may open."""
+    seen: dict[str, str] = {}
+    for (_, value), task in zip(outcomes, tasks, strict=True):
+        port, job_id = value["MASTER_PORT"], task[0]["SLURM_JOB_ID"]
+        if not (port.isascii() and port.isdigit() and 1024 <= int(port) < 65536):
+            return f"{_task(task)}: MASTER_PORT is {port!r}; a port is a number from 1024 to 65535"
+        if seen.setdefault(job_id, port) != port:
+            return (
+                f"{_task(task)}: its MASTER_PORT differs from task 0's, and they would never meet; "
+                "make it from what all tasks have in common, such as SLURM_JOB_ID"
+            )
+    return ""
+
+
+def judge_variables(function: Callable[..., Any]) -> str:
+    """Work all tasks out on every rank, and judge it."""
+    found = on_ranks(tabulate, function, TASKS)
+    return judged(found.by_rank())
+
+
+variables_of = Exercise(
+    "variables_of",
+    judge_variables,
+    (
+        "Slurm's word for a process is task: SLURM_PROCID counts through the job, SLURM_LOCALID on the node",
+        "the world size is SLURM_NTASKS; rank 0 runs on the first host, hosts[0], so the store is there",
+        "all tasks must come to the same port without talking: str(20000 + int(slurm['SLURM_JOB_ID']) % 10000)",
+    ),
+)
+
+
+def _ranges(nodelist: str, last: int = 1, keep: bool = True) -> list[str]:
+    """hosts_of with one thing wrong: ranges end before their last number, or leading zeros go."""
+    found = []
+    for part in nodelist.replace("]", "").split("[")[-1].split(",") if "[" in nodelist else []:
+        a, _, b = part.partition("-")
+        found += [f"{n:0{len(a) if keep else 1}d}" for n in range(int(a), int(b or a) + (last if b else 1))]
+    return [nodelist.split("[")[0] + n for n in found] or [nodelist]
+
+
+def _ends(nodelist: str) -> list[str]:
+    """hosts_of with two hosts for each range."""
+    name, bracket, inside = nodelist.rstrip("]").partition("[")
+    return [name + end for part in inside.split(",") for end in part.split("-")] if bracket else [name]
+
+
+def why_not_these(case: Case, answer: Any) -> str:
+    """What cannot be about a list of hosts that no known mistake gives."""
+    right = hosts_of(*case)
+    if not isinstance(answer, list):
+        return "a list of names is wanted"
+    if answer and answer == right[: len(answer)]:
+        return "the rest is missing; a return inside the loop ends it early"
+    if any(isinstance(host, str) and len(host) == 1 for host in answer):
+        return "adding a text to a list with += adds its letters one by one; append it"
+    if [_number(host) for host in answer] == [_number(host) for host in right]:
+        return "a number has as many digits as the list writes it with, zeros in front included"
+    return ""
+
+
+def _number(host: Any) -> str:
+    """`gpu007` → `gpu7`."""
+    return re.sub(r"0+(?=\d)", "", str(host))
+
+
+NODELISTS = ("fat3", "gpu[1-3]", "gpu[01-03,07]", "n[098-101]", "gpu[5,9]")
+HOSTS = Table(
+    "nodes_of",
+    tuple((nodelist,) for nodelist in NODELISTS),
+    hosts_of,
+    (
+        Mistake("that is the list as it came; each host by its own name is wanted", lambda text: [text]),
+        Mistake("the range ends with its last number: 1-3 is 1, 2, 3", lambda text: _ranges(text, last=0)),
+        Mistake(
+            "the zeros in front are a part of the name: there is a gpu01 and no gpu1",
+            lambda text: _ranges(text, keep=False),
+        ),
+        Mistake("the comma inside the brackets separates numbers, not hosts", lambda text: text.split(",")),
+        Mistake("these are the numbers; the name in front belongs to each",
+                lambda text: [h.removeprefix(text.split("[")[0]) if "[" in text else h for h in hosts_of(text)]),
+        Mistake("that is the first host alone; all are wanted", lambda text: hosts_of(text)[:1]),
+        Mistake("a range has the numbers between its ends too", lambda text: _ends(text)),
+    ),
+    why_not_these,
+)  # fmt: skip
+
+
+def judge_hosts(function: Callable[..., Any]) -> str:
+    found = on_ranks(tabulate, function, HOSTS.cases)
+    return HOSTS.judge(found.by_rank())
+
+
+nodes_of = Exercise(
+    "nodes_of",
+    judge_hosts,
+    (
+        "name, bracket, rest = nodelist.partition('['): without a bracket the list is one host",
+        "inside the brackets every part between commas is a number, or first-last; range() leaves the last one out",
+        "f'{n:0{len(first)}d}' writes n with as many digits as the first number of the range has",
+    ),
+)

@@ -1,0 +1,221 @@
+"""What a rank does for lesson 04's check: an all-reduce of the learner's on the first few ranks, and what it sent.
+
+The first `size` ranks of the pool get a default process group of their own for it, so that the function sees a world of
+that size; a group that a cell has left is put back. What is sent is seen at torch's ProcessGroup, below all the ways
+to import its functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from nbddp.seams import torch_seams
+from nbddp.worker.check import COLLECTIVES
+from nbddp.worker.plain import plain
+
+BASE = 16  # a rank's part is BASE ** rank: the digits of a sum say how often each part is in it
+ANY = "recv_anysource"  # recv without a sender
+MESSAGES = ("send", "recv", ANY)
+STANDS = "who calls the function has made the process group, and still needs it"
+GROUP_CALLS = ("init_process_group", "destroy_process_group")
+DROPPED = (
+    "a send lasts only as long as its Work is kept: write work = dist.isend(chunk, right), then recv, then wait for "
+    "the send with work.wait()"
+)
+
+
+class Misused(Exception):
+    """What a learner's function asked of the process group and cannot have. The text is for the learner; it is the same
+    on whichever rank it is raised first."""
+
+
+def all_reduced(function: Callable[..., Any], given: Sequence[Sequence[float]]) -> dict[str, Any] | None:
+    """What `function` made of tensors of equal length on the first ranks, one for each of `given`; None on the others.
+
+    "digits" is its answer where every number of rank r is BASE ** r, "numbers" its answer for `given[r]`; "sent" has a
+    pair (receiver, count of numbers) for each message of the first of the two runs, "dtypes" those sent and those
+    received, and "collectives" the names of other calls in it. Raises Misused.
+    """
+    import torch
+    import torch.distributed as dist
+
+    with world_of(len(given)) as mine:
+        if not mine:
+            return None
+        rank = dist.get_rank()
+        with listening() as heard:
+            digits = _called(function, torch.full((len(given[rank]),), float(BASE**rank)))
+        return {"digits": digits, "numbers": _called(function, torch.tensor(given[rank])), **heard}
+
+
+_worlds: dict[int, Any] = {}  # size → the group of the first ranks; a run that fails ends them all
+
+
+def end_worlds() -> None:
+    """End the groups that `world_of` has made. Not done there: a rank that ends first would cut off a neighbour that
+    still waits for it, which then sees a broken connection instead of a deadlock."""
+    import torch.distributed as dist
+
+    for group in _worlds.values():
+        if group in torch_seams.world().pg_map:
+            dist.destroy_process_group(group)
+    _worlds.clear()
+
+
+def _called(function: Callable[..., Any], tensor: Any) -> Any:
+    try:
+        with left_standing():
+            return plain(function(tensor))
+    except NotImplementedError:
+        return None
+
+
+@contextmanager
+def left_standing() -> Iterator[None]:
+    """The process group can be neither made nor ended while the block lasts: Misused says so."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    def refuse(name: str) -> Callable[..., Any]:
+        def refused(*args: Any, **kwargs: Any) -> Any:
+            raise Misused(f"leave out {name}(): {STANDS}")
+
+        return refused
+
+    originals = [(owner, name, getattr(owner, name)) for owner in (dist, c10d) for name in GROUP_CALLS]
+    for owner, name, _ in originals:
+        setattr(owner, name, refuse(name))
+    try:
+        yield
+    finally:
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+
+
+@contextmanager
+def world_of(size: int) -> Iterator[bool]:
+    """The first `size` ranks as the default process group of each of them; whether this rank is one. All call it."""
+    import torch.distributed as dist
+
+    whole, rank = torch_seams.default_group(), dist.get_rank()
+    if size not in _worlds:
+        _worlds[size] = dist.new_group(list(range(size)))
+    if rank >= size:
+        yield False
+        return
+    torch_seams.set_default_group(_worlds[size])
+    try:
+        yield True
+    finally:
+        stands = whole in torch_seams.world().pg_map
+        torch_seams.set_default_group(whole if stands else None)
+        if not stands:  # the function has ended it, or made another: nothing of it may come back
+            _worlds.clear()
+    if not stands:
+        raise Misused(STANDS)
+
+
+def _there(peer: int, rank: int, size: int) -> None:
+    """Raises Misused for a peer that a rank cannot have. gloo does not ask: the process aborts, or waits for ever."""
+    if peer != rank and 0 <= peer < size:
+        return
+    what = "the rank itself" if peer == rank else "a rank that is not there"
+    raise Misused(
+        f"a send or recv names {what}; there are ranks 0 to {size - 1}, and the neighbours are (rank + 1) % world_size "
+        "and (rank - 1) % world_size, with world_size from dist.get_world_size()"
+    )
+
+
+def _not_empty(tensors: list[Any]) -> None:
+    if not all(t.numel() for t in tensors):
+        raise Misused("gloo takes no empty tensor from just any rank; name the sender: dist.recv(buffer, left)")
+
+
+@contextmanager
+def listening() -> Iterator[dict[str, list[Any]]]:
+    """What this process sends while the block lasts: {"sent": [(receiver, count), ...], "collectives": [name, ...]}."""
+    import torch.distributed as dist
+
+    heard: dict[str, list[Any]] = {"sent": [], "collectives": [], "dtypes": [[], []]}
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def listened(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+            sends.refuse_dropped()
+            if name == ANY:
+                _not_empty(args[0])
+            elif name in MESSAGES:
+                _there(args[1], rank, size)
+                heard["dtypes"][name == "recv"] += [str(t.dtype).removeprefix("torch.") for t in args[0]]
+            if name == "send":
+                heard["sent"].append((args[1], sum(t.numel() for t in args[0])))
+            elif name in COLLECTIVES:
+                heard["collectives"].append(COLLECTIVES[name][0])
+            work = original(group, *args, **kwargs)
+            if name == "send":
+                sends.watch(work)
+            return work
+
+        return call
+
+    kind = dist.ProcessGroup
+    # as they stand in the class; getattr would unbind them
+    originals = {n: vars(kind)[n] for n in (*COLLECTIVES, *MESSAGES) if n in vars(kind) and n != "barrier"}
+    for name in originals:
+        setattr(kind, name, listened(name, getattr(kind, name)))
+    sends = Sends()
+    try:
+        with sends.seen_to_end():
+            yield heard
+        sends.refuse_dropped()
+    finally:
+        for name, original in originals.items():
+            setattr(kind, name, original)
+
+
+class Sends:
+    """Sends whose `Work` is kept, and whether one was dropped before it was seen to end: gloo gives that send up."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Any] = {}
+        self._dropped = 0
+
+    def watch(self, work: Any) -> None:
+        self._kept[id(work)] = weakref.finalize(work, self._drop, id(work))
+
+    def _drop(self, number: int) -> None:
+        self._kept.pop(number, None)
+        self._dropped += 1
+
+    def refuse_dropped(self) -> None:
+        if self._dropped:
+            raise Misused(DROPPED)
+
+    @contextmanager
+    def seen_to_end(self) -> Iterator[None]:
+        """While the block lasts, a Work that was waited for, or that says it has completed, may be dropped."""
+        import torch.distributed as dist
+
+        def ending(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def call(work: Any, *args: Any, **kwargs: Any) -> Any:
+                ended = original(work, *args, **kwargs)
+                if ended and id(work) in self._kept:
+                    self._kept.pop(id(work)).detach()
+                return ended
+
+            return call
+
+        originals = {name: vars(dist.Work)[name] for name in ("wait", "is_completed")}
+        for name in originals:
+            setattr(dist.Work, name, ending(getattr(dist.Work, name)))
+        try:
+            yield
+        finally:
+            for name, original in originals.items():
+                setattr(dist.Work, name, original)

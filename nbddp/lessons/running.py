@@ -1,0 +1,214 @@
+"""Running a learner's function on ranks, so that it cannot hang the notebook, and wording what stopped it.
+
+The pool is the notebook's own, with all names on its ranks; where there is none yet, two workers are started.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from nbddp.errors import BadInput, RankStatus, RunHung, RunStopped, RunTimedOut, WorkerFailed
+from nbddp.lessons.answer import Wrong
+from nbddp.lessons.exercise import enter, leave, seeded, tabulate
+from nbddp.lessons.raised import explained
+from nbddp.lessons.tables import Table
+from nbddp.plan.options import LaunchSpec
+from nbddp.plan.topology import rank_words
+from nbddp.pool.pool import Pool
+from nbddp.run.report import ended, headline
+from nbddp.run.screen import Screen, Silent, for_shell
+from nbddp.run.values import RankValues
+
+DEADLINE = 20.0  # seconds a check's run may take
+ALIKE = "all ranks call the same collectives in the same order, with tensors of one shape"
+HANG_AFTER = 1.0  # seconds a deadlock stands before it is told
+WORKERS = LaunchSpec(nproc=2, device="cpu")  # where no pool stands; two ranks communicate, and a CPU is everywhere
+
+_given: list[Pool] = []
+_known: list[Mapping[str, Any]] = []
+_own: list[Pool] = []
+
+
+@contextmanager
+def on(pool: Pool) -> Iterator[Pool]:
+    """Checks run on `pool` inside this block: for tests, and to grade outside a notebook."""
+    _given.append(pool)
+    try:
+        yield pool
+    finally:
+        _given.pop()
+
+
+def pool(at_least: int = 1) -> Pool:
+    """The pool on which checks run now, started. Raises Wrong if it has fewer than `at_least` ranks."""
+    found = _given[-1] if _given else _standing()
+    if not found.running:
+        found.ensure(WORKERS if at_least <= 2 else LaunchSpec(nproc=at_least, device="cpu"))
+    if found.world_size < at_least:
+        raise Wrong(
+            f"this check needs {at_least} ranks and the pool has {found.world_size}; "
+            f"%ddp start --nproc {at_least} makes them"
+        )
+    return found
+
+
+def _standing() -> Pool:
+    from nbddp.front.magics import standing_pool
+
+    found = standing_pool()
+    if found is not None:
+        return found
+    if not _own:
+        _own.append(Pool())
+    return _own[0]
+
+
+def on_ranks(
+    function: Callable[..., Any],
+    *args: Any,
+    ranks: Sequence[int] | None = None,
+    at_least: int = 1,
+    deadline: float | None = None,
+    hang_after: float | None = HANG_AFTER,
+    screen: Screen | None = None,
+) -> RankValues:
+    """`function(*args)` on every rank (or `ranks`) of the pool; the values.
+
+    What the function prints is shown. Raises Wrong with the learner's line if it raises, hangs, takes longer than
+    `deadline` seconds (DEADLINE), ends its process, or cannot be sent. hang_after: as `Pool.call` has it.
+    """
+    limit = DEADLINE if deadline is None else deadline
+    workers = pool(at_least)
+    with _told(limit):
+        found = workers.call(function, args, ranks=ranks, screen=screen, hang_after=hang_after, timeout=limit)
+    asked = range(workers.world_size) if ranks is None else ranks
+    left = sorted(set(asked) - set(found.ranks))
+    if left:
+        who = rank_words(left) if len(left) < len(asked) else "every rank"
+        raise Wrong(f"{who} left by sys.exit() and brought no answer; return it instead")
+    return found
+
+
+@contextmanager
+def _told(limit: float) -> Iterator[None]:
+    """Whatever ends the run inside, of at most `limit` seconds, becomes Wrong with the learner's line."""
+    try:
+        yield
+    except WorkerFailed as failed:
+        raise Wrong(failure_words(failed)) from failed
+    except RunTimedOut as late:
+        raise Wrong(f"no answer after {limit:g} s: a loop that does not end, or a wait that is never over?") from late
+    except RunStopped as stopped:
+        raise Wrong("stopped before there was an answer") from stopped
+    except (RunHung, BadInput) as told:
+        raise Wrong(str(told)) from told
+
+
+@contextmanager
+def grouped(at_least: int = 2) -> Iterator[None]:
+    """All ranks have a default process group inside the block. One that a cell has left is used and stays; one that was
+    made ends after the block, on all ranks."""
+    made = on_ranks(enter, at_least=at_least, screen=Silent())
+    try:
+        yield
+    finally:
+        if any(made):
+            on_ranks(leave, screen=Silent())
+
+
+def in_group(
+    function: Callable[..., Any], *args: Any, at_least: int = 2, screen: Screen | None = None
+) -> dict[int, Any]:
+    """By rank what `function(*args)` gives in a process group of all ranks, each of which has a seed of its own.
+
+    screen: where prints are seen, `this_screen()` for several runs; without one the run has its own. Raises Wrong as
+    `on_ranks` does.
+    """
+    with grouped(at_least):
+        found = on_ranks(seeded, function, *args, at_least=at_least, screen=screen)
+    return found.by_rank()
+
+
+class Reference:
+    """What is right, where only a run can tell: `function(*args)`, without a learner's code, by rank.
+
+    In a notebook the ranks of the pool work it out. Where strangers' code runs on the ranks it was worked out before,
+    on ranks that had run none (`knowing`): an answer could change what it is compared with.
+    """
+
+    every: list[Reference] = []
+
+    def __init__(self, function: Callable[..., Any], *args: Any):
+        self.name, self.function, self.args = f"{function.__module__}.{function.__qualname__}", function, args
+        Reference.every.append(self)
+
+    def by_rank(self) -> dict[int, Any]:
+        """Raises Wrong as `in_group` does."""
+        if not _known:
+            return in_group(self.function, *self.args, screen=Silent())
+        pool(at_least=2)
+        found: dict[int, Any] = _known[-1][self.name]
+        return found
+
+
+@contextmanager
+def knowing(references: Mapping[str, Any] | None) -> Iterator[None]:
+    """Inside the block references are not worked out but taken from here; None: as without it."""
+    _known[:] = [] if references is None else [references]
+    try:
+        yield
+    finally:
+        _known.clear()
+
+
+def judged_by(table: Table) -> Callable[[Any], str]:
+    """The judge that has a table worked out on every rank."""
+
+    def judge(function: Callable[..., Any]) -> str:
+        found = on_ranks(tabulate, function, table.cases)
+        return table.judge(found.by_rank())
+
+    return judge
+
+
+def this_screen() -> Screen:
+    """One screen for all runs of a check: the notebook's cell gets one live view, and a saved one no blank lines."""
+    from IPython.core.getipython import get_ipython
+
+    return for_shell(get_ipython())
+
+
+def failure_words(failed: WorkerFailed) -> str:
+    """`rank 1 raised ValueError: text (line 3, in average)`: the innermost place in the learner's own code.
+
+    The line is the same in every run: where others fail too, which rank is the first in time is by chance and not
+    told, and gloo's own messages hold addresses.
+    """
+    cause = failed.cause
+    if cause.kind == "died" and "overrun" in cause.extra:
+        return f"{cause.extra['overrun']}, and were ended"
+    who = f"rank {cause.rank}" if _alone(failed) else "a rank"
+    if cause.kind == "exit":
+        return f"{who} left by sys.exit({cause.code!r}) and brought no answer; return it instead"
+    if cause.kind == "died" and cause.code == -signal.SIGABRT:
+        return f"a rank's process aborted, as it does when a tensor arrives that is larger than its buffer: {ALIKE}"
+    if cause.kind == "died":
+        return f"{who} {ended(cause.code)}"
+    if not cause.chain:  # it left its peers' collective
+        return headline(cause)
+    last = cause.chain[-1]
+    if "gloo" in last.message:
+        return f"the connection between two ranks broke, as it does when tensors of different sizes meet: {ALIKE}"
+    place = next((f" (line {f.line}, in {f.name})" for f in reversed(last.frames) if f.user), "")
+    message = last.message.splitlines()[0] if last.message else ""
+    told, semicolon, means = explained(message).partition("; ") if message else ("", "", "")
+    return f"{who} raised {last.type}{': ' * bool(told)}{told}{place}{semicolon}{means}"
+
+
+def _alone(failed: WorkerFailed) -> bool:
+    """Whether all other ranks were through or waited for others when one failed: none was about to fail, too."""
+    others = (s for s in failed.states if s.rank != failed.rank)
+    return all(s.status == RankStatus.FINISHED or (s.status != RankStatus.FAILED and s.doing) for s in others)

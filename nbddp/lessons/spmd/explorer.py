@@ -1,0 +1,23 @@
+"""Lesson 01: two prints on every rank, and the order in which a terminal may show them."""
+
+from __future__ import annotations
+
+from nbddp.lessons.explorer import Choice, Explorer, Slider
+from nbddp.lessons.spmd.figure import prints
+from nbddp.lessons.spmd.simulation import NOBODY, printing
+
+
+def order() -> Explorer:
+    """Lesson 01: two prints on every rank, and the order in which a terminal may show them."""
+    return Explorer(
+        lambda **chosen: prints(printing(**chosen)),
+        (
+            Slider("ranks", "ranks", 2, 4),
+            Choice("slow", "slow rank", (("nobody", NOBODY), ("0", 0), ("1", 1), ("2", 2), ("3", 3))),
+            Choice("barrier", "barrier after the work", (("no", False), ("yes", True))),
+        ),
+        (
+            {"ranks": 4, "slow": 1, "barrier": False},
+            {"ranks": 4, "slow": 1, "barrier": True},
+        ),
+    )

@@ -1,0 +1,326 @@
+"""The grammar of a `%%ddp` line, and what `commands` shares with it: a line of text → plain specs.
+
+argparse does the parsing; this file holds the words. Every error is a BadInput that
+names the option as typed, and `--help` is an answer (HelpAsked), not an exit. Nothing
+else in the package parses a command line. Pure: no IPython, no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import keyword
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from nbddp.errors import BadInput
+from nbddp.plan.request import HANG_AFTER, Request
+
+TRACE_FILE = "ddp-trace.json.gz"
+NPROC_WORDS = ("auto", "gpu", "cpu")
+MOST_RANKS = 100_000  # a rank set is written out as numbers: a mistyped 0-9999999999 must not fill the memory
+
+
+class HelpAsked(Exception):
+    """`--help` was typed; the text is the answer."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.text = text
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """What one `%%ddp` line asks for.
+
+    `nproc` None keeps the standing pool as it is. `ranks` and `show` are None for all;
+    `argv` is what the cell sees as sys.argv[1:]. `hang_after` and `timeout` are in seconds; None: never.
+    `trace` is the file that gets the merged trace.
+    """
+
+    nproc: int | str | None = None
+    nnodes: int | None = None
+    gpus_per_proc: int | None = None
+    visible: str | None = None
+    oversubscribe: bool = False
+    device: str | None = None
+    fresh: bool = False
+    ranks: tuple[int, ...] | None = None
+    show: tuple[int, ...] | None = None
+    output: str = ""
+    hang_after: float | None = HANG_AFTER
+    timeout: float | None = None
+    check: bool = False
+    max_restarts: int = 0
+    timings: bool = True
+    show_timings: bool = False
+    trace: str | None = None
+    argv: tuple[str, ...] = ()
+
+    def asks_for_pool(self) -> bool:
+        """True if the line says anything about the pool's shape."""
+        return (
+            any(v is not None for v in (self.nproc, self.nnodes, self.gpus_per_proc, self.visible, self.device))
+            or self.oversubscribe
+        )
+
+    def request(self, code: str, number: int) -> Request:
+        """The run that this line and the code below it ask for, as In[number]."""
+        return Request(
+            code=code, cell=number, argv0=f"Cell In[{number}]", argv=self.argv, ranks=self.ranks, show=self.show,
+            hang_after=self.hang_after, timeout=self.timeout, max_restarts=self.max_restarts,
+            want_value=bool(self.output), check=self.check, timings=self.timings, trace=self.trace is not None,
+        )  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises BadInput, and offers the nearest option for a mistyped one."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{self.prog}: {message}; {self.prog} --help tells the options")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        raise HelpAsked(message or "")
+
+    def print_help(self, file: Any = None) -> None:
+        raise HelpAsked(self.format_help())
+
+    def long_options(self) -> list[str]:
+        return [o for a in self._actions for o in a.option_strings if o.startswith("--")]
+
+    def parse_strictly(self, words: Sequence[str]) -> argparse.Namespace:
+        """parse_args, but an unknown option is answered with the nearest known one."""
+        try:
+            space, rest = self.parse_known_args(list(words))
+        except argparse.ArgumentError as e:
+            names = (e.argument_name or "").split("/")
+            option = next((n for n in names if n.startswith("--")), names[0])
+            # what the types below refuse says what to type; argparse's own words do not
+            said = isinstance(e.__context__, argparse.ArgumentTypeError)
+            raise BadInput(f"{self.prog} {option}: {e.message}{'' if said else self._usage_of(option)}") from None
+        if rest:
+            self._refuse(rest[0])
+        return space
+
+    def _usage_of(self, option: str) -> str:
+        """`; write it as --nproc N`, for an option of this parser."""
+        action = next((a for a in self._actions if option in a.option_strings), None)
+        value = "" if action is None or action.nargs == 0 else f" {action.metavar or '|'.join(action.choices or ())}"
+        return f"; write it as {option}{value}"
+
+    def _refuse(self, word: str) -> NoReturn:
+        if not word.startswith("-") and self.prog == "%%ddp":
+            raise BadInput(
+                f"{self.prog} does not take {word!r}; words for the cell's own sys.argv go "
+                f"after --, as in {self.prog} -- {word}"
+            )
+        if not word.startswith("-") or word == "--":
+            raise BadInput(f"{self.prog} does not take {word!r}; {self.prog} --help tells what it takes")
+        name = word.split("=")[0]
+        near = difflib.get_close_matches(name, self.long_options(), n=1, cutoff=0.5)
+        advice = f"did you mean {near[0]}?" if near else f"{self.prog} --help tells the options"
+        raise BadInput(f"{self.prog} has no option {name}; {advice}")
+
+
+def workers_per_node(text: str) -> int | str:
+    if text in NPROC_WORDS:
+        return text
+    try:
+        return positive(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a number of workers; use a positive number such as 2, or one of {', '.join(NPROC_WORDS)}"
+        ) from None
+
+
+def positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number; use 1 or more")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a time in seconds; use a positive number such as 30")
+    return value
+
+
+def _seconds_or_never(text: str) -> float | None:
+    return None if text == "never" else _seconds(text)
+
+
+def _trace_file(name: str | None) -> str | None:
+    if name is not None and not name.endswith((".json", ".json.gz")):
+        raise BadInput(f"%%ddp --trace {name}: Perfetto reads .json and .json.gz; name the file so, as {TRACE_FILE}")
+    return name
+
+
+def _count(text: str) -> int:
+    if not _is_number(text) or len(text) > 6:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of restarts; use 0 or more")
+    return int(text)
+
+
+def rank_set(text: str) -> tuple[int, ...]:
+    """`0,2-3` → (0, 2, 3); `none` → ()."""
+    if text == "none":
+        return ()
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not _is_number(first) or (dash and not _is_number(last)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a set of ranks; write it as 0,2-3")
+        if max(len(first), len(last)) > len(str(MOST_RANKS)) or int(last or first) >= MOST_RANKS:
+            raise argparse.ArgumentTypeError(f"{part} goes beyond any pool; use ranks below {MOST_RANKS}")
+        a, b = int(first), int(last or first)
+        if b < a:
+            raise argparse.ArgumentTypeError(f"{part} counts backwards; write it as {b}-{a}")
+        found.update(range(a, b + 1))
+    return tuple(sorted(found))
+
+
+def _is_number(text: str) -> bool:
+    """True for 0-9 alone: str.isdigit also takes digits that int() refuses, such as ²."""
+    return text.isascii() and text.isdigit()
+
+
+def one_rank(text: str) -> int:
+    if not _is_number(text) or len(text) > len(str(MOST_RANKS)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank; use one number, such as 0")
+    return int(text)
+
+
+def bindable(text: str) -> str:
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise argparse.ArgumentTypeError(f"{text} is not a name that Python can bind; use one such as loss")
+    return text
+
+
+def pool_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("pool")
+    group.add_argument(
+        "-n", "--nproc", "--nproc-per-node", "--nproc_per_node", dest="nproc", type=workers_per_node, metavar="N",
+        help="workers per node: a number, gpu (one per GPU), cpu (one per core) or auto; "
+        "default: the standing pool as it is, else one per GPU, else 2",
+    )  # fmt: skip
+    group.add_argument("--nnodes", type=positive, metavar="N",
+                       help="nodes; more than 1 on one machine are simulated nodes")  # fmt: skip
+    group.add_argument("--gpus-per-proc", type=positive, metavar="K", help="consecutive GPUs per worker")
+    group.add_argument(
+        "--visible", choices=("all", "own"),
+        help="GPUs a worker sees: all, and LOCAL_RANK picks (as torchrun), or only its own, and "
+        "LOCAL_RANK is 0 (as torchrun --virtual-local-rank)",
+    )  # fmt: skip
+    group.add_argument(
+        "--oversubscribe", action="store_true", help="allow more workers than there are GPUs or memory for"
+    )
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs")
+
+
+@functools.cache
+def cell_parser() -> Parser:
+    """The grammar of a `%%ddp` line."""
+    parser = Parser(
+        prog="%%ddp", allow_abbrev=False, add_help=False, exit_on_error=False,
+        usage="%%%%ddp [options] [-- arguments of the cell]",
+        description="Run the cell on every worker of the pool, as torchrun would run it as a script.",
+    )  # fmt: skip
+    pool_options(parser)
+    run = parser.add_argument_group("run")
+    run.add_argument("--fresh", action="store_true", help="start new worker processes first; all names are gone")
+    run.add_argument("--ranks", type=rank_set, metavar="SET", help="run on these ranks only, such as 0,2-3")
+    run.add_argument("--show", type=rank_set, metavar="SET", help="show the output of these ranks only, or none")
+    run.add_argument("-o", "--output", type=bindable, metavar="NAME",
+                     help="bind NAME to the last expression's value on every rank: NAME[rank]")  # fmt: skip
+    faults = parser.add_argument_group("faults")
+    faults.add_argument("--timeout", type=_seconds, metavar="S", help="end the cell after S seconds, state kept")
+    faults.add_argument("--hang-after", type=_seconds_or_never, default=5.0, metavar="S",
+                        help="end a deadlock that has stood for S seconds, or never (default 5)")  # fmt: skip
+    faults.add_argument("--check", action="store_true",
+                        help="before each collective compare operation, shape, dtype and reduce op")  # fmt: skip
+    faults.add_argument("--max-restarts", "--max_restarts", type=_count, default=0, metavar="K",
+                        help="on a failure start new workers and run the cell again, at most K times")  # fmt: skip
+    which = run.add_mutually_exclusive_group()
+    which.add_argument("--timings", action="store_true", help="show what %%ddp timings shows when the cell has ended")
+    which.add_argument("--no-timings", action="store_true", help="do not record DDP's steps")
+    run.add_argument(
+        "--trace",
+        nargs="?",
+        const=TRACE_FILE,
+        metavar="FILE",
+        help=f"record torch.profiler on every rank, merged for Perfetto into FILE (default {TRACE_FILE})",
+    )
+    parser.add_argument("-h", "--help", action="help", help="show this")
+    return parser
+
+
+def parse_cell(line: str) -> LaunchSpec:
+    """A `%%ddp` line → LaunchSpec. Raises BadInput, or HelpAsked with the text to show."""
+    words, argv = split_argv(split_line(line, "%%ddp"))
+    space = cell_parser().parse_strictly(words)
+    if space.max_restarts and space.ranks is not None:
+        raise BadInput("%%ddp --max-restarts starts all workers anew, so it cannot go with --ranks; leave one out")
+    return launch_spec(
+        space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
+        hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
+        timings=not space.no_timings, show_timings=space.timings, trace=_trace_file(space.trace), argv=argv,
+    )  # fmt: skip
+
+
+def split_argv(words: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Words before the first bare `--`, and those after it."""
+    if "--" not in words:
+        return words, ()
+    at = words.index("--")
+    return words[:at], tuple(words[at + 1 :])
+
+
+def complete_cell(line: str) -> list[str]:
+    """Options that may come next on a `%%ddp` line; `line` ends at the cursor."""
+    return complete(cell_parser(), line)
+
+
+def complete(parser: Parser, line: str) -> list[str]:
+    words = line.split()
+    if "--" in (words if line.endswith(" ") else words[:-1]):
+        return []
+    current = "" if line.endswith(" ") or not words else words[-1]
+    before = words[:-1] if current else words
+    action = _waiting_for(parser, before[-1]) if before else None
+    if action is not None:
+        choices = list(action.choices or (NPROC_WORDS if action.dest == "nproc" else ()))
+        return [c for c in choices if str(c).startswith(current)]
+    return [o for o in parser.long_options() if o.startswith(current) and "_" not in o]
+
+
+def _waiting_for(parser: Parser, word: str) -> argparse.Action | None:
+    """The action that takes the word after `word`, if `word` is an option with a value."""
+    for action in parser._actions:
+        if word in action.option_strings and action.nargs is None:
+            return action
+    return None
+
+
+def launch_spec(space: argparse.Namespace, **run: Any) -> LaunchSpec:
+    return LaunchSpec(
+        nproc=space.nproc, nnodes=space.nnodes, gpus_per_proc=space.gpus_per_proc, visible=space.visible,
+        oversubscribe=space.oversubscribe, device=space.device, **run,
+    )  # fmt: skip
+
+
+def split_line(line: str, prog: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as e:
+        raise BadInput(f"{prog}: {e} in {line.strip()!r}; close the quote or escape it with a backslash") from None

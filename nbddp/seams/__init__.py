@@ -1,0 +1,114 @@
+"""The seams: where nbddp leans on what torch, ipykernel, IPython and ipyparallel do not promise to keep.
+
+A table, as data: what each seam is for, and what is lost without it. The private names themselves are in
+`seams.torch_seams`, `seams.ipykernel_seams` and `seams.ipyparallel_seams`; `trials.trials` tries each one, and
+`%ddp doctor` shows what came out. Pure: no torch, no IPython.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TORCH, IPYKERNEL, IPYTHON, IPYPARALLEL = "torch", "ipykernel", "IPython", "ipyparallel"
+
+
+@dataclass(frozen=True)
+class Seam:
+    """`needed`: no cell runs without it. Otherwise cells run, and `without` says what is lost."""
+
+    key: str
+    library: str
+    without: str
+    needed: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What trying a seam showed. `works` is None where it could not be tried here; `why` says so, or what failed."""
+
+    present: bool
+    works: bool | None
+    why: str = ""
+
+
+SEAMS = (
+    Seam("flight recorder", TORCH, "fewer deadlocks are found: what Python frames show"),
+    Seam("NCCL's flight recorder", TORCH, "no deadlock in NCCL's collectives is found"),
+    Seam("flight recorder's keys", TORCH, "where a blocked rank is cannot be told"),
+    Seam("tables of groups", TORCH, "a subgroup's ranks are taken to be all ranks"),
+    Seam("default group", TORCH, "taken from torch's public group.WORLD"),
+    Seam("another default group", TORCH, "lesson 04's check cannot run smaller worlds"),
+    Seam("sequence numbers", TORCH, "a collective's number comes from the recorder alone"),
+    Seam("clearing of groups", TORCH, "after a failed init the next one may fail too"),
+    Seam("abort of groups", TORCH, "of NCCL's groups only the default one is aborted"),
+    Seam("abort of transfers", TORCH, "a rank blocked in a recv from any source is replaced"),
+    Seam("store of env://", TORCH, "init_process_group is given our store as an argument"),
+    Seam("sockets of a new group", TORCH, "who ends an NCCL group at once may cut off a slow rank"),
+    Seam("store on a given socket", TORCH, "no cell can call init_process_group", needed=True),
+    Seam("store out of reach", TORCH, "any local process can reach the store in which ranks meet"),
+    Seam("frames of backward", TORCH, "a rank blocked in backward is not known to be in it"),
+    Seam("marks on Work and Store", TORCH, "a rank blocked in wait() or a store is not located"),
+    Seam("DDP's reducer", TORCH, "no timings, no traces of buckets, no forecast"),
+    Seam("backends of a group", TORCH, "DDP's logging data name the backend nbddp"),
+    Seam("end of backward", TORCH, "no timings, no traces of buckets, no forecast"),
+    Seam("DDP's list of hooks", TORCH, "a model with a communication hook cannot be pickled"),
+    Seam("methods of collectives", TORCH, "--check does not compare all_gather_into_tensor"),
+    Seam("compiled modules", TORCH, "compare names a compiled module's parts by its wrapper"),
+    Seam("shards of DTensors", TORCH, "memory counts a sharded tensor as a whole one"),
+    Seam("parts of sparse tensors", TORCH, "sparse tensors are coalesced before they are compared"),
+    Seam("import of the compiler", TORCH, "the first DDP(model) on each rank takes seconds"),
+    Seam("captured output", IPYKERNEL, "last words of C++ in a dying process can be lost"),
+    Seam("text not yet sent", IPYKERNEL, "every cell ends by waiting for a flush"),
+    Seam("status messages", IPYKERNEL, "a busy message per rank and cell, which costs time"),
+    Seam("interrupt of an await", IPYKERNEL, "Stop may not end a cell with a top-level await"),
+    Seam("topics of messages", IPYKERNEL, "outcomes are sent under a topic of our own"),
+    Seam("history of errors", IPYTHON, "a cell that fails within torch ends up to 1 s later"),
+    Seam("traceback of a reply", IPYTHON, "replies carry the traceback of an earlier cell"),
+    Seam("client's connection", IPYPARALLEL, "no cell runs", needed=True),
+    Seam("client's memory", IPYPARALLEL, "questions to ranks that died are kept in memory"),
+    Seam("engine's kernel", IPYPARALLEL, "no cell runs", needed=True),
+    Seam("controller's processes", IPYPARALLEL, "a killed controller may leave a process behind"),
+)
+
+
+class Failed(Exception):
+    """A trial did not give what it should have; the text says what came instead."""
+
+
+class Untried(Exception):
+    """A seam cannot be tried here, or is not needed; the text says why."""
+
+
+def expect(condition: object, otherwise: str) -> None:
+    """Raises Failed(otherwise) if the condition is not true. A trial is no `assert`: `python -O` leaves those out."""
+    if not condition:
+        raise Failed(otherwise)
+
+
+def holder(name: str) -> tuple[Any, str]:
+    """`module:Class.attribute` → the object that has, or should have, the attribute, and the attribute's name."""
+    module, path = name.split(":")
+    *owners, last = path.split(".")
+    found: Any = importlib.import_module(module)
+    for owner in owners:
+        found = getattr(found, owner)
+    return found, last
+
+
+def absent(names: Sequence[str]) -> str:
+    """The first of these `module:attribute` that is missing, as `module has no attribute`; empty if all are there."""
+    for name in names:
+        try:
+            owner, last = holder(name)
+        except (ImportError, AttributeError) as e:
+            return str(e)
+        if not hasattr(owner, last):
+            return f"{name[: -len(last) - 1]} has no {last}".replace(":", ".")
+    return ""
+
+
+def said(works: bool | None) -> str:
+    return "–" if works is None else "yes" if works else "no"

@@ -1,1 +1,0 @@
-"""One file per explorer: its controls, its two settings, and the figure that it shows."""
