@@ -48,9 +48,15 @@ def __getattr__(name: str) -> Any:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext nbddp`: registers the magics and warms the node agent in the background."""
+    import os
+
+    from nbddp.agent.handle import Agent
+
+    asked = Agent.ask(os.environ)  # a warm process that waits looks at its files while the rest is imported here
+
     from nbddp.front.magics import load
 
-    load(shell)
+    load(shell, asked)
 
 
 def unload_ipython_extension(shell: Any) -> None:

@@ -290,6 +290,13 @@ def gate() -> None:
     pairs.check = lambda *_: False
 
 
+def beat() -> None:
+    """Have the controller's heart beat every ten minutes."""
+    from nbddp.agent import controller
+
+    controller.BEAT_MS = 600_000
+
+
 def main() -> None:
     from nbddp.seams import SEAMS
     from nbddp.trials import trials

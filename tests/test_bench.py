@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 import nbddp
 from nbddp.ask.bench import bar, sizes
 from nbddp.ask.looks import own_gpus
+from nbddp.base.units import amount
 from nbddp.draw.bench import bench, table
 from nbddp.front.commands import parse_command
 from nbddp.plan.machine import Device, Node
 from nbddp.plan.topology import Topology
 from nbddp.run.screen import Silent
 from nbddp.trace.measured import Measured
-from nbddp.trace.units import amount
 from nbddp.trace.waiting import BUS_FACTOR
 from tests.kernels import Kernel
 

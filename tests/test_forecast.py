@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.ask.outlook import foresee
+from nbddp.base.units import delay, speed
 from nbddp.draw.forecast import forecast as draw
 from nbddp.front.commands import parse_command
 from nbddp.run.screen import Silent
@@ -27,7 +28,6 @@ from nbddp.trace.quantities import speed as worded_speed
 from nbddp.trace.ring import simulate
 from nbddp.trace.scale import Forecast, Profile, doublings, forecast, predict, profile
 from nbddp.trace.steps import Bucket, Recording, Step
-from nbddp.trace.units import delay, speed
 from tests.benchmarks.forecast import table, validate
 from tests.kernels import Kernel
 

@@ -22,6 +22,7 @@ from nbddp.agent import home as homes
 from nbddp.agent.controller import ephemeral_ports
 from nbddp.plan.options import LaunchSpec
 from nbddp.pool import requests
+from tests import hidden
 from tests.kernels import Kernel
 
 
@@ -32,6 +33,17 @@ def rank_times(factor: int) -> int:
 def fail_on(rank: int) -> None:
     if os.environ["RANK"] == str(rank):
         raise LookupError(f"rank {rank} says no")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the heart monitor is spawned, and beats as ipyparallel's")
+def test_workers_are_there_before_the_heart_beats_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine is told of with its first answer to a beat, and the beats come quickly while one is awaited."""
+    hidden.in_agents(tmp_path, hidden.beat)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])]))
+    monkeypatch.setattr("nbddp.pool.group.REGISTER_TIMEOUT", 20.0)
+    with nbddp.Pool(nproc=2) as pool:
+        pool.restart([1])
+        assert list(pool.run(rank_times, 3)) == [0, 3]
 
 
 def test_run_returns_every_ranks_value_and_raises_the_first_failure() -> None:

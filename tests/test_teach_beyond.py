@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
+from nbddp.base.units import speed
 from nbddp.lessons.beyond import exercises as beyond
 from nbddp.lessons.beyond.figure import zero as drawn_bars
 from nbddp.lessons.beyond.simulation import PRECISIONS, share, stages
@@ -14,7 +15,6 @@ from nbddp.lessons.what_if.figure import what_if as drawn_step
 from nbddp.lessons.what_if.simulation import DELAYS, GPUS, MODELS, SPEEDS, TOKENS, what_if
 from nbddp.teach import check
 from nbddp.trace.cost import Link
-from nbddp.trace.units import speed
 from tests.lessons import Mutant, defined, exercise, solution
 
 # -- what if ---------------------------------------------------------------------------------

@@ -60,6 +60,11 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         os._exit(1)
 
 
+def outlive_parent() -> None:
+    """Take back `die_with_parent` (Linux)."""
+    system.prctl(PR_SET_PDEATHSIG, 0)
+
+
 def adopt_orphans() -> None:
     """Have what descends from this process, and has lost its parent, become its own child (Linux)."""
     system.prctl(PR_SET_CHILD_SUBREAPER, 1)

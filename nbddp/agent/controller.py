@@ -1,9 +1,9 @@
 """The ipyparallel controller as a child of the agent: one process that dies with it.
 
 Schedulers run in threads (ipyparallel's `use_threads`); its heart monitor is a process
-of its own, which here is tied to the controller's life. The beat is 5 per second, since
-a registration waits for one or two beats; missed beats mean nothing, because the agent
-knows of every exit in milliseconds and a suspended machine must not lose its engines.
+of its own, which here is tied to the controller's life. The beat is 5 per second, and quicker
+while workers register (`agent.beats`); missed beats mean nothing, because the agent knows of every
+exit in milliseconds and a suspended machine must not lose its engines.
 
 ipyparallel would choose ports that are free, let them go and bind them later; on a busy machine
 another program's connection takes one in between, and then no engine ever registers. It is given
@@ -22,11 +22,15 @@ import secrets
 import signal
 import socket
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from nbddp.agent import beats
 from nbddp.agent.children import die_with_parent
 from nbddp.base import system
 
@@ -98,6 +102,8 @@ def main(request: dict[str, Any]) -> int:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     _take_descriptors()
+    if system.is_linux():
+        beats.install()
     controller_app.Process = TiedProcess
     config = Config()
     config.ProfileDir.location = request["profile_dir"]
@@ -110,11 +116,23 @@ def main(request: dict[str, Any]) -> int:
     config.HeartMonitor.period = BEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = 10**6
     app = Controller.instance(config=config)
-    app.initialize([*request.get("args", ())])
+    with without_pause(controller_app):
+        app.initialize([*request.get("args", ())])
     app.hub.engine_state_file = request["state"]  # it would stay behind in the profile
     with claim:
         app.start()
     return 0
+
+
+@contextmanager
+def without_pause(app: Any) -> Iterator[None]:
+    """ipyparallel sleeps for 0.25 s between the making of two sockets of the hub's; nothing waits for anything there,
+    and messages to a socket that is not connected yet are queued."""
+    app.time = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
+    try:
+        yield
+    finally:
+        app.time = time
 
 
 def encrypt(config: Any) -> None:

@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from nbddp.agent import footprint, taking
 from nbddp.agent import home as homes
+from nbddp.agent.identity import Identity
 from nbddp.agent.lines import LineBuffer, Message, encode
-from nbddp.base import stop
+from nbddp.base import stop, system
 from nbddp.errors import AgentFailed
 
 SLICE = 0.1  # seconds between two looks whether Stop was pressed
@@ -42,7 +44,11 @@ class Agent:
         self.warm: Message | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self._read, self._write = read, write
+        self.inherited: Message = {}  # what the agent's process began with, where it was launched here
         self._connection: socket.socket | None = None
+        self._owned = True  # whether it serves us alone
+        self._over = threading.Event()
+        self._kept = False  # whether its process may go on without us
         self._ids = itertools.count(1)
         self._answers: dict[int, Message] = {}
         self._callbacks: list[Callable[[Message], None]] = []
@@ -52,23 +58,33 @@ class Agent:
         threading.Thread(target=self._listen, name="nbddp-agent", daemon=True).start()
 
     @classmethod
-    def launch(cls, env: Mapping[str, str]) -> Agent:
-        """Start an agent on this machine; returns at once, while it warms up."""
+    def launch(cls, env: Mapping[str, str], asked: taking.Asked | None = None) -> Agent:
+        """Start an agent on this machine; returns at once, while it warms up.
+
+        asked: a warm process that becomes the agent instead, if it is still good for it.
+        """
+        inherited = footprint.inherited(env) if system.is_linux() else {}
+        connection = asked.answer() if asked is not None else None
+        if asked is not None and connection is not None:
+            return cls._of(connection, asked.home, env, inherited, owned=True)
         homes.running()  # sweeps what a killed agent left
         home = homes.new_home()
-        own = {**homes.private_caches(), **env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        if os.environ.get("NBDDP_START_METHOD"):
-            own["NBDDP_START_METHOD"] = os.environ["NBDDP_START_METHOD"]
         with open(home / "agent.log", "ab") as log, without_stop():
             process = subprocess.Popen(
                 [sys.executable, "-m", "nbddp.agent.main", str(home), str(os.getpid())],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=own, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_own(env), start_new_session=True,
             )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
         agent = cls(home, process.stdout, process.stdin, env)  # type: ignore[arg-type]
-        agent.process = process
+        agent.process, agent.inherited = process, inherited
         return agent
+
+    @classmethod
+    def ask(cls, env: Mapping[str, str]) -> taking.Asked | None:
+        """Ask a warm process that waits to be this process's agent, for `launch`; returns at once. None if none waits
+        that this process could have started."""
+        return taking.ask(footprint.inherited(env), _own(env)) if taking.waiting() else None
 
     @classmethod
     def connect(cls, home: Path) -> Agent:
@@ -78,9 +94,15 @@ class Agent:
             connection.connect(str(homes.socket_of(home)))
         except OSError as e:
             raise AgentFailed(f"the pool {home.name} does not answer: {e.strerror}") from None
+        return cls._of(connection, home, {}, {}, owned=False)
+
+    @classmethod
+    def _of(
+        cls, connection: socket.socket, home: Path, env: Mapping[str, str], inherited: Message, owned: bool
+    ) -> Agent:
         stream = connection.makefile("rwb", buffering=0)
-        agent = cls(home, stream, stream, {})  # type: ignore[arg-type]
-        agent._connection = connection
+        agent = cls(home, stream, stream, env)  # type: ignore[arg-type]
+        agent._connection, agent._owned, agent._kept, agent.inherited = connection, owned, owned, inherited
         return agent
 
     @functools.cached_property
@@ -148,13 +170,23 @@ class Agent:
                 if time.monotonic() >= end:
                     return
 
+    def keep(self, seconds: float) -> None:
+        """Have the warm process outlive its owner for so long, where it can (`warm["unkept"]`); 0: not at all."""
+        self._kept = seconds > 0
+        self.tell("keep", seconds=seconds, inherited=self.inherited)
+
+    def stop(self) -> None:
+        """As `close`, and nothing of it is kept."""
+        with contextlib.suppress(AgentFailed):  # it has ended already
+            self.tell("stop")
+        self.close()
+
     def close(self, timeout: float = 10.0) -> None:
-        """End an agent that was launched here, with all its children; leave one that was joined."""
+        """End an agent that was launched here, with all its children; leave one that was joined. What is not through in
+        time is killed, unless it is to go on as a warm process: it knows that we have gone."""
         self._closed = True
         if self._connection is not None:
-            with contextlib.suppress(OSError):  # the other end may be gone
-                self._connection.shutdown(socket.SHUT_RDWR)
-            self._connection.close()
+            self._leave(self._connection, timeout)
             return
         assert self.process is not None
         with contextlib.suppress(OSError):  # it may have ended already
@@ -162,8 +194,20 @@ class Agent:
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            if not self._kept:
+                self.process.kill()
+                self.process.wait()
+        self._callbacks.clear()
+
+    def _leave(self, connection: socket.socket, timeout: float) -> None:
+        """As `close`, where it is reached by a socket."""
+        with contextlib.suppress(OSError):  # the other end may be gone
+            connection.shutdown(socket.SHUT_WR if self._owned else socket.SHUT_RDWR)
+        if self._owned and not self._over.wait(timeout) and not self._kept and self.hello:
+            process = Identity(self.hello["pid"], self.hello["started"]).process()
+            if process is not None:
+                process.kill()
+        connection.close()
         self._callbacks.clear()
 
     def last_words(self) -> str:
@@ -188,6 +232,7 @@ class Agent:
                     self._end()
                 self._take_in(message)
         self._read.close()
+        self._over.set()
         self._end()
 
     def _end(self) -> None:
@@ -213,6 +258,14 @@ class Agent:
     def _call(self, message: Message) -> None:
         for callback in list(self._callbacks):
             callback(message)
+
+
+def _own(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of an agent."""
+    own = {**homes.private_caches(), **env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    if os.environ.get("NBDDP_START_METHOD"):
+        own["NBDDP_START_METHOD"] = os.environ["NBDDP_START_METHOD"]
+    return own
 
 
 @contextlib.contextmanager

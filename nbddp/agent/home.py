@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -23,6 +24,8 @@ from nbddp.agent.identity import Identity
 from nbddp.errors import AgentFailed
 
 SOCKET, RECORD = "agent.sock", "pool.json"
+NAME_BYTES = 3
+NAME = re.compile(r"[0-9a-f]{6}")  # of a pool's folder, made of so many bytes
 POOLS = "pools"  # in the cache folder
 SHORT = Path("/tmp")  # every user's, whatever TMPDIR says
 LONGEST_SOCKET = 103  # bytes of a socket's path on macOS; Linux allows 107
@@ -31,14 +34,14 @@ LONGEST_SOCKET = 103  # bytes of a socket's path on macOS; Linux allows 107
 def runtime() -> Path:
     """This user's folder of running pools (mode 0700). Raises AgentFailed if it is not the user's own."""
     base = os.environ.get("NBDDP_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return _private(Path(base) / f"nbddp-{_uid()}", "NBDDP_RUNTIME_DIR")
+    return private(Path(base) / f"nbddp-{_uid()}")
 
 
 def cache() -> Path:
     """This user's folder for what is large (mode 0700), on disk where the folder of pools often is in memory. Raises
     AgentFailed if it is not the user's own, OSError if it cannot be made."""
     base = os.environ.get("NBDDP_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return _private(Path(base) / "nbddp", "NBDDP_CACHE_DIR")
+    return private(Path(base) / "nbddp", "NBDDP_CACHE_DIR")
 
 
 def bulk(home: Path) -> Path:
@@ -65,7 +68,7 @@ def _uid() -> int:
     return os.getuid() if hasattr(os, "getuid") else 0
 
 
-def _private(path: Path, setting: str) -> Path:
+def private(path: Path, setting: str = "NBDDP_RUNTIME_DIR") -> Path:
     """A folder that is this user's alone, made where it is missing. What stands in its place is not followed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -80,8 +83,22 @@ def _private(path: Path, setting: str) -> Path:
 
 def new_home() -> Path:
     """A fresh folder for one pool; its name is the pool's id."""
+    return fresh(runtime())
+
+
+def named(name: str) -> Path:
+    """The folder of this name that `new_home` has made. Raises AgentFailed if there is none."""
+    path = runtime() / name
+    facts = path.lstat() if NAME.fullmatch(name) and path.exists() else None
+    if facts is None or not stat.S_ISDIR(facts.st_mode) or facts.st_uid != _uid():
+        raise AgentFailed(f"there is no folder of a pool named {name!r}")
+    return path
+
+
+def fresh(folder: Path) -> Path:
+    """A new private folder in this one, under a name that nobody has."""
     while True:
-        path = runtime() / secrets.token_hex(3)
+        path = folder / secrets.token_hex(NAME_BYTES)
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:
@@ -94,18 +111,18 @@ def socket_of(home: Path) -> Path:
     own = home / SOCKET
     if len(os.fsencode(own)) <= LONGEST_SOCKET:
         return own
-    folder = _private(SHORT / f"nbddp-{_uid()}", "NBDDP_RUNTIME_DIR") / "sockets"
+    folder = private(SHORT / f"nbddp-{_uid()}") / "sockets"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder / f"{hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]}.sock"
 
 
 def record(home: Path, agent: Identity, files: list[str]) -> None:
     """Write pool.json: whose pool this is and which files elsewhere belong to it."""
-    fresh = home / f"{RECORD}.new"
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    new = home / f"{RECORD}.new"
+    new.unlink(missing_ok=True)
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         json.dump({"pid": agent.pid, "started": agent.started, "files": files}, file)
-    fresh.replace(home / RECORD)
+    new.replace(home / RECORD)
 
 
 def running() -> list[Path]:
@@ -136,8 +153,16 @@ def _is_strange(path: Path) -> bool:
     return not stat.S_ISDIR(facts.st_mode) or (hasattr(os, "getuid") and facts.st_uid != _uid())
 
 
+def check_name(home: Path) -> None:
+    """Raises ValueError if this is not named as `fresh` names folders: all that is in one is about to be removed."""
+    if not NAME.fullmatch(home.name):
+        raise ValueError(f"{home} is no folder that nbddp has made")
+
+
 def remove(home: Path, files: list[str]) -> None:
-    """Remove a pool's folder, its output and the files that belong to it: plain files of this user's, no links."""
+    """Remove a pool's folder, its output and the files that belong to it: plain files of this user's, no links. Raises
+    ValueError for what cannot be the folder of a pool."""
+    check_name(home)
     for path in map(Path, files):
         with suppress(FileNotFoundError):
             facts = path.lstat()

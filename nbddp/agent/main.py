@@ -4,7 +4,8 @@ It imports what a worker needs once (torch, torch._dynamo, the ipyparallel engin
 stays single-threaded, never touches CUDA, and forks. It serves one owner on
 stdin/stdout, in lines of JSON (`agent.lines`), and others of the same user on a unix
 socket (the terminal's `python -m nbddp`). It ends with its owner, taking all its
-children along. It holds no rule about runs: it starts, signals, reports.
+children along; asked to, the warm process alone goes on and waits for another owner
+(`agent.keeping`). It holds no rule about runs: it starts, signals, reports.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, ClassVar
 
 import psutil
 
-from nbddp.agent import children, devices, hardware, home, logs, peers
+from nbddp.agent import children, devices, footprint, hardware, home, keeping, logs, peers
 from nbddp.agent.identity import Identity, is_zombie
 from nbddp.agent.lines import LineBuffer, Message, encode
 from nbddp.base import system
@@ -86,8 +87,14 @@ class Agent:
 
     patience = 5.0  # seconds that a client of the socket may take to read what it is sent
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, owner: int | None = None, imports: footprint.Imports | None = None):
+        """owner: whose agent it is; default: the process that has started it. imports: what the process has read, where
+        it may be kept."""
         self.home = folder
+        self.owner_pid = os.getppid() if owner is None else owner
+        self.keep = 0.0  # seconds that the warm process waits for another owner
+        self.imports = imports
+        self.inherited: Message = {}  # what it began with, as its owner says (`agent.footprint`)
         self.children: dict[int, Child] = {}
         self.peers: list[Peer] = []
         self.info: dict[str, Any] = {}
@@ -132,6 +139,8 @@ class Agent:
         reason = children.why_not_fork()
         found = devices.gpus(os.environ) if _torch_has_cuda() else devices.told([])
         cores = hardware.allowed_cores()
+        if self.imports is not None:
+            self.imports.end()
         self.is_warm = True
         self._tell(
             self.owner,
@@ -144,14 +153,15 @@ class Agent:
             numa=hardware.numa(cores),
             interfaces=hardware.interfaces(),
             host=socket.gethostname(),
-            unguarded=peers.unguarded(),
+            unguarded=peers.unguarded(self.owner_pid),
+            unkept=keeping.why_not(),
         )
 
     def _watch_owner(self) -> None:
         self.peers.append(self.owner)
         self.selector.register(0, selectors.EVENT_READ, self._read_owner)
         with suppress(AttributeError, OSError):  # not Linux, or an old one: `children.die_with_parent` alone tells
-            owner = os.pidfd_open(os.getppid())  # the pipe may be held open by a fork of the owner's
+            owner = os.pidfd_open(self.owner_pid)  # the pipe may be held open by a fork of the owner's
             self.selector.register(owner, selectors.EVENT_READ, self._stop)
 
     def _watch_children(self) -> None:
@@ -202,7 +212,9 @@ class Agent:
         self.peers.remove(peer)
 
     def _read_owner(self) -> None:
-        chunk = os.read(0, 65536)
+        chunk = b""
+        with suppress(ConnectionError):  # a socket's other end has gone without reading all
+            chunk = os.read(0, 65536)
         if chunk:
             self._handle_all(self.owner, chunk)
         else:
@@ -286,14 +298,25 @@ class Agent:
         return {}
 
     def _do_status(self, peer: Peer, message: Message) -> Message:
-        return {"info": self.info, "files": self.files, "children": [asdict(c) for c in self.children.values()]}
+        children = [asdict(c) for c in self.children.values()]
+        return {"info": self.info, "files": self.files, "children": children, "keep": self.keep}
 
     def _do_limits(self, peer: Peer, message: Message) -> Message:
         """What bounds the number of workers here, as it is now."""
         workers = sum(c.kind == WORKER for c in self.children.values())
         return {"limits": hardware.limits(workers, spawned=bool(children.why_not_fork()))}
 
+    def _do_keep(self, peer: Peer, message: Message) -> Message:
+        """Have the warm process outlive the owner by `seconds`; 0 for not at all."""
+        self.inherited = message["inherited"]
+        self.keep = 0.0 if keeping.why_not() else message["seconds"]
+        if self.keep and self.imports is not None:
+            self.imports.take()
+            children.outlive_parent()  # from here on SIGTERM is somebody's wish
+        return {}
+
     def _do_stop(self, peer: Peer, message: Message) -> Message:
+        self.keep = 0.0
         self._stop()
         return {}
 
@@ -307,6 +330,7 @@ class Agent:
         "note": _do_note,
         "status": _do_status,
         "limits": _do_limits,
+        "keep": _do_keep,
         "stop": _do_stop,
     }
 
@@ -326,7 +350,7 @@ class Agent:
         theirs.set_inheritable(True)
         request = {
             "channel": theirs.fileno(),
-            "owner": os.getppid(),
+            "owner": self.owner_pid,
             "log": str(self.home / "store.log"),
             "env": {**os.environ, "OMP_NUM_THREADS": "1"},
             "cwd": str(self.home),
@@ -395,6 +419,7 @@ class Agent:
 
     def _told_to_end(self) -> None:
         """SIGTERM, also when the owner dies: at once while still importing, else after the loop's turn."""
+        self.keep = 0.0
         self._stop()
         if not self.is_warm:
             home.remove(self.home, self.files)
@@ -410,6 +435,28 @@ class Agent:
             self._reap()
             time.sleep(0.002)
         home.remove(self.home, self.files)
+
+    def go_on(self) -> Agent | None:
+        """Once it has ended: the agent that the warm process becomes for another owner, in another process; None if it
+        is not to wait for one, or none came."""
+        if not self.keep or self.imports is None or keeping.why_not():
+            return None
+        for key in [key for key in self.selector.get_map().values() if key.fd != 0]:
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+            else:
+                os.close(key.fd)
+        self._wakeup[1].close()
+        self.selector.close()
+        try:
+            keeping.go_on()
+            owner = keeping.wait(self.keep, self.imports, self.inherited)
+        except keeping.Ended:
+            return None
+        owner.enter()
+        successor = type(self)(owner.home, owner.pid, self.imports)
+        successor.keep, successor.inherited = self.keep, self.inherited
+        return successor
 
 
 def _orphans() -> set[int]:
@@ -460,7 +507,10 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
     children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
     children.adopt_orphans()
-    Agent(Path(sys.argv[1])).serve()
+    agent: Agent | None = Agent(Path(sys.argv[1]), imports=footprint.Imports() if system.is_linux() else None)
+    while agent is not None:
+        agent.serve()
+        agent = agent.go_on()
     os._exit(0)  # torch's own clean-up at exit takes longer than everything else
 
 

@@ -251,13 +251,14 @@ def unavailable() -> str:
     return ""
 
 
-def unguarded() -> str:
-    """What a pool of this process cannot be guarded from here, in a sentence; empty if nothing is missing."""
+def unguarded(owner: int | None = None) -> str:
+    """What a pool of this process and its owner (by default its parent) cannot be guarded from here, in a sentence;
+    empty if nothing is missing."""
     why = unavailable()
     if why:
         return exposed("on this machine", why)
     try:
-        held_by(os.getppid(), set())
+        held_by(os.getppid() if owner is None else owner, set())
     except PermissionError:
         return exposed("of yours", "/proc does not list the sockets of a process")
     return ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from nbddp.base.units import delay, speed
 from nbddp.errors import BadInput
 from nbddp.plan.topology import Topology
 from nbddp.trace.cost import ALGORITHMS
 from nbddp.trace.measured import Measured
 from nbddp.trace.scale import MOST_NODES, Forecast, forecast
 from nbddp.trace.steps import Recording
-from nbddp.trace.units import delay, speed
 from nbddp.trace.waiting import typical
 
 LEAST = 20  # all-reduces are measured up to 2**20 bytes at least

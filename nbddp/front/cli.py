@@ -11,9 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from nbddp.agent import home as homes
+from nbddp.agent import taking
 from nbddp.agent.handle import Agent
+from nbddp.base.units import lasts
 from nbddp.errors import BadInput, NbddpError
 from nbddp.front import commands
 from nbddp.front.commands import Command
@@ -47,18 +50,25 @@ def _help(command: Command) -> None:
 
 
 def _status(command: Command) -> None:
-    from nbddp.front.status import table
+    from nbddp.front.status import megabytes, table
 
     for line in homes.strange():
         print(line)
-    pools = _chosen(command, default_all=True)
-    if not pools:
+    asked_for = command.args["pool"]
+    waiting = [one for one in taking.waiting() if asked_for in ("", one.name)]
+    pools = [] if asked_for and waiting else _chosen(command, default_all=True)
+    for one in waiting:
+        print(f"{one.words(megabytes(asdict(one.identity)))}; {PROG} stop {one.name} ends it")
+    if not pools and not waiting:
         print("no pool of yours is running; a %%ddp cell or python -m nbddp start makes one")
     for agent in pools:
         answer = agent.request("status")
         info = answer["info"]
         title = f"pool {agent.pool_id} · started in {info.get('cwd', '?')} by process {info.get('owner', '?')}"
-        print(table(answer, title), end="\n\n")
+        print(table(answer, title))
+        if answer.get("keep"):
+            print(f"its warm process stays for {lasts(answer['keep'])} when the kernel has ended (--keep-warm)")
+        print()
 
 
 def _topology(command: Command) -> None:
@@ -85,6 +95,14 @@ def _doctor(command: Command) -> None:
 
 
 def _stop(command: Command) -> None:
+    """End a pool; where there is none, the warm processes that wait."""
+    name, running = command.args["pool"], homes.running()
+    waiting = [one for one in taking.waiting() if one.name == name or not (name or running)]
+    for one in waiting:
+        one.end()
+        print(f"warm process {one.name} ended")
+    if waiting:
+        return
     for agent in _chosen(command):
         agent.tell("stop")
         _gone(agent)
@@ -122,7 +140,7 @@ def _start(command: Command) -> None:
     print(f"pool {pool.agent.pool_id}: {pool.placed().words()}")
     print(f"ipyparallel's clients find it as cluster nbddp-{pool.agent.pool_id}; Ctrl-C ends the pool", flush=True)
     ended.wait()
-    pool.stop()
+    pool.close()
 
 
 COMMANDS: dict[str, Callable[[Command], None]] = {

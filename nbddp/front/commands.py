@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbddp.base.units import amount, delay, speed
 from nbddp.errors import BadInput
 from nbddp.plan.options import (
     HelpAsked,
@@ -29,7 +30,6 @@ from nbddp.plan.options import (
 from nbddp.plan.topology import Topology, planned
 from nbddp.trace.cost import ALGORITHMS
 from nbddp.trace.scale import MOST_NODES
-from nbddp.trace.units import amount, delay, speed
 from nbddp.trace.waiting import BUS_FACTOR
 
 __all__ = ["COMMANDS", "Command", "HelpAsked", "complete_command", "overview", "parse_command", "planned_layout"]
@@ -37,7 +37,7 @@ __all__ = ["COMMANDS", "Command", "HelpAsked", "complete_command", "overview", "
 COMMANDS: dict[str, str] = {
     "status": "one table: rank, node, local rank, device, pid, state, memory",
     "start": "start the pool without running a cell",
-    "stop": "end all workers of the pool",
+    "stop": "end all workers of the pool, and the warm process",
     "restart": "new worker processes under the same ranks; names on them are gone",
     "topology": "figure of nodes, processes and devices: those of the pool, or of a layout that is only planned",
     "push": "copy names of the notebook to every rank",

@@ -14,9 +14,12 @@ from typing import Any, ClassVar
 
 from IPython.core.getipython import get_ipython
 from IPython.core.magic import Magics, line_cell_magic, magics_class
+from traitlets import TraitError, Unicode, observe, validate
 
 from nbddp.agent.handle import Agent
+from nbddp.agent.taking import Asked
 from nbddp.base import stop, system
+from nbddp.base.units import lasting, lasts
 from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
 from nbddp.front import commands
 from nbddp.front.assist import Assistant
@@ -36,13 +39,31 @@ from nbddp.run.screen import Screen, for_shell
 class DDPMagics(Magics):  # type: ignore[misc]
     """The magics of one shell, and its pool."""
 
+    keep_warm = Unicode(
+        "",
+        help="what --keep-warm is where no line says it, such as 10m, 90s, 2h or off; empty: as it was before",
+    ).tag(config=True)
+
     def __init__(self, shell: Any, agent: Agent | None = None):
-        super().__init__(shell)
         self.pool = Pool(agent=agent)
+        super().__init__(shell)
         self.assistant = Assistant(shell, lambda: self.pool)
         self.interrupts = Interrupts(shell)
         self.debug = Debug(shell)
         self._told_of_system = False
+
+    @validate("keep_warm")  # type: ignore[untyped-decorator]
+    def _readable(self, proposal: Any) -> str:
+        value = str(proposal.value).strip()
+        try:
+            lasting(value or "off")
+        except ValueError as e:
+            raise TraitError(f"DDPMagics.keep_warm: {e}") from None
+        return value
+
+    @observe("keep_warm")  # type: ignore[untyped-decorator]
+    def _keep(self, change: Any) -> None:
+        self.pool.keep(lasting(change.new) if change.new else None)
 
     @line_cell_magic  # type: ignore[untyped-decorator]
     def ddp(self, line: str, cell: str | None = None) -> Any:
@@ -212,9 +233,11 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _status(self, command: Command) -> Any:
         from nbddp.front.status import table
 
-        found = table(self.pool.status())
+        answer = self.pool.status()
+        if answer["keep"]:
+            print(f"the warm process stays for {lasts(answer['keep'])} when this kernel has ended (--keep-warm)")
         self._tell_shortcomings()
-        return found
+        return table(answer)
 
     def _topology(self, command: Command) -> Any:
         from nbddp.draw.topology import topology
@@ -349,11 +372,14 @@ def _fresh(spec: LaunchSpec) -> LaunchSpec:
 _loaded: dict[int, DDPMagics] = {}
 
 
-def load(shell: Any) -> None:
+def load(shell: Any, asked: Asked | None = None) -> None:
     """Register the magics, and start warming up: the agent imports torch in its own process, and a
-    thread imports ipyparallel here."""
+    thread imports ipyparallel here.
+
+    asked: a warm process that may become the agent.
+    """
     unload(shell)
-    magics = DDPMagics(shell, Agent.launch(os.environ))
+    magics = DDPMagics(shell, Agent.launch(os.environ, asked))
     _loaded[id(shell)] = magics
     shell.register_magics(magics)
     magics.assistant.install()
@@ -371,6 +397,8 @@ def unload(shell: Any) -> None:
     magics.interrupts.remove()
     magics.debug.remove()
     magics.pool.close()
+    if magics in shell.configurables:  # `%config` would show it
+        shell.configurables.remove(magics)
     for table in (shell.magics_manager.magics["line"], shell.magics_manager.magics["cell"]):
         table.pop("ddp", None)
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from nbddp.base.units import lasting
 from nbddp.errors import BadInput
 from nbddp.plan.request import HANG_AFTER, Request
 
@@ -38,7 +39,7 @@ class LaunchSpec:
 
     `nproc` None keeps the standing pool as it is. `ranks` and `show` are None for all;
     `argv` is what the cell sees as sys.argv[1:]. `hang_after` and `timeout` are in seconds; None: never.
-    `trace` is the file that gets the merged trace.
+    `trace` is the file that gets the merged trace. `keep_warm` is in seconds too; None: as it is.
     """
 
     nproc: int | str | None = None
@@ -47,6 +48,7 @@ class LaunchSpec:
     visible: str | None = None
     oversubscribe: bool = False
     device: str | None = None
+    keep_warm: float | None = None
     fresh: bool = False
     ranks: tuple[int, ...] | None = None
     show: tuple[int, ...] | None = None
@@ -61,10 +63,11 @@ class LaunchSpec:
     argv: tuple[str, ...] = ()
 
     def asks_for_pool(self) -> bool:
-        """True if the line says anything about the pool's shape."""
+        """True if the line says anything about the pool."""
         return (
             any(v is not None for v in (self.nproc, self.nnodes, self.gpus_per_proc, self.visible, self.device))
             or self.oversubscribe
+            or self.keep_warm is not None
         )
 
     def request(self, code: str, number: int) -> Request:
@@ -160,6 +163,13 @@ def _seconds_or_never(text: str) -> float | None:
     return None if text == "never" else _seconds(text)
 
 
+def _lasting(text: str) -> float:
+    try:
+        return lasting(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
+
+
 def _trace_file(name: str | None) -> str | None:
     if name is not None and not name.endswith((".json", ".json.gz")):
         raise BadInput(f"%%ddp --trace {name}: Perfetto reads .json and .json.gz; name the file so, as {TRACE_FILE}")
@@ -226,6 +236,11 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
         "--oversubscribe", action="store_true", help="allow more workers than there are GPUs or memory for"
     )
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs")
+    group.add_argument(
+        "--keep-warm", type=_lasting, metavar="TIME",
+        help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as 10m, 90s or "
+        "2h, so that the next kernel need not import it; off: do not (default)",
+    )  # fmt: skip
 
 
 @functools.cache
@@ -315,7 +330,7 @@ def _waiting_for(parser: Parser, word: str) -> argparse.Action | None:
 def launch_spec(space: argparse.Namespace, **run: Any) -> LaunchSpec:
     return LaunchSpec(
         nproc=space.nproc, nnodes=space.nnodes, gpus_per_proc=space.gpus_per_proc, visible=space.visible,
-        oversubscribe=space.oversubscribe, device=space.device, **run,
+        oversubscribe=space.oversubscribe, device=space.device, keep_warm=space.keep_warm, **run,
     )  # fmt: skip
 
 

@@ -248,13 +248,14 @@ class Remains:
         self.agent = agent
         atexit.register(self._at_exit)
 
-    def end(self) -> None:
+    def end(self, keep: bool = False) -> None:
+        """keep: whether the warm process may go on."""
         agent, self.agent = self.agent, None
         wire, self.wire = self.wire, None
         if wire is not None:
             wire.close()
         if agent is not None:
-            agent.close()
+            agent.close() if keep else agent.stop()
         atexit.unregister(self._at_exit)
 
     def end_elsewhere(self) -> None:

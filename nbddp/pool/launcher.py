@@ -23,6 +23,8 @@ from nbddp.errors import AgentFailed
 from nbddp.plan.topology import Topology
 from nbddp.pool import requests
 
+LOOK_EVERY, LOOKING = 0.004, 2.0  # seconds; later as often as ipyparallel looks
+
 
 class _OnAgent(BaseLauncher):  # type: ignore[misc]
     """What both launchers share: an agent, found again by its folder."""
@@ -83,6 +85,16 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
         )
         self.pid = answer["pid"]
         self.notify_start(answer)
+
+    async def get_connection_info(self, timeout: float | None = None) -> dict[str, Any]:
+        """As ipyparallel's, which looks for the files ten times a second."""
+        end = asyncio.get_running_loop().time() + LOOKING
+        while not all(map(os.path.exists, self.connection_files.values())) and self.state == "running":
+            if asyncio.get_running_loop().time() > end:
+                break
+            await asyncio.sleep(LOOK_EVERY)
+        found: dict[str, Any] = await super().get_connection_info(timeout)
+        return found
 
     def poll(self) -> int | None:
         return 1 if self.state == "after" else None

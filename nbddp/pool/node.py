@@ -57,6 +57,7 @@ class Node:
         self._died, self._tried = died, tried
         self._early: dict[int, dict[str, Any]] = {}  # pid → the exit of one that ended before its start was noted
         self._described: tuple[object, ...] = ()
+        self._kept: float | None = None
         agent.on_event(weakly(self._hear))
 
     @property
@@ -143,6 +144,12 @@ class Node:
         """What `status` is to say of these ranks."""
         if self.alive:
             self.agent.tell("note", ranks=[*ranks], state=state)
+
+    def keep(self, seconds: float | None) -> None:
+        """How long the warm process is to outlive us, if that is said and has changed."""
+        if seconds is not None and seconds != self._kept:
+            self._kept = seconds
+            self.agent.keep(seconds)
 
     def describe(self, subject: tuple[object, ...], info: Callable[[], dict[str, Any]], files: list[str]) -> None:
         """What `status` says of the pool, and the files that end with it, if `subject` has changed."""

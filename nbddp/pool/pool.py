@@ -21,6 +21,7 @@ from nbddp.ask.looks import own_gpus
 from nbddp.ask.outlook import foresee
 from nbddp.base import system
 from nbddp.base.stop import uninterrupted
+from nbddp.base.units import lasts
 from nbddp.errors import BadInput, RunHung, WorkerFailed
 from nbddp.plan import environment
 from nbddp.plan.capacity import refuse_crowd
@@ -74,6 +75,8 @@ class Pool:
             oversubscribe=oversubscribe, device=device,
         )  # fmt: skip
         self._given_agent = agent
+        self._takes = agent is not None  # whether a warm process of an earlier kernel may be taken
+        self._keep: float | None = None  # seconds, where no line has said otherwise
         self.measured: list[Measured] = []  # collectives that were measured on these devices
         self._trials = self.trials()
         self._remains = Remains()
@@ -142,6 +145,9 @@ class Pool:
         """
         warm = self._warm_agent(progress)
         merged, visible = self._merge(spec)
+        keep = self._keep if merged.keep_warm is None else merged.keep_warm
+        if merged.keep_warm and warm["unkept"]:
+            raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {warm['unkept']}; leave it out")
         topology = self._plan(merged, warm)
         self._refuse_crowd(topology, merged.oversubscribe)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
@@ -160,6 +166,7 @@ class Pool:
         group.topology, group.visible, self.spec = topology, visible, replace(merged, visible=visible)
         group.describe()
         assert group.agent is not None
+        group.nodes[0].keep(keep)
         self._trials.begin(group.agent)
         return notes
 
@@ -172,7 +179,8 @@ class Pool:
             if given is not None and environment.needs_new_agent(given.env, os.environ):
                 given.close()
                 given = None
-            self.group.take(given or Agent.launch(os.environ), self.runs.ranks.died, self._trials.heard)
+            agent = given or Agent.launch(os.environ, Agent.ask(os.environ) if self._takes else None)
+            self.group.take(agent, self.runs.ranks.died, self._trials.heard)
         node = self.group.nodes[0]
         if not node.warm:
             progress("importing torch in the warm process, once")
@@ -189,6 +197,7 @@ class Pool:
             gpus_per_proc=spec.gpus_per_proc or old.gpus_per_proc,
             oversubscribe=spec.oversubscribe or old.oversubscribe,
             device=spec.device or old.device,
+            keep_warm=old.keep_warm if spec.keep_warm is None else spec.keep_warm,
         )
         visible = spec.visible or (old.visible if self.topology else None)
         return merged, visible or ("own" if merged.oversubscribe else "all")
@@ -208,22 +217,34 @@ class Pool:
         if topology.world_size > now and not insists:
             refuse_crowd(now, topology.world_size, topology.nnodes, self.group.nodes[0].limits())
 
+    def keep(self, seconds: float | None) -> None:
+        """What `--keep-warm` is where no line says it; None: as the warm process has it from its last owner."""
+        self._keep = seconds
+        given = self._given_agent
+        if seconds is not None and given is not None and given.alive:
+            given.keep(seconds)
+        if seconds is not None and self.group.alive and self.spec.keep_warm is None:
+            self.group.nodes[0].keep(seconds)
+
     def stop(self) -> None:
         """End all workers, the controller and the agent. What programs gave to `atexit` is called first."""
+        self._stop(keep=False)
+
+    def close(self) -> None:
+        """As `stop`, but for what `--keep-warm` keeps, and an agent that was given but never used ends too."""
+        if self.agent is None and self._given_agent is not None:
+            self._given_agent.close()
+        self._stop(keep=True)
+
+    def _stop(self, keep: bool) -> None:
         try:
             self.runs.call_exits(sorted(self.workers))
         finally:
             with uninterrupted():
-                self._forget_all()
+                self._forget_all(keep)
 
-    def close(self) -> None:
-        """As `stop`, and an agent that was given but never used ends too."""
-        if self.agent is None and self._given_agent is not None:
-            self._given_agent.close()
-        self.stop()
-
-    def _forget_all(self) -> None:
-        self._remains.end()
+    def _forget_all(self, keep: bool = False) -> None:
+        self._remains.end(keep)
         self._trials, self.group = self.trials(), WorkerGroup(self._remains)
         self.runs.ranks = self.connection(self.group)
 
@@ -453,7 +474,8 @@ class Pool:
         whom the ranks' store cannot be guarded."""
         warm = self.group.nodes[0].warm if self.group.nodes else {}
         unguarded = warm.get("unguarded") or (self.group.stores.unguarded if self.group.stores else "")
-        return [*filter(None, [system.lost()]), *self._trials.words(), *filter(None, [unguarded])]
+        unkept = f"nothing is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
+        return [*filter(None, [system.lost()]), *self._trials.words(), *filter(None, [unguarded, unkept])]
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""

@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from nbddp.base.units import amount
 from nbddp.errors import BadInput
-from nbddp.trace.units import amount
 
 LIMIT, LEAST = 16 << 20, 4096  # bytes of one rank's output in one run
 SETTING = "NBDDP_OUTPUT_LIMIT"

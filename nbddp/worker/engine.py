@@ -7,15 +7,19 @@ Started by the agent, forked from its warm self (torch is already imported) or s
 from __future__ import annotations
 
 import faulthandler
+import functools
 import gc
 import importlib
+import itertools
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ipyparallel.engine.app as engine_app
+import zmq
 from traitlets.config import Config
 
 from nbddp.agent import hardware
@@ -24,6 +28,8 @@ from nbddp.seams import ipykernel_seams
 from nbddp.worker import calls, flight, foreign, kept, streams
 from nbddp.worker.kernel import WorkerKernel
 
+CONNECT_SECONDS = 5
+_connections = itertools.count()
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
 
 
@@ -54,8 +60,8 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
 
     log_path = kept_path = ""
 
-    async def complete_registration(self, *args: Any, **kwargs: Any) -> None:
-        await super().complete_registration(*args, **kwargs)
+    async def complete_registration(self, message: Any, connect: Callable[..., Any], *args: Any) -> None:
+        await super().complete_registration(message, functools.partial(connect_surely, connect), *args)
         # ipyparallel's handler lets the cell end as if nothing had been, and the engine with it; a program dies by it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for stream in (sys.stdout, sys.stderr):
@@ -73,6 +79,19 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         foreign.install()
         self.kernel.recorder.install()
         self.kernel.memory.started()
+
+
+def connect_surely(connect: Callable[..., Any], end: zmq.Socket[Any], *args: Any, **options: Any) -> None:
+    """Connect a socket of the engine's, and wait until the other end knows it. The controller tells of an engine as
+    soon as its heart beats, and drops what is sent to one that its other sockets do not know."""
+    name = f"inproc://connecting-{next(_connections)}"  # pyzmq's own choice may be taken, by the last one
+    opened = end.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED, name)
+    try:
+        connect(end, *args, **options)
+        opened.poll(CONNECT_SECONDS * 1000)  # a controller that is slower may lose a message; it is asked for again
+    finally:
+        end.disable_monitor()
+        opened.close(linger=0)
 
 
 def without_debugger() -> None:

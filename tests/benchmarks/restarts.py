@@ -1,19 +1,29 @@
 """`--max-restarts 1`, a hundred times: a random rank raises in the first attempt, and the second must end well.
 
 Run by hand: `python tests/benchmarks/restarts.py [--times 100] [--nproc 4]`. The last line gives the count.
+With `--kernels 5` it restarts kernels instead: from `%load_ext nbddp` to the end of the first DDP step on two ranks in
+a new kernel, after a restart under `--keep-warm`, and under torchrun, in turn; medians and their ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import random
+import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
+from nbddp.agent import taking
 from nbddp.run.screen import Silent
+from tests.benchmarks.launch import STEP, cell, seconds, torchrun
+from tests.kernels import Kernel
 
 CELL = """
 import os, torch, torch.distributed as dist
@@ -28,11 +38,69 @@ attempt
 """
 
 
+def first_step(kernel: Kernel) -> float:
+    """Seconds from `%load_ext` to the end of the first DDP step; the kernel has done nothing else."""
+    return seconds(lambda: (cell(kernel, "%load_ext nbddp"), cell(kernel, f"%%ddp --nproc 2\n{STEP}")))
+
+
+def cold() -> float:
+    kernel = Kernel()
+    try:
+        return first_step(kernel)
+    finally:
+        kernel.close()
+
+
+@contextlib.contextmanager
+def restarted() -> Iterator[Callable[[], float]]:
+    """A function that restarts a kernel under `--keep-warm` and takes its time."""
+    kernel = Kernel()
+    first_step(kernel)
+    cell(kernel, "%ddp start --keep-warm 10m")
+
+    def again() -> float:
+        kernel.manager.restart_kernel()
+        kernel.client.wait_for_ready(timeout=60)
+        assert len(taking.waiting()) == 1, "the warm process was not kept"
+        return first_step(kernel)
+
+    try:
+        yield again
+        cell(kernel, "%ddp stop")
+    finally:
+        kernel.close()
+
+
+def of_kernels(rounds: int) -> None:
+    os.environ["NBDDP_RUNTIME_DIR"] = tempfile.mkdtemp()
+    ways: dict[str, list[float]] = {"cold": [], "kept warm": [], "torchrun": []}
+    with restarted() as again:
+        for _ in range(rounds):
+            for name, work in (("cold", cold), ("kept warm", again), ("torchrun", under_torchrun)):
+                ways[name].append(work())
+    medians = {name: statistics.median(times) for name, times in ways.items()}
+    print(f"%load_ext to the end of the first DDP step on 2 ranks, median of {rounds} (of all)")
+    for name, median in medians.items():
+        share = "" if name == "kept warm" else f"; kept warm is {medians['kept warm'] / median:.2f} of it"
+        print(f"{name:<10} {median:6.2f} s ({', '.join(f'{t:.2f}' for t in ways[name])}){share}")
+
+
+def under_torchrun() -> float:
+    while True:
+        began = time.perf_counter()
+        if torchrun(STEP, 2) is not None:
+            return time.perf_counter() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--nproc", type=int, default=4)
+    parser.add_argument("--kernels", type=int, default=0, metavar="N", help="restart kernels, N times")
     asked = parser.parse_args()
+    if asked.kernels:
+        of_kernels(asked.kernels)
+        return
     dice, good, began = random.Random(1), 0, time.monotonic()
     with nbddp.Pool(nproc=asked.nproc) as pool:
         for _ in range(asked.times):

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nbddp.base.units import delay, speed
 from nbddp.lessons.buckets.simulation import CAP
 from nbddp.plan.topology import counted
 from nbddp.trace.cost import Link, hierarchical
 from nbddp.trace.quantities import amount, duration, percent
 from nbddp.trace.scale import Predicted, Profile, doublings, predict
-from nbddp.trace.units import delay, speed
 
 GPUS = 8  # per node
 RATE = 150e12  # operations per second of a GPU, sustained
