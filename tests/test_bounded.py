@@ -121,7 +121,7 @@ def test_the_copy_tells_how_much_it_has_no_more(tmp_path_factory: pytest.TempPat
     start, found = kept.text(base, "stdout")
     assert whole[start:] == found
     assert len(found.encode()) >= min(len(whole.encode()), 24)
-    kept.clear(base)
+    kept.clear([base])
     assert kept.text(base, "stdout") == (0, "")
     os.close(copy._file)
 

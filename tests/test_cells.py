@@ -21,6 +21,12 @@ def test_kernel_never_imports_torch(four: Kernel) -> None:
     assert four.run("import sys; print('torch' in sys.modules)").text() == "False\n"
 
 
+def test_what_a_cell_leaves_does_not_depend_on_how_long_it_took(four: Kernel) -> None:
+    """A saved notebook is compared output by output: the live view is always one, and empty in the end."""
+    quick, slow = (four.run(f"%%ddp\nimport time; time.sleep({seconds})") for seconds in (0, 2.5))
+    assert [o["data"] for o in quick.outputs] == [o["data"] for o in slow.outputs] == [{"text/plain": ""}]
+
+
 def test_pool_is_reused(four: Kernel) -> None:
     first = four.run("%%ddp -o pids\nimport os\nos.getpid()\n")
     assert first.ok

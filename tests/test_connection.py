@@ -117,6 +117,18 @@ def test_one_malformed_message_of_the_controllers_does_not_deafen_the_client(poo
     assert "DELIM" in link.last_dropped
 
 
+def test_a_cell_is_one_message_to_each_rank_and_one_back(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither replies nor states, which nobody would read; and the hub is told of none of them."""
+    link, heard = pool.group.wire.connection, []
+    monkeypatch.setattr(link, "_hear", lambda message: heard.append(message) or pool.group.wire._heard(message))
+    receivers = ipyparallel_seams.guard(link.client, link._hear, link._drop)
+    monkeypatch.setattr(link, "_receivers", receivers)
+    pool.run_cell("pass", screen=Silent())
+    assert [(m["header"]["msg_type"], m["buffers"]) for m in heard] == [(OUTCOME, [])] * 2
+    known = link.client.queue_status()
+    assert all(known[rank] == {"queue": 0, "completed": 0, "tasks": 0} for rank in (0, 1))
+
+
 def connects(socket: Any, public: bytes, port: int) -> None:
     socket.curve_serverkey = public
     socket.connect(f"tcp://127.0.0.1:{port}")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nbddp.errors import RunHung
+from nbddp.errors import RankStatus, RunHung
 from nbddp.plan.request import Request
 from nbddp.run.deadlock import diagnose, waiting_words, waits_for
+from nbddp.run.outcome import Ended
 from nbddp.run.positions import ANY, Call, Channel, Position, position_of
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME, Run
+from nbddp.run.watch import RankWatcher
 
 
 def at(rank: int, op: str, line: int, sequence: int = 1, what: str = "float[4]", **more: Any) -> Position:
@@ -322,6 +325,55 @@ def test_a_deadlock_that_ended_the_run_is_told_though_a_rank_is_silent_in_the_la
     assert workers.asked[-1] == "stack"
     with pytest.raises(RunHung, match="rank 0 waits in recv"):
         workers.run.raise_if_bad()
+
+
+def seen(recv: bool, token: int = 1) -> dict[str, Any]:
+    """A rank in a receive from rank 1, or in a line of its own."""
+    call = {"op": "recv", "kind": "recv", "peer": 1, "channel": ["r", "0", 1, 0, 0], "nth": 1, "members": [0, 1]}
+    known = {"acts": False, "history": {}, "channels": [], "waits": "futex", "token": [token], "cpu": 0.0}
+    return {"user": ("Cell In[1]", 2, "f"), "call": call if recv else None, "pending": None, "exact": True, **known}
+
+
+def test_a_deadlock_stands_from_the_first_look_on_and_until_a_rank_says_that_it_has_moved() -> None:
+    """A look that a rank does not answer in time takes nothing back; and what was just asked is not asked again."""
+    asked: list[dict[str, Any]] = []
+
+    class Asks:
+        def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
+            asked.append(question)
+
+        def repeat(self, ranks: Sequence[int], run: int) -> None: ...
+
+    ended = {1: Ended(1, RankStatus.FINISHED, 0.0)}
+    watcher = RankWatcher(Asks(), [0, 1], ended, lambda *came: None, run=1, world_size=2, hang_after=5.0)
+    idle = {"idle": True, "acts": False, "history": {}, "channels": []}
+
+    def look(facts: dict[str, Any] | None) -> None:
+        watcher.look()
+        watcher.answered(1, len(asked), idle)
+        if facts is None:
+            watcher.assess()  # time is up
+        else:
+            watcher.answered(0, len(asked), facts)
+
+    look(seen(recv=True))
+    first = time.monotonic()
+    assert watcher.deadlock is None
+    look(seen(recv=True))
+    assert watcher.deadlock is not None
+    assert watcher.hung_since is not None
+    assert watcher.hung_since <= first
+    stood = watcher.hung_since
+    look(None)
+    assert (watcher.hung_since, asked[-1]["op"]) == (stood, "stack")
+    watcher.look_for_report()
+    assert len(asked) == 4, "the last look was not whole"
+    watcher.answered(1, 4, idle)
+    watcher.answered(0, 4, seen(recv=True))
+    watcher.look_for_report()
+    assert len(asked) == 4
+    look(seen(recv=False, token=2))
+    assert (watcher.deadlock, watcher.hung_since) == (None, None)
 
 
 def test_end_of_an_earlier_cells_group_is_a_place_and_no_deadlock() -> None:

@@ -23,7 +23,7 @@ from nbddp.front.commands import complete_command, overview
 from nbddp.plan.options import LaunchSpec
 from nbddp.pool.wire import Wire
 from nbddp.run.screen import Silent
-from nbddp.seams import SEAMS, Seam, Verdict, ipyparallel_seams, torch_seams
+from nbddp.seams import SEAMS, Seam, Verdict, torch_seams
 from nbddp.trials import trials
 from nbddp.trials.doctor import examine, findings, messages, versions
 from nbddp.trials.findings import Findings
@@ -101,7 +101,7 @@ def test_what_no_cell_runs_without_is_named() -> None:
     class Client:
         ids = _engines = ()
 
-    with pytest.raises(nbddp.NbddpError, match=r"this ipyparallel lacks _send, .*_mux_stream.*; install ipyparallel 9"):
+    with pytest.raises(nbddp.NbddpError, match=r"ipyparallel lacks _io_loop, .*_mux_stream.*; install ipyparallel 9"):
         Wire(Client)
 
 
@@ -109,14 +109,6 @@ def test_workers_start_without_the_compiler_and_not_without_torch(monkeypatch: p
     monkeypatch.setitem(sys.modules, torch_seams.COMPILER, None)
     assert main._import_all((torch_seams.COMPILER,)) == ""
     assert main._import_all(("no_such_torch",)).startswith("no_such_torch: ")
-
-
-def test_a_message_of_an_ipyparallel_without_its_tables_is_forgotten_all_the_same() -> None:
-    class Client:
-        results = metadata = {"of": 1}
-
-    ipyparallel_seams.forget_message(Client(), "of")
-    assert Client.results == {}
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@ setup() with a port of its own can be run again and again."""
 
 from __future__ import annotations
 
+import functools
 import socket
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import nbddp
 from nbddp.plan.options import LaunchSpec
+from nbddp.pool.runs import Runs
 from nbddp.run.screen import Silent
 from nbddp.worker import groups
 from tests.faults import INIT, OLD_DESTROY, SET_UP, StopWhenReady, check_after, needs_recorder
@@ -409,3 +411,35 @@ def test_only_the_pools_ranks_meet_at_its_store(monkeypatch: pytest.MonkeyPatch)
     assert not mine._meets_here("localhost", 1, 3)
     mine._process = 0
     assert not mine._meets_here("localhost", 1, 2), "a forked child's ranks are its own"
+
+
+# -- what a cell leaves, and nobody waits for ------------------------------------------------------------
+
+
+def test_destroyed_group_that_a_model_held_is_let_go_after_the_cell_that_replaces_the_model(two: nbddp.Pool) -> None:
+    """Not in it: gloo would wait there for each connection. And not later."""
+    ddp = "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+    step = "model(torch.randn(4, 2)).sum().backward()\n"
+    old = "import weakref\nold = weakref.ref(dist.group.WORLD)\n"
+    run = functools.partial(two.run_cell, screen=Silent())
+    run(PREPARE + old + ddp + step + "dist.destroy_process_group()")
+    assert list(run("old() is not None", want_value=True)) == [True, True]
+    made = PREPARE + ddp + step + "dist.destroy_process_group()\nimport gc; gc.collect(); old() is not None"
+    assert list(run(made, want_value=True)) == [True, True]
+    until_gone = "end = time.monotonic() + 20\nwhile old() is not None and time.monotonic() < end: time.sleep(0.01)\n"
+    assert list(run(until_gone + "old() is None", want_value=True)) == [True, True]
+    run("del model")
+
+
+@pytest.mark.parametrize(("body", "ends"), [("", 0), (INIT, 1), (f"{INIT}dist.destroy_process_group()\n", 1)])
+def test_only_where_a_rank_had_a_group_are_groups_ended_after_a_failure(
+    two: nbddp.Pool, body: str, ends: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.run_cell(f"{PREPARE}dist.destroy_process_group()", screen=Silent())
+    calls, known = [], Runs.end_groups
+    monkeypatch.setattr(Runs, "end_groups", lambda runs: calls.append(1) or known(runs))
+    code = f"{SET_UP.format(fault='')}{body}if rank == 1: raise ValueError('x')\ntime.sleep(60)"
+    with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x"):
+        two.run_cell(code, screen=Silent())
+    assert len(calls) == ends
+    check_after(two, ())

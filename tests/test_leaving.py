@@ -347,7 +347,7 @@ def test_all_ranks_that_waited_for_the_one_that_left_are_named(four: Kernel) -> 
     code = """%%ddp
 import os, pathlib, time, torch, torch.distributed as dist
 dist.init_process_group('gloo')
-here = pathlib.Path(os.environ['TORCHELASTIC_ERROR_FILE']).parent.parent  # of this run alone
+here = pathlib.Path(os.environ['TORCHELASTIC_ERROR_FILE']).parent  # of this run alone
 t = torch.ones(1)
 dist.all_reduce(t)
 try:

@@ -11,6 +11,9 @@ ports that the system hands to nobody by itself.
 
 Loopback is shared by all users of a machine. So every socket of the cluster's is encrypted (CurveZMQ): who has not
 read the key in the connection files hears nothing, and what it sends reaches nobody.
+
+The hub would be sent a copy of every message, read it and keep it for clients that ask for the results of others, which
+took as long as the two messages themselves. It hears of beats alone; the schedulers' sockets drop the rest unsent.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from nbddp.agent.children import die_with_parent
 from nbddp.base import system
 
 BEAT_MS = 200
+BEATS = b"heartmonitor"  # topic
 MOST_FILES = 10240  # macOS's OPEN_MAX
 PORTS = 40  # more than a controller of ipyparallel 9 binds; beyond them it chooses its own
 LOWEST_PORT = 10_000
@@ -118,7 +122,9 @@ def main(request: dict[str, Any]) -> int:
     app = Controller.instance(config=config)
     with without_pause(controller_app):
         app.initialize([*request.get("args", ())])
+    app.log.setLevel(app.log_level)  # as in `worker.engine`
     app.hub.engine_state_file = request["state"]  # it would stay behind in the profile
+    hear_only_beats(app.hub.monitor.socket)
     with claim:
         app.start()
     return 0
@@ -140,6 +146,14 @@ def encrypt(config: Any) -> None:
     every client would warn."""
     config.IPController.enable_curve = True
     config.Session.key = secrets.token_hex(32).encode()
+
+
+def hear_only_beats(monitor: Any) -> None:
+    """Of what passes the controller, which it publishes to its hub."""
+    import zmq
+
+    monitor.setsockopt(zmq.UNSUBSCRIBE, b"")
+    monitor.setsockopt(zmq.SUBSCRIBE, BEATS)
 
 
 def _take_descriptors() -> None:

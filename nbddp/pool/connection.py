@@ -27,8 +27,9 @@ Connect = Callable[..., Any]  # options of ipyparallel's Client → a client
 class Connection:
     """`client` is the one to use now; `renewed` counts how often it was replaced."""
 
-    def __init__(self, connect: Connect, on_renewed: Callable[[], None] = lambda: None):
-        self._connect, self._on_renewed = connect, on_renewed
+    def __init__(self, connect: Connect, hear: ipyparallel_seams.Hear, on_renewed: Callable[[], None] = lambda: None):
+        """hear: is given what ranks publish and answer, in the client's thread."""
+        self._connect, self._hear, self._on_renewed = connect, hear, on_renewed
         self.dropped: Counter[str] = Counter()  # stream → messages
         self.last_dropped = ""
         self.renewed = 0
@@ -40,7 +41,8 @@ class Connection:
             raise PoolError(f"this ipyparallel lacks {', '.join(lacking)}; install ipyparallel 9")
         client.session.digest_history_size = DIGESTS
         self.client = client
-        self._receivers = ipyparallel_seams.guard(client, self._drop)
+        self.outbox = ipyparallel_seams.Outbox(client)
+        self._receivers = ipyparallel_seams.guard(client, self._hear, self._drop)
         self._closed = False
         self._beaten = threading.Event()
         self._silent, self._looked_at = 0, 0.0
@@ -78,8 +80,9 @@ class Connection:
         self._ask()
         end = time.monotonic() + BEAT_TIME
         while ipyparallel_seams.runs(self.client) and time.monotonic() < end:
-            if self._beaten.wait(0.05):
-                break
+            if self._beaten.wait(0.05) and not self._closed:
+                self._silent = 0
+                return
         self.tend()
 
     def tend(self) -> None:

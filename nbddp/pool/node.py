@@ -114,10 +114,11 @@ class Node:
 
     def begin_logs(self, ranks: Sequence[int]) -> None:
         """What earlier cells wrote is none of the next run's last words."""
-        for worker in (self.workers[r] for r in ranks if r in self.workers):
+        workers = [self.workers[r] for r in ranks if r in self.workers]
+        for worker in workers:
             with suppress(FileNotFoundError):
                 worker.log_from = os.path.getsize(worker.log)
-            kept.clear(worker.kept)  # the worker does so too, if it lives to begin
+        kept.clear(worker.kept for worker in workers)  # a worker does so too, if it lives to begin
 
     def written(self, rank: int) -> dict[str, tuple[int, str]]:
         """What a rank wrote in its last run, by stream, as its own files have it: how many characters they have no
@@ -131,7 +132,11 @@ class Node:
     def run_folder(self, number: int) -> Path:
         """The folder of a run's output; that of a run some time ago goes."""
         runs = self.agent.bulk / "runs"
-        shutil.rmtree(runs / str(number - RUNS_KEPT), ignore_errors=True)
+        old = runs / str(number - RUNS_KEPT)
+        try:
+            old.rmdir()  # most hold nothing
+        except OSError:
+            shutil.rmtree(old, ignore_errors=True)
         return runs / str(number)
 
     # -- what it is told, and asked ---------------------------------------------------------------

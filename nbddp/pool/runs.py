@@ -103,7 +103,7 @@ class Runs:
         env = environment.of_worker(placed.workers[rank], placed, os.environ, visible=visible, loopback=_LOOPBACK)
         env.pop("CUDA_VISIBLE_DEVICES", None)  # set for good when the process started
         meet = environment.Rendezvous(MASTER, port, self._id, *attempt)
-        env.update(environment.of_run(meet, str(logs / f"rank{rank}" / "error.json")))
+        env.update(environment.of_run(meet, str(logs / f"rank{rank}.error.json")))
         return env
 
     def _take_store(self, number: int, screen: Screen) -> int:
@@ -127,7 +127,7 @@ class Runs:
             run.execute()
         finally:
             self.ranks.current, ending, workers = None, run.ending(), group.workers
-            group.broken |= ending.disordered()
+            group.broken |= ending.disordered() and not ending.untouched()
             for rank in run.ended.keys() & workers.keys():
                 workers[rank].exits = run.ended[rank].content.get("exits", workers[rank].exits)
             if run.noted:

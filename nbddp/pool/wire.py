@@ -8,7 +8,7 @@ that the client works is seen to by `connection`.
 
 from __future__ import annotations
 
-import functools
+import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,24 +26,21 @@ class Wire:
 
     def __init__(self, connect: Connect):
         """connect: makes a client of the cluster; called again where a client is lost."""
-        self._asked: dict[int, set[str]] = {}
         self._last: dict[int, tuple[str, Hear]] = {}  # rank → its last request
-        self._unanswered: dict[str, Callable[[], None]] = {}  # question → what says that no answer will come
-        self.connection = Connection(connect, self._listen_again)
+        self._hears: dict[str, tuple[int, Hear]] = {}  # request whose outcome has not come → its rank
+        self._asked: dict[str, tuple[int, Callable[[dict[str, Any]], None]]] = {}  # question → its rank
+        self.connection = Connection(connect, self._heard, self._forget_questions)
 
     @property
     def client(self) -> Any:
         return self.connection.client
 
-    def _listen_again(self) -> None:
-        """A new client hears what the ranks still have to say of the requests of the one before; questions of that one
-        stay without an answer."""
-        self._asked.clear()
-        unanswered, self._unanswered = self._unanswered, {}
-        for no_answer in unanswered.values():
-            no_answer()
-        for rank, (message_id, hear) in self._last.items():
-            ipyparallel_seams.listen(self.client, message_id, self._hearing(rank, hear))
+    def _forget_questions(self) -> None:
+        """Those of a client that is lost stay without an answer. What the ranks still have to say of its requests the
+        new one hears."""
+        unanswered, self._asked = self._asked, {}
+        for _, hear in unanswered.values():
+            hear({})
 
     def engines(self) -> dict[int, str]:
         """rank → uuid of the engines that are registered now."""
@@ -67,74 +64,56 @@ class Wire:
             time.sleep(0.01)
 
     def send(
-        self,
-        rank: int,
-        spec: dict[str, Any],
-        hear: Hear,
-        *,
-        code: str = "",
-        buffers: list[bytes] | None = None,
+        self, rank: int, spec: dict[str, Any], hear: Hear, *, code: str = "", buffers: Sequence[bytes] = ()
     ) -> str:
-        """Send one request; its message id. `hear(rank, message)` is called in the client's thread."""
-
-        def hook(future: Any) -> None:
-            future.iopub_callbacks.append(self._hearing(rank, hear))
-
-        future = ipyparallel_seams.send_request(
-            self.client,
-            rank,
-            "execute_request",
-            content={"code": code, "silent": False, "user_expressions": {}, "stop_on_error": False},
-            metadata={"nbddp": spec},
-            buffers=buffers,
-            track_outstanding=True,
-            message_future_hook=hook,
-        )
-        self._last[rank] = str(future.msg_id), hear
-        return str(future.msg_id)
-
-    def _hearing(self, rank: int, hear: Hear) -> Callable[[dict[str, Any]], None]:
-        return lambda message: self._heard(rank, message, hear)
+        """Send one request; its message id. `hear(rank, message)` is called in the client's thread, until the outcome
+        has come."""
+        message = self.client.session.msg("nbddp_run", content={"code": code}, metadata={"nbddp": spec})
+        number = str(message["header"]["msg_id"])
+        self._hears.pop(self._last.get(rank, ("",))[0], None)
+        self._last[rank] = number, hear
+        self._hears[number] = rank, hear
+        self.connection.outbox.request(rank, message, buffers)
+        return number
 
     def listen_again(self, rank: int) -> None:
-        """Hear what a rank says of its last request although the client may be done with it."""
+        """Hear what a rank says of its last request although its outcome has come."""
         if rank in self._last:
-            message_id, hear = self._last[rank]
-            ipyparallel_seams.listen(self.client, message_id, self._hearing(rank, hear))
+            number, hear = self._last[rank]
+            self._hears[number] = rank, hear
 
-    def _heard(self, rank: int, message: dict[str, Any], hear: Hear) -> None:
-        if message["header"]["msg_type"] in ("stream", "display_data"):
-            # the client keeps all output, and joins text anew at every message: quadratic
-            kept = self.client.metadata.get(message["parent_header"]["msg_id"])
-            if kept is not None:
-                kept["stdout"] = kept["stderr"] = ""
-                kept["outputs"] = []
-        hear(rank, message)
+    def _heard(self, message: dict[str, Any]) -> None:
+        """What a rank has published or answered, in the client's thread."""
+        number, kind = message["parent_header"].get("msg_id"), message["header"]["msg_type"]
+        if kind == "nbddp_reply":
+            if number in self._asked:
+                self._asked.pop(number)[1](message["content"])
+        elif number in self._hears:
+            rank, hear = self._hears[number]
+            if kind == "nbddp_outcome":  # what threads of the program print from now on is heard by nobody
+                self._hears.pop(number, None)
+            hear(rank, message)
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a possibly busy worker; None if it does not answer in time."""
-        future = self._question(rank, content)
-        return _answer(future) if future.wait(timeout) else None
+        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._question(rank, content, answers.put)
+        try:
+            return _answer(answers.get(timeout=timeout))
+        except queue.Empty:
+            return None
 
     def ask_all(self, ranks: Sequence[int], content: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
         """The same question to several; `hear(rank, answer)` is called in the client's thread as answers come. Where
-        the question failed, the answer is {"failed": why}."""
+        the question failed, the answer is {"failed": why}; where none will come, it is None."""
         self.connection.tend()
         for rank in ranks:
-            future = self._question(rank, content)
-            self._unanswered[future.msg_id] = functools.partial(hear, rank, None)
-            future.add_done_callback(lambda f, r=rank: self._answered(r, f, hear))
+            self._question(rank, content, lambda a, r=rank: hear(r, _answer(a, failed=True)))  # type: ignore[misc]
 
-    def _answered(self, rank: int, future: Any, hear: Callable[[int, Any], None]) -> None:
-        if self._unanswered.pop(future.msg_id, None) is not None:
-            hear(rank, _answer(future, failed=True))
-
-    def _question(self, rank: int, content: dict[str, Any]) -> Any:
-        future = ipyparallel_seams.send_question(self.client, rank, "nbddp_request", content)
-        asked = self._asked.setdefault(rank, set())
-        asked.add(future.msg_id)
-        future.add_done_callback(lambda f: asked.discard(f.msg_id))
-        return future
+    def _question(self, rank: int, content: dict[str, Any], hear: Callable[[dict[str, Any]], None]) -> None:
+        message = self.client.session.msg("nbddp_request", content=content)
+        self._asked[message["header"]["msg_id"]] = rank, hear
+        self.connection.outbox.question(rank, message)
 
     def forget(self, rank: int, uuid: str, timeout: float = 5.0) -> None:
         """Tell hub and client that an engine has ended, so that its rank can be given again."""
@@ -147,11 +126,9 @@ class Wire:
             time.sleep(0.005)
             if time.monotonic() > end:
                 raise PoolError(f"the hub did not let go of rank {rank}; %ddp stop, then start again")
-        self._last.pop(rank, None)
-        for question in list(self._asked.pop(rank, ())):  # nobody will answer; the client would keep them for ever
-            self._unanswered.pop(question, None)
-            ipyparallel_seams.forget_message(self.client, question)
-        self.client.history.clear()
+        self._hears.pop(self._last.pop(rank, ("",))[0], None)
+        for question in [q for q, (r, _) in list(self._asked.items()) if r == rank]:  # nobody will answer
+            self._asked.pop(question, None)
 
     def close(self) -> None:
         self.connection.close()
@@ -164,9 +141,8 @@ def join(connection_file: str) -> Wire:
     return Wire(lambda **options: Client(connection_file, **options))
 
 
-def _answer(future: Any, failed: bool = False) -> Any:
+def _answer(answer: dict[str, Any], failed: bool = False) -> Any:
     """A worker's answer; of a question that failed None, or why it did."""
-    answer = future.result()["content"]
     if failed and answer.get("status") == "error" and "why" in answer:
         return {"failed": answer["why"]}
     return answer.get("answer") if answer.get("status") == "ok" else None

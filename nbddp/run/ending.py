@@ -63,6 +63,12 @@ class Ending:
         ends = {r: e.status for r, e in self.ended.items()}
         return bool(self.running or self.broken()) or supervise.group_is_broken(ends, self.groups())
 
+    def untouched(self) -> bool:
+        """Whether every rank has said of this run that it had nothing to do with a process group; then there is none
+        to end."""
+        said = self.groups()
+        return all(r in said and not said[r].get("touched", True) for r in self.ended) and not self.running
+
     def broken(self) -> list[int]:
         """Ranks whose CUDA context is broken."""
         return [r for r, e in self.ended.items() if e.content.get("broken") and e.status not in outcome.GONE]

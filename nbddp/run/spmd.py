@@ -2,7 +2,7 @@
 
 Everything arrives on one queue (iopub messages, exits, Stop) and is handled in the
 calling thread, so output keeps its order and its parent. The loop holds no rules. Once a
-run has lasted a second, every rank is asked now and then where it is: the answers feed
+run has lasted a while, every rank is asked now and then where it is: the answers feed
 the live status, the search for deadlocks, and the report if the run has to be ended.
 """
 
@@ -303,11 +303,12 @@ class Run:
     def _interrupt(self, action: supervise.Interrupt) -> None:
         self.ended_by = action.why
         self.watcher.proven = action.why == supervise.HUNG
-        until = self.watcher.look(names=True)
+        until = self.watcher.look_for_report()
         while self.watcher.waits_for_answers and time.monotonic() < until:
             with suppress(queue.Empty):
                 self._handle(*self.events.get(timeout=max(0.0, until - time.monotonic())))
-        self.watcher.assess()
+        if self.watcher.waits_for_answers:
+            self.watcher.assess()  # without those that do not answer
         still = self.running()
         self.screen.progress(f"interrupting {rank_words(still)}")
         self.workers.interrupt(still)

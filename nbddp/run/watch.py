@@ -18,10 +18,13 @@ from nbddp.run.positions import Position, position_of
 
 # what is said of a rank that has left while others are still at work
 GONE_AS = {RankStatus.ENDED: RankStatus.FINISHED, RankStatus.FAILED: RankStatus.FAILED}
-LOOK_EVERY = 0.5  # seconds between two questions where the ranks are
+FIRST = 0.15  # seconds until the first question where the ranks are
+LOOK_EVERY = 0.5  # seconds between two questions
 AGAIN = 0.05  # seconds until the second look after a failure
 QUIET_AFTER = 5.0  # seconds without a byte after which the live view says so
+FRESH = 0.2  # seconds for which an answer is recent enough for a report
 ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
+ANSWER_EACH = 0.005  # seconds more for each rank that is asked: they may be many more than the cores
 
 
 class Asked(Protocol):
@@ -62,7 +65,7 @@ class RankWatcher:
         self._quiet = Quiet()
         self._owing: set[int] = set()  # ranks that have not answered the last question to them
         self._idle: set[int] = set()
-        self._next = 0.0
+        self._next = self._assessed_at = 0.0
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -76,8 +79,8 @@ class RankWatcher:
     # -- looking ------------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
-        """The run begins: the first look is later than the rest."""
-        self._next = now + min(2 * LOOK_EVERY, self._every())
+        """The run begins."""
+        self._next = now + min(FIRST, self._every() / 2)
 
     def soon(self) -> None:
         """A rank has failed: are the others waiting for it?"""
@@ -94,8 +97,7 @@ class RankWatcher:
                 return self._round.until - now
             self.assess()  # without those that do not answer
         if now >= self._next:
-            self.look()
-            return ANSWER_TIME
+            return self.look() - now
         return self._next - now
 
     def look(self, names: bool = False) -> float:
@@ -104,14 +106,28 @@ class RankWatcher:
         asked = [r for r in self._ranks if r not in self._ended or self._ended[r].status == outcome.FINISHED]
         blocked = any(p.state == RankStatus.BLOCKED for p in self.positions.values())
         suspect = names or blocked or len(asked) < len(self._ranks)
+        deep = names or self.deadlock is not None or self._has_failed()  # the run may be ended any moment
         number, now = self._round.number + 1, time.monotonic()
-        self._round = Round(number, set(asked), {}, now + ANSWER_TIME, now, self._round.at)
+        until = now + ANSWER_TIME + ANSWER_EACH * len(asked)
+        self._round = Round(number, set(asked), {}, until, now, self._round.at, deep)
         self._next = now + self._every()
-        question = {"op": "stack" if names else "where", "run": self._run, "history": suspect, "names": names}
+        question = {"op": "stack" if deep else "where", "run": self._run, "history": suspect, "names": deep}
         now_asked = asked if names else [r for r in asked if r not in self._owing]  # a rank that is slow gets no queue
         self._owing |= set(now_asked)
         self._workers.look(now_asked, question, lambda rank, facts: self._came(rank, (number, facts)))
         return self._round.until
+
+    def look_for_report(self) -> float:
+        """As `look` with `names`; but what has just been asked, or is constant in a deadlock, is not asked again."""
+        if self._round.names:
+            if self._round.open:
+                return self._round.until
+            if self._round.whole and time.monotonic() - self._round.at < (LOOK_EVERY * 2 if self.all_hung else FRESH):
+                return 0.0
+        return self.look(names=True)
+
+    def _has_failed(self) -> bool:
+        return any(e.status != outcome.FINISHED for e in self._ended.values())
 
     @property
     def waits_for_answers(self) -> bool:
@@ -129,7 +145,9 @@ class RankWatcher:
 
     def assess(self) -> None:
         """All that can answer have: where is everybody, and is it a deadlock?"""
-        this, self._round.asked = self._round, set()
+        this, stood_since = self._round, self._assessed_at or time.monotonic()
+        this.whole, this.asked = set(this.answers) >= this.asked, set()
+        self._assessed_at = time.monotonic()
         elapsed = this.at - this.before if this.before else float("inf")
         for rank in self._ranks:
             self._place(rank, this.answers.get(rank), elapsed)
@@ -140,10 +158,10 @@ class RankWatcher:
         found = deadlock.diagnose(self.positions)
         if self.proven and found is None:
             return  # a rank was only too busy to say once more where it is
-        if found is None and any(e.status != outcome.FINISHED for e in self._ended.values()):
+        if found is None and self._has_failed():
             self._next = min(self._next, time.monotonic() + AGAIN)  # are the others stuck? two looks tell
         if found != self.deadlock:
-            self.hung_since = time.monotonic() if found is not None else None
+            self.hung_since = stood_since if found is not None else None  # seen in two rounds, it stood at the first
         self.deadlock = found
 
     def _place(self, rank: int, facts: dict[str, Any] | None, elapsed: float) -> None:
@@ -153,6 +171,8 @@ class RankWatcher:
         if ended is not None and ended.status != outcome.FINISHED:
             gone = GONE_AS.get(ended.status, RankStatus.DIED)
             self.positions[rank] = replace(before or Position(rank, gone), state=gone, call=None)
+        elif facts is None and self.deadlock is not None and rank in self.deadlock.ranks:
+            pass  # it is slow to answer: a deadlock that was proven stands until a rank says that it has moved on
         else:
             self.positions[rank] = position_of(rank, facts, before, elapsed)
 
@@ -212,6 +232,8 @@ class Round:
     until: float = 0.0
     at: float = 0.0
     before: float = 0.0
+    names: bool = False  # whether all was asked that a report needs
+    whole: bool = False  # whether all that were asked have answered
 
     @property
     def open(self) -> bool:

@@ -15,15 +15,12 @@ from collections.abc import Callable
 from typing import Any
 
 # Methods and attributes of ipykernel's kernel that `worker.kernel.WorkerKernel` overrides or calls
-OVERRIDES = ("_publish_execute_input", "_publish_status", "_cancel_on_sigint", "_supports_kernel_subshells", "_topic")
+OVERRIDES = ("_publish_status", "_cancel_on_sigint", "_supports_kernel_subshells", "_topic")
 LEAVE_SECONDS = 0.005
 # What a seam of `nbddp.seams` needs, as module:attribute; the others are tried alone
 NAMES = {
     "captured output": ("ipykernel.iostream:OutStream._watch_pipe_fd",),
-    "status messages": (
-        "ipykernel.kernelbase:Kernel._publish_status",
-        "ipykernel.kernelbase:Kernel._publish_execute_input",
-    ),
+    "status messages": ("ipykernel.kernelbase:Kernel._publish_status",),
     "interrupt of an await": ("ipykernel.ipkernel:IPythonKernel._cancel_on_sigint",),
     "topics of messages": (
         "ipyparallel.engine.kernel:IPythonParallelKernel._topic",
@@ -44,6 +41,24 @@ def captured_pipe(stream: Any) -> int | None:
 def may_hold_text(stream: Any) -> bool:
     """Whether a stream may have text that was not sent; True where it does not tell."""
     return bool(getattr(stream, "_buffers", True))
+
+
+def flush_text() -> None:
+    """Have ipykernel's streams be flushed only where they hold text. A flush wakes another thread and waits for it, and
+    ipykernel asks for four after each message; what is sent afterwards comes after the text of before in any case."""
+    from ipykernel.iostream import OutStream
+
+    if OutStream.flush.__qualname__ != _flushing.__name__:
+        OutStream.flush = _flushing(OutStream.flush)
+
+
+def _flushing(theirs: Callable[[Any], None]) -> Callable[[Any], None]:
+    def flush(stream: Any) -> None:
+        if may_hold_text(stream):
+            theirs(stream)
+
+    flush.__qualname__ = _flushing.__name__
+    return flush
 
 
 def watch_pipes() -> bool:
@@ -78,6 +93,11 @@ def _watch(stream: Any) -> None:
         stream._exc = sys.exc_info()  # where ipykernel looks for it
     finally:
         stream.has_in_hand = False
+
+
+def tells_in_hand(stream: Any) -> bool:
+    """Whether `has_in_hand` can be believed: descriptors are not captured, or `_watch` reads them."""
+    return captured_pipe(stream) is None or getattr(type(stream), "_watch_pipe_fd", None) is _watch
 
 
 def has_in_hand(stream: Any) -> bool:

@@ -5,8 +5,8 @@ No other module reads one (`tests/test_seams.py`). `missing` tells what an unkno
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -15,22 +15,19 @@ STREAMS = (
     "_broadcast_stream",
 )  # fmt: skip  # made by each client when it connects
 NEEDED = (
-    "_send", "_engines", "_io_loop", "_io_thread", "_futures",
-    "_dispatch_iopub", "_dispatch_notification", "_dispatch_single_reply", "_dispatch_reply",
+    "_engines", "_io_loop", "_io_thread", "_dispatch_notification", "_dispatch_single_reply", "_dispatch_reply",
     *STREAMS,
 )  # fmt: skip
 CLOSING_TIME = 2.0  # seconds
 Receive = Callable[[list[Any]], None]
+Hear = Callable[[dict[str, Any]], None]  # a message
 Dropped = Callable[[str, list[Any], BaseException], None]  # stream, frames, what was wrong with them
-TABLES = ("_futures", "_output_futures")
 # What a seam of `nbddp.seams` needs, as module:attribute
 NAMES = {
     "client's connection": tuple(f"ipyparallel:Client.{name}" for name in NEEDED if name not in STREAMS),
-    "client's memory": tuple(f"ipyparallel:Client.{name}" for name in TABLES),
     "engine's kernel": ("ipyparallel.engine.app:Kernel",),
     "controller's processes": ("ipyparallel.controller.app:Process",),
 }
-SENT = ("socket", "msg_type", "content", "ident", "buffers", "metadata", "track_outstanding", "message_future_hook")
 
 
 def missing(client: Any) -> list[str]:
@@ -44,15 +41,40 @@ def engines(client: Any) -> dict[int, str]:
     return found
 
 
-def send_request(client: Any, rank: int, message: str, **parts: Any) -> Any:
-    """Send a message over the rank's shell channel; a future of its reply."""
-    return client._send(client._mux_stream, message, ident=client._engines[rank].encode(), **parts)
+class Outbox:
+    """What a client's thread, to which its sockets belong, is to send. Many messages cost one wake-up of it.
 
+    `Client` would make four futures of each message, and keep each one's output and results.
+    """
 
-def send_question(client: Any, rank: int, message: str, content: dict[str, Any]) -> Any:
-    """Send a message over the rank's control channel; a future of its reply."""
-    ident = client._engines[rank].encode()
-    return client._send(client._control_stream, message, content=content, ident=ident)
+    def __init__(self, client: Any):
+        self._client = client
+        self._waiting: deque[tuple[Any, dict[str, Any], bytes, Sequence[bytes]]] = deque()
+        self._called = False
+
+    def request(self, rank: int, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
+        """Over the rank's shell channel."""
+        self._put(self._client._mux_stream, rank, message, buffers)
+
+    def question(self, rank: int, message: dict[str, Any]) -> None:
+        """Over the rank's control channel."""
+        self._put(self._client._control_stream, rank, message, ())
+
+    def _put(self, stream: Any, rank: int, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
+        self._waiting.append((stream, message, self._client._engines[rank].encode(), buffers))
+        if not self._called:
+            self._called = True
+            self._client._io_loop.add_callback(self._send)
+
+    def _send(self) -> None:
+        self._called = False  # what is put from here on is sent now, or by another call
+        try:
+            while self._waiting:
+                stream, message, ident, buffers = self._waiting.popleft()
+                self._client.session.send(stream, message, ident=ident, buffers=[*buffers])
+        finally:
+            if self._waiting:  # of what could not be sent the loop tells
+                self._client._io_loop.add_callback(self._send)
 
 
 def unregister(client: Any, rank: int) -> None:
@@ -62,21 +84,13 @@ def unregister(client: Any, rank: int) -> None:
     )
 
 
-def forget_message(client: Any, message_id: str) -> None:
-    """Drop all that the client keeps of a message that nobody will answer."""
-    tables = [getattr(client, name, {}) for name in TABLES]
-    for table in (*tables, client.results, client.metadata):
-        table.pop(message_id, None)
-
-
 # -- what can be known of a class before there is a client or a controller ----------------------
 
 
 def unsent(client_class: type) -> list[str]:
-    """What a client of this class would lack: streams that it never makes, arguments that `_send` does not take."""
+    """What a client of this class would lack: streams that it never makes."""
     made = used_by(client_class)
-    taken = inspect.signature(client_class._send).parameters  # type: ignore[attr-defined]
-    return [s for s in STREAMS if s not in made] + [a for a in SENT if a not in taken]
+    return [s for s in STREAMS if s not in made]
 
 
 def used_by(owner: type) -> set[str]:
@@ -97,18 +111,24 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def guard(client: Any, dropped: Dropped) -> dict[str, Receive]:
-    """A receiver per stream of the client's that never raises: what it cannot read it gives to `dropped`.
+def guard(client: Any, hear: Hear, dropped: Dropped) -> dict[str, Receive]:
+    """A receiver per stream of the client's that never raises: what it cannot read it gives to `dropped`. What ranks
+    publish and answer goes to `hear`.
 
     An exception in a receiver leaves pyzmq's stream without a look at what is queued behind the message; the
     descriptor it waits at tells of new messages only to one who has taken all, so the stream is deaf for good. And
     `Client` has no `log`, to which ipyparallel would report a message that it cannot verify: that raises too.
     """
+
+    def read(frames: list[Any]) -> None:
+        _, message = client.session.feed_identities(frames, copy=False)
+        hear(client.session.deserialize(message, content=True, copy=False))
+
     dispatch = {
-        "iopub": client._dispatch_iopub,
+        "iopub": read,
         "notification": client._dispatch_notification,
         "query": client._dispatch_single_reply,
-        "control": client._dispatch_single_reply,
+        "control": read,
         "mux": client._dispatch_reply,
         "task": client._dispatch_reply,
         "broadcast": client._dispatch_reply,
@@ -143,15 +163,6 @@ def receive_with(client: Any, receivers: dict[str, Receive]) -> None:
     """
     for name, receive in receivers.items():
         getattr(client, f"_{name}_stream").on_recv(receive, copy=False)
-
-
-def listen(client: Any, message_id: str, hear: Callable[[dict[str, Any]], None]) -> None:
-    """Hear the iopub messages of a request that this client has not sent, or has done with."""
-    from ipyparallel.client.futures import MessageFuture
-
-    future = MessageFuture(message_id)
-    future.iopub_callbacks.append(hear)
-    client._futures[message_id] = future
 
 
 def give_up(client: Any) -> None:

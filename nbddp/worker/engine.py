@@ -38,6 +38,7 @@ def main(request: dict[str, Any]) -> int:
     log = os.fdopen(os.dup(2), "w")  # before ipykernel captures it
     faulthandler.enable(file=log, all_threads=False)  # to word threads that run on would crash in its turn
     ipykernel_seams.watch_pipes()
+    ipykernel_seams.flush_text()
     faulthandler.register(signal.SIGUSR2, file=log, all_threads=False)  # `stacks` asks so where nothing else answers
     WorkerKernel.log_file = log.fileno()
     _prepare_torch()
@@ -79,6 +80,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         foreign.install()
         self.kernel.recorder.install()
         self.kernel.memory.started()
+        self.log.setLevel(self.log_level)  # its handlers have it alone: whatever is logged would be made, and dropped
 
 
 def connect_surely(connect: Callable[..., Any], end: zmq.Socket[Any], *args: Any, **options: Any) -> None:

@@ -120,7 +120,9 @@ def let_go_of_memory(error: BaseException) -> None:
 
 def frames(tb: TracebackType | None, names: dict[str, str], hide: tuple[str, ...]) -> list[dict[str, Any]]:
     """Frames from the cell inwards; a frame is the user's if it is not from an installed package."""
-    entries = list(zip(traceback.extract_tb(tb, limit=sys.maxsize), traceback.walk_tb(tb), strict=True))
+    walked = list(traceback.walk_tb(tb))
+    lazy = traceback.StackSummary.extract(iter(walked), limit=sys.maxsize, lookup_lines=False)  # torch's files are long
+    entries = list(zip(lazy, walked, strict=True))
     while entries and entries[0][0].filename not in names and entries[0][0].filename.startswith(hide):
         entries.pop(0)
     return [_frame(e, frame, names) for e, (frame, _) in entries]

@@ -30,6 +30,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -54,6 +55,7 @@ class Groups:
     def __init__(self) -> None:
         self.run = 0
         self.made_in: int | None = None
+        self.touched = False  # whether this run has, or had, anything of torch.distributed's that may have to be ended
         self.dropping = self.shares_gpus = False
         self.inits = 0
         self.handling = ""  # what of HANDLING has a group of this run end the process if a collective fails
@@ -69,6 +71,8 @@ class Groups:
         self._gives_store = False
         self._clients: dict[tuple[str, int], Any] = {}
         self._left: list[dict[str, Any]] = []
+        self._destroyed: list[weakref.ref[Any]] = []  # by the program
+        self._outlived: list[Any] = []  # of these, those that something of the program's still held after the run
 
     def install(self) -> None:
         """Put the two seams in place; once, when the worker starts."""
@@ -99,6 +103,7 @@ class Groups:
         """Enter run number `run`."""
         self.run, self._injected, self._connect = run, injected, connect
         self.inits, self._met, self._prefixes, self._made = 0, {}, {}, {}
+        self.touched = _is_initialized()
         self.handling = ""
 
     def store(self, name: str) -> Any:
@@ -130,14 +135,28 @@ class Groups:
         """The sockets have been shut: no client of a store can be used again."""
         self._clients = {}
 
+    def let_go(self) -> None:
+        """A run is over, and has been told. A DDP model keeps its group when the program has destroyed that, until the
+        next cell puts another in its place; there gloo would wait for up to 10 ms per connection. So what is held then
+        is held here too, and let go after that run."""
+        if self._destroyed:
+            held, self._outlived = self._outlived, []
+            threading.Thread(target=self._let_go, args=(held,), name="nbddp-ending", daemon=True).start()
+
+    def _let_go(self, held: list[Any]) -> None:
+        held.clear()
+        self._outlived = [group for group in (known() for known in self._destroyed) if group is not None]
+        self._destroyed = [weakref.ref(group) for group in self._outlived]
+
     def facts(self) -> dict[str, Any]:
         """`run` in which the living default group was made (None: there is none), and how many
-        collectives it has seen; equal on all ranks unless something broke."""
-        dist = sys.modules.get("torch.distributed")
-        if dist is None or not dist.is_available() or not dist.is_initialized():
+        collectives it has seen; equal on all ranks unless something broke. `touched`: whether there was one in this
+        run, or a part of one."""
+        if not _is_initialized():
             self.made_in = None
-            return {"run": None, "sequence": 0}
-        return {"run": self.made_in, "sequence": torch_seams.sequence(torch_seams.default_group())}
+            return {"run": None, "sequence": 0, "touched": self.touched}
+        sequence = torch_seams.sequence(torch_seams.default_group())
+        return {"run": self.made_in, "sequence": sequence, "touched": True}
 
     def drop(self, *, broken: bool) -> None:
         """End the default group and everything torch remembers of it.
@@ -148,6 +167,8 @@ class Groups:
         collected. Where connections cannot be shut, a group that has not ended after GRACE is left to itself.
         """
         self.made_in, self.dropping = None, True  # nobody is waited for, and nobody leaves
+        if broken:
+            self._outlived.clear()
         if not system.has_proc():
             self._leave()
             return
@@ -185,6 +206,7 @@ class Groups:
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
             import torch.distributed as dist
 
+            self.touched = True
             if dist.is_initialized() and self.made_in != self.run:
                 self.drop(broken=False)
             if not dist.is_initialized():
@@ -212,6 +234,7 @@ class Groups:
     def _wrap_store(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def __init__(store: Any, *args: Any, **kwargs: Any) -> None:
+            self.touched = True
             with self.sockets.watch(), self._quiet.connecting():
                 original(store, *args, **kwargs)
 
@@ -222,7 +245,7 @@ class Groups:
 
         @functools.wraps(original)
         def new_group(*args: Any, **kwargs: Any) -> Any:
-            self._compared = False
+            self._compared, self.touched = False, True
             with self.sockets.watch(), self._quiet.connecting():
                 made = original(*args, **kwargs)
             if self.inits in self._prefixes and hasattr(made[0], "group_name") and not self._compared:
@@ -237,6 +260,7 @@ class Groups:
 
         @functools.wraps(original)
         def __init__(group: Any, *args: Any, **kwargs: Any) -> None:
+            self.touched = True
             with self.sockets.watch() as appeared:
                 original(group, *args, **kwargs)
             given = {**dict(zip(("store", "rank", "size"), args, strict=False)), **kwargs}
@@ -260,6 +284,10 @@ class Groups:
                 self._wait_for_slower_ranks(list(self._made) if all_of_them else [getattr(group, "group_name", "")])
                 if torch_seams.destroy_holds_interpreter():
                     time.sleep(SETTLE)
+                else:
+                    ended = [*noted.groups().values(), torch_seams.default_group()] if all_of_them else [group]
+                    self._destroyed += map(weakref.ref, ended)
+                    del ended
             return original(*args, **kwargs)
 
         return destroy_process_group
@@ -340,6 +368,11 @@ def _for_shared_gpus(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tup
     asked = args[0] if args else kwargs.get("backend")
     found = shared.backend(None if asked is None else str(asked), shared.nccl_version())
     return ((found, *args[1:]), kwargs) if args else ((), {**kwargs, "backend": found})
+
+
+def _is_initialized() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and bool(dist.is_initialized())
 
 
 def _end_default_group(broken: bool) -> None:

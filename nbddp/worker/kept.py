@@ -18,7 +18,7 @@ import glob
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -47,13 +47,18 @@ def text(base: str, stream: str) -> tuple[int, str]:
     return start, found.decode("utf-8", "replace")
 
 
-def clear(base: str) -> None:
-    """A run begins: nothing has been written in it."""
-    for stream in STREAMS:
-        for older in _older(path(base, stream)):
-            os.unlink(older)
-        with suppress(FileNotFoundError):
-            os.truncate(path(base, stream), 0)
+def clear(bases: Iterable[str]) -> None:
+    """A run begins: nothing has been written in it by the workers that keep their text at `bases`."""
+    copies = {path(base, stream) for base in bases for stream in STREAMS}
+    for folder in {os.path.dirname(copy) for copy in copies}:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                whole, _, number = entry.path.rpartition(".")
+                with suppress(FileNotFoundError):  # it has just gone
+                    if entry.path in copies and entry.stat().st_size:
+                        os.truncate(entry.path, 0)
+                    elif whole in copies and number.isdigit():
+                        os.unlink(entry.path)
 
 
 def _older(path: str) -> list[str]:
@@ -75,6 +80,9 @@ class Copy:
         self._start = self._characters = self._bytes = 0
 
     def begin(self) -> None:
+        if self._start:
+            for older in _older(self.path):
+                os.unlink(older)
         os.ftruncate(self._file, 0)
         self.why, self._start, self._characters, self._bytes = "", 0, 0, 0
 
@@ -125,7 +133,6 @@ class Kept:
 
     def begin(self) -> None:
         """A run begins: nothing has been written in it."""
-        clear(self._base)
         for copy in self._copies.values():
             copy.begin()
 

@@ -1,9 +1,9 @@
 """The engine's kernel: an ipyparallel kernel that runs nbddp's requests.
 
-A request is an ordinary execute_request whose metadata hold `nbddp`: what to do (`cell`,
+A request is a message of a type of our own whose metadata hold `nbddp`: what to do (`cell`,
 `call`, `push`, `pull`), for which run, with which variables. Its outcome is published on
 iopub after all output of the run, as one message `nbddp_outcome`: so a client that has the
-outcome has everything. Questions about a busy worker (`complete`, `inspect`, `where`, `stack`)
+outcome has everything, and there is no reply. Questions about a busy worker (`complete`, `inspect`, `where`, `stack`)
 come over the control channel, which has its own thread; so does the
 wish to be released from a blocked call.
 """
@@ -50,7 +50,7 @@ NO_PROMPT = (
     "a rank has no prompt for a debugger: print there, or let it fail and use %debug in a cell without %%ddp, which "
     "shows each frame and what its names held; %ddp stacks shows ranks that are at work"
 )
-QUESTION = "nbddp_request"
+REQUEST, QUESTION = "nbddp_run", "nbddp_request"
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
 REPEATED = 64 << 20  # bytes of an outcome's buffers that are kept until the next run, to be sent again
 DRAIN_SECONDS = 0.5  # for output of subprocesses that goes on after the cell has ended
@@ -64,10 +64,10 @@ def send_out(stream: Any) -> None:
     because a flush waits for the iopub thread.
     """
     end = time.monotonic() + DRAIN_SECONDS
-    while True:
+    told = ipykernel_seams.tells_in_hand(stream)
+    while not (told and _at_rest(stream)) and time.monotonic() < end:
         time.sleep(0.0001)  # lets that thread have the interpreter
-        if _at_rest(stream) or time.monotonic() > end:
-            break
+        told = True
     if hasattr(stream, "flush") and ipykernel_seams.may_hold_text(stream):  # a program's own may have `write` alone
         stream.flush()
 
@@ -112,6 +112,7 @@ class _NoShellThread:
 class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     """Runs one request at a time in the main thread; answers questions in the control thread."""
 
+    msg_types = [*IPythonParallelKernel.msg_types, REQUEST]
     control_msg_types = [*IPythonParallelKernel.control_msg_types, QUESTION]
     _supports_kernel_subshells = False
     log_file: int | None = None  # descriptor of the worker's log
@@ -185,30 +186,21 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     # -- requests ------------------------------------------------------------------
 
-    async def execute_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        self._spec = parent["metadata"].get("nbddp")
-        self._parent = parent
-        if self._spec is not None:
-            parent["content"]["stop_on_error"] = False  # never abort what comes next
+    async def nbddp_run(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Shell channel: carry out a request; its outcome is its only answer."""
+        self._spec, self._parent = parent["metadata"]["nbddp"], parent
         try:
-            await super().execute_request(stream, ident, parent)
+            await self._carry_out(self._spec, parent["content"]["code"])
         finally:
             self._spec = None
+            self.groups.let_go()
 
-    def _publish_execute_input(self, code: str, parent: dict[str, Any], execution_count: int) -> None:
-        """Nobody needs to hear a run's source again."""
-        if "nbddp" not in parent["metadata"]:
-            super()._publish_execute_input(code, parent, execution_count)
+    def _publish_status(self, status: str, channel: str, *args: Any, **kwargs: Any) -> None:
+        """`busy` and `idle` are not said for what is ours: nobody waits for them, and every message costs time."""
+        if self.get_parent(channel).get("header", {}).get("msg_type") not in (REQUEST, QUESTION):
+            super()._publish_status(status, channel, *args, **kwargs)
 
-    def _publish_status(self, status: str, *args: Any, **kwargs: Any) -> None:
-        """`busy` is not said for a run: its client knows, and every message costs it time."""
-        if status != "busy" or "nbddp" not in self.get_parent("shell").get("metadata", {}):
-            super()._publish_status(status, *args, **kwargs)
-
-    async def do_execute(self, code: str, silent: bool, *args: Any, **kwargs: Any) -> Any:
-        spec = self._spec
-        if spec is None:
-            return await super().do_execute(code, silent, *args, **kwargs)
+    async def _carry_out(self, spec: dict[str, Any], code: str) -> None:
         outcome: dict[str, Any] = {"run": spec["run"], "left": leaving.END, "stage": "begin"}
         buffers: list[bytes] = []
         error: BaseException | None = None
@@ -217,7 +209,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 self._begin(spec)
                 outcome["stage"] = ""
                 if spec["op"] == "cell":
-                    error = await self._run_cell(spec, code, outcome, buffers, args, kwargs)
+                    error = await self._run_cell(spec, code, outcome, buffers)
                 else:
                     buffers += handlers.REQUESTS[spec["op"]](self, spec, self._parent["buffers"])
             finally:
@@ -232,12 +224,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             except Exception as e:
                 outcome = leaving.unworded(outcome, error, e)
         self._publish(outcome, buffers, error)
-        return {
-            "status": "ok",
-            "execution_count": self.shell.execution_count,
-            "user_expressions": {},
-            "payload": [],
-        }
 
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
@@ -265,7 +251,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         for stream in self.streams:
             if stream not in (sys.stdout, sys.stderr):  # behind one of the program's own: ipykernel does not see it
                 stream.set_parent(self._parent)
-        os.environ.update(spec.get("env", {}))
+        env = {name: value for name, value in spec.get("env", {}).items() if os.environ.get(name) != value}
+        os.environ.update(env)  # to set a variable takes 5 µs, and most stay as they are
         if "env" in spec:
             calls.place(spec["env"])
         if "TORCHELASTIC_ERROR_FILE" in spec.get("env", {}):
@@ -313,13 +300,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         return error
 
     async def _run_cell(
-        self,
-        spec: dict[str, Any],
-        code: str,
-        outcome: dict[str, Any],
-        buffers: list[bytes],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, spec: dict[str, Any], code: str, outcome: dict[str, Any], buffers: list[bytes]
     ) -> BaseException | None:
         """Run a cell; what it raised."""
         shell = self.shell
@@ -332,7 +313,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         met: BaseException | None = None
         reply: dict[str, Any] = {}
         try:
-            executed = super().do_execute(code, False, *args, **kwargs)
+            executed = super().do_execute(code, False)
             reply = await executed if inspect.isawaitable(executed) else executed
         except BaseException as e:  # an interrupt, or ipykernel's own words for an exception whose __str__ raises
             met = e

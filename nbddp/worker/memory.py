@@ -27,7 +27,6 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from nbddp.base import system
@@ -53,7 +52,8 @@ class Memory:
         self.since_start = True
         with suppress(OSError):
             if system.has_proc():
-                Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set size
+                with open("/proc/self/clear_refs", "wb", buffering=0) as file:
+                    file.write(b"5")  # proc(5): resets the peak resident set size
                 self.since_start = False
 
     def collect(self, namespace: Mapping[str, Any], recorder: Any) -> dict[str, Any] | None:

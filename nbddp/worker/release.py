@@ -44,6 +44,7 @@ class Sockets:
     def __init__(self) -> None:
         self._known: set[str] = set()
         self._before: list[set[str]] = []
+        self._looked_at, self._pythons = set[str](), set[str]()  # of these inodes it is known which are Python objects'
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[list[int]]:
@@ -75,9 +76,11 @@ class Sockets:
         known = set(self._known)
         for before in self._before:
             known |= set(now) - before
-        ours = [fd for inode, fd in now.items() if inode in known]
-        others = python_sockets() if ours else set()
-        return [fd for fd in ours if fd not in others]
+        ours = {inode: fd for inode, fd in now.items() if inode in known}
+        if not ours.keys() <= self._looked_at:  # to look takes milliseconds of each rank, again and again
+            pythons = python_sockets()
+            self._looked_at, self._pythons = {*ours}, {inode for inode, fd in ours.items() if fd in pythons}
+        return [fd for inode, fd in ours.items() if inode not in self._pythons]
 
     def shut(self) -> int:
         """Shut torch's connected TCP sockets; how many there were."""
