@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from nbddp import seams
 from nbddp.seams import ipykernel_seams, ipyparallel_seams, torch_seams
 from nbddp.trials.trials import NAMES
 from nbddp.worker import foreign
+from nbddp.worker.modules import Modules
 
 ROOT = Path(__file__).parent.parent / "nbddp"
 SEAMS = ("seams/torch_seams.py", "seams/ipykernel_seams.py", "seams/ipyparallel_seams.py")
@@ -133,3 +136,27 @@ def test_what_a_subclass_of_theirs_overrides_is_listed() -> None:
         ours = {n for n in defined(ast.parse((ROOT / file).read_text())) if PRIVATE.fullmatch(n)}
         shadowed = {n for n in ours for base in bases if hasattr(base, n)}
         assert shadowed <= set(ipykernel_seams.OVERRIDES), file
+
+
+def test_no_module_is_looked_at_that_workers_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither when a kernel is made nor after a cell: each look copies a page in every worker."""
+    looked: list[str] = []
+
+    class Shared(types.ModuleType):
+        def __getattribute__(self, name: str) -> object:
+            looked.append(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setitem(sys.modules, "shared_by_workers", Shared("shared_by_workers"))
+    monkeypatch.setitem(sys.modules, "newest_by_now", types.ModuleType("newest_by_now"))
+    modules = Modules(lambda file: True)
+    modules.note()
+    monkeypatch.setitem(sys.modules, "imported_by_a_cell", types.ModuleType("imported_by_a_cell"))
+    modules.note()
+    with ipykernel_seams.unlisted_modules():
+        from ipykernel import ipkernel
+
+        assert [m.__file__ for m in ipkernel.sys.modules.copy().values() if hasattr(m, "__file__")] == []
+        assert ipkernel.sys.stdout is sys.stdout
+    assert ipkernel.sys is sys
+    assert looked == []

@@ -214,10 +214,10 @@ def test_clocks_of_several_hosts_are_aligned(pool: nbddp.Pool) -> None:
     placed = pool.placed()
     hosts = tuple(replace(placed.nodes[0], index=i, host=f"machine{i}") for i in range(2))
     try:
-        pool.topology = replace(placed, nodes=hosts)
+        pool.group.topology = replace(placed, nodes=hosts)
         found = pool.timings()
     finally:
-        pool.topology = placed
+        pool.group.topology = placed
         pool.run_cell("r.now = time.perf_counter_ns", screen=Silent())
     assert 0 < found.residual < 1e8
     step = found.step(found.numbers()[-1])

@@ -49,6 +49,15 @@ WARM = (
     "ipyparallel.controller.app",
     "ipykernel.zmqshell",
     "cloudpickle",
+    "IPython.core.completerlib",
+    "IPython.core.logger",
+    "IPython.core.oinspect",
+    "IPython.extensions.storemagic",
+    "IPython.utils.wildcard",
+    "encodings.idna",
+    "tornado.platform.asyncio",
+    "tornado.queues",
+    "bdb",
     "nbddp.worker.engine",
 )
 LOOK_EVERY = 1.0  # seconds

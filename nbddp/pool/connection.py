@@ -46,6 +46,7 @@ class Connection:
         self._closed = False
         self._beaten = threading.Event()
         self._silent, self._looked_at = 0, 0.0
+        self._ahead = False
         self._ask()
 
     def _drop(self, stream: str, frames: list[Any], error: BaseException) -> None:
@@ -74,10 +75,18 @@ class Connection:
             self._closed = True
         self._beaten.set()
 
+    def ask(self) -> None:
+        """Have the client asked already whether it works; `check` waits for its word."""
+        if not self._closed and ipyparallel_seams.runs(self.client):
+            self._ask()
+            self._ahead = True
+
     def check(self) -> None:
         """See that the client works, waiting for its word, and replace it if it does not. Raises PoolError if the
-        controller does not answer."""
-        self._ask()
+        controller does not answer. What `ask` has asked just before is waited for."""
+        if not self._ahead:
+            self._ask()
+        self._ahead = False
         end = time.monotonic() + BEAT_TIME
         while ipyparallel_seams.runs(self.client) and time.monotonic() < end:
             if self._beaten.wait(0.05) and not self._closed:

@@ -130,14 +130,16 @@ class Node:
         return last_words(worker.log, worker.log_from, self.written(rank)["stderr"][1])
 
     def run_folder(self, number: int) -> Path:
-        """The folder of a run's output; that of a run some time ago goes."""
-        runs = self.agent.bulk / "runs"
-        old = runs / str(number - RUNS_KEPT)
+        """The folder of a run's output."""
+        return self.agent.bulk / "runs" / str(number)
+
+    def forget_run(self, number: int) -> None:
+        """The folder of a run some time before run `number` goes."""
+        old = self.run_folder(number - RUNS_KEPT)
         try:
             old.rmdir()  # most hold nothing
         except OSError:
             shutil.rmtree(old, ignore_errors=True)
-        return runs / str(number)
 
     # -- what it is told, and asked ---------------------------------------------------------------
 

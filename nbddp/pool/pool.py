@@ -143,6 +143,8 @@ class Pool:
 
         Raises BadInput, with nothing changed, if the spec cannot be met.
         """
+        if self.group.running:
+            self.group.wire.connection.ask()
         warm = self._warm_agent(progress)
         merged, visible = self._merge(spec)
         keep = self._keep if merged.keep_warm is None else merged.keep_warm

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import uuid as uuids
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ class Runs:
         logs = group.nodes[0].run_folder(number)
         specs = self._specs(request, number, self._take_store(number, screen), logs, attempt)
         run = Run(self.ranks, specs, request, number=number, logs=logs, screen=screen, timed_from=timed_from, most=most)
+        run.when_sent = lambda: group.nodes[0].forget_run(number)
         run.when_long = lambda: group.note(ranks, request.state)
         if request.is_program:  # a look at the ranks is nobody's last run
             self.last = run
@@ -95,15 +96,17 @@ class Runs:
             "shares_gpus": self.group.placed().oversubscribed,
         }  # fmt: skip
         tries = (attempt, request.max_restarts)
-        return {r: {**common, "env": self._variables(r, port, logs, tries)} for r in request.ranks or ()}
+        meet, here, errors = environment.Rendezvous(MASTER, port, self._id, *tries), dict(os.environ), str(logs)
+        return {r: {**common, "env": self._variables(r, meet, here, errors)} for r in request.ranks or ()}
 
-    def _variables(self, rank: int, port: int, logs: Path, attempt: tuple[int, int]) -> dict[str, str]:
-        """torchrun's variables for one rank of this run."""
+    def _variables(
+        self, rank: int, meet: environment.Rendezvous, here: Mapping[str, str], errors: str
+    ) -> dict[str, str]:
+        """torchrun's variables for one rank of this run. here: the notebook's."""
         placed, visible = self.group.placed(), self.group.visible
-        env = environment.of_worker(placed.workers[rank], placed, os.environ, visible=visible, loopback=_LOOPBACK)
+        env = environment.of_worker(placed.workers[rank], placed, here, visible=visible, loopback=_LOOPBACK)
         env.pop("CUDA_VISIBLE_DEVICES", None)  # set for good when the process started
-        meet = environment.Rendezvous(MASTER, port, self._id, *attempt)
-        env.update(environment.of_run(meet, str(logs / f"rank{rank}.error.json")))
+        env.update(environment.of_run(meet, f"{errors}/rank{rank}.error.json"))
         return env
 
     def _take_store(self, number: int, screen: Screen) -> int:

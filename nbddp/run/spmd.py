@@ -76,6 +76,7 @@ class Run:
         self.ended: dict[int, Ended] = {}
         self.stops: tuple[float, ...] = ()
         self.events: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
+        self.when_sent: Callable[[], None] = lambda: None
         self.when_long: Callable[[], None] = lambda: None
         self.noted = False
         self.stuck: dict[int, dict[str, Any]] = {}
@@ -127,6 +128,7 @@ class Run:
             try:
                 self._send()
                 self.screen.start()  # while the ranks already work
+                self.when_sent()
                 self._to_the_end()
             except BaseException as e:
                 foreign = self._stop_for(e)

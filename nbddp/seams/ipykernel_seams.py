@@ -11,8 +11,10 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 # Methods and attributes of ipykernel's kernel that `worker.kernel.WorkerKernel` overrides or calls
 OVERRIDES = ("_publish_status", "_cancel_on_sigint", "_supports_kernel_subshells", "_topic")
@@ -36,6 +38,25 @@ READ_BY_WATCH = {"_fid", "_should_watch", "_original_stdstream_copy", "_exc"}
 def captured_pipe(stream: Any) -> int | None:
     """The read end of the pipe into which C++ and subprocesses write; None where descriptors are not captured."""
     return getattr(stream, "_fid", None)
+
+
+@contextmanager
+def unlisted_modules() -> Iterator[None]:
+    """While a kernel is made: ipykernel lists the files of all modules, for a debugger that no worker has. To look at
+    each of 3000 modules is to copy 14 MB that a forked worker shares with the others."""
+    from ipykernel import ipkernel
+
+    class Sys(types.ModuleType):
+        modules: ClassVar[dict[str, Any]] = {}
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(sys, name)
+
+    ipkernel.sys = Sys("sys")
+    try:
+        yield
+    finally:
+        ipkernel.sys = sys
 
 
 def may_hold_text(stream: Any) -> bool:

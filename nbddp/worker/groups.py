@@ -286,7 +286,7 @@ class Groups:
                     time.sleep(SETTLE)
                 else:
                     ended = [*noted.groups().values(), torch_seams.default_group()] if all_of_them else [group]
-                    self._destroyed += map(weakref.ref, ended)
+                    self._destroyed += [weakref.ref(g) for g in ended if isinstance(g, dist.ProcessGroup)]
                     del ended
             return original(*args, **kwargs)
 

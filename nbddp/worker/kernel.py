@@ -118,7 +118,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     log_file: int | None = None  # descriptor of the worker's log
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        with ipykernel_seams.unlisted_modules():
+            super().__init__(**kwargs)
         if getattr(self, "shell_channel_thread", False) is None:
             _NoShellThread.parent_thread = threading.main_thread()
             self.shell_channel_thread = _NoShellThread()

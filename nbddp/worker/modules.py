@@ -6,6 +6,7 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 Mark = tuple[int, int]  # when a file was written (ns), and its size
@@ -18,20 +19,29 @@ class Modules:
         self._is_user = is_user
         self._known: dict[str, tuple[str, Mark | None]] = {}
         self._read: dict[str, int] = {}  # by which spec each was read: a reload makes a new one
-        self._count = 0
+        self._newest = next(reversed(sys.modules))  # none of what was imported so far is the user's
+        self._newest_read = _spec(self._newest)
 
     def note(self) -> None:
         """After a run: what its imports, and reloads, have read."""
-        names = list(self._known) if len(sys.modules) == self._count else list(sys.modules)
-        self._count = len(sys.modules)
+        names = [*self._known, *self._imported()]
+        self._newest = next(reversed(sys.modules))
+        self._newest_read = _spec(self._newest)
         for name in names:
             module = sys.modules.get(name)
-            read = id(getattr(module, "__spec__", None))
+            read = _spec(name)
             if self._read.get(name) != read:
                 self._read[name] = read
                 file = getattr(module, "__file__", None)
                 if isinstance(file, str) and file.endswith(".py") and name != "__main__" and self._is_user(file):
                     self._known[name] = (os.path.abspath(file), _mark(file))
+
+    def _imported(self) -> list[str]:
+        """What was imported since the last look. Only these are touched: to look at each of 3000 modules is to copy
+        10 MB that a forked worker shares with the others."""
+        if self._newest not in sys.modules or _spec(self._newest) != self._newest_read:
+            return list(sys.modules)  # it was taken out, and perhaps read again
+        return list(takewhile(lambda name: name != self._newest, reversed(sys.modules)))
 
     def others(self) -> list[tuple[str, str]]:
         """Before a run: (module, "changed" or "moved") since they were imported; each change is told once."""
@@ -48,6 +58,10 @@ class Modules:
                 found.append((name, "changed"))
                 self._known[name] = (file, now)
         return found
+
+
+def _spec(name: str) -> int:
+    return id(getattr(sys.modules.get(name), "__spec__", None))
 
 
 def _mark(file: str) -> Mark | None:
