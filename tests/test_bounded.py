@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.agent import home, logs
+from nbddp.agent import copies, home, logs
 from nbddp.agent.identity import Identity
 from nbddp.errors import AgentFailed
 from nbddp.pool.node import RUNS_KEPT
@@ -114,15 +114,15 @@ def test_the_copy_tells_how_much_it_has_no_more(tmp_path_factory: pytest.TempPat
     base = str(tmp_path_factory.mktemp("kept") / "worker-0")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept, "HALF", 64)
-        copy = kept.Copy(kept.path(base, "stdout"))
+        copy = kept.Copy(copies.path(base, "stdout"))
         for text in texts:
             copy.write(text)
     whole = "".join(texts).encode("utf-8", "replace").decode()
-    start, found = kept.text(base, "stdout")
+    start, found = copies.text(base, "stdout")
     assert whole[start:] == found
     assert len(found.encode()) >= min(len(whole.encode()), 24)
-    kept.clear([base])
-    assert kept.text(base, "stdout") == (0, "")
+    copies.clear([base])
+    assert copies.text(base, "stdout") == (0, "")
     os.close(copy._file)
 
 

@@ -107,7 +107,7 @@ def test_the_loopback_is_found_by_its_address(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: macs)
     monkeypatch.setattr(psutil, "net_if_stats", lambda: {"lo0": types.SimpleNamespace(isup=True, speed=0)})
     assert hardware.loopback_name() == "lo0"
-    assert hardware.interfaces() == [{"name": "lo0", "speed": 0, "loopback": True}]
+    assert hardware.interfaces() == [{"name": "lo0", "speed": 0, "loopback": True, "addresses": ["::1", "127.0.0.1"]}]
 
 
 def test_where_no_bytes_are_counted_computing_counts_as_moving() -> None:

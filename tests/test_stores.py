@@ -31,41 +31,41 @@ def group(run: int) -> dict[int, dict[str, Any]]:
 
 def test_runs_that_end_well_meet_in_one_store_and_one_is_ready() -> None:
     keeper = Keeper()
-    stores = RendezvousStores(keeper)
+    stores = RendezvousStores([keeper])
     for run in (1, 2, 3):
-        assert stores.port_of(run) == 1001
+        assert stores.ports_of(run) == (1001,)
         stores.after(True, {})
     assert (keeper.opened, keeper.closed) == (2, [])
 
 
 def test_after_a_bad_run_the_next_meet_elsewhere_and_the_old_one_is_closed() -> None:
     keeper = Keeper()
-    stores = RendezvousStores(keeper)
-    stores.port_of(1)
+    stores = RendezvousStores([keeper])
+    stores.ports_of(1)
     stores.after(False, {})
     assert keeper.closed == [1]
-    assert stores.port_of(2) == 1002
+    assert stores.ports_of(2) == (1002,)
 
 
 def test_a_store_stays_as_long_as_a_group_lives_that_has_met_there() -> None:
     keeper = Keeper()
-    stores = RendezvousStores(keeper)
-    stores.port_of(1)
+    stores = RendezvousStores([keeper])
+    stores.ports_of(1)
     stores.after(True, group(1))
-    stores.port_of(2)
+    stores.ports_of(2)
     stores.after(False, group(1))  # it failed behind the group's back
     assert keeper.closed == []
-    assert stores.port_of(3) == 1002
+    assert stores.ports_of(3) == (1002,)
     stores.after(True, group(3))
     assert keeper.closed == [1]
 
 
 def test_a_run_of_some_ranks_closes_nothing_of_the_others() -> None:
     keeper = Keeper()
-    stores = RendezvousStores(keeper)
-    stores.port_of(1)
+    stores = RendezvousStores([keeper])
+    stores.ports_of(1)
     stores.after(False, None)
-    assert stores.port_of(2) == 1002
+    assert stores.ports_of(2) == (1002,)
     assert keeper.closed == []
     stores.after(True, {})
     assert keeper.closed == [1]
@@ -73,18 +73,18 @@ def test_a_run_of_some_ranks_closes_nothing_of_the_others() -> None:
 
 def test_a_store_that_is_cut_is_not_used_again() -> None:
     keeper = Keeper()
-    stores = RendezvousStores(keeper)
-    stores.port_of(1)
+    stores = RendezvousStores([keeper])
+    stores.ports_of(1)
     stores.cut()
     stores.cut()
     assert keeper.closed == [1]
-    assert stores.port_of(2) == 1002
+    assert stores.ports_of(2) == (1002,)
 
 
 def test_a_keeper_that_has_ended_is_told_nothing() -> None:
     keeper = Keeper()
-    stores = RendezvousStores(keeper)
-    stores.port_of(1)
+    stores = RendezvousStores([keeper])
+    stores.ports_of(1)
     keeper.alive = False
     stores.cut()
     stores.after(False, {})

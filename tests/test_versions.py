@@ -59,7 +59,7 @@ def test_a_store_that_refuses_our_socket_is_made_by_torchs_older_server(
     assert first.port != second.port
     first.store.set("it", "is")
     client = Groups()
-    client.begin(1, ("localhost", second.port), store_host.HOST)
+    client.begin(1, ("localhost", second.port), (store_host.HOST, second.port))
     client.store("x").set("it", "is too")
     assert first.store.get("it") == b"is"
     assert second.store.get("nbddp/run1/x/it") == b"is too"
@@ -88,7 +88,7 @@ def test_only_a_client_is_made_for_the_pools_store(monkeypatch: pytest.MonkeyPat
     served = store_host.open_store(os.getpid())
     port = served.port
     groups = Groups()
-    groups.begin(1, ("localhost", port), store_host.HOST)
+    groups.begin(1, ("localhost", port), (store_host.HOST, port))
     create = groups._wrap_create(torchs_own)
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in (0, 1):

@@ -39,6 +39,7 @@ from nbddp.base import system
 
 BEAT_MS = 200
 BEATS = b"heartmonitor"  # topic
+LOOPBACK = "127.0.0.1"
 MOST_FILES = 10240  # macOS's OPEN_MAX
 PORTS = 40  # more than a controller of ipyparallel 9 binds; beyond them it chooses its own
 LOWEST_PORT = 10_000
@@ -54,7 +55,7 @@ def ephemeral_ports() -> range:
     return range(low, high + 1)
 
 
-def quiet_ports(count: int) -> tuple[socket.socket, list[int]]:
+def quiet_ports(count: int, host: str = LOOPBACK) -> tuple[socket.socket, list[int]]:
     """Free ports outside that range, and a socket whose life is the claim to them.
 
     Ports come in blocks. Who holds a block's first port, which serves for nothing else, owns the rest of it, so two
@@ -65,29 +66,29 @@ def quiet_ports(count: int) -> tuple[socket.socket, list[int]]:
               if not any(p in system for p in (first, first + count))]  # fmt: skip
     random.SystemRandom().shuffle(blocks)
     for first in blocks:
-        claim = _bound(first)
+        claim = _bound(first, host)
         if claim is None:
             continue
-        ports = [p for p in range(first + 1, first + count + 1) if _is_free(p)]
+        ports = [p for p in range(first + 1, first + count + 1) if _is_free(p, host)]
         if len(ports) == count:
             return claim, ports
         claim.close()
     raise OSError("no block of ports is free for the pool's controller")
 
 
-def _bound(port: int) -> socket.socket | None:
+def _bound(port: int, host: str = LOOPBACK) -> socket.socket | None:
     """A socket that holds the port; None if it is somebody's."""
     claim = socket.socket()
     try:
-        claim.bind(("127.0.0.1", port))
+        claim.bind((host, port))
     except OSError:
         claim.close()
         return None
     return claim
 
 
-def _is_free(port: int) -> bool:
-    probe = _bound(port)
+def _is_free(port: int, host: str = LOOPBACK) -> bool:
+    probe = _bound(port, host)
     if probe is not None:
         probe.close()
     return probe is not None
@@ -113,9 +114,9 @@ def main(request: dict[str, Any]) -> int:
     config.ProfileDir.location = request["profile_dir"]
     config.IPController.cluster_id = request["cluster_id"]
     config.IPController.use_threads = True
-    config.IPController.ip = "127.0.0.1"
+    config.IPController.ip = config.IPController.location = request["ip"]
     encrypt(config)
-    claim, config.IPController.ports = quiet_ports(PORTS)
+    claim, config.IPController.ports = quiet_ports(PORTS, request["ip"])
     config.IPController.log_level = 30
     config.HeartMonitor.period = BEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = 10**6

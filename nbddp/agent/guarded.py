@@ -68,10 +68,10 @@ class GuardedAgent(main.Agent):
             request = {**request, "limits": self.guard.limits}
         return super()._start(kind, request, keep)
 
-    def _tell_all(self, **message: Any) -> None:
+    def tell_all(self, **message: Any) -> None:
         if message["ev"] == "exit" and message["pid"] in self.overrun:
             message["overrun"] = self.overrun.pop(message["pid"])
-        super()._tell_all(**message)
+        super().tell_all(**message)
 
     def _handle_all(self, peer: main.Peer, chunk: bytes) -> None:
         """A peer that is not the owner may be a worker's own code: nothing it sends is read, and it is not waited for.

@@ -38,7 +38,9 @@ class Agent:
     `on_event` are called in the reader thread with every event.
     """
 
-    def __init__(self, home: Path, read: BinaryIO, write: BinaryIO, env: Mapping[str, str]):
+    def __init__(
+        self, home: Path, read: BinaryIO, write: BinaryIO, env: Mapping[str, str], lines: LineBuffer | None = None
+    ):
         self.home, self.env = home, dict(env)
         self.hello: Message = {}
         self.warm: Message | None = None
@@ -53,7 +55,8 @@ class Agent:
         self._answers: dict[int, Message] = {}
         self._callbacks: list[Callable[[Message], None]] = []
         self._changed = threading.Condition()
-        self._closed = False
+        self.closed = False
+        self.lines = lines or LineBuffer()
         self._sending = threading.Lock()
         threading.Thread(target=self._listen, name="nbddp-agent", daemon=True).start()
 
@@ -105,6 +108,11 @@ class Agent:
         agent._connection, agent._owned, agent._kept, agent.inherited = connection, owned, owned, inherited
         return agent
 
+    @property
+    def log(self) -> Path:
+        """What the agent has written."""
+        return self.home / "agent.log"
+
     @functools.cached_property
     def bulk(self) -> Path:
         """The folder of the pool's output."""
@@ -116,16 +124,16 @@ class Agent:
 
     @property
     def alive(self) -> bool:
-        return not self._closed
+        return not self.closed
 
     def on_event(self, callback: Callable[[Message], None]) -> None:
         self._callbacks.append(callback)
 
     def wait_warm(self, timeout: float = START_TIMEOUT) -> Message:
         """Wait until workers can be started; what the agent said then (devices, cores, host)."""
-        self._wait(lambda: self.warm is not None or self._closed, timeout)
+        self.wait_until(lambda: self.warm is not None or self.closed, timeout)
         if self.warm is None:
-            why = "ended while it started" if self._closed else f"was not ready after {timeout:.0f} s"
+            why = "ended while it started" if self.closed else f"was not ready after {timeout:.0f} s"
             raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.home / "agent.log"))
         if self.warm["missing"]:
             raise AgentFailed(f"a worker needs {self.warm['missing']}; install it into the kernel's own environment")
@@ -154,7 +162,7 @@ class Agent:
 
     def take(self, key: int, timeout: float = 30.0) -> Message:
         """Wait for the answer to a posted request."""
-        self._wait(lambda: key in self._answers or self._closed, timeout)
+        self.wait_until(lambda: key in self._answers or self.closed, timeout)
         answer = self._answers.pop(key, None)
         if answer is None:
             raise AgentFailed(f"the node agent did not answer: {self.last_words()}")
@@ -162,7 +170,7 @@ class Agent:
             raise AgentFailed(f"the node agent could not do it: {answer['error']}")
         return answer
 
-    def _wait(self, done: Callable[[], bool], timeout: float) -> None:
+    def wait_until(self, done: Callable[[], bool], timeout: float) -> None:
         end = time.monotonic() + timeout
         with self._changed:
             while not self._changed.wait_for(done, min(SLICE, max(0.0, end - time.monotonic()))):
@@ -184,7 +192,7 @@ class Agent:
     def close(self, timeout: float = 10.0) -> None:
         """End an agent that was launched here, with all its children; leave one that was joined. What is not through in
         time is killed, unless it is to go on as a warm process: it knows that we have gone."""
-        self._closed = True
+        self.closed = True
         if self._connection is not None:
             self._leave(self._connection, timeout)
             return
@@ -213,13 +221,13 @@ class Agent:
     def last_words(self) -> str:
         """The last line of the agent's log, or that there is none."""
         try:
-            lines = (self.home / "agent.log").read_text(errors="replace").strip().splitlines()
+            lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             return "its log is gone"
         return lines[-1] if lines else "it left no message"
 
     def _listen(self) -> None:
-        lines = LineBuffer()
+        lines = self.lines
         while True:
             try:
                 chunk = os.read(self._read.fileno(), 65536)
@@ -229,16 +237,16 @@ class Agent:
                 break
             for message in lines.feed(chunk):
                 if message.get("ev") == "ended":
-                    self._end()
+                    self.gone()
                 self._take_in(message)
         self._read.close()
         self._over.set()
-        self._end()
+        self.gone()
 
-    def _end(self) -> None:
+    def gone(self) -> None:
         """The agent has ended, or says that it ends now."""
         with self._changed:
-            closed_by_us, self._closed = self._closed, True
+            closed_by_us, self.closed = self.closed, True
             self._changed.notify_all()
         if not closed_by_us:
             self._call({"ev": "gone"})

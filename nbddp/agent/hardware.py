@@ -50,10 +50,15 @@ def cores_of(text: str) -> set[int]:
 
 
 def interfaces() -> list[dict[str, Any]]:
-    """The network interfaces that are up: fields of `machine.Interface`."""
-    loopback = loopback_name()
+    """The network interfaces that are up: fields of `machine.Interface`, and their `addresses`."""
+    loopback, addresses = loopback_name(), psutil.net_if_addrs()
     return [
-        {"name": name, "speed": int(stats.speed), "loopback": name == loopback}
+        {
+            "name": name,
+            "speed": int(stats.speed),
+            "loopback": name == loopback,
+            "addresses": [a.address for a in addresses.get(name, ()) if a.family in (socket.AF_INET, socket.AF_INET6)],
+        }
         for name, stats in psutil.net_if_stats().items()
         if stats.isup
     ]
@@ -65,6 +70,16 @@ def loopback_name() -> str:
         if any(a.family == socket.AF_INET and a.address == "127.0.0.1" for a in addresses):
             return name
     return ""
+
+
+def memory_of(process: psutil.Process) -> int:
+    """Bytes of a process: its proportional share of pages, or all that are resident elsewhere than on Linux; 0 where
+    nobody tells."""
+    try:
+        facts = process.memory_full_info() if system.is_linux() else process.memory_info()
+    except (psutil.AccessDenied, psutil.NoSuchProcess):
+        return 0
+    return int(getattr(facts, "pss", facts.rss))
 
 
 def limits(workers: int, spawned: bool) -> list[dict[str, Any]]:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 Message = dict[str, Any]
+MOST_BEFORE = 65536  # bytes that are kept of it
+MARK = b"#nbddp#"  # the line after which messages come, where a shell may have printed before
 
 
 def encode(message: Message) -> bytes:
@@ -20,11 +22,18 @@ def encode(message: Message) -> bytes:
 class LineBuffer:
     """Bytes in, whole messages out; keeps the unfinished rest."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, after: bytes = b""):
+        """after: a line that is waited for; what comes before it is kept in `before`."""
+        self._rest, self._after = b"", after
+        self.before = b""
 
     def feed(self, chunk: bytes) -> Iterator[Message]:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
-            if line.strip():
+            if self._after:
+                if line == self._after:
+                    self._after = b""
+                else:
+                    self.before = (self.before + line + b"\n")[-MOST_BEFORE:]
+            elif line.strip():
                 yield json.loads(line)

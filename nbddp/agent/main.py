@@ -116,28 +116,32 @@ class Agent:
         self.owner = Peer(self._write_owner, owner=True)
         self.identity = Identity.of(os.getpid())
         self.store_channel: socket.socket | None = None
-        self._looked = 0.0  # at the sizes of the logs, by time.monotonic()
+        self._looked = 0.0  # by time.monotonic()
 
     def serve(self) -> None:
         home.record(self.home, self.identity, [])
         self._watch_children()
-        self._watch_owner()
+        self.watch_owner()
         self._listen()
-        self._tell(self.owner, ev="hello", pid=self.identity.pid, started=self.identity.started)
+        self.tell(self.owner, ev="hello", **self.hello())
         self._warm_up()
         try:
             while self.running:
                 for key, _ in self.selector.select(LOOK_EVERY):
                     key.data()
-                self._cut_logs()
+                if time.monotonic() - self._looked >= LOOK_EVERY:
+                    self._looked = time.monotonic()
+                    self.each_second()
         finally:
             self._end()
 
-    def _cut_logs(self) -> None:
-        if time.monotonic() - self._looked >= LOOK_EVERY:
-            self._looked = time.monotonic()
-            for path in {child.log for child in self.children.values()}:
-                logs.cut(path)
+    def hello(self) -> Message:
+        """What the owner gets to know at once."""
+        return {"pid": self.identity.pid, "started": self.identity.started}
+
+    def each_second(self) -> None:
+        for path in {child.log for child in self.children.values()}:
+            logs.cut(path)
 
     # -- starting up ---------------------------------------------------------------
 
@@ -151,7 +155,7 @@ class Agent:
         if self.imports is not None:
             self.imports.end()
         self.is_warm = True
-        self._tell(
+        self.tell(
             self.owner,
             ev="warm",
             seconds=time.monotonic() - began,
@@ -166,12 +170,12 @@ class Agent:
             unkept=keeping.why_not(),
         )
 
-    def _watch_owner(self) -> None:
+    def watch_owner(self) -> None:
         self.peers.append(self.owner)
         self.selector.register(0, selectors.EVENT_READ, self._read_owner)
         with suppress(AttributeError, OSError):  # not Linux, or an old one: `children.die_with_parent` alone tells
             owner = os.pidfd_open(self.owner_pid)  # the pipe may be held open by a fork of the owner's
-            self.selector.register(owner, selectors.EVENT_READ, self._stop)
+            self.selector.register(owner, selectors.EVENT_READ, self.stop)
 
     def _watch_children(self) -> None:
         ours, theirs = socket.socketpair()
@@ -227,22 +231,22 @@ class Agent:
         if chunk:
             self._handle_all(self.owner, chunk)
         else:
-            self._stop()
+            self.stop()
 
     def _write_owner(self, data: bytes) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
-    def _tell(self, peer: Peer, **message: Any) -> None:
+    def tell(self, peer: Peer, **message: Any) -> None:
         try:
             peer.send(encode(message))
         except OSError:  # it has gone; its own end of file says so too
             if peer.owner:
-                self._stop()
+                self.stop()
 
-    def _tell_all(self, **message: Any) -> None:
+    def tell_all(self, **message: Any) -> None:
         for peer in list(self.peers):
-            self._tell(peer, **message)
+            self.tell(peer, **message)
 
     def _handle_all(self, peer: Peer, chunk: bytes) -> None:
         for message in peer.lines.feed(chunk):
@@ -251,7 +255,7 @@ class Agent:
             except Exception as e:
                 answer = {"error": f"{type(e).__name__}: {e}"}
             if answer is not None and "id" in message:
-                self._tell(peer, id=message["id"], **answer)
+                self.tell(peer, id=message["id"], **answer)
 
     # -- requests ------------------------------------------------------------------
 
@@ -279,13 +283,14 @@ class Agent:
         return {}
 
     def _do_store(self, peer: Peer, message: Message) -> None:
-        """Open a fresh store; the answer comes when the store host has it."""
+        """Open a fresh store, or a gate that leads to another node's; the answer comes when the store host has it."""
         if self.store_channel is None:
             self._start_store_host()
         assert self.store_channel is not None
         self.next_store += 1
         self.stores[self.next_store] = (peer, message.get("id"))
-        self.store_channel.sendall(encode({"op": "open", "store": self.next_store}))
+        how: Message = {name: message[name] for name in ("outside", "of", "key") if name in message}
+        self.store_channel.sendall(encode({"op": "open", "store": self.next_store, **how}))
 
     def _do_close_stores(self, peer: Peer, message: Message) -> Message:
         if self.store_channel is not None:
@@ -326,7 +331,7 @@ class Agent:
 
     def _do_stop(self, peer: Peer, message: Message) -> Message:
         self.keep = 0.0
-        self._stop()
+        self.stop()
         return {}
 
     REQUESTS: ClassVar[dict[str, Callable[[Agent, Peer, Message], Message | None]]] = {
@@ -346,13 +351,16 @@ class Agent:
     # -- children ------------------------------------------------------------------
 
     def _start(self, kind: str, request: dict[str, Any], keep: tuple[int, ...] = ()) -> Child:
-        held = {key.fd for key in self.selector.get_map().values()} - {0}
-        held |= {self._wakeup[1].fileno(), self.selector.fileno()}
-        held |= {fd for c in self.children.values() for fd, _ in c.pipes}
-        pid = children.start(TARGETS[kind], request, close=held - set(keep), keep=keep)
+        pid = children.start(TARGETS[kind], request, close=self.own_descriptors() - set(keep), keep=keep)
         child = Child(kind, pid, Identity.of(pid).started, log=request["log"])
         self.children[pid] = child
         return child
+
+    def own_descriptors(self) -> set[int]:
+        """Those that no child is to hold."""
+        held = {key.fd for key in self.selector.get_map().values()} - {0}
+        held |= {self._wakeup[1].fileno(), self.selector.fileno()}
+        return held | {fd for c in self.children.values() for fd, _ in c.pipes}
 
     def _start_store_host(self) -> None:
         ours, theirs = socket.socketpair()
@@ -377,7 +385,7 @@ class Agent:
             self._lose_store_host(channel)
         for message in lines.feed(chunk):
             peer, request = self.stores.pop(message["store"])
-            self._tell(peer, id=request, **message)
+            self.tell(peer, id=request, **message)
 
     def _lose_store_host(self, channel: socket.socket) -> None:
         """The store host ended: its stores are gone, the next request starts another."""
@@ -385,7 +393,7 @@ class Agent:
         channel.close()
         self.store_channel = None
         for peer, request in self.stores.values():
-            self._tell(peer, id=request, error="the process that holds the stores has ended")
+            self.tell(peer, id=request, error="the process that holds the stores has ended")
         self.stores.clear()
 
     def _read_signals(self) -> None:
@@ -400,10 +408,15 @@ class Agent:
             if child is not None:
                 for fd, path in child.pipes:
                     empty_into(fd, path)
-                self._tell_all(
+                self.tell_all(
                     ev="exit", kind=child.kind, rank=child.rank, uuid=child.uuid, pid=child.pid,
                     code=os.waitstatus_to_exitcode(status), peak_kib=system.peak_bytes(usage.ru_maxrss) >> 10,
+                    **self.exit_facts(child),
                 )  # fmt: skip
+
+    def exit_facts(self, child: Child) -> Message:
+        """What else is to be told of a child that has ended."""
+        return {}
 
     def _ended(self) -> int | None:
         """A child that has ended, and whose pid is held until it is waited for; None if there is none."""
@@ -423,19 +436,19 @@ class Agent:
             except (ProcessLookupError, PermissionError):
                 return  # nothing left, or only the ended leader itself
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         self.running = False
 
     def _told_to_end(self) -> None:
         """SIGTERM, also when the owner dies: at once while still importing, else after the loop's turn."""
         self.keep = 0.0
-        self._stop()
+        self.stop()
         if not self.is_warm:
             home.remove(self.home, self.files)
             os._exit(0)
 
     def _end(self) -> None:
-        self._tell_all(ev="ended")
+        self.tell_all(ev="ended")
         for pid in self.children:
             os.kill(pid, signal.SIGKILL)
         while self.children or _orphans():

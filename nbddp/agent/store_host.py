@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbddp.agent import gate, peers
-from nbddp.agent.lines import LineBuffer, encode
+from nbddp.agent.lines import LineBuffer, Message, encode
 
 HOST, BEHIND = "127.0.0.1", "127.0.0.2"
 IN_NO_NAME = (0, ord("/"))  # bytes
@@ -45,6 +45,7 @@ class Served:
     store: Any
     port: int
     unguarded: str = ""
+    outside: int = 0  # the port at which gates of other nodes reach it; 0: at none
     before: ExitStack = field(default_factory=ExitStack)  # what is to be closed before the store is
 
     def close(self) -> None:
@@ -68,12 +69,22 @@ def main(request: dict[str, Any]) -> int:
                 continue
             answer = {"store": message["store"]}
             try:
-                served = stores[message["store"]] = open_store(*pool)
-                answer |= {"port": served.port, "unguarded": served.unguarded}
+                served = stores[message["store"]] = _opened(message, pool)
+                answer |= {"port": served.port, "unguarded": served.unguarded, "outside": served.outside}
             except Exception as e:
                 answer["error"] = f"{type(e).__name__}: {e}"
             channel.sendall(encode(answer))
     return 0
+
+
+def _opened(message: Message, pool: tuple[int, int]) -> Served:
+    """`of`: where another node's store is; this one's gate leads there. `outside`: the address at which gates of other
+    nodes reach this one's store. Both know `key`."""
+    if "of" in message:
+        return lead_to(tuple(message["of"]), bytes.fromhex(message["key"]), *pool)
+    if message.get("outside"):
+        return open_to_nodes(message["outside"], bytes.fromhex(message["key"]), *pool)
+    return open_store(*pool)
 
 
 def _end(failed: threading.ExceptHookArgs) -> None:
@@ -97,15 +108,61 @@ def open_store(root: int, *others: int) -> Served:
         return _in_the_open(f"torch does not listen where others cannot reach it ({e})")
 
 
-def _gated(pool: peers.Family, listen: Listen, libuv: bool) -> Served:
-    """A store behind a gate."""
+def open_to_nodes(address: str, key: bytes, root: int, *others: int) -> Served:
+    """As `open_store`, for this node's processes; gates of other nodes come to a second port, on `address`, where the
+    kernel answers only who signs with `key`. Raises OSError where the kernel cannot do that, or there is no gate."""
+    why = peers.unavailable()
+    if why:
+        raise OSError(f"the store cannot be guarded between nodes: {why}")
+    pool = peers.Family(root, others)
+    if libuv_takes_listener():
+        with suppress(RuntimeError):
+            return _gated(pool, _signed, libuv=True, outside=(address, key))
+    return _gated(pool, _unix, libuv=False, outside=(address, key))
+
+
+def lead_to(store: tuple[str, int], key: bytes, root: int, *others: int) -> Served:
+    """A gate for this node's processes that leads to another node's store. Raises OSError."""
+    why = peers.unavailable()
+    if why:
+        raise OSError(f"the store cannot be guarded between nodes: {why}")
+
+    def connect() -> socket.socket:
+        return _connected(store, key)
+
+    with ExitStack() as before:
+        doors = gate.local_doors()
+        judge = gate.PoolOnly(peers.Family(root, others))
+        before.callback(judge.close)
+        before.callback(gate.Gate(doors, judge, connect).close)
+        connect().close()  # it can be reached
+        return Served(None, int(doors[0].getsockname()[1]), before=before.pop_all())
+
+
+def _gated(pool: peers.Family, listen: Listen, libuv: bool, outside: tuple[str, bytes] | None = None) -> Served:
+    """A store behind a gate; and a second one for other nodes, where an address and a key are given."""
     with ExitStack() as before:
         doors, hidden, connect = _listening(listen, before)
         port = int(doors[0].getsockname()[1])
         judge = gate.PoolOnly(pool)
         before.callback(judge.close)
         before.callback(gate.Gate(doors, judge, connect).close)
-        return Served(_served(hidden, port, libuv), port, before=before.pop_all())
+        far = 0 if outside is None else _second_gate(*outside, connect, before)
+        return Served(_served(hidden, port, libuv), port, outside=far, before=before.pop_all())
+
+
+def _second_gate(address: str, key: bytes, connect: Connect, before: ExitStack) -> int:
+    """Lets in whoever signs; the port. The key is the pool's agents' alone."""
+    door = before.enter_context(socket.socket(_family(address)))
+    door.bind((address, 0))
+    peers.sign(door, "::" if door.family == socket.AF_INET6 else "0.0.0.0", 0, key)
+    door.listen(gate.BACKLOG)
+    before.callback(gate.Gate([door], lambda came: [""] * len(came), connect).close)
+    return int(door.getsockname()[1])
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _listening(listen: Listen, before: ExitStack) -> tuple[list[socket.socket], socket.socket, Connect]:
@@ -132,15 +189,21 @@ def _signed(port: int, before: ExitStack) -> tuple[socket.socket, Connect] | Non
             return None
         raise
 
-    def connect() -> socket.socket:
-        there = socket.socket()
-        there.settimeout(SECONDS)
-        peers.sign(there, BEHIND, 32, key)
-        there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        there.connect((BEHIND, port))
-        return there
+    return hidden, functools.partial(_connected, (BEHIND, port), key)
 
-    return hidden, connect
+
+def _connected(to: tuple[str, int], key: bytes) -> socket.socket:
+    """A connection that is signed with `key`, both ways."""
+    there = socket.socket(_family(to[0]))
+    try:
+        there.settimeout(SECONDS)
+        peers.sign(there, to[0], 128 if there.family == socket.AF_INET6 else 32, key)
+        there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        there.connect(to)
+    except OSError:
+        there.close()
+        raise
+    return there
 
 
 def _unix(port: int, before: ExitStack) -> tuple[socket.socket, Connect] | None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import psutil
-
+from nbddp.agent import hardware
 from nbddp.agent.identity import Identity
-from nbddp.base import system
 from nbddp.base.table import Table
 
 COLUMNS = ("rank", "node", "local rank", "device", "pid", "state", "memory")
@@ -25,24 +23,27 @@ def table(answer: dict[str, Any], title: str = "") -> Table:
         rows.append(
             (
                 place["rank"],
-                f"{place['node']}{mark}",
+                f"{place['node']}{mark}{' (' * bool(place['host'])}{place['host']}{')' * bool(place['host'])}",
                 place["local_rank"],
                 place["device"],
                 child["pid"] if child else "–",
-                child["state"] if child else "ended; replaced by the next cell",
+                child["state"] if child else _without(place, info),
                 megabytes(child) if child else "–",
             )
         )
     return Table(COLUMNS, rows, title=title)
 
 
+def _without(place: dict[str, Any], info: dict[str, Any]) -> str:
+    """Of a worker that the agents which were asked do not have."""
+    return "on that host" if place["host"] and not info.get("asked_all") else "ended; replaced by the next cell"
+
+
 def megabytes(child: dict[str, Any]) -> str:
-    """Proportional set size (resident size where there is no such thing), in MiB."""
+    """Proportional set size (resident size where there is no such thing), in MiB; of a process of another host as that
+    host's agent has told it."""
+    if "memory" in child:
+        return f"{child['memory'] / 2**20:.0f} MiB" if child["memory"] else "–"
     process = Identity(child["pid"], child["started"]).process()
-    if process is None:
-        return "–"
-    try:
-        facts = process.memory_full_info() if system.is_linux() else process.memory_info()
-    except (psutil.AccessDenied, psutil.NoSuchProcess):
-        return "–"
-    return f"{getattr(facts, 'pss', facts.rss) / 2**20:.0f} MiB"
+    held = hardware.memory_of(process) if process is not None else 0
+    return f"{held / 2**20:.0f} MiB" if held else "–"

@@ -47,7 +47,7 @@ def of_worker(
     base: Mapping[str, str],
     *,
     visible: str = "all",
-    loopback: str = "lo",
+    joining: str = "lo",
 ) -> dict[str, str]:
     """The variables that stay for a worker's life: rank, sizes, devices, threads.
 
@@ -55,6 +55,7 @@ def of_worker(
         torchrun lets it win (OMP_NUM_THREADS, TORCH_NCCL_ASYNC_ERROR_HANDLING).
     visible: "all" (LOCAL_RANK picks the device) or "own" (only its own devices are seen
         and LOCAL_RANK is 0, torchrun's --virtual-local-rank).
+    joining: the interface by which gloo and NCCL are to meet.
     """
     env = {
         "RANK": worker.rank,
@@ -73,7 +74,7 @@ def of_worker(
     text = {name: str(value) for name, value in env.items()}
     if "OMP_NUM_THREADS" not in base and worker.local_world_size > 1:
         text["OMP_NUM_THREADS"] = "1"
-    text |= {name: loopback for name in INTERFACES if loopback and name not in base}
+    text |= {name: joining for name in INTERFACES if joining and name not in base}
     mask = "" if topology.hides_gpus else visible_devices(worker, topology.nodes[worker.node], visible)
     if mask is not None:
         text["CUDA_VISIBLE_DEVICES"] = mask

@@ -39,7 +39,8 @@ class LaunchSpec:
 
     `nproc` None keeps the standing pool as it is. `ranks` and `show` are None for all;
     `argv` is what the cell sees as sys.argv[1:]. `hang_after` and `timeout` are in seconds; None: never.
-    `trace` is the file that gets the merged trace. `keep_warm` is in seconds too; None: as it is.
+    `trace` is the file that gets the merged trace. `keep_warm` is in seconds too; None: as it is. `hosts`: as typed
+    (`plan.hosts` reads it); `ssh_config`, `python` and `setup` say how they are reached.
     """
 
     nproc: int | str | None = None
@@ -49,6 +50,10 @@ class LaunchSpec:
     oversubscribe: bool = False
     device: str | None = None
     keep_warm: float | None = None
+    hosts: str | None = None
+    ssh_config: str | None = None
+    python: str | None = None
+    setup: str | None = None
     fresh: bool = False
     ranks: tuple[int, ...] | None = None
     show: tuple[int, ...] | None = None
@@ -65,7 +70,10 @@ class LaunchSpec:
     def asks_for_pool(self) -> bool:
         """True if the line says anything about the pool."""
         return (
-            any(v is not None for v in (self.nproc, self.nnodes, self.gpus_per_proc, self.visible, self.device))
+            any(
+                v is not None
+                for v in (self.nproc, self.nnodes, self.gpus_per_proc, self.visible, self.device, self.hosts)
+            )
             or self.oversubscribe
             or self.keep_warm is not None
         )
@@ -241,6 +249,13 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
         help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as 10m, 90s or "
         "2h, so that the next kernel need not import it; off: do not (default)",
     )  # fmt: skip
+    far = parser.add_argument_group("other hosts")
+    far.add_argument("--hosts", metavar="LIST", help="workers on these hosts, by ssh: nodea,user@nodeb:2222, or a file "
+                     "with a host on each line (nodea slots=4)")  # fmt: skip
+    far.add_argument("--ssh-config", metavar="FILE", help="ssh's configuration; default: your own")
+    far.add_argument("--python", metavar="PATH", help="the interpreter there that has nbddp; default: the one of this "
+                     "kernel, under the same path")  # fmt: skip
+    far.add_argument("--setup", metavar="LINE", help="what a login shell there does first: 'module load cuda'")
 
 
 @functools.cache
@@ -330,7 +345,8 @@ def _waiting_for(parser: Parser, word: str) -> argparse.Action | None:
 def launch_spec(space: argparse.Namespace, **run: Any) -> LaunchSpec:
     return LaunchSpec(
         nproc=space.nproc, nnodes=space.nnodes, gpus_per_proc=space.gpus_per_proc, visible=space.visible,
-        oversubscribe=space.oversubscribe, device=space.device, keep_warm=space.keep_warm, **run,
+        oversubscribe=space.oversubscribe, device=space.device, keep_warm=space.keep_warm, hosts=space.hosts,
+        ssh_config=space.ssh_config, python=space.python, setup=space.setup, **run,
     )  # fmt: skip
 
 

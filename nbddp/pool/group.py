@@ -5,20 +5,24 @@ where runs meet. It starts and ends processes until they are those of a topology
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nbddp.agent.controller import LOOPBACK
+from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import START_TIMEOUT, Agent
+from nbddp.agent.reached import address_towards
 from nbddp.base import stop
 from nbddp.base.stop import uninterrupted
 from nbddp.errors import PoolError, PoolNotRunning
-from nbddp.plan.topology import Topology, counted
+from nbddp.plan.topology import Topology, Worker, counted
 from nbddp.pool import requests
 from nbddp.pool.change import Layout, plan_change
-from nbddp.pool.node import Living, Node, weakly
+from nbddp.pool.node import Cluster, FarNode, Living, Node, Starts, weakly
 from nbddp.pool.stores import RendezvousStores
 
 REGISTER_TIMEOUT = 60.0
@@ -87,27 +91,51 @@ class WorkerGroup:
         self, agent: Agent, died: Callable[[int, dict[str, Any]], None], tried: Callable[[dict[str, Any]], None]
     ) -> None:
         """Have an agent's node. died, tried: as `Node` takes them."""
-        self.nodes = [Node(agent, weakly(died), weakly(tried))]
+        kind = FarNode if isinstance(agent, FarAgent) else Node
+        self.nodes.append(kind(agent, weakly(died), weakly(tried)))
         self._remains.take(agent)
+
+    @property
+    def spread(self) -> list[FarNode]:
+        """The nodes of other hosts; where there are any, all ranks are there, and this machine's node has none."""
+        return [node for node in self.nodes if isinstance(node, FarNode)]
+
+    @property
+    def hosts(self) -> list[Node]:
+        """The nodes that workers are placed on."""
+        return [*self.spread] or self.nodes[:1]
+
+    def home_of(self, place: Worker) -> Node:
+        """The node of a place; simulated nodes are all this machine."""
+        return self.hosts[place.node] if self.spread else self.nodes[0]
+
+    def find_ways(self) -> None:
+        """Have every node know the address at which others reach it."""
+        hosts = self.spread
+        for node in hosts:
+            others = [other.agent.route_to() for other in hosts if other is not node]
+            node.find_way(others[0] if others else node.agent.route_to())
+        if hosts:
+            self.nodes[0].address = address_towards(hosts[0].agent.route_to())
 
     def start_cluster(self, progress: Callable[[str], None]) -> None:
         """Start the controller, and connect to it."""
         progress("starting the controller")
-        from ipyparallel import Cluster
+        from ipyparallel import Cluster as Parallel
 
         from nbddp.pool.launcher import AgentControllerLauncher, AgentEngineSetLauncher
         from nbddp.pool.wire import Wire
 
         assert self.agent is not None
-        cluster = Cluster(
+        cluster = Parallel(
             cluster_id=f"nbddp-{self.agent.pool_id}",
             controller_launcher_class=AgentControllerLauncher,
             engine_launcher_class=AgentEngineSetLauncher,
             shutdown_atexit=False,
             log_level=40,
         )
-        self.stores = RendezvousStores(self.agent)
-        cluster.start_controller_sync(agent=self.agent)
+        self.stores = RendezvousStores([node.agent for node in self.hosts], self.hosts[0].address)
+        cluster.start_controller_sync(agent=self.agent, ip=self.nodes[0].address or LOOPBACK)
         self.cluster = cluster
         self.files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
         self.describe()
@@ -157,22 +185,15 @@ class WorkerGroup:
         return self.match(self.placed(), self.visible)
 
     def _start_workers(self, topology: Topology, visible: str, ranks: Sequence[int]) -> None:
-        assert self.agent is not None
-        starts = [
-            requests.worker(
-                topology.workers[r],
-                topology,
-                env=os.environ,
-                visible=visible,
-                home=self.agent.home,
-                profile_dir=self.cluster.profile_dir,
-                url_file=self.cluster.controller.connection_files["engine"],
-            )
-            for r in ranks
-        ]
-        for i in range(0, len(starts), AT_ONCE):
-            with uninterrupted():
-                self.nodes[0].start(starts[i : i + AT_ONCE], self._launch)
+        cluster = Cluster(self.cluster.profile_dir, self.cluster.controller.connection_files["engine"])
+        starts: dict[Node, Starts] = {}
+        for place in (topology.workers[r] for r in ranks):
+            node = self.home_of(place)
+            starts.setdefault(node, []).append(node.request(place, topology, visible, cluster))
+        for node, own in starts.items():
+            for i in range(0, len(own), AT_ONCE):
+                with uninterrupted():
+                    node.start(own[i : i + AT_ONCE], functools.partial(self._launch, node))
         self._wait_registered()
 
     def _wait_registered(self) -> None:
@@ -188,15 +209,14 @@ class WorkerGroup:
             worker.registered = True
         self.note(list(new), "idle")
 
-    def _launch(self, starts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Start processes through the cluster's engine set, which `ipcluster list` counts."""
-        cluster = self.cluster
-        if cluster.engines:
-            (engines,) = cluster.engines.values()
-            answers: list[dict[str, Any]] = engines.start_workers(starts)
+    def _launch(self, node: Node, starts: Starts) -> Starts:
+        """Start processes through an engine set of the cluster, which `ipcluster list` counts; each node has one."""
+        cluster, name = self.cluster, f"workers-{self.nodes.index(node)}"
+        if name in cluster.engines:
+            answers: Starts = cluster.engines[name].start_workers(starts)
         else:
-            cluster.start_engines_sync(len(starts), engine_set_id="workers", agent=self.agent, starts=starts)
-            answers = cluster.engines["workers"].started
+            cluster.start_engines_sync(len(starts), engine_set_id=name, agent=node.agent, starts=starts)
+            answers = cluster.engines[name].started
         cluster.update_cluster_file()
         return answers
 
@@ -238,34 +258,34 @@ class WorkerGroup:
 
 
 class Remains:
-    """What outlives a pool that is dropped, and is to end with it: its agent, with all processes, and its client."""
+    """What outlives a pool that is dropped, and is to end with it: its agents, with all processes, and its client."""
 
     def __init__(self) -> None:
-        self.agent: Agent | None = None
+        self.agents: list[Agent] = []
         self.wire: Any = None
 
     def take(self, agent: Agent) -> None:
-        self.agent = agent
+        self.agents.append(agent)
         atexit.register(self._at_exit)
 
     def end(self, keep: bool = False) -> None:
-        """keep: whether the warm process may go on."""
-        agent, self.agent = self.agent, None
+        """keep: whether the warm process of this machine may go on."""
+        agents, self.agents = self.agents, []
         wire, self.wire = self.wire, None
         if wire is not None:
             wire.close()
-        if agent is not None:
+        for agent in reversed(agents):
             agent.close() if keep else agent.stop()
         atexit.unregister(self._at_exit)
 
     def end_elsewhere(self) -> None:
         """As `end`; a pool may be dropped in any thread, also in one that `end` waits for."""
-        if self.agent is not None:
+        if self.agents:
             threading.Thread(target=self.end, name="nbddp-ending").start()
 
     def _at_exit(self) -> None:
-        if self.agent is not None:
-            self.agent.close(timeout=2)
+        for agent in self.agents:
+            agent.close(timeout=2)
 
 
 def _until(done: Callable[[], bool], timeout: float, why: str) -> None:

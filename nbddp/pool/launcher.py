@@ -18,6 +18,7 @@ from ipyparallel.cluster.launcher import BaseLauncher, ControllerLauncher, Engin
 from traitlets import Any as AnyTrait
 from traitlets import Dict, Unicode
 
+from nbddp.agent.controller import LOOPBACK
 from nbddp.agent.handle import Agent
 from nbddp.errors import AgentFailed
 from nbddp.plan.topology import Topology
@@ -70,6 +71,7 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
     """The ipyparallel controller as a child of the agent."""
 
     pid = AnyTrait(0).tag(to_dict=True)
+    ip = Unicode(LOOPBACK)
 
     async def start(self) -> None:
         agent = self._take_agent()
@@ -80,6 +82,7 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
                 home=agent.home,
                 profile_dir=self.profile_dir,
                 cluster_id=self.cluster_id,
+                ip=self.ip,
             ),
             args=list(self.controller_args),
         )
@@ -159,6 +162,7 @@ class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
                 env=os.environ,
                 visible="own" if topology.oversubscribed else "all",
                 home=agent.home,
+                bulk=agent.bulk,
                 profile_dir=self.profile_dir,
                 url_file=self.connection_files["engine"],
             )

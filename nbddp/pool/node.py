@@ -6,16 +6,18 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nbddp.agent import copies
+from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import Agent
 from nbddp.plan.capacity import Limit
-from nbddp.worker import kept
+from nbddp.plan.machine import Node as Host
+from nbddp.plan.topology import Topology, Worker
+from nbddp.pool import requests
 
-LAST_WORDS = 12  # lines
 RUNS_KEPT = 20  # whose output lies on disk; a cell may take a few of them
 
 Starts = list[dict[str, Any]]
@@ -42,8 +44,18 @@ class Living:
         return self.exit is None
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """What a worker needs to find its cluster: ipyparallel's profile folder, and the controller's file for engines."""
+
+    profile_dir: str
+    engine_file: str
+
+
 class Node:
-    """`workers`: rank → its process, also if that has ended and is not replaced yet.
+    """The node of this machine. `address`: where ranks of other nodes reach those here; empty where there are none.
+
+    `workers`: rank → its process, also if that has ended and is not replaced yet.
 
     died: called with the rank and the agent's event when a worker has ended, in the agent's reader thread; its event
     has `pool_ended` if the agent or the controller did. tried: with what `doctor`'s trials say.
@@ -58,6 +70,7 @@ class Node:
         self._early: dict[int, dict[str, Any]] = {}  # pid → the exit of one that ended before its start was noted
         self._described: tuple[object, ...] = ()
         self._kept: float | None = None
+        self.address = ""
         agent.on_event(weakly(self._hear))
 
     @property
@@ -71,13 +84,30 @@ class Node:
 
     # -- processes ------------------------------------------------------------------------------
 
+    def host(self, index: int) -> Host:
+        """This machine, from what its agent said when it was warm. Its processes meet over the loopback."""
+        return requests.host(self.warm, index, self.address)
+
+    def request(self, place: Worker, topology: Topology, visible: str, cluster: Cluster) -> dict[str, Any]:
+        """A start request for one worker."""
+        return requests.worker(
+            place,
+            topology,
+            env=os.environ,
+            visible=visible,
+            home=self.agent.home,
+            bulk=self.agent.bulk,
+            profile_dir=cluster.profile_dir,
+            url_file=cluster.engine_file,
+        )
+
     def start(self, starts: Starts, launch: Callable[[Starts], Starts]) -> None:
         """Have workers started by `launch`, which answers with their pids and start times, and note them as ours."""
-        sizes = {s["rank"]: os.path.getsize(s["log"]) if os.path.exists(s["log"]) else 0 for s in starts}
+        sizes = self._sizes([s["log"] for s in starts])
         for start, answer in zip(starts, launch(starts), strict=True):
             rank = start["rank"]
             self.workers[rank] = Living(
-                rank, start["uuid"], answer["pid"], answer["started"], start["log"], start["kept"], sizes[rank]
+                rank, start["uuid"], answer["pid"], answer["started"], start["log"], start["kept"], sizes[start["log"]]
             )
             early = self._early.pop(answer["pid"], None)
             if early is not None:
@@ -101,33 +131,42 @@ class Node:
             self._tried(event)
         elif event["ev"] == "gone" or (event["ev"] == "exit" and event["kind"] == "controller"):
             for worker in list(self.workers.values()):
-                self._exited(worker, {"code": None, "pool_ended": True})
+                self._exited(worker, self._gone())
             if self.alive and event["ev"] == "exit":
                 self.agent.tell("stop")  # a pool without its controller cannot be reached
 
+    def _gone(self) -> dict[str, Any]:
+        """The end of workers whose agent, or controller, has ended: the pool cannot be reached."""
+        return {"code": None, "pool_ended": True}
+
     def _exited(self, worker: Living, event: dict[str, Any]) -> None:
         if worker.exit is None:
-            worker.exit = event = {**event, "last_words": self.last_words(worker.rank)}
+            worker.exit = event = {"last_words": self.last_words(worker.rank), **event}
             self._died(worker.rank, event)
 
     # -- what they wrote --------------------------------------------------------------------------
 
+    def _sizes(self, logs: Sequence[str]) -> dict[str, int]:
+        return {log: os.path.getsize(log) if os.path.exists(log) else 0 for log in logs}
+
     def begin_logs(self, ranks: Sequence[int]) -> None:
         """What earlier cells wrote is none of the next run's last words."""
         workers = [self.workers[r] for r in ranks if r in self.workers]
-        for worker in workers:
-            with suppress(FileNotFoundError):
-                worker.log_from = os.path.getsize(worker.log)
-        kept.clear(worker.kept for worker in workers)  # a worker does so too, if it lives to begin
+        for worker, size in zip(workers, copies.begun((w.log, w.kept) for w in workers), strict=True):
+            worker.log_from = size
 
     def written(self, rank: int) -> dict[str, tuple[int, str]]:
         """What a rank wrote in its last run, by stream, as its own files have it: how many characters they have no
         more, and all since."""
-        return {stream: kept.text(self.workers[rank].kept, stream) for stream in kept.STREAMS}
+        return copies.written(self.workers[rank].kept)
 
     def last_words(self, rank: int) -> str:
         worker = self.workers[rank]
-        return last_words(worker.log, worker.log_from, self.written(rank)["stderr"][1])
+        return copies.last_words(worker.log, worker.log_from, self.written(rank)["stderr"][1])
+
+    def errors_of(self, number: int) -> Path:
+        """The folder there into which ranks of run `number` write errors, for torchrun's `@record`."""
+        return self.run_folder(number)
 
     def run_folder(self, number: int) -> Path:
         """The folder of a run's output."""
@@ -165,6 +204,58 @@ class Node:
             self.agent.tell("describe", info=info(), files=files)
 
 
+class FarNode(Node):
+    """A node of another host, whose agent is reached over ssh: its files are its own, and the agent tells of them."""
+
+    agent: FarAgent
+
+    def host(self, index: int) -> Host:
+        """That machine; its name is the one under which it is reached."""
+        return requests.host({**self.warm, "host": self.agent.host.name}, index, self.address)
+
+    def find_way(self, to: str) -> None:
+        """Note this node's address on the way to a host."""
+        self.address = self.agent.request("route", to=to)["address"]
+
+    def request(self, place: Worker, topology: Topology, visible: str, cluster: Cluster) -> dict[str, Any]:
+        """The agent adds its own environment, folder and path; the controller's file goes there first."""
+        text = Path(cluster.engine_file).read_text(encoding="utf-8")
+        return requests.worker(
+            place,
+            topology,
+            env={},
+            visible=visible,
+            home=self.agent.far_home,
+            bulk=self.agent.far_bulk,
+            profile_dir=str(self.agent.far_home / "profile"),
+            url_file=self.agent.request("put", name=Path(cluster.engine_file).name, text=text)["path"],
+        )
+
+    def _sizes(self, logs: Sequence[str]) -> dict[str, int]:
+        return dict.fromkeys(logs, 0)  # the agent counts for itself
+
+    def begin_logs(self, ranks: Sequence[int]) -> None:
+        if self.alive:  # waited for: a rank may die before the agent has read it
+            self.agent.request("begin_logs", ranks=[*ranks])
+
+    def written(self, rank: int) -> dict[str, tuple[int, str]]:
+        if not self.alive:
+            return dict.fromkeys(copies.STREAMS, (0, ""))
+        found = self.agent.request("written", rank=rank)["written"]
+        return {stream: (start, text) for stream, (start, text) in found.items()}
+
+    def _gone(self) -> dict[str, Any]:
+        """Only this host is gone; ranks on others are told of it as of any death."""
+        return {"code": None, "last_words": self.agent.last_words()}
+
+    def last_words(self, rank: int) -> str:
+        """Of one whose exit the agent has told, it has told them with it."""
+        return str((self.workers[rank].exit or {}).get("last_words", "" if self.alive else self.agent.last_words()))
+
+    def errors_of(self, number: int) -> Path:
+        return self.agent.far_bulk / "runs" / str(number)
+
+
 def weakly(method: Callable[..., None]) -> Callable[..., None]:
     """A method to be called as long as its object lives."""
     held = weakref.WeakMethod(method)
@@ -175,23 +266,3 @@ def weakly(method: Callable[..., None]) -> Callable[..., None]:
             found(*args)
 
     return call
-
-
-def last_words(log: str, start: int = 0, printed: str = "") -> str:
-    """What a process that has ended said last: why the C++ library aborts (in what it printed to stderr), why
-    and where the interpreter does (in its log, from byte `start`), or else the last lines of the log."""
-    try:
-        with open(log, errors="replace") as file:
-            file.seek(start if start <= os.path.getsize(log) else 0)  # the agent has cut it
-            lines = [line.rstrip() for line in file.read().splitlines()]
-    except OSError:
-        lines = []
-    told = [line.rstrip() for line in printed.splitlines() if line.startswith(("terminate called", "  what():"))]
-    lines = lines[next((i for i, line in enumerate(lines) if line.startswith("Fatal Python error")), 0) :]
-    in_thread = ""
-    for line in lines:
-        if line.startswith(("Thread 0x", "Current thread 0x")):
-            in_thread = line
-        elif line.startswith("Fatal Python error") or (in_thread.startswith("Current") and line.startswith("  File ")):
-            told.append(line)
-    return "\n".join(told[:LAST_WORDS] or [line for line in lines if line][-3:])

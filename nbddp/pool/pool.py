@@ -8,13 +8,17 @@ shrink, replace, nothing), and tells each change in one line.
 from __future__ import annotations
 
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import Agent
+from nbddp.agent.reach import Ssh
+from nbddp.agent.reached import versions
 from nbddp.ask import looks
 from nbddp.ask.bench import REPEAT, WARMUP
 from nbddp.ask.looks import own_gpus
@@ -22,13 +26,13 @@ from nbddp.ask.outlook import foresee
 from nbddp.base import system
 from nbddp.base.stop import uninterrupted
 from nbddp.base.units import lasts
-from nbddp.errors import BadInput, RunHung, WorkerFailed
+from nbddp.errors import BadInput, PoolNotRunning, RunHung, WorkerFailed
 from nbddp.plan import environment
 from nbddp.plan.capacity import refuse_crowd
+from nbddp.plan.hosts import Host, hosts_of
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.request import ARGV0, CALL, HANG_AFTER, Request
 from nbddp.plan.topology import Topology, rank_words
-from nbddp.pool import requests
 from nbddp.pool.group import Remains, WorkerGroup
 from nbddp.pool.node import Living
 from nbddp.pool.ranks import RankConnection
@@ -68,14 +72,19 @@ class Pool:
         visible: str | None = None,
         oversubscribe: bool = False,
         device: str | None = None,
+        hosts: str | None = None,
+        ssh_config: str | None = None,
+        python: str | None = None,
+        setup: str | None = None,
         agent: Agent | None = None,
     ):
         self.spec = LaunchSpec(
             nproc=nproc, nnodes=nnodes, gpus_per_proc=gpus_per_proc, visible=visible,
-            oversubscribe=oversubscribe, device=device,
+            oversubscribe=oversubscribe, device=device, hosts=hosts, ssh_config=ssh_config, python=python, setup=setup,
         )  # fmt: skip
         self._given_agent = agent
         self._takes = agent is not None  # whether a warm process of an earlier kernel may be taken
+        self._told_of_hosts: list[str] = []  # what the next start is to say of them
         self._keep: float | None = None  # seconds, where no line has said otherwise
         self.measured: list[Measured] = []  # collectives that were measured on these devices
         self._trials = self.trials()
@@ -145,12 +154,13 @@ class Pool:
         """
         if self.group.running:
             self.group.wire.connection.ask()
-        warm = self._warm_agent(progress)
+        self._refuse_lost_hosts()
         merged, visible = self._merge(spec)
-        keep = self._keep if merged.keep_warm is None else merged.keep_warm
-        if merged.keep_warm and warm["unkept"]:
-            raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {warm['unkept']}; leave it out")
-        topology = self._plan(merged, warm)
+        self._warm_nodes(merged, progress)
+        keep, unkept = self._keep if merged.keep_warm is None else merged.keep_warm, self.group.nodes[0].warm["unkept"]
+        if merged.keep_warm and unkept:
+            raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {unkept}; leave it out")
+        topology = self._plan(merged)
         self._refuse_crowd(topology, merged.oversubscribe)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
@@ -160,6 +170,7 @@ class Pool:
                 group.start_cluster(progress)
         old, calls = group.topology, self.runs.call_exits
         notes = group.match(topology, visible, fresh=spec.fresh, before_end=calls, progress=progress)
+        notes, self._told_of_hosts = [*self._told_of_hosts, *notes], []
         if spec.gpus_per_proc and not spec.visible:
             notes += topology.device_notes(visible)
         if old and any(w.devices for w in topology.workers) != any(w.devices for w in old.workers):
@@ -188,6 +199,58 @@ class Pool:
             progress("importing torch in the warm process, once")
         return node.agent.wait_warm()
 
+    def _refuse_lost_hosts(self) -> None:
+        """Ranks of a pool on hosts are not silently started elsewhere. Raises PoolNotRunning."""
+        lost = [node.agent for node in self.group.spread if not node.alive]
+        if lost:
+            hosts, words = self.spec.hosts, "; ".join(agent.last_words() for agent in lost)
+            with uninterrupted():
+                self._forget_all()
+            raise PoolNotRunning(
+                f"the pool has ended, because {', '.join(str(a.host) for a in lost)} is gone ({words}); names on its "
+                f"workers are gone, and %ddp start --hosts {hosts} starts another"
+            )
+
+    def _warm_nodes(self, spec: LaunchSpec, progress: Callable[[str], None]) -> None:
+        """Have an agent that is warm on this machine and on each host that is asked for.
+
+        Raises BadInput where the pool that runs is on other hosts, AgentFailed for a host that does not come up; then
+        those that have are left again.
+        """
+        if self.topology is not None and spec.hosts != self.spec.hosts:
+            on = f"on {self.spec.hosts}" if self.spec.hosts else "on this machine"
+            raise BadInput(f"the pool runs {on}; %ddp stop ends it, then --hosts {spec.hosts} starts another")
+        self._warm_agent(progress)
+        if spec.hosts and not self.group.spread:
+            try:
+                self._reach(hosts_of(spec.hosts), spec, progress)
+            except BaseException:
+                with uninterrupted():
+                    self._forget_all()
+                raise
+
+    def _slots(self, spec: LaunchSpec) -> int | None:
+        """The number of workers that a hosts file gives each host; None where it gives none. Raises BadInput where it
+        gives them different ones."""
+        found = {host.slots for host in hosts_of(spec.hosts)} if spec.hosts else {None}
+        if len(found) > 1:
+            raise BadInput(f"the hosts in {spec.hosts} have different slots; say by --nproc how many each gets")
+        return found.pop()
+
+    def _reach(self, hosts: Sequence[Host], spec: LaunchSpec, progress: Callable[[str], None]) -> None:
+        """Start the agents of all hosts at once, and wait for each."""
+        progress(f"reaching {', '.join(map(str, hosts))}")
+        ssh = Ssh(spec.ssh_config or "", spec.python or sys.executable, spec.setup or "")
+        home = self.group.nodes[0].agent.home
+        agents = [FarAgent.by_ssh(host, ssh, home / f"host-{i}.log", {}) for i, host in enumerate(hosts)]
+        for agent in agents:
+            self.group.take(agent, self.runs.ranks.died, self._trials.heard)
+        for agent in agents:
+            progress(f"importing torch on {agent.host}, once")
+            agent.wait_warm()
+        self.group.find_ways()
+        self._told_of_hosts = [line for agent in agents for line in agent.differences(versions())]
+
     def _merge(self, spec: LaunchSpec) -> tuple[LaunchSpec, str]:
         """What was not said stays as the standing pool has it (nnodes only if nproc was not said either)."""
         old = self.spec if self.topology is not None else LaunchSpec()
@@ -200,15 +263,20 @@ class Pool:
             oversubscribe=spec.oversubscribe or old.oversubscribe,
             device=spec.device or old.device,
             keep_warm=old.keep_warm if spec.keep_warm is None else spec.keep_warm,
+            hosts=spec.hosts or old.hosts,
+            ssh_config=spec.ssh_config or old.ssh_config,
+            python=spec.python or old.python,
+            setup=spec.setup or old.setup,
         )
         visible = spec.visible or (old.visible if self.topology else None)
         return merged, visible or ("own" if merged.oversubscribe else "all")
 
-    def _plan(self, spec: LaunchSpec, warm: Mapping[str, Any]) -> Topology:
+    def _plan(self, spec: LaunchSpec) -> Topology:
+        hosts = self.group.hosts
         return Topology.plan(
-            [requests.host(warm)],
-            nproc=spec.nproc,
-            nnodes=spec.nnodes or 1,
+            [node.host(i) for i, node in enumerate(hosts)],
+            nproc=spec.nproc or self._slots(spec),
+            nnodes=spec.nnodes or len(hosts),
             gpus_per_proc=spec.gpus_per_proc,
             oversubscribe=spec.oversubscribe,
             device=spec.device or "auto",
@@ -217,7 +285,8 @@ class Pool:
     def _refuse_crowd(self, topology: Topology, insists: bool) -> None:
         now = len(self.workers)
         if topology.world_size > now and not insists:
-            refuse_crowd(now, topology.world_size, topology.nnodes, self.group.nodes[0].limits())
+            for node in self.group.hosts:
+                refuse_crowd(now, topology.world_size, topology.nnodes, node.limits())
 
     def keep(self, seconds: float | None) -> None:
         """What `--keep-warm` is where no line says it; None: as the warm process has it from its last owner."""
@@ -500,7 +569,10 @@ class Pool:
         """The agent's answer to `status`: the pool's description and its processes."""
         self.group.need_running()
         assert self.agent is not None
-        return self.agent.request("status")
+        answer = self.agent.request("status")
+        for node in self.group.spread:
+            answer["children"] += node.agent.request("status")["children"]
+        return {**answer, "info": {**answer["info"], "asked_all": True}}
 
 
 def _packed(value: Any, name: str) -> bytes:

@@ -24,14 +24,15 @@ def worker(
     env: Mapping[str, str],
     visible: str,
     home: Path,
+    bulk: Path,
     profile_dir: str,
     url_file: str,
 ) -> dict[str, Any]:
-    """A start request for one worker; `uuid` is what it will register under."""
+    """A start request for one worker; `uuid` is what it will register under. home, bulk: the pool's folders there."""
     base = dict(env)
     base.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not capture what C and subprocesses write
     base = {**homes.private_caches(), **base}
-    base.update(environment.of_worker(place, topology, env, visible=visible, loopback=loopback_name()))
+    base.update(environment.of_worker(place, topology, env, visible=visible, joining=joining(topology, place)))
     return {
         "kind": "worker",
         "rank": place.rank,
@@ -40,14 +41,21 @@ def worker(
         "cwd": os.getcwd(),
         "path": list(sys.path),
         "log": str(home / f"worker-{place.rank}.log"),
-        "kept": str(homes.bulk(home) / f"worker-{place.rank}"),
+        "kept": str(bulk / f"worker-{place.rank}"),
         "profile_dir": profile_dir,
         "url_file": url_file,
     }
 
 
-def controller(*, env: Mapping[str, str], home: Path, profile_dir: str, cluster_id: str) -> dict[str, Any]:
-    """A start request for the ipyparallel controller."""
+def joining(topology: Topology, place: Worker) -> str:
+    """The network interface by which a worker's libraries are to meet: the one that joins its node to others, or the
+    loopback where all are on one machine."""
+    interface = topology.nodes[place.node].interface
+    return interface.name if interface is not None else loopback_name()
+
+
+def controller(*, env: Mapping[str, str], home: Path, profile_dir: str, cluster_id: str, ip: str) -> dict[str, Any]:
+    """A start request for the ipyparallel controller, which is to listen at `ip`."""
     return {
         "kind": "controller",
         "env": dict(env),
@@ -57,16 +65,24 @@ def controller(*, env: Mapping[str, str], home: Path, profile_dir: str, cluster_
         "state": str(home / "engines.json"),
         "profile_dir": profile_dir,
         "cluster_id": cluster_id,
+        "ip": ip,
     }
 
 
 def description(placed: Topology | None) -> dict[str, Any]:
     """What the agent tells those who ask for a pool's status."""
+    hosts = {n.index: n.host for n in placed.nodes if not n.simulated} if placed and placed.nnodes > 1 else {}
     return {
         "cwd": os.getcwd(),
         "owner": os.getpid(),
         "workers": [
-            {"rank": w.rank, "node": w.node, "local_rank": w.local_rank, "device": w.device_words()}
+            {
+                "rank": w.rank,
+                "node": w.node,
+                "host": hosts.get(w.node, ""),
+                "local_rank": w.local_rank,
+                "device": w.device_words(),
+            }
             for w in (placed.workers if placed else ())
         ],
         "simulated": bool(placed and placed.simulated),
@@ -74,13 +90,17 @@ def description(placed: Topology | None) -> dict[str, Any]:
     }
 
 
-def host(warm: Mapping[str, Any]) -> Node:
-    """This machine as a node, from what its agent said when it was warm. Its processes meet over the loopback."""
-    joining = next((i for i in warm["interfaces"] if i["loopback"]), None)
+def host(warm: Mapping[str, Any], index: int = 0, address: str = "") -> Node:
+    """A machine as a node, from what its agent said when it was warm. Its processes meet others over the interface that
+    has `address`, or those of the same machine over the loopback."""
+    found = warm["interfaces"]
+    joins = next((i for i in found if address in i.get("addresses", ())), None) or next(
+        (i for i in found if i["loopback"]), None
+    )
     return node_of(
         {
-            "index": 0,
-            "interface": joining,
+            "index": index,
+            "interface": joins and {name: joins[name] for name in ("name", "speed", "loopback")},
             **{field: warm[field] for field in ("host", "devices", "links", "untold", "cores", "numa")},
         }
     )

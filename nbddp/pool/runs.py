@@ -7,15 +7,14 @@ import os
 import sys
 import uuid as uuids
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from nbddp.agent.hardware import loopback_name
 from nbddp.base import stop
 from nbddp.base.stop import uninterrupted
 from nbddp.errors import PoolError
 from nbddp.plan import environment
 from nbddp.plan.request import CELL, Request
+from nbddp.pool import requests
 from nbddp.pool.group import WorkerGroup
 from nbddp.pool.ranks import RankConnection
 from nbddp.run import logfile, outcome
@@ -58,7 +57,7 @@ class Runs:
             node.begin_logs(ranks)
         number = next(self._numbers)
         logs = group.nodes[0].run_folder(number)
-        specs = self._specs(request, number, self._take_store(number, screen), logs, attempt)
+        specs = self._specs(request, number, self._take_store(number, screen), attempt)
         run = Run(self.ranks, specs, request, number=number, logs=logs, screen=screen, timed_from=timed_from, most=most)
         run.when_sent = lambda: group.nodes[0].forget_run(number)
         run.when_long = lambda: group.note(ranks, request.state)
@@ -89,36 +88,46 @@ class Runs:
             for note in group.match(group.placed(), group.visible, before_end=self.call_exits):
                 screen.say(note)
 
-    def _specs(self, request: Request, number: int, port: int, logs: Path, attempt: int) -> dict[int, dict[str, Any]]:
-        """Rank → what it is sent: the request, where the ranks meet, and torchrun's variables."""
+    def _specs(self, request: Request, number: int, ports: Sequence[int], attempt: int) -> dict[int, dict[str, Any]]:
+        """Rank → what it is sent: the request, where the ranks meet, and torchrun's variables. ports: on each node's
+        loopback, of the way to the store."""
+        group = self.group
+        placed, hosts = group.placed(), group.hosts
+        meet = environment.Rendezvous(hosts[0].address or MASTER, ports[0], self._id, attempt, request.max_restarts)
         common = {
-            **request.wire(), "run": number, "injected": [MASTER, port], "connect": HOST,
-            "shares_gpus": self.group.placed().oversubscribed,
+            **request.wire(), "run": number, "injected": [meet.addr, meet.port], "shares_gpus": placed.oversubscribed,
         }  # fmt: skip
-        tries = (attempt, request.max_restarts)
-        meet, here, errors = environment.Rendezvous(MASTER, port, self._id, *tries), dict(os.environ), str(logs)
-        return {r: {**common, "env": self._variables(r, meet, here, errors)} for r in request.ranks or ()}
+        here = {} if group.spread else dict(os.environ)
+        folders = {node: str(node.errors_of(number)) for node in hosts}
+        specs = {}
+        for rank in request.ranks or ():
+            node = group.home_of(placed.workers[rank])
+            connect = [HOST, ports[hosts.index(node)]]
+            env = self._variables(rank, meet, here, folders[node])
+            specs[rank] = {**common, "connect": connect, "listen": node.address, "env": env}
+        return specs
 
     def _variables(
         self, rank: int, meet: environment.Rendezvous, here: Mapping[str, str], errors: str
     ) -> dict[str, str]:
-        """torchrun's variables for one rank of this run. here: the notebook's."""
+        """torchrun's variables for one rank of this run. here: the notebook's, where the rank has them too."""
         placed, visible = self.group.placed(), self.group.visible
-        env = environment.of_worker(placed.workers[rank], placed, here, visible=visible, loopback=_LOOPBACK)
+        place = placed.workers[rank]
+        env = environment.of_worker(place, placed, here, visible=visible, joining=requests.joining(placed, place))
         env.pop("CUDA_VISIBLE_DEVICES", None)  # set for good when the process started
         env.update(environment.of_run(meet, f"{errors}/rank{rank}.error.json"))
         return env
 
-    def _take_store(self, number: int, screen: Screen) -> int:
-        """The port of the store where run `number` meets. That nothing guards it is said if the start of the pool did
+    def _take_store(self, number: int, screen: Screen) -> tuple[int, ...]:
+        """The ports of the store where run `number` meets. That nothing guards it is said if the start of the pool did
         not."""
         stores = self.group.stores
         assert stores is not None
         known = {"", stores.unguarded, self.group.nodes[0].warm.get("unguarded")}
-        port = stores.port_of(number)
+        ports = stores.ports_of(number)
         if stores.unguarded not in known:
             screen.say(stores.unguarded)
-        return port
+        return ports
 
     # -- a run, and after it -------------------------------------------------------------------------
 
@@ -192,9 +201,6 @@ class Runs:
         finally:
             self.ranks.current = None
         return run
-
-
-_LOOPBACK = loopback_name()
 
 
 def shell() -> Any:

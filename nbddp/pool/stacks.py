@@ -72,7 +72,8 @@ def live(agent: Agent) -> Stacks:
     from nbddp.pool.wire import join
 
     status = agent.request("status")
-    workers = {c["rank"]: c for c in status["children"] if c["kind"] == "worker"}
+    here = {c["rank"]: c for c in status["children"] if c["kind"] == "worker"}
+    workers = {w["rank"]: here.get(w["rank"]) for w in status["info"].get("workers", ())} or here
     files = [f for f in status["files"] if f.endswith("-client.json")]
     if not workers or not files:
         raise PoolError(f"pool {agent.pool_id} has no workers; a %%ddp cell starts them")
@@ -83,7 +84,7 @@ def live(agent: Agent) -> Stacks:
         wire.close()
 
 
-def _ask(agent: Agent, wire: Any, workers: Mapping[int, Mapping[str, Any]]) -> Stacks:
+def _ask(agent: Agent, wire: Any, workers: Mapping[int, Mapping[str, Any] | None]) -> Stacks:
     ranks = [r for r in workers if r in wire.engines()]
     before: dict[int, Position] = {}
     facts, elapsed, asked_at = {}, float("inf"), 0.0
@@ -96,7 +97,8 @@ def _ask(agent: Agent, wire: Any, workers: Mapping[int, Mapping[str, Any]]) -> S
         before = found
         if "history" not in question and any(f is not None and not f.get("idle") for f in facts.values()):
             time.sleep(APART)  # the CPU time used meanwhile tells computing from waiting
-    dumps = {r: _dumped(agent, workers[r]) for r in ranks if facts.get(r) is None}
+    silent = {r: workers[r] for r in ranks if facts.get(r) is None}
+    dumps = {r: _dumped(agent, worker) for r, worker in silent.items() if worker}  # others are on another host
     lost = {r: Position(r, RankStatus.DIED) for r in workers if r not in ranks}
     stacks = {r: (facts.get(r) or {}).get("stack", ()) for r in ranks}
     return Stacks({**before, **lost}, stacks, dumps, title=f"pool {agent.pool_id}")

@@ -1,15 +1,18 @@
-"""The stores in which runs meet: which is open, for whom, and until when. The agent's store host holds them."""
+"""The stores in which runs meet: which is open, for whom, and until when. The agents' store hosts hold them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nbddp.agent.handle import START_TIMEOUT
+from nbddp.agent.peers import KEY_BYTES
 
 
 class Keeper(Protocol):
-    """What holds the stores: a node's agent."""
+    """What holds a store, or a gate to it: a node's agent."""
 
     @property
     def alive(self) -> bool: ...
@@ -18,38 +21,62 @@ class Keeper(Protocol):
     def tell(self, op: str, **fields: Any) -> None: ...
 
 
+@dataclass(frozen=True)
+class Open:
+    """A store, by the number that each keeper has given it, and the port at which its node's processes reach it."""
+
+    numbers: tuple[int, ...]
+    ports: tuple[int, ...]
+
+
 class RendezvousStores:
     """A store serves as long as runs end well, each under a prefix of its own. After a bad one a fresh store, opened
     ahead of time, takes its place, since nobody knows what waits at the old one; that stays as long as a group of the
     run lives that has met there. `unguarded`: why anybody on this machine can reach the last one; empty if nobody can.
+
+    keepers: of each node one; the first holds the stores, those of other nodes gates that lead there. address: where
+    they reach the first node.
     """
 
-    def __init__(self, keeper: Keeper):
-        self._keeper = keeper
-        self._spare = keeper.post("store")  # where its process is spawned, it imports torch meanwhile
-        self._open: tuple[int, int] | None = None  # number, port
-        self._of_run: dict[int, int] = {}
+    def __init__(self, keepers: Sequence[Keeper], address: str = ""):
+        self._keepers, self._address = tuple(keepers), address
+        self._key = secrets.token_bytes(KEY_BYTES).hex()
+        self._spare = self._post()  # where its process is spawned, it imports torch meanwhile
+        self._open: Open | None = None
+        self._of_run: dict[int, Open] = {}
         self.unguarded = ""
 
-    def port_of(self, run: int) -> int:
-        """The port of the store in which this run is to meet. Raises AgentFailed."""
+    def _post(self) -> int:
+        first, *others = self._keepers
+        return first.post("store", outside=self._address, key=self._key) if others else first.post("store")
+
+    def _take(self) -> Open:
+        """The store that was asked for ahead of time, and the gates of other nodes to it."""
+        first, *others = self._keepers
+        answers = [first.take(self._spare, START_TIMEOUT)]
+        asked = [k.post("store", of=[self._address, answers[0]["outside"]], key=self._key) for k in others]
+        answers += [keeper.take(key, START_TIMEOUT) for keeper, key in zip(others, asked, strict=True)]
+        self._spare = self._post()
+        self.unguarded = next(filter(None, (a["unguarded"] for a in answers)), "")
+        return Open(tuple(a["store"] for a in answers), tuple(int(a["port"]) for a in answers))
+
+    def ports_of(self, run: int) -> tuple[int, ...]:
+        """The port, on each node's loopback, of the store in which this run is to meet. Raises AgentFailed."""
         if self._open is None:
-            answer = self._keeper.take(self._spare, START_TIMEOUT)
-            self._spare = self._keeper.post("store")
-            self._open, self.unguarded = (answer["store"], int(answer["port"])), answer["unguarded"]
-        self._of_run[run] = self._open[0]
-        return self._open[1]
+            self._open = self._take()
+        self._of_run[run] = self._open
+        return self._open.ports
 
     def cut(self) -> None:
         """Close the store of the run in progress: who waits there is told that the connection is lost."""
-        if self._open is not None and self._keeper.alive:
-            self._keeper.tell("close_stores", stores=[self._open[0]])
+        if self._open is not None:
+            self._close([self._open])
             self._open = None
 
     def after(self, well: bool, groups: Mapping[int, Mapping[str, Any]] | None) -> None:
         """A run has ended. groups: rank → facts of its living group, if all ranks took part: then stores that neither
         the next run nor such a group needs are closed."""
-        if not self._keeper.alive:
+        if not self._keepers[0].alive:
             return
         if not well:
             self._open = None
@@ -58,8 +85,13 @@ class RendezvousStores:
 
     def _close_but(self, runs: set[int | None]) -> None:
         needed = {self._of_run[n] for n in runs if n in self._of_run}
-        current = {self._open[0]} if self._open else set()
+        current = {self._open} if self._open else set()
         idle = set(self._of_run.values()) - needed - current
         if idle:
-            self._keeper.tell("close_stores", stores=sorted(idle))
+            self._close(sorted(idle, key=lambda store: store.numbers))
         self._of_run = {n: s for n, s in self._of_run.items() if n in runs}
+
+    def _close(self, stores: Sequence[Open]) -> None:
+        for i, keeper in enumerate(self._keepers):
+            if keeper.alive:
+                keeper.tell("close_stores", stores=[store.numbers[i] for store in stores])

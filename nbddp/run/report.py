@@ -94,6 +94,8 @@ def end_words(code: int | str | None) -> str:
         name = signal_name(code)
         hint = "; the kernel's out-of-memory killer is the usual cause" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}"
+    if code is None:
+        return "its host is gone"
     return f"its process ended with exit code {code}"
 
 

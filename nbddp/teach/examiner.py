@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from nbddp.agent import children, guarded, limits
+from nbddp.agent import children, copies, guarded, limits
 from nbddp.agent.handle import Agent
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
 from nbddp.lessons import running
@@ -31,7 +31,7 @@ from nbddp.seams import torch_seams
 from nbddp.teach import check as checks
 from nbddp.teach.definitions import Handed, absent, kind
 from nbddp.teach.submissions import Cell
-from nbddp.worker import answers, kept
+from nbddp.worker import answers
 
 WARM = (
     "nbddp.teach.examiner",
@@ -72,7 +72,7 @@ class StrangersRanks(RankConnection):
         super().send(rank, spec, hear_outcomes, code, buffers)
 
     def written(self, rank: int) -> dict[str, tuple[int, str]]:
-        return dict.fromkeys(kept.STREAMS, (0, ""))
+        return dict.fromkeys(copies.STREAMS, (0, ""))
 
 
 class StrangersPool(Pool):

@@ -67,7 +67,7 @@ class Groups:
         self._compared = False  # whether all ranks are known to be through the making of the newest group
         self._quiet = Quiet()
         self._injected: tuple[str, int] = ("", 0)
-        self._connect = ""
+        self._connect = ("", 0)
         self._gives_store = False
         self._clients: dict[tuple[str, int], Any] = {}
         self._left: list[dict[str, Any]] = []
@@ -99,8 +99,8 @@ class Groups:
             destroy = self._wrap_destroy(dist.destroy_process_group)
             dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy
 
-    def begin(self, run: int, injected: tuple[str, int], connect: str) -> None:
-        """Enter run number `run`."""
+    def begin(self, run: int, injected: tuple[str, int], connect: tuple[str, int]) -> None:
+        """Enter run number `run`. injected: MASTER_ADDR and MASTER_PORT; connect: where this node reaches the store."""
         self.run, self._injected, self._connect = run, injected, connect
         self.inits, self._met, self._prefixes, self._made = 0, {}, {}, {}
         self.touched = _is_initialized()
@@ -119,7 +119,7 @@ class Groups:
         """
         from torch.distributed import PrefixStore, TCPStore
 
-        where = (self._connect, self._injected[1])
+        where = self._connect
         if where not in self._clients:
             self._clients = {where: TCPStore(*where, is_master=False, **options)}
         return PrefixStore(prefix, self._clients[where])
@@ -129,7 +129,7 @@ class Groups:
         (`agent.gate`), unless the pool says that it cannot be guarded here (`Pool.shortcomings`)."""
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
-        return getattr(store, "port", None) == self._injected[1]
+        return getattr(store, "port", None) in (self._injected[1], self._connect[1])
 
     def released(self) -> None:
         """The sockets have been shut: no client of a store can be used again."""

@@ -14,61 +14,18 @@ still in the pipe.
 
 from __future__ import annotations
 
-import glob
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
 
+from nbddp.agent.copies import STREAMS, older, path
 from nbddp.agent.lines import encode
 from nbddp.seams import ipykernel_seams
 
-STREAMS = ("stdout", "stderr")
 HALF = 4 << 20  # bytes
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
-
-
-def path(base: str, stream: str) -> str:
-    """Where the copy of a stream is, for a worker that keeps it at `base`."""
-    return f"{base}.{stream}"
-
-
-def text(base: str, stream: str) -> tuple[int, str]:
-    """How many characters of a stream are kept no more, and all since."""
-    start, found = 0, b""
-    for older in _older(path(base, stream)):
-        start = int(older.rpartition(".")[2])
-        with suppress(FileNotFoundError):  # it has just gone
-            found = _read(older)
-    with suppress(FileNotFoundError):
-        found += _read(path(base, stream))
-    return start, found.decode("utf-8", "replace")
-
-
-def clear(bases: Iterable[str]) -> None:
-    """A run begins: nothing has been written in it by the workers that keep their text at `bases`."""
-    copies = {path(base, stream) for base in bases for stream in STREAMS}
-    for folder in {os.path.dirname(copy) for copy in copies}:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                whole, _, number = entry.path.rpartition(".")
-                with suppress(FileNotFoundError):  # it has just gone
-                    if entry.path in copies and entry.stat().st_size:
-                        os.truncate(entry.path, 0)
-                    elif whole in copies and number.isdigit():
-                        os.unlink(entry.path)
-
-
-def _older(path: str) -> list[str]:
-    found = glob.glob(f"{glob.escape(path)}.*")
-    return sorted(found, key=lambda name: int(name.rpartition(".")[2]))
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
 
 
 class Copy:
@@ -81,8 +38,8 @@ class Copy:
 
     def begin(self) -> None:
         if self._start:
-            for older in _older(self.path):
-                os.unlink(older)
+            for part in older(self.path):
+                os.unlink(part)
         os.ftruncate(self._file, 0)
         self.why, self._start, self._characters, self._bytes = "", 0, 0, 0
 
@@ -99,10 +56,10 @@ class Copy:
         self._bytes += len(data)
 
     def _next(self) -> None:
-        before = _older(self.path)
+        before = older(self.path)
         os.rename(self.path, f"{self.path}.{self._start}")
-        for older in before:
-            os.unlink(older)
+        for part in before:
+            os.unlink(part)
         fresh = os.open(self.path, FLAGS, 0o600)
         os.dup2(fresh, self._file, inheritable=False)
         os.close(fresh)

@@ -32,7 +32,7 @@ from IPython.core.error import StdinNotImplementedError
 
 from nbddp import seams
 from nbddp.seams import ipykernel_seams, torch_seams
-from nbddp.worker import arrivals, calls, context, failure, foreign, handlers, leaving, threads, values
+from nbddp.worker import arrivals, calls, context, failure, foreign, handlers, leaving, loopback, threads, values
 from nbddp.worker.check import Checker
 from nbddp.worker.children import Exits, Started
 from nbddp.worker.groups import Groups
@@ -259,10 +259,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if "TORCHELASTIC_ERROR_FILE" in spec.get("env", {}):
             os.makedirs(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), exist_ok=True)  # @record does not
         if "injected" in spec:
+            loopback.listen(spec["listen"])
             self.groups.begin(
                 spec["run"],
                 (spec["injected"][0], int(spec["injected"][1])),
-                spec["connect"],
+                (spec["connect"][0], int(spec["connect"][1])),
             )
         self.groups.shares_gpus = spec.get("shares_gpus", False)
         foreign.forget()

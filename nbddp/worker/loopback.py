@@ -1,4 +1,5 @@
-"""Stores that a program makes itself listen on the loopback alone: all ranks are on this machine.
+"""Stores that a program makes itself listen on the loopback alone while all ranks are on this machine, else on the
+address of this node that joins it to the others (`listen`).
 
 torch's `TCPStore(host, port, is_master=True)` listens on all interfaces, whatever the host. Here it gets a listening
 socket on 127.0.0.1 (or on the address 127.x.y.z or ::1 that it is given), and clients of a host that is this machine go
@@ -26,6 +27,15 @@ LIBRARY = "torch.distributed"
 BACKLOG = 1024
 PARAMETERS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant",
               "master_listen_fd", "use_libuv")  # fmt: skip
+
+
+_address = HOST  # where a server for all ranks listens
+
+
+def listen(address: str) -> None:
+    """From here on a program's own server is to listen at this address of the node; empty: on the loopback."""
+    global _address
+    _address = address or HOST
 
 
 def install() -> None:
@@ -72,7 +82,7 @@ def _on_loopback(original: Callable[..., None]) -> Callable[..., None]:
         if len(args) > len(PARAMETERS) or not isinstance(host, str) or not isinstance(port, int) or not is_local(host):
             original(store, *args, **kwargs)
             return
-        given["host_name"] = host = host if host.startswith("127.") or host == "::1" else HOST
+        given["host_name"] = host = host if host.startswith("127.") or host == "::1" else _address
         own = given.get("is_master") and given.get("master_listen_fd") is None
         listening = _listening(host, port) if own else None
         if listening is None:

@@ -1,0 +1,242 @@
+"""A pool on two hosts, reached by a real ssh: what holds on one machine holds there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+import nbddp
+from nbddp.agent import peers, store_host
+from nbddp.agent.far import FarAgent
+from nbddp.errors import AgentFailed, PoolNotRunning
+from nbddp.front.status import table
+from nbddp.plan.options import LaunchSpec
+from nbddp.run.screen import Silent
+from tests.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
+
+pytestmark = pytest.mark.skipif(not HERE, reason=MISSING)
+ROOT = Path(__file__).parent.parent
+INIT = "import os, torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\n"
+PLACE = ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with ssh_hosts(tmp_path_factory.mktemp("ssh")) as made:
+        yield made
+
+
+def on(hosts: Hosts, names: str = "nodea,nodeb", **more: object) -> nbddp.Pool:
+    setup = f"export PYTHONPATH={shlex.quote(str(ROOT))} NBDDP_RUNTIME_DIR={shlex.quote(str(hosts.folder))}"
+    asked: dict[str, object] = {"nproc": 2, "ssh_config": str(hosts.config), "setup": setup, **more}
+    return nbddp.Pool(hosts=names, **asked)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def far(hosts: Hosts) -> Iterator[nbddp.Pool]:
+    with on(hosts) as pool:
+        yield pool
+
+
+def until(done: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def agents(pool: nbddp.Pool) -> list[FarAgent]:
+    return [node.agent for node in pool.group.spread]
+
+
+def test_ranks_are_placed_on_hosts_and_meet(far: nbddp.Pool) -> None:
+    code = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\n[os.environ[n] for n in {PLACE!r}], t.item()"
+    found = far.run_cell(code, want_value=True, screen=Silent())
+    assert [[int(v) for v in place] for place, _ in found] == [
+        [0, 0, 0, 4, 2, 2], [1, 1, 0, 4, 2, 2], [2, 0, 1, 4, 2, 2], [3, 1, 1, 4, 2, 2],
+    ]  # fmt: skip
+    assert [total for _, total in found] == [4.0] * 4
+    rows = [dict(zip(table(far.status()).columns, row, strict=True)) for row in table(far.status()).rows]
+    assert [row["node"] for row in rows] == ["0 (nodea)", "0 (nodea)", "1 (nodeb)", "1 (nodeb)"]
+    assert all(str(row["memory"]).endswith("MiB") and row["state"] == "idle" for row in rows), rows
+
+
+def test_names_stay_values_travel_and_functions_run_there(far: nbddp.Pool) -> None:
+    far.run_cell("kept = int(os.environ['RANK'])", screen=Silent())
+    far.push({"given": [1, 2]})
+    assert list(far.run_cell("kept + given[1]", want_value=True, screen=Silent())) == [2, 3, 4, 5]
+    assert list(far.pull(["kept"])["kept"]) == [0, 1, 2, 3]
+    assert list(far.run(lambda x: x * 2, 21)) == [42] * 4
+    assert not far.compare("kept").equal
+
+
+def test_a_failure_frees_the_others_and_is_named(far: nbddp.Pool) -> None:
+    with pytest.raises(nbddp.WorkerFailed, match="rank 3 raised ValueError: mine") as caught:
+        far.run_cell(
+            f"{INIT}kept = 7\nif dist.get_rank() == 3: raise ValueError('mine')\ndist.barrier()", screen=Silent()
+        )
+    assert "ranks 0–2: cell line 5, waiting in barrier" in caught.value.report
+    assert "freed, names are kept" in caught.value.report
+    assert list(far.run_cell("kept", want_value=True, screen=Silent())) == [7] * 4
+
+
+def test_a_deadlock_over_hosts_is_told(far: nbddp.Pool) -> None:
+    with pytest.raises(nbddp.RunHung, match=r"rank 0 waits in barrier #\d+ \(line 3\); ranks 1–3 have finished"):
+        far.run_cell(f"{INIT}if dist.get_rank() == 0: dist.barrier()", hang_after=0.5, screen=Silent())
+
+
+def test_a_rank_that_dies_there_is_told_with_its_last_words_and_replaced(far: nbddp.Pool) -> None:
+    far.run_cell("kept = 7", screen=Silent())
+    with pytest.raises(nbddp.WorkerFailed, match="rank 2 died: killed by SIGABRT") as caught:
+        far.run_cell("import os\nif os.environ['RANK'] == '2': os.abort()", screen=Silent())
+    assert "Fatal Python error: Aborted" in caught.value.report
+    assert far.ensure(LaunchSpec()) == ["rank 2 is new and empty"]
+    found = far.run_cell(f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nt.item(), 'kept' in globals()", want_value=True,
+                         screen=Silent())  # fmt: skip
+    assert list(found) == [(4.0, True), (4.0, True), (4.0, False), (4.0, True)]
+
+
+def test_what_a_rank_prints_just_before_its_end_comes_from_there(
+    far: nbddp.Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = (
+        "import os\nprint('said', os.environ['RANK'], flush=True)\n"
+        "if os.environ['RANK'] == '3': os.kill(os.getpid(), 9)"
+    )
+    with pytest.raises(nbddp.WorkerFailed, match="rank 3 died: killed by SIGKILL"):
+        far.run_cell(code)
+    assert "said 3" in capsys.readouterr().out
+    far.ensure(LaunchSpec())
+
+
+def test_steps_are_recorded_and_a_programs_own_store_serves_all_hosts(far: nbddp.Pool) -> None:
+    code = (
+        f"{INIT}from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(torch.nn.Linear(64, 64))\n"
+        "for _ in range(3):\n    model.zero_grad(); model(torch.randn(8, 64)).sum().backward()\n"
+        "s = dist.TCPStore(os.environ['MASTER_ADDR'], 41235, 4, os.environ['RANK'] == '0')\n"
+        "s.set(os.environ['RANK'], 'x'); s.get(str((int(os.environ['RANK']) + 1) % 4)); dist.barrier()"
+    )
+    far.run_cell(code, screen=Silent(), timeout=60)
+    recording = far.timings()
+    assert sorted(recording.steps) == [0, 1, 2, 3]
+    assert [len(m.seconds) > 0 and m.wrong == 0 for m in far.bench("all_reduce", [1024], repeat=2, warmup=1)] == [True]
+    assert [m.rank for m in far.memory()] == [0, 1, 2, 3]
+
+
+STRANGER = """
+import json, sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+import torch.distributed as dist
+
+def tried(place):
+    try:
+        dist.TCPStore(place[0], place[1], is_master=False, timeout=timedelta(seconds=2)).set('key', 'value')
+    except Exception:
+        return None
+    return place
+
+print(json.dumps(list(filter(None, ThreadPoolExecutor(8).map(tried, json.loads(sys.argv[1]))))))
+"""
+
+
+def test_only_the_pools_processes_reach_the_store(far: nbddp.Pool) -> None:
+    """Neither at the gates, nor, without a signature, at the port for gates of other hosts."""
+    far.run_cell(INIT, screen=Silent())
+    keepers = [c["pid"] for a in agents(far) for c in a.request("status")["children"] if c["kind"] == "store"]
+    found = [c.laddr for pid in keepers for c in psutil.Process(pid).net_connections("tcp") if c.status == "LISTEN"]
+    places = [(laddr.ip, laddr.port) for laddr in found]
+    assert len(places) >= 5, "two gates with two doors each, and the one for other hosts"
+    command = [sys.executable, "-c", STRANGER, json.dumps(places)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_a_gate_on_another_host_needs_the_key(tmp_path: Path) -> None:
+    """Who has it reaches the store through a gate of his own; who has not is not answered."""
+    from torch.distributed import TCPStore
+
+    key = os.urandom(peers.KEY_BYTES)
+    served = store_host.open_to_nodes("127.0.0.1", key, os.getpid())
+    try:
+        gate = store_host.lead_to(("127.0.0.1", served.outside), key, os.getpid())
+        store = TCPStore("127.0.0.1", gate.port, is_master=False, timeout=timedelta(seconds=10))
+        store.set("key", "value")
+        assert served.store.get("key") == b"value"
+        with pytest.raises(OSError, match="timed out"):
+            store_host.lead_to(("127.0.0.1", served.outside), os.urandom(peers.KEY_BYTES), os.getpid())
+        with pytest.raises(OSError, match="timed out"):
+            socket.create_connection(("127.0.0.1", served.outside), timeout=1)
+        served.close()
+        with pytest.raises(RuntimeError, match=r"recv|Connection|Broken|reset"):
+            store.get("key")
+        gate.close()
+    finally:
+        if served.store is not None:
+            served.close()
+
+
+def test_no_secret_is_on_a_command_line(far: nbddp.Pool) -> None:
+    secrets = {far.group.stores._key if far.group.stores else "none"}
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        assert not any(secret in line for secret in secrets)
+
+
+def test_other_hosts_than_those_it_runs_on_are_refused(far: nbddp.Pool) -> None:
+    with pytest.raises(nbddp.BadInput, match="the pool runs on nodea,nodeb; %ddp stop ends it"):
+        far.ensure(LaunchSpec(hosts="nodea"))
+    assert far.world_size == 4
+
+
+def test_hosts_that_do_not_come_up_are_named_and_the_rest_is_left_again(hosts: Hosts) -> None:
+    pool = on(hosts, "nodea,127.0.1.3:1")
+    with pytest.raises(AgentFailed, match=r"127.0.1.3:1 cannot be reached: .*Connection refused"):
+        pool.start()
+    assert not pool.running
+    mine = [p for p in psutil.process_iter(["cmdline"]) if "nbddp.agent.reached" in " ".join(p.info["cmdline"] or ())]
+    until(
+        lambda: not [p for p in mine if p.is_running() and "nodea" in " ".join(p.environ().get("SSH_CONNECTION", ""))]
+    )
+    pool.close()
+
+
+def test_a_host_that_goes_is_named_and_nothing_is_left_of_the_pool(hosts: Hosts) -> None:
+    pool = on(hosts, nproc=1)
+    pool.start()
+    first, second = agents(pool)
+    family = [p for a in (first, second) for p in psutil.Process(a.hello["pid"]).children(recursive=True)]
+    os.kill(second.hello["pid"], signal.SIGKILL)
+    until(lambda: not second.alive)
+    with pytest.raises(
+        PoolNotRunning, match=r"nodeb is gone .*; names on its workers are gone, and %ddp start --hosts"
+    ):
+        pool.ensure(LaunchSpec())
+    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
+    assert not first.far_home.exists()
+    assert not pool.running
+
+
+def test_what_is_otherwise_on_a_host_is_told(far: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = agents(far)[0]
+    here = dict(agent.hello["versions"])
+    assert agent.differences(here) == []
+    monkeypatch.setitem(agent.hello, "moved", "/no/such")
+    assert agent.differences({**here, "torch": "1.0"}) == [
+        f"nodea has torch {here['torch']}, and here is 1.0",
+        f"nodea has no folder /no/such; its workers begin in {agent.hello['cwd']}",
+    ]
+    with pytest.raises(AgentFailed, match=f"nodea has nbddp {here['nbddp']}, and here is 9.9; install the same"):
+        agent.differences({**here, "nbddp": "9.9"})
