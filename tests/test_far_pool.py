@@ -24,6 +24,7 @@ from nbddp.errors import AgentFailed, PoolNotRunning
 from nbddp.front.status import table
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
+from tests.faults import needs_recorder
 from tests.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 
 pytestmark = pytest.mark.skipif(not HERE, reason=MISSING)
@@ -82,6 +83,7 @@ def test_names_stay_values_travel_and_functions_run_there(far: nbddp.Pool) -> No
     assert not far.compare("kept").equal
 
 
+@needs_recorder
 def test_a_failure_frees_the_others_and_is_named(far: nbddp.Pool) -> None:
     with pytest.raises(nbddp.WorkerFailed, match="rank 3 raised ValueError: mine") as caught:
         far.run_cell(
@@ -92,6 +94,7 @@ def test_a_failure_frees_the_others_and_is_named(far: nbddp.Pool) -> None:
     assert list(far.run_cell("kept", want_value=True, screen=Silent())) == [7] * 4
 
 
+@needs_recorder
 def test_a_deadlock_over_hosts_is_told(far: nbddp.Pool) -> None:
     with pytest.raises(nbddp.RunHung, match=r"rank 0 waits in barrier #\d+ \(line 3\); ranks 1–3 have finished"):
         far.run_cell(f"{INIT}if dist.get_rank() == 0: dist.barrier()", hang_after=0.5, screen=Silent())
