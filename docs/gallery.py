@@ -53,9 +53,9 @@ def recording(ranks: int, per_node: int, steps: int = 40, late: int = 3) -> Reco
                 at = [int(t * MS) for t in (ready[r], ready[r], network + dice.uniform(0.01, 0.05))]
                 buckets[r].append(Bucket(i, size, *at, (f"{names[i]}.mlp.weight", f"{names[i]}.attention.weight")))
         for r in range(ranks):
-            done = max(ends[r], buckets[r][-1].done / MS)
-            free[r] = done + 2.5
-            times = (int(starts[r] * MS), int(ends[r] * MS), int(done * MS))
+            done = max(int(ends[r] * MS), buckets[r][-1].done)
+            free[r] = done / MS + 2.5
+            times = (int(starts[r] * MS), int(ends[r] * MS), done)
             spans = (int(begins[r] * MS), times[0]), times, (times[2], int(free[r] * MS))
             steps_of[r].append(Step(number, *spans, tuple(buckets[r]), True, number == 0, number == 1))
     return Recording(steps_of, residual=0 if ranks <= per_node else 2_000, model="GPT-2 medium")

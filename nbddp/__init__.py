@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed, RunHung, RunStopped, RunTimedOut, WorkerFailed
 
 if TYPE_CHECKING:
+    from nbddp.plan.slurm import Slurm
     from nbddp.pool.pool import Pool
     from nbddp.run.values import NotSent, RankValues
 
@@ -30,12 +31,16 @@ __all__ = [
     "RunHung",
     "RunStopped",
     "RunTimedOut",
+    "Slurm",
     "WorkerFailed",
     "load_ipython_extension",
     "unload_ipython_extension",
 ]
 
-_LAZY = {"Pool": "nbddp.pool.pool", "RankValues": "nbddp.run.values", "NotSent": "nbddp.run.values"}
+_LAZY = {
+    "NotSent": "nbddp.run.values", "Pool": "nbddp.pool.pool", "RankValues": "nbddp.run.values",
+    "Slurm": "nbddp.plan.slurm",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

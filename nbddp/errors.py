@@ -20,9 +20,17 @@ such facts are attributes. Pure: imports nothing but the standard library.
 
 from __future__ import annotations
 
+import builtins
+import os
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+
+def in_colour() -> bool:
+    """Whether IPython shows tracebacks in colour here, and nobody has said NO_COLOR (https://no-color.org)."""
+    shell = getattr(builtins, "get_ipython", lambda: None)()
+    return str(getattr(shell, "colors", "")).lower() != "nocolor" and not os.environ.get("NO_COLOR")
 
 
 class NbddpError(Exception):
@@ -30,7 +38,8 @@ class NbddpError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows instead of a traceback through our own frames."""
-        return [f"{type(self).__name__}: {self}"]
+        name = type(self).__name__
+        return [f"\x1b[31m{name}\x1b[0m: {self}" if in_colour() else f"{name}: {self}"]
 
 
 class BadInput(NbddpError, ValueError):
@@ -123,7 +132,7 @@ class RankState:
 
     `where` is the user's own place, such as `cell line 9`, or empty; `doing` what it was waiting in,
     such as `waiting in all_reduce #14 for rank 1`; `lost` the names that went with a replaced process, `imports` those
-    of them that were imported, `why` it is replaced.
+    of them that were imported, `why` it is replaced; `fate` is what became of it where it is not.
     """
 
     rank: int
@@ -134,6 +143,7 @@ class RankState:
     lost: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     why: str = "could not be freed"
+    fate: str = "replaced"
 
 
 @dataclass(frozen=True)
@@ -158,10 +168,11 @@ class Left:
 
 
 class RunFailed(NbddpError):
-    """A run did not end well. `states` has one RankState per rank that took part; `attempts` says, under
-    `--max-restarts`, what ended each attempt."""
+    """A run did not end well. `states` has one RankState per rank that took part; `report` is what a notebook shows,
+    and `painted` the same in colours; `attempts` says, under `--max-restarts`, what ended each attempt."""
 
     attempts: tuple[str, ...] = ()
+    painted = ""
 
     def __init__(self, message: str, *, states: tuple[RankState, ...] = (), report: str = ""):
         super().__init__(message)
@@ -169,7 +180,8 @@ class RunFailed(NbddpError):
         self.report = report
 
     def _render_traceback_(self) -> list[str]:
-        return [self.report] if self.report else super()._render_traceback_()
+        text = self.painted if self.painted and in_colour() else self.report
+        return [text] if text else super()._render_traceback_()
 
 
 class RunStopped(RunFailed):

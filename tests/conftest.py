@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import nbddp
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
+from tests import slurm_hosts, ssh_hosts
 from tests.kernels import Kernel, loaded
 from tests.lessons import pool_of
 
 pytest.register_assert_rewrite("tests.faults")
+# a busy machine is no failure of the example that was just tried
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 MATRIX = "fault matrix"
 # a shell that runs the tests in the background has the kernels that they start ignore Stop
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,6 +35,9 @@ def fault_matrix(record_property: Callable[[str, object], None]) -> Callable[[st
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    here = {"sshd": ssh_hosts.HERE, "Slurm": slurm_hosts.HERE, "mpiexec": shutil.which("mpiexec") is not None}
+    words = ", ".join(f"{name} {'ran' if there else 'is not here'}" for name, there in here.items())
+    terminalreporter.write_line(f"other hosts: {words}")
     reports = [r for of in terminalreporter.stats.values() for r in of if isinstance(r, pytest.TestReport)]
     lines = {str(line) for r in reports for name, line in r.user_properties if name == MATRIX}
     if lines:

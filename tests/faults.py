@@ -41,10 +41,10 @@ size = 4 if rank != culprit or fault != "mismatch" else 8
 def go_wrong():
     if rank != culprit or fault == "mismatch":
         return True
-    if fault == "raise":
-        raise ValueError("on purpose")
-    if fault == "kill":
-        os.kill(os.getpid(), 9)
+    if fault in ("raise", "exit"):
+        raise ValueError("on purpose") if fault == "raise" else SystemExit(3)
+    if fault in ("kill", "abort"):
+        os.kill(os.getpid(), 9) if fault == "kill" else os.abort()
     if fault == "stop":
         time.sleep(0.2)
         print("ready", flush=True)
@@ -72,6 +72,8 @@ CALLS = {
     "init": "if go_wrong(): dist.init_process_group('gloo')",
 }  # fmt: skip
 FAULTS = ("raise", "skip", "kill", "stop", "mismatch")
+MORE_FAULTS = ("abort", "exit")  # each once
+SIGNALS = {"kill": "SIGKILL", "abort": "SIGABRT"}
 WITH_SHAPES = ("all_reduce", "broadcast", "all_gather", "send/recv")
 
 AFTER = (
@@ -149,6 +151,40 @@ def run_faulty(pool: nbddp.Pool, call: str, fault: str) -> Outcome:
     seconds = time.monotonic() - began
     lost = tuple(s.rank for s in error.states if s.status in ("died", "replaced")) if error else ()
     return Outcome(error, seconds, lost)
+
+
+def check_case(pool: nbddp.Pool, call: str, fault: str) -> str:
+    """A call with a fault on the last rank of a pool: the right rank is named, the others are freed, and all goes on.
+    Returns a line of the fault matrix."""
+    world = pool.world_size
+    ended = run_faulty(pool, call, fault)
+    what = type(ended.error).__name__ if ended.error else "ok"
+    culprit, lost = world - 1, set(ended.lost)
+    blocked = set() if FREES else set(range(world))
+    if fault == "raise":
+        assert isinstance(ended.error, nbddp.WorkerFailed)
+        assert (ended.error.rank, ended.error.exception_message) == (culprit, "on purpose")
+        assert lost <= blocked - {culprit}
+    elif fault in SIGNALS:
+        assert isinstance(ended.error, nbddp.WorkerFailed)
+        assert (ended.error.rank, ended.error.cause.kind) == (culprit, "died")
+        assert SIGNALS[fault] in str(ended.error)
+        assert {culprit} <= lost <= {culprit, *blocked}
+    elif fault == "exit":
+        assert isinstance(ended.error, nbddp.WorkerFailed)
+        assert (ended.error.rank, ended.error.cause.kind, ended.error.cause.code) == (culprit, "exit", 3)
+        assert lost <= blocked
+    elif fault == "stop":
+        assert isinstance(ended.error, nbddp.RunStopped)
+        assert lost <= blocked
+    elif fault == "skip" and ended.error is not None:
+        assert isinstance(ended.error, nbddp.RunHung)
+        assert f"rank {culprit} has finished the cell without calling it" in str(ended.error)
+        assert lost <= blocked - {culprit}
+    if fault == "skip" and ended.error is None:
+        assert call == "broadcast" or (call, world) == ("gather_object", 2), "only these can end without the last rank"
+    check_after(pool, ended.lost)
+    return f"{call:14} {fault:9} {ended.seconds:5.2f} s  {what}"
 
 
 def replaced(pool: nbddp.Pool) -> set[int]:

@@ -11,12 +11,16 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
+import time
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+TRIAL_SECONDS = 20.0
 
 
 class Without(types.ModuleType):
@@ -170,19 +174,6 @@ def compiler() -> None:
     sys.modules["torch._dynamo"] = None  # type: ignore[assignment]
 
 
-def watching() -> None:
-    from ipykernel.iostream import OutStream
-
-    theirs = OutStream._watch_pipe_fd
-    OutStream._watch_pipe_fd = lambda stream: theirs(stream)
-
-
-def buffers() -> None:
-    from ipykernel.iostream import OutStream
-
-    unseen_by(OutStream, "_buffers", "nbddp.seams.ipykernel_seams")
-
-
 def traceback_of_reply() -> None:
     from ipykernel.ipkernel import IPythonKernel
 
@@ -225,8 +216,6 @@ AWAY: dict[str, Callable[[], None]] = {
     "methods of collectives": methods,
     "parts of sparse tensors": sparse,
     "import of the compiler": compiler,
-    "captured output": watching,
-    "text not yet sent": buffers,
     "history of errors": history,
     "traceback of a reply": traceback_of_reply,
 }
@@ -301,16 +290,31 @@ def main() -> None:
     from nbddp.seams import SEAMS
     from nbddp.trials import trials
 
-    trials.tried("DDP's reducer"), trials.tried("captured output")  # imports for all children, and ends its threads
+    trials.tried("DDP's reducer")  # imports for all children, and ends its threads
     sys.stdout.flush()
     for seam in SEAMS:
-        child = os.fork()
-        if not child:
-            take_away(seam.key)
-            verdict = trials.tried(seam.key)
-            print(json.dumps([seam.key, verdict.present, verdict.works, verdict.why]), flush=True)
-            os._exit(0)
-        os.waitpid(child, 0)
+        while not _tried_in_child(seam.key):
+            print(f"the child that tried {seam.key} did not end, and another one tries it", file=sys.stderr)
+
+
+def _tried_in_child(key: str) -> bool:
+    """Whether the child has ended. torch keeps a thread or two, and what they hold when it forks is held for ever."""
+    from nbddp.trials import trials
+
+    child = os.fork()
+    if not child:
+        take_away(key)
+        verdict = trials.tried(key)
+        print(json.dumps([key, verdict.present, verdict.works, verdict.why]), flush=True)
+        os._exit(0)
+    end = time.monotonic() + TRIAL_SECONDS
+    while not os.waitpid(child, os.WNOHANG)[0]:
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return False
+        time.sleep(0.005)
+    return True
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ notebook would hold when the cell has ended (`outputs`: display updates carried 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,8 +65,8 @@ class Shown:
 
     @property
     def error(self) -> str:
-        """The error as it stands in the notebook."""
-        return "\n".join(self.reply.get("traceback", ()))
+        """The error as the notebook shows it, without colours."""
+        return re.sub(r"\x1b\[[\d;]*m", "", "\n".join(self.reply.get("traceback", ())))
 
     @property
     def evalue(self) -> str:

@@ -38,15 +38,32 @@ class Hosts:
 @contextmanager
 def ssh_hosts(folder: Path, names: Sequence[str] = ("nodea", "nodeb")) -> Iterator[Hosts]:
     """Hosts of these names, until the block ends."""
+    make_keys(folder)
+    with ExitStack() as stack:
+        addresses = tuple(stack.enter_context(_listening(folder, name, i + 2)) for i, name in enumerate(names))
+        configure(folder, names, addresses)
+        yield Hosts(folder, tuple(names), addresses)
+
+
+def make_keys(folder: Path) -> None:
+    """The keys of all hosts, and of who reaches them."""
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # where sshd's unprivileged part looks for nothing
     for key in ("hostkey", "id"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
     (folder / "authorized_keys").write_bytes((folder / "id.pub").read_bytes())
-    with ExitStack() as stack:
-        addresses = tuple(stack.enter_context(_listening(folder, name, i + 2)) for i, name in enumerate(names))
-        _configure(folder, names, addresses)
-        yield Hosts(folder, tuple(names), addresses)
+
+
+def configure_sshd(folder: Path, name: str, address: str, port: int) -> Path:
+    """The configuration of the sshd of a host."""
+    own = [
+        f"ListenAddress {address}:{port}",
+        f"HostKey {folder}/hostkey",
+        f"AuthorizedKeysFile {folder}/authorized_keys",
+    ]
+    path = folder / f"{name}.conf"
+    path.write_text("\n".join([*own, *SETTINGS, ""]))
+    return path
 
 
 @contextmanager
@@ -55,23 +72,19 @@ def _listening(folder: Path, name: str, number: int) -> Iterator[tuple[str, int]
     address = f"127.0.1.{number}"
     with socket.create_server((address, 0)) as door:
         port = door.getsockname()[1]
-    own = [
-        f"ListenAddress {address}:{port}",
-        f"HostKey {folder}/hostkey",
-        f"AuthorizedKeysFile {folder}/authorized_keys",
-    ]
-    (folder / f"{name}.conf").write_text("\n".join([*own, *SETTINGS, ""]))
+    path = configure_sshd(folder, name, address, port)
     with open(folder / f"{name}.log", "wb") as log:
-        process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / f"{name}.conf")], stderr=log)
+        process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(path)], stderr=log)
     try:
-        _wait_for(process, address, port, folder / f"{name}.log")
+        wait_for(process, address, port, folder / f"{name}.log")
         yield address, port
     finally:
         process.terminate()
         process.wait()
 
 
-def _wait_for(process: subprocess.Popen[bytes], address: str, port: int, log: Path) -> None:
+def wait_for(process: subprocess.Popen[bytes], address: str, port: int, log: Path) -> None:
+    """Until an sshd answers."""
     end = time.monotonic() + UP
     while True:
         try:
@@ -83,7 +96,8 @@ def _wait_for(process: subprocess.Popen[bytes], address: str, port: int, log: Pa
             time.sleep(0.02)
 
 
-def _configure(folder: Path, names: Sequence[str], addresses: Sequence[tuple[str, int]]) -> None:
+def configure(folder: Path, names: Sequence[str], addresses: Sequence[tuple[str, int]]) -> None:
+    """What `ssh -F` needs to reach these hosts."""
     key = (folder / "hostkey.pub").read_text().split()[:2]
     known = [f"[{address}]:{port} {' '.join(key)}" for address, port in addresses]
     (folder / "known_hosts").write_text("\n".join([*known, ""]))

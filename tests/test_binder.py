@@ -128,7 +128,8 @@ def test_the_rules_of_repo2docker_hold() -> None:
     assert found is not None, "one line, python-x.y"
     assert found[1] in ("3.10", "3.11", "3.12", "3.13", "3.14"), "repo2docker has a locked environment for these"
     assert found[1] in SpecifierSet(PROJECT["requires-python"])
-    assert f"\nPython {found[1]}, ipyparallel" in (ROOT / "README.md").read_text(), "the tests ran on it"
+    versions = (ROOT / "docs" / "versions.md").read_text()
+    assert f"\nPython {found[1]}, ipyparallel" in versions, "the tests ran on it"
     for line in LINES:
         # an option without a word after it ends repo2docker's own reading of the file with an error
         assert not line.startswith("-") or len(line.split(None, 1)) == 2 or "=" in line, line

@@ -39,17 +39,18 @@ def until(done: Callable[[], bool], what: str) -> None:
 # -- a rank's output -------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(0, 300), max_size=60), st.integers(64, 2000))
-@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 300), max_size=60), st.integers(64, 2000), st.booleans())
+@settings(max_examples=60)
 def test_a_log_file_has_the_beginning_and_the_end_of_all_that_was_written(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], most: int
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], most: int, held: bool
 ) -> None:
     path = tmp_path_factory.mktemp("log") / "rank0.log"
-    log, whole = LogFile(path, most), b""
+    log, whole = LogFile(path, most, held), b""
     for i, size in enumerate(sizes):
         line = f"{i}:".encode() + b"x" * size + b"\n"
         whole += line
         log.write(line)
+    assert (str(path) in {file.path for file in psutil.Process().open_files()}) == (held and bool(sizes))
     log.close()
     found = path.read_bytes() if path.exists() else b""
     assert log.why == ""
@@ -109,7 +110,7 @@ def test_the_last_words_of_a_rank_that_printed_much_and_died_are_there(pool: nbd
 
 
 @given(st.lists(st.text(max_size=40), max_size=40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_copy_tells_how_much_it_has_no_more(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     base = str(tmp_path_factory.mktemp("kept") / "worker-0")
     with pytest.MonkeyPatch.context() as patch:

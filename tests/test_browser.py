@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +82,12 @@ def served(runtime: Path, process: subprocess.Popen[bytes], log: Path) -> Any:
     return until(told, "JupyterLab")
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The notebook's address, in a JupyterLab that knows nothing of the user's."""
-    base = tmp_path_factory.mktemp("lab")
-    places = {f"JUPYTER{n}": str(base / n) for n in ("_RUNTIME_DIR", "_CONFIG_DIR", "_DATA_DIR", "LAB_WORKSPACES_DIR")}
-    for name, values in SETTINGS.items():
-        path = base / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(values))
-    folder = base / "lessons"
-    folder.mkdir()
-    book = builder().notebook([c for n in LESSONS for c in cells(n) if "explore." in c.text and c.kind == "code"])
-    nbformat.write(book, folder / "explorers.ipynb")
-    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | places
+@contextmanager
+def jupyterlab(base: Path, folder: Path, settings: Mapping[str, object] = SETTINGS) -> Iterator[Any]:
+    """Address and token of a JupyterLab over `folder` that knows nothing of the user's: all it keeps is in `base`."""
+    for name, values in settings.items():
+        set_to(base, name, values)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | places(base)
     env |= {"JUPYTERLAB_SETTINGS_DIR": str(base / "settings"), "JUPYTER_TOKEN": secrets.token_hex(16)}
     env["PYTHONPATH"] = os.pathsep.join([str(NOTEBOOKS.parent), *filter(None, [env.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
@@ -102,8 +95,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = base / "log"
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=folder) as process:
         try:
-            server = served(base / "_RUNTIME_DIR", process, log)
-            yield f"{server['url']}doc/tree/explorers.ipynb?token={server['token']}"
+            yield served(base / "_RUNTIME_DIR", process, log)
         finally:
             process.terminate()
             try:
@@ -112,7 +104,48 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 process.kill()  # the kernel ends by itself, without its parent
 
 
+def places(base: Path) -> dict[str, str]:
+    """Jupyter's own folders, within `base`."""
+    return {f"JUPYTER{n}": str(base / n) for n in ("_RUNTIME_DIR", "_CONFIG_DIR", "_DATA_DIR", "LAB_WORKSPACES_DIR")}
+
+
+def set_to(base: Path, name: str, values: object) -> None:
+    """A setting of JupyterLab; it holds from the next time that a page is loaded."""
+    path = base / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values))
+
+
+@contextmanager
+def lab(base: Path, book: Any, name: str) -> Iterator[str]:
+    """The address of this notebook in a JupyterLab of its own, in a new folder `base`."""
+    folder = base / "lessons"
+    folder.mkdir()
+    nbformat.write(book, folder / name)
+    with jupyterlab(base, folder) as server:
+        yield f"{server['url']}doc/tree/{name}?token={server['token']}"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The explorers' address."""
+    book = builder().notebook([c for n in LESSONS for c in cells(n) if "explore." in c.text and c.kind == "code"])
+    with lab(tmp_path_factory.mktemp("lab"), book, "explorers.ipynb") as opened:
+        yield opened
+
+
 # -- the page --------------------------------------------------------------------------------
+
+
+def begun(page: Any, cell: Any) -> bool:
+    """Run the active cell, which is this one; whether it has begun. JupyterLab shows an idle kernel before it has a
+    connection to it, and a run that is asked for in between is lost without a word."""
+    page.keyboard.press("Control+Enter")
+    try:
+        sync_api.expect(cell.locator(".jp-InputPrompt")).not_to_have_text("[ ]:", timeout=3000)
+    except AssertionError:
+        return False
+    return True
 
 
 class Notebook:
@@ -133,21 +166,11 @@ class Notebook:
     def run(self) -> None:
         """Run all cells, wait for their explorers, and go back to the first cell."""
         for cell in self.cells.all():
-            until(lambda cell=cell: self.begun(cell), "the run of a cell")
+            until(lambda cell=cell: begun(self.page, cell), "the run of a cell")
             sync_api.expect(cell.locator("img.widget-image")).to_be_visible()
             self.page.keyboard.press("ArrowDown")
         for _ in range(EXPLORERS):
             self.page.keyboard.press("ArrowUp")
-
-    def begun(self, cell: Any) -> bool:
-        """Run the active cell, which is this one; whether it has begun. JupyterLab shows an idle kernel before it has
-        a connection to it, and a run that is asked for in between is lost without a word."""
-        self.page.keyboard.press("Control+Enter")
-        try:
-            sync_api.expect(cell.locator(".jp-InputPrompt")).not_to_have_text("[ ]:", timeout=3000)
-        except AssertionError:
-            return False
-        return True
 
     def reach(self, target: Any) -> None:
         """Press Tab until the target, which is further down, has the focus."""
@@ -222,3 +245,14 @@ def test_labels_are_not_cut_and_controls_stand_in_line(notebook: Notebook) -> No
 
 def test_the_page_complains_of_nothing(notebook: Notebook) -> None:
     assert not notebook.errors
+
+
+def test_pictures_have_alternative_text_and_follow_a_dark_theme_while_it_is_on(notebook: Notebook) -> None:
+    """The theme's mark on the page is set as JupyterLab sets it; what the page makes of it is asked of the browser."""
+    picture = notebook.cells.nth(0).locator("img.widget-image")
+    assert str(picture.get_attribute("alt")).startswith("world size")
+    found = []
+    for light in ("false", "true"):
+        notebook.page.evaluate("light => document.body.dataset.jpThemeLight = light", light)
+        found.append(picture.evaluate("e => getComputedStyle(e).filter"))
+    assert found == ["invert(1) hue-rotate(180deg)", "none"]

@@ -96,8 +96,7 @@ def test_figures_stand_under_their_rank(four: Kernel) -> None:
     kinds = [
         o.get("text") or o["data"]["text/html"] for o in shown.outputs if o.get("text") or "text/html" in o["data"]
     ]
-    obj = "<IPython.core.display.HTML object>"
-    assert kinds == [f"rank 1 │ {obj}\n", "<b>1</b>", f"rank 3 │ {obj}\n", "<b>3</b>"]
+    assert kinds == ["rank 1 │\n", "<b>1</b>", "rank 3 │\n", "<b>3</b>"]
 
 
 def test_progress_bar_is_one_line(four: Kernel) -> None:
@@ -167,6 +166,27 @@ def test_completion_knows_the_names_of_rank_0(four: Kernel) -> None:
     found = four.ask(four.client.complete, cell, len(cell))
     assert found["matches"] == ["my_long_name"]
     assert cell[found["cursor_start"] : found["cursor_end"]] == "my_long"
+
+
+def test_completion_knows_names_after_a_subcommand_and_their_kinds(four: Kernel) -> None:
+    four.run("mine_here = 1\nother_here = 2")
+    four.run("%%ddp\nimport torch\nmine_there = torch.nn.Linear(2, 2)\nmine_too = 3\ndef mine_to_call(): ...")
+    expected = {
+        "%ddp push mine": ["mine_here"], "%ddp pull mine_t": ["mine_there", "mine_to_call", "mine_too"],
+        "%ddp compare mine_too mine_t": ["mine_there", "mine_to_call"], "%ddp pull --ra": ["--ranks"],
+        "%ddp bench all_g": ["all_gather"], "%ddp bench --min al": [],
+    }  # fmt: skip
+    for line, names in expected.items():
+        found = four.ask(four.client.complete, line, len(line))
+        assert [m for m in found["matches"] if names or m == "all_gather"] == names, line
+    kinds = {
+        "mine_to_c": "function", "mine_th": "instance", "torch.nn.Line": "class", "impor": "keyword",
+        "torch.nn.functio": "module", "mine_there.weig": "instance", "mine_there.forw": "function",
+    }  # fmt: skip
+    for text, kind in kinds.items():
+        cell = f"%%ddp\n{text}"
+        found = four.ask(four.client.complete, cell, len(cell))
+        assert found["metadata"]["_jupyter_types_experimental"][0]["type"] == kind, text
 
 
 def test_completion_knows_the_options(four: Kernel) -> None:
@@ -271,8 +291,8 @@ def test_deadlock_is_shown_as_a_table_and_stacks_tell_more(four: Kernel) -> None
     assert shown.reply["ename"] == "RunHung"
     words = "ranks 0–1, 3 wait in all_reduce #1 (line 6); rank 2 has finished the cell without calling it"
     assert shown.evalue == f"deadlock: {words}"
-    assert "   2  –            finished the cell" in shown.error
-    assert "   3  cell line 6  waiting in all_reduce #1 for rank 2  freed, names are kept" in shown.error
+    assert "     2  –            finished the cell" in shown.error
+    assert "0–1, 3  cell line 6  waiting in all_reduce #1 for rank 2  freed, names are kept" in shown.error
     stacks = four.run("%ddp stacks")
     text = stacks.displays[0]["text/plain"]
     assert "when the last run was ended:" in text
@@ -292,7 +312,7 @@ def test_timeout_and_never(four: Kernel) -> None:
     shown = four.run("%%ddp --timeout 0.5 --hang-after never\nimport time; time.sleep(600)")
     assert shown.reply["ename"] == "RunTimedOut"
     assert shown.evalue == "the run has taken longer than --timeout 0.5"
-    assert "   0  cell line 2  running  freed, names are kept" in shown.error
+    assert "  0–3  cell line 2  running  freed, names are kept" in shown.error
 
 
 def test_attempts_are_told_as_they_fail(four: Kernel) -> None:

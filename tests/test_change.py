@@ -24,6 +24,14 @@ def on_gpus(n: int, visible: str = "all", each: int = 1) -> Layout:
     return Layout(Topology.plan([GPUS], nproc=n, gpus_per_proc=each), visible)
 
 
+def on_hosts(each: int) -> Layout:
+    return Layout(Topology.plan([Node(0, "a"), Node(1, "b")], nproc=each, nnodes=2), "all")
+
+
+def simulated(nnodes: int) -> Layout:
+    return Layout(Topology.plan([CPU], nproc=1, nnodes=nnodes), "all")
+
+
 def all_of(n: int, *dead: int) -> dict[int, bool]:
     return {r: r not in dead for r in range(n)}
 
@@ -57,6 +65,10 @@ TABLE: dict[str, tuple[Layout | None, Layout, dict[int, bool], bool, Change]] = 
         "ranks 0–1 restarted on other devices; names on them are gone",))),
     "more GPUs each": (on_gpus(2), on_gpus(2, each=2), all_of(2), False, Change((0, 1), (0, 1), (
         "ranks 0–1 restarted on other devices; names on them are gone",))),
+    "more on each host": (on_hosts(1), on_hosts(2), all_of(2), False, Change((1,), (1, 2, 3), (
+        "pool grown from 2 to 4 workers; rank 0 keeps its names",
+        "rank 1 restarted on another host; names on it are gone"))),
+    "more simulated nodes": (on_cpu(2), simulated(2), all_of(2), False, Change()),
     "more GPUs in all": (on_gpus(2), on_gpus(4), all_of(2), False, Change(start=(2, 3), notes=(GROWN,))),
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ import pytest
 
 from nbddp.errors import RankStatus, RunHung
 from nbddp.plan.request import Request
-from nbddp.run.deadlock import diagnose, waiting_words, waits_for
+from nbddp.run.deadlock import diagnose, held, waiting_words, waits_for
 from nbddp.run.outcome import Ended
 from nbddp.run.positions import ANY, Call, Channel, Position, position_of
 from nbddp.run.screen import Silent
@@ -179,6 +179,31 @@ def test_usual_causes_are_told(places: list[Position], advice: str) -> None:
     found = diagnose({p.rank: p for p in places})
     assert found is not None
     assert advice in found.advice
+
+
+def failed(rank: int, **more: Any) -> Position:
+    return Position(rank, "failed", **more)
+
+
+@pytest.mark.parametrize(
+    ("places", "left", "ranks"),
+    [
+        ([at(0, "all_reduce", 9, sure=False), failed(1)], [1], {0}),  # one look is enough
+        ([at(0, "all_reduce", 9), failed(1)], [], set()),  # what rank 1 has called is not known
+        ([at(0, "all_reduce", 9), failed(1, latest={"0": 1})], [1], set()),  # it has done its part
+        ([at(0, "all_reduce", 9, alone=False), failed(1)], [1], set()),  # a thread of rank 0's may still act
+        ([at(0, "all_reduce", 9, seen=False), failed(1)], [1], set()),
+        ([at(0, "broadcast", 9, root=0), failed(1)], [1], set()),  # a root leaves before the others have entered
+        ([at(0, "all_to_all", 9), failed(1)], [1], set()),  # rank 0 may have nothing to exchange with rank 1
+        ([at(0, "barrier", 9), failed(1), busy(2)], [1], {0}),
+        ([sub(0), at(1, "all_reduce", 6, group="1", ranks=(1, 2)), failed(2)], [2], {0, 1}),  # 0 for 1, which for 2
+        ([sub(0), at(1, "all_reduce", 6, group="1", ranks=(0, 1)), failed(2)], [2], set()),  # a circle proves nothing
+    ],
+)
+def test_ranks_that_a_failed_one_holds_are_known_by_one_look(
+    places: list[Position], left: list[int], ranks: set[int]
+) -> None:
+    assert held({p.rank: p for p in places}, left) == ranks
 
 
 def test_waiting_is_worded_for_one_rank() -> None:

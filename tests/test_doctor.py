@@ -72,9 +72,7 @@ def test_every_seam_has_a_trial_and_a_place_in_the_table() -> None:
 def test_every_seam_is_tried_here_and_works(here: Findings) -> None:
     assert here.ended == ""
     assert set(here.verdicts) == {seam.key for seam in SEAMS}
-    old_kernel = tuple(map(int, versions()["ipykernel"].split(".")[:2])) < (6, 29)  # Colab's and Kaggle's
-    differs = NEWEST_DIFFERS | ({"text not yet sent"} if old_kernel else set())
-    assert {seam.key for seam, _ in here.broken()} <= differs
+    assert {seam.key for seam, _ in here.broken()} <= NEWEST_DIFFERS
     assert here.verdicts["abort of groups"].works is None
     assert here.machine["cores"] >= 1
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -20,9 +21,11 @@ import pytest
 import nbddp
 from nbddp.agent import peers, store_host
 from nbddp.agent.far import FarAgent
+from nbddp.agent.reached import ReachedAgent
 from nbddp.errors import AgentFailed, PoolNotRunning
 from nbddp.front.status import table
 from nbddp.plan.options import LaunchSpec
+from nbddp.pool.node import Cluster
 from nbddp.run.screen import Silent
 from tests.faults import needs_recorder
 from tests.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
@@ -49,6 +52,11 @@ def on(hosts: Hosts, names: str = "nodea,nodeb", **more: object) -> nbddp.Pool:
 def far(hosts: Hosts) -> Iterator[nbddp.Pool]:
     with on(hosts) as pool:
         yield pool
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        return int(door.getsockname()[1])
 
 
 def until(done: Callable[[], bool], seconds: float = 20) -> None:
@@ -128,7 +136,7 @@ def test_steps_are_recorded_and_a_programs_own_store_serves_all_hosts(far: nbddp
     code = (
         f"{INIT}from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(torch.nn.Linear(64, 64))\n"
         "for _ in range(3):\n    model.zero_grad(); model(torch.randn(8, 64)).sum().backward()\n"
-        "s = dist.TCPStore(os.environ['MASTER_ADDR'], 41235, 4, os.environ['RANK'] == '0')\n"
+        f"s = dist.TCPStore(os.environ['MASTER_ADDR'], {free_port()}, 4, os.environ['RANK'] == '0')\n"
         "s.set(os.environ['RANK'], 'x'); s.get(str((int(os.environ['RANK']) + 1) % 4)); dist.barrier()"
     )
     far.run_cell(code, screen=Silent(), timeout=60)
@@ -136,6 +144,31 @@ def test_steps_are_recorded_and_a_programs_own_store_serves_all_hosts(far: nbddp
     assert sorted(recording.steps) == [0, 1, 2, 3]
     assert [len(m.seconds) > 0 and m.wrong == 0 for m in far.bench("all_reduce", [1024], repeat=2, warmup=1)] == [True]
     assert [m.rank for m in far.memory()] == [0, 1, 2, 3]
+
+
+def test_a_client_of_the_pools_store_reaches_it_from_every_host(far: nbddp.Pool) -> None:
+    """Also one that a program makes itself, of MASTER_ADDR and MASTER_PORT."""
+    code = (
+        "import os, torch.distributed as dist\nrank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\n"
+        "s = dist.TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)\n"
+        "s.set(f'hello from {rank}', 'here')\n[s.get(f'hello from {r}') for r in range(world)]"
+    )
+    assert list(far.run_cell(code, want_value=True, timeout=20, screen=Silent())) == [[b"here"] * 4] * 4
+
+
+def test_traces_of_two_hosts_are_one_file_and_a_step_is_carried_on_to_more(far: nbddp.Pool) -> None:
+    code = (
+        f"{INIT}from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(torch.nn.Linear(64, 64))\n"
+        "for _ in range(4):\n    model.zero_grad(); model(torch.randn(8, 64)).sum().backward()"
+    )
+    far.run_cell(code, screen=Silent(), trace=True, timeout=60)
+    merged = far.trace()
+    assert merged.ranks == [0, 1, 2, 3]
+    assert merged.joined > 0
+    far.run_cell(code, screen=Silent(), timeout=60)
+    found = far.forecast(inter_node=1e9, latency=1e-5, nodes=4)
+    assert found.weak[-1].ranks == 8
+    assert "world size 4 = 2 nodes × 2 processes" in far.placed().words()
 
 
 STRANGER = """
@@ -198,6 +231,45 @@ def test_no_secret_is_on_a_command_line(far: nbddp.Pool) -> None:
         assert not any(secret in line for secret in secrets)
 
 
+def test_a_worker_there_gets_nothing_of_this_machines_environment(far: nbddp.Pool) -> None:
+    placed, node = far.placed(), far.group.spread[0]
+    asked = node.request(placed.workers[0], placed, "all", Cluster("", far.group.files[-1]))
+    assert "TORCHINDUCTOR_CACHE_DIR" not in asked["env"]
+    assert "PATH" not in asked["env"]
+
+
+def test_what_has_started_an_agent_there_is_none_of_the_pool(tmp_path: Path) -> None:
+    """ssh's own process, through which others may forward connections, does not pass the gate."""
+    agent = ReachedAgent(tmp_path, 1, {"cwd": ""})
+    assert agent.owner_pid == os.getpid()
+    agent.selector.close()
+
+
+def test_a_hosts_file_is_read_once(hosts: Hosts, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    setup = f"export OWN=a PYTHONPATH={ROOT} NBDDP_RUNTIME_DIR={hosts.folder}"
+    file.write_text(f"nodea slots=2 python={sys.executable} setup={shlex.quote(setup)}\n")
+    with on(hosts, str(file), nproc=None, python="/no/such") as pool:
+        assert pool.world_size == 2
+        assert list(pool.run_cell("import os\nos.environ['OWN']", want_value=True, screen=Silent())) == ["a", "a"]
+        file.unlink()
+        assert pool.ensure(LaunchSpec()) == []
+        assert list(pool.run_cell("1 + 1", want_value=True, screen=Silent())) == [2, 2]
+
+
+def test_a_pool_that_grows_has_its_ranks_on_the_right_hosts(hosts: Hosts) -> None:
+    """Rank 1 of two hosts with one worker each is on the second, and of two with two each on the first."""
+    with on(hosts, nproc=1) as pool:
+        pool.run_cell("kept = 7", screen=Silent())
+        assert pool.ensure(LaunchSpec(nproc=2)) == [
+            "pool grown from 2 to 4 workers; rank 0 keeps its names",
+            "rank 1 restarted on another host; names on it are gone",
+        ]
+        assert [sorted(node.workers) for node in pool.group.spread] == [[0, 1], [2, 3]]
+        code = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
+        assert list(pool.run_cell(code, want_value=True, timeout=20, screen=Silent())) == [4.0] * 4
+
+
 def test_other_hosts_than_those_it_runs_on_are_refused(far: nbddp.Pool) -> None:
     with pytest.raises(nbddp.BadInput, match="the pool runs on nodea,nodeb; %ddp stop ends it"):
         far.ensure(LaunchSpec(hosts="nodea"))
@@ -230,6 +302,19 @@ def test_a_host_that_goes_is_named_and_nothing_is_left_of_the_pool(hosts: Hosts)
     until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
     assert not first.far_home.exists()
     assert not pool.running
+
+
+def test_the_end_of_the_controller_is_told_in_a_running_cell_and_nothing_is_left(hosts: Hosts) -> None:
+    """It is of this machine, where no rank is."""
+    pool = on(hosts, nproc=1)
+    pool.start()
+    mine = [psutil.Process(agent.hello["pid"]) for agent in agents(pool)]
+    mine += [child for process in mine for child in process.children(recursive=True)]
+    threading.Timer(0.5, lambda: os.kill(pool.group.cluster.controller.pid, signal.SIGKILL)).start()
+    with pytest.raises(PoolNotRunning, match="the pool has ended while the cell ran, because its agent or its contr"):
+        pool.run_cell("import time\ntime.sleep(30)", screen=Silent())
+    pool.close()
+    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in mine))
 
 
 def test_what_is_otherwise_on_a_host_is_told(far: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:

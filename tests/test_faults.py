@@ -33,9 +33,9 @@ from tests.faults import (
     Watching,
     cases,
     check_after,
+    check_case,
     needs_recorder,
     replaced,
-    run_faulty,
 )
 
 PREPARE = SET_UP.format(fault="") + INIT
@@ -50,31 +50,8 @@ def test_fault_matrix(
 ) -> None:
     if not RECORDS and fault in ("skip", "mismatch") and call not in SEEN_WITHOUT:
         pytest.skip(NO_RECORDER)
-    pool = pools[world]
-    ended = run_faulty(pool, call, fault)
-    what = type(ended.error).__name__ if ended.error else "ok"
-    fault_matrix(f"{world} ranks  {call:14} {fault:9} {ended.seconds:5.2f} s  {what}")
-    culprit, lost = world - 1, set(ended.lost)
-    blocked = set() if FREES else set(range(world))
-    if fault == "raise":
-        assert isinstance(ended.error, nbddp.WorkerFailed)
-        assert (ended.error.rank, ended.error.exception_message) == (culprit, "on purpose")
-        assert lost <= blocked - {culprit}
-    elif fault == "kill":
-        assert isinstance(ended.error, nbddp.WorkerFailed)
-        assert (ended.error.rank, ended.error.cause.kind) == (culprit, "died")
-        assert "SIGKILL" in str(ended.error)
-        assert {culprit} <= lost <= {culprit, *blocked}
-    elif fault == "stop":
-        assert isinstance(ended.error, nbddp.RunStopped)
-        assert lost <= blocked
-    elif fault == "skip" and ended.error is not None:
-        assert isinstance(ended.error, nbddp.RunHung)
-        assert f"rank {culprit} has finished the cell without calling it" in str(ended.error)
-        assert lost <= blocked - {culprit}
-    if fault == "skip" and ended.error is None:
-        assert call == "broadcast" or (call, world) == ("gather_object", 2), "only these can end without the last rank"
-    check_after(pool, ended.lost)
+    line = check_case(pools[world], call, fault)
+    fault_matrix(f"{world} ranks  {line}")
 
 
 HANGS = {

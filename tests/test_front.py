@@ -30,7 +30,13 @@ SERVICES = {
 }
 HOSTS = ("mybinder.org", "colab.research.google.com", "nbviewer.org", "github.com")
 IMAGES = (".svg", ".png")
-PAGES = ["README.md", "notebooks/INSTRUCTORS.md", "docs/README.md", "nbddp/README.md", "CHANGELOG.md"]
+PAGES = [
+    "README.md",
+    "notebooks/INSTRUCTORS.md",
+    *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+    "nbddp/README.md",
+    "CHANGELOG.md",
+]
 
 
 def texts() -> Iterator[tuple[Path, str]]:

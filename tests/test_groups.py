@@ -4,16 +4,19 @@ setup() with a port of its own can be run again and again."""
 from __future__ import annotations
 
 import functools
+import re
 import socket
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import nbddp
 from nbddp.plan.options import LaunchSpec
 from nbddp.pool.runs import Runs
 from nbddp.run.screen import Silent
+from nbddp.run.spmd import Run
 from nbddp.worker import groups
 from tests.faults import INIT, OLD_DESTROY, SET_UP, StopWhenReady, check_after, needs_recorder
 
@@ -30,7 +33,8 @@ def test_work_that_a_finished_rank_left_pending_does_not_hold_up_the_next_cell(t
     code += "if rank == 1: raise ValueError('x')\npending = dist.all_reduce(torch.ones(4), async_op=True)"
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
         two.run_cell(PREPARE + code, screen=Silent())
-    assert "rank 0: finished the cell\nThe process group has been ended" in caught.value.report
+    assert "\n  rank 0: finished the cell\n" in caught.value.report
+    assert "\nThe process group has been ended" in caught.value.report
     assert list(two.run_cell("kept", want_value=True, timeout=10, screen=Silent())) == [0, 1]
     check_after(two, ())
 
@@ -80,10 +84,10 @@ def test_process_that_dies_after_its_rank_had_left_the_cell_is_told(
     two.run_cell("pass", screen=Silent())  # what an earlier test has left broken is ended
     ends = two.runs.end_groups
 
-    def end_groups() -> dict[int, dict[str, object]]:
+    def end_groups(after: Run | None = None) -> dict[int, dict[str, object]]:
         while late == "before" and two.workers[0].exit is None:
             time.sleep(0.01)
-        return ends()
+        return ends(after)
 
     monkeypatch.setattr(two.runs, "end_groups", end_groups)
     dies = {
@@ -99,6 +103,41 @@ def test_process_that_dies_after_its_rank_had_left_the_cell_is_told(
     assert caught.value.states[0].status == "died"
     assert two.ensure(LaunchSpec()) == ["rank 0 is new and empty"]
     check_after(two, (0,))
+
+
+def test_a_rank_that_had_to_be_freed_ends_its_group_unasked(two: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int, str]] = []
+    send = two.runs.ranks.send
+
+    def noted(rank: int, spec: dict[str, object], *more: object) -> None:
+        assert two.runs.ranks.current is not None
+        asked.append((str(spec["op"]), rank, two.runs.ranks.current.request.op))
+        send(rank, spec, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(two.runs.ranks, "send", noted)
+    with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x") as caught:
+        two.run_cell(PREPARE + "if rank == 1: raise ValueError('x')\ndist.barrier()", screen=Silent())
+    assert re.search(r"waiting in barrier #\d+ for rank 1; freed, names are kept", caught.value.report), (
+        caught.value.report
+    )
+    at_work = asked[asked.index(("cell", 0, "cell")) :]
+    assert at_work == [("cell", 0, "cell"), ("cell", 1, "cell"), ("end_group", 1, "cell")]  # and while rank 0 is freed
+    monkeypatch.undo()
+    check_after(two, ())
+
+
+def test_the_next_cell_meets_elsewhere_if_the_process_that_held_the_stores_was_killed(two: nbddp.Pool) -> None:
+    [port] = set(two.run_cell(PREPARE + "int(os.environ['MASTER_PORT'])", want_value=True, screen=Silent()))
+    stores = two.group.stores
+    assert stores is not None
+    for process in psutil.Process().children(recursive=True):
+        if any(c.status == "LISTEN" and c.laddr.port == port for c in process.net_connections()):
+            process.kill()
+    while stores.serves:  # until the agent has told
+        time.sleep(0.01)
+    code = "dist.destroy_process_group()\ndist.init_process_group()\nint(os.environ['MASTER_PORT'])"
+    assert port not in set(two.run_cell(code, want_value=True, timeout=20, screen=Silent()))
+    check_after(two, ())
 
 
 @OLD_DESTROY
@@ -437,7 +476,7 @@ def test_only_where_a_rank_had_a_group_are_groups_ended_after_a_failure(
 ) -> None:
     two.run_cell(f"{PREPARE}dist.destroy_process_group()", screen=Silent())
     calls, known = [], Runs.end_groups
-    monkeypatch.setattr(Runs, "end_groups", lambda runs: calls.append(1) or known(runs))
+    monkeypatch.setattr(Runs, "end_groups", lambda runs, *after: calls.append(1) or known(runs, *after))
     code = f"{SET_UP.format(fault='')}{body}if rank == 1: raise ValueError('x')\ntime.sleep(60)"
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: x"):
         two.run_cell(code, screen=Silent())

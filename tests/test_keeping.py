@@ -465,7 +465,7 @@ def test_what_is_no_time_is_refused(text: str, words: str) -> None:
 
 
 def test_it_is_completed() -> None:
-    assert options.complete_cell("--keep") == ["--keep-warm"]
+    assert options.complete_cell("--keep-w") == ["--keep-warm"]
 
 
 def test_where_nothing_can_be_kept_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,8 +50,8 @@ def fails(pool: nbddp.Pool, code: str) -> WorkerFailed:
 
 def lines(pool: nbddp.Pool, rank: int, stream: str = "stdout") -> list[str]:
     assert pool.last_run is not None
-    texts = [i for i in pool.last_run.outputs[rank].items if isinstance(i, Text) and i.stream == stream]
-    return [line for text in texts for line in text.lines()[0]]
+    texts = [i for i in pool.last_run.outputs[rank].items if isinstance(i, Text)]
+    return [line for text in texts for line in text.lines_of(stream)]
 
 
 OTHERS = {"sleep": "time.sleep(600)", "collective": "dist.all_reduce(t)", "done": "pass"}

@@ -237,7 +237,7 @@ def test_help_alone_tells_of_the_options_too() -> None:
     """`%%ddp --help` with nothing below it is a cell magic without a body, which IPython refuses."""
     assert commands.parse_command("--help").args == {"options": True}
     assert commands.parse_command("").args == {"options": False}
-    assert "%ddp --help tells its options" in commands.overview()
+    assert "%ddp --help lists its options" in commands.overview()
 
 
 def test_every_subcommand_has_help_and_completion() -> None:

@@ -20,7 +20,9 @@ import nbddp
 from nbddp.agent import controller
 from nbddp.agent import home as homes
 from nbddp.agent.controller import ephemeral_ports
+from nbddp.plan.machine import Node
 from nbddp.plan.options import LaunchSpec
+from nbddp.plan.topology import Topology
 from nbddp.pool import requests
 from tests import hidden
 from tests.kernels import Kernel
@@ -127,6 +129,18 @@ def test_ports_that_are_taken_or_claimed_are_not_chosen(monkeypatch: pytest.Monk
         claim, ports = controller.quiet_ports(5)
         assert ports == chosen[2][1], "what was given back can be had again"
         claim.close()
+
+
+def test_after_its_agent_has_ended_a_pool_begins_anew_as_if_none_had_been() -> None:
+    with nbddp.Pool(nproc=1) as pool:
+        assert pool.agent is not None
+        assert pool.agent.process is not None
+        pool.agent.process.kill()
+        end = time.monotonic() + 20
+        while pool.running and time.monotonic() < end:
+            time.sleep(0.01)
+        pool.ensure(LaunchSpec(device="cpu"))
+        assert pool.world_size == Topology.plan([Node(0, "h", (), pool.placed().nodes[0].cores)]).world_size
 
 
 def test_pool_whose_heart_monitor_dies_says_so_and_the_next_start_works() -> None:
@@ -321,9 +335,9 @@ def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(monke
             pool.ensure(LaunchSpec(nproc=100_000))
         assert {w.pid for w in pool.workers.values()} == pids
         assert pool.agent is not None
-        request = pool.agent.request
+        take = pool.agent.take
         tight = {"limits": [{"what": "memory", "each": 50 << 20, "free": 1 << 20}]}
-        monkeypatch.setattr(pool.agent, "request", lambda op, **f: tight if op == "limits" else request(op, **f))
+        monkeypatch.setattr(pool.agent, "take", lambda *a: tight if "limits" in (answer := take(*a)) else answer)
         with pytest.raises(nbddp.BadInput, match="use --nproc 1, or add --oversubscribe"):
             pool.ensure(LaunchSpec(nproc=2))
         pool.ensure(LaunchSpec(nproc=2, oversubscribe=True))

@@ -76,8 +76,8 @@ def value(pool: nbddp.Pool, code: str, cell: int = 3) -> Any:
 
 def printed(pool: nbddp.Pool, stream: str = "stdout") -> list[str]:
     assert pool.last_run is not None
-    texts = [i for i in pool.last_run.outputs[0].items if isinstance(i, Text) and i.stream == stream]
-    return [line for text in texts for line in text.lines()[0]]
+    texts = [i for i in pool.last_run.outputs[0].items if isinstance(i, Text)]
+    return [line for text in texts for line in text.lines_of(stream)]
 
 
 # -- the file ---------------------------------------------------------------------------------

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.agent.reach import Ssh, failure
+from nbddp.agent.reach import Ssh
+from nbddp.agent.versions import OF_CUDA, driver
 from nbddp.plan.hosts import Host, host_of, hosts_of
+from nbddp.plan.versions import CUDA, DRIVER, differing, otherwise
 from tests.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 
 real = pytest.mark.skipif(not HERE, reason=MISSING)
@@ -37,17 +39,24 @@ def test_a_host_is_read_and_written(text: str, host: Host) -> None:
     assert host_of(str(host) if ":" not in host.name or host.port else f"[{host.name}]").name == host.name
 
 
-def test_hosts_come_on_a_line_or_in_a_file(tmp_path: Path) -> None:
+def test_hosts_come_on_a_line_or_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hosts_of("nodea, me@nodeb:2222") == (Host("nodea"), Host("nodeb", "me", 2222))
     file = tmp_path / "hosts"
-    file.write_text("# the lab\nnodea slots=4\n\nme@nodeb:2222 # the old one\n")
-    assert hosts_of(str(file)) == (Host("nodea", slots=4), Host("nodeb", "me", 2222))
+    file.write_bytes(b"\xef\xbb\xbf# the lab\r\nnodea slots=4\r\n\r\nme@nodeb:2222 # the old one\r\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named in (str(file), "~/hosts"):
+        assert hosts_of(named) == (Host("nodea", slots=4), Host("nodeb", "me", 2222))
+    file.write_text("nodea slots=2 python='/opt/my py' setup='module load cuda # 12'\n")
+    (host,) = hosts_of(str(file))
+    assert host == Host("nodea", slots=2, python="/opt/my py", setup="module load cuda # 12")
+    assert Ssh("", "/opt/my py", "module load cuda # 12").command(Host("nodea")) == Ssh().command(host)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("node a", "'node a' is no host; write hosts as nodea,user@nodeb:2222"),
+        ("fe80::1", "is no host; write hosts as nodea,user@nodeb:2222 ([::1]:2222 for an IPv6 address)"),
         ("-oProxyCommand=touch", "is no host"),
         ("-l@nodea", "is no host"),
         ("nodea:99999", "names port 99999; ports are 1 to 65535"),
@@ -81,11 +90,13 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 def words(ssh: Ssh, host: Host) -> str:
     done = subprocess.run(ssh.command(host), input="", capture_output=True, text=True, timeout=60)
-    return failure(host, ssh, done.returncode, done.stderr + done.stdout)
+    return ssh.failure(host, done.returncode, done.stderr + done.stdout)
 
 
 @real
-@pytest.mark.parametrize("setup", ["", 'export GREETING="it\'s $((1 + 1))"'])
+@pytest.mark.parametrize(
+    "setup", ["", 'export GREETING="it\'s $((1 + 1))"', r"""export GREETING='it'\''s 2'; # two""" + "\ntrue"]
+)
 def test_words_reach_the_far_shell_as_they_are(hosts: Hosts, tmp_path: Path, setup: str) -> None:
     """The interpreter may have blanks and quotes in its name, and the set-up line is the shell's."""
     python = tmp_path / 'it\'s "a" $HOME python'
@@ -94,6 +105,15 @@ def test_words_reach_the_far_shell_as_they_are(hosts: Hosts, tmp_path: Path, set
     ssh = Ssh(str(hosts.config), str(python), setup)
     done = subprocess.run(ssh.command(Host("nodea")), input="", capture_output=True, text=True, timeout=60)
     assert done.stdout == f"-m|nbddp.agent.reached|{'it' + chr(39) + 's 2' if setup else ''}|", done.stderr
+    assert not {"\n", "!"} & set(ssh.command(Host("nodea"))[-1]), "tcsh as a login shell"
+
+
+@real
+def test_a_login_shell_that_runs_nothing_is_named(hosts: Hosts) -> None:
+    silent = Ssh(str(hosts.config), "true", "exit 0")
+    assert words(silent, Host("nodea")) == (
+        "nodea ran nothing and said nothing; ssh nodea date shows whether its login shell runs commands"
+    )
 
 
 @real
@@ -127,3 +147,22 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_words_of_ssh(hosts: Hos
     assert "Could not resolve hostname" in words(Ssh(str(hosts.config)), Host("no-such-host.invalid"))
     refused = words(Ssh(str(hosts.config)), Host(address, port=1))
     assert f"{address}:1 cannot be reached: ssh: connect to host {address} port 1: Connection refused" in refused
+
+
+# -- versions ---------------------------------------------------------------------------------------
+
+
+def test_versions_that_differ_are_named_with_their_hosts(tmp_path: Path) -> None:
+    here = {"nbddp": "1", "torch": "2.9"}
+    assert otherwise({"nbddp": "1", "torch": "2.8", CUDA: "12.8"}, {**here, DRIVER: "570.1"}) == {"torch": "2.8"}
+    assert otherwise({"nbddp": "1"}, here) == {"torch": "none"}
+    hosts = {"a": {DRIVER: "570.1", CUDA: "12.8"}, "b": {CUDA: "12.8"}, "c": {DRIVER: "570.1", CUDA: "12.8"}}
+    assert differing(hosts) == ["the hosts differ in NVIDIA driver: 570.1 on a, c; none on b"]
+    told = tmp_path / "version"
+    told.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release\nGCC version: 12.2.0\n"
+    )
+    assert driver(told) == "570.86.15"
+    assert driver(tmp_path / "none") == ""
+    assert OF_CUDA.findall("debug = False\ncuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n") == ["12.8"]
+    assert OF_CUDA.findall("cuda: Optional[str] = None\ngit_version = 'x'\n") == []

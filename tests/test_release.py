@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
@@ -17,7 +18,7 @@ from nbddp.seams import torch_seams
 from nbddp.worker import calls, check, failure, flight, threads
 from nbddp.worker.groups import Groups
 from nbddp.worker.noted import Note, Notes
-from nbddp.worker.release import Release, Sockets, abort_nccl, python_sockets
+from nbddp.worker.release import Copy, Release, Sockets, abort_nccl, python_sockets
 
 
 class FakeNccl(types.SimpleNamespace):
@@ -123,6 +124,51 @@ def pair() -> tuple[Any, Any]:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")
+def test_a_socket_that_somebody_looks_at_is_shut_all_the_same() -> None:
+    """Its copy is an object in Python, and whatever is one is not torch's."""
+    torchs = Sockets()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        lower = os.open(os.devnull, os.O_RDONLY)
+        with torchs.watch():
+            number = socket.create_connection(door.getsockname()).detach()
+        with Copy(number) as higher:
+            assert higher.fileno() > number
+            assert torchs.torchs() == [number]
+        os.close(lower)
+        os.close(number)
+
+
+def test_nor_does_a_copy_under_a_lower_number_hide_it() -> None:
+    torchs = Sockets()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        lower = os.open(os.devnull, os.O_RDONLY)
+        with torchs.watch():
+            number = socket.create_connection(door.getsockname()).detach()
+        os.close(lower)
+        with Copy(number) as copy:
+            assert copy.fileno() < number
+            assert len(torchs.torchs()) == 1
+        assert torchs.shut() == 1
+        os.close(number)
+
+
+def test_a_connection_that_is_being_made_is_shut_too() -> None:
+    torchs = Sockets()
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as door, contextlib.ExitStack() as full:
+        for _ in range(4):  # more than the door takes unasked
+            one = full.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(door.getsockname())
+        with torchs.watch():
+            late = socket.socket()
+            late.setblocking(False)
+            late.connect_ex(door.getsockname())
+            number = late.detach()
+        assert torchs.shut() == 1
+        with socket.socket(fileno=number) as late:
+            assert late.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or late.recv(1) == b""
+
+
 def test_only_sockets_that_appeared_while_watched_are_shut() -> None:
     found = Sockets()
     mine, my_end = pair()

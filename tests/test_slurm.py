@@ -1,163 +1,361 @@
-"""A batch script of `nbddp.export`, submitted to a real Slurm of two nodes that the test starts on loopback."""
+"""A pool on nodes of Slurm: asked for, waited for, used, kept, taken away, given back. By a real Slurm of two nodes."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import socket
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from nbddp.agent.controller import quiet_ports
-from nbddp.export import C10D, SRUN, STATIC, Job, Launch, sbatch_script
+import nbddp
+from nbddp.agent import allocation
+from nbddp.agent.allocation import Allocation
+from nbddp.errors import AgentFailed, PoolNotRunning
+from nbddp.plan import slurm
+from nbddp.plan.options import LaunchSpec, parse_cell
+from nbddp.plan.slurm import Slurm
+from nbddp.pool import elsewhere
+from nbddp.run.screen import Silent
+from tests.slurm_hosts import HERE, MISSING
+from tests.slurm_hosts import slurm as running_slurm
 
-DAEMONS = ("munged", "slurmctld", "slurmd")
-COMMANDS = (*DAEMONS, "sbatch", "squeue", "sinfo", "scontrol")
-SEARCHED = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-LACKING = [name for name in COMMANDS if shutil.which(name, path=SEARCHED) is None]
-PATIENCE = 90.0  # seconds that something may take on busy cores
-NODES = ("n1", "n2")
-HOSTS = "127.0.0.1 localhost n1 n2 {host}\n"  # as the daemons and their jobs see /etc/hosts, and nobody else
-SEES_HOSTS = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"')
-CONF = """\
-ClusterName=nbddp
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-CredType=cred/munge
-AuthInfo=socket={folder}/munge.socket
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool.%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SchedulerType=sched/builtin
-MpiDefault=none
-ReturnToService=2
-SlurmdParameters=config_overrides
-NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=4 State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
-TRAIN = """\
-import json, os, sys
-import torch, torch.distributed as dist
-dist.init_process_group()
-total = torch.tensor([float(dist.get_rank() + 1)])
-dist.all_reduce(total)
-names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-told = [int(os.environ[name]) for name in names]
-with open(f"rank {dist.get_rank()}.json", "w") as file:  # lines of several ranks may be cut through in a job's log
-    json.dump([told, os.environ["SLURMD_NODENAME"], int(total), sys.argv[1:]], file)
-dist.destroy_process_group()
-"""
-
-pytestmark = [
-    pytest.mark.skipif(bool(LACKING), reason=f"to test with Slurm: apt-get install slurmctld slurmd slurm-client munge "
-                                             f"(not found: {', '.join(LACKING)})"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's daemons are started as root"),
-]  # fmt: skip
+real = pytest.mark.skipif(not HERE, reason=MISSING)
+INIT = "import os, torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\n"
+TWO = Slurm(nodes=2)
 
 
-def wait_for(what: str, holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < until, what
-        time.sleep(0.1)
+# -- words ----------------------------------------------------------------------------------------
+
+
+def test_a_line_says_what_is_asked_of_slurm() -> None:
+    spec = parse_cell("--slurm --nodes 2 --nproc 4 --gpus-per-node a100:4 --partition gpu --time 1:00:00").slurm
+    assert spec == Slurm(nodes=2, gpus_per_node="a100:4", partition="gpu", time="1:00:00")
+    assert spec.words(4) == [
+        "--ntasks-per-node=1", "--nodes=2", "--partition=gpu", "--time=1:00:00", "--gpus-per-node=a100:4",
+    ]  # fmt: skip
+    assert Slurm(nodes=2).words(4)[:2] == ["--ntasks-per-node=1", "--cpus-per-task=4"]
+    assert Slurm(more="--exclusive --comment 'my job'").words(None)[1:] == ["--exclusive", "--comment", "my job"]
+    for line in ("--slurm", "--slurm 7", "--slurm --nodes 2 --slurm-options '--mem=0 -J x'"):
+        assert parse_cell(line).slurm.line() == line  # type: ignore[union-attr]
+    assert parse_cell("--slurm --nnodes 2").slurm == Slurm(nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--nodes 2", "--nodes is for --slurm; add --slurm, or leave it out"),
+        ("--keep-alive 10m", "--keep-alive is for --hosts and --slurm; add one of them, or use --keep-warm"),
+        ("--slurm --hosts a,b", "--slurm chooses the hosts, so it cannot go with --hosts a,b; leave one out"),
+        ("--slurm 7 --nodes 2", "--slurm 7 has its nodes already; leave out --nodes"),
+        ("--slurm gpu", "gpu is not the number of a job; squeue --me tells yours"),
+        ("--slurm --time", "--time: expected one argument; write it as --time T"),
+        ("--via mpiexec", "--via mpiexec is for --hosts"),
+        ("--hosts a --via 'kubectl exec x'", "lacks {host} and {command}; write a command such as 'kubectl exec -i"),
+    ],
+)
+def test_what_does_not_fit_together_is_said(line: str, words: str) -> None:
+    with pytest.raises(nbddp.BadInput) as caught:
+        parse_cell(line)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("PENDING|Resources|2026-03-01T10:05:00",
+         "waits: nodes are not free yet (Resources); expected to start 2026-03-01 10:05; Stop cancels it"),
+        ("PENDING|Priority|N/A", "waits: other jobs come first (Priority); Stop cancels it"),
+        ("PENDING|QOSMaxNodePerUserLimit|N/A", "waits: QOSMaxNodePerUserLimit; Stop cancels it"),
+        ("PENDING|PartitionNodeLimit|N/A", "does not start as it is: the partition does not have, or does not allow"),
+        ("CONFIGURING|None|N/A", "its nodes are starting"),
+        ("", "no word of it yet"),
+    ],
+)  # fmt: skip
+def test_the_queue_is_told_in_words(row: str, words: str) -> None:
+    assert words in slurm.waiting_words(7, row)
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "words"),
+    [
+        ("slurmstepd-n2: error: *** STEP 5.2 ON n2 CANCELLED AT 2026-11-22T22:09:27 ***\n", "CANCELLED",
+         "Slurm job 7 was cancelled"),
+        ("error: *** STEP 5.2 ON n2 CANCELLED AT 2026-11-22T22:09:27 ***\n", "COMPLETING", "Slurm job 7 was cancelled"),
+        ("error: *** STEP 5.2 ON n2 CANCELLED AT 2026-11-22T22:09:27 DUE TO TIME LIMIT ***", "COMPLETING",
+         "Slurm job 7 has reached its time limit"),
+        ("error: *** JOB 5 ON n2 CANCELLED AT 2026-11-22T22:09:27 DUE TO PREEMPTION ***", "",
+         "Slurm job 7 was preempted"),
+        ("error: *** JOB 5 ON n2 CANCELLED AT 2026-11-22T22:09:27 DUE TO JOB REQUEUE ***", "PENDING",
+         "Slurm job 7 was requeued"),
+        ("error: *** STEP 5 ON n2 CANCELLED AT 2026-11-22T22:09:27 DUE TO SOMETHING NEW ***", "",
+         "Slurm job 7 was ended because of something new"),
+        ("error: *** STEP 5.2 ON n2 CANCELLED AT 2026-11-22T22:09:27 ***", "RUNNING",
+         "Slurm has ended a step of job 7, which runs on"),
+        ("", "NODE_FAIL", "Slurm job 7 has lost a node"),
+        ("srun: error: n1: task 0: Killed", "RUNNING", ""),
+    ],
+)  # fmt: skip
+def test_what_became_of_a_job_is_told_in_words(said: str, state: str, words: str) -> None:
+    assert slurm.ended_words(7, said, state) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1-02:03:04", 93784.0), ("59:30", 3570.0), ("0:07", 7.0), ("UNLIMITED", None), ("", None)]
+)
+def test_the_time_that_is_left_is_read(text: str, seconds: float | None) -> None:
+    assert slurm.seconds_left(text) == seconds
+
+
+def test_no_job_and_no_way_here_is_in_the_environment_of_slurms_commands() -> None:
+    env = {"SLURM_CONF": "c", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "3", "SSH_CONNECTION": "x", "SALLOC_ACCOUNT": "a",
+           "PMIX_RANK": "0", "HOME": "/h"}  # fmt: skip
+    assert slurm.outside(env) == {"SLURM_CONF": "c", "SALLOC_ACCOUNT": "a", "HOME": "/h"}
+    assert slurm.job_of(env) == 7
+    assert slurm.job_of({}) is None
+
+
+def test_without_slurm_it_is_said_what_reaches_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/no/such")
+    with pytest.raises(nbddp.BadInput, match="no salloc is on PATH; --hosts reaches hosts by ssh"):
+        allocation.needs("salloc")
+
+
+# -- a real one -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment in which Slurm's commands reach a cluster of two nodes; it ends with the module."""
-    folder = tmp_path_factory.mktemp("slurm")
-    if subprocess.run([*SEES_HOSTS, os.devnull, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("the nodes' names need a mount of their own for /etc/hosts, which is not allowed here")
-    (folder / "state").mkdir()
-    (folder / "munge.key").write_bytes(os.urandom(128))
-    (folder / "munge.key").chmod(0o400)
-    claim, ports = quiet_ports(3)
-    conf, hosts, host = folder / "slurm.conf", folder / "hosts", socket.gethostname().split(".")[0]
-    conf.write_text(CONF.format(host=host, ports=ports, folder=folder))
-    hosts.write_text(HOSTS.format(host=host))
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{SEARCHED}", "SLURM_CONF": str(conf)}
-    ends = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-    munge = [f"--{name}={folder}/munge.{end}" for name, end in ends.items()]
-    lines = [["munged", "--force", "--foreground", *munge], ["slurmctld", "-D", "-f", str(conf)]]
-    lines += [["slurmd", "-D", "-f", str(conf), "-N", node] for node in NODES]
-    said = (folder / "said.txt").open("ab")
-    daemons: list[subprocess.Popen[bytes]] = []
+def conf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch, running_slurm(tmp_path_factory.mktemp("slurm")) as conf:
+        patch.setenv("SLURM_CONF", str(conf))
+        patch.delenv("SLURM_JOB_ID", raising=False)
+        yield conf
 
-    def idle() -> bool:
-        assert all(d.poll() is None for d in daemons), (folder / "said.txt").read_text()
-        return command(env, "sinfo", "-h", "-N", "-o", "%T") == "idle\nidle\n"
 
+@pytest.fixture(scope="module")
+def far(conf: Path) -> Iterator[nbddp.Pool]:
+    with nbddp.Pool(nproc=2, slurm=Slurm(nodes=2, time="60")) as pool:
+        yield pool
+
+
+def queue() -> dict[int, str]:
+    """Job → state, of those that have not ended."""
+    done = subprocess.run(["squeue", "-h", "-o", "%i %T"], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    return {int(job): state for job, state in rows if state != "COMPLETING"}
+
+
+def until(done: Callable[[], object], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@real
+def test_ranks_are_on_the_nodes_that_slurm_gives(far: nbddp.Pool) -> None:
+    assert queue() == {far.elsewhere.allocations[0].job: "RUNNING"}
+    code = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nos.environ['SLURMD_NODENAME'], t.item()"
+    found = far.run_cell(code, want_value=True, screen=Silent())
+    assert list(found) == [("n1", 4.0), ("n1", 4.0), ("n2", 4.0), ("n2", 4.0)]
+    misleading = "[k for k in os.environ if k.startswith(('SLURM_PROCID', 'SLURM_NTASKS', 'SLURM_STEP', 'PMI'))]"
+    assert list(far.run_cell(misleading, want_value=True, screen=Silent())) == [[]] * 4
+    (words,) = far.elsewhere.words()
+    assert "on n[1-2], 59m " in words
+
+
+@real
+def test_new_workers_and_failures_keep_the_allocation(far: nbddp.Pool) -> None:
+    held = queue()
+    with pytest.raises(nbddp.WorkerFailed, match="rank 3 died: killed by SIGKILL"):
+        far.run_cell("if os.environ['RANK'] == '3': os.kill(os.getpid(), 9)", screen=Silent())
+    far.ensure(LaunchSpec(fresh=True))
+    assert queue() == held
+    assert far.ensure(LaunchSpec(slurm=Slurm())) == [], "--slurm alone is the pool's own"
+    with pytest.raises(nbddp.BadInput, match=r"the pool runs in Slurm \(--slurm --nodes 2 --time 60\); %ddp stop ends"):
+        far.ensure(LaunchSpec(slurm=Slurm(nodes=1)))
+
+
+@real
+def test_the_queue_is_shown_and_stop_takes_the_job_out_of_it(far: nbddp.Pool, tmp_path: Path) -> None:
+    held, shown = queue(), list[str]()
+
+    def progress(text: str) -> None:
+        shown.append(text)
+        if "waits" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Allocation.new(Slurm(nodes=2, more="--exclusive"), None, tmp_path / "log", progress)
+    assert shown[0] == "asking Slurm for nodes"
+    assert "nodes are not free yet (Resources)" in shown[-1]
+    until(lambda: queue() == held)
+
+
+@real
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (Slurm(partition="none"), "Slurm gave no nodes: Job submit/allocate failed: Invalid partition name specified"),
+        (Slurm(time="soon"), "Invalid --time specification"),
+        (Slurm(more="--no-such"), "salloc"),
+    ],
+)
+def test_what_slurm_refuses_is_told_in_its_words(conf: Path, tmp_path: Path, asked: Slurm, words: str) -> None:
+    with pytest.raises(AgentFailed, match=words):
+        Allocation.new(asked, 1, tmp_path / "log", lambda text: None)
+
+
+@real
+def test_a_job_that_somebody_else_has_is_used_and_left(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["salloc", "--no-shell", "-N1", "-J", "other"], check=True, capture_output=True)
+    job = next(job for job in queue() if job_name(job) == "other")
     try:
-        for line in lines:
-            daemons.append(subprocess.Popen([*SEES_HOSTS, str(hosts), *line], env=env, stdout=said, stderr=said))
-            if line[0] == "munged":
-                wait_for("munged listens", (folder / "munge.socket").exists)
-        wait_for("both nodes are idle", idle)
-        yield env
+        monkeypatch.setenv("SLURM_JOB_ID", str(job))
+        monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+        assert elsewhere.offer().startswith(f"this kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm")
+        with nbddp.Pool(nproc=1, slurm=True) as pool:
+            assert pool.elsewhere.allocations[0].job == job
+            assert list(pool.run_cell("1 + 1", want_value=True, screen=Silent())) == [2]
+        assert queue()[job] == "RUNNING"
     finally:
-        command(env, "scancel", "--user", "root")
-        wait_for("all jobs have ended", lambda: command(env, "squeue", "-h") == "")
-        for daemon in reversed(daemons):
-            daemon.terminate()
-            daemon.wait(30)
-        said.close()
-        claim.close()
+        subprocess.run(["scancel", str(job)], check=True)
+    until(lambda: job not in queue())
+    with pytest.raises(nbddp.BadInput, match=rf"Slurm job {job} .*squeue --me tells your jobs"):
+        Allocation.standing(job)
 
 
-def command(env: dict[str, str], *words: str) -> str:
-    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False).stdout
+def job_name(job: int) -> str:
+    return allocation.ask("squeue", "--noheader", f"--jobs={job}", "--format=%j").strip()
 
 
-def submitted(env: dict[str, str], folder: Path, program: str, launch: Launch, job: Job) -> str:
-    """What a job wrote, when it has ended."""
-    (folder / launch.script).write_text(program)
-    (folder / "job.sbatch").write_text(sbatch_script(launch, job))
-    done = subprocess.run(["sbatch", "--parsable", "job.sbatch"], env=env, cwd=folder, capture_output=True, text=True,
-                          timeout=60, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    number = done.stdout.strip()
-    wait_for(f"job {number} ends", lambda: number not in command(env, "squeue", "-h", "-o", "%i").split())
-    return (folder / job.output.replace("%j", number)).read_text()
+@real
+def test_nodes_are_held_where_no_agent_starts_and_stop_gives_them_back(conf: Path) -> None:
+    pool = nbddp.Pool(nproc=1, slurm=Slurm(nodes=1), python="/no/such/python")
+    with pytest.raises(AgentFailed, match=r"n\d has no /no/such/python: .*; Slurm job \d+ is held, and the next"):
+        pool.start()
+    (held,) = pool.elsewhere.allocations
+    assert held.job in queue()
+    pool.ensure(LaunchSpec(nproc=1, slurm=Slurm(nodes=1), python=sys.executable))
+    assert pool.elsewhere.allocations == [held]
+    pool.stop()
+    until(lambda: held.job not in queue())
 
 
-@pytest.mark.parametrize("rendezvous", [C10D, STATIC, SRUN])
-def test_a_batch_script_runs_on_every_node_of_a_real_slurm(
-    cluster: dict[str, str], tmp_path: Path, rendezvous: str
-) -> None:
-    launch = Launch("it's train.py", ("--lr", "$HOME '\"#"), nnodes=2, nproc=2, gpus_per_proc=0, rendezvous=rendezvous)
-    job = Job(name="it's #1", cpus_per_proc=1, output="a job's log %j.txt", time="00:05:00")
-    said = submitted(cluster, tmp_path, TRAIN, launch, job)
-    assert len(list(tmp_path.glob("rank *.json"))) == 4, said
-    found = [json.loads((tmp_path / f"rank {rank}.json").read_text()) for rank in range(4)]
-    for rank, (numbers, _, total, arguments) in enumerate(found):
-        assert numbers == [rank, rank % 2, rank // 2, 4, 2]
-        assert (total, arguments) == (10, list(launch.arguments))
-    where = [node for _, node, _, _ in found]
-    assert where in (["n1", "n1", "n2", "n2"], ["n2", "n2", "n1", "n1"]), "c10d may have either node first"
+@real
+@pytest.mark.parametrize("how", ["cancelled", "preempted"])
+def test_a_job_that_is_taken_away_is_told_with_why(conf: Path, how: str) -> None:
+    with nbddp.Pool(nproc=1, slurm=Slurm(nodes=1)) as pool:
+        (held,) = pool.elsewhere.allocations
+        node = held.hosts[0].name
+        take = {
+            "cancelled": ["scancel", str(held.job)],
+            "preempted": ["srun", "-purgent", f"--nodelist={node}", "--exclusive", "true"],
+        }[how]
+        taken: list[subprocess.Popen[bytes]] = []
+        timer = threading.Timer(0.5, lambda: taken.append(subprocess.Popen(take)))
+        timer.start()
+        with pytest.raises(nbddp.WorkerFailed) as caught:
+            pool.run_cell("import time\ntime.sleep(60)", screen=Silent())
+        # Slurm's SIGTERM may end the rank before the step; then the next line tells whose it was
+        assert f"Slurm job {held.job} was {how}" in caught.value.report or "killed by SIGTERM" in caught.value.report
+        with pytest.raises(PoolNotRunning, match=rf"because {node} is gone \(Slurm job {held.job} was {how}\)"):
+            pool.ensure(LaunchSpec())
+        taken[0].wait(30)
+    until(lambda: held.job not in queue())
 
 
-def test_a_rank_that_fails_ends_the_job(cluster: dict[str, str], tmp_path: Path) -> None:
-    program = "import os, time\nassert os.environ['RANK'] == '0', 'fails'\ntime.sleep(600)\n"
-    launch = Launch("fails.py", nnodes=2, nproc=1, gpus_per_proc=0, rendezvous=SRUN)
-    said = submitted(cluster, tmp_path, program, launch, Job(name="fails", cpus_per_proc=1, output="%j.out"))
-    told = next(job for job in command(cluster, "scontrol", "show", "job").split("\n\n") if "JobName=fails" in job)
-    assert "JobState=FAILED" in told, said  # of the rank's traceback Slurm may lose lines when it ends the others
-    assert "task 1: Exited with exit code 1" in said
+KERNEL = """
+import sys, nbddp
+from nbddp.plan.options import LaunchSpec
+from nbddp.plan.slurm import Slurm
+pool = nbddp.Pool()
+pool.ensure(LaunchSpec(nproc=1, slurm=Slurm(nodes=1), keep_alive=float(sys.argv[1]) or None))
+print(pool.elsewhere.allocations[0].job, flush=True)
+sys.stdin.read()
+"""
+
+
+def killed_kernel(keep: float) -> int:
+    """The job of a kernel that was killed while it had a pool."""
+    command = [sys.executable, "-c", KERNEL, str(keep)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as kernel:
+        assert kernel.stdout is not None
+        job = int(kernel.stdout.readline())
+        kernel.send_signal(signal.SIGKILL)
+        return job
+
+
+@real
+def test_nodes_are_given_back_when_the_kernel_is_killed(conf: Path) -> None:
+    job = killed_kernel(0)
+    until(lambda: job not in queue())
+
+
+@real
+def test_nodes_that_are_kept_are_taken_by_the_next_kernel(conf: Path) -> None:
+    job = killed_kernel(600)
+    until(lambda: [kept.job for kept in allocation.kept()] == [job])
+    assert queue()[job] == "RUNNING"
+    with nbddp.Pool() as other, pytest.raises(nbddp.BadInput, match="this pool runs on this machine; %ddp stop ends"):
+        other.attach()
+    pool = nbddp.Pool()
+    pool.attach()
+    assert pool.world_size == 1
+    assert pool.elsewhere.allocations[0].job == job
+    assert allocation.kept() == []
+    with pytest.raises(nbddp.BadInput, match="no Slurm job is kept for a kernel of this machine"):
+        elsewhere.to_attach(None)
+    pool.stop()
+    until(lambda: job not in queue())
+
+
+@real
+def test_nodes_that_nobody_takes_are_given_back(conf: Path) -> None:
+    job = killed_kernel(2)
+    until(lambda: job not in queue())
+    assert allocation.kept() == []
+
+
+@real
+def test_nodes_are_given_back_where_salloc_is_killed(conf: Path) -> None:
+    held = Allocation.new(Slurm(nodes=1), 1, conf.parent / "log", lambda text: None)
+    salloc = max((p for p in psutil.Process().children() if p.name() == "salloc"), key=psutil.Process.create_time)
+    salloc.kill()
+    until(lambda: held.job not in queue())
+    held.release()
+
+
+@real
+def test_the_end_of_a_job_is_told_before_it_comes(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At the next cell, or while one runs; once, and not if the job was given more time."""
+    held = Allocation.new(Slurm(nodes=1, time="6"), 1, conf.parent / "log", lambda text: None)
+    try:
+        here = elsewhere.Elsewhere()
+        here.hold(held)
+        assert here.reminder() == "", "five minutes and more are left"
+        here._ends[held] = time.monotonic() + 1.0
+        assert here.reminder() == "", "it was given more time"
+        subprocess.run(["scontrol", "update", f"JobId={held.job}", "TimeLimit=4"], check=True)
+        here._ends[held] = time.monotonic() + slurm.LONG_BEFORE + 0.3
+        told: list[str] = []
+        here.remind(told.append)
+        until(lambda: told)
+        assert told[0].startswith(f"Slurm job {held.job} ends in ")
+        assert here.reminder() == "", "once"
+    finally:
+        held.release()
+
+
+def test_what_a_run_is_told_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with nbddp.Pool(nproc=1) as pool:
+        pool.runs.ranks  # noqa: B018
+        said = threading.Timer(0.3, lambda: pool.current.tell("a word") if pool.current else None)
+        said.start()
+        pool.run_cell("import time\ntime.sleep(1)")
+    assert "a word" in capsys.readouterr().out

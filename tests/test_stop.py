@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from nbddp.agent.handle import Agent
 from nbddp.errors import RunStopped, WorkerFailed
 from nbddp.plan.request import Request
 from nbddp.pool import footing
@@ -219,3 +220,11 @@ def test_stop_before_the_kernel_has_said_that_it_works_is_answered(stopped: Kern
 def test_what_a_stopped_command_left_is_told(before: dict[str, Any], now: dict[str, Any], words: str) -> None:
     pool = {"running": True, "workers": {0: 10, 1: 11, 2: 12}, "world_size": 3, "group_broken": False}
     assert footing.changed({**pool, **before}, {**pool, **now}) == words
+
+
+def test_an_agent_that_still_imports_ends_at_once() -> None:
+    agent = Agent.launch(os.environ)
+    agent.wait_until(lambda: bool(agent.hello), 30)
+    agent.close()
+    assert agent.warm is None
+    assert not agent.home.exists()

@@ -81,6 +81,18 @@ def test_a_store_that_is_cut_is_not_used_again() -> None:
     assert stores.ports_of(2) == (1002,)
 
 
+def test_stores_of_a_process_that_has_ended_are_not_used_again() -> None:
+    keeper = Keeper()
+    stores = RendezvousStores([keeper])
+    stores.ports_of(1)
+    stores.heard({"ev": "gone"})
+    stores.heard({"ev": "exit", "kind": "worker"})
+    assert stores.ports_of(2) == (1001,)
+    stores.heard({"ev": "exit", "kind": "store"})
+    assert stores.ports_of(3) == (1003,)  # the one opened ahead of time has ended too
+    assert stores.ports_of(4) == (1003,)
+
+
 def test_a_keeper_that_has_ended_is_told_nothing() -> None:
     keeper = Keeper()
     stores = RendezvousStores([keeper])

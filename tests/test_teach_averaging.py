@@ -149,7 +149,7 @@ WRONG_AFTER = [
            "all ranks call the same collectives in the same order"),
     Mutant("inits", after("dist.init_process_group()"), "the check has made the process group; leave that out"),
     Mutant("asks", after("input()"), "nobody can answer input() on a rank"),
-    Mutant("leaves", after("raise SystemExit"), "left by sys.exit()"),
+    Mutant("leaves", after("raise SystemExit"), "called sys.exit()"),
 ]  # fmt: skip
 ONE_FLAT = """
 def average_gradients(model):

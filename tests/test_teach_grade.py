@@ -407,7 +407,10 @@ ATTACKS = {  # learner → what is in the file, what is said of place_of
     "class body": (PATCHES + WRONG, "place_of(0, 4) is [0, 4], right is [0, 0]"),
     "after it": (RIGHT, "ok"),
     "where": (TELLS_WHERE, "ok"),
-    "exits": (f"import os\nclass A:\n    os._exit(0)\n{RIGHT}", "when its cells were run: every rank left by sys.exit"),
+    "exits": (
+        f"import os\nclass A:\n    os._exit(0)\n{RIGHT}",
+        "when its cells were run: every rank called sys.exit()",
+    ),
     "forges": (FORGES + RIGHT, "what a rank sent is no answer"),
     "sends pickles": (SENDS_PICKLES + RIGHT, "ok"),
     "forks twice": (FORKS_TWICE + WRONG, "place_of(0, 4) is [0, 4]"),

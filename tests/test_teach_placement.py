@@ -86,8 +86,8 @@ WRONG_GPUS = [
         "environment", GPUS + "import os; l = int(os.environ['LOCAL_RANK']); return [*range(l * g, l * g + g)]",
         "gpus_of(0, 4, 1) is [0] on rank 0 and is [1] on rank 1: the answer must come from the arguments",
     ),
-    Mutant("leaves", GPUS + "raise SystemExit", "every rank left by sys.exit() and brought no answer"),
-    Mutant("leaves badly", GPUS + "raise SystemExit(3)", "a rank left by sys.exit(3) and brought no answer"),
+    Mutant("leaves", GPUS + "raise SystemExit", "every rank called sys.exit() instead of returning an answer"),
+    Mutant("leaves badly", GPUS + "raise SystemExit(3)", "a rank called sys.exit(3) instead of returning an answer"),
     Mutant("ends the process", GPUS + "import os; os._exit(7)", "died: its process ended with exit code 7"),
     Mutant("cannot be sent", "import threading\nlock = threading.Lock()\n" + GPUS + "return lock", "cannot be sent"),
     Mutant("returns early", GPUS + "some = []\n    for i in range(g):\n"

@@ -29,7 +29,6 @@ from tests.lessons import Mutant, defined, exercise, solution
 # -- the explorer ----------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(n=st.integers(1, 700), seed=st.integers(0, 2**40))
 def test_permutations_are_torchs(n: int, seed: int) -> None:
     generator = torch.Generator()
@@ -37,7 +36,7 @@ def test_permutations_are_torchs(n: int, seed: int) -> None:
     assert randperm(n, seed) == torch.randperm(n, generator=generator).tolist()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     n=st.integers(1, 60), ranks=st.integers(1, 9), shuffle=st.booleans(), drop_last=st.booleans(),
     seed=st.integers(0, 99), epoch=st.integers(0, 99),

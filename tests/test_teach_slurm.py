@@ -89,7 +89,7 @@ def test_the_shapes_of_the_lines() -> None:
     assert torchrun_line(Launch(script="-x.py")).endswith(" ./-x.py")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(arguments=words)
 def test_a_shell_reads_every_word_as_it_was(arguments: list[str]) -> None:
     line = torchrun_line(Launch(script="it's mine.py", arguments=tuple(arguments)))
@@ -196,7 +196,7 @@ def test_the_batch_script_gives_every_rank_its_place(tmp_path: Path, rendezvous:
 
 @pytest.mark.parametrize("nnodes", [1, 2])
 @pytest.mark.parametrize("rendezvous", [C10D, STATIC, SRUN])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(arguments=words)
 def test_bash_can_read_every_batch_script(rendezvous: str, nnodes: int, arguments: list[str]) -> None:
     text = sbatch_script(Launch("it's.py", tuple(arguments), nnodes, rendezvous=rendezvous))

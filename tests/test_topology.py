@@ -688,7 +688,7 @@ def test_a_figure_can_be_drawn_in_given_axes_and_leaves_matplotlib_as_it_was() -
     assert dict(mpl.rcParams) == before
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(0, 17), st.integers(1, 4), st.integers(1, 9), st.booleans())
 def test_any_layout_has_its_boxes_in_place(nnodes: int, gpus: int, per_proc: int, nproc: int, share: bool) -> None:
     try:

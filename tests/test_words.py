@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+import nbddp
 from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, contrast
-from nbddp.errors import Cause, Frame, Raised, RankState
+from nbddp.errors import Cause, Frame, Raised, RankState, RankStatus
 from nbddp.run import cell, report
 from nbddp.run.block import Print, Show, block
 from nbddp.run.collect import HEAD, TAIL, RankOutput, Text
+from nbddp.run.paint import COLOURED, PLAIN
 from nbddp.run.supervise import (
     GRACE,
     PATIENCE,
@@ -45,6 +48,7 @@ from nbddp.worker import values
         (RunState(0, (1,), all_hung=True), Wait(None)),
         (RunState(0, (1,), failed_at=0, interrupted_at=0), Wait(RELEASE_AFTER)),
         (RunState(RELEASE_AFTER, (1,), failed_at=0, interrupted_at=0), Release((1,))),
+        (RunState(0, (1,), failed_at=0, interrupted_at=0, all_hung=True), Release((1,))),
         (RunState(0.5, (1,), failed_at=0, interrupted_at=0, released=True), Wait(PATIENCE - 0.5)),
         (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0, released=True), Replace((1,))),
         (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0, released=True, replaced=True), Wait(None)),
@@ -81,26 +85,14 @@ def test_group_is_broken(ends: list[str], sequences: list[int], broken: bool) ->
     assert group_is_broken(dict(enumerate(ends)), groups) == broken
 
 
+def test_a_group_whose_connections_were_shut_is_broken() -> None:
+    """Also where all ranks failed at the same point."""
+    groups: dict[int, dict[str, object]] = {r: {"run": 1, "sequence": 5, "silenced": r == 1} for r in range(2)}
+    assert group_is_broken({0: RankStatus.FAILED, 1: RankStatus.FAILED}, groups)
+
+
 def stream(text: str, name: str = "stdout") -> dict[str, str]:
     return {"name": name, "text": text}
-
-
-@given(st.lists(st.sampled_from(["a", "bc", "\r", "\n", "50%", " "]), max_size=30), st.randoms())
-def test_text_is_the_same_however_it_is_cut(pieces: list[str], random: object) -> None:
-    whole, cut = Text("stdout"), Text("stdout")
-    text = "".join(pieces)
-    whole.write(text)
-    for character in text:
-        cut.write(character)
-    assert whole.print_of() == cut.print_of()
-    assert whole.lines() == cut.lines()
-
-
-def test_progress_bar_overwrites_its_line() -> None:
-    text = Text("stderr")
-    for i in range(100):
-        text.write(f"\r{i}% done")
-    assert text.lines() == ([], 0, ["99% done"]) or text.lines() == (["99% done"], 0, [])
 
 
 def test_long_output_keeps_head_tail_count_and_the_whole_on_disk(tmp_path: Path) -> None:
@@ -111,7 +103,8 @@ def test_long_output_keeps_head_tail_count_and_the_whole_on_disk(tmp_path: Path)
     item = out.items[0]
     assert isinstance(item, Text)
     head, left_out, tail = item.lines()
-    assert (head[0], len(head), left_out, len(tail), tail[-1]) == ("0", HEAD, 10_000 - HEAD - TAIL, TAIL, "9999")
+    ends = head[0][1], tail[-1][1]
+    assert (len(head), left_out, len(tail), ends) == (HEAD, 10_000 - HEAD - TAIL, TAIL, ("0", "9999"))
     assert out.log.read_text() == "".join(f"{i}\n" for i in range(10_000))
 
 
@@ -147,7 +140,7 @@ def test_results_displays_updates_and_clearing(tmp_path: Path) -> None:
         ("update_display_data", update), ("execute_result", result), ("stream", stream("e\n", "stderr")),
     )  # fmt: skip
     assert block([out]) == [
-        Print("stdout", "rank 0        │ B\n"),
+        Print("stdout", "rank 0        │\n"),
         Show(update["data"], {}),
         Print("stdout", "rank 0 Out    │ 42\n"),
         Print("stderr", "rank 0 stderr │ e\n"),
@@ -177,7 +170,9 @@ def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
     ]  # fmt: skip
     text = report.failure_text(cause, others, dropped=True)
     assert report.headline(cause) == "rank 2 raised ValueError: bad batch (cell line 9)"
-    assert "---->    9 train()" in text
+    assert text.startswith(f"{report.headline(cause)}\n    second\n  ranks 0–1: finished the cell\n")
+    assert text.count("bad batch") == 1
+    assert "\n\nCell In[5], line 9\n---->    9 train()\n" in text
     assert "  … 2 frames, the last in torch/nn/modules/linear.py, forward" in text
     assert "  ranks 0–1: finished the cell\n  rank 3: cell line 4, still running; interrupted, names are kept" in text
     assert "  rank 5: cell line 9, waiting in all_reduce #14 for rank 2; freed, names are kept" in text
@@ -190,6 +185,59 @@ def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
     assert report.lost_words([], []) == "names on it are gone"
     assert "  rank 4: still running\n" in text
     assert "calls init_process_group again" in text
+
+
+def test_what_a_headline_leaves_out_is_under_it() -> None:
+    lost = (
+        "[/torch/gloo/pair.cc:525] Read error [127.0.0.1]:4711: Connection reset by peer. This is typically caused by"
+    )
+    chain = (Raised("KeyError", "'first'"), Raised("RuntimeError", lost, FRAMES, "while handling", ("a note",)))
+    text = report.failure_text(Cause(0, 0, "raised", chain), [], dropped=False)
+    first, second, third, *rest = text.splitlines()
+    assert first.startswith("rank 0 raised RuntimeError: Read error")
+    assert "4711" not in first
+    assert (second, third) == (f"    {lost}", "    a note")
+    assert rest[1] == "KeyError: 'first'", "the one before it is told where it was raised"
+
+
+def test_a_report_in_colours_says_the_same() -> None:
+    frame = Frame("Cell In[5]", 2, "f", True, ((1, "def f():"), (2, '    return "x" or None'), (3, '"""')))
+    cause = Cause(2, 0, "raised", (Raised("ValueError", "bad", (*FRAMES, frame)),))
+    others = [RankState(0, "finished"), RankState(1, "finished")]
+    made = [
+        lambda paint: report.failure_text(cause, others, dropped=True, paint=paint),
+        lambda paint: report.stopped_text(others, dropped=False, paint=paint),
+        lambda paint: report.hung_text("deadlock", ["ranks wait"], "", others, dropped=False, paint=paint),
+    ]
+    for words in made:
+        plain, painted = words(PLAIN), words(COLOURED)
+        assert re.sub(r"\x1b\[[\d;]*m", "", painted) == plain
+        assert painted.startswith("\x1b[1m")
+    assert "\x1b[34mreturn\x1b" in made[0](COLOURED)
+
+
+@pytest.mark.parametrize(("colors", "no_color", "seen"), [("Linux", "", True), ("NoColor", "", False),
+                                                          ("nocolor", "", False), ("neutral", "1", False)])  # fmt: skip
+def test_a_report_is_in_colour_where_ipythons_tracebacks_are(
+    monkeypatch: pytest.MonkeyPatch, colors: str, no_color: str, seen: bool
+) -> None:
+    monkeypatch.setattr(builtins, "get_ipython", lambda: SimpleNamespace(colors=colors), raising=False)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    error = nbddp.RunStopped("stopped", report="plain")
+    error.painted = "painted"
+    assert error._render_traceback_() == ["painted" if seen else "plain"]
+    assert nbddp.BadInput("no")._render_traceback_() == ["\x1b[31mBadInput\x1b[0m: no" if seen else "BadInput: no"]
+
+
+def test_equal_rows_of_a_table_are_one() -> None:
+    states = [RankState(r, "interrupted", "cell line 4", doing="waiting in barrier") for r in range(64) if r != 9]
+    states.insert(9, RankState(9, "finished"))
+    assert report.positions_table(states) == [
+        "     ranks  line         state",
+        "0–8, 10–63  cell line 4  waiting in barrier  freed, names are kept",
+        "         9  –            finished the cell",
+    ]
+    assert report.positions_table(states[8:10])[0].split() == ["rank", "line", "state"]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 ipyparallel's hub takes an engine in when the heart monitor has heard it answer a beat and the next beat has come: two
 periods, 0.4 s of a worker's start. Here the hub says that one is coming, over a pipe; the monitor beats quickly until
 each that was announced has answered, and reports it with its first answer. Of later answers it only notes that they
-came, since missed beats mean nothing here: the agent knows of every exit. Where the monitor is spawned, not forked
-(macOS), it beats as ever.
+came, since missed beats mean nothing here: the agent knows of every exit. So beats are slow where many answer. Where
+the monitor is spawned, not forked (macOS), it beats as ever.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ipyparallel.controller import app as controller_app
 from ipyparallel.controller import heartmonitor
 
 QUICK_MS, MS_PER_HEART = 10, 1  # a beat is answered by all
+CALM_MS_PER_HEART = 5  # while none registers: at most 200 answers per second, however many they are
 MOST_SECONDS = 10.0  # that one announcement keeps the beat quick: the engine may have died
 
 
@@ -59,8 +60,9 @@ def install() -> None:
 
         def beat(self) -> None:
             super().beat()
-            if self.caller.callback_time != self.period and (self.awaited <= 0 or time.monotonic() > self.until):
-                self.awaited, self.caller.callback_time = 0, self.period
+            if self.awaited <= 0 or time.monotonic() > self.until:
+                self.awaited = 0
+                self.caller.callback_time = max(self.period, CALM_MS_PER_HEART * len(self.hearts))
 
         def handle_pong(self, message: list[bytes]) -> None:
             heart = message[0]

@@ -112,9 +112,11 @@ def _fork(target: str, request: dict[str, Any], close: Iterable[int]) -> int:
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # also where the disk is full: this is a copy of the agent, and must not go on as one
+            os._exit(code)
 
 
 def _spawn(target: str, request: dict[str, Any], keep: Iterable[int]) -> int:

@@ -1,9 +1,9 @@
 """The ipyparallel controller as a child of the agent: one process that dies with it.
 
 Schedulers run in threads (ipyparallel's `use_threads`); its heart monitor is a process
-of its own, which here is tied to the controller's life. The beat is 5 per second, and quicker
-while workers register (`agent.beats`); missed beats mean nothing, because the agent knows of every
-exit in milliseconds and a suspended machine must not lose its engines.
+of its own, which here is tied to the controller's life. The beat is 5 per second, slower for more
+than 40 workers and quicker while workers register (`agent.beats`); missed beats mean nothing,
+because the agent knows of every exit in milliseconds and a suspended machine must not lose its engines.
 
 ipyparallel would choose ports that are free, let them go and bind them later; on a busy machine
 another program's connection takes one in between, and then no engine ever registers. It is given
@@ -33,7 +33,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbddp.agent import beats
+from nbddp.agent import beats, keepalive
 from nbddp.agent.children import die_with_parent
 from nbddp.base import system
 
@@ -97,6 +97,7 @@ def _is_free(port: int, host: str = LOOPBACK) -> bool:
 def main(request: dict[str, Any]) -> int:
     """Run the controller of the cluster `cluster_id` under `profile_dir` until it is told to end."""
     import ipyparallel.controller.app as controller_app
+    import zmq
     from traitlets.config import Config
 
     class Controller(controller_app.IPController):  # type: ignore[misc]
@@ -110,6 +111,8 @@ def main(request: dict[str, Any]) -> int:
     if system.is_linux():
         beats.install()
     controller_app.Process = TiedProcess
+    if request["ip"] != LOOPBACK:
+        keepalive.keep_context_alive(zmq.Context.instance())
     config = Config()
     config.ProfileDir.location = request["profile_dir"]
     config.IPController.cluster_id = request["cluster_id"]

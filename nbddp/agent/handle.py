@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -123,6 +124,11 @@ class Agent:
         return self.home.name
 
     @property
+    def name(self) -> str:
+        """As errors call it."""
+        return "the node agent"
+
+    @property
     def alive(self) -> bool:
         return not self.closed
 
@@ -134,7 +140,7 @@ class Agent:
         self.wait_until(lambda: self.warm is not None or self.closed, timeout)
         if self.warm is None:
             why = "ended while it started" if self.closed else f"was not ready after {timeout:.0f} s"
-            raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.home / "agent.log"))
+            raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.log))
         if self.warm["missing"]:
             raise AgentFailed(f"a worker needs {self.warm['missing']}; install it into the kernel's own environment")
         return self.warm
@@ -152,22 +158,52 @@ class Agent:
     def tell(self, op: str, **fields: Any) -> None:
         """Send a request that wants no answer."""
         try:
-            with self._sending:
-                self._write.write(encode({"op": op, **fields}))
-                self._write.flush()
+            self.send({"op": op, **fields})
         except TimeoutError:  # an OSError, and of the caller's own: no pipe raises it
             raise
         except (OSError, ValueError):
-            raise AgentFailed(f"the node agent has ended: {self.last_words()}") from None
+            raise AgentFailed(self.ended()) from None
+
+    def send(self, message: Message) -> None:
+        """Raises OSError, or ValueError where the connection has ended."""
+        with self._sending:
+            self._put(message)
+
+    def send_at_once(self, message: Message) -> None:
+        """`send` for a short message, which is dropped where it would have to wait: the other side does not read, and
+        another message may be stuck."""
+        if self._sending.acquire(blocking=False):
+            try:
+                ready = select.poll()
+                ready.register(self._write, select.POLLOUT)
+                if ready.poll(0):
+                    self._put(message)
+            finally:
+                self._sending.release()
+
+    def _put(self, message: Message) -> None:
+        """`send`, for who has the connection."""
+        data = encode(message)
+        while data:  # unbuffered, so a signal may cut it
+            data = data[self._write.write(data) or 0 :]
+        self._write.flush()
+
+    def connect_to(self, read: BinaryIO, write: BinaryIO, lines: LineBuffer) -> None:
+        """Go on by another connection to the same agent."""
+        with self._sending:
+            with contextlib.suppress(OSError):
+                self._write.close()
+            self._read, self._write, self.lines = read, write, lines
+        threading.Thread(target=self._listen, name="nbddp-agent", daemon=True).start()
 
     def take(self, key: int, timeout: float = 30.0) -> Message:
         """Wait for the answer to a posted request."""
         self.wait_until(lambda: key in self._answers or self.closed, timeout)
         answer = self._answers.pop(key, None)
         if answer is None:
-            raise AgentFailed(f"the node agent did not answer: {self.last_words()}")
+            raise AgentFailed(self.ended() if self.closed else f"{self.name} did not answer for {timeout:.0f} s")
         if "error" in answer:
-            raise AgentFailed(f"the node agent could not do it: {answer['error']}")
+            raise AgentFailed(f"{self.name} could not do it: {answer['error']}")
         return answer
 
     def wait_until(self, done: Callable[[], bool], timeout: float) -> None:
@@ -185,20 +221,32 @@ class Agent:
 
     def stop(self) -> None:
         """As `close`, and nothing of it is kept."""
+        self.begin_stop()
+        self.close()
+
+    def begin_stop(self) -> None:
+        """Say that it is to end, and nothing of it is kept; `close` waits for it."""
         with contextlib.suppress(AgentFailed):  # it has ended already
             self.tell("stop")
-        self.close()
+        self.begin_close()
+
+    def begin_close(self) -> None:
+        """Say that we leave; `close` waits for what comes of it."""
+        self.closed = True
+        if self.process is not None and self._connection is None:
+            with contextlib.suppress(OSError):  # it may have ended already
+                self.process.stdin.close()  # type: ignore[union-attr]
 
     def close(self, timeout: float = 10.0) -> None:
         """End an agent that was launched here, with all its children; leave one that was joined. What is not through in
         time is killed, unless it is to go on as a warm process: it knows that we have gone."""
-        self.closed = True
+        self.begin_close()
         if self._connection is not None:
             self._leave(self._connection, timeout)
             return
         assert self.process is not None
-        with contextlib.suppress(OSError):  # it may have ended already
-            self.process.stdin.close()  # type: ignore[union-attr]
+        if self.hello and self.warm is None and not self._kept:  # it would not listen before it has imported all
+            self.process.terminate()
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -226,11 +274,15 @@ class Agent:
             return "its log is gone"
         return lines[-1] if lines else "it left no message"
 
+    def ended(self) -> str:
+        """That it has, and what it said last."""
+        return f"the node agent has ended: {self.last_words()}"
+
     def _listen(self) -> None:
-        lines = self.lines
+        lines, read = self.lines, self._read
         while True:
             try:
-                chunk = os.read(self._read.fileno(), 65536)
+                chunk = os.read(read.fileno(), 65536)
             except (OSError, ValueError):
                 chunk = b""
             if not chunk:
@@ -239,7 +291,12 @@ class Agent:
                 if message.get("ev") == "ended":
                     self.gone()
                 self._take_in(message)
-        self._read.close()
+        read.close()
+        if read is self._read:  # else it was left for another
+            self._connection_ended()
+
+    def _connection_ended(self) -> None:
+        """There is nothing more to read there."""
         self._over.set()
         self.gone()
 
@@ -249,7 +306,7 @@ class Agent:
             closed_by_us, self.closed = self.closed, True
             self._changed.notify_all()
         if not closed_by_us:
-            self._call({"ev": "gone"})
+            self.announce({"ev": "gone"})
 
     def _take_in(self, message: Message) -> None:
         with self._changed:
@@ -261,9 +318,10 @@ class Agent:
                 self._answers[message["id"]] = message
             self._changed.notify_all()
         if "ev" in message:
-            self._call(message)
+            self.announce(message)
 
-    def _call(self, message: Message) -> None:
+    def announce(self, message: Message) -> None:
+        """Tell everybody who has asked for events."""
         for callback in list(self._callbacks):
             callback(message)
 

@@ -27,17 +27,19 @@ from typing import Any, ClassVar
 import psutil
 
 from nbddp.agent import children, devices, footprint, hardware, home, keeping, logs, peers
+from nbddp.agent.doors import Doors
 from nbddp.agent.identity import Identity, is_zombie
 from nbddp.agent.lines import LineBuffer, Message, encode
 from nbddp.base import system
 from nbddp.seams import torch_seams
 
-WORKER, CONTROLLER, STORE, TRIALS = "worker", "controller", "store", "trials"
+WORKER, CONTROLLER, STORE, TRIALS, FACTS = "worker", "controller", "store", "trials", "facts"
 TARGETS = {
     WORKER: "nbddp.worker.engine:main",
     CONTROLLER: "nbddp.agent.controller:main",
     STORE: "nbddp.agent.store_host:main",
     TRIALS: "nbddp.trials.trials:in_copy",
+    FACTS: "nbddp.agent.facts:main",
 }
 WARM = (
     "torch",
@@ -86,6 +88,7 @@ class Peer:
     """Somebody who talks to the agent: its owner, or a client of the socket. `came`: descriptors that it has sent."""
 
     send: Callable[[bytes], Any]
+    connection: socket.socket | None = None
     owner: bool = False
     lines: LineBuffer = field(default_factory=LineBuffer)
     came: list[int] = field(default_factory=list)
@@ -116,12 +119,13 @@ class Agent:
         self.owner = Peer(self._write_owner, owner=True)
         self.identity = Identity.of(os.getpid())
         self.store_channel: socket.socket | None = None
+        self.doors = Doors(self.selector)
         self._looked = 0.0  # by time.monotonic()
 
     def serve(self) -> None:
         home.record(self.home, self.identity, [])
         self._watch_children()
-        self.watch_owner()
+        self._watch_owner()
         self._listen()
         self.tell(self.owner, ev="hello", **self.hello())
         self._warm_up()
@@ -142,6 +146,7 @@ class Agent:
     def each_second(self) -> None:
         for path in {child.log for child in self.children.values()}:
             logs.cut(path)
+        self.doors.look()
 
     # -- starting up ---------------------------------------------------------------
 
@@ -170,7 +175,7 @@ class Agent:
             unkept=keeping.why_not(),
         )
 
-    def watch_owner(self) -> None:
+    def _watch_owner(self) -> None:
         self.peers.append(self.owner)
         self.selector.register(0, selectors.EVENT_READ, self._read_owner)
         with suppress(AttributeError, OSError):  # not Linux, or an old one: `children.die_with_parent` alone tells
@@ -200,7 +205,7 @@ class Agent:
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         connection.settimeout(self.patience)
-        peer = Peer(connection.sendall)
+        peer = Peer(connection.sendall, connection)
         self.peers.append(peer)
         self.selector.register(connection, selectors.EVENT_READ, lambda: self._read_peer(peer, connection))
 
@@ -218,10 +223,19 @@ class Agent:
         if chunk:
             self._handle_all(peer, chunk)
             return
+        self.leave_peer(peer)
+        self.peer_gone(peer)
+
+    def leave_peer(self, peer: Peer) -> None:
+        """Hear nothing more of a client of the socket."""
+        assert peer.connection is not None
         for fd in peer.came:
             os.close(fd)
-        self.selector.unregister(connection)
-        connection.close()
+        self.selector.unregister(peer.connection)
+        peer.connection.close()
+
+    def peer_gone(self, peer: Peer) -> None:
+        """A client of the socket has gone."""
         self.peers.remove(peer)
 
     def _read_owner(self) -> None:
@@ -231,7 +245,11 @@ class Agent:
         if chunk:
             self._handle_all(self.owner, chunk)
         else:
-            self.stop()
+            self.owner_gone()
+
+    def owner_gone(self) -> None:
+        """Nobody is at the other end."""
+        self.stop()
 
     def _write_owner(self, data: bytes) -> None:
         sys.stdout.buffer.write(data)
@@ -242,7 +260,7 @@ class Agent:
             peer.send(encode(message))
         except OSError:  # it has gone; its own end of file says so too
             if peer.owner:
-                self.stop()
+                self.owner_gone()
 
     def tell_all(self, **message: Any) -> None:
         for peer in list(self.peers):
@@ -250,12 +268,15 @@ class Agent:
 
     def _handle_all(self, peer: Peer, chunk: bytes) -> None:
         for message in peer.lines.feed(chunk):
-            try:
-                answer = self.REQUESTS[message["op"]](self, peer, message)
-            except Exception as e:
-                answer = {"error": f"{type(e).__name__}: {e}"}
-            if answer is not None and "id" in message:
-                self.tell(peer, id=message["id"], **answer)
+            self._handle(peer, message)
+
+    def _handle(self, peer: Peer, message: Message) -> None:
+        try:
+            answer = self.REQUESTS[message["op"]](self, peer, message)
+        except Exception as e:
+            answer = {"error": f"{type(e).__name__}: {e}"}
+        if answer is not None and "id" in message:
+            self.tell(peer, id=message["id"], **answer)
 
     # -- requests ------------------------------------------------------------------
 
@@ -289,7 +310,7 @@ class Agent:
         assert self.store_channel is not None
         self.next_store += 1
         self.stores[self.next_store] = (peer, message.get("id"))
-        how: Message = {name: message[name] for name in ("outside", "of", "key") if name in message}
+        how: Message = {name: message[name] for name in ("outside", "of", "key", "roots") if name in message}
         self.store_channel.sendall(encode({"op": "open", "store": self.next_store, **how}))
 
     def _do_close_stores(self, peer: Peer, message: Message) -> Message:
@@ -315,10 +336,36 @@ class Agent:
         children = [asdict(c) for c in self.children.values()]
         return {"info": self.info, "files": self.files, "children": children, "keep": self.keep}
 
+    def _do_scale(self, peer: Peer, message: Message) -> Message:
+        """Tell the owner that somebody wants the pool on so many nodes."""
+        self.tell(self.owner, ev="scale", nodes=message["nodes"])
+        return {}
+
     def _do_limits(self, peer: Peer, message: Message) -> Message:
         """What bounds the number of workers here, as it is now."""
         workers = sum(c.kind == WORKER for c in self.children.values())
         return {"limits": hardware.limits(workers, spawned=bool(children.why_not_fork()))}
+
+    def _do_doors(self, peer: Peer, message: Message) -> Message:
+        """Open doors at own addresses, for others to knock at (`agent.doors`). towards: also at the address on the way
+        there; quiet: at ports such as the controller's."""
+        addresses = [*message["addresses"]]
+        if message.get("towards"):
+            with suppress(OSError):  # there is no way; who asks sees that no door is there
+                addresses.insert(0, address_towards(message["towards"]))
+        ports = [quiet_port(address) if message.get("quiet") else 0 for address in addresses]
+        opened = self.doors.open([*zip(addresses, ports, strict=True)], message["token"])
+        return {"doors": [[address, *found] for address, found in zip(addresses, opened, strict=True)]}
+
+    def _do_knock(self, peer: Peer, message: Message) -> None:
+        """Knock at others' doors; the answer comes when all have answered, or the time is over."""
+        self.doors.knock(
+            message["doors"], message["seconds"], lambda found: self.tell(peer, id=message.get("id"), found=found)
+        )
+
+    def _do_close_doors(self, peer: Peer, message: Message) -> Message:
+        self.doors.close()
+        return {}
 
     def _do_keep(self, peer: Peer, message: Message) -> Message:
         """Have the warm process outlive the owner by `seconds`; 0 for not at all."""
@@ -344,6 +391,10 @@ class Agent:
         "note": _do_note,
         "status": _do_status,
         "limits": _do_limits,
+        "scale": _do_scale,
+        "doors": _do_doors,
+        "knock": _do_knock,
+        "close_doors": _do_close_doors,
         "keep": _do_keep,
         "stop": _do_stop,
     }
@@ -481,6 +532,26 @@ class Agent:
         return successor
 
 
+def address_towards(to: str) -> str:
+    """The address from which packets to a host go; nothing is sent. Raises OSError where there is no way."""
+    family, kind, _, _, address = socket.getaddrinfo(to, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def quiet_port(address: str) -> int:
+    """A free port of the range in which the controller listens; 0 if there is none."""
+    from nbddp.agent.controller import quiet_ports
+
+    try:
+        claim, (port,) = quiet_ports(1, address)
+    except OSError:
+        return 0
+    claim.close()
+    return port
+
+
 def _orphans() -> set[int]:
     """Children of this process: those that it has started, and those of theirs that it has adopted."""
     return {process.pid for process in psutil.Process().children()}
@@ -497,7 +568,7 @@ def empty_into(pipe: int, path: str) -> None:
         left += chunk
     os.close(pipe)
     if left:
-        with open(path, "ab") as file:
+        with suppress(OSError), open(path, "ab") as file:  # a full disk, which `worker.kept` tells
             file.write(left)
 
 

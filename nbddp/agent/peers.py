@@ -113,11 +113,16 @@ def _packed(near: Address, far: Address) -> tuple[int, bytes]:
 
 
 class Family:
-    """The processes of a pool: `root` with all that descend from it, and some others alone."""
+    """The processes of a pool: `root` with all that descend from it, likewise the `roots` that live, and some others
+    alone."""
 
-    def __init__(self, root: int, others: Iterable[int] = ()):
-        self._root = root
+    def __init__(self, root: int, others: Iterable[int] = (), roots: Iterable[int] = ()):
+        self._roots = {root}
         self._known = {pid: _stat(pid).started for pid in (root, *others)}  # when they began
+        for pid in roots:
+            with suppress(ProcessLookupError):  # it has ended
+                self._known[pid] = _stat(pid).started
+                self._roots.add(pid)
 
     def holders(self, inodes: Iterable[int]) -> tuple[dict[int, int], bool]:
         """Inodes of these that a process of the family holds → its pid; and whether one cannot be looked into, so that
@@ -142,7 +147,7 @@ class Family:
             own = _stat(pid)
             if own.started == self._known.get(pid):
                 return True
-            while pid != self._root:
+            while pid not in self._roots:
                 parent = _stat(own.parent)
                 if parent.started > own.started:  # the number is another's by now
                     return False
@@ -152,10 +157,12 @@ class Family:
 
     def _members(self) -> Iterator[int]:
         """Their numbers, the workers first: a look at grandchildren reads the tables of the whole machine."""
-        first = [os.getpid(), *self._known, *reversed(strays.children(self._root))]  # the oldest is the controller
+        started = [pid for root in self._roots for pid in reversed(strays.children(root))]  # the oldest: the controller
+        first = [os.getpid(), *self._known, *started]
         yield from dict.fromkeys(first)
-        with suppress(psutil.NoSuchProcess):
-            yield from (p.pid for p in psutil.Process(self._root).children(recursive=True) if p.pid not in first)
+        for root in self._roots:
+            with suppress(psutil.NoSuchProcess):
+                yield from (p.pid for p in psutil.Process(root).children(recursive=True) if p.pid not in first)
 
 
 def _is_mine(pid: int) -> bool:

@@ -1,4 +1,5 @@
-"""How the agent of another host is started over ssh, and what ssh's words mean when it is not.
+"""How the agent of another host is started: by ssh, srun or a command of the user's; and what their words mean when it
+is not.
 
 ssh is the user's own: its configuration, keys, agents, jump hosts and known hosts hold as in a terminal. It asks
 nothing, since nobody could answer, and never takes a host's key that is not known. What is typed here for the far side
@@ -7,15 +8,21 @@ goes through its shell, so each word is quoted; no secret is on the line (`ps` s
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
+from nbddp.plan import slurm, vias
 from nbddp.plan.hosts import Host
 
 PATIENCE = 15  # seconds until a host that does not answer is given up
 ALIVE_EVERY, MISSED = 2, 3  # seconds between ssh's own looks whether the other side lives, and how many may be in vain
 SSH_FAILED = 255
 NO_PROGRAM = (126, 127)
+UNQUOTABLE = r"[\\\n!']"  # what mean something within single quotes to some login shells: tcsh, fish
+AGENT = ("nbddp.agent.reached",)
+RULE = re.compile(r"^-{20,}$", re.MULTILINE)
 WORDS = {  # what ssh says → what to do
     "Host key verification failed": "run ssh {host} in a terminal once and look at the key that it shows",
     "REMOTE HOST IDENTIFICATION HAS CHANGED": "ask who runs {host} whether its key is new; "
@@ -32,17 +39,68 @@ WORDS = {  # what ssh says → what to do
 }
 
 
-@dataclass(frozen=True)
-class Ssh:
-    """How hosts are reached. config: ssh's `-F`; python: the interpreter there that has nbddp; setup: what the shell
-    there does first (`module load cuda`)."""
+class Way:
+    """How the agent of a host is started, and what the words mean when it is not. python: the interpreter there that
+    has nbddp; setup: what a login shell there does first (`module load cuda`)."""
 
-    config: str = ""
-    python: str = "python3"
-    setup: str = ""
+    name = ""
+    survives = True  # whether what was started may live on when this end has gone
 
-    def command(self, host: Host) -> list[str]:
-        """What runs here; the agent there speaks on its stdin and stdout."""
+    def __init__(self, python: str = "python3", setup: str = ""):
+        self.python, self.setup = python, setup
+
+    def command(self, host: Host, module: Sequence[str] = AGENT) -> list[str]:
+        """What runs here; the module there, with its words, speaks on its stdin and stdout."""
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str] | None:
+        """The environment of what runs here; None: this process's own."""
+        return None
+
+    def address(self, host: Host) -> str:
+        """Where others reach the host, if that is known here; else empty."""
+        return ""
+
+    def failure(self, host: Host, code: int | None, said: str) -> str:
+        """Why a host's agent did not come up, and what to do. code: the exit status; None while it runs. said: all that
+        the program and the far side wrote."""
+        last = last_line(said)
+        python = self.python_of(host)
+        if code in NO_PROGRAM or any(words in said for words in (f"{python}: No such file", f"Executable: {python}\n")):
+            return f"{host} has no {python}: {last}; name its interpreter by --python PATH"
+        if "No module named nbddp" in said or "No module named 'nbddp" in said:
+            return f"{python} on {host} has no nbddp: {last}; install it there, or name another interpreter by --python"
+        if code is None:
+            return f"{host} did not answer; it said: {last}"
+        return f"the agent on {host} ended with exit code {code}: {last}"
+
+    def ended(self, host: Host, said: str) -> str:
+        """Why a connection that stood has ended, where the words tell it; else empty."""
+        return ""
+
+    def start(self, host: Host, module: Sequence[str]) -> list[str]:
+        """The command on the host."""
+        start, setup = [self.python_of(host), "-m", *module], host.setup or self.setup
+        if not setup:
+            return start
+        script = re.sub(UNQUOTABLE, lambda found: rf"\0{ord(found[0]):03o}", f"{setup}\nexec {shlex.join(start)}")
+        return ["bash", "-lc", f'eval "$(printf %b {shlex.quote(script)})"']
+
+    def python_of(self, host: Host) -> str:
+        """The interpreter there."""
+        return host.python or self.python
+
+
+class Ssh(Way):
+    """By the user's own ssh. config: its `-F`."""
+
+    name = "ssh"
+
+    def __init__(self, config: str = "", python: str = "python3", setup: str = ""):
+        super().__init__(python, setup)
+        self.config = config
+
+    def command(self, host: Host, module: Sequence[str] = AGENT) -> list[str]:
         options = [
             *(["-F", self.config] if self.config else []),
             *(["-p", str(host.port)] if host.port else []),
@@ -53,29 +111,76 @@ class Ssh:
             "ServerAliveCountMax": MISSED, "ForwardX11": "no", "ClearAllForwardings": "yes", "RequestTTY": "no",
         }  # fmt: skip
         given = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-        return ["ssh", *options, *given, "--", host.name, self.far_line()]
+        # a line for the shell over there; the agent takes the shell's place
+        return ["ssh", *options, *given, "--", host.name, f"exec {shlex.join(self.start(host, module))}"]
 
-    def far_line(self) -> str:
-        """The line for the shell over there; the agent takes the shell's place."""
-        agent = f"exec {shlex.quote(self.python)} -m nbddp.agent.reached"
-        if not self.setup:
-            return agent
-        return f"exec bash -lc {shlex.quote(f'{self.setup}{chr(10)}{agent}')}"
-
-
-def failure(host: Host, ssh: Ssh, code: int | None, said: str) -> str:
-    """Why a host's agent did not come up, and what to do. code: ssh's exit status; None while it runs. said: all that
-    ssh and the far side wrote."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    last = lines[-1] if lines else "it said nothing"
-    if code == SSH_FAILED:
+    def failure(self, host: Host, code: int | None, said: str) -> str:
+        if code == 0 and not said.strip():
+            return f"{host} ran nothing and said nothing; ssh {host} date shows whether its login shell runs commands"
+        if code != SSH_FAILED:
+            return super().failure(host, code, said)
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
         advice = next((what for words, what in WORDS.items() if words in said), "try ssh {host} in a terminal")
-        told = next((line for line in reversed(lines) if any(words in line for words in WORDS)), last)
+        told = next((line for line in reversed(lines) if any(words in line for words in WORDS)), last_line(said))
         return f"{host} cannot be reached: {told}; {advice.format(host=host)}"
-    if code in NO_PROGRAM:
-        return f"{host} has no {ssh.python}: {last}; name its interpreter by --python PATH"
-    if "No module named nbddp" in said or "No module named 'nbddp" in said:
-        return f"{ssh.python} on {host} has no nbddp: {last}; install it there, or name another interpreter by --python"
-    if code is None:
-        return f"{host} did not answer; it said: {last}"
-    return f"the agent on {host} ended with exit code {code}: {last}"
+
+
+class Srun(Way):
+    """By one srun for each node of a Slurm job. addresses: node → where others reach it."""
+
+    name = "srun"
+    survives = False
+
+    def __init__(
+        self, job: int, addresses: Mapping[str, str], state: Callable[[], str], python: str = "python3", setup: str = ""
+    ):
+        super().__init__(python, setup)
+        self.job, self._addresses, self._state = job, addresses, state
+
+    def command(self, host: Host, module: Sequence[str] = AGENT) -> list[str]:
+        # one for each node: the lines of one srun for all mix. A step without --exact has all of the job's node.
+        options = [f"--jobid={self.job}", f"--nodelist={host.name}", "--nodes=1", "--ntasks=1", "--overlap",
+                   "--mpi=none", "--cpu-bind=none", "--unbuffered"]  # fmt: skip
+        return ["srun", *options, *self.start(host, module)]
+
+    def environment(self) -> dict[str, str]:
+        return slurm.outside(os.environ)
+
+    def address(self, host: Host) -> str:
+        return self._addresses.get(host.name, "")
+
+    def failure(self, host: Host, code: int | None, said: str) -> str:
+        gone = self.ended(host, said)
+        if gone:
+            return f"{host} cannot be reached: {gone}"
+        if code is not None and "Unable to " in said:
+            told = next(line for line in said.splitlines() if "Unable to " in line)
+            return f"{host} cannot be reached: {told.strip()}; squeue -j {self.job} tells what the job has"
+        return super().failure(host, code, said)
+
+    def ended(self, host: Host, said: str) -> str:
+        return slurm.ended_words(self.job, said, self._state())
+
+
+class Template(Way):
+    """By a command that the user gives: `kubectl exec -i {host} -- {command}`."""
+
+    def __init__(self, text: str, python: str = "python3", setup: str = ""):
+        super().__init__(python, setup)
+        self.text = text
+        self.name = shlex.split(text)[0]
+
+    def command(self, host: Host, module: Sequence[str] = AGENT) -> list[str]:
+        return vias.filled(self.text, host, self.start(host, module))
+
+    def failure(self, host: Host, code: int | None, said: str) -> str:
+        told = super().failure(host, code, said)
+        return f"{told}; it was started by {shlex.join(self.command(host)[:6])} …"
+
+
+def last_line(said: str) -> str:
+    """The last line that is not empty; before what Open MPI adds between two rules, unless that is all."""
+    parts = RULE.split(said)
+    lines = [line.strip() for part in parts[::2] for line in part.splitlines() if line.strip()]
+    boxes = [" ".join(part.split()) for part in parts[1::2]]
+    return (lines[-1:] or boxes[:1] or ["it said nothing"])[0]

@@ -21,17 +21,19 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbddp.agent import gate, peers
+from nbddp.agent.keepalive import give_up_silent
 from nbddp.agent.lines import LineBuffer, Message, encode
 
 HOST, BEHIND = "127.0.0.1", "127.0.0.2"
 IN_NO_NAME = (0, ord("/"))  # bytes
 SECONDS = 1.0  # to connect to a store in this process
+FAR_SECONDS = 4.0  # and on another node: a packet that is lost is sent again after 1 s and after 3 s
 
 Connect = Callable[[], socket.socket]
 # a listening socket for a port of whose number torch is told, and how to connect to it; None if the port will not do
@@ -79,12 +81,14 @@ def main(request: dict[str, Any]) -> int:
 
 def _opened(message: Message, pool: tuple[int, int]) -> Served:
     """`of`: where another node's store is; this one's gate leads there. `outside`: the address at which gates of other
-    nodes reach this one's store. Both know `key`."""
+    nodes reach this one's store. Both know `key`. `roots`: processes that belong to the pool, with all that descend
+    from them, though the agent has not started them."""
+    roots = message.get("roots", ())
     if "of" in message:
-        return lead_to(tuple(message["of"]), bytes.fromhex(message["key"]), *pool)
+        return lead_to(tuple(message["of"]), bytes.fromhex(message["key"]), *pool, roots=roots)
     if message.get("outside"):
-        return open_to_nodes(message["outside"], bytes.fromhex(message["key"]), *pool)
-    return open_store(*pool)
+        return open_to_nodes(message["outside"], bytes.fromhex(message["key"]), *pool, roots=roots)
+    return open_store(*pool, roots=roots)
 
 
 def _end(failed: threading.ExceptHookArgs) -> None:
@@ -93,12 +97,13 @@ def _end(failed: threading.ExceptHookArgs) -> None:
     os._exit(1)
 
 
-def open_store(root: int, *others: int) -> Served:
-    """A fresh store on the loopback for the process `root`, all that descend from it, and the others."""
+def open_store(root: int, *others: int, roots: Iterable[int] = ()) -> Served:
+    """A fresh store on the loopback for the process `root`, all that descend from it or from `roots`, and the
+    others."""
     unguarded = peers.unavailable()
     if unguarded:
         return _in_the_open(unguarded)
-    pool = peers.Family(root, others)
+    pool = peers.Family(root, others, roots)
     if libuv_takes_listener():
         with suppress(OSError, RuntimeError):  # the kernel signs nothing, or torch wants another address
             return _gated(pool, _signed, libuv=True)
@@ -108,31 +113,33 @@ def open_store(root: int, *others: int) -> Served:
         return _in_the_open(f"torch does not listen where others cannot reach it ({e})")
 
 
-def open_to_nodes(address: str, key: bytes, root: int, *others: int) -> Served:
+def open_to_nodes(address: str, key: bytes, root: int, *others: int, roots: Iterable[int] = ()) -> Served:
     """As `open_store`, for this node's processes; gates of other nodes come to a second port, on `address`, where the
     kernel answers only who signs with `key`. Raises OSError where the kernel cannot do that, or there is no gate."""
     why = peers.unavailable()
     if why:
         raise OSError(f"the store cannot be guarded between nodes: {why}")
-    pool = peers.Family(root, others)
+    pool = peers.Family(root, others, roots)
     if libuv_takes_listener():
         with suppress(RuntimeError):
             return _gated(pool, _signed, libuv=True, outside=(address, key))
     return _gated(pool, _unix, libuv=False, outside=(address, key))
 
 
-def lead_to(store: tuple[str, int], key: bytes, root: int, *others: int) -> Served:
+def lead_to(store: tuple[str, int], key: bytes, root: int, *others: int, roots: Iterable[int] = ()) -> Served:
     """A gate for this node's processes that leads to another node's store. Raises OSError."""
     why = peers.unavailable()
     if why:
         raise OSError(f"the store cannot be guarded between nodes: {why}")
 
     def connect() -> socket.socket:
-        return _connected(store, key)
+        there = _connected(store, key, FAR_SECONDS)
+        give_up_silent(there)
+        return there
 
     with ExitStack() as before:
         doors = gate.local_doors()
-        judge = gate.PoolOnly(peers.Family(root, others))
+        judge = gate.PoolOnly(peers.Family(root, others, roots))
         before.callback(judge.close)
         before.callback(gate.Gate(doors, judge, connect).close)
         connect().close()  # it can be reached
@@ -156,6 +163,7 @@ def _second_gate(address: str, key: bytes, connect: Connect, before: ExitStack) 
     door = before.enter_context(socket.socket(_family(address)))
     door.bind((address, 0))
     peers.sign(door, "::" if door.family == socket.AF_INET6 else "0.0.0.0", 0, key)
+    give_up_silent(door)  # and each connection that it takes
     door.listen(gate.BACKLOG)
     before.callback(gate.Gate([door], lambda came: [""] * len(came), connect).close)
     return int(door.getsockname()[1])
@@ -192,11 +200,11 @@ def _signed(port: int, before: ExitStack) -> tuple[socket.socket, Connect] | Non
     return hidden, functools.partial(_connected, (BEHIND, port), key)
 
 
-def _connected(to: tuple[str, int], key: bytes) -> socket.socket:
+def _connected(to: tuple[str, int], key: bytes, seconds: float = SECONDS) -> socket.socket:
     """A connection that is signed with `key`, both ways."""
     there = socket.socket(_family(to[0]))
     try:
-        there.settimeout(SECONDS)
+        there.settimeout(seconds)
         peers.sign(there, to[0], 128 if there.family == socket.AF_INET6 else 32, key)
         there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         there.connect(to)

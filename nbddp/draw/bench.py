@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, floor, log10
 from typing import Any
 
 from matplotlib import rc_context
@@ -23,13 +24,14 @@ FORMATS = {
 LINES = ("-", "--", ":", "-.")
 MARKS = "osD^vP*Xh"
 WIDTH, HEIGHT = 9.2, 3.6
+NAMES_IN_A_LINE = 5  # of the legend
 
 
 class Bench(Shown):
     """The figure; `table` has the numbers, in bytes, seconds and bytes per second, and `measured` all repetitions."""
 
     def __init__(self, figure: Figure, words: str, table: Table, measured: Sequence[Measured]):
-        super().__init__(figure, words)
+        super().__init__(figure, words, table)
         self.table, self.measured = table, list(measured)
 
 
@@ -47,25 +49,28 @@ def bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) -> Be
         raise ValueError("nothing was measured")
     rows = table(measured)
     text = "\n".join([*sentences(measured), "", repr(rows)])
+    own_figure = None
     with rc_context(RC):
         if axes is None:
-            figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+            figure = own_figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
             axes = figure.subplots(1, 2)
             figure.suptitle(_title(measured), x=0.01, ha="left", size=10, weight="bold")
         left, right = axes
         names = list(dict.fromkeys(m.collective for m in measured))
         for i, name in enumerate(names):
             own = [m for m in measured if m.collective == name]
-            _curve(left, own, i, [(m.median * 1e6, m.spread[0] * 1e6, m.spread[1] * 1e6) for m in own])
+            _curve(left, own, i, [(m.median, *m.spread) for m in own])
             factors = [m.bus_bandwidth * m.median / 1e9 for m in own]  # bus bandwidth is this over the time
             speeds = [(f / m.median, f / m.spread[1], f / m.spread[0]) for f, m in zip(factors, own, strict=True)]
             _curve(right, own, i, speeds)
-        _finish(left, "time of a call, µs", measured)
-        left.set_yscale("log")
+        _finish(left, "time of a call", measured)
+        _times(left, measured)
         _finish(right, "bus bandwidth, GB/s", measured)
         right.set_ylim(bottom=0)
         if len(names) > 1:
-            left.legend(frameon=False, fontsize=7.5, loc="upper left")
+            handles, labels = left.get_legend_handles_labels()
+            place = {"loc": "outside lower left", "ncols": NAMES_IN_A_LINE} if own_figure else {"loc": "upper left"}
+            (own_figure or left).legend(handles, labels, frameon=False, fontsize=7.5, **place)
         return Bench(left.figure, text, rows, measured)
 
 
@@ -101,6 +106,33 @@ def _curve(axes: Any, own: Sequence[Measured], number: int, values: Sequence[tup
         x, y, yerr=(low, high), color=FILLS[number % len(FILLS)], ls=LINES[number // len(FILLS) % len(LINES)],
         marker=MARKS[number % len(MARKS)], ms=4, lw=1.4, elinewidth=0.9, capsize=2.5, label=own[0].collective,
     )  # fmt: skip
+
+
+def _times(axes: Any, measured: Sequence[Measured]) -> None:
+    """A logarithmic axis of seconds from a round number to a round number, each labelled with its unit."""
+    low, high = min(m.spread[0] for m in measured), max(m.spread[1] for m in measured)
+    axes.set_yscale("log")
+    ticks = round_numbers(low, high)
+    if not ticks:
+        return
+    axes.set_ylim(ticks[0], ticks[-1])
+    axes.set_yticks(ticks, [duration(t).replace(".00 ", " ").replace(".0 ", " ") for t in ticks])
+    axes.set_yticks([], minor=True)
+
+
+def round_numbers(low: float, high: float, most: int = 8) -> list[float]:
+    """1, 2 and 5 times powers of ten, or if that are more than `most` those powers, every so many; the first is no
+    more than `low`, the last no less than `high`. Empty if `low` is no positive number."""
+    if not 0 < low <= high:
+        return []
+    first, last = floor(log10(low)), ceil(log10(high * (1 - 1e-9)))
+    every = [float(f"{n}e{power}") for power in range(first, last + 1) for n in (1, 2, 5)]
+    begin = max(i for i, value in enumerate(every) if value <= low * (1 + 1e-9))
+    end = min(i for i, value in enumerate(every) if value >= high * (1 - 1e-9) and i > begin)
+    if end - begin < most:
+        return every[begin : end + 1]
+    step = -(-(last - first) // (most - 1))
+    return [float(f"1e{power}") for power in range(first, last + step, step)]
 
 
 def _finish(axes: Any, label: str, measured: Sequence[Measured]) -> None:

@@ -31,9 +31,8 @@ LONG = 1.0  # seconds: a step from here on is drawn in seconds
 
 def forecast(some: Forecast, axes: Sequence[Any] | None = None) -> Shown:
     """The figure of a forecast: step time at the left, efficiency at the right; or in two given axes."""
-    words = "\n".join(
-        [f"forecast from step {some.number} of {some.model}", *sentences(some), "", repr(Table(COLUMNS, rows(some)))]
-    )
+    sizes = Table(COLUMNS, rows(some))
+    words = "\n".join([f"forecast from step {some.number} of {some.model}", *sentences(some), "", repr(sizes)])
     with rc_context(RC):
         if axes is None:
             figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
@@ -42,7 +41,7 @@ def forecast(some: Forecast, axes: Sequence[Any] | None = None) -> Shown:
         left, right = axes
         _parts(left, some)
         _efficiency(right, some)
-    return Shown(left.figure, words)
+    return Shown(left.figure, words, sizes)
 
 
 def _parts(axes: Any, some: Forecast) -> None:

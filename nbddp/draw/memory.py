@@ -44,7 +44,8 @@ def memory(ranks: Sequence[RankMemory], axes: Any = None) -> Shown:
     Where the rest would leave no room for the parts (a small model in a process), parts and rest are drawn beside
     each other, each on a scale of its own.
     """
-    words = "\n".join([*sentences(ranks), "", repr(table(ranks))])
+    sizes = table(ranks)
+    words = "\n".join([*sentences(ranks), "", repr(sizes)])
     drawn = ranks[:MOST_ROWS]
     parts = [(name, some[: len(drawn)]) for name, some in shown_parts(ranks)]
     with rc_context(RC):
@@ -63,7 +64,7 @@ def memory(ranks: Sequence[RankMemory], axes: Any = None) -> Shown:
                 several[1].set_xlabel(f"{several[1].get_xlabel()}, on top at the peak")
                 several[1].set_yticks([])
             axes = several[0]
-    return Shown(axes.figure, words)
+    return Shown(axes.figure, words, sizes)
 
 
 def _axes(ranks: Sequence[RankMemory], row: float, shares: Sequence[float]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A figure that also says itself in words: PNG for eyes, text for readers of text and for comparison."""
+"""A figure that also says itself in words: a picture over its words on a page, PNG, and text for consoles."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
+from nbddp.base.table import Table
+from nbddp.draw.page import page
 from nbddp.draw.palette import RC
 
 DPI = 192  # two pixels of a picture to one of the page's: sharp on every screen, and 9 points are 9 points
+COLOURS = 128  # in a PNG: a third of the bytes of all colours, and no difference can be seen
 
 
 def width_of(png: bytes) -> int:
@@ -22,10 +26,10 @@ def width_of(png: bytes) -> int:
 
 
 class Shown:
-    """A matplotlib figure and its content in words. `str` and `repr` are the words."""
+    """A matplotlib figure and its content in words, which may end with a table. `str` and `repr` are the words."""
 
-    def __init__(self, figure: Figure, words: str):
-        self.figure, self.words = figure, words
+    def __init__(self, figure: Figure, words: str, table: Table | None = None):
+        self.figure, self.words, self._table = figure, words, table
         self._drawn = b""
 
     def __repr__(self) -> str:
@@ -36,7 +40,9 @@ class Shown:
         with rc_context(RC):
             FigureCanvasAgg(self.figure)
             self.figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.12)
-        return buffer.getvalue()
+        packed = io.BytesIO()
+        Image.open(buffer).convert("RGB").quantize(COLOURS).save(packed, "PNG")
+        return packed.getvalue()
 
     def draw(self) -> None:
         """Draw now what is shown next, so that to show it takes no time."""
@@ -48,5 +54,10 @@ class Shown:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         data, self._drawn = self._drawn or self.png(), b""
-        bundle = {"image/png": base64.b64encode(data).decode(), "text/plain": self.words}
-        return bundle, {"image/png": {"alt": self.words, "width": width_of(data)}}
+        width = width_of(data)
+        bundle = {
+            "text/html": page(data, width, self.words, self._table),
+            "image/png": base64.b64encode(data).decode(),
+            "text/plain": self.words,
+        }
+        return bundle, {"image/png": {"alt": self.words, "width": width}}

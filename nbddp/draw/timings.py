@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
@@ -22,6 +23,7 @@ from nbddp.trace.words import COLUMNS, heading, rows, sentences
 FORWARD, BACKWARD, OPTIMIZER, MOVES, WAITS = FILLS[0], FILLS[2], FILLS[3], "#f0c9a0", "#fbeede"
 LANE, WIDTH = 0.34, 9.2
 MOST_RANKS = 16
+BELOW, NOTE = 0.1, 0.18  # of a lane's units: from the lanes to what is said below them, and the height of that
 LETTERS = 120  # in a line of the title
 CURVES_FROM = 4  # steps
 
@@ -38,11 +40,12 @@ def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
     """
     step = recording.step(number)
     named = heading(recording, number)
-    words = "\n".join([named, *sentences(recording, number), "", repr(table(recording, number))])
+    buckets = table(recording, number)
+    words = "\n".join([named, *sentences(recording, number), "", repr(buckets)])
     with rc_context(RC):
         if axes is not None:
             _timeline(axes, step)
-            return Shown(axes.figure, words)
+            return Shown(axes.figure, words, buckets)
         some = curves(recording)
         extra = 1.6 if len(some) >= CURVES_FROM else 0.0
         height = _height(step)
@@ -54,7 +57,7 @@ def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
         top.set_title("\n".join(textwrap.wrap(title, LETTERS)), loc="left", size=9, pad=22)
         if extra:
             _curves(figure.add_subplot(grid[1]), some, number)
-    return Shown(figure, words)
+    return Shown(figure, words, buckets)
 
 
 def _lanes(step: Step) -> list[int]:
@@ -115,7 +118,8 @@ def _rank(axes: Any, step: Step, starts: Mapping[int, int], begin: int, top: flo
         end = communication(step)[-1][1] - begin
         axes.plot([start / 1e6, end / 1e6], [top - LANE * depth - 0.03] * 2, color=INK, lw=2, solid_capstyle="butt")
         note = f"exposed {duration(exposed(step) / 1e9)}"
-        axes.text(end / 1e6, top - LANE * depth - 0.05, note, size=6.5, ha="right", va="top", color=MUTED)
+        axes.text(end / 1e6, top - LANE * depth - BELOW, note, size=6.5, ha="right", va="top", color=MUTED)
+        return LANE * depth + BELOW + NOTE
     return LANE * depth + 0.1
 
 
@@ -152,9 +156,10 @@ def _curves(axes: Any, some: Any, number: int) -> None:
     axes.plot(numbers, [c.exposed / 1e6 for c in some], color=FILLS[1], label="exposed communication", lw=1.4, ls="--")
     axes.plot(numbers, [c.spread / 1e6 for c in some], color=FILLS[2], label="spread between ranks", lw=1.4, ls=":")
     axes.axvline(number, color=MUTED, lw=0.8)
-    axes.set_ylim(0, 1.35 * max(c.duration for c in some) / 1e6)  # room for the legend
+    axes.set_ylim(0, 1.08 * max(c.duration for c in some) / 1e6)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("step")
     axes.set_ylabel("ms")
-    axes.legend(ncols=3, frameon=False, fontsize=7.5, loc="upper right")
+    axes.legend(ncols=3, frameon=False, fontsize=7.5, loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

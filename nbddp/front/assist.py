@@ -17,6 +17,8 @@ from nbddp.front import commands
 from nbddp.plan import options
 
 COMPLETION: Any = getattr(ipython_completer, "SimpleCompletion", SimpleNamespace)
+TYPES = "jupyter_types_experimental"  # the messaging protocol has it with an underscore
+WORD = "magic"  # the kind of a subcommand
 PATIENCE = 1.0  # seconds; a tooltip that comes later is not wanted
 
 
@@ -57,10 +59,25 @@ class Assistant:
         if until.startswith("%%ddp ") and context.cursor_line == 0:
             return _words(options.complete_cell(until[6:]), until)
         if until.lstrip().startswith("%ddp "):
-            return _words(commands.complete_command(until.lstrip()[5:]), until)
+            line = until.lstrip()[5:]
+            found = commands.complete_command(line)
+            return _words([*found, *self._names(line)], until)
         if context.full_text.startswith("%%ddp") and context.cursor_line > 0:
             return self._on_rank_0(context)
         return {"completions": []}
+
+    def _names(self, line: str) -> list[str]:
+        """Names that may come next where a subcommand takes some: the notebook's, or those that rank 0 keeps."""
+        command, *words = line.split()
+        current = "" if line.endswith(" ") or not words else words[-1]
+        if command not in commands.NAMED or line == command or current.startswith("-"):
+            return []
+        if command == "push":
+            known = [name for name in self.shell.user_ns if name not in self.shell.user_ns_hidden]
+        else:
+            known = (self.pool().ask(0, {"op": "where", "names": True}, PATIENCE) or {}).get("names", [])
+        taken = words[:-1] if current else words
+        return sorted(n for n in known if n.startswith(current) and not n.startswith("_") and n not in taken)
 
     def _on_rank_0(self, context: Any) -> Any:
         rows = context.full_text.split("\n")
@@ -74,7 +91,7 @@ class Assistant:
             fragment = fragment[
                 fragment.rindex(".") :
             ]  # IPython 8 counts from the word's start, and answers from its dot
-        return _result(answer["matches"], fragment)
+        return _result(answer["matches"], fragment, answer["kinds"])
 
     def do_complete(self, code: str, cursor_pos: int) -> Any:
         """The kernel's complete request, where IPython has no matchers that see the whole cell."""
@@ -82,11 +99,14 @@ class Assistant:
         found = self.match(SimpleNamespace(full_text=code, text_until_cursor=until[-1], cursor_line=len(until) - 1))
         if not found["completions"]:
             return self._complete(code, cursor_pos)
+        start, completions = cursor_pos - len(found["matched_fragment"]), found["completions"]
+        typed = [{"start": start, "end": cursor_pos, "text": c.text, "type": c.type or "", "signature": ""}
+                 for c in completions]  # fmt: skip
         return {
-            "matches": [completion.text for completion in found["completions"]],
-            "cursor_start": cursor_pos - len(found["matched_fragment"]),
+            "matches": [completion.text for completion in completions],
+            "cursor_start": start,
             "cursor_end": cursor_pos,
-            "metadata": {},
+            "metadata": {f"_{TYPES}": typed},
             "status": "ok",
         }
 
@@ -105,12 +125,12 @@ class Assistant:
 
 def _words(found: list[str], until: str) -> Any:
     current = "" if until.endswith(" ") else until.split()[-1]
-    return _result(found, current)
+    return _result(found, current, ["param" if word.startswith("-") else WORD for word in found])
 
 
-def _result(found: list[str], fragment: str) -> Any:
+def _result(found: list[str], fragment: str, kinds: list[str]) -> Any:
     return {
-        "completions": [COMPLETION(text=text) for text in found],
+        "completions": [COMPLETION(text=text, type=kind or None) for text, kind in zip(found, kinds, strict=True)],
         "matched_fragment": fragment,
         "suppress": True,
     }

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from nbddp.agent import allocation, taking
 from nbddp.agent import home as homes
-from nbddp.agent import taking
 from nbddp.agent.handle import Agent
 from nbddp.base.units import lasts
 from nbddp.errors import BadInput, NbddpError
@@ -54,12 +54,17 @@ def _status(command: Command) -> None:
 
     for line in homes.strange():
         print(line)
-    asked_for = command.args["pool"]
+    asked_for, waiting_too = command.args["pool"], False
     waiting = [one for one in taking.waiting() if asked_for in ("", one.name)]
     pools = [] if asked_for and waiting else _chosen(command, default_all=True)
     for one in waiting:
         print(f"{one.words(megabytes(asdict(one.identity)))}; {PROG} stop {one.name} ends it")
-    if not pools and not waiting:
+    for kept in allocation.kept() if not asked_for else ():
+        print(
+            f"Slurm job {kept.job} is kept for a kernel, {lasts(kept.left)} left; {PROG} stop {kept.job} gives it back"
+        )
+        waiting_too = True
+    if not pools and not waiting and not waiting_too:
         print("no pool of yours is running; a %%ddp cell or python -m nbddp start makes one")
     for agent in pools:
         answer = agent.request("status")
@@ -98,10 +103,14 @@ def _stop(command: Command) -> None:
     """End a pool; where there is none, the warm processes that wait."""
     name, running = command.args["pool"], homes.running()
     waiting = [one for one in taking.waiting() if one.name == name or not (name or running)]
+    jobs = [one for one in allocation.kept() if str(one.job) == name or not (name or running)]
     for one in waiting:
         one.end()
         print(f"warm process {one.name} ended")
-    if waiting:
+    for job in jobs:
+        job.end()
+        print(f"Slurm job {job.job} given back")
+    if waiting or jobs:
         return
     for agent in _chosen(command):
         agent.tell("stop")
@@ -113,12 +122,35 @@ def _restart(command: Command) -> None:
     if command.launch.asks_for_pool():
         raise BadInput(f"{PROG} restart keeps the pool's shape; %ddp start --nproc N in the notebook changes it")
     for agent in _chosen(command):
-        workers = [c for c in agent.request("status")["children"] if c["kind"] == "worker"]
+        status = agent.request("status")
+        if "cluster" in status["info"]:
+            raise BadInput(
+                f"the engines of cluster {status['info']['cluster']} are not ours to replace; restart the cluster, "
+                "then %ddp stop and %ddp start --cluster in the notebook"
+            )
+        workers = [c for c in status["children"] if c["kind"] == "worker"]
         picked = [c for c in workers if command.args["ranks"] is None or c["rank"] in command.args["ranks"]]
         agent.request("signal", pids=[c["pid"] for c in picked], signal=int(signal.SIGKILL))
         print(
             f"pool {agent.pool_id}: {counted(len(picked), 'worker')} ended; new ones start with the next cell, "
             "and names on the old ones are gone"
+        )
+
+
+def _scale(command: Command) -> None:
+    """Ask the owner of a pool for more or fewer nodes, also while a cell runs."""
+    nodes = command.args["nodes"]
+    for agent in _chosen(command):
+        bounds = agent.request("status")["info"].get("elastic")
+        if not bounds:
+            raise BadInput(f"the nodes of pool {agent.pool_id} do not come and go; start one with --nnodes 1:{nodes}")
+        if not bounds[0] <= nodes <= bounds[1]:
+            asked = f"--nnodes {bounds[0]}:{bounds[1]}"
+            raise BadInput(f"pool {agent.pool_id} was started with {asked}, so not for {counted(nodes, 'node')}")
+        agent.request("scale", nodes=nodes)
+        print(
+            f"pool {agent.pool_id} is to have {counted(nodes, 'node')}: a cell that runs begins again on them, or the "
+            "next one begins there"
         )
 
 
@@ -130,7 +162,8 @@ def _start(command: Command) -> None:
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     pool = Pool()
     try:
-        pool.ensure(command.launch, progress=lambda text: print(text, file=sys.stderr))
+        for note in pool.ensure(command.launch, progress=lambda text: print(text, file=sys.stderr)):
+            print(note)
     except KeyboardInterrupt:
         pool.close()
         raise
@@ -138,7 +171,8 @@ def _start(command: Command) -> None:
     assert pool.agent is not None
     pool.agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
     print(f"pool {pool.agent.pool_id}: {pool.placed().words()}")
-    print(f"ipyparallel's clients find it as cluster nbddp-{pool.agent.pool_id}; Ctrl-C ends the pool", flush=True)
+    name = command.launch.cluster or f"nbddp-{pool.agent.pool_id}"
+    print(f"ipyparallel's clients find it as cluster {name}; Ctrl-C ends the pool", flush=True)
     ended.wait()
     pool.close()
 
@@ -151,6 +185,7 @@ COMMANDS: dict[str, Callable[[Command], None]] = {
     "doctor": _doctor,
     "stop": _stop,
     "restart": _restart,
+    "scale": _scale,
     "start": _start,
 }
 

@@ -35,24 +35,27 @@ from nbddp.trace.waiting import BUS_FACTOR
 __all__ = ["COMMANDS", "Command", "HelpAsked", "complete_command", "overview", "parse_command", "planned_layout"]
 
 COMMANDS: dict[str, str] = {
-    "status": "one table: rank, node, local rank, device, pid, state, memory",
+    "status": "table of the workers: rank, node, local rank, device, pid, state, memory",
     "start": "start the pool without running a cell",
-    "stop": "end all workers of the pool, and the warm process",
-    "restart": "new worker processes under the same ranks; names on them are gone",
-    "topology": "figure of nodes, processes and devices: those of the pool, or of a layout that is only planned",
-    "push": "copy names of the notebook to every rank",
+    "stop": "end all workers of the pool and the warm process",
+    "attach": "start workers on Slurm nodes that an earlier kernel kept (--keep-alive)",
+    "scale": "change the number of nodes of a pool started with --nnodes MIN:MAX",
+    "restart": "replace the worker processes; the ranks stay, their names are lost",
+    "sync": "copy the notebook's folder to the pool's hosts again",
+    "topology": "figure of nodes, processes and devices, of the pool or of a planned layout",
+    "push": "copy names from the notebook to every rank",
     "pull": "fetch names from every rank, as sequences indexed by rank",
-    "timings": "figure and table of DDP's last steps: what each rank computed, sent and waited for",
-    "compare": "are the ranks' copies of a name equal? checksums, norms and largest differences",
+    "timings": "figure and table of DDP's last steps: compute, communication and waiting per rank",
+    "compare": "compare the ranks' copies of a name: checksums, norms, largest differences",
     "memory": "figure and table of each rank's memory: parameters, gradients, optimizer state, buckets, peak",
-    "forecast": "step time and scaling efficiency on more nodes, from measured collectives and the last steps",
-    "bench": "nccl-tests in a cell: time and bandwidth of collectives by size, results checked",
-    "stacks": "where every rank is: its line, its collective, whom it waits for, its stack",
-    "doctor": "what nbddp needs of torch, ipykernel, IPython and ipyparallel: is it there, does it work",
-    "log": "the whole output of a rank in the last run, or where it is",
-    "help": "this text",
+    "forecast": "predict step time and scaling efficiency on more nodes",
+    "bench": "measure time and bandwidth of collectives by size, as nccl-tests does",
+    "stacks": "where every rank is: line, collective, whom it waits for, stack",
+    "doctor": "check torch, ipykernel, IPython, ipyparallel and the pool's hosts",
+    "log": "print a rank's whole output of the last run, or its path",
+    "help": "show this text",
 }
-TERMINAL_COMMANDS = ("status", "start", "stop", "restart", "topology", "stacks", "doctor")
+TERMINAL_COMMANDS = ("status", "start", "stop", "restart", "scale", "topology", "stacks", "doctor")
 
 
 @dataclass(frozen=True)
@@ -83,19 +86,28 @@ def _log(parser: Parser) -> None:
 
 
 def _timings(parser: Parser) -> None:
-    parser.add_argument("--step", type=one_rank, metavar="K", help="this step, not the median one")
+    parser.add_argument("--step", type=one_rank, metavar="K", help="show step K instead of the median step")
 
 
 def _topology(parser: Parser) -> None:
-    plan = parser.add_argument_group("a planned layout; nothing is started")
+    plan = parser.add_argument_group("planned layout (nothing is started)")
     plan.add_argument("--nnodes", type=positive, metavar="N", help="nodes (default 1)")
     plan.add_argument("--gpus-per-node", type=positive, metavar="G", help="GPUs of each node (default: none)")
     plan.add_argument("--gpus-per-proc", type=positive, metavar="K", help="consecutive GPUs per process (default 1)")
     plan.add_argument("-n", "--nproc", "--nproc-per-node", "--nproc_per_node", dest="nproc", type=workers_per_node,
-                      metavar="N", help="processes per node (default: as many as the GPUs suffice for)")  # fmt: skip
+                      metavar="N", help="processes per node (default: as many as fit the GPUs)")  # fmt: skip
     plan.add_argument("--oversubscribe", action="store_true", help="allow more processes than GPUs")
 
 
+def _scale(parser: Parser) -> None:
+    parser.add_argument("nodes", type=positive, metavar="NODES")
+
+
+def _attach(parser: Parser) -> None:
+    parser.add_argument("job", nargs="?", type=positive, metavar="JOB", help="needed only if several jobs are kept")
+
+
+NAMED = ("push", "pull", "compare")  # subcommands that take names
 PLAN = ("nnodes", "gpus_per_node", "gpus_per_proc", "nproc", "oversubscribe")
 
 
@@ -113,14 +125,14 @@ def _typed(parse: Callable[[str], float]) -> Callable[[str], float]:
 
 def _forecast(parser: Parser) -> None:
     add = parser.add_argument
-    add("--inter-node", type=_typed(speed), metavar="SPEED", help="of a node's link to others, such as 25GB/s")
-    add("--intra-node", type=_typed(speed), metavar="SPEED", help="of a rank's link within a node; default: "
-        "as measured")  # fmt: skip
-    add("--latency", type=_typed(delay), metavar="TIME", help="of a message between nodes, such as 10us")
-    add("--ranks-per-node", type=positive, metavar="N", help="default: as the pool has them")
-    add("--nodes", type=positive, default=MOST_NODES, metavar="N", help="up to so many (default 1024)")
-    add("--strong", action="store_true", help="show the step's parts for a batch that is shared by all ranks")
-    add("--algorithm", choices=ALGORITHMS, help="of the all-reduce; default: the one that fits better")
+    add("--inter-node", type=_typed(speed), metavar="SPEED", help="bandwidth between nodes, such as 25GB/s")
+    add("--intra-node", type=_typed(speed), metavar="SPEED", help="bandwidth within a node "
+        "(default: measured)")  # fmt: skip
+    add("--latency", type=_typed(delay), metavar="TIME", help="latency between nodes, such as 10us")
+    add("--ranks-per-node", type=positive, metavar="N", help="default: as in the pool")
+    add("--nodes", type=positive, default=MOST_NODES, metavar="N", help="largest number of nodes (default 1024)")
+    add("--strong", action="store_true", help="strong scaling: the global batch stays the same")
+    add("--algorithm", choices=ALGORITHMS, help="all-reduce algorithm (default: the one that fits better)")
 
 
 def _collective(text: str) -> str:
@@ -135,15 +147,36 @@ def _bench(parser: Parser) -> None:
     add = parser.add_argument
     add("collectives", nargs="*", type=_collective, metavar="COLLECTIVE",
         help=f"{', '.join(BUS_FACTOR)}; default: all_reduce")  # fmt: skip
-    add("--min", dest="smallest", type=_typed(amount), default=1 << 10, metavar="SIZE", help="default 1KiB")
-    add("--max", dest="largest", type=_typed(amount), default=64 << 20, metavar="SIZE", help="default 64MiB")
-    add("--factor", type=positive, default=4, metavar="K", help="from one size to the next (default 4)")
-    add("--repeat", type=positive, default=12, metavar="N", help="times a size is measured, fewer if it is slow")
-    add("--warmup", type=positive, default=3, metavar="N", help="calls before that (default 3)")
+    add(
+        "--min",
+        dest="smallest",
+        type=_typed(amount),
+        default=1 << 10,
+        metavar="SIZE",
+        help="smallest size (default 1KiB)",
+    )
+    add(
+        "--max",
+        dest="largest",
+        type=_typed(amount),
+        default=64 << 20,
+        metavar="SIZE",
+        help="largest size (default 64MiB)",
+    )
+    add("--factor", type=positive, default=4, metavar="K", help="ratio of one size to the previous one (default 4)")
+    add(
+        "--repeat",
+        type=positive,
+        default=12,
+        metavar="N",
+        help="measurements per size (default 12; fewer if a call is slow)",
+    )
+    add("--warmup", type=positive, default=3, metavar="N", help="calls before the first measurement (default 3)")
 
 
 ARGUMENTS: dict[str, Callable[[Parser], None]] = {
-    "start": pool_options, "restart": _restart, "push": _names, "pull": _names, "log": _log, "timings": _timings,
+    "start": pool_options, "attach": _attach, "scale": _scale, "restart": _restart, "push": _names,
+    "pull": _names, "log": _log, "timings": _timings,
     "topology": _topology, "compare": _names, "bench": _bench, "forecast": _forecast,
 }  # fmt: skip
 
@@ -154,7 +187,7 @@ def command_parser(name: str, prog: str = "%ddp") -> Parser:
     if name in ARGUMENTS:
         ARGUMENTS[name](parser)
     if prog != "%ddp" and name not in ("start", "doctor"):
-        parser.add_argument("pool", nargs="?", default="", help="the pool's id, where more than one is running")
+        parser.add_argument("pool", nargs="?", default="", help="the pool's id, if several pools are running")
     return parser
 
 
@@ -164,8 +197,8 @@ def overview(prog: str = "%ddp") -> str:
     width = max(map(len, names))
     lines = [f"  {prog} {name:<{width}}  {COMMANDS[name]}" for name in names]
     if prog == "%ddp":
-        lines.insert(0, f"  %%ddp {'':<{width}} run the cell on every rank; %ddp --help tells its options")
-    return "\n".join([*lines, "", f"{prog} SUBCOMMAND --help tells more."])
+        lines.insert(0, f"  %%ddp {'':<{width}} run the cell on every rank; %ddp --help lists its options")
+    return "\n".join([*lines, "", f"{prog} SUBCOMMAND --help shows its options."])
 
 
 def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
@@ -177,7 +210,7 @@ def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
     name = words[0]
     if name not in known:
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-        advice = f"did you mean {prog} {near[0]}?" if near else f"{prog} alone tells them all"
+        advice = f"did you mean {prog} {near[0]}?" if near else f"{prog} lists them"
         raise BadInput(f"{prog} has no subcommand {name}; {advice}")
     space = command_parser(name, prog).parse_strictly(words[1:])
     launch = launch_spec(space) if name in ("start", "restart") else LaunchSpec()
@@ -191,7 +224,7 @@ def planned_layout(command: Command) -> Topology | None:
         return None
     if command.args.get("pool"):
         raise BadInput(
-            f"topology tells of a pool or a planned layout, not both; leave out {command.args['pool']} or the rest"
+            f"topology shows a pool or a planned layout, not both; leave out {command.args['pool']} or the options"
         )
     return planned(**asked)
 
@@ -203,4 +236,10 @@ def complete_command(line: str) -> list[str]:
         return [c for c in COMMANDS if c.startswith(words[0] if words else "")]
     if words[0] not in COMMANDS:
         return []
-    return complete(command_parser(words[0]), line)
+    current = "" if line.endswith(" ") else words[-1]
+    typed = words[1:] if not current else words[1:-1]
+    if words[0] == "bench" and not (typed and typed[-1].startswith("-")):
+        collectives = [c for c in BUS_FACTOR if c.startswith(current) and c not in typed]
+    else:
+        collectives = []
+    return [*collectives, *complete(command_parser(words[0]), line)]

@@ -30,7 +30,10 @@ from nbddp.plan import options
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import rank_words
 from nbddp.pool import footing
+from nbddp.pool.elsewhere import offer
+from nbddp.pool.elsewhere import where as elsewhere_asked
 from nbddp.pool.pool import Pool
+from nbddp.run import between
 from nbddp.run import cell as cells
 from nbddp.run.screen import Screen, for_shell
 
@@ -123,6 +126,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         except BaseException:
             screen.finish([])
             raise
+        screen.ready()
 
     # -- %%ddp -----------------------------------------------------------------------
 
@@ -163,11 +167,15 @@ class DDPMagics(Magics):  # type: ignore[misc]
         from nbddp.draw.trace import written
 
         try:
-            merged = self.pool.trace()
+            with self._progress() as progress:
+                progress("collecting and merging the ranks' traces")
+                merged = self.pool.trace()
+                progress(f"writing {name}")
+                found = written(merged, Path(name))
         except BadInput as e:
             print(e)
             return
-        data, metadata = written(merged, Path(name))._repr_mimebundle_()
+        data, metadata = found._repr_mimebundle_()
         self.shell.display_pub.publish(data, metadata)
 
     def _number(self) -> int:
@@ -176,7 +184,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _ensure(self, spec: LaunchSpec, screen: Screen) -> None:
         for note in self.pool.ensure(spec, progress=screen.progress):
-            print(note)
+            screen.say(note)
 
     def _page(self) -> None:
         """Show what `name?` in the cell asked for, as the lowest rank answers it."""
@@ -200,6 +208,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
         screen.finish([])
         assert self.pool.topology is not None
         print(self.pool.topology.equation())
+        if offer() and not elsewhere_asked(self.pool.spec):
+            print(offer())
         self._tell_shortcomings()
 
     def _tell_shortcomings(self) -> None:
@@ -214,12 +224,32 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self._told_of_system = True
 
     def _stop(self, command: Command) -> None:
+        held = [f"{words}: given back" for words in self.pool.elsewhere.given_back()]
         if not self.pool.running:
-            print("there is no pool to stop")
+            self.pool.elsewhere.release()
+            print(*(held or ["there is no pool to stop"]), sep="\n")
             return
-        size = self.pool.world_size
+        size, cluster = self.pool.world_size, self.pool.spec.cluster
         self.pool.stop()
-        print(f"pool of {size} stopped; names on its workers are gone")
+        what = (
+            f"its workers are engines of cluster {cluster} again, with the names on them"
+            if cluster
+            else ("names on its workers are gone")
+        )
+        print(*[f"pool of {size} stopped; {what}", *held], sep="\n")
+
+    def _attach(self, command: Command) -> None:
+        with self._cleared(for_shell(self.shell)) as screen:
+            screen.start()
+            for note in self.pool.attach(command.args["job"], screen.progress):
+                screen.say(note)
+        screen.finish([])
+        print(self.pool.placed().equation())
+
+    def _scale(self, command: Command) -> None:
+        with self._progress() as progress:
+            notes = self.pool.scale(command.args["nodes"], progress)
+        print(*notes, sep="\n")
 
     def _restart(self, command: Command) -> None:
         if command.launch.asks_for_pool():
@@ -230,10 +260,16 @@ class DDPMagics(Magics):  # type: ignore[misc]
         for note in self.pool.restart(command.args["ranks"]):
             print(note)
 
+    def _sync(self, command: Command) -> None:
+        with self._progress() as progress:
+            lines = self.pool.sync(progress)
+        print("\n".join(lines))
+
     def _status(self, command: Command) -> Any:
         from nbddp.front.status import table
 
         answer = self.pool.status()
+        print(*self.pool.elsewhere.words(), sep="\n", end="\n" * bool(self.pool.elsewhere.allocations))
         if answer["keep"]:
             print(f"the warm process stays for {lasts(answer['keep'])} when this kernel has ended (--keep-warm)")
         self._tell_shortcomings()
@@ -314,10 +350,13 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _doctor(self, command: Command) -> Any:
         from nbddp.trials.doctor import examine
+        from nbddp.trials.findings import Together
 
         with self._progress() as progress:
             progress("trying what nbddp needs of torch, ipykernel, IPython and ipyparallel")
-            return examine(self.pool)
+            found = examine(self.pool)
+            hosts = self.pool.checkup(progress)
+        return found if hosts is None else Together([hosts, found])
 
     def _push(self, command: Command) -> None:
         names = command.args["names"]
@@ -336,18 +375,22 @@ class DDPMagics(Magics):  # type: ignore[misc]
         rank = command.args["rank"]
         if rank is None:
             for r, out in run.outputs.items():
-                print(f"rank {r}: {out.log if out.log.exists() else 'no output'}; process: {self.pool.log_of(r)}")
+                found = [str(path) for path in (out.log, *between.later_files(out.log)) if path.exists()]
+                print(f"rank {r}: {', '.join(found) or 'no output'}; process: {self.pool.log_of(r)}")
             return
         if rank not in run.outputs:
             raise BadInput(f"rank {rank} took no part in the last run; its ranks were {sorted(run.outputs)}")
-        log = Path(run.outputs[rank].log)
-        print(log.read_text(errors="replace") if log.exists() else f"rank {rank} printed nothing", end="")
+        text = between.whole_log(run.outputs[rank].log, run.earlier.get(rank, []))
+        print(text or f"rank {rank} printed nothing", end="")
 
     COMMANDS: ClassVar[dict[str, Callable[[DDPMagics, Command], Any]]] = {
         "help": _help,
         "start": _start,
         "stop": _stop,
+        "attach": _attach,
+        "scale": _scale,
         "restart": _restart,
+        "sync": _sync,
         "status": _status,
         "topology": _topology,
         "timings": _timings,

@@ -23,7 +23,7 @@ def table(answer: dict[str, Any], title: str = "") -> Table:
         rows.append(
             (
                 place["rank"],
-                f"{place['node']}{mark}{' (' * bool(place['host'])}{place['host']}{')' * bool(place['host'])}",
+                f"{place['node']} ({place['host']})" if place["host"] else f"{place['node']}{mark}",
                 place["local_rank"],
                 place["device"],
                 child["pid"] if child else "–",
@@ -36,6 +36,8 @@ def table(answer: dict[str, Any], title: str = "") -> Table:
 
 def _without(place: dict[str, Any], info: dict[str, Any]) -> str:
     """Of a worker that the agents which were asked do not have."""
+    if "cluster" in info:
+        return "its engine has ended" if info.get("asked_all") else f"an engine of cluster {info['cluster']}"
     return "on that host" if place["host"] and not info.get("asked_all") else "ended; replaced by the next cell"
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
+from nbddp.draw.page import picture as on_page
+from nbddp.draw.page import words_of
 from nbddp.draw.shown import Shown, width_of
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
@@ -24,8 +25,6 @@ SLIDER_KEYS = "← and → move a slider"
 LIST_KEYS = "Space opens a list, ↑, ↓ and Enter choose"  # closed, JupyterLab takes the arrows: they go to another cell
 BUTTON_KEYS = "Space presses a button"
 KEYS = '<small style="opacity: 0.75">{}</small>'
-LOOK = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere; line-height: 1.35; margin: 4px 0"
-WORDS = f'<pre style="{LOOK}">{{}}</pre>'  # JupyterLab breaks such lines within words
 LETTER, FIELD = 0.58, 22.0  # em: a letter, with something to spare; a slider with its number
 
 
@@ -98,20 +97,18 @@ class Explorer:
         label = max(12.0, *(LETTER * len(c.label) for c in self.controls))  # em; all controls begin on one line
         made = {c.name: _control(w, c, self.settings[0][c.name], label) for c in self.controls}
         rows = [_with_buttons(w, made[c.name]) if isinstance(c, Steps) else made[c.name] for c in self.controls]
-        picture, words, keys = w.Image(format="png"), w.HTML(), w.HTML(KEYS.format(self.keys()))
-        picture.layout.max_width, picture.layout.height, picture.layout.align_self = "100%", "auto", "flex-start"
+        picture, words, keys = w.HTML(), w.HTML(), w.HTML(KEYS.format(self.keys()))
         picture.layout.margin = "6px 0 0 0"
 
         def draw(change: Any = None) -> None:
             try:
                 shown = self.show(**{name: control.value for name, control in made.items()})
             except BadInput as refused:
-                words.value, picture.layout.display = WORDS.format(escape(str(refused))), "none"
+                words.value, picture.layout.display = words_of(str(refused)), "none"
                 return
             data = shown.png()
-            picture.value, picture.layout.display = data, ""
-            picture.layout.width = f"{width_of(data)}px"
-            words.value = WORDS.format(escape(shown.words))
+            picture.value = on_page(data, width_of(data), shown.words.partition("\n")[0], "widget-image")
+            words.value, picture.layout.display = words_of(shown.words), ""
 
         draw()
         for control in made.values():

@@ -88,7 +88,7 @@ def on_ranks(
     left = sorted(set(asked) - set(found.ranks))
     if left:
         who = rank_words(left) if len(left) < len(asked) else "every rank"
-        raise Wrong(f"{who} left by sys.exit() and brought no answer; return it instead")
+        raise Wrong(f"{who} called sys.exit() instead of returning an answer")
     return found
 
 
@@ -192,7 +192,7 @@ def failure_words(failed: WorkerFailed) -> str:
         return f"{cause.extra['overrun']}, and were ended"
     who = f"rank {cause.rank}" if _alone(failed) else "a rank"
     if cause.kind == "exit":
-        return f"{who} left by sys.exit({cause.code!r}) and brought no answer; return it instead"
+        return f"{who} called sys.exit({cause.code!r}) instead of returning an answer"
     if cause.kind == "died" and cause.code == -signal.SIGABRT:
         return f"a rank's process aborted, as it does when a tensor arrives that is larger than its buffer: {ALIKE}"
     if cause.kind == "died":

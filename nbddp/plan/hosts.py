@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nbddp.errors import BadInput
@@ -15,18 +16,21 @@ HOST = re.compile(
 )
 EXAMPLE = "nodea,user@nodeb:2222"
 LINE = "nodea slots=4"
+OWN = ("slots", "python", "setup")  # what a line of a hosts file may say of its host
 HERE = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host as ssh is given it. `port`, `user`: None and empty leave them to ssh's configuration; `slots`: how many
-    workers its line in a hosts file allows."""
+    """A host as ssh is given it. `port`, `user`: None and empty leave them to ssh's configuration. From its line in a
+    hosts file: `slots`, how many workers it gets; `python`, `setup`: as `--python` and `--setup`, and before them."""
 
     name: str
     user: str = ""
     port: int | None = None
     slots: int | None = None
+    python: str = ""
+    setup: str = ""
 
     def __str__(self) -> str:
         name = f"[{self.name}]" if ":" in self.name and self.port else self.name
@@ -35,8 +39,9 @@ class Host:
 
 def hosts_of(text: str) -> tuple[Host, ...]:
     """Hosts from a list with commas, or from a file of that name. Raises BadInput."""
-    if "," not in text and ("/" in text or Path(text).is_file()):
-        return read_hosts(Path(text))
+    path = Path(text).expanduser()
+    if "," not in text and ("/" in text or path.is_file()):
+        return read_hosts(path)
     return _each_once([host_of(part.strip()) for part in text.split(",") if part.strip()], f"--hosts {text}")
 
 
@@ -46,7 +51,8 @@ def host_of(text: str, slots: int | None = None) -> Host:
     name = found and (found["six"] or found["name"])
     if not found or not name or name.startswith("-") or (found["user"] or "").startswith("-"):
         raise BadInput(
-            f"{text!r} is no host; write hosts as {EXAMPLE}, or name a file with a line such as {LINE} for each"
+            f"{text!r} is no host; write hosts as {EXAMPLE} ([::1]:2222 for an IPv6 address), or name a file with a "
+            f"line such as {LINE} for each"
         )
     port = int(found["port"]) if found["port"] else None
     if port is not None and not 0 < port < 65536:
@@ -55,22 +61,31 @@ def host_of(text: str, slots: int | None = None) -> Host:
 
 
 def read_hosts(path: Path) -> tuple[Host, ...]:
-    """A hosts file, as Open MPI has it: a host on each line, with `slots=N` or without; `#` begins a comment. Raises
-    BadInput."""
+    """A hosts file, as Open MPI has it: a host on each line, with `slots=N` or without; `#` begins a comment. A line
+    may also have `python=PATH` and `setup='module load cuda'`. Raises BadInput."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # editors on Windows begin with a mark
     except (OSError, UnicodeDecodeError) as e:
         raise BadInput(f"--hosts {path} cannot be read: {getattr(e, 'strerror', None) or e}") from None
     hosts = []
     for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as e:
+            raise BadInput(f"{path}, line {number}: {e} in {line.strip()!r}; close the quote") from None
         if not words:
             continue
         settings = {name: value for name, _, value in (word.partition("=") for word in words[1:])}
-        slots = settings.pop("slots", None)
-        if settings or (slots is not None and not (slots.isascii() and slots.isdigit() and int(slots) > 0)):
-            raise BadInput(f"{path}, line {number}: {line.strip()!r} is not read; write {LINE}")
-        hosts.append(host_of(words[0], None if slots is None else int(slots)))
+        slots = settings.get("slots")
+        if set(settings) - set(OWN) or (
+            slots is not None and not (slots.isascii() and slots.isdigit() and int(slots) > 0)
+        ):
+            raise BadInput(
+                f"{path}, line {number}: {line.strip()!r} is not read; write {LINE}, with python=PATH and setup='LINE' "
+                "where this host has others"
+            )
+        host = host_of(words[0], None if slots is None else int(slots))
+        hosts.append(replace(host, python=settings.get("python", ""), setup=settings.get("setup", "")))
     return _each_once(hosts, str(path))
 
 

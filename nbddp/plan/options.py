@@ -19,9 +19,16 @@ from typing import Any, NoReturn
 from nbddp.base.units import lasting
 from nbddp.errors import BadInput
 from nbddp.plan.request import HANG_AFTER, Request
+from nbddp.plan.slurm import Slurm
+from nbddp.plan.vias import EXAMPLE, NAMED, SSH, via_of
 
 TRACE_FILE = "ddp-trace.json.gz"
 NPROC_WORDS = ("auto", "gpu", "cpu")
+NEW = 0  # for the number of a job: one that is not there yet
+SALLOC = (  # options that are salloc's, with a value and an example
+    ("partition", "P", ""), ("time", "T", ", such as 1:00:00"), ("gpus-per-node", "G", ", such as 4 or a100:4"),
+    ("account", "A", ""), ("qos", "Q", ""), ("constraint", "C", ""),
+)  # fmt: skip
 MOST_RANKS = 100_000  # a rank set is written out as numbers: a mistyped 0-9999999999 must not fill the memory
 
 
@@ -40,11 +47,14 @@ class LaunchSpec:
     `nproc` None keeps the standing pool as it is. `ranks` and `show` are None for all;
     `argv` is what the cell sees as sys.argv[1:]. `hang_after` and `timeout` are in seconds; None: never.
     `trace` is the file that gets the merged trace. `keep_warm` is in seconds too; None: as it is. `hosts`: as typed
-    (`plan.hosts` reads it); `ssh_config`, `python` and `setup` say how they are reached.
+    (`plan.hosts` reads it); `via`, `ssh_config`, `python` and `setup` say how they are reached, `interface` how they
+    meet; `sync`: whether the notebook's folder is copied there. `keep_alive`: how many seconds workers on hosts outlive
+    a lost connection, and Slurm's nodes the kernel; None: not at all, or as it is. `cluster`: as typed.
     """
 
     nproc: int | str | None = None
     nnodes: int | None = None
+    elastic: tuple[int, int] | None = None
     gpus_per_proc: int | None = None
     visible: str | None = None
     oversubscribe: bool = False
@@ -54,6 +64,12 @@ class LaunchSpec:
     ssh_config: str | None = None
     python: str | None = None
     setup: str | None = None
+    via: str | None = None
+    slurm: Slurm | None = None
+    keep_alive: float | None = None
+    interface: str | None = None
+    sync: bool = False
+    cluster: str | None = None
     fresh: bool = False
     ranks: tuple[int, ...] | None = None
     show: tuple[int, ...] | None = None
@@ -72,10 +88,22 @@ class LaunchSpec:
         return (
             any(
                 v is not None
-                for v in (self.nproc, self.nnodes, self.gpus_per_proc, self.visible, self.device, self.hosts)
+                for v in (
+                    self.nproc,
+                    self.nnodes,
+                    self.elastic,
+                    self.gpus_per_proc,
+                    self.visible,
+                    self.device,
+                    self.hosts,
+                    self.slurm,
+                    self.cluster,
+                    self.keep_warm,
+                    self.keep_alive,
+                )
             )
             or self.oversubscribe
-            or self.keep_warm is not None
+            or self.sync
         )
 
     def request(self, code: str, number: int) -> Request:
@@ -91,7 +119,7 @@ class Parser(argparse.ArgumentParser):
     """argparse that raises BadInput, and offers the nearest option for a mistyped one."""
 
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{self.prog}: {message}; {self.prog} --help tells the options")
+        raise BadInput(f"{self.prog}: {message}; {self.prog} --help lists the options")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         raise HelpAsked(message or "")
@@ -129,10 +157,10 @@ class Parser(argparse.ArgumentParser):
                 f"after --, as in {self.prog} -- {word}"
             )
         if not word.startswith("-") or word == "--":
-            raise BadInput(f"{self.prog} does not take {word!r}; {self.prog} --help tells what it takes")
+            raise BadInput(f"{self.prog} does not take {word!r}; {self.prog} --help lists what it takes")
         name = word.split("=")[0]
         near = difflib.get_close_matches(name, self.long_options(), n=1, cutoff=0.5)
-        advice = f"did you mean {near[0]}?" if near else f"{self.prog} --help tells the options"
+        advice = f"did you mean {near[0]}?" if near else f"{self.prog} --help lists the options"
         raise BadInput(f"{self.prog} has no option {name}; {advice}")
 
 
@@ -169,6 +197,37 @@ def _seconds(text: str) -> float:
 
 def _seconds_or_never(text: str) -> float | None:
     return None if text == "never" else _seconds(text)
+
+
+def _nnodes(text: str) -> int | tuple[int, int]:
+    """`2`, or `1:4` → (1, 4)."""
+    least, colon, most = text.partition(":")
+    if not colon:
+        return positive(text)
+    found = positive(least), positive(most)
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"{text} counts backwards; write it as {most}:{least}")
+    return found
+
+
+def _nodes(text: str) -> int | str:
+    """`2`, or salloc's `1-4`."""
+    least, dash, most = text.partition("-")
+    return f"{positive(least)}-{positive(most)}" if dash else positive(text)
+
+
+def _job(text: str) -> int:
+    if not _is_number(text) or not 0 < int(text) < 1 << 32:
+        raise argparse.ArgumentTypeError(f"{text} is not the number of a job; squeue --me tells yours")
+    return int(text)
+
+
+def _via(space: argparse.Namespace) -> str | None:
+    if space.via is None:
+        return None
+    if not space.hosts:
+        raise BadInput(f"--via {space.via} is for --hosts; say which hosts, as in --hosts nodea,nodeb")
+    return via_of(space.via)
 
 
 def _lasting(text: str) -> float:
@@ -230,32 +289,74 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-n", "--nproc", "--nproc-per-node", "--nproc_per_node", dest="nproc", type=workers_per_node, metavar="N",
         help="workers per node: a number, gpu (one per GPU), cpu (one per core) or auto; "
-        "default: the standing pool as it is, else one per GPU, else 2",
+        "default: unchanged in a running pool, else one per GPU, else 2",
     )  # fmt: skip
-    group.add_argument("--nnodes", type=positive, metavar="N",
-                       help="nodes; more than 1 on one machine are simulated nodes")  # fmt: skip
+    group.add_argument("--nnodes", type=_nnodes, metavar="N|MIN:MAX",
+                       help="number of nodes; without --hosts or --slurm they are simulated. MIN:MAX: nodes may come "
+                       "and go, and the cell starts again on those that are there")  # fmt: skip
     group.add_argument("--gpus-per-proc", type=positive, metavar="K", help="consecutive GPUs per worker")
     group.add_argument(
         "--visible", choices=("all", "own"),
-        help="GPUs a worker sees: all, and LOCAL_RANK picks (as torchrun), or only its own, and "
+        help="GPUs that a worker sees: all, and LOCAL_RANK selects (as torchrun), or only its own, and "
         "LOCAL_RANK is 0 (as torchrun --virtual-local-rank)",
     )  # fmt: skip
     group.add_argument(
-        "--oversubscribe", action="store_true", help="allow more workers than there are GPUs or memory for"
+        "--oversubscribe", action="store_true", help="allow more workers than the GPUs or the memory suffice for"
     )
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs")
     group.add_argument(
         "--keep-warm", type=_lasting, metavar="TIME",
         help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as 10m, 90s or "
-        "2h, so that the next kernel need not import it; off: do not (default)",
+        "2h; the next kernel starts faster (default: off)",
     )  # fmt: skip
     far = parser.add_argument_group("other hosts")
-    far.add_argument("--hosts", metavar="LIST", help="workers on these hosts, by ssh: nodea,user@nodeb:2222, or a file "
-                     "with a host on each line (nodea slots=4)")  # fmt: skip
-    far.add_argument("--ssh-config", metavar="FILE", help="ssh's configuration; default: your own")
-    far.add_argument("--python", metavar="PATH", help="the interpreter there that has nbddp; default: the one of this "
-                     "kernel, under the same path")  # fmt: skip
-    far.add_argument("--setup", metavar="LINE", help="what a login shell there does first: 'module load cuda'")
+    far.add_argument(
+        "--hosts",
+        metavar="LIST",
+        help="start the workers on these hosts by ssh: nodea,user@nodeb:2222, or a file "
+        "with one host per line (nodea slots=4)",
+    )
+    far.add_argument("--via", metavar="WAY", help=f"how to start a process there: {SSH} (default), {', '.join(NAMED)}, "
+                     f"or a command such as {EXAMPLE}")  # fmt: skip
+    far.add_argument("--ssh-config", metavar="FILE", help="configuration file of ssh (default: your own)")
+    far.add_argument("--python", metavar="PATH", help="Python interpreter there that has nbddp (default: the path of "
+                     "this kernel's)")  # fmt: skip
+    far.add_argument("--setup", metavar="LINE", help="shell line to run there first, such as 'module load cuda'")
+    far.add_argument(
+        "--keep-alive",
+        type=_lasting,
+        metavar="TIME",
+        help="keep workers on --hosts for TIME, such as 10m, "
+        "after a lost connection, and Slurm's nodes after the kernel (%%ddp attach)",
+    )
+    far.add_argument("--interface", metavar="NAME", help="network interface that connects all hosts (default: tried "
+                     "and chosen)")  # fmt: skip
+    far.add_argument(
+        "--sync",
+        action="store_true",
+        help="copy the notebook's folder there first, without files that git ignores; workers start in the copy",
+    )
+    far.add_argument("--cluster", metavar="ID", help="use the engines of a running ipyparallel cluster: its id, "
+                     "PROFILE/ID or its connection file; --nproc N takes N engines of each host")  # fmt: skip
+    _slurm_options(parser)
+
+
+def _slurm_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("Slurm").add_argument
+    add(
+        "--slurm",
+        nargs="?",
+        const=NEW,
+        type=_job,
+        metavar="JOB",
+        help="start the workers on nodes of Slurm: of JOB, else of the kernel's own job, else of a new one",
+    )
+    add("--nodes", type=_nodes, metavar="N", help="ask Slurm for N nodes, or for 2-4 (default 1)")
+    for name, value, what in SALLOC:
+        add(f"--{name}", metavar=value, help=f"as for salloc{what}")
+    add("--cpus-per-node", type=positive, metavar="C", help="cores per node (default: one per worker, if no GPUs are "
+        "requested)")  # fmt: skip
+    add("--slurm-options", metavar="WORDS", help="other options of salloc: '--exclusive --mem=0'")
 
 
 @functools.cache
@@ -268,30 +369,33 @@ def cell_parser() -> Parser:
     )  # fmt: skip
     pool_options(parser)
     run = parser.add_argument_group("run")
-    run.add_argument("--fresh", action="store_true", help="start new worker processes first; all names are gone")
+    run.add_argument("--fresh", action="store_true", help="start new worker processes first; all names are lost")
     run.add_argument("--ranks", type=rank_set, metavar="SET", help="run on these ranks only, such as 0,2-3")
     run.add_argument("--show", type=rank_set, metavar="SET", help="show the output of these ranks only, or none")
     run.add_argument("-o", "--output", type=bindable, metavar="NAME",
                      help="bind NAME to the last expression's value on every rank: NAME[rank]")  # fmt: skip
     faults = parser.add_argument_group("faults")
-    faults.add_argument("--timeout", type=_seconds, metavar="S", help="end the cell after S seconds, state kept")
+    faults.add_argument("--timeout", type=_seconds, metavar="S", help="end the cell after S seconds; names are kept")
     faults.add_argument("--hang-after", type=_seconds_or_never, default=5.0, metavar="S",
-                        help="end a deadlock that has stood for S seconds, or never (default 5)")  # fmt: skip
-    faults.add_argument("--check", action="store_true",
-                        help="before each collective compare operation, shape, dtype and reduce op")  # fmt: skip
+                        help="report and end a deadlock after S seconds, or never (default 5)")  # fmt: skip
+    faults.add_argument(
+        "--check",
+        action="store_true",
+        help="before each collective, compare operation, shape, dtype and reduce op on all ranks",
+    )
     faults.add_argument("--max-restarts", "--max_restarts", type=_count, default=0, metavar="K",
                         help="on a failure start new workers and run the cell again, at most K times")  # fmt: skip
     which = run.add_mutually_exclusive_group()
-    which.add_argument("--timings", action="store_true", help="show what %%ddp timings shows when the cell has ended")
+    which.add_argument("--timings", action="store_true", help="show %%ddp timings when the cell has ended")
     which.add_argument("--no-timings", action="store_true", help="do not record DDP's steps")
     run.add_argument(
         "--trace",
         nargs="?",
         const=TRACE_FILE,
         metavar="FILE",
-        help=f"record torch.profiler on every rank, merged for Perfetto into FILE (default {TRACE_FILE})",
+        help=f"run torch.profiler on every rank and merge the traces for Perfetto into FILE (default {TRACE_FILE})",
     )
-    parser.add_argument("-h", "--help", action="help", help="show this")
+    parser.add_argument("-h", "--help", action="help", help="show this text")
     return parser
 
 
@@ -342,11 +446,37 @@ def _waiting_for(parser: Parser, word: str) -> argparse.Action | None:
     return None
 
 
+def _slurm_of(space: argparse.Namespace) -> Slurm | None:
+    """What is asked of Slurm; None if nothing is. Raises BadInput where it does not fit together."""
+    names = ("nodes", *(name.replace("-", "_") for name, *_ in SALLOC), "cpus_per_node")
+    said = {name: getattr(space, name) for name in names if getattr(space, name) is not None}
+    if space.slurm_options:
+        said["more"] = space.slurm_options
+    if space.slurm is not None and space.nnodes and not space.slurm:
+        least, most = space.nnodes if isinstance(space.nnodes, tuple) else (space.nnodes, space.nnodes)
+        said.setdefault("nodes", least if least == most else f"{least}-{most}")
+    if space.slurm is None:
+        if said:
+            option = next(iter(said)).replace("more", "slurm_options").replace("_", "-")
+            raise BadInput(f"--{option} is for --slurm; add --slurm, or leave it out")
+        if space.keep_alive is not None and not space.hosts:
+            raise BadInput("--keep-alive is for --hosts and --slurm; add one of them, or use --keep-warm")
+        return None
+    if space.hosts:
+        raise BadInput(f"--slurm chooses the hosts, so it cannot go with --hosts {space.hosts}; leave one out")
+    if space.slurm and said:
+        raise BadInput(f"--slurm {space.slurm} has its nodes already; leave out --{next(iter(said)).replace('_', '-')}")
+    return Slurm(job=space.slurm or None, **said)
+
+
 def launch_spec(space: argparse.Namespace, **run: Any) -> LaunchSpec:
+    elastic = isinstance(space.nnodes, tuple)
     return LaunchSpec(
-        nproc=space.nproc, nnodes=space.nnodes, gpus_per_proc=space.gpus_per_proc, visible=space.visible,
+        nproc=space.nproc, nnodes=None if elastic else space.nnodes, elastic=space.nnodes if elastic else None,
+        gpus_per_proc=space.gpus_per_proc, visible=space.visible,
         oversubscribe=space.oversubscribe, device=space.device, keep_warm=space.keep_warm, hosts=space.hosts,
-        ssh_config=space.ssh_config, python=space.python, setup=space.setup, **run,
+        ssh_config=space.ssh_config, python=space.python, setup=space.setup, via=_via(space), slurm=_slurm_of(space),
+        keep_alive=space.keep_alive, interface=space.interface, sync=space.sync, cluster=space.cluster, **run,
     )  # fmt: skip
 
 

@@ -25,6 +25,10 @@ class Layout(NamedTuple):
         worker = self.topology.workers[rank]
         return worker.devices, environment.visible_devices(worker, self.topology.nodes[worker.node], self.visible)
 
+    def host(self, rank: int) -> str:
+        """The machine on which a rank's process is, by name."""
+        return self.topology.nodes[self.topology.workers[rank].node].host
+
 
 @dataclass(frozen=True)
 class Change:
@@ -40,11 +44,18 @@ def plan_change(old: Layout | None, new: Layout, living: Mapping[int, bool], fre
     fresh: all processes are replaced. Of a first start, and of one that was asked for, there is nothing to tell."""
     died = {r for r, alive in living.items() if not alive}
     surplus = {r for r in living if r >= new.size}
-    changed = _changed(old, new)
-    end = set(living) if fresh else died | surplus | (changed & set(living))
+    moved, changed = _moved(old, new), _changed(old, new)
+    end = set(living) if fresh else died | surplus | ((moved | changed) & set(living))
     start = [r for r in range(new.size) if r not in living or r in end]
-    notes = () if fresh or not living else tuple(_notes(living, died, changed, new.size))
+    notes = () if fresh or not living else tuple(_notes(living, died, moved, changed - moved, new.size))
     return Change(tuple(sorted(end)), tuple(start), notes)
+
+
+def _moved(old: Layout | None, new: Layout) -> set[int]:
+    """Ranks that are to be on another machine; simulated nodes are all this one."""
+    if old is None or old.topology.simulated or new.topology.simulated:
+        return set()
+    return {r for r in range(min(old.size, new.size)) if old.host(r) != new.host(r)}
 
 
 def _changed(old: Layout | None, new: Layout) -> set[int]:
@@ -54,14 +65,17 @@ def _changed(old: Layout | None, new: Layout) -> set[int]:
     return {r for r in range(min(old.size, new.size)) if old.devices(r) != new.devices(r)}
 
 
-def _notes(living: Mapping[int, bool], died: set[int], changed: set[int], size: int) -> list[str]:
+def _notes(living: Mapping[int, bool], died: set[int], moved: set[int], changed: set[int], size: int) -> list[str]:
     notes = []
-    kept = sorted(r for r in living if r < size and r not in died and r not in changed)
+    kept = sorted(r for r in living if r < size and r not in died | moved | changed)
     if size != len(living):
         word = "grown" if size > len(living) else "shrunk"
         keep = "keep their" if len(kept) > 1 else "keeps its"
         state = f"; {rank_words(kept)} {keep} names" if kept else ""
         notes.append(f"pool {word} from {len(living)} to {counted(size, 'worker')}{state}")
+    if moved:
+        which = "them" if len(moved) > 1 else "it"
+        notes.append(f"{rank_words(sorted(moved))} restarted on another host; names on {which} are gone")
     if changed:
         notes.append(f"{rank_words(sorted(changed))} restarted on other devices; names on them are gone")
     renewed = sorted(r for r in died if r < size)

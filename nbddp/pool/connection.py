@@ -21,15 +21,23 @@ from nbddp.seams import ipyparallel_seams
 DIGESTS = 8192  # signatures remembered against replay; ipyparallel's 65536 fill 8 MB over a day's cells
 BEAT_TIME = 1.0  # seconds that `check` waits for a beat: the thread may be reading a large message
 LOOK_EVERY, SILENT_LOOKS = 0.25, 40  # so long without a beat (10 s of looking) is a thread that is stuck
+AHEAD = 1.0  # seconds that what `ask` has asked counts: the command that asked may have come to nothing
 Connect = Callable[..., Any]  # options of ipyparallel's Client → a client
 
 
 class Connection:
     """`client` is the one to use now; `renewed` counts how often it was replaced."""
 
-    def __init__(self, connect: Connect, hear: ipyparallel_seams.Hear, on_renewed: Callable[[], None] = lambda: None):
-        """hear: is given what ranks publish and answer, in the client's thread."""
-        self._connect, self._hear, self._on_renewed = connect, hear, on_renewed
+    def __init__(
+        self,
+        connect: Connect,
+        hear: ipyparallel_seams.Hear,
+        on_renewed: Callable[[], None] = lambda: None,
+        noticed: ipyparallel_seams.Noticed = lambda stream: None,
+    ):
+        """hear: is given what ranks publish and answer, in the client's thread. noticed: is told where the hub has
+        spoken."""
+        self._connect, self._hear, self._on_renewed, self._noticed = connect, hear, on_renewed, noticed
         self.dropped: Counter[str] = Counter()  # stream → messages
         self.last_dropped = ""
         self.renewed = 0
@@ -42,11 +50,11 @@ class Connection:
         client.session.digest_history_size = DIGESTS
         self.client = client
         self.outbox = ipyparallel_seams.Outbox(client)
-        self._receivers = ipyparallel_seams.guard(client, self._hear, self._drop)
+        self._receivers = ipyparallel_seams.guard(client, self._hear, self._drop, self._noticed)
         self._closed = False
         self._beaten = threading.Event()
         self._silent, self._looked_at = 0, 0.0
-        self._ahead = False
+        self._ahead = 0.0  # when `ask` asked (time.monotonic())
         self._ask()
 
     def _drop(self, stream: str, frames: list[Any], error: BaseException) -> None:
@@ -79,14 +87,14 @@ class Connection:
         """Have the client asked already whether it works; `check` waits for its word."""
         if not self._closed and ipyparallel_seams.runs(self.client):
             self._ask()
-            self._ahead = True
+            self._ahead = time.monotonic()
 
     def check(self) -> None:
         """See that the client works, waiting for its word, and replace it if it does not. Raises PoolError if the
         controller does not answer. What `ask` has asked just before is waited for."""
-        if not self._ahead:
+        if time.monotonic() - self._ahead > AHEAD:
             self._ask()
-        self._ahead = False
+        self._ahead = 0.0
         end = time.monotonic() + BEAT_TIME
         while ipyparallel_seams.runs(self.client) and time.monotonic() < end:
             if self._beaten.wait(0.05) and not self._closed:

@@ -6,27 +6,30 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.agent.controller import LOOPBACK
 from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import START_TIMEOUT, Agent
-from nbddp.agent.reached import address_towards
+from nbddp.agent.round import Round, end_all
 from nbddp.base import stop
 from nbddp.base.stop import uninterrupted
-from nbddp.errors import PoolError, PoolNotRunning
-from nbddp.plan.topology import Topology, Worker, counted
-from nbddp.pool import requests
-from nbddp.pool.change import Layout, plan_change
+from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning
+from nbddp.plan.topology import Topology, Worker, counted, rank_words
+from nbddp.pool import requests, ways
+from nbddp.pool.change import Change, Layout, plan_change
+from nbddp.pool.engines import Engine, EnginesOnly, Gatekeeper, Joined, way_to
 from nbddp.pool.node import Cluster, FarNode, Living, Node, Starts, weakly
 from nbddp.pool.stores import RendezvousStores
 
 REGISTER_TIMEOUT = 60.0
-AT_ONCE = 16  # workers started between two moments at which Stop is heard
+AT_ONCE = 16  # workers that a node starts between two moments at which Stop is heard
+EXIT_SECONDS = 1.5  # that engines have for leaving when this process ends
 NO_POOL = "there is no pool; %ddp start --nproc 4 or a %%ddp cell starts one"
 
 
@@ -34,7 +37,7 @@ class WorkerGroup:
     """What lives of a pool; a pool that has ended gets an empty one.
 
     `topology`, `visible`: who is where, once a plan has been carried out. `broken`: whether the ranks' process group is
-    to be ended before the next run.
+    to be ended before the next run. `elastic`: the fewest and the most nodes, where they may come and go.
     """
 
     def __init__(self, remains: Remains):
@@ -46,7 +49,16 @@ class WorkerGroup:
         self.stores: RendezvousStores | None = None
         self.files: list[str] = []
         self.cluster: Any = None
+        self.joined: Joined | None = None  # a cluster that somebody else has started
         self._remains = remains
+        self._numbers = itertools.count()
+        self._interface: str | None = None  # that all hosts are to take
+        self.elastic: tuple[int, int] | None = None
+        self._hears: tuple[Callable[..., None], Callable[..., None]] = (_nobody, _nobody)
+
+    def report_to(self, died: Callable[[int, dict[str, Any]], None], tried: Callable[[dict[str, Any]], None]) -> None:
+        """Who hears of what nodes tell, as `Node` says it; held weakly."""
+        self._hears = weakly(died), weakly(tried)
 
     @property
     def agent(self) -> Agent | None:
@@ -78,6 +90,8 @@ class WorkerGroup:
         return self.topology
 
     def need_running(self) -> None:
+        if self.joined is not None and self.joined.lost:
+            raise PoolNotRunning(f"the pool has ended, because {self.joined.lost}; {self.joined.again()}")
         if not self.running or self.topology is None:
             raise PoolNotRunning(NO_POOL)
 
@@ -87,12 +101,15 @@ class WorkerGroup:
 
     # -- life ------------------------------------------------------------------------------------
 
-    def take(
-        self, agent: Agent, died: Callable[[int, dict[str, Any]], None], tried: Callable[[dict[str, Any]], None]
-    ) -> None:
-        """Have an agent's node. died, tried: as `Node` takes them."""
-        kind = FarNode if isinstance(agent, FarAgent) else Node
-        self.nodes.append(kind(agent, weakly(died), weakly(tried)))
+    def take(self, agent: Agent) -> None:
+        """Have an agent's node."""
+        if isinstance(agent, FarAgent):
+            far = FarNode(agent, *self._hears)
+            self.nodes[0].agent.on_event(weakly(far.hear_home))
+            self.nodes.append(far)
+        else:
+            self.nodes.append(Node(agent, *self._hears))
+        self.nodes[-1].number = next(self._numbers)
         self._remains.take(agent)
 
     @property
@@ -103,23 +120,87 @@ class WorkerGroup:
     @property
     def hosts(self) -> list[Node]:
         """The nodes that workers are placed on."""
-        return [*self.spread] or self.nodes[:1]
+        return [*self.spread] or [*self.engines] or self.nodes[:1]
 
-    def home_of(self, place: Worker) -> Node:
-        """The node of a place; simulated nodes are all this machine."""
-        return self.hosts[place.node] if self.spread else self.nodes[0]
+    @property
+    def engines(self) -> list[EnginesOnly]:
+        """The nodes of a cluster's engines; where there are any, all ranks are there."""
+        return [node for node in self.nodes if isinstance(node, EnginesOnly)]
 
-    def find_ways(self) -> None:
-        """Have every node know the address at which others reach it."""
-        hosts = self.spread
-        for node in hosts:
-            others = [other.agent.route_to() for other in hosts if other is not node]
-            node.find_way(others[0] if others else node.agent.route_to())
-        if hosts:
-            self.nodes[0].address = address_towards(hosts[0].agent.route_to())
+    def seat(self, place: Worker) -> int:
+        """Which of `hosts` a place is on; simulated nodes are all this machine."""
+        return place.node if self.spread or self.joined else 0
+
+    def by_host(self, ports: Sequence[int]) -> tuple[int, ...]:
+        """The ports of a store, one for each of its keepers, as one for each of `hosts`."""
+        if self.joined is None:
+            return tuple(ports)
+        far = iter(ports[1:])
+        return tuple(ports[0] if node.here else next(far) for node in self.engines)
+
+    def meet(self, joined: Joined) -> None:
+        """A cluster that is to end with the pool, in that its engines are left."""
+        self._remains.joined = joined
+
+    def join(self, joined: Joined, hosts: Sequence[tuple[Sequence[Engine], Mapping[str, Any]]]) -> None:
+        """Have the engines of a cluster for nodes, and ways between them. hosts: the engines of each, and what it
+        has."""
+        assert self.agent is not None
+        died, _ = self._hears
+        nodes = [EnginesOnly(joined, engines, facts, self.agent, died) for engines, facts in hosts]
+        joined.nodes, self.joined, self.wire = nodes, joined, joined.wire
+        self.nodes += nodes
+        if len({node.place for node in nodes}) > 1:
+            for node in nodes:
+                others = next(other for other in nodes if other.place != node.place)
+                node.find_way(next(iter(others.addresses()), others.name))
+
+    def part(self) -> None:
+        """Leave a cluster again; this machine's agent stays."""
+        self._remains.part()
+        self.nodes, self.joined, self.wire, self.cluster, self.stores = self.nodes[:1], None, None, None, None
+
+    def warm_here(self, progress: Callable[[str], None]) -> None:
+        """Wait until the agent of this machine is warm."""
+        node = self.nodes[0]
+        if not node.warm:
+            progress("importing torch in the warm process, once")
+        node.agent.wait_warm()
+
+    def leave_hosts(self) -> None:
+        """End what has begun on other hosts."""
+        hosts, self.nodes = self.spread, self.nodes[:1]
+        self._remains.end_some([node.agent for node in hosts])
+
+    def leave(self, gone: Sequence[FarNode]) -> None:
+        """Go on without these nodes, which have no workers any more. Ranks meet at new stores from here on."""
+        self.nodes = [node for node in self.nodes if node not in gone]
+        self._remains.end_some([node.agent for node in gone])
+
+    def meet_anew(self) -> None:
+        """Ways and stores for the nodes that there are now."""
+        self.find_ways()
+        if self.stores is not None:
+            self.stores.end()
+            self._open_stores()
+
+    def _open_stores(self) -> None:
+        self.stores = RendezvousStores([node.agent for node in self.hosts], self.hosts[0].address)
+        for node in self.hosts:
+            node.agent.on_event(weakly(self.stores.heard))
+
+    def find_ways(self, interface: str | None = None) -> None:
+        """Have every node know the address at which others reach it, as `pool.ways.find` does; hosts that come later
+        take the same interface."""
+        self._interface = interface or self._interface
+        if self.spread:
+            ways.find(self.nodes[0], self.spread, self._interface)
 
     def start_cluster(self, progress: Callable[[str], None]) -> None:
-        """Start the controller, and connect to it."""
+        """Start the controller, and connect to it; of a cluster that runs, have a store for its ranks."""
+        if self.joined is not None:
+            self.cluster = self.joined.cluster
+            return
         progress("starting the controller")
         from ipyparallel import Cluster as Parallel
 
@@ -134,8 +215,11 @@ class WorkerGroup:
             shutdown_atexit=False,
             log_level=40,
         )
-        self.stores = RendezvousStores([node.agent for node in self.hosts], self.hosts[0].address)
-        cluster.start_controller_sync(agent=self.agent, ip=self.nodes[0].address or LOOPBACK)
+        self._open_stores()
+        try:
+            cluster.start_controller_sync(agent=self.agent, ip=self.nodes[0].address or LOOPBACK)
+        except RuntimeError as e:  # ipyparallel's
+            raise PoolError(f"the pool's controller ended while it started: {e}") from None
         self.cluster = cluster
         self.files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
         self.describe()
@@ -144,9 +228,11 @@ class WorkerGroup:
     def describe(self) -> None:
         """Tell the agents what `status` shows, if it has changed."""
         placed = self.topology
-        subject = (placed, os.getcwd(), len(self.files))
+        subject = (placed, os.getcwd(), len(self.files), self.elastic)
+        more = {"elastic": self.elastic, **(self.joined.description() if self.joined is not None else {})}
+        info = functools.cache(lambda: {**requests.description(placed), **more})
         for node in self.nodes:
-            node.describe(subject, lambda: requests.description(placed), self.files)
+            node.describe(subject, info, self.files)
 
     def note(self, ranks: Sequence[int], state: str) -> None:
         """What `status` is to say of these ranks."""
@@ -173,8 +259,13 @@ class WorkerGroup:
         old = None if self.topology is None else Layout(self.topology, self.visible)
         living = {r: w.lives for r, w in self.workers.items()}
         change = plan_change(old, Layout(topology, visible), living, fresh)
+        if self.joined is not None and old is not None:
+            self._refuse(self.joined, change)
         before_end(change.end)
         self.end(change.end)
+        if change.start and self.joined is not None:
+            progress(f"importing torch in {counted(len(change.start), 'engine')}")
+            return self._take_engines(self.joined, topology, visible, change.start)
         if change.start:
             progress(f"starting {counted(len(change.start), 'worker')}")
             self._start_workers(topology, visible, change.start)
@@ -184,17 +275,75 @@ class WorkerGroup:
         """Give every rank of the plan a process that lives; what a user should know, in words."""
         return self.match(self.placed(), self.visible)
 
+    def _refuse(self, joined: Joined, change: Change) -> None:
+        """Engines are taken once, and none is ended or replaced. Raises PoolError."""
+        name = joined.cluster.name
+        if dead := [r for r, w in self.workers.items() if not w.lives]:
+            raise PoolError(
+                f"{rank_words(dead)} {'have' if len(dead) > 1 else 'has'} no engine any more, and an engine of cluster "
+                f"{name} is not replaced; %ddp stop, then %ddp start --cluster {name} takes those that are there"
+            )
+        if change.start or change.end:
+            raise BadInput(
+                f"a pool on cluster {name} stays as it was started; %ddp stop, then %ddp start --cluster {name} with "
+                "other options"
+            )
+
+    def _take_engines(self, joined: Joined, topology: Topology, visible: str, ranks: Sequence[int]) -> list[str]:
+        """Have engines become these ranks, all at once; what a user should know, in words."""
+        starts: dict[EnginesOnly, Starts] = {}
+        for place in (topology.workers[r] for r in ranks):
+            node = self.engines[self.seat(place)]
+            starts.setdefault(node, []).append(node.request(place, topology, visible, Cluster("", "")))
+        asked = {engine: text for node, own in starts.items() for engine, text in node.take(own).items()}
+        try:
+            answers = joined.evaluate(asked, START_TIMEOUT)
+        except BaseException:
+            joined.give_back([*asked])
+            raise
+        notes = [line for node in starts for line in node.taken(answers)]
+        self.wire.name_ranks({r: w.uuid for r, w in self.workers.items()})
+        joined.begin()
+        self._keep_stores()
+        return notes
+
+    def _keep_stores(self) -> None:
+        """This machine's agent holds the stores; on other hosts an engine starts what leads there."""
+        assert self.agent is not None
+        here = [node for node in self.engines if node.here]
+        far = [node for node in self.engines if not node.here]
+        elsewhere = [node for node in far if not node.on_this_machine]
+        address = way_to(elsewhere[0]) if elsewhere else LOOPBACK if far else ""
+        roots = [w.pid for node in here for w in node.workers.values()]
+        self.stores = RendezvousStores([self.agent, *map(Gatekeeper, far)], address, roots)
+        if far:
+            self.stores.open_now()
+
     def _start_workers(self, topology: Topology, visible: str, ranks: Sequence[int]) -> None:
         cluster = Cluster(self.cluster.profile_dir, self.cluster.controller.connection_files["engine"])
-        starts: dict[Node, Starts] = {}
+        places: dict[Node, list[Worker]] = {}
+        hosts = self.hosts
         for place in (topology.workers[r] for r in ranks):
-            node = self.home_of(place)
-            starts.setdefault(node, []).append(node.request(place, topology, visible, cluster))
-        for node, own in starts.items():
-            for i in range(0, len(own), AT_ONCE):
-                with uninterrupted():
-                    node.start(own[i : i + AT_ONCE], functools.partial(self._launch, node))
+            places.setdefault(hosts[self.seat(place)], []).append(place)
+        for node in places:
+            node.prepare(cluster)
+        starts = {node: [node.request(p, topology, visible, cluster) for p in own] for node, own in places.items()}
+        for i in range(0, max(map(len, starts.values())), AT_ONCE):
+            with uninterrupted():
+                self._start_some({node: own[i : i + AT_ONCE] for node, own in starts.items() if own[i:]})
         self._wait_registered()
+
+    def _start_some(self, starts: Mapping[Node, Starts]) -> None:
+        """All nodes are asked before one is waited for. What a node has started is noted, also where another fails."""
+        failed: list[AgentFailed] = []
+        for node, posted in [(node, node.post_starts(own)) for node, own in starts.items()]:
+            try:
+                node.take_starts(posted, functools.partial(self._launched, node))
+            except AgentFailed as e:
+                failed.append(e)
+        self.cluster.update_cluster_file()
+        if failed:
+            raise failed[0]
 
     def _wait_registered(self) -> None:
         """Wait until every started worker can be reached, also those whose start was left by a Stop.
@@ -209,16 +358,13 @@ class WorkerGroup:
             worker.registered = True
         self.note(list(new), "idle")
 
-    def _launch(self, node: Node, starts: Starts) -> Starts:
-        """Start processes through an engine set of the cluster, which `ipcluster list` counts; each node has one."""
-        cluster, name = self.cluster, f"workers-{self.nodes.index(node)}"
+    def _launched(self, node: Node, starts: Starts, answers: Starts) -> None:
+        """Have processes in an engine set of the cluster, which `ipcluster list` counts; each node has one."""
+        cluster, name = self.cluster, f"workers-{node.number}"
         if name in cluster.engines:
-            answers: Starts = cluster.engines[name].start_workers(starts)
-        else:
-            cluster.start_engines_sync(len(starts), engine_set_id=name, agent=node.agent, starts=starts)
-            answers = cluster.engines[name].started
-        cluster.update_cluster_file()
-        return answers
+            cluster.engines[name].note(starts, answers)
+        elif starts:
+            cluster.start_engines_sync(len(starts), engine_set_id=name, agent=node.agent, started=(starts, answers))
 
     def _check_starting(self) -> None:
         workers = self.workers.values()
@@ -235,8 +381,17 @@ class WorkerGroup:
             raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
+        asked = Round()
         for node in self.nodes:
-            node.signal(ranks, number)
+            node.signal(ranks, number, asked)
+        asked.take()
+
+    def begin_logs(self, ranks: Sequence[int]) -> None:
+        """What earlier cells wrote is none of the next run's last words."""
+        asked = Round()
+        for node in self.nodes:
+            node.begin_logs(ranks, asked)
+        asked.take()
 
     def kill(self, ranks: Sequence[int]) -> None:
         """Kill processes, and wait until they have ended."""
@@ -252,9 +407,7 @@ class WorkerGroup:
         self.broken = self.broken or bool(ranks)  # whatever Stop leaves undone below
         self.kill(ranks)
         with uninterrupted():
-            for rank in ranks:
-                node = self.node_with(rank)
-                self.wire.forget(rank, node.workers.pop(rank).uuid)
+            self.wire.forget({rank: self.node_with(rank).workers.pop(rank).uuid for rank in ranks})
 
 
 class Remains:
@@ -263,6 +416,7 @@ class Remains:
     def __init__(self) -> None:
         self.agents: list[Agent] = []
         self.wire: Any = None
+        self.joined: Joined | None = None
 
     def take(self, agent: Agent) -> None:
         self.agents.append(agent)
@@ -271,12 +425,25 @@ class Remains:
     def end(self, keep: bool = False) -> None:
         """keep: whether the warm process of this machine may go on."""
         agents, self.agents = self.agents, []
+        self.part()
         wire, self.wire = self.wire, None
         if wire is not None:
             wire.close()
-        for agent in reversed(agents):
-            agent.close() if keep else agent.stop()
+        here, far = agents[:1], agents[1:]  # the controller is the first one's
+        end_all(far)
+        end_all(here, keep)
         atexit.unregister(self._at_exit)
+
+    def part(self) -> None:
+        """Have a cluster's engines be engines again."""
+        joined, self.joined = self.joined, None
+        if joined is not None:
+            joined.leave()
+            joined.wire.close()
+
+    def end_some(self, agents: Sequence[Agent]) -> None:
+        self.agents = [agent for agent in self.agents if agent not in agents]
+        end_all(agents)
 
     def end_elsewhere(self) -> None:
         """As `end`; a pool may be dropped in any thread, also in one that `end` waits for."""
@@ -284,8 +451,13 @@ class Remains:
             threading.Thread(target=self.end, name="nbddp-ending").start()
 
     def _at_exit(self) -> None:
-        for agent in self.agents:
-            agent.close(timeout=2)
+        if self.joined is not None:
+            self.joined.leave(EXIT_SECONDS)
+        end_all(self.agents, keep=True, timeout=2)
+
+
+def _nobody(*told: Any) -> None:
+    pass
 
 
 def _until(done: Callable[[], bool], timeout: float, why: str) -> None:

@@ -119,24 +119,24 @@ class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
 
     pids = Dict().tag(to_dict=True)
     n = AnyTrait(0).tag(to_dict=True)
-    starts = AnyTrait()
     started = AnyTrait()
 
     async def start(self, n: int) -> None:
-        """Start `starts` (ready-made requests), or `n` workers placed on this machine."""
+        """Have the workers that were `started` (requests, answers), or start `n` that are placed on this machine."""
         agent = self._take_agent()
-        self.started = self.start_workers(self.starts or self._plan(agent, n))
-        if not self.starts:
-            agent.tell("note", ranks=list(range(n)), state="used by ipyparallel")
+        if self.started:
+            self.note(*self.started)
+            return
+        starts = self._plan(agent, n)
+        keys = [agent.post("start", **s) for s in starts]
+        self.note(starts, [agent.take(key) for key in keys])
+        agent.tell("note", ranks=list(range(n)), state="used by ipyparallel")
 
-    def start_workers(self, starts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Start workers now, and again when ranks join or are replaced; the agent's answer for each."""
-        keys = [self.agent.post("start", **s) for s in starts]
-        answers = [self.agent.take(key) for key in keys]
+    def note(self, starts: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
+        """These workers have been started, with the agent's answer for each; also when ranks join or are replaced."""
         self.pids = {**self.pids, **{str(s["rank"]): a["pid"] for s, a in zip(starts, answers, strict=True)}}
         self.n = len(self.pids)
         self.notify_start(dict(self.pids))
-        return answers
 
     def signal(self, sig: int) -> None:
         self.agent.request("signal", pids=list(self.pids.values()), signal=int(sig))
@@ -159,7 +159,7 @@ class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
             requests.worker(
                 place,
                 topology,
-                env=os.environ,
+                env=requests.here(),
                 visible="own" if topology.oversubscribed else "all",
                 home=agent.home,
                 bulk=agent.bulk,

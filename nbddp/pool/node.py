@@ -6,6 +6,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 from nbddp.agent import copies
 from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import Agent
-from nbddp.plan.capacity import Limit
+from nbddp.agent.lines import Message
+from nbddp.agent.round import Round, without_errors
+from nbddp.errors import AgentFailed
 from nbddp.plan.machine import Node as Host
 from nbddp.plan.topology import Topology, Worker
 from nbddp.pool import requests
@@ -52,6 +55,15 @@ class Cluster:
     engine_file: str
 
 
+@dataclass(frozen=True)
+class Posted:
+    """Start requests that a node's agent is carrying out; `sizes`: how long the logs had been (bytes)."""
+
+    starts: Starts
+    sizes: Mapping[str, int]
+    round: Round
+
+
 class Node:
     """The node of this machine. `address`: where ranks of other nodes reach those here; empty where there are none.
 
@@ -71,11 +83,17 @@ class Node:
         self._described: tuple[object, ...] = ()
         self._kept: float | None = None
         self.address = ""
+        self.number = 0  # among all nodes that the pool has had
         agent.on_event(weakly(self._hear))
 
     @property
     def alive(self) -> bool:
         return self.agent.alive
+
+    @property
+    def given(self) -> Mapping[str, str]:
+        """The environment in which variables of ours give way to the user's."""
+        return os.environ
 
     @property
     def warm(self) -> Mapping[str, Any]:
@@ -88,12 +106,15 @@ class Node:
         """This machine, from what its agent said when it was warm. Its processes meet over the loopback."""
         return requests.host(self.warm, index, self.address)
 
+    def prepare(self, cluster: Cluster) -> None:
+        """Ask for what `request` needs there; returns at once."""
+
     def request(self, place: Worker, topology: Topology, visible: str, cluster: Cluster) -> dict[str, Any]:
         """A start request for one worker."""
         return requests.worker(
             place,
             topology,
-            env=os.environ,
+            env=requests.here(),
             visible=visible,
             home=self.agent.home,
             bulk=self.agent.bulk,
@@ -101,37 +122,51 @@ class Node:
             url_file=cluster.engine_file,
         )
 
-    def start(self, starts: Starts, launch: Callable[[Starts], Starts]) -> None:
-        """Have workers started by `launch`, which answers with their pids and start times, and note them as ours."""
-        sizes = self._sizes([s["log"] for s in starts])
-        for start, answer in zip(starts, launch(starts), strict=True):
+    def post_starts(self, starts: Starts) -> Posted:
+        """Ask for workers; returns at once."""
+        posted = Posted(starts, self._sizes([s["log"] for s in starts]), Round())
+        for start in starts:
+            posted.round.post(self.agent, "start", **start)
+        return posted
+
+    def take_starts(self, posted: Posted, launched: Callable[[Starts, Starts], None]) -> None:
+        """Note those that have been started as ours, and have `launched` do so with requests and answers, which have
+        their pids and start times. Raises AgentFailed for one that could not be, after that."""
+        answers = posted.round.answers()
+        came = [(start, a) for start, a in zip(posted.starts, answers, strict=True) if not isinstance(a, AgentFailed)]
+        launched([start for start, _ in came], [answer for _, answer in came])
+        self._take(came, posted.sizes)
+        without_errors(answers)
+
+    def _take(self, came: Sequence[tuple[dict[str, Any], Message]], sizes: Mapping[str, int]) -> None:
+        for start, answer in came:
             rank = start["rank"]
             self.workers[rank] = Living(
                 rank, start["uuid"], answer["pid"], answer["started"], start["log"], start["kept"], sizes[start["log"]]
             )
             early = self._early.pop(answer["pid"], None)
             if early is not None:
-                self._exited(self.workers[rank], early)
+                self.exited(self.workers[rank], early)
 
-    def signal(self, ranks: Sequence[int], number: int) -> None:
-        """Those of these ranks that live here get a signal."""
+    def signal(self, ranks: Sequence[int], number: int, asked: Round) -> None:
+        """Those of these ranks that live here are to get a signal; they have it when `asked` is answered."""
         pids = [self.workers[r].pid for r in ranks if r in self.workers and self.workers[r].lives]
         if pids and self.alive:
-            self.agent.request("signal", pids=pids, signal=int(number))
+            asked.post(self.agent, "signal", pids=pids, signal=int(number))
 
     def _hear(self, event: dict[str, Any]) -> None:
         """The agent's events, in its reader thread."""
         if event["ev"] == "exit" and event["kind"] == "worker":
             known = [w for w in list(self.workers.values()) if w.pid == event["pid"]]
             for worker in known:
-                self._exited(worker, event)
+                self.exited(worker, event)
             if not known:
                 self._early[event["pid"]] = event
         elif event["ev"] == "exit" and event["kind"] == "trials":
             self._tried(event)
-        elif event["ev"] == "gone" or (event["ev"] == "exit" and event["kind"] == "controller"):
+        elif ends_pool(event):
             for worker in list(self.workers.values()):
-                self._exited(worker, self._gone())
+                self.exited(worker, self._gone())
             if self.alive and event["ev"] == "exit":
                 self.agent.tell("stop")  # a pool without its controller cannot be reached
 
@@ -139,7 +174,8 @@ class Node:
         """The end of workers whose agent, or controller, has ended: the pool cannot be reached."""
         return {"code": None, "pool_ended": True}
 
-    def _exited(self, worker: Living, event: dict[str, Any]) -> None:
+    def exited(self, worker: Living, event: dict[str, Any]) -> None:
+        """A process has ended."""
         if worker.exit is None:
             worker.exit = event = {"last_words": self.last_words(worker.rank), **event}
             self._died(worker.rank, event)
@@ -149,20 +185,20 @@ class Node:
     def _sizes(self, logs: Sequence[str]) -> dict[str, int]:
         return {log: os.path.getsize(log) if os.path.exists(log) else 0 for log in logs}
 
-    def begin_logs(self, ranks: Sequence[int]) -> None:
-        """What earlier cells wrote is none of the next run's last words."""
+    def begin_logs(self, ranks: Sequence[int], asked: Round) -> None:
+        """What earlier cells wrote is none of the next run's last words, as soon as `asked` is answered."""
         workers = [self.workers[r] for r in ranks if r in self.workers]
         for worker, size in zip(workers, copies.begun((w.log, w.kept) for w in workers), strict=True):
             worker.log_from = size
 
-    def written(self, rank: int) -> dict[str, tuple[int, str]]:
+    def written(self, rank: int, asked: Round) -> dict[str, tuple[int, str]] | None:
         """What a rank wrote in its last run, by stream, as its own files have it: how many characters they have no
-        more, and all since."""
+        more, and all since. None where `asked` is to bring it."""
         return copies.written(self.workers[rank].kept)
 
     def last_words(self, rank: int) -> str:
         worker = self.workers[rank]
-        return copies.last_words(worker.log, worker.log_from, self.written(rank)["stderr"][1])
+        return copies.last_words(worker.log, worker.log_from, copies.written(worker.kept)["stderr"][1])
 
     def errors_of(self, number: int) -> Path:
         """The folder there into which ranks of run `number` write errors, for torchrun's `@record`."""
@@ -182,14 +218,11 @@ class Node:
 
     # -- what it is told, and asked ---------------------------------------------------------------
 
-    def limits(self) -> list[Limit]:
-        """What bounds the number of workers here, as it is now."""
-        return [Limit(**row) for row in self.agent.request("limits")["limits"]]
-
     def note(self, ranks: Sequence[int], state: str) -> None:
-        """What `status` is to say of these ranks."""
-        if self.alive:
-            self.agent.tell("note", ranks=[*ranks], state=state)
+        """What `status` is to say of those of these ranks that are here."""
+        own = [r for r in ranks if r in self.workers]
+        if own and self.alive:
+            self.agent.tell("note", ranks=own, state=state)
 
     def keep(self, seconds: float | None) -> None:
         """How long the warm process is to outlive us, if that is said and has changed."""
@@ -204,45 +237,86 @@ class Node:
             self.agent.tell("describe", info=info(), files=files)
 
 
+def ends_pool(event: Message) -> bool:
+    """Whether an event of this machine's agent is its end or the controller's, without which no rank is reached."""
+    return event["ev"] == "gone" or (event["ev"], event.get("kind")) == ("exit", "controller")
+
+
 class FarNode(Node):
-    """A node of another host, whose agent is reached over ssh: its files are its own, and the agent tells of them."""
+    """A node on another host: its files are its own, and its agent, however it was reached, reports on them."""
 
     agent: FarAgent
+    given: Mapping[str, str] = {}
+    _engine_file = ""  # there
+    _putting: int | None = None  # the request by which it comes there
 
     def host(self, index: int) -> Host:
         """That machine; its name is the one under which it is reached."""
         return requests.host({**self.warm, "host": self.agent.host.name}, index, self.address)
 
-    def find_way(self, to: str) -> None:
-        """Note this node's address on the way to a host."""
-        self.address = self.agent.request("route", to=to)["address"]
+    def describe(self, subject: tuple[object, ...], info: Callable[[], dict[str, Any]], files: list[str]) -> None:
+        """The files are this machine's; over there the same names may lie in a home folder that both share."""
+        super().describe(subject, info, [])
+
+    @property
+    def joining(self) -> Mapping[str, str]:
+        """The variables that name interfaces in the set-up there."""
+        found: Mapping[str, str] = self.agent.hello["joining"]
+        return found
+
+    def take_way(self, address: str, own: bool) -> None:
+        """Others reach this node at this address. own: whether interfaces that its set-up names stay."""
+        self.address, self.given = address, dict(self.joining) if own else {}
+
+    def prepare(self, cluster: Cluster) -> None:
+        """The controller's file for engines is to go there."""
+        if not self._engine_file:
+            here = Path(cluster.engine_file)
+            try:
+                text = here.read_text(encoding="utf-8")
+            except FileNotFoundError:  # it goes with the agent here
+                raise AgentFailed("the pool's controller has ended while workers were started") from None
+            self._putting = self.agent.post("put", name=here.name, text=text)
 
     def request(self, place: Worker, topology: Topology, visible: str, cluster: Cluster) -> dict[str, Any]:
-        """The agent adds its own environment, folder and path; the controller's file goes there first."""
-        text = Path(cluster.engine_file).read_text(encoding="utf-8")
+        """The agent adds its own environment, folder and path; it has got the controller's file (`prepare`)."""
+        if self._putting is not None:
+            self._engine_file, self._putting = self.agent.take(self._putting)["path"], None
         return requests.worker(
             place,
             topology,
-            env={},
+            env=self.given,
             visible=visible,
             home=self.agent.far_home,
             bulk=self.agent.far_bulk,
             profile_dir=str(self.agent.far_home / "profile"),
-            url_file=self.agent.request("put", name=Path(cluster.engine_file).name, text=text)["path"],
+            url_file=self._engine_file,
         )
 
     def _sizes(self, logs: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(logs, 0)  # the agent counts for itself
 
-    def begin_logs(self, ranks: Sequence[int]) -> None:
-        if self.alive:  # waited for: a rank may die before the agent has read it
-            self.agent.request("begin_logs", ranks=[*ranks])
+    def signal(self, ranks: Sequence[int], number: int, asked: Round) -> None:
+        """Not waited for: beyond a cut cable nobody answers, and the others are to be told at once."""
+        pids = [self.workers[r].pid for r in ranks if r in self.workers and self.workers[r].lives]
+        if pids:
+            with suppress(AgentFailed):  # it has just gone, which is told as the end of its ranks
+                self.agent.tell("signal", pids=pids, signal=int(number))
 
-    def written(self, rank: int) -> dict[str, tuple[int, str]]:
-        if not self.alive:
-            return dict.fromkeys(copies.STREAMS, (0, ""))
-        found = self.agent.request("written", rank=rank)["written"]
-        return {stream: (start, text) for stream, (start, text) in found.items()}
+    def begin_logs(self, ranks: Sequence[int], asked: Round) -> None:
+        own = [r for r in ranks if r in self.workers]
+        if own:  # waited for: a rank may die before the agent has read it
+            asked.post_if_alive(self.agent, "begin_logs", ranks=own)
+
+    def written(self, rank: int, asked: Round) -> dict[str, tuple[int, str]] | None:
+        asked.post_if_alive(self.agent, "written", rank=rank)
+        return None
+
+    def hear_home(self, event: dict[str, Any]) -> None:
+        """The events of this machine's agent, in its reader thread."""
+        if ends_pool(event):
+            for worker in list(self.workers.values()):
+                self.exited(worker, super()._gone())
 
     def _gone(self) -> dict[str, Any]:
         """Only this host is gone; ranks on others are told of it as of any death."""

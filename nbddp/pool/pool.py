@@ -8,17 +8,15 @@ shrink, replace, nothing), and tells each change in one line.
 from __future__ import annotations
 
 import os
-import sys
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import Agent
-from nbddp.agent.reach import Ssh
-from nbddp.agent.reached import versions
+from nbddp.agent.round import ask_all
 from nbddp.ask import looks
 from nbddp.ask.bench import REPEAT, WARMUP
 from nbddp.ask.looks import own_gpus
@@ -26,16 +24,20 @@ from nbddp.ask.outlook import foresee
 from nbddp.base import system
 from nbddp.base.stop import uninterrupted
 from nbddp.base.units import lasts
-from nbddp.errors import BadInput, PoolNotRunning, RunHung, WorkerFailed
+from nbddp.errors import BadInput, PoolNotRunning, RunFailed, RunHung, WorkerFailed
 from nbddp.plan import environment
-from nbddp.plan.capacity import refuse_crowd
-from nbddp.plan.hosts import Host, hosts_of
+from nbddp.plan.capacity import Limit, refuse_crowd
+from nbddp.plan.checkup import Checkup
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.request import ARGV0, CALL, HANG_AFTER, Request
+from nbddp.plan.slurm import Slurm
 from nbddp.plan.topology import Topology, rank_words
+from nbddp.pool import checkup, elsewhere, joining
+from nbddp.pool.elsewhere import Elsewhere
 from nbddp.pool.group import Remains, WorkerGroup
 from nbddp.pool.node import Living
 from nbddp.pool.ranks import RankConnection
+from nbddp.pool.reaching import Reaching
 from nbddp.pool.runs import Runs, shell
 from nbddp.pool.warmup import Trials
 from nbddp.run import report
@@ -52,11 +54,20 @@ from nbddp.worker import answers, values
 
 
 class Pool:
-    """A worker group under one agent.
+    """A worker group, on this machine or on other hosts.
 
     As a context manager or with `start()` it starts at once; otherwise the first run starts it. One that nobody holds
     any more ends.
-    Raises BadInput for a placement that cannot be.
+
+    The arguments are the options of `%ddp start`. nnodes: (1, 4) for nodes that may come and go. hosts:
+    `nodea,user@nodeb:2222`, or a file with a host on each line; ssh_config, python, setup: ssh's configuration, the
+    interpreter there, and what a login shell there does first; via: what starts a process there, if not ssh (`mpiexec`,
+    `kubectl exec -i {host} -- {command}`). slurm: nodes of Slurm instead, such as
+    `nbddp.Slurm(nodes=2, time="1:00:00")`; True for the job that this process is in. interface: the network interface
+    by which all hosts meet; sync: whether the working directory is copied there. cluster: one
+    of ipyparallel's that runs already, as PROFILE/ID, its id or its connection file.
+
+    Raises BadInput for a placement that cannot be, AgentFailed for a host that does not come up.
     """
 
     connection = RankConnection
@@ -67,7 +78,7 @@ class Pool:
         self,
         nproc: int | str | None = None,
         *,
-        nnodes: int | None = None,
+        nnodes: int | tuple[int, int] | None = None,
         gpus_per_proc: int | None = None,
         visible: str | None = None,
         oversubscribe: bool = False,
@@ -76,22 +87,32 @@ class Pool:
         ssh_config: str | None = None,
         python: str | None = None,
         setup: str | None = None,
+        via: str | None = None,
+        slurm: Slurm | bool | None = None,
+        interface: str | None = None,
+        sync: bool = False,
+        cluster: str | None = None,
         agent: Agent | None = None,
     ):
         self.spec = LaunchSpec(
-            nproc=nproc, nnodes=nnodes, gpus_per_proc=gpus_per_proc, visible=visible,
+            nproc=nproc, nnodes=None if isinstance(nnodes, tuple) else nnodes, gpus_per_proc=gpus_per_proc,
+            elastic=nnodes if isinstance(nnodes, tuple) else None, visible=visible,
             oversubscribe=oversubscribe, device=device, hosts=hosts, ssh_config=ssh_config, python=python, setup=setup,
+            via=via, slurm=Slurm() if slurm is True else slurm or None, interface=interface, sync=sync, cluster=cluster,
         )  # fmt: skip
         self._given_agent = agent
         self._takes = agent is not None  # whether a warm process of an earlier kernel may be taken
-        self._told_of_hosts: list[str] = []  # what the next start is to say of them
+        self.elsewhere = Elsewhere()
         self._keep: float | None = None  # seconds, where no line has said otherwise
         self.measured: list[Measured] = []  # collectives that were measured on these devices
         self._trials = self.trials()
         self._remains = Remains()
         self.group = WorkerGroup(self._remains)
+        self.reaching = Reaching(self.group, self.elsewhere, weakly_said(self))
         self.runs = Runs(self.connection(self.group))
+        self.group.report_to(self.runs.ranks.died, self._trials.heard)
         weakref.finalize(self, self._remains.end_elsewhere).atexit = False
+        weakref.finalize(self, self.elsewhere.leave)
 
     # -- life ----------------------------------------------------------------------------
 
@@ -154,13 +175,14 @@ class Pool:
         """
         if self.group.running:
             self.group.wire.connection.ask()
-        self._refuse_lost_hosts()
+        self._with_living_nodes(self.reaching.check, self.spec, progress)
+        self._have_agent()
         merged, visible = self._merge(spec)
-        self._warm_nodes(merged, progress)
+        self.reaching.warm(merged, self.spec if self.topology is not None else None, progress)
         keep, unkept = self._keep if merged.keep_warm is None else merged.keep_warm, self.group.nodes[0].warm["unkept"]
         if merged.keep_warm and unkept:
             raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {unkept}; leave it out")
-        topology = self._plan(merged)
+        topology = self.reaching.plan(merged)
         self._refuse_crowd(topology, merged.oversubscribe)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
@@ -170,7 +192,8 @@ class Pool:
                 group.start_cluster(progress)
         old, calls = group.topology, self.runs.call_exits
         notes = group.match(topology, visible, fresh=spec.fresh, before_end=calls, progress=progress)
-        notes, self._told_of_hosts = [*self._told_of_hosts, *notes], []
+        notes = [*self.reaching.told, *notes, *filter(None, [self.elsewhere.reminder()])]
+        self.reaching.told = []
         if spec.gpus_per_proc and not spec.visible:
             notes += topology.device_notes(visible)
         if old and any(w.devices for w in topology.workers) != any(w.devices for w in old.workers):
@@ -180,10 +203,12 @@ class Pool:
         group.describe()
         assert group.agent is not None
         group.nodes[0].keep(keep)
+        self.elsewhere.keep(self.spec)
         self._trials.begin(group.agent)
         return notes
 
-    def _warm_agent(self, progress: Callable[[str], None]) -> dict[str, Any]:
+    def _have_agent(self) -> None:
+        """Have an agent on this machine, which may still warm up; of a pool that has ended nothing is left."""
         if self.group.nodes and not self.group.alive:
             self._forget_all()
         if not self.group.nodes:
@@ -193,63 +218,19 @@ class Pool:
                 given.close()
                 given = None
             agent = given or Agent.launch(os.environ, Agent.ask(os.environ) if self._takes else None)
-            self.group.take(agent, self.runs.ranks.died, self._trials.heard)
-        node = self.group.nodes[0]
-        if not node.warm:
-            progress("importing torch in the warm process, once")
-        return node.agent.wait_warm()
+            self.group.take(agent)
 
-    def _refuse_lost_hosts(self) -> None:
-        """Ranks of a pool on hosts are not silently started elsewhere. Raises PoolNotRunning."""
-        lost = [node.agent for node in self.group.spread if not node.alive]
-        if lost:
-            hosts, words = self.spec.hosts, "; ".join(agent.last_words() for agent in lost)
-            with uninterrupted():
-                self._forget_all()
-            raise PoolNotRunning(
-                f"the pool has ended, because {', '.join(str(a.host) for a in lost)} is gone ({words}); names on its "
-                f"workers are gone, and %ddp start --hosts {hosts} starts another"
-            )
+    def sync(self, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+        """Have this process's working directory on the pool's hosts; what was copied, in words (`nbddp.pool.copying`).
 
-    def _warm_nodes(self, spec: LaunchSpec, progress: Callable[[str], None]) -> None:
-        """Have an agent that is warm on this machine and on each host that is asked for.
-
-        Raises BadInput where the pool that runs is on other hosts, AgentFailed for a host that does not come up; then
-        those that have are left again.
+        Workers that are started from now on begin there. Raises BadInput where all is on this machine, or the folder is
+        too much; PoolNotRunning without a pool.
         """
-        if self.topology is not None and spec.hosts != self.spec.hosts:
-            on = f"on {self.spec.hosts}" if self.spec.hosts else "on this machine"
-            raise BadInput(f"the pool runs {on}; %ddp stop ends it, then --hosts {spec.hosts} starts another")
-        self._warm_agent(progress)
-        if spec.hosts and not self.group.spread:
-            try:
-                self._reach(hosts_of(spec.hosts), spec, progress)
-            except BaseException:
-                with uninterrupted():
-                    self._forget_all()
-                raise
-
-    def _slots(self, spec: LaunchSpec) -> int | None:
-        """The number of workers that a hosts file gives each host; None where it gives none. Raises BadInput where it
-        gives them different ones."""
-        found = {host.slots for host in hosts_of(spec.hosts)} if spec.hosts else {None}
-        if len(found) > 1:
-            raise BadInput(f"the hosts in {spec.hosts} have different slots; say by --nproc how many each gets")
-        return found.pop()
-
-    def _reach(self, hosts: Sequence[Host], spec: LaunchSpec, progress: Callable[[str], None]) -> None:
-        """Start the agents of all hosts at once, and wait for each."""
-        progress(f"reaching {', '.join(map(str, hosts))}")
-        ssh = Ssh(spec.ssh_config or "", spec.python or sys.executable, spec.setup or "")
-        home = self.group.nodes[0].agent.home
-        agents = [FarAgent.by_ssh(host, ssh, home / f"host-{i}.log", {}) for i, host in enumerate(hosts)]
-        for agent in agents:
-            self.group.take(agent, self.runs.ranks.died, self._trials.heard)
-        for agent in agents:
-            progress(f"importing torch on {agent.host}, once")
-            agent.wait_warm()
-        self.group.find_ways()
-        self._told_of_hosts = [line for agent in agents for line in agent.differences(versions())]
+        if not self.group.nodes:
+            self.group.need_running()
+        if not self.group.spread:
+            raise BadInput("the pool is on this machine, whose files its workers see; --sync is for --hosts")
+        return self.reaching.sync([node.agent for node in self.group.spread], progress)
 
     def _merge(self, spec: LaunchSpec) -> tuple[LaunchSpec, str]:
         """What was not said stays as the standing pool has it (nnodes only if nproc was not said either)."""
@@ -259,6 +240,7 @@ class Pool:
             spec,
             nproc=spec.nproc if spec.nproc is not None else old.nproc if spec.nnodes is None else None,
             nnodes=spec.nnodes or (old.nnodes if keep_shape else None),
+            elastic=spec.elastic or (None if spec.nnodes else old.elastic),
             gpus_per_proc=spec.gpus_per_proc or old.gpus_per_proc,
             oversubscribe=spec.oversubscribe or old.oversubscribe,
             device=spec.device or old.device,
@@ -267,26 +249,27 @@ class Pool:
             ssh_config=spec.ssh_config or old.ssh_config,
             python=spec.python or old.python,
             setup=spec.setup or old.setup,
+            via=spec.via or old.via,
+            slurm=old.slurm if spec.slurm in (None, Slurm()) and old.slurm else spec.slurm,
+            keep_alive=old.keep_alive if spec.keep_alive is None else spec.keep_alive,
+            interface=spec.interface or old.interface,
+            cluster=spec.cluster or (None if spec.hosts or spec.slurm else old.cluster),
         )
         visible = spec.visible or (old.visible if self.topology else None)
         return merged, visible or ("own" if merged.oversubscribe else "all")
 
-    def _plan(self, spec: LaunchSpec) -> Topology:
-        hosts = self.group.hosts
-        return Topology.plan(
-            [node.host(i) for i, node in enumerate(hosts)],
-            nproc=spec.nproc or self._slots(spec),
-            nnodes=spec.nnodes or len(hosts),
-            gpus_per_proc=spec.gpus_per_proc,
-            oversubscribe=spec.oversubscribe,
-            device=spec.device or "auto",
-        )
-
     def _refuse_crowd(self, topology: Topology, insists: bool) -> None:
-        now = len(self.workers)
-        if topology.world_size > now and not insists:
-            for node in self.group.hosts:
-                refuse_crowd(now, topology.world_size, topology.nnodes, node.limits())
+        """Simulated nodes share this machine; other hosts have room of their own each. Engines are there already."""
+        if topology.world_size <= len(self.workers) or insists or self.group.joined is not None:
+            return
+        hosts, here = self.group.hosts, not self.group.spread
+        wanted = Counter(self.group.seat(place) for place in topology.workers)
+        for i, answer in enumerate(ask_all([node.agent for node in hosts], "limits")):
+            limits = [Limit(**row) for row in answer["limits"]]
+            try:
+                refuse_crowd(len(hosts[i].workers), wanted[i], topology.nnodes if here else 1, limits)
+            except BadInput as e:
+                raise e if here else BadInput(f"{topology.nodes[i].host}: {e}") from None
 
     def keep(self, seconds: float | None) -> None:
         """What `--keep-warm` is where no line says it; None: as the warm process has it from its last owner."""
@@ -298,14 +281,21 @@ class Pool:
             self.group.nodes[0].keep(seconds)
 
     def stop(self) -> None:
-        """End all workers, the controller and the agent. What programs gave to `atexit` is called first."""
-        self._stop(keep=False)
+        """End all workers, the controller and the agent, and give nodes back to Slurm. What programs gave to `atexit`
+        is called first."""
+        try:
+            self._stop(keep=False)
+        finally:
+            self.elsewhere.release()
 
     def close(self) -> None:
         """As `stop`, but for what `--keep-warm` keeps, and an agent that was given but never used ends too."""
         if self.agent is None and self._given_agent is not None:
             self._given_agent.close()
-        self._stop(keep=True)
+        try:
+            self._stop(keep=True)
+        finally:
+            self.elsewhere.leave()
 
     def _stop(self, keep: bool) -> None:
         try:
@@ -315,13 +305,17 @@ class Pool:
                 self._forget_all(keep)
 
     def _forget_all(self, keep: bool = False) -> None:
+        self.reaching.end()
         self._remains.end(keep)
         self._trials, self.group = self.trials(), WorkerGroup(self._remains)
+        self.reaching = Reaching(self.group, self.elsewhere, weakly_said(self))
         self.runs.ranks = self.connection(self.group)
+        self.group.report_to(self.runs.ranks.died, self._trials.heard)
 
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
         """New processes under the same ranks. Names on them are gone, and their process group."""
         self.group.need_running()
+        joining.refuse_renewal(self.group, "%ddp restart")
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         self.runs.call_exits(chosen)
         self.group.end(chosen)
@@ -330,7 +324,8 @@ class Pool:
 
     def _renew_all(self) -> None:
         """New processes under all ranks, as torchrun has them after a failure."""
-        self._warm_agent(lambda text: None)
+        self._have_agent()
+        self.group.warm_here(lambda text: None)
         self.group.need_running()
         self.group.end(sorted(self.workers))
         self.group.broken = False
@@ -371,25 +366,75 @@ class Pool:
     def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues:
         """What `run_cell` does, as one value."""
         self.group.need_running()
+        if request.max_restarts:
+            joining.refuse_renewal(self.group, f"--max-restarts {request.max_restarts}")
         screen = screen or for_shell(shell())
         began = time.monotonic()
         attempts: list[str] = []
         while True:
             try:
-                run = self.runs.run(request, screen, timed_from=began, attempt=len(attempts))
+                run = self._attempt(request, screen, began, len(attempts))
                 break
-            except (WorkerFailed, RunHung) as error:
-                attempts.append(str(error))
-                if len(attempts) > request.max_restarts:
-                    if request.max_restarts:
-                        error.attempts = tuple(attempts)
-                        error.report = report.attempts_text(attempts, error.report)
+            except RunFailed as error:
+                changes = self.last_run.regrouped if self.last_run is not None else ""
+                if changes:  # no failure, so no attempt
+                    screen.say(f"{changes}; all workers begin anew, and the cell from its top")
+                elif isinstance(error, (WorkerFailed, RunHung)):
+                    attempts.append(str(error))
+                    if len(attempts) > request.max_restarts:
+                        if request.max_restarts:
+                            error.attempts = tuple(attempts)
+                            error.report = report.attempts_text(attempts, error.report)
+                            error.painted = report.attempts_text(attempts, error.painted)
+                        raise
+                    screen.say(report.attempt_words(len(attempts), request.max_restarts + 1, attempts[-1]))
+                else:
                     raise
-                screen.say(report.attempt_words(len(attempts), request.max_restarts + 1, attempts[-1]))
-                self._renew_all()
+                if self.reaching.members is not None:
+                    self._with_living_nodes(self.reaching.reform, self.spec, screen)
+                    screen.say(self.reaching.words())
+                else:
+                    self._renew_all()
         if not request.want_value:
             return RankValues({})
         return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items() if e.buffers})
+
+    def _attempt(self, request: Request, screen: Screen, began: float, attempt: int) -> Run:
+        """One attempt. That Slurm's job ends soon is said while it runs; nodes that come or are to go end it."""
+        self.elsewhere.remind(lambda words: self.current.tell(words) if self.current else None)
+        try:
+            with self.reaching.watching(lambda: self.current):
+                return self.runs.run(request, screen, timed_from=began, attempt=attempt)
+        finally:
+            self.elsewhere.stop_reminding()
+
+    def _with_living_nodes(self, carry_out: Callable[..., None], *args: Any) -> None:
+        """Where there are none any more, the pool has ended."""
+        try:
+            carry_out(*args)
+        except PoolNotRunning:
+            with uninterrupted():
+                self._forget_all()
+            raise
+
+    def scale(self, nodes: int, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+        """Have the pool on so many nodes; what was done, in words. Raises BadInput where it was not started with
+        `--nnodes MIN:MAX`, or not for so many."""
+        return self.reaching.scale(self.spec, nodes, progress)
+
+    def attach(self, job: int | None = None, progress: Callable[[str], None] = lambda text: None) -> list[str]:
+        """Start a pool on the nodes of Slurm that an earlier kernel has kept (`--keep-alive`); what was done, in words.
+
+        job: which, where there is more than one. Raises BadInput if there is none, or this pool runs.
+        """
+        if self.running:
+            raise BadInput(
+                f"this pool runs {elsewhere.on(self.spec)}; %ddp stop ends it, then %ddp attach takes the job"
+            )
+        kept = elsewhere.to_attach(job)
+        spec = elsewhere.restored(kept)
+        self.elsewhere.hold(kept.take())
+        return self.ensure(spec, progress)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RankValues:
         """Call `function(*args, **kwargs)` on every rank; every rank's value.
@@ -548,6 +593,10 @@ class Pool:
         unkept = f"nothing is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
         return [*filter(None, [system.lost()]), *self._trials.words(), *filter(None, [unguarded, unkept])]
 
+    def checkup(self, progress: Callable[[str], None] = lambda text: None) -> Checkup | None:
+        """What is to be said of the pool's hosts (`%ddp doctor`); None where the pool is on this machine, or none."""
+        return checkup.examine(self.group, progress)
+
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""
         if not self.running or rank not in self.workers:
@@ -569,10 +618,24 @@ class Pool:
         """The agent's answer to `status`: the pool's description and its processes."""
         self.group.need_running()
         assert self.agent is not None
-        answer = self.agent.request("status")
-        for node in self.group.spread:
-            answer["children"] += node.agent.request("status")["children"]
-        return {**answer, "info": {**answer["info"], "asked_all": True}}
+        answer, *others = ask_all([self.agent, *(node.agent for node in self.group.spread)], "status")
+        children = [child for one in (answer, *others) for child in one["children"]]
+        children += [row for engines in self.group.engines for row in engines.rows()]
+        return {**answer, "children": children, "info": {**answer["info"], "asked_all": True}}
+
+
+def weakly_said(pool: Pool) -> Callable[[str], bool]:
+    """Shows a line in the run that is under way, as long as the pool lives; False where none is."""
+    held = weakref.ref(pool)
+
+    def say(words: str) -> bool:
+        pool = held()
+        run = pool.current if pool is not None else None
+        if run is not None:
+            run.tell(words)
+        return run is not None
+
+    return say
 
 
 def _packed(value: Any, name: str) -> bytes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nbddp.agent import copies
+from nbddp.agent.round import Round
 from nbddp.pool.group import WorkerGroup
 from nbddp.run.spmd import Run
 
@@ -28,11 +30,15 @@ class RankConnection:
             run.worker_exited(rank, event)
 
     def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None:
+        if self.expect(rank):
+            self.group.wire.send(rank, spec, hear, code=code, buffers=buffers)
+
+    def expect(self, rank: int) -> bool:
+        """Whether the rank lives and may answer; the run hears if it does not."""
         gone = self.group.node_with(rank).workers[rank].exit
         if gone is not None:
             self.died(rank, gone)
-            return
-        self.group.wire.send(rank, spec, hear, code=code, buffers=buffers)
+        return gone is None
 
     def interrupt(self, ranks: Sequence[int]) -> None:
         self.group.signal(ranks, signal.SIGINT)
@@ -62,9 +68,10 @@ class RankConnection:
         """Whether the client has been replaced since the run began."""
         return bool(self.group.wire is not None and self.group.wire.connection.renewed > self.renewed)
 
-    def release(self, ranks: Sequence[int], run: int) -> None:
-        """Free these ranks from calls they are blocked in: their sockets are shut, and the store goes away."""
-        self.look(ranks, {"op": "release", "run": run}, lambda rank, answer: None)
+    def release(self, ranks: Sequence[int], run: int, then: Mapping[str, Any]) -> None:
+        """Free these ranks from calls they are blocked in: their sockets are shut, and the store goes away. then: the
+        request that each carries out once it has ended the run, without being asked again."""
+        self.look(ranks, {"op": "release", "run": run, "then": then}, lambda rank, answer: None)
         if self.group.stores is not None:
             self.group.stores.cut()
 
@@ -74,10 +81,18 @@ class RankConnection:
     def device_of(self, rank: int) -> str:
         return self.group.placed().workers[rank].device_words()
 
+    def fate(self) -> str:
+        """What becomes of a rank that cannot be freed."""
+        return "replaced" if self.group.joined is None else "ended"
+
     def log_of(self, rank: int) -> str:
         return next((node.workers[rank].log for node in self.group.nodes if rank in node.workers), "")
 
-    def written(self, rank: int) -> dict[str, tuple[int, str]]:
-        """What a rank wrote in its last run, by stream, as its own files have it: how many characters they have no
-        more, and all since."""
-        return self.group.node_with(rank).written(rank)
+    def written(self, ranks: Sequence[int]) -> dict[int, dict[str, tuple[int, str]]]:
+        """What each of these ranks wrote in its last run, by stream, as its own files have it: how many characters they
+        have no more, and all since."""
+        asked = Round()
+        reads = {rank: self.group.node_with(rank).written(rank, asked) for rank in ranks}
+        answers = iter(asked.take())
+        nothing = dict.fromkeys(copies.STREAMS, (0, ""))
+        return {rank: next(answers).get("written", nothing) if read is None else read for rank, read in reads.items()}

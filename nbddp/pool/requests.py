@@ -28,10 +28,10 @@ def worker(
     profile_dir: str,
     url_file: str,
 ) -> dict[str, Any]:
-    """A start request for one worker; `uuid` is what it will register under. home, bulk: the pool's folders there."""
+    """A start request for one worker; `uuid` is what it will register under. home, bulk: the pool's folders there; env:
+    what is added to the environment there, or all of it."""
     base = dict(env)
     base.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not capture what C and subprocesses write
-    base = {**homes.private_caches(), **base}
     base.update(environment.of_worker(place, topology, env, visible=visible, joining=joining(topology, place)))
     return {
         "kind": "worker",
@@ -45,6 +45,11 @@ def worker(
         "profile_dir": profile_dir,
         "url_file": url_file,
     }
+
+
+def here() -> dict[str, str]:
+    """The environment of workers on this machine."""
+    return {**homes.private_caches(), **os.environ}
 
 
 def joining(topology: Topology, place: Worker) -> str:

@@ -18,11 +18,13 @@ from nbddp.pool import requests
 from nbddp.pool.group import WorkerGroup
 from nbddp.pool.ranks import RankConnection
 from nbddp.run import logfile, outcome
+from nbddp.run.between import Between
 from nbddp.run.screen import Late, Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.run.values import check_ranks
 
 HOST, MASTER = "127.0.0.1", "localhost"
+END_GROUP = "end_group"
 END_GROUP_SECONDS = 10.0  # a rank that has not ended its process group by then will never
 EXIT_SECONDS = 5.0  # that functions of `atexit` have before their worker is ended
 
@@ -35,6 +37,7 @@ class Runs:
         self.ranks = ranks
         self.last: Run | None = None
         self.last_cell: tuple[int, int] | None = None
+        self.between = Between()
         self._numbers = itertools.count(1)
         self._id = str(uuids.uuid4())
 
@@ -53,20 +56,28 @@ class Runs:
         if self.ranks.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
         self._make_ready(screen)
-        for node in group.nodes:
-            node.begin_logs(ranks)
+        group.begin_logs(ranks)
         number = next(self._numbers)
         logs = group.nodes[0].run_folder(number)
         specs = self._specs(request, number, self._take_store(number, screen), attempt)
-        run = Run(self.ranks, specs, request, number=number, logs=logs, screen=screen, timed_from=timed_from, most=most)
+        run = Run(self.ranks, specs, request, number=number, logs=logs, screen=screen, timed_from=timed_from, most=most,
+                  widgets=group.wire.widgets)  # fmt: skip
+        end = Request(END_GROUP, hang_after=None).wire()
+        run.next_request = lambda: {**end, "run": next(self._numbers)}
         run.when_sent = lambda: group.nodes[0].forget_run(number)
         run.when_long = lambda: group.note(ranks, request.state)
         if request.is_program:  # a look at the ranks is nobody's last run
             self.last = run
+            self.between.follow(logs, most)
+        else:
+            run.aside = self.between.take
+        group.wire.late = self.between.take
         if request.op == CELL:
             self.last_cell = (number, request.cell)
         with uninterrupted():
             self._carry_out(run, ranks, screen)
+        if request.op == CELL:
+            self._show_earlier(run, screen)
         for others in filter(None, (run.unwritten(), *(of(list(run.ended.values())) for of in outcome.NOTES))):
             screen.say(others)
         run.raise_if_bad()
@@ -97,20 +108,18 @@ class Runs:
         common = {
             **request.wire(), "run": number, "injected": [meet.addr, meet.port], "shares_gpus": placed.oversubscribed,
         }  # fmt: skip
-        here = {} if group.spread else dict(os.environ)
-        folders = {node: str(node.errors_of(number)) for node in hosts}
+        ways = [{"connect": [HOST, port], "listen": node.address} for node, port in zip(hosts, ports, strict=True)]
+        errors = [str(node.errors_of(number)) for node in hosts]
         specs = {}
         for rank in request.ranks or ():
-            node = group.home_of(placed.workers[rank])
-            connect = [HOST, ports[hosts.index(node)]]
-            env = self._variables(rank, meet, here, folders[node])
-            specs[rank] = {**common, "connect": connect, "listen": node.address, "env": env}
+            seat = group.seat(placed.workers[rank])
+            specs[rank] = {**common, **ways[seat], "env": self._variables(rank, meet, hosts[seat].given, errors[seat])}
         return specs
 
     def _variables(
         self, rank: int, meet: environment.Rendezvous, here: Mapping[str, str], errors: str
     ) -> dict[str, str]:
-        """torchrun's variables for one rank of this run. here: the notebook's, where the rank has them too."""
+        """torchrun's variables for one rank of this run. here: what it has besides."""
         placed, visible = self.group.placed(), self.group.visible
         place = placed.workers[rank]
         env = environment.of_worker(place, placed, here, visible=visible, joining=requests.joining(placed, place))
@@ -127,7 +136,7 @@ class Runs:
         ports = stores.ports_of(number)
         if stores.unguarded not in known:
             screen.say(stores.unguarded)
-        return ports
+        return self.group.by_host(ports)
 
     # -- a run, and after it -------------------------------------------------------------------------
 
@@ -139,7 +148,7 @@ class Runs:
             run.execute()
         finally:
             self.ranks.current, ending, workers = None, run.ending(), group.workers
-            group.broken |= ending.disordered() and not ending.untouched()
+            group.broken |= bool(run.goes_on) or (ending.disordered() and not ending.untouched())
             for rank in run.ended.keys() & workers.keys():
                 workers[rank].exits = run.ended[rank].content.get("exits", workers[rank].exits)
             if run.noted:
@@ -149,7 +158,7 @@ class Runs:
             group.broken = True
             group.kill(broken)
         if group.broken:
-            run.stuck = self.end_groups()
+            run.stuck = self.end_groups(run)
             self._note_late_deaths(run, broken)
         if self.ranks.lost:
             screen.say("the connection to the workers was lost and made anew; names on them are kept")
@@ -165,16 +174,23 @@ class Runs:
             if left and worker.exit is not None:
                 run.stuck.setdefault(rank, {"code": worker.exit["code"]})
 
+    def _show_earlier(self, run: Run, screen: Screen) -> None:
+        """What was printed before this cell, when none ran."""
+        for later in self.between.collect(run.shown):
+            for out in later.outputs:
+                run.earlier.setdefault(out.rank, []).append(out.log)
+            screen.say(later.words())
+
     # -- the pool's own runs --------------------------------------------------------------------------
 
-    def end_groups(self) -> dict[int, dict[str, Any]]:
-        """Have every living rank end its process group, before any cell can meet it. A rank that does not come to an
-        end of it is ended itself; returns those, with what they said of their names, and with the exit code of one that
-        died meanwhile."""
+    def end_groups(self, after: Run | None = None) -> dict[int, dict[str, Any]]:
+        """Have every living rank end its process group, before any cell can meet it; those that run `after` has freed
+        do so unasked. A rank that does not come to an end of it is ended itself; returns those, with what they said of
+        their names, and with the exit code of one that died meanwhile."""
         if not self.group.alive:
             return {}
         living = [r for r, w in self.group.workers.items() if w.lives]
-        run = self._have_done("end_group", living, END_GROUP_SECONDS, Silent())
+        run = self._have_done(END_GROUP, living, END_GROUP_SECONDS, Silent(), after)
         self.group.broken = False
         codes = {r: e.code for r, e in run.ended.items() if e.status == outcome.DIED}
         gone = [r for r, e in run.ended.items() if e.status in (outcome.REPLACED, outcome.DIED)]
@@ -184,17 +200,21 @@ class Runs:
         """Have ranks that are about to be ended call what their programs have registered with `atexit`; what that
         prints is shown. A rank at work, and one that does not come back, is ended without."""
         workers = self.group.workers
+        if self.group.joined is not None:  # engines go on, and call them at their own end
+            return
         waiting = [r for r in ranks if workers[r].exits and workers[r].lives]
         if waiting and self.ranks.current is None and self.group.alive:
             self._have_done("exits", waiting, EXIT_SECONDS, Late(for_shell(shell())))
 
-    def _have_done(self, op: str, ranks: Sequence[int], timeout: float, screen: Screen) -> Run:
+    def _have_done(
+        self, op: str, ranks: Sequence[int], timeout: float, screen: Screen, after: Run | None = None
+    ) -> Run:
         """A run of the pool's own, without a rendezvous; a rank that is not through in time is replaced."""
-        number = next(self._numbers)
+        number = after.then["run"] if after is not None and after.then else next(self._numbers)
         request = Request(op, ranks=ranks, hang_after=None, timeout=timeout)
         specs = {r: {**request.wire(), "run": number} for r in ranks}
         logs = self.group.nodes[0].run_folder(number)
-        run = Run(self.ranks, specs, request, number=number, logs=logs, screen=screen)
+        run = Run(self.ranks, specs, request, number=number, logs=logs, screen=screen, after=after)
         self.ranks.current = run
         try:
             run.execute()

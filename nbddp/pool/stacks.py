@@ -74,10 +74,11 @@ def live(agent: Agent) -> Stacks:
     status = agent.request("status")
     here = {c["rank"]: c for c in status["children"] if c["kind"] == "worker"}
     workers = {w["rank"]: here.get(w["rank"]) for w in status["info"].get("workers", ())} or here
-    files = [f for f in status["files"] if f.endswith("-client.json")]
+    info = status["info"]
+    files = [f for f in [*status["files"], info.get("file", "")] if f.endswith("-client.json")]
     if not workers or not files:
         raise PoolError(f"pool {agent.pool_id} has no workers; a %%ddp cell starts them")
-    wire = join(files[0])
+    wire = join(files[0], {int(rank): uuid for rank, uuid in info.get("engines", {}).items()})
     try:
         return _ask(agent, wire, workers)
     finally:

@@ -38,17 +38,26 @@ class RendezvousStores:
     they reach the first node.
     """
 
-    def __init__(self, keepers: Sequence[Keeper], address: str = ""):
+    def __init__(self, keepers: Sequence[Keeper], address: str = "", roots: Sequence[int] = ()):
+        """roots: processes of the first node that belong to the pool although its agent has not started them."""
         self._keepers, self._address = tuple(keepers), address
+        self._own = {"roots": [*roots]} if roots else {}
         self._key = secrets.token_bytes(KEY_BYTES).hex()
         self._spare = self._post()  # where its process is spawned, it imports torch meanwhile
         self._open: Open | None = None
         self._of_run: dict[int, Open] = {}
         self.unguarded = ""
+        self.serves = True  # no process that held stores has ended since the last was taken
+
+    def heard(self, event: Mapping[str, Any]) -> None:
+        """An agent's event, in its reader thread."""
+        if event["ev"] == "exit" and event["kind"] == "store":
+            self.serves = False
 
     def _post(self) -> int:
         first, *others = self._keepers
-        return first.post("store", outside=self._address, key=self._key) if others else first.post("store")
+        outside = {"outside": self._address, "key": self._key} if others else {}
+        return first.post("store", **outside, **self._own)
 
     def _take(self) -> Open:
         """The store that was asked for ahead of time, and the gates of other nodes to it."""
@@ -62,10 +71,17 @@ class RendezvousStores:
 
     def ports_of(self, run: int) -> tuple[int, ...]:
         """The port, on each node's loopback, of the store in which this run is to meet. Raises AgentFailed."""
-        if self._open is None:
-            self._open = self._take()
+        self.open_now()
+        assert self._open is not None
         self._of_run[run] = self._open
         return self._open.ports
+
+    def open_now(self) -> None:
+        """Have a store for the next run, and be told now if there can be none. Raises AgentFailed."""
+        if not self.serves:
+            self.serves, self._open, self._spare = True, None, self._post()
+            self._of_run.clear()
+        self._open = self._open or self._take()
 
     def cut(self) -> None:
         """Close the store of the run in progress: who waits there is told that the connection is lost."""
@@ -90,6 +106,11 @@ class RendezvousStores:
         if idle:
             self._close(sorted(idle, key=lambda store: store.numbers))
         self._of_run = {n: s for n, s in self._of_run.items() if n in runs}
+
+    def end(self) -> None:
+        """Close all that are open; nobody meets here any more."""
+        self._close(sorted({*self._of_run.values(), *filter(None, [self._open])}, key=lambda store: store.numbers))
+        self._of_run, self._open = {}, None
 
     def _close(self, stores: Sequence[Open]) -> None:
         for i, keeper in enumerate(self._keepers):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from nbddp.plan.topology import rank_words
-from nbddp.run.collect import Display, RankOutput, Text
+from nbddp.run.collect import Display, Ended, Gap, Item, RankOutput, Text
 
 BAR = " │ "
-RICH = ("text/html", "text/markdown", "text/latex", "application/")
+SEEN = ("image/", "text/html", "text/markdown", "text/latex")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def block(outputs: Sequence[RankOutput]) -> list[Piece]:
     pieces: list[Piece] = []
     for label, out in sections:
         for item in out.items:
-            pieces += _text(label, width, item, out) if isinstance(item, Text) else _display(label, width, item)
+            pieces += _pieces(label, width, item, out)
     return list(_joined(pieces))
 
 
@@ -66,33 +67,58 @@ def labelled(label: str, width: int, lines: Iterable[str]) -> str:
 
 
 def _mark_width(out: RankOutput) -> int:
-    return max(len(_mark(item)) for item in out.items)
+    return max(len(mark) for item in out.items for mark in _marks(item))
 
 
-def _mark(item: Text | Display) -> str:
+def _marks(item: Item) -> list[str]:
     if isinstance(item, Text):
-        return " stderr" if item.stream == "stderr" else ""
-    return " Out" if item.kind == "result" else ""
+        return [_mark(name) for name in item.streams]
+    return [" Out" if isinstance(item, Display) and item.kind == "result" else ""]
+
+
+def _mark(stream: str) -> str:
+    return " stderr" if stream == "stderr" else ""
+
+
+def _pieces(label: str, width: int, item: Item, out: RankOutput) -> list[Piece]:
+    if isinstance(item, Text):
+        return _text(label, width, item, out)
+    if isinstance(item, Gap):
+        return [Print("stdout", labelled(label, width, [item.words()]))]
+    return _display(label + _marks(item)[0], width, item)
 
 
 def _text(label: str, width: int, item: Text, out: RankOutput) -> list[Piece]:
     head, left_out, tail = item.lines()
-    lines = list(head)
+    rows: list[Ended] = list(head)
     if left_out:
-        lines.append(f"… {left_out:,} lines left out; all of it: {out.log}")
-    lines += tail
-    return [Print(item.stream, labelled(label + _mark(item), width, lines))] if lines else []
+        rows.append((head[-1][0], f"… {left_out:,} lines left out; all of it: {out.log}"))
+    rows += tail
+    return [
+        Print(stream, labelled(label + _mark(stream), width, (line for _, line in lines)))
+        for stream, lines in groupby(rows, key=lambda row: row[0])
+    ]
 
 
 def _display(label: str, width: int, item: Display) -> list[Piece]:
+    """A label, and what is shown; text, which every bundle has for those who see nothing else, where there is no more
+    than that."""
+    show = Show(item.data, item.metadata)
+    if is_seen(item.data):
+        return [Print("stdout", f"{label:<{width}}{BAR.rstrip()}\n"), show]
     text = str(item.data.get("text/plain", ""))
-    piece = Print("stdout", labelled(label + _mark(item), width, text.splitlines() or [""]))
-    return [piece, Show(item.data, item.metadata)] if is_rich(item.data) else [piece]
+    piece = Print("stdout", labelled(label, width, text.splitlines() or [""]))
+    return [piece, show] if is_rich(item.data) else [piece]
+
+
+def is_seen(data: dict[str, Any]) -> bool:
+    """True if every notebook shows more than text: what is for an application, such as a widget, may not be shown."""
+    return any(kind.startswith(SEEN) for kind in data)
 
 
 def is_rich(data: dict[str, Any]) -> bool:
     """True if there is more to show than text."""
-    return any(kind.startswith(("image/", *RICH)) for kind in data)
+    return any(kind.startswith((*SEEN, "application/")) for kind in data)
 
 
 def _joined(pieces: list[Piece]) -> Iterable[Piece]:

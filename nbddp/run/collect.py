@@ -1,81 +1,155 @@
 """The output of one rank: kept in order, bounded in memory and on disk (`logfile`).
 
-Text goes to a log file as it comes and, as lines, into a head and a tail; carriage
-returns are carried out (a progress bar is one line that changes, not a thousand).
-Displays keep their place in the order. Two ranks' outputs are equal if their `print_of`
-is equal, which covers all text, not only what is kept.
+Text goes to a log file as it comes and, as lines, into a head and a tail; what moves the
+cursor within a line is carried out (a progress bar is one line that changes, not a thousand).
+Lines of stdout and stderr stand in the order in which they were ended, displays have their
+place among them. Two ranks' outputs are equal if their `print_of` is equal, which covers
+all that was shown, not only what is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nbddp.run.line import Line, cut_sequence, has_controls
 from nbddp.run.logfile import LIMIT, LogFile
+from nbddp.run.widgets import KINDS, VIEW, model_id
 
 HEAD, TAIL = 60, 40  # lines of one stretch of text that are kept
+WIDE_HEAD, WIDE_TAIL = 12_288, 4_096  # characters of a long line that are kept
+LONGEST = 1 << 20  # characters after which a line without an end is ended
+SHOWN_HEAD, SHOWN_TAIL = 500, 500  # displays that are kept
+BYTES_HEAD, BYTES_TAIL = 16 << 20, 16 << 20  # characters of displays that are kept
+AREA_LINES = 4  # of an Output widget, that a live view has
+LIVE_WIDTH = 1000  # characters of an unfinished line that a live view can use
+STREAMS = ("stdout", "stderr")
+MODEL = "model_name"  # the widget protocol has it with an underscore
+
+_EMPTY = re.compile(r"(<pre\b[^>]*>\s*</pre>)?\s*")
+
+Ended = tuple[str, str]  # a stream, and a line of it
+MOVING = 4  # lines of a rank's widgets that the live view has, the newest ones
 
 
-@dataclass
-class Text:
-    """A stretch of stdout or stderr without a display in between."""
+class Stream:
+    """One stream within a stretch of text: its unfinished line, and a digest of those that are complete."""
 
-    stream: str
-    head: list[str] = field(default_factory=list)
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL))
-    open_line: str = ""
-    column: int = 0
-    count: int = 0
-    digest: Any = field(default_factory=hashlib.sha256)
+    def __init__(self, name: str):
+        self.name = name
+        self.line = Line()
+        self.count = 0
+        self.digest = hashlib.sha256()
+        self._cut = ""  # the beginning of an escape sequence
 
     def write(self, text: str) -> list[str]:
         """Take text in; the lines it completed."""
-        done: list[str] = []
-        *whole, rest = text.split("\n")
-        for piece in whole:
-            self._overwrite(piece)
-            done.append(self.open_line)
-            self._close_line()
-        if rest:
-            self._overwrite(rest)
+        text, self._cut = self._cut + text, ""
+        whole = cut_sequence(text)
+        text, self._cut = text[:whole], text[whole:]
+        first, *others = text.split("\n")
+        done = self._go_on(first)
+        if not others:
+            return done
+        *middle, last = others
+        done.append(self._end_line())
+        if len(text) < LONGEST and not has_controls(text):
+            if middle:
+                self._count(middle)
+                done += middle
+        else:
+            for piece in middle:
+                done += self._go_on(piece)
+                done.append(self._end_line())
+        return done + self._go_on(last)
+
+    def _go_on(self, piece: str) -> list[str]:
+        """Write on the unfinished line; what of it was ended because it is too long."""
+        done = []
+        while self.line.column + len(piece) > LONGEST:
+            room = LONGEST - self.line.column
+            self.line.write(piece[:room])
+            piece = piece[room:]
+            if self.line.column >= LONGEST:
+                done.append(self._end_line())
+        if piece:
+            self.line.write(piece)
         return done
 
-    def _overwrite(self, piece: str) -> None:
-        """Write over the open line as a terminal does: \\r goes to its start."""
-        if "\r" not in piece and self.column == len(self.open_line):
-            self.open_line += piece
-            self.column = len(self.open_line)
-            return
-        first, *returned = piece.split("\r")
-        self._put(first)
-        for part in returned:
-            self.column = 0
-            self._put(part)
+    def _end_line(self) -> str:
+        text, self.line = self.line.text(), Line()
+        self._count([text])
+        return text
 
-    def _put(self, part: str) -> None:
-        self.open_line = self.open_line[: self.column] + part + self.open_line[self.column + len(part) :]
-        self.column += len(part)
+    def _count(self, lines: list[str]) -> None:
+        self.count += len(lines)
+        self.digest.update(("\n".join(lines) + "\n").encode("utf-8", "replace"))
 
-    def _close_line(self) -> None:
-        line = self.open_line
-        self.count += 1
-        self.digest.update(line.encode("utf-8", "replace") + b"\n")
-        (self.head if len(self.head) < HEAD else self.tail).append(line)
-        self.open_line, self.column = "", 0
+    def open_line(self) -> str:
+        line, at, cut = self.line.text(), self.line.column, self._cut
+        return line[:at].ljust(at) + cut + line[at + len(cut) :] if cut else line
 
-    def lines(self) -> tuple[list[str], int, list[str]]:
-        """Head, how many lines are left out after it, and tail; the open line is the last."""
-        tail = [*self.tail, *([self.open_line] if self.open_line.strip() else [])]
+    def print_of(self) -> object:
+        return (self.name, self.count, self.digest.hexdigest(), self.open_line())
+
+
+class Text:
+    """A stretch of stdout and stderr without a display in between."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, Stream] = {}  # in the order in which they began
+        self.head: list[Ended] = []
+        self.tail: deque[Ended] = deque(maxlen=TAIL)
+
+    @property
+    def count(self) -> int:
+        """Complete lines."""
+        return sum(stream.count for stream in self.streams.values())
+
+    def write(self, name: str, text: str) -> list[Ended]:
+        """Take text of a stream in; the lines it completed."""
+        if not text:
+            return []
+        if name not in self.streams:
+            self.streams[name] = Stream(name)
+        done = self.streams[name].write(text)
+        room = HEAD - len(self.head)
+        self.head += [(name, kept(line)) for line in done[:room]] if room else []
+        self.tail.extend((name, kept(line)) for line in done[room:][-TAIL:])
+        return [(name, line) for line in done]
+
+    def lines(self) -> tuple[list[Ended], int, list[Ended]]:
+        """Head, how many lines are left out after it, and tail; unfinished lines are the last."""
+        tail = [*self.tail, *((name, kept(line)) for name, line in self.open_lines())]
         left_out = self.count - len(self.head) - len(self.tail)
         return (self.head, left_out, tail) if left_out else ([*self.head, *tail], 0, [])
 
+    def lines_of(self, name: str) -> list[str]:
+        """What is kept of one stream."""
+        head, _, tail = self.lines()
+        return [line for stream, line in (*head, *tail) if stream == name]
+
+    def open_lines(self) -> list[Ended]:
+        """Lines that are not ended, with something in them."""
+        return [(s.name, line) for s in self.streams.values() if (line := s.open_line()).strip()]
+
     def print_of(self) -> object:
-        return (self.stream, self.count, self.digest.hexdigest(), self.open_line)
+        """Without the order among the streams, which subprocesses do not have."""
+        return tuple(sorted(str(s.print_of()) for s in self.streams.values()))
+
+
+def kept(line: str) -> str:
+    """A line, or the two ends of a long one."""
+    left_out = len(line) - WIDE_HEAD - WIDE_TAIL
+    if left_out <= 0:
+        return line
+    return f"{line[:WIDE_HEAD]} … {left_out:,} characters left out … {line[-WIDE_TAIL:]}"
 
 
 @dataclass
@@ -86,78 +160,312 @@ class Display:
     data: dict[str, Any]
     metadata: dict[str, Any]
     display_id: str | None = None
+    told: bool = False  # whether a screen has had it as lines
+    size: int = field(init=False, default=0)
+    late: bool = field(init=False, default=False)  # whether it may be left out
+
+    def __post_init__(self) -> None:
+        self.show(self.data, self.metadata)
+
+    def show(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Hold this from now on."""
+        self.data, self.metadata = data, metadata
+        self.size = sum(len(value) if isinstance(value, str) else len(str(value)) for value in data.values())
 
     def print_of(self) -> object:
         return (self.kind, json.dumps(self.data, sort_keys=True, default=str))
 
 
-Item = Text | Display
+def is_empty(data: dict[str, Any]) -> bool:
+    """Whether there is nothing to see: `rich` shows such bundles when a bar begins and ends."""
+    if data.get("text/plain") != "" or not data.keys() <= {"text/plain", "text/html"}:
+        return False
+    return _EMPTY.fullmatch(str(data.get("text/html", ""))) is not None
+
+
+@dataclass
+class Gap:
+    """Displays, and lines between them, that are not kept. path: where the displays are."""
+
+    path: Path
+    displays: int = 0
+    lines: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+
+    def take(self, item: Text | Display | Gap) -> None:
+        self.digest.update(str(item.print_of()).encode("utf-8", "replace"))
+        if isinstance(item, Text):
+            self.lines += item.count
+        elif isinstance(item, Display):
+            self.displays += 1
+        else:
+            self.displays += item.displays
+            self.lines += item.lines
+
+    def words(self) -> str:
+        lines = f" and {self.lines:,} lines between them" if self.lines else ""
+        return f"… {self.displays:,} displays{lines} left out; the displays, one per line as JSON: {self.path}"
+
+    def print_of(self) -> object:
+        return ("gap", self.digest.hexdigest())
+
+
+class Area:
+    """The place of an Output widget, which takes in what is shown while the program is in it (`with out:`). Clearing it
+    clears nothing else."""
+
+    def __init__(self, items: Items):
+        self.inside = items
+        self.late = self.placed = False
+        self.size = 0
+
+    def print_of(self) -> object:
+        return tuple(item.print_of() for item in self.inside.all())
+
+
+Item = Text | Display | Gap
+Shown = Text | Display | Area
+
+
+class Items:
+    """What was shown in one place, in order: the first and the last, with a gap in between if there is much."""
+
+    def __init__(self, folder: Path, name: str, most: int, gone: Callable[[Display], None]):
+        """gone: called with each display that is not kept, or is cleared."""
+        self._left = gone
+        self._head: list[Shown] = []
+        self._tail: deque[Shown] = deque()
+        self._gap = Gap(folder / f"{name}.displays.jsonl")
+        self._file = LogFile(self._gap.path, most, held=False)
+        self._named: dict[str, list[Display]] = {}
+        self._shown = [0, 0]  # displays in head and tail
+        self._bytes = [0, 0]
+        self._clear_next = False
+
+    def all(self) -> list[Item]:
+        """With what is inside of areas."""
+        gap: list[Shown | Gap] = [self._gap] if self._gap.displays else []
+        found: list[Item] = []
+        for item in (*self._head, *gap, *self._tail):
+            found += item.inside.all() if isinstance(item, Area) else [item]
+        return found
+
+    def last(self) -> Shown | None:
+        return self._tail[-1] if self._tail else self._head[-1] if self._head else None
+
+    def text(self) -> Text:
+        """The text that goes on: since the last display."""
+        self.clear_if_due()
+        item = self.last()
+        if not isinstance(item, Text):
+            item = Text()
+            self._add(item)
+        return item
+
+    def show(self, item: Display | Area) -> None:
+        self.clear_if_due()
+        self._add(item)
+
+    def _add(self, item: Shown) -> None:
+        late = bool(self._tail) or self._shown[0] >= SHOWN_HEAD or self._bytes[0] >= BYTES_HEAD
+        (self._tail if late else self._head).append(item)
+        if isinstance(item, Display | Area):
+            item.late = late
+            self._shown[late] += 1
+            self._bytes[late] += item.size
+        if isinstance(item, Display) and item.display_id is not None:
+            self._named.setdefault(item.display_id, []).append(item)
+        while len(self._tail) > 1 and (self._shown[1] > SHOWN_TAIL or self._bytes[1] > BYTES_TAIL):
+            self._leave_out(self._tail.popleft())
+
+    def _leave_out(self, item: Shown) -> None:
+        if isinstance(item, Display | Area):
+            self._shown[1] -= 1
+            self._bytes[1] -= item.size
+        for each in item.inside.all() if isinstance(item, Area) else [item]:
+            self._gap.take(each)
+            if isinstance(each, Display):
+                self._left(each)
+                row = {"kind": each.kind, "data": each.data, "metadata": each.metadata}
+                self._file.write((json.dumps(row, default=str) + "\n").encode("utf-8", "replace"))
+        if isinstance(item, Display) and item.display_id is not None:
+            self._named[item.display_id].remove(item)
+
+    def update(self, display_id: str, data: dict[str, Any], metadata: dict[str, Any]) -> list[Display]:
+        """All displays of this id show something else; which they are."""
+        found = self._named.get(display_id, [])
+        for item in found:
+            before = item.size
+            item.show(data, metadata)
+            self._bytes[item.late] += item.size - before
+        return found
+
+    def settle(self, settled: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Have displays of widgets hold what stays of them; those of which nothing does go."""
+        for part in (self._head, self._tail):
+            kept: list[Shown] = []
+            for item in part:
+                if isinstance(item, Area):
+                    item.inside.settle(settled)
+                elif isinstance(item, Display) and model_id(item.data):
+                    item.show(settled(item.data), item.metadata)
+                    if not item.data:
+                        continue
+                kept.append(item)
+            part.clear()
+            part.extend(kept)
+
+    def clear(self, wait: bool = False) -> None:
+        """wait: when something else comes."""
+        self._clear_next = True
+        if not wait:
+            self.clear_if_due()
+
+    def clear_if_due(self) -> None:
+        if not self._clear_next:
+            return
+        for item in (*self._head, *self._tail):
+            if isinstance(item, Display):
+                self._left(item)
+        self._head.clear()
+        self._tail.clear()
+        self._named.clear()
+        self._shown, self._bytes = [0, 0], [0, 0]
+        self._gap = Gap(self._gap.path)
+        self._clear_next = False
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class RankOutput:
     """Everything one rank has shown in one run."""
 
-    def __init__(self, rank: int, log: Path, most: int = LIMIT):
-        """most: bytes of text that the log keeps."""
+    def __init__(self, rank: int, log: Path, most: int = LIMIT, held: bool = True):
+        """most: bytes of text that the log keeps. held: whether its file stays open."""
         self.rank = rank
         self.log = log
-        self.items: list[Item] = []
-        self.received = {"stdout": 0, "stderr": 0}  # characters
-        self.file = LogFile(log, most)
-        self._clear_next = False
+        self.received = dict.fromkeys(STREAMS, 0)  # characters
+        self.file = LogFile(log, most, held)
+        self._most = most
+        self._items = Items(log.parent, log.stem, most, self._gone)
+        self._areas: dict[str, Area] = {}  # comm of an Output widget → its place
+        self._inside: list[str] = []  # those that the program is in, the innermost last
+        self.views: list[Display] = []  # of widgets that may still move
+        self.said: Callable[[dict[str, Any]], str | None] = lambda data: None  # what a mimebundle's widget says now
 
-    def take(self, kind: str, content: dict[str, Any]) -> list[tuple[str, str]]:
+    @property
+    def items(self) -> list[Item]:
+        return self._items.all()
+
+    def take(self, kind: str, content: dict[str, Any]) -> list[Ended]:
         """Take one iopub message in; (stream, line) for every line it completed."""
         if kind == "stream":
             return self._take_text(content["name"], content["text"])
+        if kind == "nbddp_streams":
+            return [line for stream, text in content["segments"] for line in self._take_text(stream, text)]
         if kind in ("display_data", "execute_result"):
-            self._clear_if_due()
-            shown = "result" if kind == "execute_result" else "display"
-            ident = (content.get("transient") or {}).get("display_id")
-            self.items.append(Display(shown, content["data"], content.get("metadata") or {}, ident))
+            self._display("result" if kind == "execute_result" else "display", content)
         elif kind == "update_display_data":
-            self._update(content)
+            ident = (content.get("transient") or {}).get("display_id")
+            if ident is not None:
+                for place in (self._items, *(area.inside for area in self._areas.values())):
+                    for shown in place.update(ident, content["data"], content.get("metadata") or {}):
+                        self._view(shown)
         elif kind == "clear_output":
-            self._clear_next = True
-            if not content.get("wait"):
-                self._clear_if_due()
+            self._place().clear(bool(content.get("wait")))
+        elif kind in KINDS:
+            self._take_comm(kind, str(content.get("comm_id")), content.get("data") or {})
         return []
 
     def open_lines(self) -> Iterator[str]:
-        """Unfinished lines, such as progress bars."""
-        for item in self.items[-2:]:
-            if isinstance(item, Text) and item.open_line.strip():
-                yield item.open_line
+        """The beginnings of lines that may change: unfinished text, such as progress bars, and what an area says."""
+        item = self._items.last()
+        if isinstance(item, Text):
+            for stream in item.streams.values():
+                begun = stream.line.beginning(LIVE_WIDTH)
+                if begun.strip():
+                    yield begun
+        elif isinstance(item, Area):
+            shown = item.inside.last()
+            if isinstance(shown, Display) and not model_id(shown.data):
+                said = str(shown.data.get("text/plain", "")).splitlines()
+                yield from (line[:LIVE_WIDTH] for line in said[-AREA_LINES:])
+
+    def moving(self) -> list[str]:
+        """Lines that may still change: unfinished text, and what the newest widgets say."""
+        bars = [line for view in self.views[-MOVING:] for line in (self.said(view.data) or "").splitlines()]
+        return [*self.open_lines(), *bars[-MOVING:]]
+
+    def shown_widgets(self) -> list[dict[str, Any]]:
+        """The mimebundles of widgets."""
+        return [item.data for item in self.items if isinstance(item, Display) and model_id(item.data)]
+
+    def settle(self, settled: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        """Have displays of widgets hold what stays of them; those of which nothing does go."""
+        self._items.settle(settled)
+        self.views.clear()
+
+    def _gone(self, shown: Display) -> None:
+        self.views = [view for view in self.views if view is not shown]
+
+    def _view(self, shown: Display) -> None:
+        """Have a widget's words among what moves."""
+        if model_id(shown.data) and not any(view is shown for view in self.views):
+            self.views.append(shown)
 
     def print_of(self) -> tuple[object, ...]:
         return tuple(item.print_of() for item in self.items)
 
     def close(self) -> None:
         self.file.close()
+        self._items.close()
+        for area in self._areas.values():
+            area.inside.close()
 
-    def _take_text(self, stream: str, text: str) -> list[tuple[str, str]]:
-        self._clear_if_due()
+    def _take_text(self, stream: str, text: str) -> list[Ended]:
         self.received[stream] += len(text)
         self.file.write(text.encode("utf-8", "replace"))
-        return [(stream, line) for line in self._stretch(stream).write(text)]
+        return self._place().text().write(stream, text) if text else []
 
-    def _stretch(self, stream: str) -> Text:
-        """The text that `stream` goes on with: since the last display, one of each stream."""
-        for item in reversed(self.items):
-            if isinstance(item, Display):
-                break
-            if item.stream == stream:
-                return item
-        self.items.append(Text(stream))
-        return self.items[-1]  # type: ignore[return-value]
-
-    def _update(self, content: dict[str, Any]) -> None:
+    def _display(self, kind: str, content: dict[str, Any]) -> None:
+        data = content["data"]
+        area = self._areas.get(str((data.get(VIEW) or {}).get("model_id")))
+        if area is not None:
+            self._put(area)
+            return
         ident = (content.get("transient") or {}).get("display_id")
-        for item in self.items:
-            if isinstance(item, Display) and item.display_id == ident:
-                item.data, item.metadata = content["data"], content.get("metadata") or {}
+        if ident is None and is_empty(data):
+            self._place().clear_if_due()
+            return
+        shown = Display(kind, data, content.get("metadata") or {}, ident)
+        self._place().show(shown)
+        self._view(shown)
 
-    def _clear_if_due(self) -> None:
-        if self._clear_next:
-            self.items.clear()
-            self._clear_next = False
+    # -- Output widgets --------------------------------------------------------------------------------
+
+    def _place(self) -> Items:
+        """Where what is shown now goes: an area that is displayed nowhere is put where it is written to first."""
+        if not self._inside:
+            return self._items
+        area = self._areas[self._inside[-1]]
+        self._put(area)
+        return area.inside
+
+    def _put(self, area: Area) -> None:
+        if not area.placed:
+            area.placed = True
+            self._items.show(area)
+
+    def _take_comm(self, kind: str, ident: str, data: dict[str, Any]) -> None:
+        state = data.get("state") or {}
+        if kind == "comm_open" and state.get(f"_{MODEL}") == "OutputModel":
+            name = f"{self.log.stem}-area{len(self._areas)}"
+            self._areas[ident] = Area(Items(self.log.parent, name, self._most, self._gone))
+        if ident not in self._areas:
+            return
+        if kind == "comm_close":
+            self._areas[ident].inside.clear()
+            self._inside = [inside for inside in self._inside if inside != ident]
+        elif "msg_id" in state:  # the message whose output the widget takes; empty: none
+            self._inside = [inside for inside in self._inside if inside != ident] + [ident] * bool(state["msg_id"])

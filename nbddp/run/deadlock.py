@@ -14,7 +14,7 @@ it takes; entered in different ways, it is none once no byte moves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from nbddp.errors import RankStatus
@@ -31,6 +31,8 @@ class Deadlock:
     advice: str = ""
 
 
+# collectives that no rank leaves before all have entered, by the names that the recorders of gloo and NCCL have
+OF_ALL = ("all_reduce", "allreduce", "all_gather", "allgather", "barrier", "reduce_scatter")
 FROM_ROOT = ("broadcast", "scatter")  # their root is a source, that of the others a destination
 Waits = tuple[tuple[int, ...], bool]  # the ranks that a rank waits for, and whether all must come (False: any one)
 
@@ -52,7 +54,7 @@ def waits_for(me: Position, all_of: Positions, *, seems: bool = False) -> Waits:
     if call.kind == "new_group":
         return tuple(p.rank for p in others if p.groups < me.groups and p.inits <= me.inits), True
     if call.sequence:
-        members = call.ranks or tuple(all_of)
+        members = frozenset(call.ranks or all_of)
         return tuple(p.rank for p in others if p.rank in members and _awaits(me, call, p, seems)), True
     return ((), True) if call.kind != "store" else (tuple(p.rank for p in others), False)
 
@@ -118,6 +120,24 @@ def diagnose(all_of: Positions) -> Deadlock | None:
         return None
     ranks, told = tuple(sorted(stuck)), _told_apart(all_of)
     return Deadlock(ranks, tuple(_sentences(ranks, told)), _advice(ranks, told))
+
+
+def held(all_of: Positions, left: Collection[int]) -> set[int]:
+    """Ranks seen once, after a failure, in a collective that cannot end for them any more.
+
+    left: ranks that have left the run and have said since what they had called. Only collectives count that no rank
+    leaves before all have entered, so what one look shows lasts: a rank of `left` calls nothing any more, and nor does
+    a rank that waits for it. A circle of ranks that are at work is none of this; see `diagnose`.
+    """
+    waits = {
+        r: waits_for(p, all_of)[0]
+        for r, p in all_of.items()
+        if p.state == RankStatus.BLOCKED and p.alone and p.call is not None and p.call.made_of in OF_ALL
+    }
+    gone = set(left)
+    while more := {r for r, ranks in waits.items() if r not in gone and not gone.isdisjoint(ranks)}:
+        gone |= more
+    return gone - set(left)
 
 
 def _told_apart(all_of: Positions) -> Positions:

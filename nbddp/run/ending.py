@@ -20,6 +20,7 @@ from nbddp.plan.topology import rank_words
 from nbddp.run import deadlock, outcome, report, supervise
 from nbddp.run.blame import Blame, blame, leaver, lost_connection
 from nbddp.run.outcome import Ended
+from nbddp.run.paint import COLOURED, PLAIN, Plain
 from nbddp.run.positions import Position
 
 
@@ -29,6 +30,7 @@ class Places(Protocol):
     def node_of(self, rank: int) -> int: ...
     def log_of(self, rank: int) -> str: ...
     def device_of(self, rank: int) -> str: ...
+    def fate(self) -> str: ...
 
 
 @dataclass
@@ -91,26 +93,34 @@ class Ending:
     def error(self) -> RunFailed | PoolNotRunning | None:
         """What ended the run, with the report; None if it ended well. A report that cannot be worded is the facts."""
         try:
-            return self._error()
+            found = self._error(PLAIN)
+            if isinstance(found, RunFailed):
+                painted = self._error(COLOURED)
+                assert isinstance(painted, RunFailed)
+                found.painted = painted.report
+            return found
         except Exception as e:
             return self._unworded(e)
 
-    def _error(self) -> RunFailed | PoolNotRunning | None:
+    def _error(self, paint: Plain) -> RunFailed | PoolNotRunning | None:
         found = blame(self.ended)
-        if found is not None and found.ended.content.get("pool_ended"):
+        ended = found.ended.content.get("pool_ended") if found is not None else None
+        if isinstance(ended, str):
+            return PoolNotRunning(ended)
+        if ended:
             return PoolNotRunning(
                 "the pool has ended while the cell ran, because its agent or its controller did; "
                 "names on its workers are gone, and the next %%ddp cell starts a new pool"
             )
         ends = {supervise.STOPPED: self._stopped, supervise.HUNG: self._hung, supervise.LATE: self._late}
         if self.ended_by in ends and (found is None or self.interrupted_at is None or found.at > self.interrupted_at):
-            return ends[self.ended_by]()
+            return ends[self.ended_by](paint)
         if found is None:
-            return self._stopped() if self.stops else None
+            return self._stopped(paint) if self.stops else None
         cause, states = self._cause(found), self._states()
         has_more = {s.rank for s in states if s.status == outcome.REPLACED} | set(self.stuck)
         others = [s for s in states if s.rank != cause.rank or s.rank in has_more]
-        text = report.failure_text(cause, others, dropped=self.broke_group())
+        text = report.failure_text(cause, others, dropped=self.broke_group(), paint=paint)
         return WorkerFailed(report.headline(cause), cause=cause, states=states, report=text, logs=dict(self.logs))
 
     def _unworded(self, error: Exception) -> WorkerFailed:
@@ -123,21 +133,21 @@ class Ending:
         head = f"{rank_words(bad)} did not end well"
         return WorkerFailed(head, cause=cause, states=states, report=f"{head}\n{text}", logs=dict(self.logs))
 
-    def _stopped(self) -> RunFailed:
-        text = report.stopped_text(self._states(), dropped=self.broke_group())
+    def _stopped(self, paint: Plain) -> RunFailed:
+        text = report.stopped_text(self._states(), dropped=self.broke_group(), paint=paint)
         return RunStopped("the run was stopped by the user", states=self._states(), report=text)
 
-    def _hung(self) -> RunFailed:
+    def _hung(self, paint: Plain) -> RunFailed:
         assert self.deadlock is not None
-        words = list(self.deadlock.words)
-        text = report.hung_text("deadlock", words, self.deadlock.advice, self._states(), dropped=self.broke_group())
+        words, dropped = list(self.deadlock.words), self.broke_group()
+        text = report.hung_text("deadlock", words, self.deadlock.advice, self._states(), dropped=dropped, paint=paint)
         return RunHung(f"deadlock: {'; '.join(words)}", states=self._states(), report=text)
 
-    def _late(self) -> RunFailed:
+    def _late(self, paint: Plain) -> RunFailed:
         words = list(self.deadlock.words) if self.deadlock else []
         head = f"the run has taken longer than --timeout {self.timeout:g}"
         advice = self.deadlock.advice if self.deadlock else ""
-        text = report.hung_text(head, words, advice, self._states(), dropped=self.broke_group())
+        text = report.hung_text(head, words, advice, self._states(), dropped=self.broke_group(), paint=paint)
         return RunTimedOut(head, states=self._states(), report=text)
 
     def _states(self) -> tuple[RankState, ...]:
@@ -177,7 +187,8 @@ class Ending:
                 words = f"{report.end_words(code)}, after it had left the cell; {report.lost_words(names, imports)}"
                 return RankState(ended.rank, outcome.DIED, detail=words)
             doing = "ending the process group"
-            return RankState(ended.rank, outcome.REPLACED, doing=doing, lost=names, imports=imports)
+            fate = self.places.fate()
+            return RankState(ended.rank, outcome.REPLACED, doing=doing, lost=names, imports=imports, fate=fate)
         if ended.rank in self.broken():
             return self._without_context(ended)
         status = ended.status
@@ -187,7 +198,8 @@ class Ending:
         if status == outcome.FAILED:
             return RankState(ended.rank, status, detail=report.failing(self._cause(Blame(ended, ended.at))))
         if status == outcome.DIED:
-            return RankState(ended.rank, status, detail=report.end_words(ended.code))
+            lost = ended.content.get("lost") or report.HOST_GONE
+            return RankState(ended.rank, status, detail=report.end_words(ended.code, lost))
         if status in outcome.WELL:
             return RankState(ended.rank, status)
         position = self.positions.get(ended.rank)
@@ -197,7 +209,8 @@ class Ending:
             where = report.place_of(chain[-1].frames)
         doing = deadlock.waiting_words(position, self.positions) if position else ""
         names, imports = self._names_lost(ended.rank) if status == outcome.REPLACED else ((), ())
-        return RankState(ended.rank, status, where, doing=doing, lost=names, imports=imports)
+        fate = self.places.fate()
+        return RankState(ended.rank, status, where, doing=doing, lost=names, imports=imports, fate=fate)
 
     def _without_context(self, ended: Ended) -> RankState:
         said, names, imports = ended.content["broken"]
@@ -205,7 +218,7 @@ class Ending:
         doing = f"raised {ended.chain[-1].type}" if ended.chain else ""
         return RankState(
             ended.rank, outcome.REPLACED, where, doing=doing, lost=tuple(names), imports=tuple(imports),
-            why=report.broken_words(said),
+            why=report.broken_words(said), fate=self.places.fate(),
         )  # fmt: skip
 
     def _names_lost(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

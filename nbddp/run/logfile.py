@@ -30,48 +30,60 @@ def limit(env: Mapping[str, str]) -> int:
 
 
 class LogFile:
-    """`path` once something is written; `why` says why no more is."""
+    """`path` once something is written; `why` says why no more is. held: whether it stays open between two writes; a
+    process may have 1,024 files open, which many ranks would use up."""
 
-    def __init__(self, path: Path, most: int = LIMIT):
-        self.path, self.most, self.written, self.why = path, most, 0, ""
+    def __init__(self, path: Path, most: int = LIMIT, held: bool = True):
+        self.path, self.most, self.written, self.why, self.held = path, most, 0, "", held
         self._file: int | None = None
+        self._begun = False
         self._head = most // 2
 
     def write(self, data: bytes) -> None:
         if self.why:
             return
         try:
-            if self._file is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            self._write(memoryview(data))
+            self._write(self._open(), memoryview(data))
         except OSError as e:
             self.why = e.strerror or str(e)
+        finally:
+            if not self.held:
+                self._let_go()
 
-    def _write(self, data: memoryview) -> None:
-        assert self._file is not None
+    def _open(self) -> int:
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            anew = 0 if self._begun else os.O_TRUNC
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | anew | os.O_CLOEXEC, 0o600)
+            self._begun = True
+        return self._file
+
+    def _let_go(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def _write(self, file: int, data: memoryview) -> None:
         while data:
             at, end = self.written, self._head
             if at >= self._head:
                 ring = self.most - self._head
                 at = self._head + (self.written - self._head) % ring
                 end = self.most
-            done = os.pwrite(self._file, data[: end - at], at)
+            done = os.pwrite(file, data[: end - at], at)
             self.written += done
             data = data[done:]
 
     def close(self) -> None:
         """Put what is kept in order."""
-        file, self._file = self._file, None
-        if file is None:
-            return
         try:
-            if self.written > self.most:
-                self._put_in_order(file)
+            if self._begun and self.written > self.most:
+                self._put_in_order(self._open())
         except OSError as e:
             self.why = self.why or e.strerror or str(e)
         finally:
-            os.close(file)
+            self._let_go()
+            self._begun = False
 
     def _put_in_order(self, file: int) -> None:
         ring = self.most - self._head

@@ -64,9 +64,10 @@ TABLE = (
     Row("", "exit", INTERRUPTED, ANY, DIED),
     Row("", "signal", "", ANY, DIED),
     Row("", "signal", INTERRUPTED, ANY, DIED),
-    Row("", "lost", "", ANY, DIED),
-    Row("", "lost", INTERRUPTED, ANY, DIED),
-    Row("", ANY, REPLACED, ANY, REPLACED),
+    Row("", "lost", ANY, ANY, DIED),  # its host is gone: that it was to end has not reached it
+    Row("", "exit 0", REPLACED, ANY, REPLACED),
+    Row("", "exit", REPLACED, ANY, REPLACED),
+    Row("", "signal", REPLACED, ANY, REPLACED),
 )
 
 

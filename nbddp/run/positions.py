@@ -82,9 +82,9 @@ def _to(sends: bool, peer: int) -> str:
 class Position:
     """A rank at one moment.
 
-    `why`: the error that its answer was, if its state is unknown. `sure`: it was seen in the same
-    wait in two rounds of looks, and nothing else on it acts. `moved`: it has read or written since the last look;
-    where the kernel does not count its `bytes` (None), it has computed.
+    `why`: the error that its answer was, if its state is unknown. `alone`: nothing else on it acts. `sure`: besides,
+    it was seen in the same wait in two rounds of looks. `moved`: it has read or written since the last look; where the
+    kernel does not count its `bytes` (None), it has computed.
 
     `past`: (group, sequence) → what was called there, and with which root. `latest`: group → number of its last
     collective; `blind`: groups of which more was called than is known; `records`: that what is not in `past` was
@@ -101,6 +101,7 @@ class Position:
     past: Mapping[tuple[str, int], tuple[Any, ...]] = field(default_factory=dict)
     cpu: float = 0.0
     sure: bool = True
+    alone: bool = True
     moved: bool = False
     bytes: int | None = 0
     token: tuple[Any, ...] = ()
@@ -137,9 +138,11 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
     call = _call_of(facts)
     blocked = call is not None and _is_blocked(call, facts, still)
     token = (*facts["token"], call)
-    sure = before is not None and before.token == token and not facts["acts"]
+    alone = not facts["acts"]
+    sure = before is not None and before.token == token and alone
     state = RankStatus.BLOCKED if blocked else RankStatus.RUNNING
-    return Position(rank, state, where, line, call if blocked else None, token=token, sure=sure, **known)
+    call = call if blocked else None
+    return Position(rank, state, where, line, call, token=token, sure=sure, alone=alone, **known)
 
 
 def _known(facts: Mapping[str, Any], before: Position | None, computes: bool) -> dict[str, Any]:

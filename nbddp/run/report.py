@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import Cause, Frame, Left, Raised, RankState, RankStatus, RunFailed, WorkerFailed
+from nbddp.plan.machine import spans
 from nbddp.plan.topology import rank_words
+from nbddp.run.paint import PLAIN, Plain
 
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
+NO_HOST = "The next cell says what has become of the pool."
 STAY = "A rank that leaves ends the others' collectives: every rank has to make the same calls before it leaves."
 DOING = {RankStatus.FINISHED: "finished the cell", RankStatus.INTERRUPTED: "running"}
+HOST_GONE = "its host is gone"
 NAMES = 12  # of those that went with a process, so many are listed
 
 
@@ -25,7 +29,7 @@ def headline(cause: Cause) -> str:
 def failing(cause: Cause) -> str:
     """What a rank did that failed: `raised ValueError: bad batch (cell line 9)`."""
     if cause.kind == "died":
-        return ended(cause.code)
+        return ended(cause.code, cause.extra.get("lost") or HOST_GONE)
     if cause.left is not None:
         return f"left: {left_words(cause.left)}"
     place = place_of(cause.chain[-1].frames) if cause.chain else ""
@@ -83,19 +87,20 @@ def call_words(call: Mapping[str, Any] | None) -> str:
     return f"{call['op']}{number}"
 
 
-def ended(code: int | str | None) -> str:
-    """That a process ended, and how."""
-    return f"died: {end_words(code)}"
+def ended(code: int | str | None, lost: str = HOST_GONE) -> str:
+    """That a process ended, and how; lost: as `end_words` has it."""
+    return f"died: {end_words(code, lost)}"
 
 
-def end_words(code: int | str | None) -> str:
-    """How a process ended, by its wait status as Python gives it (negative: a signal)."""
+def end_words(code: int | str | None, lost: str = HOST_GONE) -> str:
+    """How a process ended, by its wait status as Python gives it (negative: a signal). lost: of one whose end nobody
+    saw."""
     if isinstance(code, int) and code < 0:
         name = signal_name(code)
         hint = "; the kernel's out-of-memory killer is the usual cause" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}"
     if code is None:
-        return "its host is gone"
+        return lost
     return f"its process ended with exit code {code}"
 
 
@@ -130,8 +135,9 @@ def inside(name: str) -> str:
     return "" if name == "<module>" or name.startswith("<cell line") else f", in {name}"
 
 
-def traceback_text(chain: Sequence[Raised]) -> str:
-    """The remote traceback: user frames with their source, runs of library frames in one line each."""
+def traceback_text(chain: Sequence[Raised], paint: Plain = PLAIN) -> str:
+    """The remote traceback under its headline: user frames with their source, runs of library frames in one line each.
+    The last exception of the chain is not repeated."""
     parts = []
     for raised in chain:
         if raised.relation:
@@ -140,26 +146,36 @@ def traceback_text(chain: Sequence[Raised]) -> str:
                 "while handling": "During handling of the above exception, another exception occurred:",
             }[raised.relation]
             parts.append(f"\n{joint}\n")
-        parts += frames_text(raised.frames)
-        parts.append(f"{raised.type}: {raised.message}" if raised.message else raised.type)
-        parts += raised.notes
+        parts += frames_text(raised.frames, paint)
+        if raised is not chain[-1]:
+            parts.append(f"{raised.type}: {raised.message}" if raised.message else raised.type)
+            parts += raised.notes
     return "\n".join(parts)
 
 
-def frames_text(frames: Iterable[Frame]) -> list[str]:
+def rest_of(raised: Raised) -> list[str]:
+    """What an exception says beyond its headline: the other lines of its message, or all of it where the headline has
+    left something out; and its notes."""
+    lines = [line for line in raised.message.splitlines() if line.strip()]
+    rest = lines[1:] if lines and without_addresses(lines[0]) == lines[0] else lines
+    return [f"    {line}" for line in [*rest, *(line for n in raised.notes for line in n.splitlines())]]
+
+
+def frames_text(frames: Iterable[Frame], paint: Plain = PLAIN) -> list[str]:
     lines: list[str] = []
     folded: list[Frame] = []
     for frame in frames:
         if not frame.user:
             folded.append(frame)
             continue
-        lines += _folded(folded)
+        lines += _folded(folded, paint)
         folded = []
-        lines.append(f"{frame.file}, line {frame.line}{inside(frame.name)}")
-        for number, text in frame.context:
-            arrow = "---->" if number == frame.line else "     "
-            lines.append(f"{arrow} {number:>4} {text}")
-    return lines + _folded(folded)
+        lines.append(f"{paint.place(frame.file)}, line {frame.line}{inside(frame.name)}")
+        code = paint.code([text for _, text in frame.context])
+        for (number, _), text in zip(frame.context, code, strict=True):
+            head = paint.mark(f"----> {number:>4}") if number == frame.line else f"      {number:>4}"
+            lines.append(f"{head} {text}")
+    return lines + _folded(folded, paint)
 
 
 def note(error: WorkerFailed) -> str:
@@ -189,13 +205,13 @@ def stack_text(frames: Iterable[Sequence[object]]) -> list[str]:
     return lines
 
 
-def _folded(frames: list[Frame]) -> list[str]:
+def _folded(frames: list[Frame], paint: Plain) -> list[str]:
     if not frames:
         return []
     last = frames[-1]
     where = last.file.replace("\\", "/").removeprefix(OWN).split("site-packages/")[-1].split("lib/")[-1]
     count = f"{len(frames)} frames, the last" if len(frames) > 1 else "1 frame"
-    return [f"  … {count} in {where}, {last.name}"]
+    return [paint.quiet(f"  … {count} in {where}, {last.name}")]
 
 
 def states_text(states: Sequence[RankState]) -> list[str]:
@@ -214,7 +230,7 @@ def state_words(state: RankState) -> str:
         RankStatus.ENDED: "ended its process with exit code 0; names on it are gone",
         RankStatus.FAILED: "failed too",
         RankStatus.INTERRUPTED: f"{doing}; {'freed' if state.doing else 'interrupted'}, names are kept",
-        RankStatus.REPLACED: f"{doing}; {state.why}, so it is replaced; {lost_words(state.lost, state.imports)}",
+        RankStatus.REPLACED: f"{doing}; {state.why}, so it is {state.fate}; {lost_words(state.lost, state.imports)}",
         RankStatus.DIED: "died",
         RankStatus.RUNNING: doing,
     }[state.status]
@@ -241,6 +257,8 @@ def _some(names: Sequence[str]) -> str:
 
 def died_words(cause: Cause) -> list[str]:
     """What is known of a process that ended by itself: its memory, its last words, where its log is."""
+    if cause.code is None:
+        return [f"{cause.extra.get('last_words') or 'Nobody saw its end'}.", NO_HOST]
     lines = []
     device, peak = cause.extra.get("device"), cause.extra.get("peak_kib")
     facts = [f"ran on {device}"] if device else []
@@ -255,16 +273,15 @@ def died_words(cause: Cause) -> list[str]:
             "gloo ends a process whose peer called the collective with another shape or dtype; "
             "%%ddp --check says which rank and which."
         )
-    lines.append(f"Its log is {cause.log}; it starts anew, empty, with the next cell.")
+    if cause.log:
+        lines.append(f"Its log is {cause.log}; it starts anew, empty, with the next cell.")
     return lines
 
 
-def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool) -> str:
-    """The report of a failed run: the cause, then a line for every other rank, then what to type."""
-    lines = []
-    if cause.chain:
-        lines += [f"rank {cause.rank} failed first:", "", traceback_text(cause.chain), ""]
-    lines.append(headline(cause))
+def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool, paint: Plain = PLAIN) -> str:
+    """The report of a failed run: the headline, a line for every other state of ranks, the traceback, then what to
+    type."""
+    lines = [paint.headline(headline(cause)), *(rest_of(cause.chain[-1]) if cause.chain else [])]
     if cause.kind == "died":
         lines += died_words(cause)
     if cause.left is not None:
@@ -272,7 +289,8 @@ def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool) ->
     if cause.stage:
         lines.append(f"%ddp restart --ranks {cause.rank} gives it a new process, without names.")
     more = [f"%ddp log --rank {cause.rank} prints its whole output; %ddp stacks shows where every rank was."]
-    return "\n".join([*lines, *states_text(others), *_ending(dropped), *(more if dropped else [])])
+    traced = ["", traceback_text(cause.chain, paint), ""] if cause.chain else []
+    return "\n".join([*lines, *states_text(others), *traced, *_ending(dropped), *(more if dropped else [])]).rstrip()
 
 
 def unworded_text(error: BaseException, facts: Sequence[str]) -> str:
@@ -280,14 +298,22 @@ def unworded_text(error: BaseException, facts: Sequence[str]) -> str:
     return "\n".join([*facts, f"(this could not be worded: {type(error).__name__}: {error})"])
 
 
-def stopped_text(states: Sequence[RankState], *, dropped: bool) -> str:
+def stopped_text(states: Sequence[RankState], *, dropped: bool, paint: Plain = PLAIN) -> str:
     """The report of a run that the user stopped."""
-    return "\n".join(["stopped by the user", *states_text(states), *_ending(dropped)])
+    return "\n".join([paint.headline("stopped by the user"), *states_text(states), *_ending(dropped)])
 
 
-def hung_text(head: str, words: Sequence[str], advice: str, states: Sequence[RankState], *, dropped: bool) -> str:
+def hung_text(
+    head: str,
+    words: Sequence[str],
+    advice: str,
+    states: Sequence[RankState],
+    *,
+    dropped: bool,
+    paint: Plain = PLAIN,
+) -> str:
     """The report of a run whose ranks waited for each other, or that took too long: sentences, then a table."""
-    lines = [f"{head}: {words[0]}" if words else head, *words[1:], "", *positions_table(states), ""]
+    lines = [paint.headline(f"{head}: {words[0]}" if words else head), *words[1:], "", *positions_table(states), ""]
     if advice:
         lines.append(advice)
     return "\n".join([*lines, *_ending(dropped), "%ddp stacks shows the stack of every rank."])
@@ -299,21 +325,22 @@ def attempt_words(attempt: int, most: int, why: str) -> str:
 
 
 def attempts_text(attempts: Sequence[str], text: str) -> str:
-    """The last attempt's report, after a line for each attempt."""
+    """The last attempt's report, and a line for each attempt."""
     lines = [f"attempt {i} of {len(attempts)}: {why}" for i, why in enumerate(attempts, 1)]
-    return "\n".join([*lines, "", text])
+    return "\n".join([text, "", *lines])
 
 
 def positions_table(states: Sequence[RankState]) -> list[str]:
-    """rank │ where │ what it waited in │ what became of it."""
+    """ranks │ where │ what they waited in │ what became of them; ranks with the same row share it."""
     fates = {RankStatus.INTERRUPTED: "freed, names are kept"}
-    rows = [("rank", "line", "state", "")]
+    found: dict[tuple[str, str, str], list[int]] = {}
     for s in states:
         doing = s.doing or DOING.get(s.status, str(s.status))
         is_new = s.status == RankStatus.REPLACED
-        fate = f"replaced; {lost_words(s.lost, s.imports)}" if is_new else fates.get(s.status, "")
-        rows.append((str(s.rank), s.where or "–", doing, fate))
-    return aligned(rows)
+        fate = f"{s.fate}; {lost_words(s.lost, s.imports)}" if is_new else fates.get(s.status, "")
+        found.setdefault((s.where or "–", doing, fate), []).append(s.rank)
+    rows = [(spans(ranks), *row) for row, ranks in found.items()]
+    return aligned([("ranks" if len(found) < len(states) else "rank", "line", "state", ""), *rows])
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

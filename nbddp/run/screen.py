@@ -8,17 +8,27 @@ lines back: there the labelled lines are printed as they come, and stay.
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
+import psutil
+
+from nbddp.run import mirrors
 from nbddp.run.block import BAR, Piece, Print, block
-from nbddp.run.collect import Display, RankOutput, Text
+from nbddp.run.collect import LIVE_WIDTH, Display, RankOutput, Text
+from nbddp.run.region import Region, can_draw
+from nbddp.run.widgets import Reflect
 
 LIVE_LINES = 20
 LIVE_EVERY = 0.04  # seconds between two updates of the live view
+DRAW_EVERY = 0.1  # seconds between two drawings of a terminal's last rows
+TELL_AFTER = 10.0  # seconds
 QUIET = 2.0  # seconds without a line before the live view says that ranks are running
 
 
@@ -31,6 +41,11 @@ class Screen(Protocol):
     def line(self, rank: int, stream: str, text: str) -> None: ...
     def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None: ...
     def finish(self, outputs: Sequence[RankOutput]) -> None: ...
+    def ready(self) -> None:
+        """Nothing is waited for any more, and others may print."""
+
+    def reflects(self) -> Reflect | None:
+        """What makes the widgets of ranks appear here; None where only words can."""
 
 
 class Silent:
@@ -45,10 +60,16 @@ class Silent:
     def say(self, text: str) -> None:
         pass
 
+    def ready(self) -> None:
+        pass
+
     def line(self, rank: int, stream: str, text: str) -> None:
         pass
 
     def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
+        return None
+
+    def reflects(self) -> Reflect | None:
         return None
 
     def finish(self, outputs: Sequence[RankOutput]) -> None:
@@ -68,7 +89,13 @@ class Late(Silent):
         self._screen.line(rank, stream, text)
 
     def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
+        if not self._open and any(out.views for out in outputs):
+            self._open = True
+            self._screen.start()
         return self._screen.refresh(outputs, status) if self._open else None
+
+    def reflects(self) -> Reflect | None:
+        return self._screen.reflects()
 
     def finish(self, outputs: Sequence[RankOutput]) -> None:
         if self._open or any(out.items for out in outputs):
@@ -76,32 +103,71 @@ class Late(Silent):
 
 
 class Terminal:
-    """Prints labelled lines as they come; results and figures at the end."""
+    """Prints labelled lines as they come; results and figures at the end. Below them, where rows can be drawn again:
+    what is waited for, lines that change, and where silent ranks are."""
+
+    def __init__(self, region: Region | None = None):
+        """region: where rows can be drawn again; None: nowhere, as in a file."""
+        self._region = region
+        self._next = 0.0
+        self._began = self._last_line = time.monotonic()
+        self._told_after = TELL_AFTER  # seconds without a line after which a file is told where the ranks are
 
     def start(self) -> None:
-        pass
+        self._began = self._last_line = time.monotonic()
+        self._told_after = TELL_AFTER
 
     def progress(self, text: str) -> None:
-        pass
+        if self._region is not None:
+            self._region.draw(self._region.wrapped(f"nbddp: {text} …"))
+            self._next = 0.0
+
+    def ready(self) -> None:
+        if self._region is not None:
+            self._region.clear()
 
     def say(self, text: str) -> None:
+        self.ready()
         print(text, flush=True)
 
     def line(self, rank: int, stream: str, text: str) -> None:
+        self.ready()
         print(f"rank {rank}{BAR}{text}", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
+        self._last_line = time.monotonic()
 
     def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
+        now = time.monotonic()
+        silent = now - self._last_line
+        if self._region is None:
+            if silent >= self._told_after:
+                self._told_after *= 2
+                print(f"{status} · {now - self._began:.0f} s", file=sys.stderr, flush=True)
+            return self._told_after - silent
+        if now < self._next:
+            return self._next - now
+        rows = [f"rank {o.rank}{BAR}{line}" for o in outputs for line in o.moving()]
+        if silent > QUIET:
+            rows += self._region.wrapped(f"{status} · {now - self._began:.0f} s")
+        self._region.draw(rows)
+        self._next = now + DRAW_EVERY
+        return DRAW_EVERY if rows else max(DRAW_EVERY, QUIET - silent)
+
+    def reflects(self) -> None:
         return None
 
     def finish(self, outputs: Sequence[RankOutput]) -> None:
+        self.ready()
         for out in outputs:
             for item in out.items:
                 if isinstance(item, Display):
+                    if item.told:
+                        continue
                     mark = " Out" if item.kind == "result" else ""
                     for text in str(item.data.get("text/plain", "")).splitlines():
                         print(f"rank {out.rank}{mark}{BAR}{text}")
-                elif isinstance(item, Text) and item.open_line:
-                    self.line(out.rank, item.stream, item.open_line)
+                elif isinstance(item, Text):
+                    for stream, line in item.open_lines():
+                        self.line(out.rank, stream, line)
 
 
 class Notebook:
@@ -128,12 +194,19 @@ class Notebook:
         self.start()
         self._publish(f"nbddp: {text} …", update=True)
 
+    def ready(self) -> None:
+        if self._shown:
+            self._publish("", update=True)
+
+    def reflects(self) -> Reflect | None:
+        return mirrors.reflect if mirrors.can_reflect() else None
+
     def say(self, text: str) -> None:
         """A line that stays."""
         print(text, flush=True)
 
     def line(self, rank: int, stream: str, text: str) -> None:
-        self._lines.append(f"rank {rank}{' stderr' * (stream == 'stderr')}{BAR}{text}")
+        self._lines.append(f"rank {rank}{' stderr' * (stream == 'stderr')}{BAR}{text[:LIVE_WIDTH]}")
         del self._lines[:-LIVE_LINES]
         self._last_line = time.monotonic()
 
@@ -150,13 +223,12 @@ class Notebook:
         return 1.0 if now - self._began > QUIET else QUIET - (now - self._began)
 
     def finish(self, outputs: Sequence[RankOutput]) -> None:
-        if self._shown:
-            self._publish("", update=True)
+        self.ready()
         for piece in block(outputs):
             self._emit(piece)
 
     def _text(self, outputs: Sequence[RankOutput], status: str, now: float) -> str:
-        bars = [f"rank {o.rank}{BAR}{line}" for o in outputs for line in o.open_lines()]
+        bars = [f"rank {o.rank}{BAR}{line}" for o in outputs for line in o.moving()]
         rows = [*self._lines, *bars]
         if status:
             rows.append(f"{status} · {now - self._began:.0f} s")
@@ -180,5 +252,34 @@ class Notebook:
 def for_shell(shell: Any | None) -> Screen:
     """The screen that fits: a notebook's kernel, IPython in a terminal, or plain Python."""
     if shell is not None and getattr(shell, "kernel", None) is not None:
-        return Notebook(shell)
-    return Terminal()
+        console = of_console()
+        return Notebook(shell) if console is None else Terminal(Region(size=console))
+    return Terminal(Region() if can_draw(sys.stdout) else None)
+
+
+@functools.cache
+def of_console() -> Callable[[], tuple[int, int]] | None:
+    """The size of the terminal of `jupyter console`, where this process is a kernel that it has started; else None.
+
+    A console shows no update of a display, and nothing in its messages says what it is.
+    """
+    try:
+        parent = psutil.Process().parent()
+        words = [Path(word).name for word in parent.cmdline()[:4]] if parent is not None else []
+        terminal = parent.terminal() if parent is not None else None
+    except psutil.Error:  # it has ended, or is another user's
+        return None
+    return (lambda: size_of(terminal)) if {"jupyter-console", "jupyter_console"} & set(words) else None
+
+
+def size_of(terminal: str | None) -> tuple[int, int]:
+    """Columns and lines of a terminal, by its device; 80 × 24 where that is not known."""
+    try:
+        descriptor = os.open(terminal or "", os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK)
+    except OSError:  # there is none, or it has been closed
+        return 80, 24
+    try:
+        columns, lines = os.get_terminal_size(descriptor)
+    finally:
+        os.close(descriptor)
+    return columns, lines

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from nbddp.errors import PoolNotRunning, RankStatus, RunFailed
 from nbddp.plan.request import Request
 from nbddp.plan.topology import rank_words
-from nbddp.run import outcome, supervise
+from nbddp.run import outcome, supervise, widgets
 from nbddp.run.collect import RankOutput
 from nbddp.run.deadlock import Deadlock
 from nbddp.run.ending import Ending, Places
@@ -29,14 +29,16 @@ from nbddp.run.outcome import Ended
 from nbddp.run.positions import Position
 from nbddp.run.screen import Screen, Silent
 from nbddp.run.watch import Asked, RankWatcher
+from nbddp.run.widgets import Widgets
 
 OUTCOME = "nbddp_outcome"
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
 LONG = 0.1  # seconds after which a run is worth telling others about
+FILES_HELD = 256  # ranks whose output files stay open while a run goes on
 ATTEMPTS = 3  # how often a run that exceptions from elsewhere disturb is taken to its end
 LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a rank that died: the agent tells of
 # the death by a shorter way than output comes, and only outcomes are known to come after it
-SHOWN = ("stream", "display_data", "execute_result", "update_display_data", "clear_output")
+SHOWN = ("stream", "nbddp_streams", "display_data", "execute_result", "update_display_data", "clear_output")
 
 
 class Workers(Places, Asked, Protocol):
@@ -45,8 +47,9 @@ class Workers(Places, Asked, Protocol):
     def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None: ...
     def interrupt(self, ranks: Sequence[int]) -> None: ...
     def kill(self, ranks: Sequence[int]) -> None: ...
-    def release(self, ranks: Sequence[int], run: int) -> None: ...
-    def written(self, rank: int) -> Mapping[str, tuple[int, str]]: ...
+    def expect(self, rank: int) -> bool: ...
+    def release(self, ranks: Sequence[int], run: int, then: Mapping[str, Any]) -> None: ...
+    def written(self, ranks: Sequence[int]) -> Mapping[int, Mapping[str, tuple[int, str]]]: ...
 
 
 class Run:
@@ -66,22 +69,37 @@ class Run:
         screen: Screen,
         timed_from: float | None = None,
         most: int = LIMIT,
+        after: Run | None = None,
+        widgets: Widgets | None = None,
     ):
         """timed_from: when `timeout` began (time.monotonic()); None: when the run does. most: bytes of each rank's
-        output that are kept."""
+        output that are kept. after: the run whose freed ranks carry this one out without being asked (`then`).
+        widgets: those that the ranks have made so far."""
+        self.widgets = widgets or Widgets()
+        self.widgets.begin()
         self.request, self._timed_from = request, timed_from
         self.workers, self.specs, self.number, self.screen = workers, dict(specs), number, screen
-        self.outputs = {r: RankOutput(r, logs / f"rank{r}.log", most) for r in specs}
+        self.outputs = {r: RankOutput(r, logs / f"rank{r}.log", most, len(specs) <= FILES_HELD) for r in specs}
+        for out in self.outputs.values():
+            out.said = self.widgets.words
+        self.earlier: dict[int, list[Path]] = {}  # rank → files of what is shown under this run and was printed before
         self.shown = [r for r in self.outputs if request.show is None or r in request.show]
         self.ended: dict[int, Ended] = {}
         self.stops: tuple[float, ...] = ()
-        self.events: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[tuple[str, int, Any]] = after.later if after else queue.SimpleQueue()
+        self.later: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
+        self.next_request: Callable[[], Mapping[str, Any]] = dict  # what freed ranks are to do next, unasked
+        self.then: Mapping[str, Any] = {}
+        self.goes_on: set[int] = set()  # ranks that have ended the run and do that
+        self._asked_before = frozenset(after.goes_on) if after else frozenset[int]()
+        self.aside: Callable[[int, str, dict[str, Any]], None] | None = None  # given what is printed, if nobody sees it
         self.when_sent: Callable[[], None] = lambda: None
         self.when_long: Callable[[], None] = lambda: None
         self.noted = False
         self.stuck: dict[int, dict[str, Any]] = {}
         self.world_size = max((int(s["env"]["WORLD_SIZE"]) for s in specs.values() if "env" in s), default=len(specs))
         self.ended_by = ""
+        self.regrouped = ""
         self.watcher = RankWatcher(
             workers, list(specs), self.ended, lambda rank, what: self.events.put(("place", rank, what)),
             run=number, world_size=self.world_size, hang_after=request.hang_after,
@@ -103,12 +121,28 @@ class Run:
     def hear(self, rank: int, message: dict[str, Any]) -> None:
         """An iopub message of this run."""
         kind = message["header"]["msg_type"]
-        if kind == OUTCOME or kind in SHOWN:
+        next_one = kind == OUTCOME and message["content"].get("run") == self.then.get("run", -1)
+        if rank in self.goes_on or next_one:  # the run's own outcome may be lost, and come by `repeat`
+            self.later.put((kind, rank, message))
+        elif self.aside is not None and kind in SHOWN:
+            self.aside(rank, kind, message["content"])
+        elif kind == OUTCOME or kind in SHOWN or kind in widgets.KINDS:
             self.events.put((kind, rank, message))
+            if kind == OUTCOME and message["content"].get("then"):
+                self.goes_on.add(rank)
 
     def worker_exited(self, rank: int, event: dict[str, Any]) -> None:
         if rank in self.specs:  # one that has no part in this run is replaced before the next
             self.events.put(("exit", rank, event))
+
+    def regroup(self, why: str) -> None:
+        """End the run as Stop does, because the pool's nodes change: the cell is to begin again on those there are."""
+        self.regrouped = self.regrouped or why
+        self.events.put(("stop", -1, time.monotonic()))
+
+    def tell(self, words: str) -> None:
+        """A line for the user that is none of a rank's."""
+        self.events.put(("say", -1, words))
 
     def never_reached(self, rank: int) -> None:
         """The request was lost with the connection that it was given to."""
@@ -135,6 +169,7 @@ class Run:
         self._drain()
         self._fill_in()
         try:
+            self._settle_widgets()
             self.screen.finish([self.outputs[r] for r in self.shown])
         finally:
             for out in self.outputs.values():
@@ -148,6 +183,9 @@ class Run:
         unsent, source, buffers = list(self.specs), self.request.source, list(self.request.buffers)
         try:
             while unsent:
+                if unsent[0] in self._asked_before:
+                    self.workers.expect(unsent.pop(0))
+                    continue
                 self.workers.send(unsent[0], self.specs[unsent[0]], self.hear, source, buffers)
                 del unsent[0]
         finally:
@@ -190,7 +228,7 @@ class Run:
             failed_at=min(bad, default=None),
             stops=self.stops,
             hung_since=self.watcher.hung_since,
-            all_hung=self.watcher.all_hung,
+            all_hung=self.watcher.all_hung or self.watcher.all_held,
             hang_after=self.request.hang_after,
             deadline=None if self.request.timeout is None else (self._timed_from or self._began) + self.request.timeout,
             interrupted_at=self._interrupted_at,
@@ -237,14 +275,14 @@ class Run:
 
     def _fill_in(self) -> None:
         """What ranks that died had written, and their messages did not bring."""
-        for rank, ended in self.ended.items():
-            if ended.status in outcome.GONE:
-                for stream, (start, text) in self.workers.written(rank).items():
-                    came = self.outputs[rank].received[stream]
-                    lost = f"\n… {start - came} characters are lost here …\n" * (start > came)
-                    missing = lost + text[max(0, came - start) :]
-                    if missing:
-                        self._printed(rank, "stream", {"name": stream, "text": missing})
+        gone = [rank for rank, ended in self.ended.items() if ended.status in outcome.GONE]
+        for rank, written in (self.workers.written(gone) if gone else {}).items():
+            for stream, (start, text) in written.items():
+                came = self.outputs[rank].received[stream]
+                lost = f"\n… {start - came} characters are lost here …\n" * (start > came)
+                missing = lost + text[max(0, came - start) :]
+                if missing:
+                    self._printed(rank, "stream", {"name": stream, "text": missing})
 
     def _handle(self, kind: str, rank: int, what: Any) -> None:
         if kind == "stop":
@@ -255,8 +293,15 @@ class Run:
             self._lets_through(rank, what)
         elif kind == "exit":
             self._died(rank, what)
+        elif kind == "say":
+            self.screen.say(what)
         elif kind == OUTCOME:
             self._came_out(rank, what)
+        elif kind in widgets.KINDS:
+            self.widgets.take(rank, kind, what["content"], what["buffers"])
+            self.outputs[rank].take(kind, what["content"])  # what an Output widget takes in
+            if widgets.may_end_bar(kind, what["content"]):
+                self._end_bars(rank)
         else:
             self._printed(rank, kind, what["content"])
 
@@ -287,6 +332,7 @@ class Run:
             self.watcher.soon()
         if self.ended[rank].own_interrupt:
             self._output_until = time.monotonic() + supervise.STOP_COMES
+        self._ask_next(rank)
 
     def _verdict(self, rank: int, said: str, process: str) -> RankStatus:
         stopped = self._interrupted_at is not None or (self.stops and said == "interrupt")
@@ -299,6 +345,29 @@ class Run:
         for stream, line in self.outputs[rank].take(kind, content):
             if rank in self.shown:
                 self.screen.line(rank, stream, line)
+        if kind in widgets.SHOWING:
+            self._end_bars(rank, 1)
+
+    def _end_bars(self, rank: int, newest: int = 0) -> None:
+        """A bar that is over is a line like any other; one that was closed is gone. newest: look at so many alone."""
+        out = self.outputs[rank]
+        for shown in [v for v in out.views[-newest:] if self.widgets.is_over(v.data)]:
+            out.views.remove(shown)
+            if rank in self.shown:
+                shown.told = True
+                for line in (self.widgets.words(shown.data) or "").splitlines():
+                    self.screen.line(rank, "stdout", line)
+
+    def _settle_widgets(self) -> None:
+        """What stays of the widgets that were shown."""
+        shown = {rank: out.shown_widgets() for rank, out in self.outputs.items()}
+        if not any(shown.values()):
+            return
+        reflect = self.screen.reflects()
+        for rank, bundles in shown.items():
+            how = reflect if rank in self.shown else None
+            self.outputs[rank].settle(lambda data, how=how: self.widgets.settled(data, how))  # type: ignore[misc]
+            self.widgets.drop_bars(bundles)
 
     # -- the ladder ----------------------------------------------------------------------
 
@@ -318,8 +387,20 @@ class Run:
 
     def _release(self, action: supervise.Release) -> None:
         self.screen.progress(f"freeing {rank_words(action.ranks)}")
-        self.workers.release(action.ranks, self.number)
+        self.then = self.next_request()
+        self.workers.release(action.ranks, self.number, self.then)
         self._released = True
+        for rank in self.ended:
+            self._ask_next(rank)
+        self._next_through = time.monotonic() + supervise.PATIENCE / 2  # most are free long before
+
+    def _ask_next(self, rank: int) -> None:
+        """Have a rank that has failed, and left before it was to be freed, do what the freed ones do unasked."""
+        ended = self.ended[rank]
+        lives = not ended.well and ended.status not in outcome.GONE and not ended.content.get("broken")
+        if self.then and lives and rank not in self.goes_on and ended.content.get("group", {}).get("touched"):
+            self.goes_on.add(rank)
+            self.workers.send(rank, {**self.then, "through": True}, self.hear, "", [])
 
     def _ask_through_if_due(self) -> float | None:
         """Ask the ranks that are to free themselves whether they let a message through first; seconds to the next."""
@@ -340,7 +421,7 @@ class Run:
 
     def _replace(self, action: supervise.Replace) -> None:
         self.ended_by = self.ended_by or supervise.STOPPED
-        self.screen.progress(f"replacing {rank_words(action.ranks)}")
+        self.screen.progress(f"ending {rank_words(action.ranks)}")
         self._replaced = True
         self._interrupted_at = self._interrupted_at or time.monotonic()  # what ends from here on, we have ended
         self.workers.kill(action.ranks)

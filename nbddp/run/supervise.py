@@ -28,9 +28,9 @@ FAILED, STOPPED, HUNG, LATE = "failed", "stopped", "hung", "late"
 @dataclass(frozen=True)
 class RunState:
     """`running`: ranks without an outcome. `failed_at`: time of the first failure or death. `hung_since`: since
-    when the same deadlock stands; `all_hung`: every running rank is part of it. `deadline`: when the run
-    must have ended. `through_at`: when a rank said last that it lets a message through before it frees itself.
-    `output_until`: till when output of a rank that died may still arrive. The rest: what was
+    when the same deadlock stands; `all_hung`: every running rank is part of it, or is held by ranks that have left the
+    run. `deadline`: when the run must have ended. `through_at`: when a rank said last that it lets a message through
+    before it frees itself. `output_until`: till when output of a rank that died may still arrive. The rest: what was
     done already."""
 
     now: float
@@ -100,7 +100,8 @@ def next_action(state: RunState) -> Action:
         return Interrupt(state.running, why) if state.now >= due else Wait(due - state.now)
     since = state.now - state.interrupted_at
     if not state.released:
-        return Release(state.running) if since >= RELEASE_AFTER else Wait(RELEASE_AFTER - since)
+        left = RELEASE_AFTER * (not state.all_hung) - since  # an interrupt alone ends no call that is blocked
+        return Release(state.running) if left <= 0 else Wait(left)
     left = PATIENCE - since if state.through_at is None else state.through_at + PATIENCE - state.now
     return Replace(state.running) if left <= 0 else Wait(left)
 
@@ -121,10 +122,12 @@ def group_is_broken(ends: dict[int, RankStatus], groups: dict[int, dict[str, obj
 
     ends: rank → its verdict (`run.outcome`).
     groups: rank → {"run", "sequence"}: when the group was made and how many collectives it
-        has seen. Ranks that all failed at the same point of the program still agree.
+        has seen; "silenced": the rank has shut connections to a silent host. Ranks that all failed at the same point of
+        the program still agree.
     """
     if all(end == RankStatus.FINISHED for end in ends.values()):
         return False
-    if any(end in SPOILS for end in ends.values()) or len(groups) < len(ends):
+    silenced = any(g.get("silenced") for g in groups.values())
+    if silenced or any(end in SPOILS for end in ends.values()) or len(groups) < len(ends):
         return True
     return len({(g["run"], g["sequence"]) for g in groups.values()}) > 1

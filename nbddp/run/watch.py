@@ -18,6 +18,7 @@ from nbddp.run.positions import Position, position_of
 
 # what is said of a rank that has left while others are still at work
 GONE_AS = {RankStatus.ENDED: RankStatus.FINISHED, RankStatus.FAILED: RankStatus.FAILED}
+ANSWERS = (RankStatus.FINISHED, RankStatus.FAILED)  # what ranks may be that have left and can still be asked
 FIRST = 0.15  # seconds until the first question where the ranks are
 LOOK_EVERY = 0.5  # seconds between two questions
 AGAIN = 0.05  # seconds until the second look after a failure
@@ -63,6 +64,8 @@ class RankWatcher:
         self.proven = False
         self._round = Round()
         self._quiet = Quiet()
+        self._held: set[int] = set()
+        self._words: tuple[tuple[int, ...], str] = (), ""  # of the running ranks, until one moves
         self._owing: set[int] = set()  # ranks that have not answered the last question to them
         self._idle: set[int] = set()
         self._next = self._assessed_at = 0.0
@@ -75,6 +78,11 @@ class RankWatcher:
     def all_hung(self) -> bool:
         """Whether every rank that is still at work is part of the deadlock."""
         return self.deadlock is not None and set(self.deadlock.ranks) >= set(self.running)
+
+    @property
+    def all_held(self) -> bool:
+        """Whether every rank that is still at work waits for ranks that have left, one of which has failed."""
+        return bool(self._held) and self._held >= set(self.running)
 
     # -- looking ------------------------------------------------------------------------------
 
@@ -103,13 +111,15 @@ class RankWatcher:
     def look(self, names: bool = False) -> float:
         """Ask every living rank where it is, and with `names` for all that a report needs; until when to wait for the
         answers (time.monotonic())."""
-        asked = [r for r in self._ranks if r not in self._ended or self._ended[r].status == outcome.FINISHED]
+        asked = [r for r in self._ranks if r not in self._ended or self._ended[r].status in ANSWERS]
+        if not names:
+            asked = [r for r in asked if r not in self._held] or asked  # what was seen of these lasts
         blocked = any(p.state == RankStatus.BLOCKED for p in self.positions.values())
-        suspect = names or blocked or len(asked) < len(self._ranks)
+        suspect = names or blocked or self._has_failed()
         deep = names or self.deadlock is not None or self._has_failed()  # the run may be ended any moment
         number, now = self._round.number + 1, time.monotonic()
         until = now + ANSWER_TIME + ANSWER_EACH * len(asked)
-        self._round = Round(number, set(asked), {}, until, now, self._round.at, deep)
+        self._round = Round(number, set(asked), {}, until, now, self._round.at, deep, tuple(asked))
         self._next = now + self._every()
         question = {"op": "stack" if deep else "where", "run": self._run, "history": suspect, "names": deep}
         now_asked = asked if names else [r for r in asked if r not in self._owing]  # a rank that is slow gets no queue
@@ -122,7 +132,8 @@ class RankWatcher:
         if self._round.names:
             if self._round.open:
                 return self._round.until
-            if self._round.whole and time.monotonic() - self._round.at < (LOOK_EVERY * 2 if self.all_hung else FRESH):
+            stays = self.all_hung or self.all_held
+            if self._round.whole and time.monotonic() - self._round.at < (LOOK_EVERY * 2 if stays else FRESH):
                 return 0.0
         return self.look(names=True)
 
@@ -150,11 +161,17 @@ class RankWatcher:
         self._assessed_at = time.monotonic()
         elapsed = this.at - this.before if this.before else float("inf")
         for rank in self._ranks:
-            self._place(rank, this.answers.get(rank), elapsed)
+            if rank in this.ranks or rank in self._ended:
+                self._place(rank, this.answers.get(rank), elapsed)
         self._have_repeated({r for r in self.running if (this.answers.get(r) or {}).get("idle")})
         for rank in range(self._world_size):
             self.positions.setdefault(rank, Position(rank, RankStatus.ABSENT))
         self._quiet.note(self.positions, self.running, time.monotonic())
+        self._words = (), ""
+        left = [r for r in self._ended if _has_left(this.answers.get(r))]
+        self._held = deadlock.held(self.positions, left) if self._has_failed() else set()
+        if self.all_held and self.deadlock is None:
+            return  # the run is ended now, for the failure
         found = deadlock.diagnose(self.positions)
         if self.proven and found is None:
             return  # a rank was only too busy to say once more where it is
@@ -166,12 +183,14 @@ class RankWatcher:
 
     def _place(self, rank: int, facts: dict[str, Any] | None, elapsed: float) -> None:
         before, ended = self.positions.get(rank), self._ended.get(rank)
-        if facts is not None:
-            self.facts[rank] = facts
         if ended is not None and ended.status != outcome.FINISHED:
             gone = GONE_AS.get(ended.status, RankStatus.DIED)
-            self.positions[rank] = replace(before or Position(rank, gone), state=gone, call=None)
-        elif facts is None and self.deadlock is not None and rank in self.deadlock.ranks:
+            last = position_of(rank, facts, before, elapsed) if _has_left(facts) else before
+            self.positions[rank] = replace(last or Position(rank, gone), state=gone, call=None)
+            return
+        if facts is not None:
+            self.facts[rank] = facts
+        if facts is None and self.deadlock is not None and rank in self.deadlock.ranks:
             pass  # it is slow to answer: a deadlock that was proven stands until a rank says that it has moved on
         else:
             self.positions[rank] = position_of(rank, facts, before, elapsed)
@@ -186,13 +205,19 @@ class RankWatcher:
 
     def status(self) -> str:
         """`running: rank 2 (cell line 5); ranks 0–1 (cell line 9, waiting in all_reduce #3 for rank 2)`."""
+        running = self.running
+        if self._words[0] != running:
+            self._words = running, self._where_words(running)
+        return "; ".join([self._words[1], *self._quiet_words()])
+
+    def _where_words(self, running: Sequence[int]) -> str:
         at: dict[str, list[int]] = {}
-        for r in self.running:
+        for r in running:
             p = self.positions.get(r)
             words = [] if p is None else [p.where, deadlock.waiting_words(p, self.positions)]
             at.setdefault(", ".join(w for w in words if w), []).append(r)
         parts = [f"{rank_words(ranks)} ({where})" if where else rank_words(ranks) for where, ranks in at.items()]
-        return "running: " + "; ".join([*parts, *self._quiet_words()])
+        return "running: " + "; ".join(parts)
 
     def _quiet_words(self) -> list[str]:
         """After a while in which every rank seems to wait: what cannot be known is said, and never ended."""
@@ -201,6 +226,11 @@ class RankWatcher:
         if self.deadlock is not None or seconds < most:
             return []
         return [f"nothing has moved for {seconds:.0f} s; Stop frees the ranks"]
+
+
+def _has_left(facts: Mapping[str, Any] | None) -> bool:
+    """Whether a rank answered that it has ended the run and that nothing on it goes on."""
+    return facts is not None and bool(facts.get("idle") and facts.get("begun", True) and not facts.get("acts"))
 
 
 @dataclass
@@ -233,6 +263,7 @@ class Round:
     at: float = 0.0
     before: float = 0.0
     names: bool = False  # whether all was asked that a report needs
+    ranks: tuple[int, ...] = ()  # that were asked
     whole: bool = False  # whether all that were asked have answered
 
     @property

@@ -60,8 +60,6 @@ SEAMS = (
     Seam("shards of DTensors", TORCH, "memory counts a sharded tensor as a whole one"),
     Seam("parts of sparse tensors", TORCH, "sparse tensors are coalesced before they are compared"),
     Seam("import of the compiler", TORCH, "the first DDP(model) on each rank takes seconds"),
-    Seam("captured output", IPYKERNEL, "last words of C++ in a dying process can be lost"),
-    Seam("text not yet sent", IPYKERNEL, "every cell ends by waiting for a flush"),
     Seam("status messages", IPYKERNEL, "messages per rank and cell that nobody needs, which cost time"),
     Seam("interrupt of an await", IPYKERNEL, "Stop may not end a cell with a top-level await"),
     Seam("topics of messages", IPYKERNEL, "outcomes are sent under a topic of our own"),

@@ -7,10 +7,7 @@ subclass, and `OVERRIDES` lists it.
 from __future__ import annotations
 
 import inspect
-import os
-import select
 import sys
-import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +15,8 @@ from typing import Any, ClassVar
 
 # Methods and attributes of ipykernel's kernel that `worker.kernel.WorkerKernel` overrides or calls
 OVERRIDES = ("_publish_status", "_cancel_on_sigint", "_supports_kernel_subshells", "_topic")
-LEAVE_SECONDS = 0.005
 # What a seam of `nbddp.seams` needs, as module:attribute; the others are tried alone
 NAMES = {
-    "captured output": ("ipykernel.iostream:OutStream._watch_pipe_fd",),
     "status messages": ("ipykernel.kernelbase:Kernel._publish_status",),
     "interrupt of an await": ("ipykernel.ipkernel:IPythonKernel._cancel_on_sigint",),
     "topics of messages": (
@@ -29,15 +24,6 @@ NAMES = {
         "ipykernel.kernelbase:Kernel._topic",
     ),
 }
-READ_BY_WATCH = {"_fid", "_should_watch", "_original_stdstream_copy", "_exc"}
-
-
-# -- ipykernel's output streams -----------------------------------------------------------------
-
-
-def captured_pipe(stream: Any) -> int | None:
-    """The read end of the pipe into which C++ and subprocesses write; None where descriptors are not captured."""
-    return getattr(stream, "_fid", None)
 
 
 @contextmanager
@@ -59,74 +45,14 @@ def unlisted_modules() -> Iterator[None]:
         ipkernel.sys = sys
 
 
-def may_hold_text(stream: Any) -> bool:
-    """Whether a stream may have text that was not sent; True where it does not tell."""
-    return bool(getattr(stream, "_buffers", True))
-
-
-def flush_text() -> None:
-    """Have ipykernel's streams be flushed only where they hold text. A flush wakes another thread and waits for it, and
-    ipykernel asks for four after each message; what is sent afterwards comes after the text of before in any case."""
-    from ipykernel.iostream import OutStream
-
-    if OutStream.flush.__qualname__ != _flushing.__name__:
-        OutStream.flush = _flushing(OutStream.flush)
-
-
-def _flushing(theirs: Callable[[Any], None]) -> Callable[[Any], None]:
-    def flush(stream: Any) -> None:
-        if may_hold_text(stream):
-            theirs(stream)
-
-    flush.__qualname__ = _flushing.__name__
-    return flush
-
-
-def watch_pipes() -> bool:
-    """Have ipykernel's streams read captured descriptors as `_watch` does; before they are made. False, and nothing is
-    changed, where ipykernel's own way does not use the names that ours needs."""
-    from ipykernel.iostream import OutStream
-
-    theirs = getattr(OutStream, "_watch_pipe_fd", None)
-    if theirs is not None and (theirs is _watch or set(theirs.__code__.co_names) >= READ_BY_WATCH):
-        OutStream._watch_pipe_fd = _watch
-        return True
-    return False
-
-
-def _watch(stream: Any) -> None:
-    """The thread of one captured descriptor: ipykernel's `OutStream._watch_pipe_fd`, but for the pause."""
-    if stream._fid is None:
-        return
-    try:
-        while True:
-            select.select([stream._fid], [], [])
-            time.sleep(LEAVE_SECONDS)
-            while select.select([stream._fid], [], [], 0)[0]:
-                stream.has_in_hand = True
-                data = os.read(stream._fid, 1 << 16)
-                if not data or not stream._should_watch:
-                    return
-                stream.write(data.decode(errors="replace"))
-                stream.has_in_hand = False
-                os.write(stream._original_stdstream_copy, data)
-    except Exception:
-        stream._exc = sys.exc_info()  # where ipykernel looks for it
-    finally:
-        stream.has_in_hand = False
-
-
-def tells_in_hand(stream: Any) -> bool:
-    """Whether `has_in_hand` can be believed: descriptors are not captured, or `_watch` reads them."""
-    return captured_pipe(stream) is None or getattr(type(stream), "_watch_pipe_fd", None) is _watch
-
-
-def has_in_hand(stream: Any) -> bool:
-    """Whether the thread of a captured descriptor has taken what it has not written down yet."""
-    return bool(getattr(stream, "has_in_hand", False))
-
-
 # -- ipykernel's kernel -------------------------------------------------------------------------
+
+
+def kernel_of_engine() -> Any:
+    """The kernel of the engine that this process is."""
+    from ipykernel.kernelapp import IPKernelApp
+
+    return IPKernelApp.instance().kernel
 
 
 def topic(kernel: Any, name: str) -> bytes:

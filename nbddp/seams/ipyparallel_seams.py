@@ -21,6 +21,7 @@ NEEDED = (
 CLOSING_TIME = 2.0  # seconds
 Receive = Callable[[list[Any]], None]
 Hear = Callable[[dict[str, Any]], None]  # a message
+Noticed = Callable[[str], None]  # the stream on which the hub has said something
 Dropped = Callable[[str, list[Any], BaseException], None]  # stream, frames, what was wrong with them
 # What a seam of `nbddp.seams` needs, as module:attribute
 NAMES = {
@@ -52,16 +53,16 @@ class Outbox:
         self._waiting: deque[tuple[Any, dict[str, Any], bytes, Sequence[bytes]]] = deque()
         self._called = False
 
-    def request(self, rank: int, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
-        """Over the rank's shell channel."""
-        self._put(self._client._mux_stream, rank, message, buffers)
+    def request(self, engine: str, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
+        """Over the shell channel of the engine with this uuid."""
+        self._put(self._client._mux_stream, engine, message, buffers)
 
-    def question(self, rank: int, message: dict[str, Any]) -> None:
-        """Over the rank's control channel."""
-        self._put(self._client._control_stream, rank, message, ())
+    def question(self, engine: str, message: dict[str, Any]) -> None:
+        """Over its control channel."""
+        self._put(self._client._control_stream, engine, message, ())
 
-    def _put(self, stream: Any, rank: int, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
-        self._waiting.append((stream, message, self._client._engines[rank].encode(), buffers))
+    def _put(self, stream: Any, engine: str, message: dict[str, Any], buffers: Sequence[bytes]) -> None:
+        self._waiting.append((stream, message, engine.encode(), buffers))
         if not self._called:
             self._called = True
             self._client._io_loop.add_callback(self._send)
@@ -75,6 +76,11 @@ class Outbox:
         finally:
             if self._waiting:  # of what could not be sent the loop tells
                 self._client._io_loop.add_callback(self._send)
+
+
+def ask_hub(client: Any) -> None:
+    """Have the hub answer something, on the stream `query`."""
+    client._io_loop.add_callback(client.session.send, client._query_stream, "connection_request", content={})
 
 
 def unregister(client: Any, rank: int) -> None:
@@ -111,9 +117,9 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def guard(client: Any, hear: Hear, dropped: Dropped) -> dict[str, Receive]:
+def guard(client: Any, hear: Hear, dropped: Dropped, noticed: Noticed = lambda stream: None) -> dict[str, Receive]:
     """A receiver per stream of the client's that never raises: what it cannot read it gives to `dropped`. What ranks
-    publish and answer goes to `hear`.
+    publish and answer goes to `hear`. `noticed` is called when the client has read what the hub has said.
 
     An exception in a receiver leaves pyzmq's stream without a look at what is queued behind the message; the
     descriptor it waits at tells of new messages only to one who has taken all, so the stream is deaf for good. And
@@ -124,10 +130,17 @@ def guard(client: Any, hear: Hear, dropped: Dropped) -> dict[str, Receive]:
         _, message = client.session.feed_identities(frames, copy=False)
         hear(client.session.deserialize(message, content=True, copy=False))
 
+    def noticing(stream: str, dispatch: Receive) -> Receive:
+        def receive(frames: list[Any]) -> None:
+            dispatch(frames)
+            noticed(stream)
+
+        return receive
+
     dispatch = {
         "iopub": read,
-        "notification": client._dispatch_notification,
-        "query": client._dispatch_single_reply,
+        "notification": noticing("notification", client._dispatch_notification),
+        "query": noticing("query", client._dispatch_single_reply),
         "control": read,
         "mux": client._dispatch_reply,
         "task": client._dispatch_reply,

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -71,8 +71,8 @@ class StrangersRanks(RankConnection):
 
         super().send(rank, spec, hear_outcomes, code, buffers)
 
-    def written(self, rank: int) -> dict[str, tuple[int, str]]:
-        return dict.fromkeys(copies.STREAMS, (0, ""))
+    def written(self, ranks: Sequence[int]) -> dict[int, dict[str, tuple[int, str]]]:
+        return {rank: dict.fromkeys(copies.STREAMS, (0, "")) for rank in ranks}
 
 
 class StrangersPool(Pool):
@@ -85,10 +85,10 @@ class StrangersPool(Pool):
         super().__init__(nproc=nproc, device="cpu", agent=agent, oversubscribe=True)
         self._bounding = agent
 
-    def _warm_agent(self, progress: Callable[[str], None]) -> dict[str, Any]:
+    def _have_agent(self) -> None:
         if not self._bounding.alive:
             raise PoolNotRunning("the process that starts the ranks has ended")
-        return super()._warm_agent(progress)
+        super()._have_agent()
 
 
 def exercises() -> dict[str, Exercise]:

@@ -73,6 +73,19 @@ class Findings:
         return f"{before}{self.table()._repr_html_()}{after}"
 
 
+@dataclass(frozen=True)
+class Together:
+    """Several things to show, one below the other."""
+
+    parts: Sequence[Any]
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(repr, self.parts))
+
+    def _repr_html_(self) -> str:
+        return "<hr>".join(part._repr_html_() for part in self.parts)
+
+
 def _machine(found: Mapping[str, Any]) -> str:
     gpus: Sequence[str] = found["gpus"]
     names = ", ".join(dict.fromkeys(gpus))

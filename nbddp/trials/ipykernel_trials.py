@@ -7,59 +7,12 @@ its class.
 from __future__ import annotations
 
 import contextlib
-import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbddp.seams import Untried, expect, ipykernel_seams, ipyparallel_seams
 
 PATIENCE = 2.0  # seconds for a reader thread
-
-
-@contextlib.contextmanager
-def stream(watch: bool) -> Iterator[Any]:
-    """ipykernel's stream in place of stderr."""
-    import zmq
-    from ipykernel.iostream import IOPubThread, OutStream
-    from jupyter_client.session import Session
-
-    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
-        thread = IOPubThread(socket)
-        thread.start()
-        made = OutStream(Session(), thread, "stderr", watchfd=watch)
-        try:
-            yield made
-        finally:
-            made.close()
-            thread.stop()
-            thread.close()
-
-
-def captured_output() -> None:
-    if "PYTEST_CURRENT_TEST" in os.environ:
-        raise Untried("ipykernel captures nothing under pytest")
-    expect(ipykernel_seams.watch_pipes(), "ipykernel reads captured output otherwise")
-    with stream(watch=True) as made:
-        expect(ipykernel_seams.captured_pipe(made) is not None, "the pipe is kept elsewhere")
-        os.write(2, b"\n")
-        _wait(lambda: ipykernel_seams.may_hold_text(made), "what was written to the descriptor was not read")
-
-
-def text_not_yet_sent() -> None:
-    with stream(watch=False) as made:
-        made.flush_interval = 60
-        made.write("\n")
-        _wait(lambda: ipykernel_seams.may_hold_text(made), "written text does not show")
-        made.flush()
-        _wait(lambda: not ipykernel_seams.may_hold_text(made), "a stream does not tell that it is empty")
-
-
-def _wait(done: Callable[[], bool], otherwise: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not done():
-        expect(time.monotonic() < end, otherwise)
-        time.sleep(0.002)
 
 
 def _takes(method: str, *wanted: str) -> None:
@@ -134,8 +87,6 @@ def controllers_processes() -> None:
 
 
 TRIALS: dict[str, Callable[[], None]] = {
-    "captured output": captured_output,
-    "text not yet sent": text_not_yet_sent,
     "status messages": status_messages,
     "interrupt of an await": interrupt_of_an_await,
     "topics of messages": topics,

@@ -11,6 +11,7 @@ import functools
 import gc
 import importlib
 import itertools
+import json
 import os
 import signal
 import sys
@@ -22,26 +23,24 @@ import ipyparallel.engine.app as engine_app
 import zmq
 from traitlets.config import Config
 
-from nbddp.agent import hardware
+from nbddp.agent import hardware, keepalive
 from nbddp.agent import home as homes
-from nbddp.seams import ipykernel_seams
+from nbddp.agent.controller import LOOPBACK
 from nbddp.worker import calls, flight, foreign, kept, streams
 from nbddp.worker.kernel import WorkerKernel
+from nbddp.worker.printed import Printed, know_threads
 
 CONNECT_SECONDS = 5
 _connections = itertools.count()
-FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
 
 
 def main(request: dict[str, Any]) -> int:
     """Be the worker of rank `request["rank"]` in the cluster of `request["url_file"]`."""
     log = os.fdopen(os.dup(2), "w")  # before ipykernel captures it
     faulthandler.enable(file=log, all_threads=False)  # to word threads that run on would crash in its turn
-    ipykernel_seams.watch_pipes()
-    ipykernel_seams.flush_text()
     faulthandler.register(signal.SIGUSR2, file=log, all_threads=False)  # `stacks` asks so where nothing else answers
     WorkerKernel.log_file = log.fileno()
-    _prepare_torch()
+    prepare_torch()
     # A child that is forked here (a data loader's worker) must leave our garbage alone: to end a dead process group it
     # would wait for threads that only we have.
     os.register_at_fork(after_in_child=gc.freeze)
@@ -49,6 +48,8 @@ def main(request: dict[str, Any]) -> int:
     if not hasattr(engine_app, "Kernel"):
         raise RuntimeError("this ipyparallel has no engine.app.Kernel to replace; nbddp needs ipyparallel 9")
     engine_app.Kernel = WorkerKernel
+    if json.loads(Path(request["url_file"]).read_text())["location"] != LOOPBACK:  # the controller is on another host
+        keepalive.keep_context_alive(zmq.Context.instance())
     _Engine.log_path, _Engine.kept_path = request["log"], request["kept"]
     app = _Engine.instance(config=_config(request))
     app.initialize([])
@@ -65,22 +66,32 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         await super().complete_registration(message, functools.partial(connect_surely, connect), *args)
         # ipyparallel's handler lets the cell end as if nothing had been, and the engine with it; a program dies by it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush_interval = FLUSH_SECONDS  # type: ignore[union-attr]
-        self.kernel.streams = (sys.stdout, sys.stderr)
-        streams.complete(self.kernel.streams)
-        self.kernel.exits.install()
-        self.kernel.kept = kept.Kept(self.kept_path)
-        self.kernel.kept.have_pipes_held(str(homes.socket_of(Path(self.log_path).parent)))
-        self.kernel.groups.install()
-        os.register_at_fork(after_in_child=self.kernel.groups.sockets.leave_in_child)
-        self.kernel.departures.install()
-        calls.install()
-        self.kernel.groups.hold_destroy()
-        foreign.install()
-        self.kernel.recorder.install()
-        self.kernel.memory.started()
+        hook(self.kernel)
+        self.kernel.kept = kept.Kept(
+            self.kept_path, self.kernel.printed, str(homes.socket_of(Path(self.log_path).parent))
+        )
+        self.kernel.kept.have_pipes_held()
         self.log.setLevel(self.log_level)  # its handlers have it alone: whatever is logged would be made, and dropped
+
+
+def hook(kernel: WorkerKernel) -> None:
+    """Have a worker's kernel see what programs print, and what they do with torch and at their end; once, when its
+    streams are there."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # ipyparallel prints its log's handlers before, and the first cell would show that as its own
+    kernel.streams = (sys.stdout, sys.stderr)
+    kernel.printed = Printed(kernel.streams, kernel.running)
+    streams.complete(kernel.streams)
+    know_threads(kernel.cell)
+    kernel.exits.install()
+    kernel.groups.install()
+    os.register_at_fork(after_in_child=kernel.groups.sockets.leave_in_child)
+    kernel.departures.install()
+    calls.install()
+    kernel.groups.hold_destroy()
+    foreign.install()
+    kernel.recorder.install()
+    kernel.memory.started()
 
 
 def connect_surely(connect: Callable[..., Any], end: zmq.Socket[Any], *args: Any, **options: Any) -> None:
@@ -122,8 +133,8 @@ def _config(request: dict[str, Any]) -> Config:
     return config
 
 
-def _prepare_torch() -> None:
-    """What torch read when it was imported in the warm process, read again from this worker's environment."""
+def prepare_torch() -> None:
+    """What torch read when it was imported (in the warm process), read again from this worker's environment."""
     forked = "torch" in sys.modules
     import torch
     import torch.distributed

@@ -7,6 +7,7 @@ what could not be read.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 import os
@@ -157,6 +158,7 @@ def context(filename: str, line: int) -> list[tuple[int, str]]:
     return rows
 
 
+@functools.cache
 def _library() -> tuple[str, ...]:
     roots = {os.path.dirname(os.__file__), sys.prefix + "/lib", os.path.dirname(os.path.dirname(__file__))}
     return tuple(sorted(roots))

@@ -101,10 +101,17 @@ class Groups:
 
     def begin(self, run: int, injected: tuple[str, int], connect: tuple[str, int]) -> None:
         """Enter run number `run`. injected: MASTER_ADDR and MASTER_PORT; connect: where this node reaches the store."""
-        self.run, self._injected, self._connect = run, injected, connect
+        self.run, self._injected, self._connect, self._process = run, injected, connect, os.getpid()
         self.inits, self._met, self._prefixes, self._made = 0, {}, {}, {}
         self.touched = _is_initialized()
         self.handling = ""
+
+    def rest(self) -> None:
+        """No pool has this process from here on: its group is ended, and programs meet where torch has them meet."""
+        self.drop(broken=False)
+        self.released()
+        self.run, self._injected, self._connect, self._process = 0, ("", 0), ("", 0), 0
+        self.shares_gpus = False
 
     def store(self, name: str) -> Any:
         """The pool's store under a prefix of this run and `name`, for what is no business of the user's groups."""
@@ -141,6 +148,9 @@ class Groups:
         is held here too, and let go after that run."""
         if self._destroyed:
             held, self._outlived = self._outlived, []
+            if not held and all(known() is None for known in self._destroyed):
+                self._destroyed = []
+                return
             threading.Thread(target=self._let_go, args=(held,), name="nbddp-ending", daemon=True).start()
 
     def _let_go(self, held: list[Any]) -> None:
@@ -261,7 +271,7 @@ class Groups:
         @functools.wraps(original)
         def __init__(group: Any, *args: Any, **kwargs: Any) -> None:
             self.touched = True
-            with self.sockets.watch() as appeared:
+            with self.sockets.watch(to_peers=True) as appeared:
                 original(group, *args, **kwargs)
             given = {**dict(zip(("store", "rank", "size"), args, strict=False)), **kwargs}
             store = given["store"] if os.getpid() == self._process and self.owns(given["store"]) else None

@@ -12,6 +12,7 @@ from nbddp.worker.children import Exits
 from nbddp.worker.groups import Groups
 from nbddp.worker.memory import Memory
 from nbddp.worker.recorder import Recorder
+from nbddp.worker.release import Release
 from nbddp.worker.tracing import Tracer
 
 Spec = Mapping[str, Any]
@@ -22,6 +23,7 @@ class Worker(Protocol):
 
     shell: Any
     groups: Groups
+    release: Release
     exits: Exits
     recorder: Recorder
     tracer: Tracer
@@ -55,6 +57,8 @@ def _pull(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
 def _end_group(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """End the process group after a run that has broken it, and let go of what failed calls held."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ended whole, or the process is replaced
+    if spec.get("through"):  # others may be at work
+        worker.release.let_through()
     worker.shell.last_execution_result = None
     worker.groups.drop(broken=True)
     return []
@@ -63,6 +67,14 @@ def _end_group(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes
 def _exits(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """The worker is about to be ended: what programs have registered for their end."""
     worker.exits.call()
+    return []
+
+
+def _leave(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """The pool goes, and the engine, which is not its own, stays."""
+    from nbddp.worker import taken
+
+    taken.leave()
     return []
 
 
@@ -116,6 +128,7 @@ REQUESTS: dict[str, Callable[[Worker, Spec, Sequence[Any]], list[bytes]]] = {
     "pull": _pull,
     "end_group": _end_group,
     "exits": _exits,
+    "leave": _leave,
     "timings": _timings,
     "trace": _trace,
     "bench": _bench,

@@ -8,7 +8,7 @@ character into its name, and the one before it goes.
 
 What C++ writes to the descriptors lies in a pipe first, until a thread of this process has read it; a process
 that aborts has no time for that. So the agent is asked to hold the pipe's read end too, and the thread
-(`ipykernel_seams.watch_pipes`) leaves new text there for a few milliseconds: what was said just before the end is
+(`worker.captured`) leaves new text there for a few milliseconds: what was said just before the end is
 still in the pipe.
 """
 
@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-from collections.abc import Callable
-from typing import Any
 
 from nbddp.agent.copies import STREAMS, older, path
 from nbddp.agent.lines import encode
-from nbddp.seams import ipykernel_seams
+from nbddp.worker.printed import Printed
 
 HALF = 4 << 20  # bytes
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
@@ -69,22 +66,20 @@ class Copy:
 class Kept:
     """The two copies; one per worker. Each holds text of the current run alone."""
 
-    def __init__(self, base: str):
-        self._base = base
+    def __init__(self, base: str, printed: Printed, agent: str):
+        """agent: the socket of the agent that is asked to hold pipes."""
+        self._base, self._printed, self._agent = base, printed, agent
         self._copies = {s: Copy(path(base, s)) for s in STREAMS}
-        for stream in STREAMS:
-            out: Any = getattr(sys, stream)
-            out.write = self._copying(out.write, self._copies[stream])
+        printed.copies = {stream: copy.write for stream, copy in self._copies.items()}
 
-    def have_pipes_held(self, agent: str) -> None:
-        """Ask the agent at this socket to keep what is left in the pipes of captured descriptors."""
-        found = {s: ipykernel_seams.captured_pipe(getattr(sys, s)) for s in STREAMS}
-        pipes = {path(self._base, s): fd for s, fd in found.items() if fd is not None}
+    def have_pipes_held(self) -> None:
+        """Ask the agent to keep what is left in the pipes of captured descriptors."""
+        pipes = {path(self._base, s): fd for s, fd in self._printed.captured.read_ends().items()}
         if not pipes:
             return
         asked = encode({"op": "hold", "pid": os.getpid(), "files": list(pipes), "id": 0})
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(agent)
+            connection.connect(self._agent)
             socket.send_fds(connection, [asked], list(pipes.values()))
             connection.recv(1)  # done
 
@@ -96,11 +91,3 @@ class Kept:
     def unkept(self) -> list[str]:
         """Why text of this run could not be kept, and where; empty if it could."""
         return next(([copy.why, copy.path] for copy in self._copies.values() if copy.why), [])
-
-    def _copying(self, write: Callable[[str], Any], copy: Copy) -> Callable[[str], Any]:
-        def both(text: str) -> Any:
-            if isinstance(text, str):
-                copy.write(text)
-            return write(text)
-
-        return both

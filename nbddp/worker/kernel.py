@@ -14,14 +14,13 @@ import asyncio
 import contextlib
 import inspect
 import os
-import select
 import signal
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import ipykernel
@@ -32,16 +31,18 @@ from IPython.core.error import StdinNotImplementedError
 
 from nbddp import seams
 from nbddp.seams import ipykernel_seams, torch_seams
-from nbddp.worker import arrivals, calls, context, failure, foreign, handlers, leaving, loopback, threads, values
+from nbddp.worker import arrivals, calls, context, failure, foreign, handlers, kinds, leaving, loopback, threads, values
 from nbddp.worker.check import Checker
 from nbddp.worker.children import Exits, Started
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
 from nbddp.worker.memory import Memory
 from nbddp.worker.modules import Modules
+from nbddp.worker.printed import Printed
 from nbddp.worker.program import CellFiles
 from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
+from nbddp.worker.silence import Silence
 from nbddp.worker.tracing import Tracer
 
 OUTCOME = "nbddp_outcome"
@@ -53,30 +54,6 @@ NO_PROMPT = (
 REQUEST, QUESTION = "nbddp_run", "nbddp_request"
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
 REPEATED = 64 << 20  # bytes of an outcome's buffers that are kept until the next run, to be sent again
-DRAIN_SECONDS = 0.5  # for output of subprocesses that goes on after the cell has ended
-
-
-def send_out(stream: Any) -> None:
-    """Have all that was written go out before what is sent next on iopub.
-
-    What C code and subprocesses wrote lies in a pipe until a thread of ipykernel's has taken it: wait until
-    the pipe is empty and that thread has nothing in hand. A stream without text is not flushed,
-    because a flush waits for the iopub thread.
-    """
-    end = time.monotonic() + DRAIN_SECONDS
-    told = ipykernel_seams.tells_in_hand(stream)
-    while not (told and _at_rest(stream)) and time.monotonic() < end:
-        time.sleep(0.0001)  # lets that thread have the interpreter
-        told = True
-    if hasattr(stream, "flush") and ipykernel_seams.may_hold_text(stream):  # a program's own may have `write` alone
-        stream.flush()
-
-
-def _at_rest(stream: Any) -> bool:
-    """Nothing in the pipe of captured descriptors, and its reader not in the middle of writing it down. The pipe is
-    looked at first: what was taken from it before is in the reader's hand until it is written."""
-    pipe = ipykernel_seams.captured_pipe(stream)
-    return pipe is None or not (select.select([pipe], [], [], 0)[0] or ipykernel_seams.has_in_hand(stream))
 
 
 def _short(error: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -120,11 +97,25 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def __init__(self, **kwargs: Any) -> None:
         with ipykernel_seams.unlisted_modules():
             super().__init__(**kwargs)
+        self._begin_work()
+
+    @classmethod
+    def made_of(cls, kernel: IPythonParallelKernel) -> WorkerKernel:
+        """An engine's kernel that becomes a worker's; once."""
+        kernel.__class__ = cls
+        kernel._begin_work()
+        kernel.shell_handlers[REQUEST] = kernel.nbddp_run
+        kernel.control_handlers[QUESTION] = kernel.nbddp_request
+        return kernel  # type: ignore[no-any-return]
+
+    def _begin_work(self) -> None:
+        """What a worker's kernel has beyond an engine's."""
         if getattr(self, "shell_channel_thread", False) is None:
             _NoShellThread.parent_thread = threading.main_thread()
             self.shell_channel_thread = _NoShellThread()
         self.groups = Groups()
         self.release = Release(self.groups.sockets, self.log_file)
+        self.silence = Silence(self.groups.sockets)
         self.checker = Checker()
         self.kept: Kept | None = None
         self.departures = leaving.Departures(lambda: self.files.shown, lambda: self.groups.dropping)
@@ -132,12 +123,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.tracer = Tracer()
         self.memory = Memory()
         self._began_ns = 0
-        self._spec: dict[str, Any] | None = None
+        self._spec: Mapping[str, Any] | None = None
         self._parent: dict[str, Any] = {}
         self._result: Any = None
         self._shown: BaseException | None = None  # what a magic that runs code (%run) has caught, and only shows
+        self.printed: Printed | None = None
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
-        self._last: tuple[dict[str, Any], list[bytes] | None, dict[str, Any]] | None = None
+        self._told: dict[int, tuple[dict[str, Any], list[bytes] | None, dict[str, Any]]] = {}  # run → its outcome
         packages = (IPython, ipykernel, ipyparallel)
         self._machinery = (
             *(os.path.dirname(m.__file__) for m in packages),
@@ -191,7 +183,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Shell channel: carry out a request; its outcome is its only answer."""
         self._spec, self._parent = parent["metadata"]["nbddp"], parent
         try:
-            await self._carry_out(self._spec, parent["content"]["code"])
+            then = await self._carry_out(self._spec, parent["content"]["code"])
+            if then:
+                self._spec = then
+                self.release.let_through()  # this rank may have left by the interrupt alone, and a peer still reads
+                await self._carry_out(then, "", unasked=True)
         finally:
             self._spec = None
             self.groups.let_go()
@@ -201,7 +197,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if self.get_parent(channel).get("header", {}).get("msg_type") not in (REQUEST, QUESTION):
             super()._publish_status(status, channel, *args, **kwargs)
 
-    async def _carry_out(self, spec: dict[str, Any], code: str) -> None:
+    async def _carry_out(self, spec: Mapping[str, Any], code: str, unasked: bool = False) -> Mapping[str, Any]:
+        """One request, up to its outcome; what is to be carried out next, `unasked`, since the rank had to be freed."""
+        if not unasked:
+            self._told = {}
         outcome: dict[str, Any] = {"run": spec["run"], "left": leaving.END, "stage": "begin"}
         buffers: list[bytes] = []
         error: BaseException | None = None
@@ -224,7 +223,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 self._failed(outcome, error)
             except Exception as e:
                 outcome = leaving.unworded(outcome, error, e)
+        then = self.release.then if "chain" in outcome and self.groups.touched else {}
+        if then:
+            outcome["then"] = then["run"]
         self._publish(outcome, buffers, error)
+        return then
 
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
@@ -243,8 +246,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _begin(self, spec: dict[str, Any]) -> None:
-        self._began_ns, self._last = time.time_ns(), None
+    def _begin(self, spec: Mapping[str, Any]) -> None:
+        self._began_ns = time.time_ns()
+        if spec.get("listen"):  # the ranks are on several hosts
+            self.silence.begin()
+        self.silence.silent = []
         threads.before_first_run()
         self.release.begin()
         if self.kept is not None:
@@ -259,12 +265,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if "TORCHELASTIC_ERROR_FILE" in spec.get("env", {}):
             os.makedirs(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), exist_ok=True)  # @record does not
         if "injected" in spec:
-            loopback.listen(spec["listen"])
-            self.groups.begin(
-                spec["run"],
-                (spec["injected"][0], int(spec["injected"][1])),
-                (spec["connect"][0], int(spec["connect"][1])),
-            )
+            known, here = ((host, int(port)) for host, port in (spec["injected"], spec["connect"]))
+            loopback.listen(spec["listen"], (known, here))
+            self.groups.begin(spec["run"], known, here)
         self.groups.shares_gpus = spec.get("shares_gpus", False)
         foreign.forget()
         self.departures.begin()
@@ -302,7 +305,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         return error
 
     async def _run_cell(
-        self, spec: dict[str, Any], code: str, outcome: dict[str, Any], buffers: list[bytes]
+        self, spec: Mapping[str, Any], code: str, outcome: dict[str, Any], buffers: list[bytes]
     ) -> BaseException | None:
         """Run a cell; what it raised."""
         shell = self.shell
@@ -351,13 +354,18 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _publish(self, outcome: dict[str, Any], buffers: list[bytes], error: BaseException | None) -> None:
         """Send the outcome, after all output. A run waits for it, so something is always sent."""
-        for stream in {id(s): s for s in (*self.streams, sys.stdout, sys.stderr)}.values():
+        for stream in (sys.stdout, sys.stderr):
             try:
-                send_out(stream)
-            except Exception as e:  # the program has put something of its own there, or has closed it
+                if stream not in self.streams and hasattr(stream, "flush"):  # one of the program's own
+                    stream.flush()
+            except Exception as e:  # it may have `write` alone, or be closed
                 self._to_log(f"flushing what was printed: {type(e).__name__}: {e}")
+        if self.printed is not None and self.printed.finish(self.cell()) and self.kept is not None:
+            self.kept.have_pipes_held()
         try:
-            outcome["group"] = {**self.groups.facts(), "aborted": self.release.aborted}
+            outcome["group"] = {
+                **self.groups.facts(), "aborted": self.release.aborted, "silenced": bool(self.silence.silent),
+            }  # fmt: skip
             outcome["departures"] = self.departures.seen
             outcome["exits"] = len(self.exits)
             if self.kept is not None and self.kept.unkept():
@@ -379,7 +387,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             os.write(self.log_file, f"{text}\n".encode("utf-8", "replace"))
 
     def _send(self, outcome: dict[str, Any], buffers: list[bytes]) -> None:
-        self._last = outcome, buffers if sum(map(len, buffers)) <= REPEATED else None, self._parent
+        kept = buffers if sum(map(len, buffers)) <= REPEATED else None
+        self._told[outcome["run"]] = outcome, kept, self._parent
         self._send_outcome(outcome, buffers, self._parent)
 
     def _send_outcome(self, outcome: dict[str, Any], buffers: list[bytes], parent: dict[str, Any]) -> None:
@@ -420,7 +429,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.session.send(stream, "nbddp_reply", answer, parent=parent, ident=ident)
 
     def _ask_complete(self, content: dict[str, Any]) -> Any:
-        return self.do_complete(content["code"], content["cursor_pos"])
+        code, found = content["code"], self.do_complete(content["code"], content["cursor_pos"])
+        found["kinds"] = kinds.kinds(code[: found["cursor_start"]], found["matches"], self.shell.user_ns)
+        return found
 
     def _ask_inspect(self, content: dict[str, Any]) -> Any:
         return self.do_inspect(content["code"], content["cursor_pos"], content.get("detail_level", 0))
@@ -433,8 +444,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         return {**calls.position(self.files.shown, self.groups, self._began_ns), **self._past(content)}
 
     def _was_last(self, run: int) -> bool:
-        """Whether this rank has carried out `run`, and nothing since."""
-        return self._last is not None and self._last[0]["run"] == run
+        """Whether this rank has carried out `run`, and nothing since but what that left to do."""
+        return run in self._told
 
     def _past(self, content: dict[str, Any]) -> dict[str, Any]:
         """What costs more, and is only needed when something is wrong."""
@@ -457,7 +468,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _ask_stack(self, content: dict[str, Any]) -> Any:
         """As `where`, and the main thread's frames."""
         found = self._ask_where(content)
-        return found if "idle" in found else {**found, "stack": calls.stack(self.files.shown)}
+        if "idle" in found:
+            return found
+        self.release.note()
+        return {**found, "stack": calls.stack(self.files.shown)}
 
     def _ask_seams(self, content: dict[str, Any]) -> list[str]:
         """Seams whose names are missing in this process."""
@@ -466,9 +480,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _ask_repeat(self, content: dict[str, Any]) -> Any:
         """Send the outcome of run `run` once more, because its message was lost."""
-        if self._spec is not None or self._last is None or not self._was_last(content["run"]):
+        if self._spec is not None or not self._was_last(content["run"]):
             return False
-        outcome, buffers, parent = self._last
+        outcome, buffers, parent = self._told[content["run"]]
         if buffers is None:
             error = ConnectionError("what this rank answered was lost on its way, and is too large to be sent again")
             outcome = leaving.unworded(outcome, None, error)
@@ -479,11 +493,37 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Whether a message is let through before anything is shut."""
         return self.release.lets_through
 
+    def _ask_interrupt(self, content: dict[str, Any]) -> bool:
+        """SIGINT for the program of the current run, where no signal comes from elsewhere."""
+        if self._spec is None:
+            return False
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+        return True
+
+    def _ask_engine(self, content: dict[str, Any]) -> Any:
+        """What concerns an engine of a cluster that no agent has started."""
+        from nbddp.worker import taken
+
+        return taken.QUESTIONS[content["do"]](content)
+
+    def running(self) -> dict[str, Any] | None:
+        """The header of the request that is carried out."""
+        return None if self._spec is None else self._parent["header"]
+
+    def cell(self) -> int | None:
+        """The number of the cell that is run."""
+        return None if self._spec is None else self._spec.get("cell")
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a request is being carried out."""
+        return self._spec is not None
+
     def _ask_release(self, content: dict[str, Any]) -> Any:
         """Free the main thread from a blocked call of run `run`."""
         if self._spec is None or self._spec["run"] != content["run"]:
             return False
-        return self.release.start()
+        return self.release.start(content.get("then", {}))
 
     QUESTIONS: ClassVar[dict[str, Callable[[WorkerKernel, dict[str, Any]], Any]]] = {
         "complete": _ask_complete,
@@ -494,4 +534,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         "repeat": _ask_repeat,
         "through": _ask_through,
         "release": _ask_release,
+        "interrupt": _ask_interrupt,
+        "engine": _ask_engine,
     }

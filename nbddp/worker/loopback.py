@@ -29,13 +29,19 @@ PARAMETERS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_f
               "master_listen_fd", "use_libuv")  # fmt: skip
 
 
-_address = HOST  # where a server for all ranks listens
+_address: str | None = HOST  # where a server for all ranks listens
 
 
-def listen(address: str) -> None:
-    """From here on a program's own server is to listen at this address of the node; empty: on the loopback."""
-    global _address
-    _address = address or HOST
+Place = tuple[str, int]
+_store: tuple[Place, Place] | None = None  # MASTER_ADDR and MASTER_PORT, and where this node reaches that store
+
+
+def listen(address: str | None, store: tuple[Place, Place] | None = None) -> None:
+    """From here on a program's own server is to listen at this address of the node; empty: on the loopback; None: where
+    torch has it. store: the address of the pool's store as programs know it, and as this node reaches it."""
+    global _address, _store
+    _address = None if address is None else address or HOST
+    _store = store
 
 
 def install() -> None:
@@ -79,10 +85,14 @@ def _on_loopback(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(store: Any, *args: Any, **kwargs: Any) -> None:
         given = {**dict(zip(PARAMETERS, args, strict=False)), **kwargs}
         host, port = given.get("host_name"), given.get("port")
-        if len(args) > len(PARAMETERS) or not isinstance(host, str) or not isinstance(port, int) or not is_local(host):
+        if not given.get("is_master") and _store is not None and (host, port) == _store[0]:
+            original(store, **{**given, "host_name": _store[1][0], "port": _store[1][1]})
+            return
+        address = None if len(args) > len(PARAMETERS) else _address
+        if address is None or not isinstance(host, str) or not isinstance(port, int) or not is_local(host):
             original(store, *args, **kwargs)
             return
-        given["host_name"] = host = host if host.startswith("127.") or host == "::1" else _address
+        given["host_name"] = host = host if host.startswith("127.") or host == "::1" else address
         own = given.get("is_master") and given.get("master_listen_fd") is None
         listening = _listening(host, port) if own else None
         if listening is None:

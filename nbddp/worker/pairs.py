@@ -29,6 +29,7 @@ from typing import Any
 from nbddp.agent import peers
 from nbddp.agent.peers import Address
 from nbddp.base import system
+from nbddp.worker.release import Copy
 
 KEY, DIGEST = "nbddp/ends", 8  # bytes
 LAZY = "TORCH_GLOO_LAZY_INIT"
@@ -37,6 +38,8 @@ SLICE = timedelta(seconds=1)  # between two looks for strangers while other rank
 PATIENCE, BETWEEN = 1.0, 0.02  # seconds for gloo to have read what has come; between two looks that must agree
 
 Pair = tuple[Address, Address]  # this rank's end, and the other
+
+_roots: list[int] = []  # the pool's processes are these and what they have started
 
 
 class Intruder(RuntimeError):
@@ -50,6 +53,11 @@ class Intruder(RuntimeError):
             "who administers this machine"
         )
         self.uid, self.pid = uid, pid
+
+
+def belong_to(roots: Iterable[int]) -> None:
+    """Which processes of this machine the pool has, with what they start; none: the worker's parent, the agent."""
+    _roots[:] = roots
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ def ends(descriptors: Iterable[int]) -> Ends:
 
 def _copies(descriptors: Iterable[int]) -> Iterator[tuple[int, socket.socket]]:
     for number in descriptors:
-        with suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
+        with suppress(OSError), Copy(number) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
                 yield number, copy
 
@@ -202,11 +210,12 @@ class _Kernel:
         return [pair for pair in pairs if self.owner(pair) is not None and not self.is_ours(pair)]
 
     def is_ours(self, pair: Pair) -> bool:
-        """Whether a process of the pool, whose agent is this worker's parent, has the other end."""
+        """Whether a process of the pool (`belong_to`) has the other end."""
         owner = self.owner(pair)
         if owner is None or owner.uid != os.geteuid():
             return False
-        pids, hidden = peers.Family(os.getppid()).holders({owner.inode})
+        root, *roots = _roots or [os.getppid()]
+        pids, hidden = peers.Family(root, roots=roots).holders({owner.inode})
         return bool(pids) or hidden
 
     def refuse(self, ends: Ends, strangers: Sequence[Pair], ranks: Sequence[Pair] | None, size: int) -> None:

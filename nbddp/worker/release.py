@@ -20,12 +20,15 @@ import contextlib
 import gc
 import itertools
 import os
+import select
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from nbddp.base import system
 from nbddp.seams import torch_seams
@@ -38,17 +41,27 @@ ABORTS = 2  # round from which on transfers are aborted that have outlasted thei
 INTERRUPTS = (10, 18)  # rounds in which the interrupt is sent again: Python ignores one that hits a destructor
 
 
+class Copy(socket.socket):
+    """Another descriptor of a socket that is somebody else's, for as long as it is looked at."""
+
+    def __init__(self, fd: int):
+        super().__init__(fileno=os.dup(fd))
+
+
 class Sockets:
     """The sockets that torch opened for its groups and stores, by inode."""
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
-        self._before: list[set[str]] = []
-        self._looked_at, self._pythons = set[str](), set[str]()  # of these inodes it is known which are Python objects'
+        self._known: set[int] = set()
+        self._before: list[set[int]] = []
+        self._to_peers: dict[int, int] = {}  # of these the ones of gloo's groups: inode → descriptor
+        self._shut: set[int] = set()
+        self._looked_at, self._pythons = set[int](), set[int]()  # of these inodes it is known which are Python objects'
 
     @contextlib.contextmanager
-    def watch(self) -> Iterator[list[int]]:
-        """What appears meanwhile is torch's: a group or a store is being made. Its descriptors, once it has been."""
+    def watch(self, to_peers: bool = False) -> Iterator[list[int]]:
+        """What appears meanwhile is torch's: a group or a store is being made. Its descriptors, once it has been.
+        to_peers: it is a group of gloo's, whose connections lead to other ranks."""
         self._before.append(set(sockets()))
         appeared: list[int] = []
         try:
@@ -59,6 +72,8 @@ class Sockets:
             new = set(now) - before
             self._known = (self._known & set(now)) | new
             appeared += [now[inode] for inode in new]
+            if to_peers:
+                self._to_peers = {inode: fd for inode, fd in now.items() if inode in self._to_peers or inode in new}
 
     def leave_in_child(self) -> None:
         """In a process that was forked from here: give up torch's listening sockets, which it would hold open when this
@@ -70,21 +85,38 @@ class Sockets:
                 os.dup2(null, fd)
             os.close(null)
 
-    def torchs(self) -> list[int]:
-        """Descriptors of torch's sockets, also of those that a call in progress has opened so far."""
+    def candidates(self) -> dict[int, int]:
+        """Inode → descriptor of torch's sockets, also of those that a call in progress has opened so far; and of those
+        that objects in Python have opened meanwhile."""
         now = sockets()
         known = set(self._known)
-        for before in self._before:
+        for before in list(self._before):
             known |= set(now) - before
-        ours = {inode: fd for inode, fd in now.items() if inode in known}
+        return {inode: fd for inode, fd in now.items() if inode in known}
+
+    def torchs(self) -> list[int]:
+        """Descriptors of torch's sockets, also of those that a call in progress has opened so far."""
+        return list(self._torchs().values())
+
+    def _torchs(self) -> dict[int, int]:
+        ours = self.candidates()
         if not ours.keys() <= self._looked_at:  # to look takes milliseconds of each rank, again and again
             pythons = python_sockets()
             self._looked_at, self._pythons = {*ours}, {inode for inode, fd in ours.items() if fd in pythons}
-        return [fd for inode, fd in ours.items() if inode not in self._pythons]
+        return {inode: fd for inode, fd in ours.items() if inode not in self._pythons}
 
     def shut(self) -> int:
-        """Shut torch's connected TCP sockets; how many there were."""
-        return sum(_shut(fd) for fd in self.torchs())
+        """Shut torch's connected TCP sockets, those that are not shut yet; how many there were."""
+        done = {inode for inode, fd in self._torchs().items() if inode not in self._shut and shut(fd)}
+        self._shut |= done
+        return len(done)
+
+    def cut(self) -> bool:
+        """Whether a peer has shut one of gloo's connections."""
+        ends = select.poll()
+        for fd in self._to_peers.values():
+            ends.register(fd, select.POLLRDHUP)
+        return any(event & (select.POLLRDHUP | select.POLLHUP) for _, event in ends.poll(0))
 
     @contextlib.contextmanager
     def shutting(self, after: float) -> Iterator[threading.Event]:
@@ -117,25 +149,32 @@ class Release:
 
     log: descriptor to which C++ is to write meanwhile: torch complains at length of lost connections. `aborted`:
     whether NCCL's groups were ended in the last release. `lets_through`: whether a message is on its way that is let
-    through before anything is shut.
+    through before anything is shut. `then`: what the rank is to do once it has been freed and has ended the run.
     """
 
     def __init__(self, torchs: Sockets, log: int | None = None) -> None:
         self.sockets = torchs
         self.aborted = self.lets_through = False
+        self.then: Mapping[str, Any] = {}
         self._thread: threading.Thread | None = None
         self._log = log
         self._stderr: int | None = None
         self._lock = threading.Lock()
         self._epoch = 0
         self._over = threading.Event()
-        self._run_is_on = self._started = False
+        self._run_is_on = self._started = self._is_through = False
+        self._seen: tuple[float, tuple[int, int, int]] | None = None  # when gloo was looked at, and what it had done
 
     def begin(self) -> None:
         """A run begins: it may be released from here on."""
         with self._lock:
             self._epoch += 1
-            self._run_is_on, self._started, self.aborted = True, False, False
+            self._run_is_on, self._started, self.aborted, self.then = True, False, False, {}
+            self._seen, self._is_through = None, False
+
+    def note(self) -> None:
+        """The run may be ended soon: what moves now is compared with what moves then."""
+        self._seen = time.monotonic(), threads.native_work()
 
     def end(self) -> bool:
         """The run is over: nothing is shut or aborted from here on. True if it was released.
@@ -157,11 +196,11 @@ class Release:
                 self._stderr = None
             return self._started
 
-    def start(self) -> bool:
+    def start(self, then: Mapping[str, Any] | None = None) -> bool:
         """Begin to free the main thread, and go on until the run ends; returns at once. False if no run is on."""
         with self._lock:
             if self._run_is_on and not self._started:
-                self._started = True
+                self._started, self.then = True, then or {}
                 self._over = threading.Event()
                 if self._log is not None:
                     self._stderr = os.dup(2)
@@ -175,6 +214,7 @@ class Release:
     def _free(self, epoch: int, over: threading.Event) -> None:
         self.aborted = abort_nccl()
         self._let_through(over)
+        self._is_through = not over.is_set()
         for turn in itertools.count():
             with self._lock:  # the next run's sockets are not touched: its begin waits for this lock
                 if self._epoch != epoch:
@@ -186,15 +226,25 @@ class Release:
                     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
             over.wait(AGAIN)
 
-    def _let_through(self, over: threading.Event) -> None:
-        """Return once gloo moves no bytes and computes nothing: a message that both sides work at comes to its end."""
-        until, before = time.monotonic() + LET_THROUGH, threads.native_work()
-        while time.monotonic() < until and not over.wait(AGAIN):
+    def let_through(self) -> None:
+        """Wait, after a run that was released, for what is on its way to a peer, unless it was waited for already."""
+        if not self._is_through:
+            self._let_through(threading.Event(), main=False)
+
+    def _let_through(self, over: threading.Event, main: bool = True) -> None:
+        """Return once gloo moves no bytes and computes nothing: a message that both sides work at comes to its end.
+        What it computes once a peer has cut its connections is of no use: it takes notice of that. main: the main
+        thread's bytes count too; not where it is the one that asks."""
+        until = time.monotonic() + LET_THROUGH
+        at, before = self._seen = self._seen or (time.monotonic(), threads.native_work())
+        while time.monotonic() < until and not over.wait(max(0.0, at + AGAIN - time.monotonic())):
             now = threads.native_work()
-            self.lets_through = now[0] != before[0] or now[1] - before[1] > LITTLE * AGAIN * 1e9
+            works = now[1] - before[1] > LITTLE * AGAIN * 1e9 and not self.sockets.cut()
+            moved = now[0] != before[0] or (main and now[2] != before[2])
+            self.lets_through = moved or works
             if not self.lets_through:
                 return
-            before = now
+            at, before = self._seen = time.monotonic(), now  # whoever asks after this thread goes on from here
         self.lets_through = False
 
 
@@ -204,40 +254,49 @@ def abort_transfers() -> None:
         torch_seams.abort_transfer(work)
 
 
-def sockets() -> dict[str, int]:
-    """Inode of each open socket of this process → a descriptor of it. Empty where /proc is missing."""
-    found = {}
-    for name in os.listdir("/proc/self/fd") if system.has_proc() else ():
-        with contextlib.suppress(OSError):  # closed meanwhile
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith("socket:"):
-                found[target] = int(name)
+def sockets() -> dict[int, int]:
+    """Inode of each open socket of this process → its first descriptor. Empty where /proc is missing."""
+    found: dict[int, int] = {}
+    for fd in sorted(map(int, os.listdir("/proc/self/fd") if system.has_proc() else ())):
+        try:
+            seen = os.fstat(fd)  # to read the links in /proc takes several times as long
+        except OSError:  # closed meanwhile
+            continue
+        if stat.S_ISSOCK(seen.st_mode):
+            found.setdefault(seen.st_ino, fd)
     return found
 
 
 def python_sockets() -> set[int]:
     """Descriptors of living `socket.socket` objects: never torch's, whose sockets are made in C++."""
-    return {o.fileno() for o in gc.get_objects() if issubclass(type(o), socket.socket)}
+    kinds = _with_subclasses(socket.socket) - {Copy}
+    return {o.fileno() for o in gc.get_objects() if type(o) in kinds}
+
+
+def _with_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
 
 
 def _listens(fd: int) -> bool:
     try:
-        with socket.socket(fileno=os.dup(fd)) as copy:
+        with Copy(fd) as copy:
             return bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     except OSError:
         return False
 
 
-def _shut(fd: int) -> bool:
+def shut(fd: int) -> bool:
+    """Shut a TCP connection, or one that is being made; False if it is neither. A listening socket is left alone."""
     try:
-        copy = socket.socket(fileno=os.dup(fd))
+        copy = Copy(fd)
     except OSError:
         return False  # closed meanwhile
     with copy:
         if copy.type != socket.SOCK_STREAM or copy.family not in (socket.AF_INET, socket.AF_INET6):
             return False
         try:
-            copy.getpeername()  # a listening socket has no peer
+            if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                return False
             copy.shutdown(socket.SHUT_RDWR)
         except OSError:
             return False

@@ -13,7 +13,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from nbddp.seams import ipykernel_seams
+from nbddp.worker.captured import Captured
+from nbddp.worker.printed import led_before
 
 
 class Bytes(io.BufferedIOBase):
@@ -77,12 +78,13 @@ def complete(streams: Sequence[Any]) -> None:
             stream.buffer = Bytes(stream)
         if not hasattr(stream, "reconfigure"):
             stream.reconfigure = _reconfigure
-    pairs = [(s, n) for n, s in enumerate(streams, 1) if ipykernel_seams.captured_pipe(s) is not None]
+    led = led_before(streams)
+    pairs = [(stream, Captured.DESCRIPTORS[stream.name]) for stream in streams if stream.name in led]
 
     def in_child() -> None:
         for stream, descriptor in pairs:
             direct = Direct(descriptor)
-            stream.write, stream.flush = direct.write, direct.flush
+            stream.write, stream.flush, stream.close = direct.write, direct.flush, direct.flush
 
     os.register_at_fork(after_in_child=in_child)
 

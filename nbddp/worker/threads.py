@@ -128,15 +128,15 @@ def _tells_bytes() -> bool:
     return False
 
 
-def native_work() -> tuple[int, int]:
-    """What gloo's threads, which are not Python's, have done: bytes read and written, with the main thread's, and
-    nanoseconds on a core or waiting for one."""
+def native_work() -> tuple[int, int, int]:
+    """What gloo's threads, which are not Python's, have done: bytes read and written, and nanoseconds on a core or
+    waiting for one; last the main thread's bytes."""
     if not system.has_proc():
-        return 0, 0
+        return 0, 0, 0
     main = str(main_native())
     pythons = {str(t.native_id) for t in threading.enumerate()} | {str(threading.get_native_id())}
     of = set(tasks()) - _machinery - pythons
-    return _moved_by(of | {main}), _busy(of - {main})
+    return _moved_by(of - {main}), _busy(of - {main}), _moved_by({main})
 
 
 def _busy(of: Iterable[str]) -> int:

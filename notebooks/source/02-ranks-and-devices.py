@@ -37,7 +37,7 @@ print("local rank", env["LOCAL_RANK"], "of", env["LOCAL_WORLD_SIZE"], "on node",
 #
 # **Predict** the picture of it: how many boxes for nodes, and which ranks in which? On this machine the processes run on the CPU if there are no GPUs.
 
-# %%
+# %% tags=nbval-ignore-output
 # %ddp topology
 
 # %% [markdown]
@@ -90,7 +90,7 @@ explore.layout()
 # The same layouts as plans, from a line. With **one process per GPU** (the usual way: each process reads its own data and drives
 # its own GPU) there are eight ranks. **Predict:** which GPU does rank 6 own?
 
-# %%
+# %% tags=nbval-ignore-output
 # %ddp topology --nnodes 2 --gpus-per-node 4
 
 # %% [markdown]
@@ -98,7 +98,7 @@ explore.layout()
 #
 # **Predict:** which GPUs does rank 3 own?
 
-# %%
+# %% tags=nbval-ignore-output
 # %ddp topology --nnodes 2 --gpus-per-node 4 --gpus-per-proc 2
 
 # %% [markdown]

@@ -1,0 +1,65 @@
+"""A picture on a page, with its words and table beneath it: HTML that follows the page's theme.
+
+The picture is one opaque PNG. In a dark theme a CSS rule inverts its lightness, keeps its hues, and lets the page
+show through what was white. A front end that removes CSS from notebooks that it does not trust shows the PNG on
+white, which can be read in every theme.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from html import escape
+
+from nbddp.base.table import Table
+
+PICTURE, SHEET = "nbddp-picture", "nbddp-sheet"  # the CSS classes of a picture and of what it lies on
+DARK = (
+    '[data-jp-theme-light="false"]',  # JupyterLab, Notebook 7, nbconvert
+    ".vscode-dark",
+    ".vscode-high-contrast:not(.vscode-high-contrast-light)",
+)
+RULE = "filter: invert(1) hue-rotate(180deg); mix-blend-mode: screen"
+GROUND = (
+    "background: var(--jp-layout-color0, var(--vscode-editor-background, transparent))"  # JupyterLab isolates cells
+)
+RULES = ((PICTURE, RULE), (SHEET, GROUND))
+STYLE = "".join(f"{', '.join(f'{theme} .{name}' for theme in DARK)} {{{rule}}} " for name, rule in RULES)
+LEAST = 0.8  # of a picture's width: on a narrower page it scrolls, for smaller text could not be read
+LOOK = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere; line-height: 1.35; margin: 4px 0"
+WORDS = f'<pre style="{LOOK}">{{}}</pre>'  # JupyterLab breaks such lines within words
+SCROLLS = '<div style="overflow-x: auto">{}</div>'
+HUES = ((-0.574, 1.43, 0.144), (0.426, 0.43, 0.144), (0.426, 1.43, -0.856))  # hue-rotate(180deg) of CSS filters
+
+
+def words_of(text: str) -> str:
+    """Words as HTML, line by line."""
+    return WORDS.format(escape(text))
+
+
+def picture(png: bytes, width: int, alt: str, more: str = "") -> str:
+    """The picture as HTML. width: CSS pixels; alt: what a reader gets who does not see it; more: further classes."""
+    size = f"max-width: 100%; min-width: {round(LEAST * width)}px; height: auto; background: #ffffff"
+    data = f"data:image/png;base64,{b64encode(png).decode()}"
+    image = f'<img class="{PICTURE} {more}" alt="{escape(alt)}" width="{width}" style="{size}" src="{data}">'
+    return f'<style>{STYLE}</style><div class="{SHEET}" style="overflow-x: auto">{image}</div>'
+
+
+def page(png: bytes, width: int, words: str, table: Table | None = None) -> str:
+    """Picture, words, and the table, if `words` end with it, as one that scrolls by itself."""
+    alt = words.partition("\n")[0]
+    if table is None:
+        return picture(png, width, alt) + words_of(words)
+    text = words.removesuffix(repr(table)).rstrip()
+    return picture(png, width, alt) + words_of(text) + SCROLLS.format(table._repr_html_())
+
+
+def in_the_dark(colour: str, behind: str) -> str:
+    """What `RULE` makes of a `#rrggbb` colour on a page whose colour is `behind`."""
+    inverted = [1 - part for part in _parts(colour)]
+    turned = [min(1.0, max(0.0, sum(a * b for a, b in zip(row, inverted, strict=True)))) for row in HUES]
+    mixed = [1 - (1 - a) * (1 - b) for a, b in zip(turned, _parts(behind), strict=True)]
+    return "#" + "".join(f"{round(255 * part):02x}" for part in mixed)
+
+
+def _parts(colour: str) -> list[float]:
+    return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

@@ -1,0 +1,121 @@
+"""One line of text that is still being written, as a terminal has it: carriage returns, backspaces and erasures are
+carried out.
+
+Text left and right of the cursor is kept in two stacks of slices, so nothing is copied when the cursor moves: the work
+grows with what is written, not with what is written times the length of the line. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+# carriage return, backspace, erase in line (EL), cursor to the first column (CHA)
+_CONTROL = re.compile(r"[\r\b]|\x1b\[[012]?K|\x1b\[[01]?G")
+_CUT = re.compile(r"\x1b(?:\[[012]?)?\Z")  # the beginning of an escape sequence whose rest has not come
+CONTROLS = ("\r", "\b", "\x1b")
+
+Slice = tuple[str | None, int, int]  # text[start:end]; None: cells that were erased
+
+
+def has_controls(text: str) -> bool:
+    return any(control in text for control in CONTROLS)
+
+
+def cut_sequence(text: str) -> int:
+    """Where an escape sequence begins that `text` ends in the middle of; its length if there is none."""
+    found = _CUT.search(text, max(0, len(text) - 3))
+    return found.start() if found else len(text)
+
+
+class Line:
+    """`column`: the cursor's; `touched`: slices that were made or moved so far, which is what the work is."""
+
+    __slots__ = ("_after", "_before", "column", "touched")
+
+    def __init__(self) -> None:
+        self._before: list[Slice] = []  # left of the cursor, the nearest last
+        self._after: list[Slice] = []  # right of it, the nearest last
+        self.column = 0
+        self.touched = 0
+
+    def write(self, text: str) -> None:
+        """Take in text without line ends."""
+        at = 0
+        for control in _CONTROL.finditer(text) if has_controls(text) else ():
+            self._put(text[at : control.start()])
+            self._move(control[0])
+            at = control.end()
+        self._put(text[at:] if at else text)
+
+    def _move(self, control: str) -> None:
+        if control == "\r" or control.endswith("G"):
+            self._to_start()
+        elif control == "\b":
+            self._back()
+        else:
+            self._erase(control[2:-1] or "0")
+
+    def _put(self, text: str) -> None:
+        """Write over what is at the cursor."""
+        left = len(text)
+        if not left:
+            return
+        self._before.append((text, 0, left))
+        self.column += left
+        self.touched += 1
+        while left and self._after:
+            below, start, end = self._after.pop()
+            self.touched += 1
+            if end - start > left:
+                self._after.append((below, start + left, end))
+            left -= min(left, end - start)
+
+    def _to_start(self) -> None:
+        self.touched += len(self._before)
+        while self._before:
+            self._after.append(self._before.pop())
+        self.column = 0
+
+    def _back(self) -> None:
+        if not self._before:
+            return
+        text, start, end = self._before.pop()
+        if end - start > 1:
+            self._before.append((text, start, end - 1))
+        after = end
+        if self._after and self._after[-1][0] is text and self._after[-1][1] == end:
+            after = self._after.pop()[2]
+        self._after.append((text, end - 1, after))
+        self.column -= 1
+        self.touched += 1
+
+    def _erase(self, part: str) -> None:
+        """0: from the cursor on, 1: up to the cursor, 2: all."""
+        if part in "02":
+            self._after.clear()
+        if part in "12":
+            self._before[:] = [(None, 0, self.column)] if self.column else []
+        self.touched += 1
+
+    def _slices(self) -> Iterator[Slice]:
+        yield from self._before
+        yield from reversed(self._after)
+
+    def text(self) -> str:
+        """The line as it stands; cells that were erased at its end are not there."""
+        found = list(self._slices())
+        while found and found[-1][0] is None:
+            found.pop()
+        return "".join(" " * (end - start) if text is None else text[start:end] for text, start, end in found)
+
+    def beginning(self, most: int) -> str:
+        """Its first `most` characters."""
+        found, left = [], most
+        for text, start, end in self._slices():
+            end = min(end, start + left)
+            found.append(" " * (end - start) if text is None else text[start:end])
+            left -= end - start
+            if not left:
+                break
+        return "".join(found)

@@ -1,0 +1,2 @@
+class DistributedDataParallel:
+    pass

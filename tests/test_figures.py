@@ -1,0 +1,237 @@
+"""Figures on pages: in JupyterLab, trusted or not, light and dark, and in what nbconvert writes. In a real browser."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+
+from docs.gallery import recording as gallery
+from nbddp.draw import bench, forecast, memory, timings
+from nbddp.draw.bench import bench as drawn_bench
+from nbddp.draw.page import in_the_dark
+from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS, contrast
+from nbddp.draw.shown import Shown
+from nbddp.draw.topology import LOOKS
+from nbddp.draw.topology import topology as drawn_topology
+from nbddp.plan.topology import planned
+from nbddp.trace.measured import Measured
+from nbddp.trace.waiting import BUS_FACTOR
+from tests.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, places, set_to, sync_api
+from tests.test_timings import recording
+from tests.test_trace import assert_in_order
+
+PAGES = {"JupyterLab": "#111111", "high contrast": "#000000", "VS Code": "#1f1f1f"}  # behind an output, dark
+BEHIND = {"Light": (255, 255, 255), "Dark": (17, 17, 17)}  # behind a notebook's output in JupyterLab
+
+
+def some() -> Shown:
+    return drawn_bench([Measured("all_reduce", 1 << k, 4, (k * 1e-4, k * 2e-4)) for k in range(10, 20)])
+
+
+# -- colours -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("behind", PAGES.values(), ids=PAGES)
+def test_what_can_be_read_in_light_can_be_read_in_the_dark(behind: str) -> None:
+    """Texts on the page and on every fill that has text, where that is readable in light."""
+    fills = {PAPER, FRAME, *FILLS, *TINTS, timings.MOVES, timings.WAITS, memory.REST, forecast.COMPUTE}
+    fills |= {its.fill for its in LOOKS.values() if its.fill != "none"} | {s[0] for s in memory.STYLES.values()}
+    inks = {INK, PAPER, *FILLS, *(its.text for its in LOOKS.values()), *(s[3] for s in memory.STYLES.values())}
+    assert min(contrast(ink, PAPER) for ink in inks - {PAPER}) >= 4.5
+    seen = [(a, b) for a, b in product(inks, fills) if contrast(a, b) >= 4.6]
+    assert {(INK, FRAME), (MUTED, FRAME), (PAPER, FILLS[1]), (INK, timings.MOVES)} <= set(seen)
+    for ink, fill in seen:
+        assert contrast(in_the_dark(ink, behind), in_the_dark(fill, behind)) >= 4.5, (ink, fill)
+    assert in_the_dark(PAPER, behind) == behind, "no slab"
+
+
+# -- the bundle --------------------------------------------------------------------------------
+
+
+def test_words_and_table_are_in_the_html_and_not_twice_in_the_text() -> None:
+    shown = some()
+    bundle, metadata = shown._repr_mimebundle_()
+    assert set(bundle) == {"text/html", "image/png", "text/plain"}
+    assert bundle["text/plain"] == shown.words == metadata["image/png"]["alt"]
+    assert bundle["text/html"].count("bus bandwidth reaches") == 1
+    assert bundle["text/html"].count("<table>") == 1
+    assert 'alt="all_reduce on 4 ranks"' in bundle["text/html"]
+    plain = drawn_topology(planned(nnodes=2, gpus_per_node=4))
+    assert "<table>" not in plain._repr_mimebundle_()[0]["text/html"]
+
+
+def test_64_ranks_and_1000_steps_are_small() -> None:
+    made = recording(64, 1000)
+    bundle, _ = timings.timings(made, 500)._repr_mimebundle_()
+    assert sum(map(len, bundle.values())) < 1_000_000
+
+
+# -- axes and legends ----------------------------------------------------------------------------
+
+
+def boxes(shown: Shown) -> Any:
+    """The drawn figure's renderer, in whose pixels boxes are."""
+    canvas = FigureCanvasAgg(shown.figure)
+    canvas.draw()
+    return canvas.get_renderer()
+
+
+def test_times_are_labelled_with_units_at_round_numbers() -> None:
+    shown = drawn_bench([Measured("all_reduce", 1 << k, 4, (10.0 ** (k - 6),)) for k in range(7)])
+    boxes(shown)
+    axis = shown.figure.axes[0].yaxis
+    assert [t.get_text() for t in axis.get_ticklabels()] == [
+        "1 µs",
+        "10 µs",
+        "100 µs",
+        "1 ms",
+        "10 ms",
+        "100 ms",
+        "1 s",
+    ]
+    assert not axis.get_minorticklocs().size
+    assert bench.round_numbers(0.9e-3, 0.035) == [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05]
+    assert bench.round_numbers(1e-9, 100) == [1e-9, 1e-7, 1e-5, 1e-3, 0.1, 10.0, 1000.0]
+    assert bench.round_numbers(2e-3, 2e-3) == [0.002, 0.005]
+    assert bench.round_numbers(0, 1) == []
+
+
+def test_the_legend_of_a_benchmark_stands_outside_its_axes() -> None:
+    shown = drawn_bench([Measured(c, 1 << k, 4, (k * 1e-4,)) for c in list(BUS_FACTOR)[:7] for k in range(10, 20)])
+    renderer = boxes(shown)
+    (legend,) = shown.figure.legends
+    place = legend.get_window_extent(renderer)
+    assert not any(place.overlaps(axes.get_tightbbox(renderer)) for axes in shown.figure.axes)
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 5), (16, 12)])
+def test_nothing_runs_through_what_is_written_on_a_timeline(ranks: int, steps: int) -> None:
+    shown = timings.timings(recording(ranks, steps), steps - 1)
+    renderer = boxes(shown)
+    timeline, curves = shown.figure.axes
+    assert all(float(at).is_integer() for at in curves.get_xticks())
+    legend = curves.get_legend().get_window_extent(renderer)
+    lines = [line.get_window_extent(renderer) for line in curves.lines]
+    assert not any(legend.overlaps(line) for line in lines)
+    assert not legend.overlaps(timeline.get_tightbbox(renderer))
+    notes = [t.get_window_extent(renderer) for t in timeline.texts if t.get_text().startswith("exposed")]
+    assert len(notes) == min(ranks, timings.MOST_RANKS)
+    bars = [b.get_window_extent(renderer) for b in (*timeline.patches, *timeline.lines)]
+    gap = 1.0  # points, more than half of what a bar's line is wide
+    assert not any(note.padded(gap * renderer.dpi / 72).overlaps(bar) for note in notes for bar in bars)
+
+
+def test_no_picture_of_the_gallery_contradicts_itself() -> None:
+    for ranks in (8, 16):
+        for steps in gallery(ranks, 8).steps.values():
+            for step in steps:
+                assert_in_order(step)
+
+
+# -- the browser -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    found = browsers()
+    if not found:
+        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
+    with sync_api.sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=found[0], args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def book() -> Any:
+    data, metadata = some()._repr_mimebundle_()
+    output = nbformat.v4.new_output("display_data", data, metadata=metadata)
+    return nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell("", outputs=[output])],
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+    )
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, book: Any) -> Iterator[tuple[Path, Any]]:
+    """Its folders and its server, with one notebook that is trusted and one that is not."""
+    base = tmp_path_factory.mktemp("lab")
+    folder = base / "books"
+    folder.mkdir()
+    for name in ("trusted", "strange"):
+        book.cells[0].source = name  # or the signature of one would be that of the other
+        nbformat.write(book, folder / f"{name}.ipynb")
+    trust = [sys.executable, "-m", "jupyter", "trust", str(folder / "trusted.ipynb")]
+    subprocess.run(trust, env=os.environ | places(base), check=True, capture_output=True)
+    with jupyterlab(base, folder, SETTINGS) as server:
+        yield base, server
+
+
+def pixels(image: Any) -> Image.Image:
+    return Image.open(io.BytesIO(image.screenshot())).convert("RGB")
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+@pytest.mark.parametrize("name", ["trusted", "strange"])
+def test_jupyterlab_shows_words_under_a_picture_that_follows_the_theme(
+    browser: Any, lab: tuple[Path, Any], name: str, theme: str
+) -> None:
+    base, server = lab
+    set_to(base, "apputils-extension/themes", {"theme": f"JupyterLab {theme}"})
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page.set_default_timeout(1000 * PATIENCE)
+    page.goto(f"{server['url']}doc/tree/{name}.ipynb?token={server['token']}")
+    image = page.locator(".jp-OutputArea img")
+    image.wait_for()
+    page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
+    assert image.get_attribute("alt") == "all_reduce on 4 ranks"
+    output = page.locator(".jp-OutputArea-output")
+    sync_api.expect(output.locator("pre")).to_contain_text("every result was right in every element")
+    sync_api.expect(output.locator("td")).to_have_count(8 * 10)
+    follows = name == "trusted"  # of others JupyterLab keeps no style
+    if keep := os.environ.get("NBDDP_LOOKS"):
+        page.screenshot(path=f"{keep}/lab-{name}-{theme}.png")
+    assert pixels(image).getpixel((2, 2)) == BEHIND[theme if follows else "Light"]
+    page.close()
+
+
+def test_on_a_narrow_page_the_picture_scrolls_before_it_cannot_be_read(browser: Any, book: Any) -> None:
+    page = browser.new_page(viewport={"width": 640, "height": 900})
+    page.set_content(book.cells[0].outputs[0].data["text/html"])
+    image = page.locator("img")
+    natural = int(image.get_attribute("width"))
+    assert 0.8 * natural - 1 <= image.bounding_box()["width"] < natural
+    assert page.evaluate("document.documentElement.scrollWidth") <= 640
+    page.close()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_nbconvert_writes_follows_its_theme(browser: Any, book: Any, tmp_path: Path, theme: str) -> None:
+    saved = tmp_path / "saved.ipynb"
+    nbformat.write(book, saved)
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--theme", theme, str(saved)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "Alternative text is missing" not in done.stderr
+    page = browser.new_page()
+    page.route(re.compile("^http"), lambda route: route.abort())
+    page.goto((tmp_path / "saved.html").as_uri())
+    image = page.locator("img")
+    if keep := os.environ.get("NBDDP_LOOKS"):
+        page.screenshot(path=f"{keep}/nbconvert-{theme}.png")
+    corner = pixels(image).getpixel((2, 2))
+    assert (max(corner) < 40) == (theme == "dark")
+    assert image.get_attribute("alt") == "all_reduce on 4 ranks"
+    sync_api.expect(page.locator("pre", has_text="bus bandwidth reaches")).to_be_visible()
+    page.close()

@@ -1,0 +1,492 @@
+"""Output is kept in order, and the work is in proportion to what is written, whatever moves the cursor."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nbddp
+from nbddp.run import between
+from nbddp.run.block import Print, Show, block
+from nbddp.run.collect import (
+    HEAD,
+    LONGEST,
+    SHOWN_HEAD,
+    SHOWN_TAIL,
+    TAIL,
+    WIDE_HEAD,
+    WIDE_TAIL,
+    Gap,
+    RankOutput,
+    Text,
+)
+from nbddp.run.line import Line
+from nbddp.run.screen import Silent
+from tests.kernels import Kernel
+
+# -- a line, as a terminal has it -------------------------------------------------------------------
+
+PIECES = ["a", "bc", "\r", "\n", "50%", " ", "\b", "\b\b", "\x1b[K", "\x1b[2K", "\x1b[1K", "\x1b[G", "\x1b[31m", "\x1b"]
+
+
+def terminal(text: str) -> list[str]:
+    """The lines, by a list of cells; None is an erased one. It copies, as a quadratic way does."""
+    done = []
+    for line in text.split("\n"):
+        cells: list[str | None] = []
+        column = 0
+        for part in re.split(r"(\r|\x08|\x1b\[[012]?K|\x1b\[G)", line):
+            if part in ("\r", "\x1b[G"):
+                column = 0
+            elif part == "\b":
+                column = max(0, column - 1)
+            elif part == "\x1b[K":
+                del cells[column:]
+            elif part == "\x1b[1K":
+                cells[:column] = [None] * column
+            elif part == "\x1b[2K":
+                cells = [None] * column
+            else:
+                cells[column : column + len(part)] = list(part)
+                column += len(part)
+        while cells and cells[-1] is None:
+            cells.pop()
+        done.append("".join(c or " " for c in cells))
+    return done
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_a_line_is_what_a_terminal_shows_however_the_text_is_cut(pieces: list[str]) -> None:
+    whole, cut = Text(), Text()
+    text = "".join(pieces)
+    whole.write("stdout", text)
+    for character in text:
+        cut.write("stdout", character)
+    assert whole.print_of() == cut.print_of()
+    assert whole.lines() == cut.lines()
+    *ended, last = terminal(text)
+    assert whole.lines_of("stdout") == [*ended, *([last] if last.strip() else [])]
+
+
+@given(st.lists(st.sampled_from(["ab\n", "c", "\n\n", "d" * 30, "\r"]), max_size=30))
+def test_many_lines_at_once_count_as_one_by_one(pieces: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nbddp.run.collect.LONGEST", 50)
+        whole, cut = Text(), Text()
+        whole.write("stdout", "".join(pieces))
+        for piece in pieces:
+            cut.write("stdout", piece)
+    assert (whole.print_of(), whole.lines()) == (cut.print_of(), cut.lines())
+
+
+def feeds(line: Line, n: int) -> dict[str, Callable[[], None]]:
+    """Ways of writing about n pieces at a long line."""
+
+    def each(*pieces: str) -> Callable[[], None]:
+        return lambda: [line.write(piece) for _ in range(n) for piece in pieces] and None  # type: ignore[func-returns-value]
+
+    return {
+        "returns over a long line": each("\rab"),
+        "backspaces": each("xy", "\b\b\b"),
+        "backspaces at once": lambda: line.write("\b" * n),
+        "erased to the end": each("abc\r\x1b[K"),
+        "erased to the start": each("abc\x1b[1K"),
+        "erased and written": each("\x1b[2K\r50%"),
+        "growing": each("x"),
+        "growing, and back at once": each("x", "\r", "x" * 3),
+    }
+
+
+@pytest.mark.parametrize("way", [*feeds(Line(), 1)])
+def test_twice_the_writing_is_twice_the_work(way: str) -> None:
+    """Counted in slices that are made or moved, on a line of a length that any copy of it would show."""
+    work = []
+    for n in (1000, 2000):
+        line = Line()
+        for _ in range(n):
+            line.write("xxxxx")
+        before = line.touched
+        feeds(line, n)[way]()
+        line.write("\r")
+        work.append(line.touched - before)
+    assert work[1] <= 2.1 * work[0]
+    assert work[1] <= 12 * 2000
+
+
+def test_a_progress_bar_overwrites_its_line() -> None:
+    text = Text()
+    for i in range(100):
+        text.write("stderr", f"\r{i}% done")
+    assert text.lines() == ([("stderr", "99% done")], 0, [])
+
+
+def test_a_line_without_an_end_is_ended() -> None:
+    text = Text()
+    for _ in range(5):
+        text.write("stdout", "x" * (LONGEST // 2))
+    text.write("stdout", "\rend\n")
+    lines = text.lines_of("stdout")
+    assert [len(line) > WIDE_HEAD for line in lines] == [True, True, True]
+    assert lines[2].startswith("endxxx")
+    assert f"… {LONGEST - WIDE_HEAD - WIDE_TAIL:,} characters left out …" in lines[0]
+
+
+# -- the block --------------------------------------------------------------------------------------
+
+
+def output(tmp_path: Path, rank: int = 0) -> RankOutput:
+    return RankOutput(rank, tmp_path / f"rank{rank}.log")
+
+
+def say(out: RankOutput, *said: tuple[str, str]) -> RankOutput:
+    for stream, text in said:
+        out.take("stream", {"name": stream, "text": text})
+    return out
+
+
+def test_both_streams_of_a_rank_keep_their_order_in_the_block_and_in_the_log(tmp_path: Path) -> None:
+    said = ("stdout", "a\n"), ("stderr", "b\nc\n"), ("stdout", "d"), ("stderr", "e\n"), ("stdout", "\n")
+    out = say(output(tmp_path), *said)
+    out.close()
+    assert block([out]) == [
+        Print("stdout", "rank 0        │ a\n"),
+        Print("stderr", "rank 0 stderr │ b\n              │ c\n              │ e\n"),
+        Print("stdout", "rank 0        │ d\n"),
+    ]
+    assert out.log.read_text() == "a\nb\nc\nde\n\n"
+
+
+def test_ranks_with_the_same_lines_are_one_section_also_where_subprocesses_mixed_their_streams(tmp_path: Path) -> None:
+    one = say(output(tmp_path, 0), ("stdout", "a\n"), ("stderr", "b\n"))
+    two = say(output(tmp_path, 1), ("stderr", "b\n"), ("stdout", "a\n"))
+    assert [piece.text.split(" │")[0] for piece in block([one, two]) if isinstance(piece, Print)] == [
+        "ranks 0–1       ", "ranks 0–1 stderr",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["text/html", "image/png", "text/markdown", "text/latex"])
+def test_a_rich_output_stands_under_its_label_without_the_words_for_it(tmp_path: Path, kind: str) -> None:
+    out = output(tmp_path)
+    data = {kind: "x", "text/plain": "<IPython.core.display.HTML object>"}
+    out.take("display_data", {"data": data, "metadata": {}})
+    assert block([out]) == [Print("stdout", "rank 0 │\n"), Show(data, {})]
+
+
+def test_what_may_not_be_seen_has_its_words_too(tmp_path: Path) -> None:
+    out = output(tmp_path)
+    data = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "IntSlider(value=0)"}
+    out.take("display_data", {"data": data, "metadata": {}})
+    assert block([out]) == [Print("stdout", "rank 0 │ IntSlider(value=0)\n"), Show(data, {})]
+
+
+def test_of_many_displays_the_first_and_the_last_are_shown_and_the_others_are_in_a_file(tmp_path: Path) -> None:
+    out = output(tmp_path)
+    for i in range(20_000):
+        transient = {"display_id": str(i)}
+        out.take("display_data", {"data": {"text/html": f"<b>{i}</b>"}, "metadata": {}, "transient": transient})
+        say(out, ("stdout", f"after {i}\n"))
+    for i in range(0, 20_000, 1000):
+        new = {"data": {"text/html": "new"}, "metadata": {}, "transient": {"display_id": str(i)}}
+        out.take("update_display_data", new)
+    out.close()
+    gap = next(item for item in out.items if isinstance(item, Gap))
+    assert gap.displays == 20_000 - SHOWN_HEAD - SHOWN_TAIL
+    assert len(out.items) <= 2 * (SHOWN_HEAD + SHOWN_TAIL) + 1
+    shown = [piece.data["text/html"] for piece in block([out]) if isinstance(piece, Show)]
+    assert (shown[0], shown[1], shown[-1], len(shown)) == ("new", "<b>1</b>", "<b>19999</b>", 1000)
+    left_out = [json.loads(row)["data"]["text/html"] for row in gap.path.read_text().splitlines()]
+    assert (left_out[0], left_out[-1], len(left_out)) == ("<b>500</b>", "<b>19499</b>", gap.displays)
+    assert out.log.read_text().count("\n") == 20_000
+    other = output(tmp_path, 1)
+    assert other.print_of() != out.print_of()
+
+
+def test_what_is_kept_of_long_lines_and_large_displays_is_bounded(tmp_path: Path) -> None:
+    out = output(tmp_path)
+    for _ in range(300):
+        say(out, ("stdout", "x" * (LONGEST - 1) + "\n"))
+    text = out.items[0]
+    assert isinstance(text, Text)
+    head, left_out, tail = text.lines()
+    assert (len(head), left_out, len(tail)) == (HEAD, 300 - HEAD - TAIL, TAIL)
+    assert sum(len(line) for _, line in head + tail) < (HEAD + TAIL) * (WIDE_HEAD + WIDE_TAIL + 100)
+    for _ in range(100):
+        out.take("display_data", {"data": {"image/png": "x" * LONGEST}, "metadata": {}})
+    assert sum(len(piece.data["image/png"]) for piece in block([out]) if isinstance(piece, Show)) <= 33 * LONGEST
+
+
+# -- bars, and what is cleared ----------------------------------------------------------------------
+
+
+def html(text: str, **more: object) -> dict[str, object]:
+    return {"data": {"text/html": f"<pre>{text}</pre>", "text/plain": text}, "metadata": {}, **more}
+
+
+def comm(ident: str, **state: str) -> dict[str, object]:
+    return {"comm_id": ident, "data": {"method": "update", "state": state}}
+
+
+def in_area(*messages: tuple[str, dict[str, object]]) -> list[tuple[str, dict[str, object]]]:
+    """As ipywidgets' `with output:` sends it."""
+    return [("comm_msg", comm("a", msg_id="1")), *messages, ("comm_msg", comm("a", msg_id=""))]
+
+
+VIEW = {"application/vnd.jupyter.widget-view+json": {"model_id": "a"}, "text/plain": "Output()"}
+OPENED = ("comm_open", comm("a", _model_name="OutputModel", msg_id=""))
+VIEWED = ("display_data", {"data": VIEW, "metadata": {}})
+BAR = [
+    message for i in range(3) for message in in_area(("clear_output", {"wait": True}), ("display_data", html(f"{i}%")))
+]
+BEFORE, AFTER = (("stream", {"name": "stdout", "text": f"{word}\n"}) for word in ("before", "after"))
+SHOWN = ["rank 0 │ before", "rank 0 │", "<pre>2%</pre>", "rank 0 │ after"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "rows"),
+    [
+        ([BEFORE, OPENED, VIEWED, *BAR, AFTER], SHOWN),
+        ([BEFORE, OPENED, *BAR, AFTER], SHOWN),
+        ([BEFORE, OPENED, *BAR, AFTER, VIEWED], SHOWN),
+        ([BEFORE, OPENED, VIEWED, *BAR, AFTER, ("comm_close", comm("a"))], ["rank 0 │ before", "rank 0 │ after"]),
+        ([BEFORE, OPENED, VIEWED, *BAR, ("clear_output", {"wait": True}), AFTER], ["rank 0 │ after"]),
+        ([BEFORE, ("display_data", html(""))], ["rank 0 │ before"]),
+        ([OPENED, VIEWED, *in_area(BEFORE), AFTER], ["rank 0 │ before", "rank 0 │ after"]),
+    ],
+    ids=["shown first", "shown nowhere", "shown last", "closed", "all cleared", "empty", "text"],
+)
+def test_a_bar_in_an_output_widget_clears_itself_alone(
+    tmp_path: Path, messages: list[tuple[str, dict[str, object]]], rows: list[str]
+) -> None:
+    out = output(tmp_path)
+    for kind, content in messages:
+        out.take(kind, content)
+    found = Shown()
+    found.finish([out])
+    assert found.rows == rows
+
+
+RICH = """from rich.progress import Progress, track
+print("before")
+for i in track(range(5), "first"): pass
+print("between")
+with Progress() as bars:
+    both = bars.add_task("one", total=3), bars.add_task("two", total=3)
+    for i in range(3): [bars.advance(task) for task in both]
+    bars.refresh()
+print("after")"""
+
+
+def test_the_last_state_of_richs_bars_stays_and_what_stood_before_it(shows: Callable[..., list[str]]) -> None:
+    pytest.importorskip("rich")
+    rows = shows(RICH)
+    texts = [re.sub("<[^>]*>", "", row) for row in rows if not row.endswith("│")]
+    assert [text.split() for text in texts if "│" in text] == [
+        ["ranks", "0–1", "│", word] for word in ("before", "between", "after")
+    ]
+    bars = [text for text in texts if "%" in text]
+    assert [("first" in bars[0]), ("one" in bars[1]), ("two" in bars[2])] == [True] * 3
+    assert all("100%" in bar for bar in bars)
+    assert len(bars) == 3
+    assert rows.index("ranks 0–1 │ before") < rows.index("ranks 0–1 │ between") < rows.index("ranks 0–1 │ after")
+
+
+def test_a_bar_of_tqdm_is_one_line_below_what_was_printed_meanwhile(shows: Callable[..., list[str]]) -> None:
+    rows = shows("from tqdm import tqdm\nprint('before')\nfor i in tqdm(range(3)): print(i)\nprint('after')")
+    folded = rows[0].startswith("ranks")  # both took as long, to the digits that tqdm shows
+    of_one = [row.partition("│ ")[2] for row in (rows if folded else rows[: len(rows) // 2])]
+    assert [*of_one[:4], of_one[5]] == ["before", "0", "1", "2", "after"]
+    assert of_one[4].startswith("100%|")
+
+
+# -- through a kernel -------------------------------------------------------------------------------
+
+
+def test_a_long_line_with_a_return_is_short_in_the_notebook_and_whole_in_the_log(four: Kernel) -> None:
+    """Longer ones take minutes in what reads notebooks: nbconvert looks at each line in quadratic time."""
+    shown = four.run("%%ddp\nprint('x' * 340_000 + '\\rend'); print('a\\rb')")
+    first, second = shown.text().splitlines()
+    assert first.startswith("ranks 0–3 │ endxxx")
+    assert "… 323,616 characters left out …" in first
+    assert len(first) < 17_000
+    assert second == "          │ b"
+    assert len(four.run("%ddp log --rank 2").text()) == 340_000 + len("\rend\na\rb\n")
+
+
+@pytest.fixture
+def shows(pool: nbddp.Pool) -> Callable[..., list[str]]:
+    """Runs a cell; the rows of its block, and what is said after it."""
+
+    def run(code: str, cell: int = 1) -> list[str]:
+        screen = Shown()
+        pool.run_cell(f"import os, sys, time\n{code}", cell=cell, screen=screen)
+        return screen.rows
+
+    return run
+
+
+class Shown(Silent):
+    def __init__(self) -> None:
+        self.rows: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.rows += text.splitlines()
+
+    def finish(self, outputs: Sequence[RankOutput]) -> None:
+        for piece in block(outputs):
+            rich = piece.data["text/html"] if isinstance(piece, Show) else ""
+            self.rows += piece.text.splitlines() if isinstance(piece, Print) else rich.splitlines()
+
+
+def test_lines_of_both_streams_come_in_the_order_in_which_they_were_printed(shows: Callable[..., list[str]]) -> None:
+    rows = shows("for i in range(3): print('out', i); print('err', i, file=sys.stderr)")
+    assert rows == [f"ranks 0–1{mark} │ {word} {i}" for i in range(3) for mark, word in
+                    (("       ", "out"), (" stderr", "err"))]  # fmt: skip
+
+
+IN_ORDER = {
+    "a shell": "os.system('echo one'); print('two'); os.system('echo three')",
+    "a descriptor": "os.write(1, b'one\\n'); print('two'); os.write(1, b'three\\n')",
+    "parts of lines": "sys.stdout.write('o'); os.system('echo ne'); print('two'); print('three')",
+    "C": "import ctypes\nc = ctypes.CDLL(None); c.printf(b'one\\n'); print('two'); c.printf(b'three')",
+    "a subprocess": "import subprocess\nfor w in ('one', 'two', 'three'): subprocess.run(['echo', w])",
+}
+
+
+@pytest.mark.parametrize("how", IN_ORDER)
+def test_what_is_written_past_python_comes_in_order_and_before_the_result(
+    shows: Callable[..., list[str]], how: str
+) -> None:
+    rows = shows(IN_ORDER[how] + "\n42")
+    assert [row.partition(" │ ")[2] for row in rows] == ["one", "two", "three", "42"]
+
+
+def test_what_is_written_past_python_comes_between_lines(shows: Callable[..., list[str]]) -> None:
+    """`print` writes "a", " ", "b" and the end of the line each by itself."""
+    rows = shows(
+        "import subprocess\nspeaking = subprocess.Popen(['sh', '-c', 'while :; do echo past; done'])\n"
+        "for i in range(50): print('a', 'b', 'c'); time.sleep(0.002)\n"
+        "speaking.kill(); speaking.wait(); None"
+    )
+    assert {row.partition("│ ")[2] for row in rows if "left out" not in row} == {"past", "a b c"}
+
+
+def test_what_is_written_past_python_comes_before_what_is_displayed_after_it(shows: Callable[..., list[str]]) -> None:
+    rows = shows(
+        "from IPython.display import HTML, display\nos.system('echo one'); display(HTML('<b>x</b>'))\nprint('two')"
+    )
+    assert rows == ["ranks 0–1 │ one", "ranks 0–1 │", "<b>x</b>", "ranks 0–1 │ two"]
+
+
+def test_a_letter_of_several_bytes_may_come_in_two_parts(shows: Callable[..., list[str]]) -> None:
+    rows = shows("os.write(1, 'grü'.encode()[:-1]); time.sleep(0.05); os.write(1, 'üß'.encode()[1:]); None")
+    assert rows == ["ranks 0–1 │ grüß"]
+
+
+# -- what is printed when no cell runs ---------------------------------------------------------------
+
+GO = """go, done = {go!r}, {go!r} + os.environ["RANK"]
+def speak(end=None):
+    while not os.path.exists(go): time.sleep(0.01)
+    print("late")
+    if end: sys.stdout.flush()
+    open(done, "w").close()
+    if end: end(0)
+waits = f"while [ ! -e {{go}} ]; do sleep 0.01; done"
+shell = f"{{waits}}; echo late; touch {{done}}"
+"""
+LATE = {
+    "thread": "import threading\nthreading.Thread(target=speak).start()",
+    "fork": "if os.fork() == 0: speak(os._exit)",
+    "multiprocessing": "import multiprocessing as mp\nmp.get_context('fork').Process(target=speak).start()",
+    "data loader": "from torch.utils.data import DataLoader\nclass Late:\n    def __len__(self): return 1\n"
+    "    def __getitem__(self, i): speak(); return i\nbatches = iter(DataLoader(Late(), num_workers=1))",
+    "subprocess": "import subprocess\nsubprocess.Popen(['sh', '-c', shell])",
+    "shell in the background": "os.system(f'({shell}) &')",
+}
+
+
+def until(done: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("who", LATE)
+@pytest.mark.parametrize("when", ["between the cells", "in the next cell"])
+def test_what_a_cell_has_started_is_heard_when_it_has_ended(
+    pool: nbddp.Pool, shows: Callable[..., list[str]], tmp_path: Path, who: str, when: str
+) -> None:
+    assert shows(GO.format(go=str(tmp_path / "go")) + LATE[who] + "\nprint('started')", cell=7) == [
+        "ranks 0–1 │ started"
+    ]
+    run = pool.last_run
+    assert run is not None
+    if when == "in the next cell":
+        code = "open(go, 'w').close()\nwhile not os.path.exists(done): time.sleep(0.01)\nprint('next')"
+        rows = shows(code, cell=8)
+        assert rows == ["ranks 0–1 │ late", "          │ next"]
+        return
+    (tmp_path / "go").touch()
+    until(lambda: all(between.whole_log(out.log, []).endswith("late\n") for out in run.outputs.values()))
+    assert shows("print('next')", cell=8) == [
+        "ranks 0–1 │ next", "printed between the cells, by what Cell In[7] has started:", "ranks 0–1 │ late",
+    ]  # fmt: skip
+    assert pool.last_run is not None
+    whole = between.whole_log(pool.last_run.outputs[1].log, pool.last_run.earlier[1])
+    assert whole == "-- printed before this cell --\nlate\n-- printed in this cell --\nnext\n"
+    assert shows("print('next')", cell=9) == ["ranks 0–1 │ next"], "it is shown once"
+
+
+def test_processes_of_several_cells_are_told_apart(
+    pool: nbddp.Pool, shows: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    speaks = """import subprocess
+if os.environ["RANK"] == "0": subprocess.Popen(["sh", "-c", f"{waits}; echo out @; echo err @ >&2"])"""
+    for cell in (3, 4):
+        code = GO.format(go=str(tmp_path / "go")) + speaks.replace("@", str(cell))
+        assert shows(code, cell=cell) == []
+    shows("pass", cell=5)
+    run = pool.last_run
+    assert run is not None
+    (tmp_path / "go").touch()
+    until(lambda: between.whole_log(run.outputs[0].log, []).count("\n") == 5)
+    rows = shows("pass", cell=6)
+    assert [row for row in rows if "between" in row] == [
+        f"printed between the cells, by what Cell In[{cell}] has started:" for cell in (3, 4)
+    ]
+    assert sorted(rows[1:3]) == ["rank 0        │ out 3", "rank 0 stderr │ err 3"]
+    assert sorted(rows[4:6]) == ["rank 0        │ out 4", "rank 0 stderr │ err 4"]
+
+
+def test_pipes_are_new_only_after_a_cell_that_leaves_a_process_and_old_ones_are_closed(pool: nbddp.Pool) -> None:
+    def value(code: str) -> list[object]:
+        return list(pool.run_cell(f"import os, subprocess, time\n{code}", want_value=True, screen=Silent()))
+
+    pipes, count = "os.fstat(1).st_ino", "len(os.listdir('/proc/self/fd'))"
+    value("forked = os.fork()\nif not forked: time.sleep(600); os._exit(0)")
+    before, held = value(pipes), value(count)
+    for _ in range(3):
+        value("subprocess.run(['true']); os.system('true')")
+        assert value(pipes) == before
+        value("left = subprocess.Popen(['sleep', '600'])")
+        new = value(pipes)
+        assert all(one != other for one, other in zip(before, new, strict=True))
+        value("left.kill(); left.wait()")
+        before = new
+    assert value(count) == held
+    value("os.kill(forked, 9); os.waitpid(forked, 0)")
+
+
+def test_what_is_printed_while_names_are_fetched_is_heard(pool: nbddp.Pool, shows: Callable[..., list[str]]) -> None:
+    shows("class Slow:\n    def __reduce__(self): print('fetched'); return int, (3,)\nslow = Slow()", cell=2)
+    assert list(pool.pull(["slow"])["slow"]) == [3, 3]
+    assert shows("pass", cell=3) == ["printed between the cells:", "ranks 0–1 │ fetched"]

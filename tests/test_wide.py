@@ -1,0 +1,134 @@
+"""Many agents: all are asked at once, and waited for together. Torch is a stub there (`benchmarks/stub`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nbddp
+from nbddp.agent.far import FarAgent
+from nbddp.agent.reach import Template
+from nbddp.agent.round import Round, end_all
+from nbddp.errors import AgentFailed, RankStatus
+from nbddp.plan.hosts import Host
+from nbddp.plan.options import LaunchSpec
+from nbddp.pool.node import FarNode, Posted
+from nbddp.run.screen import Silent
+from tests.benchmarks.wide import many
+
+AGENTS, LATE = 5, 0.3  # late: seconds by which all that an agent says comes later
+Said = list[tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def said() -> Said:
+    """Which agent was asked (`+op`) and waited for (`-op`), in order."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def pool(said: Said) -> Iterator[nbddp.Pool]:
+    post, take, ops = FarAgent.post, FarAgent.take, {}
+
+    def posting(agent: FarAgent, op: str, **fields: Any) -> int:
+        key = post(agent, op, **fields)
+        ops[agent, key] = op
+        said.append((f"+{op}", agent.host.name))
+        return key
+
+    def taking(agent: FarAgent, key: int, timeout: float = 30.0) -> Any:
+        said.append((f"-{ops[agent, key]}", agent.host.name))
+        return take(agent, key, timeout)
+
+    with pytest.MonkeyPatch.context() as patch, many(AGENTS, 1, LATE) as pool:
+        patch.setattr(FarAgent, "post", posting)
+        patch.setattr(FarAgent, "take", taking)
+        pool.start()
+        yield pool
+
+
+def at_once(said: Said, op: str) -> bool:
+    """Whether all agents were asked before one was waited for."""
+    steps = [(step, host) for step, host in said if step[1:] == op]
+    return {host for _, host in steps[:AGENTS]} == {f"node{i}" for i in range(AGENTS)} and all(
+        step[0] == "+" for step, _ in steps[:AGENTS]
+    )
+
+
+def test_a_start_asks_all_agents_at_once(pool: nbddp.Pool, said: Said) -> None:
+    assert [op for op in ("limits", "put", "start") if not at_once(said, op)] == []
+
+
+def test_agents_that_answer_late_do_not_add_up(pool: nbddp.Pool) -> None:
+    pool.run_cell("pass", screen=Silent())  # the first opens a way to the store
+    for work in (pool.status, lambda: pool.run_cell("pass", screen=Silent())):
+        began = time.monotonic()
+        work()
+        assert time.monotonic() - began < LATE * (AGENTS - 1)
+
+
+def test_ranks_that_run_on_are_interrupted_at_once(pool: nbddp.Pool, said: Said) -> None:
+    """Also where the command that starts agents runs here: no worker begins with Stop blocked."""
+    said.clear()
+    with pytest.raises(nbddp.WorkerFailed, match="rank 2 raised ZeroDivisionError") as caught:
+        pool.run_cell("import os, time\nif os.environ['RANK'] == '2': 1 / 0\ntime.sleep(60)", screen=Silent())
+    others = {s.status for s in caught.value.states if s.rank != 2}
+    assert others == {RankStatus.INTERRUPTED}
+    assert not [step for step, _ in said if step == "-signal"], "nobody waits for that"
+
+
+def test_what_others_have_started_is_known_where_one_node_fails(
+    pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, post = pool.group.spread[1].agent, FarAgent.post
+
+    def failing(agent: FarAgent, op: str, **fields: Any) -> int:
+        if agent is lost and op == "start":
+            raise AgentFailed("no room")
+        return post(agent, op, **fields)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FarAgent, "post", failing)
+        with pytest.raises(AgentFailed, match="no room"):
+            pool.restart()
+    assert sorted(pool.workers) == [0, 2, 3, 4]
+    assert pool.start() == ["pool grown from 4 to 5 workers; ranks 0, 2–4 keep their names"]
+    assert list(pool.run_cell("import os; int(os.environ['RANK'])", want_value=True, screen=Silent())) == [*range(5)]
+
+
+def test_each_host_needs_room_for_its_own_workers_alone(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, room = FarAgent.take, {"limits": [{"what": "memory", "each": 50 << 20, "free": 60 << 20}]}
+    monkeypatch.setattr(FarAgent, "take", lambda *a: room if "limits" in (answer := take(*a)) else answer)
+    with pytest.raises(nbddp.BadInput, match=r"node0: 2 more workers would need .*use --nproc 2 or fewer"):
+        pool.ensure(LaunchSpec(nproc=3))
+    pool.ensure(LaunchSpec(nproc=2))
+    assert len(pool.workers) == 2 * AGENTS
+
+
+def test_what_a_node_has_started_is_known_where_it_cannot_start_all(tmp_path: Path) -> None:
+    class Answered(Round):
+        def answers(self) -> list[Any]:
+            return [{"pid": 1, "started": 0.0}, AgentFailed("no room")]
+
+    agent = FarAgent(Host("h"), Template("sleep {host} {command}"), tmp_path / "log", {}, ["sleep", "100"])
+    node = FarNode(agent, lambda rank, event: None, lambda event: None)
+    starts = [{"rank": r, "uuid": f"{r}", "log": f"{r}.log", "kept": f"{r}"} for r in range(2)]
+    with pytest.raises(AgentFailed, match="no room"):
+        node.take_starts(Posted(starts, {"0.log": 0, "1.log": 0}, Answered()), lambda starts, answers: None)
+    end_all([agent], timeout=0.0)
+    assert sorted(node.workers) == [0]
+
+
+def test_agents_that_do_not_end_have_their_time_together(tmp_path: Path) -> None:
+    way = Template("sleep {host} {command}")
+    agents = [FarAgent(Host(f"h{i}"), way, tmp_path / f"{i}.log", {}, ["sleep", "100"]) for i in range(4)]
+    for agent in agents:
+        agent.warm = {}  # one that is not has nothing to end, and is not waited for
+    began = time.monotonic()
+    end_all(agents, timeout=0.5)
+    assert time.monotonic() - began < 1.5
+    assert [agent.process.returncode for agent in agents if agent.process is not None] == [-9] * 4
