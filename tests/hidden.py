@@ -287,10 +287,16 @@ def beat() -> None:
 
 
 def main() -> None:
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1")
+    from nbddp.agent.main import WARM
     from nbddp.seams import SEAMS
     from nbddp.trials import trials
 
-    trials.tried("DDP's reducer")  # imports for all children, and ends its threads
+    for name in (*WARM, trials.__name__):  # once, for all children; nothing has run yet that starts a thread
+        importlib.import_module(name)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        print(f"what is imported has started {threads - 1} threads; a child may hang", file=sys.stderr)
     sys.stdout.flush()
     for seam in SEAMS:
         while not _tried_in_child(seam.key):
@@ -298,7 +304,7 @@ def main() -> None:
 
 
 def _tried_in_child(key: str) -> bool:
-    """Whether the child has ended. torch keeps a thread or two, and what they hold when it forks is held for ever."""
+    """Whether the child has ended."""
     from nbddp.trials import trials
 
     child = os.fork()

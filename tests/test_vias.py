@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import nbddp
+from nbddp.agent.reach import last_line
 from nbddp.errors import AgentFailed
 from nbddp.plan.hosts import Host
 from nbddp.plan.vias import filled, via_of
@@ -123,3 +124,22 @@ def test_a_command_that_does_not_work_is_named_with_its_words(hosts: Hosts) -> N
         nowhere.start()
     pool.close()
     nowhere.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("a\n" + "-" * 60 + "\nmpiexec was\nunable\n" + "-" * 60 + "\n", "a"),
+        ("-" * 60 + "\nmpiexec was\nunable\n" + "-" * 60 + "\n", "mpiexec was unable"),
+        (
+            "[vm:14887] plm:rsh: Warning: setpgid(14893,14893) failed in parent with errno=Permission denied(13)\n"
+            + "-" * 60 + "\nmpiexec was\nunable\n" + "-" * 60 + "\n",
+            "mpiexec was unable",
+        ),
+        ("[vm:1] plm:rsh: Warning: nothing else", "[vm:1] plm:rsh: Warning: nothing else"),
+        ("the cause\n[vm:1] plm:rsh: Warning: setpgid\n", "the cause"),
+    ],
+)  # fmt: skip
+def test_what_open_mpi_warns_of_is_not_taken_for_the_cause(said: str, words: str) -> None:
+    """It loses a race for setpgid now and then, and says so before what went wrong."""
+    assert last_line(said) == words

@@ -23,6 +23,7 @@ NO_PROGRAM = (126, 127)
 UNQUOTABLE = r"[\\\n!']"  # what mean something within single quotes to some login shells: tcsh, fish
 AGENT = ("nbddp.agent.reached",)
 RULE = re.compile(r"^-{20,}$", re.MULTILINE)
+OWN_WARNING = re.compile(r"\[[^\]\s]+:\d+\] .*\bWarning: ")  # of Open MPI about itself: [host:pid] plm:rsh: Warning: …
 WORDS = {  # what ssh says → what to do
     "Host key verification failed": "run ssh {host} in a terminal once and look at the key that it shows",
     "REMOTE HOST IDENTIFICATION HAS CHANGED": "ask who runs {host} whether its key is new; "
@@ -179,8 +180,9 @@ class Template(Way):
 
 
 def last_line(said: str) -> str:
-    """The last line that is not empty; before what Open MPI adds between two rules, unless that is all."""
+    """The last line that is not empty; before what Open MPI adds between two rules and warns of, unless that is all."""
     parts = RULE.split(said)
     lines = [line.strip() for part in parts[::2] for line in part.splitlines() if line.strip()]
+    lines = [line for line in lines if not OWN_WARNING.match(line)] or ([] if parts[1::2] else lines)
     boxes = [" ".join(part.split()) for part in parts[1::2]]
     return (lines[-1:] or boxes[:1] or ["it said nothing"])[0]
