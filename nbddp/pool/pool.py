@@ -229,7 +229,7 @@ class Pool:
         if not self.group.nodes:
             self.group.need_running()
         if not self.group.spread:
-            raise BadInput("the pool is on this machine, whose files its workers see; --sync is for --hosts")
+            raise BadInput("the pool runs on this machine, and its workers see these files; --sync is for --hosts")
         return self.reaching.sync([node.agent for node in self.group.spread], progress)
 
     def _merge(self, spec: LaunchSpec) -> tuple[LaunchSpec, str]:
@@ -378,7 +378,7 @@ class Pool:
             except RunFailed as error:
                 changes = self.last_run.regrouped if self.last_run is not None else ""
                 if changes:  # no failure, so no attempt
-                    screen.say(f"{changes}; all workers begin anew, and the cell from its top")
+                    screen.say(f"{changes}; restarting all workers and the cell")
                 elif isinstance(error, (WorkerFailed, RunHung)):
                     attempts.append(str(error))
                     if len(attempts) > request.max_restarts:
@@ -429,7 +429,7 @@ class Pool:
         """
         if self.running:
             raise BadInput(
-                f"this pool runs {elsewhere.on(self.spec)}; %ddp stop ends it, then %ddp attach takes the job"
+                f"this pool runs {elsewhere.on(self.spec)}; %ddp stop ends it, then %ddp attach uses the job"
             )
         kept = elsewhere.to_attach(job)
         spec = elsewhere.restored(kept)
@@ -504,9 +504,7 @@ class Pool:
         for i, name in enumerate(names):
             lacking = [r for r, answer in answers.items() if not answer[i]]
             if lacking:
-                raise BadInput(
-                    f"there is no name {name} on {rank_words(lacking)}; a %%ddp cell that assigns it makes one"
-                )
+                raise BadInput(f"{name} is not defined on {rank_words(lacking)}; assign it in a %%ddp cell")
             found[name] = RankValues({r: values.unpack(answer[i]) for r, answer in answers.items()})
         return found
 
@@ -590,7 +588,7 @@ class Pool:
         whom the ranks' store cannot be guarded."""
         warm = self.group.nodes[0].warm if self.group.nodes else {}
         unguarded = warm.get("unguarded") or (self.group.stores.unguarded if self.group.stores else "")
-        unkept = f"nothing is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
+        unkept = f"no process is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
         return [*filter(None, [system.lost()]), *self._trials.words(), *filter(None, [unguarded, unkept])]
 
     def checkup(self, progress: Callable[[str], None] = lambda text: None) -> Checkup | None:
@@ -643,5 +641,5 @@ def _packed(value: Any, name: str) -> bytes:
         return values.pack(value)
     except Exception as e:
         raise BadInput(
-            f"{name} cannot be sent to the ranks: {values.reason(e)}; make it in a %%ddp cell instead"
+            f"{name} cannot be sent to the ranks: {values.reason(e)}; create it in a %%ddp cell instead"
         ) from None
