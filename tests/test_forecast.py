@@ -422,10 +422,10 @@ def test_speeds(text: str, value: float) -> None:
     ("text", "says"),
     [
         ("25", "25 has no unit; type 25GB/s for bytes or 25Gb/s for bits per second"),
-        ("25gb/s", "25gb/s has a small prefix; type GB/s for bytes or Gb/s for bits per second"),
+        ("25gb/s", "25gb/s has a lower-case prefix; type GB/s for bytes or Gb/s for bits per second"),
         ("25GB", "25GB is not a speed; type a number with its unit, such as 25GB/s"),
         ("fast", "fast is not a speed"), ("", "is not a speed"), ("-3GB/s", "-3GB/s is not a speed"),
-        ("0GB/s", "0GB/s is no speed of a link; type a positive one"), ("1e999GB/s", "is no speed of a link"),
+        ("0GB/s", "0GB/s is not a link speed; type a positive one"), ("1e999GB/s", "is not a link speed"),
         ("25GB/h", "is not a speed"), ("25XB/s", "is not a speed"), ("²GB/s", "is not a speed"),
     ],
 )  # fmt: skip
@@ -487,7 +487,7 @@ def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: nbddp.Pool, mon
 
     real = nbddp.Pool.bench
     monkeypatch.setattr(nbddp.Pool, "bench", bench)
-    with pytest.raises(nbddp.BadInput, match="train in a %%ddp cell first"):
+    with pytest.raises(nbddp.BadInput, match="train a DistributedDataParallel model in a %%ddp cell first"):
         pool.forecast()
     assert asked == [], "nothing is measured for a forecast that cannot be"
     pool.run_cell(TRAIN, screen=Silent())
@@ -516,7 +516,9 @@ def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: nbddp.Pool, mon
 
 
 def test_forecast_in_a_notebook(four: Kernel) -> None:
-    assert "train in a %%ddp cell first" in four.run("%ddp restart\n%ddp forecast").evalue
+    assert (
+        "train a DistributedDataParallel model in a %%ddp cell first" in four.run("%ddp restart\n%ddp forecast").evalue
+    )
     assert "25 has no unit; type 25GB/s" in four.run("%ddp forecast --inter-node 25").evalue
     assert four.run(f"%%ddp\n{TRAIN}").ok
     given = """

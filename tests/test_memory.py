@@ -113,7 +113,7 @@ def test_peak_is_the_last_cells(pool: nbddp.Pool) -> None:
 
 def test_ranks_without_a_model_say_what_to_do(pool: nbddp.Pool) -> None:
     pool.restart()
-    with pytest.raises(nbddp.BadInput, match="no rank has a module or an optimizer; make them in a %%ddp cell first"):
+    with pytest.raises(nbddp.BadInput, match="no rank has a module or an optimizer; create them in a %%ddp cell first"):
         pool.memory()
     pool.run_cell("import torch, os\nif os.environ['RANK'] == '1': net = torch.nn.Linear(3, 4)", screen=Silent())
     assert [(r.rank, r.kept) for r in pool.memory()] == [(1, 64)]

@@ -445,7 +445,7 @@ ODD = {  # exercise → what its function does, what is said of it
         "import glob, os, socket\nagent = socket.socket(socket.AF_UNIX)\n"
         "agent.connect(*glob.glob(os.environ['NBDDP_RUNTIME_DIR'] + '/nbddp-*/*/agent.sock'))\n"
         'agent.sendall(b\'{"op": "stop"}\\n\')\nreturn agent.recv(999).decode()',
-        "this agent takes orders from its owner alone",
+        "this agent takes orders only from its owner",
     ),
     "by_address": (
         "import os\nseen, pid = ['own'] * ('MY_SECRET' in os.environ), os.getpid()\nwhile pid > 1:\n"

@@ -117,7 +117,7 @@ def test_a_real_torchrun_gets_awkward_paths_and_words(tmp_path: Path) -> None:
         ({"arguments": ("a\0b",)}, "NUL byte"),
         ({"nnodes": 2, "min_nodes": 3}, "use 1 to 2"),
         ({"nnodes": 2, "min_nodes": 1, "rendezvous": STATIC}, "only c10d"),
-        ({"max_restarts": 1, "rendezvous": SRUN}, "only torchrun starts workers anew; leave max_restarts out"),
+        ({"max_restarts": 1, "rendezvous": SRUN}, "only torchrun restarts workers; leave max_restarts out"),
     ],
 )
 def test_an_impossible_launch_is_refused(asked: dict[str, Any], says: str) -> None:
