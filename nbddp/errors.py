@@ -85,8 +85,8 @@ class PoolNotRunning(PoolError):
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of a remote traceback. `context` holds (line number, text) around `line`; `values`: (name, words), what
-    names of a user's frame held when it failed."""
+    """One frame of a remote traceback. `context` holds (line number, text) around `line`; `values` holds (name, text):
+    what the names of a user's frame held when it failed."""
 
     file: str
     line: int
@@ -130,9 +130,9 @@ class RankStatus(str, Enum):
 class RankState:
     """How one rank ended a run, or where it was when the run was ended.
 
-    `where` is the user's own place, such as `cell line 9`, or empty; `doing` what it was waiting in,
-    such as `waiting in all_reduce #14 for rank 1`; `lost` the names that went with a replaced process, `imports` those
-    of them that were imported, `why` it is replaced; `fate` is what became of it where it is not.
+    `where` is the place in the user's code, such as `cell line 9`, or empty; `doing` is what the rank was waiting in,
+    such as `waiting in all_reduce #14 for rank 1`; `lost` lists the names lost with a replaced process, `imports` those
+    of them that were imported; `why` says why it was replaced; `fate` is `replaced` or what happened instead.
     """
 
     rank: int
@@ -201,8 +201,8 @@ class Cause:
     """What happened on the rank that failed first.
 
     `kind` is "raised", "exit" (SystemExit with a code), "died" (the process ended) or "left" (it raised nothing, but
-    its peers were still in a collective: `left` says how). `stage` is "begin" or "end" if it was not the program that
-    failed but the worker before or after it.
+    its peers were still in a collective; `left` says how). `stage` is "begin" or "end" if the worker failed before or
+    after the program, not the program itself.
     """
 
     rank: int

@@ -269,7 +269,7 @@ def test_sharded_tensors_are_compared_where_they_are_replicated(pool: nbddp.Pool
         adam.step()
     """,
     )
-    parts = "sharded: nothing to compare on 4 ranks: 4 parameters are sharded, each rank holds a part of its own"
+    parts = "sharded: nothing to compare on 4 ranks: 4 parameters are sharded; each rank holds its own part"
     assert repr(pool.compare("sharded")) == parts
     assert pool.compare("adam").equal
     assert repr(pool.compare("hybrid")).startswith("hybrid: 4 parameters equal on 4 ranks (")

@@ -190,8 +190,8 @@ def test_simulated_nodes_come_and_go_too(tmp_path: Path) -> None:
         thread.start()
         assert list(pool.run_cell(code, want_value=True, screen=Silent())) == ["0"] * 3, "it is no failure"
         thread.join()
-        assert "was started with --nnodes 1:3, so not for 4" in answers[0].stderr
-        assert "is to have 3 nodes" in answers[1].stdout
+        assert "was started with --nnodes 1:3 and cannot have 4" in answers[0].stderr
+        assert "will have 3 nodes" in answers[1].stdout
     other = "this pool has a fixed number of nodes; start it with --nnodes 1:2"
     with nbddp.Pool(nproc=1) as pool, pytest.raises(nbddp.BadInput, match=other):
         pool.scale(2)

@@ -139,7 +139,7 @@ def test_memory_after_a_cell_without_a_step_says_so(four: Kernel) -> None:
     other = four.run("%%ddp\n1 + 1")
     expected = (
         f"\nthe last recorded step is from In[{trained.number}]; "
-        f"the last cell, In[{other.number}], recorded none, so this peak may be no step's\n"
+        f"the last cell, In[{other.number}], recorded none, so this peak may not be that of a step\n"
     )
     assert expected in four.run("%ddp memory").displays[-1]["text/plain"]
     assert four.run("%%ddp --no-timings\ntrain()").ok, "an optimizer's step is known without recording"

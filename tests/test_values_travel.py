@@ -45,7 +45,7 @@ def test_push_and_pull(four: Kernel) -> None:
     ("line", "words"),
     [
         ("%ddp pull nope", "nope is not defined on ranks 0–3"),
-        ("%ddp push nope", "the notebook has no name nope"),
+        ("%ddp push nope", "nope is not defined in the notebook"),
         ("import threading; lock = threading.Lock()\n%ddp push lock", "lock cannot be sent to the ranks: TypeError"),
         ("%ddp pull a --ranks 7", "--ranks names rank 7, but the pool has ranks 0–3"),
         ("%ddp pull 3x", "3x is not a valid Python name"),
