@@ -311,7 +311,9 @@ def test_the_end_of_the_controller_is_told_in_a_running_cell_and_nothing_is_left
     mine = [psutil.Process(agent.hello["pid"]) for agent in agents(pool)]
     mine += [child for process in mine for child in process.children(recursive=True)]
     threading.Timer(0.5, lambda: os.kill(pool.group.cluster.controller.pid, signal.SIGKILL)).start()
-    with pytest.raises(PoolNotRunning, match="the pool has ended while the cell ran, because its agent or its contr"):
+    with pytest.raises(
+        PoolNotRunning, match="the pool ended while the cell was running, because its agent or its contr"
+    ):
         pool.run_cell("import time\ntime.sleep(30)", screen=Silent())
     pool.close()
     until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in mine))
@@ -323,8 +325,10 @@ def test_what_is_otherwise_on_a_host_is_told(far: nbddp.Pool, monkeypatch: pytes
     assert agent.differences(here) == []
     monkeypatch.setitem(agent.hello, "moved", "/no/such")
     assert agent.differences({**here, "torch": "1.0"}) == [
-        f"nodea has torch {here['torch']}, and here is 1.0",
-        f"nodea has no folder /no/such; its workers begin in {agent.hello['cwd']}",
+        f"nodea has torch {here['torch']}; this machine has 1.0",
+        f"nodea has no folder /no/such; its workers start in {agent.hello['cwd']}",
     ]
-    with pytest.raises(AgentFailed, match=f"nodea has nbddp {here['nbddp']}, and here is 9.9; install the same"):
+    with pytest.raises(
+        AgentFailed, match=f"nodea has nbddp {here['nbddp']}, but this machine has 9.9; install the same version"
+    ):
         agent.differences({**here, "nbddp": "9.9"})

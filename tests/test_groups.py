@@ -272,7 +272,7 @@ def test_rank_that_never_stops_to_move_bytes_is_replaced(two: nbddp.Pool) -> Non
 
     class Seen(StopWhenReady):
         def progress(self, text: str) -> None:
-            if text.endswith("it is let through, Stop cuts it"):
+            if text.endswith("which may finish; Stop cuts it off"):
                 began.append(time.monotonic())
 
     with pytest.raises(nbddp.RunStopped) as caught:

@@ -272,7 +272,7 @@ def test_outcome_that_cannot_be_sent_still_says_who_and_what() -> None:
     short = leaving.unworded(said, Mute(), TypeError("no JSON"))
     (link,) = short["chain"]
     assert (link["type"], short["left"], short["run"]) == ("Mute", "raised", 3)
-    assert link["message"].endswith("(how this rank ended cannot be told in full: TypeError: no JSON)")
+    assert link["message"].endswith("(how this rank ended cannot be reported in full: TypeError: no JSON)")
 
 
 class Taken:

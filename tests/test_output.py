@@ -136,7 +136,7 @@ def test_a_line_without_an_end_is_ended() -> None:
     lines = text.lines_of("stdout")
     assert [len(line) > WIDE_HEAD for line in lines] == [True, True, True]
     assert lines[2].startswith("endxxx")
-    assert f"… {LONGEST - WIDE_HEAD - WIDE_TAIL:,} characters left out …" in lines[0]
+    assert f"… {LONGEST - WIDE_HEAD - WIDE_TAIL:,} characters omitted …" in lines[0]
 
 
 # -- the block --------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def test_a_long_line_with_a_return_is_short_in_the_notebook_and_whole_in_the_log
     shown = four.run("%%ddp\nprint('x' * 340_000 + '\\rend'); print('a\\rb')")
     first, second = shown.text().splitlines()
     assert first.startswith("ranks 0–3 │ endxxx")
-    assert "… 323,616 characters left out …" in first
+    assert "… 323,616 characters omitted …" in first
     assert len(first) < 17_000
     assert second == "          │ b"
     assert len(four.run("%ddp log --rank 2").text()) == 340_000 + len("\rend\na\rb\n")
@@ -375,7 +375,7 @@ def test_what_is_written_past_python_comes_between_lines(shows: Callable[..., li
         "for i in range(50): print('a', 'b', 'c'); time.sleep(0.002)\n"
         "speaking.kill(); speaking.wait(); None"
     )
-    assert {row.partition("│ ")[2] for row in rows if "left out" not in row} == {"past", "a b c"}
+    assert {row.partition("│ ")[2] for row in rows if "omitted" not in row} == {"past", "a b c"}
 
 
 def test_what_is_written_past_python_comes_before_what_is_displayed_after_it(shows: Callable[..., list[str]]) -> None:
@@ -421,7 +421,7 @@ def until(done: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("who", LATE)
-@pytest.mark.parametrize("when", ["between the cells", "in the next cell"])
+@pytest.mark.parametrize("when", ["between cells", "in the next cell"])
 def test_what_a_cell_has_started_is_heard_when_it_has_ended(
     pool: nbddp.Pool, shows: Callable[..., list[str]], tmp_path: Path, who: str, when: str
 ) -> None:
@@ -438,7 +438,7 @@ def test_what_a_cell_has_started_is_heard_when_it_has_ended(
     (tmp_path / "go").touch()
     until(lambda: all(between.whole_log(out.log, []).endswith("late\n") for out in run.outputs.values()))
     assert shows("print('next')", cell=8) == [
-        "ranks 0–1 │ next", "printed between the cells, by what Cell In[7] has started:", "ranks 0–1 │ late",
+        "ranks 0–1 │ next", "printed between cells by what Cell In[7] started:", "ranks 0–1 │ late",
     ]  # fmt: skip
     assert pool.last_run is not None
     whole = between.whole_log(pool.last_run.outputs[1].log, pool.last_run.earlier[1])
@@ -461,7 +461,7 @@ if os.environ["RANK"] == "0": subprocess.Popen(["sh", "-c", f"{waits}; echo out 
     until(lambda: between.whole_log(run.outputs[0].log, []).count("\n") == 5)
     rows = shows("pass", cell=6)
     assert [row for row in rows if "between" in row] == [
-        f"printed between the cells, by what Cell In[{cell}] has started:" for cell in (3, 4)
+        f"printed between cells by what Cell In[{cell}] started:" for cell in (3, 4)
     ]
     assert sorted(rows[1:3]) == ["rank 0        │ out 3", "rank 0 stderr │ err 3"]
     assert sorted(rows[4:6]) == ["rank 0        │ out 4", "rank 0 stderr │ err 4"]
@@ -489,4 +489,4 @@ def test_pipes_are_new_only_after_a_cell_that_leaves_a_process_and_old_ones_are_
 def test_what_is_printed_while_names_are_fetched_is_heard(pool: nbddp.Pool, shows: Callable[..., list[str]]) -> None:
     shows("class Slow:\n    def __reduce__(self): print('fetched'); return int, (3,)\nslow = Slow()", cell=2)
     assert list(pool.pull(["slow"])["slow"]) == [3, 3]
-    assert shows("pass", cell=3) == ["printed between the cells:", "ranks 0–1 │ fetched"]
+    assert shows("pass", cell=3) == ["printed between cells:", "ranks 0–1 │ fetched"]

@@ -228,13 +228,13 @@ def test_clocks_of_several_hosts_are_aligned(pool: nbddp.Pool) -> None:
 def test_without_timings_nothing_is_recorded(pool: nbddp.Pool) -> None:
     pool.restart()
     pool.run_cell(program("plain"), timings=False, screen=Silent())
-    with pytest.raises(nbddp.BadInput, match="no step of a DistributedDataParallel has been recorded"):
+    with pytest.raises(nbddp.BadInput, match="no DDP step has been recorded"):
         pool.timings()
 
 
 def test_timings_in_a_notebook(four: Kernel) -> None:
     empty = four.run("%ddp restart\n%ddp timings")
-    assert "train in a %%ddp cell first" in empty.evalue
+    assert "train a DistributedDataParallel model in a %%ddp cell first" in empty.evalue
     assert four.run(f"%%ddp\n{program('plain')}").ok
     shown = four.run("%ddp timings")
     assert shown.ok, shown.error

@@ -128,7 +128,7 @@ def test_ranks_that_differ_only_in_left_out_lines_are_not_folded(tmp_path: Path)
         for r in range(2)
     ]
     text = "".join(p.text for p in block(outs) if isinstance(p, Print))
-    assert text.count("900 lines left out") == 2
+    assert text.count("900 lines omitted") == 2
 
 
 def test_results_displays_updates_and_clearing(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
     assert report.lost_words([], ["np"]) == "lost: 1 import (np)"
     assert report.lost_words([], []) == "names on it are gone"
     assert "  rank 4: still running\n" in text
-    assert "calls init_process_group again" in text
+    assert "call init_process_group again" in text
 
 
 def test_what_a_headline_leaves_out_is_under_it() -> None:

@@ -73,7 +73,7 @@ def quiet_ports(count: int, host: str = LOOPBACK) -> tuple[socket.socket, list[i
         if len(ports) == count:
             return claim, ports
         claim.close()
-    raise OSError("no block of ports is free for the pool's controller")
+    raise OSError("no free block of ports for the pool's controller")
 
 
 def _bound(port: int, host: str = LOOPBACK) -> socket.socket | None:

@@ -110,7 +110,7 @@ def open_store(root: int, *others: int, roots: Iterable[int] = ()) -> Served:
     try:
         return _gated(pool, _unix, libuv=False)
     except (OSError, RuntimeError) as e:
-        return _in_the_open(f"torch does not listen where others cannot reach it ({e})")
+        return _in_the_open(f"torch cannot listen where other processes cannot reach it ({e})")
 
 
 def open_to_nodes(address: str, key: bytes, root: int, *others: int, roots: Iterable[int] = ()) -> Served:

@@ -21,10 +21,11 @@ def sizes(smallest: int = SMALLEST, largest: int = LARGEST, factor: int = FACTOR
     """Bytes from the smallest to the largest, each `factor` times the one before. Raises BadInput."""
     if smallest < 1 or largest < smallest:
         raise BadInput(
-            f"sizes from {smallest} to {largest} bytes are none; use --min 1KiB --max 64MiB, the smaller one first"
+            f"there are no sizes from {smallest} to {largest} bytes; give the smaller one first, as in --min 1KiB "
+            "--max 64MiB"
         )
     if factor < 2:
-        raise BadInput(f"--factor {factor} does not lead from one size to a larger one; use 2 or more")
+        raise BadInput(f"--factor {factor} does not increase the size; use 2 or more")
     found = [smallest]
     while found[-1] * factor <= largest:
         found.append(found[-1] * factor)
@@ -46,9 +47,11 @@ def bench(
         if name not in BUS_FACTOR:
             raise BadInput(f"there is no collective {name}; use {', '.join(BUS_FACTOR)}")
     if ranks < 2:
-        raise BadInput("a collective needs two ranks at least; %ddp start --nproc 2 makes them")
+        raise BadInput("a collective needs at least two ranks; %ddp start --nproc 2 starts them")
     if repeat < 1 or warmup < 1:
-        raise BadInput("a size is measured once at least, after one call to warm up; use --repeat 1 --warmup 1 or more")
+        raise BadInput(
+            "each size needs at least one measurement and one warm-up call; use --repeat 1 --warmup 1 or more"
+        )
     own = ask({"part": "open", "devices": list(devices)})[0]
     found: list[Measured] = []
     todo = [(c, s) for c in collectives for s in wanted]

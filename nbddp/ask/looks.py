@@ -30,8 +30,8 @@ def timings(ranks: Ranks) -> Recording:
     if not any(f["steps"] for f in found.values()):
         missing = ranks.ask(0, {"op": "seams"}) or []
         if not RECORDED_BY.isdisjoint(missing):
-            raise BadInput("steps cannot be recorded with this torch; %ddp doctor says what is missing")
-        raise BadInput("no step of a DistributedDataParallel has been recorded; train in a %%ddp cell first")
+            raise BadInput("steps cannot be recorded with this torch; %ddp doctor shows what is missing")
+        raise BadInput("no DDP step has been recorded; train a DistributedDataParallel model in a %%ddp cell first")
     newest = max(found.values(), key=lambda f: f["run"])
     of_it = {r: f for r, f in found.items() if f["steps"] and f["run"] == newest["run"]}
     recording = Recording(
@@ -76,7 +76,7 @@ def memory(ranks: Ranks) -> list[RankMemory]:
     """What `Pool.memory` does."""
     found = _unpacked(ranks.answers("memory"))
     if not any(found.values()):
-        raise BadInput("no rank has a module or an optimizer; make them in a %%ddp cell first")
+        raise BadInput("no rank has a module or an optimizer; create them in a %%ddp cell first")
     steps: list[tuple[int, int | None]] = [f["trained"] for f in found.values() if f and f["trained"]]
     run, cell = max(steps, default=(0, None), key=lambda step: step[0])
     trained = origin(run, cell, ranks.newest()) if run else None

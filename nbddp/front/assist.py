@@ -54,7 +54,7 @@ class Assistant:
             self._inspect = None
 
     def match(self, context: Any) -> Any:
-        """IPython's matcher: completions at the cursor, ours alone where the text is ours."""
+        """IPython's matcher: completions at the cursor; in %ddp and %%ddp lines only nbddp's own."""
         until = context.text_until_cursor
         if until.startswith("%%ddp ") and context.cursor_line == 0:
             return _words(options.complete_cell(until[6:]), until)
@@ -94,7 +94,7 @@ class Assistant:
         return _result(answer["matches"], fragment, answer["kinds"])
 
     def do_complete(self, code: str, cursor_pos: int) -> Any:
-        """The kernel's complete request, where IPython has no matchers that see the whole cell."""
+        """The kernel's complete request, for an IPython whose matchers do not see the whole cell."""
         until = code[:cursor_pos].split("\n")
         found = self.match(SimpleNamespace(full_text=code, text_until_cursor=until[-1], cursor_line=len(until) - 1))
         if not found["completions"]:

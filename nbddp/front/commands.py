@@ -50,9 +50,9 @@ COMMANDS: dict[str, str] = {
     "memory": "figure and table of each rank's memory: parameters, gradients, optimizer state, buckets, peak",
     "forecast": "predict step time and scaling efficiency on more nodes",
     "bench": "measure time and bandwidth of collectives by size, as nccl-tests does",
-    "stacks": "where every rank is: line, collective, whom it waits for, stack",
+    "stacks": "where every rank is: line, collective, ranks it waits for, stack",
     "doctor": "check torch, ipykernel, IPython, ipyparallel and the pool's hosts",
-    "log": "print a rank's whole output of the last run, or its path",
+    "log": "print a rank's full output of the last run, or its path",
     "help": "show this text",
 }
 TERMINAL_COMMANDS = ("status", "start", "stop", "restart", "scale", "topology", "stacks", "doctor")
@@ -60,7 +60,7 @@ TERMINAL_COMMANDS = ("status", "start", "stop", "restart", "scale", "topology", 
 
 @dataclass(frozen=True)
 class Command:
-    """What one `%ddp` line asks for: a subcommand and its arguments by name."""
+    """What a `%ddp` line requests: a subcommand and its arguments by name."""
 
     name: str
     args: dict[str, Any]
@@ -82,7 +82,7 @@ def _names(parser: Parser) -> None:
 
 
 def _log(parser: Parser) -> None:
-    parser.add_argument("--rank", type=one_rank, metavar="R", help="print the whole output of this rank")
+    parser.add_argument("--rank", type=one_rank, metavar="R", help="print the full output of this rank")
 
 
 def _timings(parser: Parser) -> None:
@@ -132,7 +132,7 @@ def _forecast(parser: Parser) -> None:
     add("--ranks-per-node", type=positive, metavar="N", help="default: as in the pool")
     add("--nodes", type=positive, default=MOST_NODES, metavar="N", help="largest number of nodes (default 1024)")
     add("--strong", action="store_true", help="strong scaling: the global batch stays the same")
-    add("--algorithm", choices=ALGORITHMS, help="all-reduce algorithm (default: the one that fits better)")
+    add("--algorithm", choices=ALGORITHMS, help="all-reduce algorithm (default: the one with the better fit)")
 
 
 def _collective(text: str) -> str:
@@ -218,7 +218,7 @@ def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
 
 
 def planned_layout(command: Command) -> Topology | None:
-    """What `topology` with options asks for; None without any. Raises BadInput where it is impossible."""
+    """The layout that `topology` with options requests; None without options. Raises BadInput if it is impossible."""
     asked = {name: command.args[name] for name in PLAN}
     if not any(asked.values()):
         return None

@@ -44,7 +44,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     keep_warm = Unicode(
         "",
-        help="what --keep-warm is where no line says it, such as 10m, 90s, 2h or off; empty: as it was before",
+        help="default of --keep-warm, such as 10m, 90s, 2h or off; empty: unchanged",
     ).tag(config=True)
 
     def __init__(self, shell: Any, agent: Agent | None = None):
@@ -70,7 +70,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     @line_cell_magic  # type: ignore[untyped-decorator]
     def ddp(self, line: str, cell: str | None = None) -> Any:
-        """Run a cell on every worker (`%%ddp`), or do something with the pool (`%ddp`; `%ddp --help` tells all)."""
+        """Run a cell on every worker (`%%ddp`), or control the pool (`%ddp`; `%ddp --help` lists the subcommands)."""
         try:
             if cell is not None:
                 with self._stoppable_cell():
@@ -114,7 +114,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
             return
         except KeyboardInterrupt:
             pass
-        when = "before it ran on any rank" if self.pool.last_run is last else "when it had ended on the ranks"
+        when = "before it ran on any rank" if self.pool.last_run is last else "after it had ended on the ranks"
         became = footing.changed(before, self.pool.footing())
         raise RunStopped(f"the cell was stopped by the user {when}; {became}") from None
 
@@ -224,7 +224,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self._told_of_system = True
 
     def _stop(self, command: Command) -> None:
-        held = [f"{words}: given back" for words in self.pool.elsewhere.given_back()]
+        held = [f"{words}: released" for words in self.pool.elsewhere.given_back()]
         if not self.pool.running:
             self.pool.elsewhere.release()
             print(*(held or ["there is no pool to stop"]), sep="\n")
@@ -232,7 +232,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         size, cluster = self.pool.world_size, self.pool.spec.cluster
         self.pool.stop()
         what = (
-            f"its workers are engines of cluster {cluster} again, with the names on them"
+            f"its workers are engines of cluster {cluster} again and keep their names"
             if cluster
             else ("names on its workers are gone")
         )
@@ -271,7 +271,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         answer = self.pool.status()
         print(*self.pool.elsewhere.words(), sep="\n", end="\n" * bool(self.pool.elsewhere.allocations))
         if answer["keep"]:
-            print(f"the warm process stays for {lasts(answer['keep'])} when this kernel has ended (--keep-warm)")
+            print(f"the warm process stays for {lasts(answer['keep'])} after this kernel ends (--keep-warm)")
         self._tell_shortcomings()
         return table(answer)
 
@@ -292,7 +292,11 @@ class DDPMagics(Magics):  # type: ignore[misc]
         number = typical(recording) if asked is None else asked
         if number is None or number not in recording.numbers():
             have = recording.numbers()
-            steps = f"steps {have[0]} to {have[-1]} are recorded on every rank" if have else "no step is on every rank"
+            steps = (
+                f"steps {have[0]} to {have[-1]} are recorded on every rank"
+                if have
+                else "no step was recorded on every rank"
+            )
             raise BadInput(f"there is no step {number}; {steps}")
         return timings(recording, number)
 
@@ -344,7 +348,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if run is not None and run.error() is not None and run.positions:
             return stacks.of_run(run.positions, run.facts)
         if not self.pool.running:
-            raise BadInput("there is no pool, so there are no stacks; a %%ddp cell or %ddp start makes one")
+            raise BadInput("there is no pool, so there are no stacks; a %%ddp cell or %ddp start starts one")
         assert self.pool.agent is not None
         return stacks.live(self.pool.agent)
 
@@ -353,7 +357,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         from nbddp.trials.findings import Together
 
         with self._progress() as progress:
-            progress("trying what nbddp needs of torch, ipykernel, IPython and ipyparallel")
+            progress("checking what nbddp uses of torch, ipykernel, IPython and ipyparallel")
             found = examine(self.pool)
             hosts = self.pool.checkup(progress)
         return found if hosts is None else Together([hosts, found])
@@ -362,7 +366,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         names = command.args["names"]
         unknown = [n for n in names if n not in self.shell.user_ns]
         if unknown:
-            raise BadInput(f"the notebook has no name {unknown[0]}; assign it in a cell without %%ddp first")
+            raise BadInput(f"{unknown[0]} is not defined in the notebook; assign it in a cell without %%ddp first")
         self.pool.push({n: self.shell.user_ns[n] for n in names}, command.args["ranks"])
 
     def _pull(self, command: Command) -> None:
@@ -371,7 +375,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _log(self, command: Command) -> None:
         run = self.pool.last_run
         if run is None:
-            raise BadInput("nothing has run yet; a %%ddp cell makes a log")
+            raise BadInput("no cell has run yet; a %%ddp cell makes a log")
         rank = command.args["rank"]
         if rank is None:
             for r, out in run.outputs.items():
@@ -416,10 +420,10 @@ _loaded: dict[int, DDPMagics] = {}
 
 
 def load(shell: Any, asked: Asked | None = None) -> None:
-    """Register the magics, and start warming up: the agent imports torch in its own process, and a
+    """Register the magics and start warming up: the agent imports torch in its own process, and a
     thread imports ipyparallel here.
 
-    asked: a warm process that may become the agent.
+    asked: a waiting warm process that may become the agent.
     """
     unload(shell)
     magics = DDPMagics(shell, Agent.launch(os.environ, asked))
@@ -432,7 +436,7 @@ def load(shell: Any, asked: Asked | None = None) -> None:
 
 
 def unload(shell: Any) -> None:
-    """End the pool and the agent, take the hooks back."""
+    """End the pool and the agent, and remove the hooks."""
     magics = _loaded.pop(id(shell), None)
     if magics is None:
         return
@@ -447,7 +451,7 @@ def unload(shell: Any) -> None:
 
 
 def standing_pool() -> Pool | None:
-    """The pool of the running shell, whether started or not; None where `%load_ext nbddp` has not been run."""
+    """The pool of the running shell, started or not; None if `%load_ext nbddp` has not run."""
     magics = _loaded.get(id(get_ipython()))
     return None if magics is None else magics.pool
 

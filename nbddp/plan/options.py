@@ -153,8 +153,8 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, word: str) -> NoReturn:
         if not word.startswith("-") and self.prog == "%%ddp":
             raise BadInput(
-                f"{self.prog} does not take {word!r}; words for the cell's own sys.argv go "
-                f"after --, as in {self.prog} -- {word}"
+                f"{self.prog} does not take {word!r}; arguments for the cell's own sys.argv go after --, as in "
+                f"{self.prog} -- {word}"
             )
         if not word.startswith("-") or word == "--":
             raise BadInput(f"{self.prog} does not take {word!r}; {self.prog} --help lists what it takes")
@@ -218,7 +218,7 @@ def _nodes(text: str) -> int | str:
 
 def _job(text: str) -> int:
     if not _is_number(text) or not 0 < int(text) < 1 << 32:
-        raise argparse.ArgumentTypeError(f"{text} is not the number of a job; squeue --me tells yours")
+        raise argparse.ArgumentTypeError(f"{text} is not a job number; squeue --me lists yours")
     return int(text)
 
 
@@ -226,7 +226,7 @@ def _via(space: argparse.Namespace) -> str | None:
     if space.via is None:
         return None
     if not space.hosts:
-        raise BadInput(f"--via {space.via} is for --hosts; say which hosts, as in --hosts nodea,nodeb")
+        raise BadInput(f"--via {space.via} needs --hosts; name the hosts, as in --hosts nodea,nodeb")
     return via_of(space.via)
 
 
@@ -239,7 +239,9 @@ def _lasting(text: str) -> float:
 
 def _trace_file(name: str | None) -> str | None:
     if name is not None and not name.endswith((".json", ".json.gz")):
-        raise BadInput(f"%%ddp --trace {name}: Perfetto reads .json and .json.gz; name the file so, as {TRACE_FILE}")
+        raise BadInput(
+            f"%%ddp --trace {name}: Perfetto reads only .json and .json.gz; use such a name, as in {TRACE_FILE}"
+        )
     return name
 
 
@@ -280,7 +282,7 @@ def one_rank(text: str) -> int:
 
 def bindable(text: str) -> str:
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise argparse.ArgumentTypeError(f"{text} is not a name that Python can bind; use one such as loss")
+        raise argparse.ArgumentTypeError(f"{text} is not a valid Python name; use one such as loss")
     return text
 
 
@@ -293,7 +295,7 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--nnodes", type=_nnodes, metavar="N|MIN:MAX",
                        help="number of nodes; without --hosts or --slurm they are simulated. MIN:MAX: nodes may come "
-                       "and go, and the cell starts again on those that are there")  # fmt: skip
+                       "and go, and the cell restarts on those present")  # fmt: skip
     group.add_argument("--gpus-per-proc", type=positive, metavar="K", help="consecutive GPUs per worker")
     group.add_argument(
         "--visible", choices=("all", "own"),
@@ -301,7 +303,7 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
         "LOCAL_RANK is 0 (as torchrun --virtual-local-rank)",
     )  # fmt: skip
     group.add_argument(
-        "--oversubscribe", action="store_true", help="allow more workers than the GPUs or the memory suffice for"
+        "--oversubscribe", action="store_true", help="allow more workers than there are GPUs or memory for"
     )
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs")
     group.add_argument(
@@ -329,8 +331,8 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
         help="keep workers on --hosts for TIME, such as 10m, "
         "after a lost connection, and Slurm's nodes after the kernel (%%ddp attach)",
     )
-    far.add_argument("--interface", metavar="NAME", help="network interface that connects all hosts (default: tried "
-                     "and chosen)")  # fmt: skip
+    far.add_argument("--interface", metavar="NAME", help="network interface that connects all hosts (default: chosen "
+                     "by trying them)")  # fmt: skip
     far.add_argument(
         "--sync",
         action="store_true",
@@ -349,14 +351,14 @@ def _slurm_options(parser: argparse.ArgumentParser) -> None:
         const=NEW,
         type=_job,
         metavar="JOB",
-        help="start the workers on nodes of Slurm: of JOB, else of the kernel's own job, else of a new one",
+        help="start the workers on Slurm nodes: of JOB, else of the kernel's own job, else of a new job",
     )
     add("--nodes", type=_nodes, metavar="N", help="ask Slurm for N nodes, or for 2-4 (default 1)")
     for name, value, what in SALLOC:
         add(f"--{name}", metavar=value, help=f"as for salloc{what}")
     add("--cpus-per-node", type=positive, metavar="C", help="cores per node (default: one per worker, if no GPUs are "
         "requested)")  # fmt: skip
-    add("--slurm-options", metavar="WORDS", help="other options of salloc: '--exclusive --mem=0'")
+    add("--slurm-options", metavar="WORDS", help="other options for salloc, such as '--exclusive --mem=0'")
 
 
 @functools.cache
@@ -381,7 +383,7 @@ def cell_parser() -> Parser:
     faults.add_argument(
         "--check",
         action="store_true",
-        help="before each collective, compare operation, shape, dtype and reduce op on all ranks",
+        help="before each collective, compare operation, shape, dtype and reduce op across ranks",
     )
     faults.add_argument("--max-restarts", "--max_restarts", type=_count, default=0, metavar="K",
                         help="on a failure start new workers and run the cell again, at most K times")  # fmt: skip
@@ -404,7 +406,9 @@ def parse_cell(line: str) -> LaunchSpec:
     words, argv = split_argv(split_line(line, "%%ddp"))
     space = cell_parser().parse_strictly(words)
     if space.max_restarts and space.ranks is not None:
-        raise BadInput("%%ddp --max-restarts starts all workers anew, so it cannot go with --ranks; leave one out")
+        raise BadInput(
+            "%%ddp --max-restarts restarts all workers, so it cannot be combined with --ranks; leave one out"
+        )
     return launch_spec(
         space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
         hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
@@ -458,14 +462,14 @@ def _slurm_of(space: argparse.Namespace) -> Slurm | None:
     if space.slurm is None:
         if said:
             option = next(iter(said)).replace("more", "slurm_options").replace("_", "-")
-            raise BadInput(f"--{option} is for --slurm; add --slurm, or leave it out")
+            raise BadInput(f"--{option} needs --slurm; add --slurm, or leave it out")
         if space.keep_alive is not None and not space.hosts:
-            raise BadInput("--keep-alive is for --hosts and --slurm; add one of them, or use --keep-warm")
+            raise BadInput("--keep-alive needs --hosts or --slurm; add one of them, or use --keep-warm")
         return None
     if space.hosts:
-        raise BadInput(f"--slurm chooses the hosts, so it cannot go with --hosts {space.hosts}; leave one out")
+        raise BadInput(f"--slurm chooses the hosts, so it cannot be combined with --hosts {space.hosts}; leave one out")
     if space.slurm and said:
-        raise BadInput(f"--slurm {space.slurm} has its nodes already; leave out --{next(iter(said)).replace('_', '-')}")
+        raise BadInput(f"--slurm {space.slurm} already has its nodes; leave out --{next(iter(said)).replace('_', '-')}")
     return Slurm(job=space.slurm or None, **said)
 
 

@@ -219,7 +219,7 @@ class WorkerGroup:
         try:
             cluster.start_controller_sync(agent=self.agent, ip=self.nodes[0].address or LOOPBACK)
         except RuntimeError as e:  # ipyparallel's
-            raise PoolError(f"the pool's controller ended while it started: {e}") from None
+            raise PoolError(f"the pool's controller ended while starting: {e}") from None
         self.cluster = cluster
         self.files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
         self.describe()
@@ -280,12 +280,12 @@ class WorkerGroup:
         name = joined.cluster.name
         if dead := [r for r, w in self.workers.items() if not w.lives]:
             raise PoolError(
-                f"{rank_words(dead)} {'have' if len(dead) > 1 else 'has'} no engine any more, and an engine of cluster "
-                f"{name} is not replaced; %ddp stop, then %ddp start --cluster {name} takes those that are there"
+                f"the engine{'s' * (len(dead) > 1)} of {rank_words(dead)} ended, and nbddp cannot replace engines of "
+                f"cluster {name}; %ddp stop, then %ddp start --cluster {name} uses those that are left"
             )
         if change.start or change.end:
             raise BadInput(
-                f"a pool on cluster {name} stays as it was started; %ddp stop, then %ddp start --cluster {name} with "
+                f"a pool on cluster {name} cannot be changed; %ddp stop, then %ddp start --cluster {name} with "
                 "other options"
             )
 
@@ -374,7 +374,7 @@ class WorkerGroup:
             if worker.exit is not None and not worker.registered:
                 words = self.node_with(worker.rank).last_words(worker.rank)
                 raise PoolError(
-                    f"rank {worker.rank} ended while it started (exit code {worker.exit['code']}): "
+                    f"rank {worker.rank} ended while starting (exit code {worker.exit['code']}): "
                     f"{words or 'it left no message'}"
                 )
         if not self.alive:

@@ -161,7 +161,7 @@ class Runs:
             run.stuck = self.end_groups(run)
             self._note_late_deaths(run, broken)
         if self.ranks.lost:
-            screen.say("the connection to the workers was lost and made anew; names on them are kept")
+            screen.say("the connection to the workers was lost and reestablished; names on them are kept")
         if group.stores is not None:
             group.stores.after(ending.well, ending.groups() if len(run.specs) == group.world_size else None)
 

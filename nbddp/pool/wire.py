@@ -86,7 +86,7 @@ class Wire:
             self.connection.tend()
             stop.check()
             if time.monotonic() > end:
-                raise PoolError(f"ranks {late} did not register within {timeout:.0f} s; %ddp log tells why")
+                raise PoolError(f"ranks {late} did not register within {timeout:.0f} s; %ddp log shows why")
             time.sleep(0.01)
 
     def send(
@@ -196,7 +196,7 @@ class Wire:
                 left, end = len(still), time.monotonic() + timeout
             time.sleep(0.005)
             if time.monotonic() > end:
-                raise PoolError(f"the hub did not let go of {rank_words(still)}; %ddp stop, then start again")
+                raise PoolError(f"the hub did not unregister {rank_words(still)}; %ddp stop, then start again")
         for rank in uuids:
             self.widgets.forget(rank)
             self._hears.pop(self._last.pop(rank, ("",))[0], None)

@@ -92,7 +92,7 @@ def _text(label: str, width: int, item: Text, out: RankOutput) -> list[Piece]:
     head, left_out, tail = item.lines()
     rows: list[Ended] = list(head)
     if left_out:
-        rows.append((head[-1][0], f"… {left_out:,} lines left out; all of it: {out.log}"))
+        rows.append((head[-1][0], f"… {left_out:,} lines omitted; full output: {out.log}"))
     rows += tail
     return [
         Print(stream, labelled(label + _mark(stream), width, (line for _, line in lines)))

@@ -149,7 +149,7 @@ def kept(line: str) -> str:
     left_out = len(line) - WIDE_HEAD - WIDE_TAIL
     if left_out <= 0:
         return line
-    return f"{line[:WIDE_HEAD]} … {left_out:,} characters left out … {line[-WIDE_TAIL:]}"
+    return f"{line[:WIDE_HEAD]} … {left_out:,} characters omitted … {line[-WIDE_TAIL:]}"
 
 
 @dataclass
@@ -204,7 +204,7 @@ class Gap:
 
     def words(self) -> str:
         lines = f" and {self.lines:,} lines between them" if self.lines else ""
-        return f"… {self.displays:,} displays{lines} left out; the displays, one per line as JSON: {self.path}"
+        return f"… {self.displays:,} displays{lines} omitted; the displays, one per line as JSON: {self.path}"
 
     def print_of(self) -> object:
         return ("gap", self.digest.hexdigest())

@@ -113,8 +113,8 @@ class Ending:
             return PoolNotRunning(ended)
         if ended:
             return PoolNotRunning(
-                "the pool has ended while the cell ran, because its agent or its controller did; "
-                "names on its workers are gone, and the next %%ddp cell starts a new pool"
+                "the pool ended while the cell was running, because its agent or its controller ended; names on "
+                "its workers are gone, and the next %%ddp cell starts a new pool"
             )
         ends = {supervise.STOPPED: self._stopped, supervise.HUNG: self._hung, supervise.LATE: self._late}
         if self.ended_by in ends and (found is None or self.interrupted_at is None or found.at > self.interrupted_at):
@@ -134,7 +134,7 @@ class Ending:
         cause = Cause(rank=bad[0] if bad else 0, node=0, kind="raised")
         text = report.unworded_text(error, facts)
         states = tuple(RankState(r, e.status) for r, e in sorted(self.ended.items()))
-        head = f"{rank_words(bad)} did not end well"
+        head = f"{rank_words(bad)} failed"
         return WorkerFailed(head, cause=cause, states=states, report=f"{head}\n{text}", logs=dict(self.logs))
 
     def _stopped(self, paint: Plain) -> RunFailed:
@@ -149,7 +149,7 @@ class Ending:
 
     def _late(self, paint: Plain) -> RunFailed:
         words = list(self.deadlock.words) if self.deadlock else []
-        head = f"the run has taken longer than --timeout {self.timeout:g}"
+        head = f"the run took longer than --timeout {self.timeout:g}"
         advice = self.deadlock.advice if self.deadlock else ""
         text = report.hung_text(head, words, advice, self._states(), dropped=self.broke_group(), paint=paint)
         return RunTimedOut(head, states=self._states(), report=text)

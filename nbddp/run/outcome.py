@@ -136,11 +136,11 @@ def modules_note(ended: Sequence[Ended]) -> str:
     found = {(name, how) for e in ended for name, how in e.content.get("modules", ())}
     changed, moved = (sorted(name for name, how in found if how == kind) for kind in ("changed", "moved"))
     parts = [f"{', '.join(changed)} changed on disk"] * bool(changed)
-    parts += [f"{', '.join(moved)} would now be read from another folder"] * bool(moved)
+    parts += [f"{', '.join(moved)} would now be imported from another folder"] * bool(moved)
     if not parts:
         return ""
     it = "it" if len(found) == 1 else "them"
-    anew = f"importlib.reload in a %%ddp cell, or --fresh, reads {it} anew"
+    anew = f"importlib.reload in a %%ddp cell, or --fresh, reloads {it}"
     return f"{' and '.join(parts)} since the ranks imported {it}; {anew}"
 
 
@@ -151,7 +151,7 @@ def handling_note(ended: Sequence[Ended]) -> str:
         return ""
     return (
         f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {' and '.join(found)} in this program: NCCL then ends a rank whose "
-        "collective fails, with all names on it; 2, which %%ddp sets, keeps the rank"
+        "collective fails, and its names are lost; with 2, which %%ddp sets, the rank survives"
     )
 
 

@@ -14,8 +14,8 @@ from nbddp.plan.topology import rank_words
 from nbddp.run.paint import PLAIN, Plain
 
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
-NO_HOST = "The next cell says what has become of the pool."
-STAY = "A rank that leaves ends the others' collectives: every rank has to make the same calls before it leaves."
+NO_HOST = "The next cell reports the state of the pool."
+STAY = "A rank that leaves ends the other ranks' collectives: every rank must make the same calls before it leaves."
 DOING = {RankStatus.FINISHED: "finished the cell", RankStatus.INTERRUPTED: "running"}
 HOST_GONE = "its host is gone"
 NAMES = 12  # of those that went with a process, so many are listed
@@ -37,7 +37,7 @@ def failing(cause: Cause) -> str:
     if cause.kind == "exit":
         return f"exited with code {cause.code}{where}"
     if not cause.chain:
-        return "failed and left no word of why"
+        return "failed without giving a reason"
     verb = f"could not {cause.stage} the cell:" if cause.stage else "raised"
     return f"{verb} {raised_words(cause.chain[-1])}{where}"
 
@@ -188,11 +188,11 @@ def post_mortem(error: RunFailed) -> str:
     """What `%debug` shows of a run that failed: the first failing rank's frames, and what its names held there."""
     cause = getattr(error, "cause", None)
     if cause is None or not cause.chain:
-        return f"{error}\nNo rank has raised an exception; %ddp stacks shows where the ranks were."
+        return f"{error}\nNo rank raised an exception; %ddp stacks shows where the ranks were."
     lines = [str(error), ""]
     for frame in (f for raised in cause.chain for f in raised.frames if f.user):
         lines += [*frames_text([frame]), *(f"           {name} = {words}" for name, words in frame.values), ""]
-    more = f"%%ddp --ranks {cause.rank} runs an expression there, among the names that it keeps"
+    more = f"%%ddp --ranks {cause.rank} runs code there, with the names that it keeps"
     return "\n".join([*lines, f"A rank has no prompt; {more}; %ddp stacks shows every rank."])
 
 
@@ -271,10 +271,10 @@ def died_words(cause: Cause) -> list[str]:
     if "gloo" in words:
         lines.append(
             "gloo ends a process whose peer called the collective with another shape or dtype; "
-            "%%ddp --check says which rank and which."
+            "%%ddp --check names the rank and the difference."
         )
     if cause.log:
-        lines.append(f"Its log is {cause.log}; it starts anew, empty, with the next cell.")
+        lines.append(f"Its log is {cause.log}; the next cell starts a new process for this rank, without names.")
     return lines
 
 
@@ -288,14 +288,14 @@ def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool, pa
         lines.append(STAY)
     if cause.stage:
         lines.append(f"%ddp restart --ranks {cause.rank} gives it a new process, without names.")
-    more = [f"%ddp log --rank {cause.rank} prints its whole output; %ddp stacks shows where every rank was."]
+    more = [f"%ddp log --rank {cause.rank} prints its full output; %ddp stacks shows where every rank was."]
     traced = ["", traceback_text(cause.chain, paint), ""] if cause.chain else []
     return "\n".join([*lines, *states_text(others), *traced, *_ending(dropped), *(more if dropped else [])]).rstrip()
 
 
 def unworded_text(error: BaseException, facts: Sequence[str]) -> str:
     """What stands in the place of a report that could not be worded: what is known, as it is, and why."""
-    return "\n".join([*facts, f"(this could not be worded: {type(error).__name__}: {error})"])
+    return "\n".join([*facts, f"(this could not be described: {type(error).__name__}: {error})"])
 
 
 def stopped_text(states: Sequence[RankState], *, dropped: bool, paint: Plain = PLAIN) -> str:
@@ -321,7 +321,7 @@ def hung_text(
 
 def attempt_words(attempt: int, most: int, why: str) -> str:
     """Said between two attempts of `--max-restarts`."""
-    return f"attempt {attempt} of {most}: {why}; starting all workers anew"
+    return f"attempt {attempt} of {most}: {why}; restarting all workers"
 
 
 def attempts_text(attempts: Sequence[str], text: str) -> str:
@@ -355,4 +355,4 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _ending(dropped: bool) -> list[str]:
     if not dropped:
         return []
-    return ["The process group has been ended; a cell that uses one calls init_process_group again."]
+    return ["The process group has been ended; call init_process_group again in the next cell that uses one."]

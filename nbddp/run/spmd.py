@@ -279,7 +279,7 @@ class Run:
         for rank, written in (self.workers.written(gone) if gone else {}).items():
             for stream, (start, text) in written.items():
                 came = self.outputs[rank].received[stream]
-                lost = f"\n… {start - came} characters are lost here …\n" * (start > came)
+                lost = f"\n… {start - came} characters lost …\n" * (start > came)
                 missing = lost + text[max(0, came - start) :]
                 if missing:
                     self._printed(rank, "stream", {"name": stream, "text": missing})
@@ -417,7 +417,7 @@ class Run:
     def _lets_through(self, rank: int, does: object) -> None:
         if does is True and rank not in self.ended:
             self._through_at = time.monotonic()
-            self.screen.progress(f"rank {rank} is in the midst of a message; it is let through, Stop cuts it")
+            self.screen.progress(f"rank {rank} is in the middle of a message, which may finish; Stop cuts it off")
 
     def _replace(self, action: supervise.Replace) -> None:
         self.ended_by = self.ended_by or supervise.STOPPED
@@ -483,4 +483,4 @@ class Run:
         if not failed:
             return ""
         why, path = failed[min(failed)]
-        return f"output of {rank_words(failed)} could not be written down: {why} ({path}); the cell itself went on"
+        return f"output of {rank_words(failed)} could not be saved: {why} ({path}); the cell itself continued"

@@ -140,7 +140,7 @@ def destroy_holds_interpreter() -> bool:
 def set_default_group(group: Any) -> None:
     replace = getattr(sys.modules["torch.distributed"].distributed_c10d, "_update_default_pg", None)
     if replace is None:
-        raise RuntimeError("this torch cannot make another group the default one; %ddp doctor says more")
+        raise RuntimeError("this torch cannot make another group the default one; %ddp doctor shows details")
     replace(group)
 
 

@@ -144,8 +144,8 @@ def _why(needed: Any, error: Exception) -> str:
                 except Exception as e:
                     user, why = thing.__qualname__, f"{type(e).__name__}: {e}"
                     return (
-                        f"{user} is sent to a process that is started anew, and uses {name}, which cannot be sent "
-                        f"({why}); make {name} within {user}, or start by fork"
+                        f"{user} is sent to a new process and uses {name}, which cannot be sent ({why}); create "
+                        f"{name} inside {user}, or start the process by fork"
                     )
     return f"{type(error).__name__}: {error}"
 

@@ -46,7 +46,7 @@ def main(request: dict[str, Any]) -> int:
     os.register_at_fork(after_in_child=gc.freeze)
     without_debugger()
     if not hasattr(engine_app, "Kernel"):
-        raise RuntimeError("this ipyparallel has no engine.app.Kernel to replace; nbddp needs ipyparallel 9")
+        raise RuntimeError("this ipyparallel has no engine.app.Kernel to replace; install ipyparallel 9")
     engine_app.Kernel = WorkerKernel
     if json.loads(Path(request["url_file"]).read_text())["location"] != LOOPBACK:  # the controller is on another host
         keepalive.keep_context_alive(zmq.Context.instance())

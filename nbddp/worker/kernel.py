@@ -46,10 +46,10 @@ from nbddp.worker.silence import Silence
 from nbddp.worker.tracing import Tracer
 
 OUTCOME = "nbddp_outcome"
-NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or give it behind %%ddp --"
+NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or pass it after %%ddp --"
 NO_PROMPT = (
     "a rank has no prompt for a debugger: print there, or let it fail and use %debug in a cell without %%ddp, which "
-    "shows each frame and what its names held; %ddp stacks shows ranks that are at work"
+    "shows each frame and what its names held; %ddp stacks shows running ranks"
 )
 REQUEST, QUESTION = "nbddp_run", "nbddp_request"
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
@@ -175,7 +175,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _debug(self, line: str) -> None:
         """Says where %debug is of use."""
-        print("%debug has no prompt on a rank; in a cell of its own, without %%ddp, it shows what failed on the ranks")
+        print("%debug has no prompt on a rank; run it in a cell without %%ddp to see what failed on the ranks")
 
     # -- requests ------------------------------------------------------------------
 
@@ -484,7 +484,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             return False
         outcome, buffers, parent = self._told[content["run"]]
         if buffers is None:
-            error = ConnectionError("what this rank answered was lost on its way, and is too large to be sent again")
+            error = ConnectionError("this rank's answer was lost on the way and is too large to be sent again")
             outcome = leaving.unworded(outcome, None, error)
         self._send_outcome(outcome, buffers or [], parent)
         return True

@@ -53,7 +53,7 @@ def exit_of(code: object) -> dict[str, Any]:
 
 def unworded(said: dict[str, Any], error: BaseException | None, why: BaseException) -> dict[str, Any]:
     """What is left of an outcome that could not be made or sent because of `why`: that the rank failed, and by what."""
-    reason = f"(how this rank ended cannot be told in full: {failure.type_name(why)}: {failure.message(why)})"
+    reason = f"(how this rank ended cannot be reported in full: {failure.type_name(why)}: {failure.message(why)})"
     message = reason if error is None else f"{failure.message(error)}\n{reason}"
     link = {"type": failure.type_name(why if error is None else error), "message": message}
     chain = [{**link, "notes": [], "frames": [], "relation": ""}]

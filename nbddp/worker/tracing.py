@@ -57,7 +57,7 @@ class Tracer:
         if self._profile is None:
             return
         if failed and _gpus_at_work():
-            self.why = "the cell failed while a GPU was at work, and a trace can be had only once it is through"
+            self.why = "the cell failed while a GPU was busy, and a trace is available only once it has finished"
             return
         profile, self._profile = self._profile, None
         try:
@@ -80,7 +80,7 @@ class Tracer:
         base = int(trace["baseTimeNanoseconds"])
         marks = sorted(e["ts"] for e in trace["traceEvents"] if e.get("name") == MARK and e.get("ph") == "X")
         if len(marks) != len(self._marks):
-            raise RuntimeError(f"the profiler kept {len(marks)} of {len(self._marks)} marks; its clock is not known")
+            raise RuntimeError(f"the profiler kept {len(marks)} of {len(self._marks)} marks; its clock is unknown")
         shift = min(base + round(at * 1000) - mark for at, mark in zip(marks, self._marks, strict=True))
         events = [e for e in trace["traceEvents"] if e.get("name") != MARK]
         return {"events": events, "base": base, "shift": shift, "pid": os.getpid(), "collectives": collectives}
