@@ -12,13 +12,18 @@ from typing import Any
 
 import pytest
 
+from nbddp.base.share import Share
+from nbddp.base.table import Table
 from nbddp.draw.page import in_the_dark
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS, contrast
+from nbddp.draw.topology import topology
+from nbddp.plan.topology import planned
+from nbddp.run.screen import bar_of
 from tests.looks.__main__ import FRONT_ENDS, Keeper, look_at
-from tests.looks.front_ends import THEMES
+from tests.looks.front_ends import STRUCTURE, THEMES
 from tests.looks.outputs import NAMES, OUTPUTS, chosen
 from tests.looks.structure import LEAST, Seen, kept, steady
-from tests.test_browser import browsers
+from tests.test_browser import FLAGS, browsers, sync_api
 
 SOME = ("folded", "differs", "bar", "error", "planned")
 DARK = ("#111111", "#1f1f1f")  # the pages of JupyterLab and VS Code
@@ -64,6 +69,42 @@ def test_inks_of_figures_can_be_read_on_their_paper_in_light_and_in_the_dark(ink
     assert contrast(ink, paper) >= LEAST
     for behind in DARK:
         assert contrast(in_the_dark(ink, behind), in_the_dark(paper, behind)) >= LEAST
+
+
+# -- VS Code, as far as a page can stand for it --------------------------------------------------
+
+VS_CODE = {  # the class of its page, and the colours that it gives: editor background and foreground
+    "vscode-light": ("#ffffff", "#3b3b3b"),
+    "vscode-dark": ("#1f1f1f", "#cccccc"),
+    "vscode-high-contrast": ("#000000", "#ffffff"),
+    "vscode-high-contrast vscode-high-contrast-light": ("#ffffff", "#292929"),
+}
+VS_PAGE = """<html style="--vscode-editor-background: {0}; --vscode-editor-foreground: {1}">
+<body class="{2}" style="background: {0}; color: {1}">{3}</body></html>"""
+
+
+def test_in_vs_codes_themes_outputs_can_be_read_and_pictures_follow() -> None:
+    """VS Code shows the HTML of a bundle, on a page of its own with its theme's class and colours."""
+    if not browsers():
+        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
+    figure = topology(planned(nnodes=2, gpus_per_node=4, gpus_per_proc=2))._repr_mimebundle_()[0]["text/html"]
+    table = Table(("rank", "memory"), [(0, "73 MiB")])._repr_html_()
+    parts = figure + table + bar_of(Share("all_reduce of 64 KiB", 3, 9)) + bar_of("starting 4 workers")
+    chromium, filters = browsers()[0], []
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page()
+        for name, colours in VS_CODE.items():
+            page.set_content(VS_PAGE.format(*colours, name, parts))
+            found = page.locator("body").evaluate(STRUCTURE)["texts"]
+            assert len(found) == 7
+            assert not Seen([], found).too_faint()
+            filters.append(page.locator("img").evaluate("e => getComputedStyle(e).filter"))
+            bar = page.get_by_role("progressbar", name="nbddp: all_reduce of 64 KiB (3 of 9) …")
+            assert bar.evaluate("e => e.position") == pytest.approx(1 / 3)
+        browser.close()
+    dark = "invert(1) hue-rotate(180deg)"
+    assert filters == ["none", dark, dark, "none"]
 
 
 # -- that the comparison would find something --------------------------------------------------

@@ -81,7 +81,10 @@ class Page:
         sync_api.expect(cell.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]:"), timeout=1000 * PATIENCE)
 
     def seen(self, cell: Any) -> tuple[bytes, Seen]:
-        """The picture of a cell, and what is on it."""
+        """The picture of a cell, and what is on it. Dialogs of other extensions are closed before."""
+        for dialog in self.page.locator(".jp-Dialog").all():
+            dialog.locator(".jp-Dialog-button").last.click()
+            dialog.wait_for(state="detached")
         self.page.mouse.move(1, 1)
         cell.scroll_into_view_if_needed()
         found = cell.locator(".jp-Cell-outputWrapper").evaluate(STRUCTURE)
