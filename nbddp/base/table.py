@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-NOTHING = ("", "–", "?", "none")  # in the place of a number
+NOTHING = ("", "–", "?", "none", "no limit")  # in the place of a number
 UNITS = r"%|×|ns|µs|ms|s|m|h|(?:[KMGT]i?)?B(?:/s)?|[KMGT]?b/s|[KMGT]bit/s|W|°C"  # of times, sizes, speeds and shares
 QUANTITY = re.compile(rf"([<>≤≥~≈±+−-]?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?: ?({UNITS}))?")
 
