@@ -24,20 +24,10 @@ from tests.looks.structure import Seen, kept
 FRONT_ENDS = (*front_ends.FRONT_ENDS, "terminal")
 COLOURS = 256
 DOCS = Path(__file__).parents[2] / "docs"
+CELLS, REPORTS = ("folded", "differs", "warnings", "bar-live"), ("error", "deadlock", "stop")
 # docs/README.md has these; of real runs the figures alone, too
 GALLERY = {
-    "lab-light": (
-        "folded",
-        "differs",
-        "warnings",
-        "bar-live",
-        "error",
-        "deadlock",
-        "stop",
-        "status",
-        "check",
-        "bench-live",
-    ),
+    "lab-light": (*CELLS, *REPORTS, "status", "bench-live", "check"),
     "lab-dark": ("error", "timings", "explorer"),
     "notebook-light": ("memory",),
     "terminal-dark": ("folded", "error", "timings"),
