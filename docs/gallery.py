@@ -1,7 +1,7 @@
 """Draws the pictures of the gallery that need no measurement: recorded facts of machines, made-up recordings.
 
 `python -m docs.gallery` from the checkout's root writes them beside this file. Those of real runs (timings.png,
-bench.png and memory.png) are made in a notebook: `figure = %ddp timings`, then `figure.save("docs/timings.png")`.
+bench.png, memory.png and those in looks/) are made by `python -m tests.looks --gallery`.
 """
 
 from __future__ import annotations

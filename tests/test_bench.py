@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.ask.bench import bar, sizes
+from nbddp.ask.bench import sizes
 from nbddp.ask.looks import own_gpus
+from nbddp.base.share import Share
 from nbddp.base.units import amount
 from nbddp.draw.bench import bench, table
 from nbddp.front.commands import parse_command
@@ -134,7 +135,7 @@ def test_table_has_numbers_for_those_who_count_on() -> None:
     assert found["bus"] == [1.5 * (1 << 20) / 0.002, 1000 / 1e-5]
     assert len(found) == 2
     assert next(iter(found))["size"] == 1 << 20
-    assert "all_reduce  1.0 MiB  2.00 ms" in repr(found)
+    assert "all_reduce   1.0 MiB  2.00 ms" in repr(found)
     assert "<td" in found._repr_html_()
     with pytest.raises(KeyError, match="there is no column speed; the columns are collective, size"):
         found["speed"]
@@ -164,5 +165,5 @@ def test_bench_in_a_notebook(four: Kernel) -> None:
 
 
 def test_bar_fills() -> None:
-    assert bar(0, 4, "x") == "░" * 24 + " 0/4  x"
-    assert bar(3, 4, "x") == "█" * 18 + "░" * 6 + " 3/4  x"
+    assert Share("x", 0, 4) == "░" * 24 + " 0/4  x"
+    assert Share("x", 3, 4) == "█" * 18 + "░" * 6 + " 3/4  x"

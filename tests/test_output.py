@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.run import between
-from nbddp.run.block import Print, Show, block
+from nbddp.run.block import Print, Show, block, fold
 from nbddp.run.collect import (
     HEAD,
     LONGEST,
@@ -29,6 +29,7 @@ from nbddp.run.collect import (
 )
 from nbddp.run.line import Line
 from nbddp.run.screen import Silent
+from nbddp.run.stamps import unstamped
 from tests.kernels import Kernel
 
 # -- a line, as a terminal has it -------------------------------------------------------------------
@@ -170,6 +171,37 @@ def test_ranks_with_the_same_lines_are_one_section_also_where_subprocesses_mixed
     assert [piece.text.split(" │")[0] for piece in block([one, two]) if isinstance(piece, Print)] == [
         "ranks 0–1       ", "ranks 0–1 stderr",
     ]  # fmt: skip
+
+
+STAMPS = {
+    "c10": "[W1123 06:05:5{r}.12345678{r} ProcessGroupGloo.cpp:123] Warning: the device is guessed (function guess)\n",
+    "with its rank": "[rank{r}]:[W1123 06:05:5{r}.12345678{r} ProcessGroupNCCL.cpp:5023] Warning: guessed\n",
+    "glog": "W1123 06:05:5{r}.123456 471{r} file.cc:12] guessed\n",
+    "torch's Python": "[rank{r}]:W1123 06:05:5{r}.123000 471{r} torch/distributed/run.py:792] guessed\n",
+}
+
+
+@pytest.mark.parametrize("line", STAMPS.values(), ids=STAMPS)
+def test_log_lines_that_differ_in_time_process_and_rank_are_shown_once(tmp_path: Path, line: str) -> None:
+    outputs = [say(output(tmp_path, r), ("stderr", line.format(r=r)), ("stdout", "trained\n")) for r in range(3)]
+    first, second = block(outputs)
+    width = len("ranks 0–2 stderr")
+    assert first == Print("stderr", f"ranks 0–2 stderr │ {line.format(r=0)}")
+    note = "… 1 log line has the time and process of rank 0; those of ranks 1–2: %ddp log"
+    assert isinstance(second, Print)
+    assert second.text == f"{'ranks 0–2':{width}} │ trained\n{'ranks 0–2':{width}} │ {note}\n"
+    alone = block(outputs[:1])
+    assert "log line" not in "".join(p.text for p in alone if isinstance(p, Print)), "of one rank nothing is left out"
+
+
+def test_log_lines_that_say_different_things_are_shown_by_rank(tmp_path: Path) -> None:
+    said = ("[W1123 06:05:58.1 a.cpp:1] Warning: one\n", "[W1123 06:05:58.1 a.cpp:1] Warning: two\n")
+    others = ("[E1123 06:05:58.1 a.cpp:1] Warning: one\n", "[W1123 06:05:58.1 a.cpp:2] Warning: one\n")
+    outputs = [say(output(tmp_path, r), ("stderr", line)) for r, line in enumerate((*said, *others))]
+    assert len(fold(outputs)) == 4
+    assert unstamped("at 1123 06:05:58.123456 nothing of a log begins\n") == (
+        "at 1123 06:05:58.123456 nothing of a log begins\n", 0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["text/html", "image/png", "text/markdown", "text/latex"])

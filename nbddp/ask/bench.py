@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nbddp.base.share import Share
 from nbddp.errors import BadInput
 from nbddp.plan.topology import counted
 from nbddp.trace.measured import Measured
@@ -13,7 +14,6 @@ from nbddp.trace.waiting import BUS_FACTOR
 
 SMALLEST, LARGEST, FACTOR = 1 << 10, 64 << 20, 4
 REPEAT, WARMUP = 12, 3
-BAR = 24  # characters
 Ask = Callable[[dict[str, Any]], dict[int, Any]]  # fields of a request → rank's answer
 
 
@@ -57,7 +57,7 @@ def bench(
     todo = [(c, s) for c in collectives for s in wanted]
     try:
         for i, (name, size) in enumerate(todo):
-            progress(bar(i, len(todo), f"{name} of {size_words(size)} on {counted(ranks, 'rank')}"))
+            progress(Share(f"{name} of {size_words(size)} on {counted(ranks, 'rank')}", i, len(todo)))
             answer = ask({"part": "measure", "collective": name, "size": size, "repeat": repeat, "warmup": warmup})[0]
             one = Measured(name, answer["bytes"], ranks, tuple(answer["seconds"]), answer["wrong"])
             if one.bytes not in [m.bytes for m in found if m.collective == name]:  # tiny sizes round to the same
@@ -69,9 +69,3 @@ def bench(
     if own:
         ask({"part": "close"})
     return found
-
-
-def bar(done: int, of: int, text: str) -> str:
-    """`████░░░░ 3/9  all_reduce of 64 KiB`."""
-    full = BAR * done // of
-    return f"{'█' * full}{'░' * (BAR - full)} {done}/{of}  {text}"

@@ -4,7 +4,8 @@ Text goes to a log file as it comes and, as lines, into a head and a tail; what 
 cursor within a line is carried out (a progress bar is one line that changes, not a thousand).
 Lines of stdout and stderr stand in the order in which they were ended, displays have their
 place among them. Two ranks' outputs are equal if their `print_of` is equal, which covers
-all that was shown, not only what is kept.
+all that was shown, not only what is kept; of lines of a log it leaves out when and by which
+process they were written.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from nbddp.run.line import Line, cut_sequence, has_controls
 from nbddp.run.logfile import LIMIT, LogFile
+from nbddp.run.stamps import unstamped
 from nbddp.run.widgets import KINDS, VIEW, model_id
 
 HEAD, TAIL = 60, 40  # lines of one stretch of text that are kept
@@ -39,12 +41,15 @@ MOVING = 4  # lines of a rank's widgets that the live view has, the newest ones
 
 
 class Stream:
-    """One stream within a stretch of text: its unfinished line, and a digest of those that are complete."""
+    """One stream within a stretch of text: its unfinished line, and a digest of those that are complete.
+
+    `stamped`: how many lines begin with a time, which is not in the digest.
+    """
 
     def __init__(self, name: str):
         self.name = name
         self.line = Line()
-        self.count = 0
+        self.count = self.stamped = 0
         self.digest = hashlib.sha256()
         self._cut = ""  # the beginning of an escape sequence
 
@@ -89,14 +94,16 @@ class Stream:
 
     def _count(self, lines: list[str]) -> None:
         self.count += len(lines)
-        self.digest.update(("\n".join(lines) + "\n").encode("utf-8", "replace"))
+        text, stamped = unstamped("\n".join(lines) + "\n")
+        self.stamped += stamped
+        self.digest.update(text.encode("utf-8", "replace"))
 
     def open_line(self) -> str:
         line, at, cut = self.line.text(), self.line.column, self._cut
         return line[:at].ljust(at) + cut + line[at + len(cut) :] if cut else line
 
     def print_of(self) -> object:
-        return (self.name, self.count, self.digest.hexdigest(), self.open_line())
+        return (self.name, self.count, self.digest.hexdigest(), unstamped(self.open_line())[0])
 
 
 class Text:
@@ -111,6 +118,11 @@ class Text:
     def count(self) -> int:
         """Complete lines."""
         return sum(stream.count for stream in self.streams.values())
+
+    @property
+    def stamped(self) -> int:
+        """Complete lines that begin with a time, a process and a rank."""
+        return sum(stream.stamped for stream in self.streams.values())
 
     def write(self, name: str, text: str) -> list[Ended]:
         """Take text of a stream in; the lines it completed."""

@@ -16,12 +16,13 @@ from nbddp.errors import (
     RunStopped,
     RunTimedOut,
     WorkerFailed,
+    in_kernel,
 )
 from nbddp.plan.topology import rank_words
 from nbddp.run import deadlock, outcome, report, supervise
 from nbddp.run.blame import Blame, blame, leaver, lost_connection
 from nbddp.run.outcome import Ended
-from nbddp.run.paint import COLOURED, PLAIN, Plain
+from nbddp.run.paint import COLOURED, PLAIN, WEIGHTED, Plain
 from nbddp.run.positions import Position
 
 SCHEDULERS = (-signal.SIGTERM, -signal.SIGKILL)  # exit codes of what a scheduler ends
@@ -99,7 +100,7 @@ class Ending:
         try:
             found = self._error(PLAIN)
             if isinstance(found, RunFailed):
-                painted = self._error(COLOURED)
+                painted = self._error(WEIGHTED if in_kernel() else COLOURED)
                 assert isinstance(painted, RunFailed)
                 found.painted = painted.report
             return found

@@ -13,12 +13,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
 import psutil
 
+from nbddp.base.share import Share
 from nbddp.run import mirrors
 from nbddp.run.block import BAR, Piece, Print, block
 from nbddp.run.collect import LIVE_WIDTH, Display, RankOutput, Text
@@ -29,6 +31,8 @@ LIVE_LINES = 20
 LIVE_EVERY = 0.04  # seconds between two updates of the live view
 DRAW_EVERY = 0.1  # seconds between two drawings of a terminal's last rows
 TELL_AFTER = 10.0  # seconds
+BAR_LOOK = "flex: none; width: 10em; accent-color: var(--jp-brand-color1, var(--vscode-progressBar-background, auto))"
+LABEL = "display: flex; align-items: center; gap: 0.8em; margin: 0"
 QUIET = 2.0  # seconds without a line before the live view says that ranks are running
 
 
@@ -112,6 +116,7 @@ class Terminal:
         self._next = 0.0
         self._began = self._last_line = time.monotonic()
         self._told_after = TELL_AFTER  # seconds without a line after which a file is told where the ranks are
+        self._waiting = False  # whether the last rows are of progress
 
     def start(self) -> None:
         self._began = self._last_line = time.monotonic()
@@ -120,9 +125,10 @@ class Terminal:
     def progress(self, text: str) -> None:
         if self._region is not None:
             self._region.draw(self._region.wrapped(f"nbddp: {text} …"))
-            self._next = 0.0
+            self._next, self._waiting = 0.0, True
 
     def ready(self) -> None:
+        self._waiting = False
         if self._region is not None:
             self._region.clear()
 
@@ -148,7 +154,9 @@ class Terminal:
         rows = [f"rank {o.rank}{BAR}{line}" for o in outputs for line in o.moving()]
         if silent > QUIET:
             rows += self._region.wrapped(f"{status} · {now - self._began:.0f} s")
-        self._region.draw(rows)
+        if rows or not self._waiting:
+            self._region.draw(rows)
+            self._waiting = False
         self._next = now + DRAW_EVERY
         return DRAW_EVERY if rows else max(DRAW_EVERY, QUIET - silent)
 
@@ -179,6 +187,7 @@ class Notebook:
         self._lines: list[str] = []
         self._shown = ""
         self._open = False
+        self._waiting = False  # whether progress is shown
         self._next = 0.0
         self._began = time.monotonic()
         self._last_line = self._began
@@ -192,7 +201,8 @@ class Notebook:
     def progress(self, text: str) -> None:
         """What is being waited for before the run starts."""
         self.start()
-        self._publish(f"nbddp: {text} …", update=True)
+        self._publish(f"nbddp: {text} …", update=True, html=bar_of(text))
+        self._waiting = True
 
     def ready(self) -> None:
         if self._shown:
@@ -216,7 +226,7 @@ class Notebook:
         if now < self._next:
             return self._next - now
         text = self._text(outputs, status if now - self._last_line > QUIET else "", now)
-        if text != self._shown:
+        if text != self._shown and (text or not self._waiting):
             self._publish(text, update=True)
             self._next = now + LIVE_EVERY
             return LIVE_EVERY
@@ -234,9 +244,11 @@ class Notebook:
             rows.append(f"{status} · {now - self._began:.0f} s")
         return "\n".join(rows)
 
-    def _publish(self, text: str, update: bool = False) -> None:
-        self._shown = text
-        self._publisher.publish({"text/plain": text}, transient={"display_id": self._id}, update=update)
+    def _publish(self, text: str, update: bool = False, html: str = "") -> None:
+        """html: for a page, in the place of the text."""
+        self._shown, self._waiting = text, False
+        data = {"text/plain": text} | ({"text/html": html} if html else {})
+        self._publisher.publish(data, transient={"display_id": self._id}, update=update)
 
     def _emit(self, piece: Piece) -> None:
         if isinstance(piece, Print):
@@ -247,6 +259,15 @@ class Notebook:
         sys.stdout.flush()
         sys.stderr.flush()
         self._publisher.publish(piece.data, piece.metadata)
+
+
+def bar_of(text: str) -> str:
+    """Progress as HTML: a bar that says what it is of, full to its share, or moving where that is not known."""
+    share = f' max="{text.of}" value="{text.done}"' if isinstance(text, Share) else ""
+    words = escape(
+        f"nbddp: {text.words} ({text.done} of {text.of}) …" if isinstance(text, Share) else f"nbddp: {text} …"
+    )
+    return f'<label style="{LABEL}"><progress{share} style="{BAR_LOOK}"></progress><span>{words}</span></label>'
 
 
 def for_shell(shell: Any | None) -> Screen:

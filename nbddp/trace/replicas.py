@@ -269,8 +269,8 @@ def _and(texts: Sequence[str]) -> str:
 
 
 def _bytes(n: int) -> str:
-    """`23 456 bytes`."""
-    return f"{n:,}".replace(",", " ") + (" byte" if n == 1 else " bytes")
+    """`23,456 bytes`."""
+    return f"{n:,}" + (" byte" if n == 1 else " bytes")
 
 
 def _groups(of: Mapping[int, str]) -> dict[str, list[int]]:
