@@ -121,6 +121,7 @@ class RankStatus(str, Enum):
     INTERRUPTED = "interrupted"  # and its names are kept
     REPLACED = "replaced"
     DIED = "died"
+    TERMINATED = "terminated"  # a script's rank, which had to end because another failed, or somebody stopped it
 
     def __str__(self) -> str:
         return self.value
@@ -132,7 +133,8 @@ class RankState:
 
     `where` is the user's own place, such as `cell line 9`, or empty; `doing` what it was waiting in,
     such as `waiting in all_reduce #14 for rank 1`; `lost` the names that went with a replaced process, `imports` those
-    of them that were imported, `why` it is replaced; `fate` is what became of it where it is not.
+    of them that were imported, `why` it is replaced; `fate` is what became of it where it is not. `script`: whether it
+    ran a script, whose processes end with it.
     """
 
     rank: int
@@ -144,6 +146,7 @@ class RankState:
     imports: tuple[str, ...] = ()
     why: str = "could not be freed"
     fate: str = "replaced"
+    script: bool = False
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,14 @@ PROG = "python -m nbddp"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 2 for bad input, 1 for a pool that failed, 130 after Ctrl-C."""
+    """Exit status: 0, 2 for bad input, 1 for a pool that failed, 130 after Ctrl-C; of a script that of torchrun, which
+    has 1 for whatever ended it."""
     try:
         command = commands.parse_command(sys.argv[1:] if words is None else words, PROG)
+        if command.launch.program is not None:
+            from nbddp.front import script
+
+            return script.run(command)
         COMMANDS[command.name](command)
     except options.HelpAsked as answer:
         print(answer.text)
@@ -177,6 +182,11 @@ def _start(command: Command) -> None:
     pool.close()
 
 
+def _script(command: Command) -> None:
+    """A script has an exit status of its own: `main` runs it."""
+    raise BadInput(f"{PROG} {command.name} needs a script")
+
+
 COMMANDS: dict[str, Callable[[Command], None]] = {
     "help": _help,
     "status": _status,
@@ -187,6 +197,9 @@ COMMANDS: dict[str, Callable[[Command], None]] = {
     "restart": _restart,
     "scale": _scale,
     "start": _start,
+    "run": _script,
+    "torchrun": _script,
+    "launch": _script,
 }
 
 
