@@ -130,6 +130,7 @@ class RankStatus(str, Enum):
     INTERRUPTED = "interrupted"  # and its names are kept
     REPLACED = "replaced"
     DIED = "died"
+    TERMINATED = "terminated"  # a script's rank, which had to end because another failed, or somebody stopped it
 
     def __str__(self) -> str:
         return self.value
@@ -141,7 +142,8 @@ class RankState:
 
     `where` is the place in the user's code, such as `cell line 9`, or empty; `doing` is what the rank was waiting in,
     such as `waiting in all_reduce #14 for rank 1`; `lost` lists the names lost with a replaced process, `imports` those
-    of them that were imported; `why` says why it was replaced; `fate` is `replaced` or what happened instead.
+    of them that were imported; `why` says why it was replaced; `fate` is `replaced` or what happened instead; `script`
+    is true if the rank ran a script, whose processes end with it.
     """
 
     rank: int
@@ -153,6 +155,7 @@ class RankState:
     imports: tuple[str, ...] = ()
     why: str = "could not be freed"
     fate: str = "replaced"
+    script: bool = False
 
 
 @dataclass(frozen=True)

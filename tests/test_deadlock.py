@@ -331,7 +331,7 @@ class Busy:
             hear(0, {**place, "call": call, "pending": None, "exact": True, **known})
             hear(1, {"idle": True, **known})
 
-    def interrupt(self, ranks: Sequence[int]) -> None:
+    def signal(self, ranks: Sequence[int], number: int) -> None:
         self.ends(0, {"left": "raised", "chain": []})
 
     def ends(self, rank: int, content: dict[str, Any]) -> None:

@@ -22,8 +22,9 @@ import nbddp
 from nbddp.agent import peers, store_host
 from nbddp.agent.far import FarAgent
 from nbddp.agent.reached import ReachedAgent
-from nbddp.errors import AgentFailed, PoolNotRunning
+from nbddp.errors import AgentFailed, PoolNotRunning, WorkerFailed
 from nbddp.front.status import table
+from nbddp.plan.logs import Logs
 from nbddp.plan.options import LaunchSpec
 from nbddp.pool.node import Cluster
 from nbddp.run.screen import Silent
@@ -332,3 +333,20 @@ def test_what_is_otherwise_on_a_host_is_told(far: nbddp.Pool, monkeypatch: pytes
         AgentFailed, match=f"nodea has nbddp {here['nbddp']}, but this machine has 9.9; install the same version"
     ):
         agent.differences({**here, "nbddp": "9.9"})
+
+
+def test_a_script_runs_there_and_its_log_files_are_here(far: nbddp.Pool, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "import os\nfrom torch.distributed.elastic.multiprocessing.errors import record\n"
+        "print('rank', os.environ['RANK'], flush=True)\n"
+        "@record\ndef main():\n    if os.environ['RANK'] == '1':\n        raise ValueError('bad')\nmain()\n"
+    )
+    logs = Logs(folder=str(tmp_path / "logs"), tee={None: frozenset({"stdout"})})
+    with pytest.raises(WorkerFailed, match=r"rank 1 raised ValueError: bad \(fails.py line 7, in main\)"):
+        far.run_script(str(tmp_path / "fails.py"), logs=logs, screen=Silent())
+    assert far.last_run is not None
+    failure = far.last_run.failures[1]
+    assert (failure.exitcode, failure.host) == (1, far.placed().nodes[far.placed().workers[1].node].host)
+    texts = sorted(p.read_text() for p in (tmp_path / "logs").rglob("stdout.log"))
+    assert texts == [f"rank {r}\n" for r in range(far.world_size)]
+    assert len([*(tmp_path / "logs").rglob("error.json")]) == 1

@@ -157,9 +157,9 @@ class Interrupted(Silent):
             if event == "s":
                 self.run.events.put(("stop", -1, time.monotonic()))
             else:
-                self.interrupt([int(event)])
+                self.signal([int(event)], signal.SIGINT)
 
-    def interrupt(self, ranks: Sequence[int]) -> None:
+    def signal(self, ranks: Sequence[int], number: int) -> None:
         for rank in ranks:
             content = {"left": "interrupt", "chain": [INTERRUPT]}
             self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": content})

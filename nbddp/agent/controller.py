@@ -36,10 +36,11 @@ from typing import Any
 from nbddp.agent import beats, keepalive
 from nbddp.agent.children import die_with_parent
 from nbddp.base import system
+from nbddp.base.system import LOOPBACK
 
 BEAT_MS = 200
 BEATS = b"heartmonitor"  # topic
-LOOPBACK = "127.0.0.1"
+
 MOST_FILES = 10240  # macOS's OPEN_MAX
 PORTS = 40  # more than a controller of ipyparallel 9 binds; beyond them it chooses its own
 LOWEST_PORT = 10_000

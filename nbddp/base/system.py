@@ -11,6 +11,7 @@ import functools
 import os
 import sys
 
+LOOPBACK = "127.0.0.1"
 NAMES = {"darwin": "macOS", "win32": "Windows"}
 WITHOUT_PROC = (
     "a rank that is blocked in a collective cannot be freed: it is replaced and its names are lost; each worker "

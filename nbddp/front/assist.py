@@ -60,8 +60,10 @@ class Assistant:
             return _words(options.complete_cell(until[6:]), until)
         if until.lstrip().startswith("%ddp "):
             line = until.lstrip()[5:]
-            found = commands.complete_command(line)
-            return _words([*found, *self._names(line)], until)
+            found = [*commands.complete_command(line), *self._names(line)]
+            if not found and line.split()[:1] and line.split()[0] in commands.SCRIPTS:
+                return {"completions": []}  # the script's own words, which IPython completes as files
+            return _words(found, until)
         if context.full_text.startswith("%%ddp") and context.cursor_line > 0:
             return self._on_rank_0(context)
         return {"completions": []}

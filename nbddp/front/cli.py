@@ -27,9 +27,14 @@ PROG = "python -m nbddp"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status: 0, 1 if the pool failed, 2 for bad input, 130 after Ctrl-C."""
+    """Run the command line. Returns the exit status: 0, 1 if the pool failed, 2 for bad input, 130 after Ctrl-C; for a
+    script torchrun's exit status, which is 1 for any failure."""
     try:
         command = commands.parse_command(sys.argv[1:] if words is None else words, PROG)
+        if command.launch.program is not None:
+            from nbddp.front import script
+
+            return script.run(command)
         COMMANDS[command.name](command)
     except options.HelpAsked as answer:
         print(answer.text)
@@ -178,6 +183,11 @@ def _start(command: Command) -> None:
     pool.close()
 
 
+def _script(command: Command) -> None:
+    """A script has an exit status of its own: `main` runs it."""
+    raise BadInput(f"{PROG} {command.name} needs a script")
+
+
 COMMANDS: dict[str, Callable[[Command], None]] = {
     "help": _help,
     "status": _status,
@@ -188,6 +198,9 @@ COMMANDS: dict[str, Callable[[Command], None]] = {
     "restart": _restart,
     "scale": _scale,
     "start": _start,
+    "run": _script,
+    "torchrun": _script,
+    "launch": _script,
 }
 
 

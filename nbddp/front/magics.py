@@ -21,7 +21,7 @@ from nbddp.agent.taking import Asked
 from nbddp.base import stop, system
 from nbddp.base.units import lasting, lasts
 from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
-from nbddp.front import commands
+from nbddp.front import commands, launching
 from nbddp.front.assist import Assistant
 from nbddp.front.commands import Command
 from nbddp.front.debug import Debug
@@ -33,9 +33,10 @@ from nbddp.pool import footing
 from nbddp.pool.elsewhere import offer
 from nbddp.pool.elsewhere import where as elsewhere_asked
 from nbddp.pool.pool import Pool
-from nbddp.run import between
+from nbddp.run import between, failures
 from nbddp.run import cell as cells
 from nbddp.run.screen import Screen, for_shell
+from nbddp.run.values import RankValues
 
 
 @magics_class
@@ -76,6 +77,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 with self._stoppable_cell():
                     return self._cell(line, cell)
             command = commands.parse_command(line)
+            if command.launch.program is not None:
+                with self._stoppable_cell():
+                    return self._run(command)
             with self._stoppable(command):
                 found = self.COMMANDS[command.name](self, command)
                 if hasattr(found, "draw"):  # while Stop is heard
@@ -135,20 +139,28 @@ class DDPMagics(Magics):  # type: ignore[misc]
         number = self._number()
         code = cells.prepare(line, body)
         cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
+        values = self._carry_out(spec, code, number)
+        if spec.output:
+            self.shell.user_ns[spec.output] = values
+        self._page()
+        self._show_recorded(spec)
+
+    def _carry_out(self, spec: LaunchSpec, code: str, number: int) -> RankValues:
+        """Have the pool that a line asks for, and run what it runs."""
         stood = self.pool.running
         with self._cleared(for_shell(self.shell)) as screen:
             self._ensure(spec, screen)
         if not stood:
             self._tell_of_system()
         try:
-            values = self.pool.carry_out(spec.request(code, number), screen)
+            return self.pool.carry_out(spec.request(code, number), screen)
         except RunFailed:
             if spec.trace is not None and self.pool.running:  # what led to a failure is worth seeing most of all
                 self._trace_if_possible(spec.trace)
             raise
-        if spec.output:
-            self.shell.user_ns[spec.output] = values
-        self._page()
+
+    def _show_recorded(self, spec: LaunchSpec) -> None:
+        """What a run has recorded, as its line asks."""
         if spec.trace is not None:
             self._trace(spec.trace)
         if spec.show_timings:
@@ -192,6 +204,30 @@ class DDPMagics(Magics):  # type: ignore[misc]
         ended = run.ended[min(run.ended)] if run is not None and run.ended else None
         for page in ended.content.get("pages", []) if ended else []:
             self.shell.display_pub.publish(page if isinstance(page, dict) else {"text/plain": page})
+
+    # -- %ddp run --------------------------------------------------------------------
+
+    def _run(self, command: Command) -> None:
+        spec, said = launching.made_ready(command.launch, self._is_elsewhere(command.launch))
+        print(*(line + "\n" for line in (*command.notes, *said)), sep="", end="", flush=True)
+        self._carry_out(spec, "", self._number())
+        self._show_recorded(spec)
+
+    def _is_elsewhere(self, spec: LaunchSpec) -> bool:
+        """Whether workers have other files than this machine's."""
+        asked = (spec.hosts, spec.slurm, spec.cluster)
+        return any(asked) or bool(self.pool.running and elsewhere_asked(self.pool.spec))
+
+    def _errors(self, command: Command) -> Any:
+        run = self.pool.last_run
+        if run is None:
+            raise BadInput("nothing has run yet; %ddp run or a %%ddp cell does")
+        if not command.args["torchrun"]:
+            return {rank: failure.as_dict() for rank, failure in run.failures.items()}
+        program = run.request.program
+        name = program.name if program is not None else f"Cell In[{run.request.cell}]"
+        print(failures.summary(name, run.failures) if run.failures else f"no rank failed in {name}")
+        return None
 
     # -- %ddp ------------------------------------------------------------------------
 
@@ -407,6 +443,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
         "push": _push,
         "pull": _pull,
         "log": _log,
+        "run": _run,
+        "torchrun": _run,
+        "launch": _run,
+        "errors": _errors,
     }
 
 

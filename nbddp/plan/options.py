@@ -18,7 +18,10 @@ from typing import Any, NoReturn
 
 from nbddp.base.units import lasting
 from nbddp.errors import BadInput
-from nbddp.plan.request import HANG_AFTER, Request
+from nbddp.plan import logs
+from nbddp.plan.logs import Logs
+from nbddp.plan.program import Program
+from nbddp.plan.request import CELL, HANG_AFTER, SCRIPT, Request
 from nbddp.plan.slurm import Slurm
 from nbddp.plan.vias import EXAMPLE, NAMED, SSH, via_of
 
@@ -49,7 +52,8 @@ class LaunchSpec:
     `trace` is the file that gets the merged trace. `keep_warm` is in seconds too; None: as it is. `hosts`: as typed
     (`plan.hosts` reads it); `via`, `ssh_config`, `python` and `setup` say how they are reached, `interface` how they
     meet; `sync`: whether the notebook's folder is copied there. `keep_alive`: how many seconds workers on hosts outlive
-    a lost connection, and Slurm's nodes the kernel; None: not at all, or as it is. `cluster`: as typed.
+    a lost connection, and Slurm's nodes the kernel; None: not at all, or as it is. `cluster`: as typed. `logs`: the
+    files that output is written to; `program`: the script that runs instead of a cell.
     """
 
     nproc: int | str | None = None
@@ -82,6 +86,8 @@ class LaunchSpec:
     show_timings: bool = False
     trace: str | None = None
     argv: tuple[str, ...] = ()
+    logs: Logs | None = None
+    program: Program | None = None
 
     def asks_for_pool(self) -> bool:
         """True if the line says anything about the pool."""
@@ -112,6 +118,7 @@ class LaunchSpec:
             code=code, cell=number, argv0=f"Cell In[{number}]", argv=self.argv, ranks=self.ranks, show=self.show,
             hang_after=self.hang_after, timeout=self.timeout, max_restarts=self.max_restarts,
             want_value=bool(self.output), check=self.check, timings=self.timings, trace=self.trace is not None,
+            op=CELL if self.program is None else SCRIPT, program=self.program, logs=self.logs,
         )  # fmt: skip
 
 
@@ -185,7 +192,7 @@ def positive(text: str) -> int:
     return value
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -196,10 +203,10 @@ def _seconds(text: str) -> float:
 
 
 def _seconds_or_never(text: str) -> float | None:
-    return None if text == "never" else _seconds(text)
+    return None if text == "never" else seconds(text)
 
 
-def _nnodes(text: str) -> int | tuple[int, int]:
+def nodes_or_range(text: str) -> int | tuple[int, int]:
     """`2`, or `1:4` → (1, 4)."""
     least, colon, most = text.partition(":")
     if not colon:
@@ -237,15 +244,15 @@ def _lasting(text: str) -> float:
         raise argparse.ArgumentTypeError(str(e)) from None
 
 
-def _trace_file(name: str | None) -> str | None:
+def trace_file(name: str | None, prog: str) -> str | None:
     if name is not None and not name.endswith((".json", ".json.gz")):
         raise BadInput(
-            f"%%ddp --trace {name}: Perfetto reads only .json and .json.gz; use such a name, as in {TRACE_FILE}"
+            f"{prog} --trace {name}: Perfetto reads only .json and .json.gz; use such a name, as in {TRACE_FILE}"
         )
     return name
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if not _is_number(text) or len(text) > 6:
         raise argparse.ArgumentTypeError(f"{text} is not a number of restarts; use 0 or more")
     return int(text)
@@ -293,7 +300,7 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
         help="workers per node: a number, gpu (one per GPU), cpu (one per core) or auto; "
         "default: unchanged in a running pool, else one per GPU, else 2",
     )  # fmt: skip
-    group.add_argument("--nnodes", type=_nnodes, metavar="N|MIN:MAX",
+    group.add_argument("--nnodes", type=nodes_or_range, metavar="N|MIN:MAX",
                        help="number of nodes; without --hosts or --slurm they are simulated. MIN:MAX: nodes may come "
                        "and go, and the cell restarts on those present")  # fmt: skip
     group.add_argument("--gpus-per-proc", type=positive, metavar="K", help="consecutive GPUs per worker")
@@ -361,6 +368,22 @@ def _slurm_options(parser: argparse.ArgumentParser) -> None:
     add("--slurm-options", metavar="WORDS", help="other options for salloc, such as '--exclusive --mem=0'")
 
 
+def fault_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """What is to happen when something goes wrong. what: a cell or a script."""
+    faults = parser.add_argument_group("faults")
+    faults.add_argument("--timeout", type=seconds, metavar="S", help=f"end the {what} after S seconds"
+                        + "; names are kept" * (what == "cell"))  # fmt: skip
+    faults.add_argument("--hang-after", type=_seconds_or_never, default=5.0, metavar="S",
+                        help="report and end a deadlock after S seconds, or never (default 5)")  # fmt: skip
+    faults.add_argument(
+        "--check",
+        action="store_true",
+        help="before each collective, compare operation, shape, dtype and reduce op across ranks",
+    )
+    faults.add_argument("--max-restarts", "--max_restarts", type=count, default=0, metavar="K",
+                        help=f"on a failure start new workers and run the {what} again, at most K times")  # fmt: skip
+
+
 @functools.cache
 def cell_parser() -> Parser:
     """The grammar of a `%%ddp` line."""
@@ -376,27 +399,12 @@ def cell_parser() -> Parser:
     run.add_argument("--show", type=rank_set, metavar="SET", help="show the output of these ranks only, or none")
     run.add_argument("-o", "--output", type=bindable, metavar="NAME",
                      help="bind NAME to the last expression's value on every rank: NAME[rank]")  # fmt: skip
-    faults = parser.add_argument_group("faults")
-    faults.add_argument("--timeout", type=_seconds, metavar="S", help="end the cell after S seconds; names are kept")
-    faults.add_argument("--hang-after", type=_seconds_or_never, default=5.0, metavar="S",
-                        help="report and end a deadlock after S seconds, or never (default 5)")  # fmt: skip
-    faults.add_argument(
-        "--check",
-        action="store_true",
-        help="before each collective, compare operation, shape, dtype and reduce op across ranks",
-    )
-    faults.add_argument("--max-restarts", "--max_restarts", type=_count, default=0, metavar="K",
-                        help="on a failure start new workers and run the cell again, at most K times")  # fmt: skip
+    fault_options(parser, "cell")
+    logs.add_options(parser.add_argument_group("output"))
     which = run.add_mutually_exclusive_group()
     which.add_argument("--timings", action="store_true", help="show %%ddp timings when the cell has ended")
     which.add_argument("--no-timings", action="store_true", help="do not record DDP's steps")
-    run.add_argument(
-        "--trace",
-        nargs="?",
-        const=TRACE_FILE,
-        metavar="FILE",
-        help=f"run torch.profiler on every rank and merge the traces for Perfetto into FILE (default {TRACE_FILE})",
-    )
+    trace_option(run)
     parser.add_argument("-h", "--help", action="help", help="show this text")
     return parser
 
@@ -412,7 +420,8 @@ def parse_cell(line: str) -> LaunchSpec:
     return launch_spec(
         space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
         hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
-        timings=not space.no_timings, show_timings=space.timings, trace=_trace_file(space.trace), argv=argv,
+        timings=not space.no_timings, show_timings=space.timings, trace=trace_file(space.trace, "%%ddp"), argv=argv,
+        logs=logs.of_options(space),
     )  # fmt: skip
 
 
@@ -435,14 +444,24 @@ def complete(parser: Parser, line: str) -> list[str]:
         return []
     current = "" if line.endswith(" ") or not words else words[-1]
     before = words[:-1] if current else words
-    action = _waiting_for(parser, before[-1]) if before else None
+    action = waiting_for(parser, before[-1]) if before else None
     if action is not None:
         choices = list(action.choices or (NPROC_WORDS if action.dest == "nproc" else ()))
         return [c for c in choices if str(c).startswith(current)]
     return [o for o in parser.long_options() if o.startswith(current) and "_" not in o]
 
 
-def _waiting_for(parser: Parser, word: str) -> argparse.Action | None:
+def trace_option(group: Any) -> None:
+    group.add_argument(
+        "--trace",
+        nargs="?",
+        const=TRACE_FILE,
+        metavar="FILE",
+        help=f"run torch.profiler on every rank and merge the traces for Perfetto into FILE (default {TRACE_FILE})",
+    )
+
+
+def waiting_for(parser: Parser, word: str) -> argparse.Action | None:
     """The action that takes the word after `word`, if `word` is an option with a value."""
     for action in parser._actions:
         if word in action.option_strings and action.nargs is None:

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nbddp.agent.controller import LOOPBACK
 from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import START_TIMEOUT, Agent
 from nbddp.agent.round import Round, end_all
 from nbddp.base import stop
 from nbddp.base.stop import uninterrupted
+from nbddp.base.system import LOOPBACK
 from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning
 from nbddp.plan.topology import Topology, Worker, counted, rank_words
 from nbddp.pool import requests, ways
@@ -45,6 +45,7 @@ class WorkerGroup:
         self.topology: Topology | None = None
         self.visible = "all"
         self.broken = False
+        self.spent: set[int] = set()  # ranks whose processes were a script's, and are over
         self.wire: Any = None
         self.stores: RendezvousStores | None = None
         self.files: list[str] = []
@@ -271,6 +272,15 @@ class WorkerGroup:
             self._start_workers(topology, visible, change.start)
         return [*change.notes]
 
+    def end_spent(self) -> None:
+        """End processes that were a script's; the next run starts new ones."""
+        spent = sorted(self.spent & self.workers.keys())
+        if spent:
+            before = self.broken
+            self.end(spent)
+            self.broken = before and bool(self.workers)
+        self.spent.clear()
+
     def renew(self) -> list[str]:
         """Give every rank of the plan a process that lives; what a user should know, in words."""
         return self.match(self.placed(), self.visible)
@@ -408,6 +418,7 @@ class WorkerGroup:
         self.kill(ranks)
         with uninterrupted():
             self.wire.forget({rank: self.node_with(rank).workers.pop(rank).uuid for rank in ranks})
+            self.spent.difference_update(ranks)
 
 
 class Remains:

@@ -28,8 +28,10 @@ from nbddp.errors import BadInput, PoolNotRunning, RunFailed, RunHung, WorkerFai
 from nbddp.plan import environment
 from nbddp.plan.capacity import Limit, refuse_crowd
 from nbddp.plan.checkup import Checkup
+from nbddp.plan.logs import Logs
 from nbddp.plan.options import LaunchSpec
-from nbddp.plan.request import ARGV0, CALL, HANG_AFTER, Request
+from nbddp.plan.program import Program, check_file
+from nbddp.plan.request import ARGV0, CALL, HANG_AFTER, SCRIPT, Request
 from nbddp.plan.slurm import Slurm
 from nbddp.plan.topology import Topology, rank_words
 from nbddp.pool import checkup, elsewhere, joining
@@ -41,6 +43,7 @@ from nbddp.pool.reaching import Reaching
 from nbddp.pool.runs import Runs, shell
 from nbddp.pool.warmup import Trials
 from nbddp.run import report
+from nbddp.run.logdir import LogDir
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.run.values import RankValues, check_ranks
@@ -185,6 +188,8 @@ class Pool:
         keep, unkept = self._keep if merged.keep_warm is None else merged.keep_warm, self.group.nodes[0].warm["unkept"]
         if merged.keep_warm and unkept:
             raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {unkept}; leave it out")
+        if self.group.running:
+            self.group.end_spent()
         topology = self.reaching.plan(merged)
         self._refuse_crowd(topology, merged.oversubscribe)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
@@ -370,6 +375,7 @@ class Pool:
     def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues:
         """`run_cell` for one `Request`."""
         self.group.need_running()
+        folder = self._log_dir(request)
         if request.max_restarts:
             joining.refuse_renewal(self.group, f"--max-restarts {request.max_restarts}")
         screen = screen or for_shell(shell())
@@ -377,7 +383,7 @@ class Pool:
         attempts: list[str] = []
         while True:
             try:
-                run = self._attempt(request, screen, began, len(attempts))
+                run = self._attempt(request, screen, began, len(attempts), folder)
                 break
             except RunFailed as error:
                 changes = self.last_run.regrouped if self.last_run is not None else ""
@@ -403,12 +409,48 @@ class Pool:
             return RankValues({})
         return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items() if e.buffers})
 
-    def _attempt(self, request: Request, screen: Screen, began: float, attempt: int) -> Run:
+    def run_script(
+        self,
+        script: str,
+        *words: str,
+        module: bool = False,
+        keep: bool = False,
+        logs: Logs | None = None,
+        max_restarts: int = 0,
+        hang_after: float | None = HANG_AFTER,
+        timeout: float | None = None,
+        screen: Screen | None = None,
+    ) -> None:
+        """Run a script (or a module) on every rank as torchrun does, with `words` as its arguments.
+
+        The ranks are new processes, and end with it; keep: those that stand are taken, and the script's names stay on
+        them. The rest is as in `run_cell`, also what is raised.
+        """
+        program = Program(script, module, keep)
+        if not elsewhere.where(self.spec):
+            check_file(program, os.getcwd())
+        self.ensure(replace(LaunchSpec() if self.running else self.spec, fresh=not keep))
+        request = Request(
+            op=SCRIPT, program=program, argv=words, logs=logs, max_restarts=max_restarts, hang_after=hang_after,
+            timeout=timeout,
+        )  # fmt: skip
+        self.carry_out(request, screen)
+
+    def _log_dir(self, request: Request) -> LogDir | None:
+        """The log directory of a launch, if one was asked for, or what a launch by torchrun's line has."""
+        if request.logs is None or not request.logs.writes:
+            return None
+        program = request.program
+        run_id = (program.run_id if program is not None else "") or self.runs.id
+        places = {w.rank: (w.node, w.local_rank) for w in self.placed().workers}
+        return LogDir(request.logs, run_id, places, (program.role if program is not None else "") or "default")
+
+    def _attempt(self, request: Request, screen: Screen, began: float, attempt: int, folder: LogDir | None) -> Run:
         """One attempt. That Slurm's job ends soon is said while it runs; nodes that come or are to go end it."""
         self.elsewhere.remind(lambda words: self.current.tell(words) if self.current else None)
         try:
             with self.reaching.watching(lambda: self.current):
-                return self.runs.run(request, screen, timed_from=began, attempt=attempt)
+                return self.runs.run(request, screen, timed_from=began, attempt=attempt, folder=folder)
         finally:
             self.elsewhere.stop_reminding()
 

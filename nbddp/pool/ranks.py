@@ -40,8 +40,8 @@ class RankConnection:
             self.died(rank, gone)
         return gone is None
 
-    def interrupt(self, ranks: Sequence[int]) -> None:
-        self.group.signal(ranks, signal.SIGINT)
+    def signal(self, ranks: Sequence[int], number: int) -> None:
+        self.group.signal(ranks, number)
 
     def kill(self, ranks: Sequence[int]) -> None:
         self.group.signal(ranks, signal.SIGKILL)

@@ -365,6 +365,8 @@ class RankOutput:
         self._inside: list[str] = []  # those that the program is in, the innermost last
         self.views: list[Display] = []  # of widgets that may still move
         self.said: Callable[[dict[str, Any]], str | None] = lambda data: None  # what a mimebundle's widget says now
+        self.unseen: frozenset[str] = frozenset()  # streams that are written down and not shown
+        self.copies: list[Callable[[str, str], None]] = []  # each is given a stream and its text
 
     @property
     def items(self) -> list[Item]:
@@ -437,8 +439,14 @@ class RankOutput:
 
     def _take_text(self, stream: str, text: str) -> list[Ended]:
         self.received[stream] += len(text)
+        self.keep(stream, text)
+        return self._place().text().write(stream, text) if text and stream not in self.unseen else []
+
+    def keep(self, stream: str, text: str) -> None:
+        """Write text of a stream down."""
         self.file.write(text.encode("utf-8", "replace"))
-        return self._place().text().write(stream, text) if text else []
+        for copy in self.copies:
+            copy(stream, text)
 
     def _display(self, kind: str, content: dict[str, Any]) -> None:
         data = content["data"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nbddp.errors import (
@@ -60,6 +60,7 @@ class Ending:
     stops: tuple[float, ...] = ()
     timeout: float | None = None
     logs: Mapping[int, str] = field(default_factory=dict)
+    script: bool = False  # whether the ranks' processes end with their program
 
     def groups(self) -> dict[int, dict[str, Any]]:
         return {r: e.content["group"] for r, e in self.ended.items() if "group" in e.content}
@@ -82,6 +83,8 @@ class Ending:
 
     def broke_group(self) -> bool:
         """Whether there was a group that cannot be used again."""
+        if self.script:
+            return False
         had = any(g["run"] is not None or g.get("aborted") for g in self.groups().values())
         missing = bool(self.broken()) or any(e.status in outcome.GONE for e in self.ended.values())
         return (had or missing) and self.disordered()
@@ -190,6 +193,9 @@ class Ending:
         return f"lost its connection to {rank_words(ranks) if ranks else 'another rank'}"
 
     def _state_of(self, ended: Ended) -> RankState:
+        return replace(self._state(ended), script=self.script)
+
+    def _state(self, ended: Ended) -> RankState:
         if ended.rank in self.stuck:  # at the end of its group, after this run
             names, imports = self._names_lost(ended.rank)
             code = self.stuck[ended.rank].get("code")

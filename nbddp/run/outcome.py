@@ -16,6 +16,7 @@ from nbddp.plan.topology import rank_words
 
 FINISHED, ENDED, FAILED = RankStatus.FINISHED, RankStatus.ENDED, RankStatus.FAILED
 INTERRUPTED, DIED, REPLACED = RankStatus.INTERRUPTED, RankStatus.DIED, RankStatus.REPLACED
+TERMINATED = RankStatus.TERMINATED
 WELL = (FINISHED, ENDED)  # as torchrun has it: exit code 0
 GONE = (ENDED, DIED, REPLACED)  # the process, and all names on it
 PROGRAM, REQUEST = "program", "request"
@@ -74,6 +75,12 @@ TABLE = (
 def verdict(said: str, process: str, ours: str, runs: str) -> RankStatus:
     """The verdict of the row that fits; a way that the table does not know is a failure."""
     return next((row.verdict for row in TABLE if row.fits(said, process, ours, runs)), FAILED)
+
+
+def verdict_of_script(said: str, ours: str, verdict: RankStatus) -> RankStatus:
+    """The verdict on a rank whose process ends with its program: whatever comes after we have told it to end is that
+    end, unless it had come to its own."""
+    return TERMINATED if ours == INTERRUPTED and said != "end" else verdict
 
 
 def said(content: dict[str, Any]) -> str:

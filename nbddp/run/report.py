@@ -16,7 +16,9 @@ from nbddp.run.paint import PLAIN, Plain
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
 NO_HOST = "The next cell reports the state of the pool."
 STAY = "A rank that leaves ends the other ranks' collectives: every rank must make the same calls before it leaves."
-DOING = {RankStatus.FINISHED: "finished the cell", RankStatus.INTERRUPTED: "running"}
+DOING = {
+    RankStatus.FINISHED: "finished the cell", RankStatus.INTERRUPTED: "running", RankStatus.TERMINATED: "running",
+}  # fmt: skip
 HOST_GONE = "its host is gone"
 NAMES = 12  # of those that went with a process, so many are listed
 
@@ -226,6 +228,13 @@ def state_words(state: RankState) -> str:
     """`cell line 9, waiting in all_reduce #14 for rank 1; freed, names are kept`."""
     doing = ", ".join(w for w in (state.where, state.doing or "still running") if w)
     words = {
+        **_cell_words(state, doing), **(_script_words(state, doing) if state.script else {}),
+    }[state.status]  # fmt: skip
+    return f"{words}: {state.detail}" if state.detail else words
+
+
+def _cell_words(state: RankState, doing: str) -> dict[RankStatus, str]:
+    return {
         RankStatus.FINISHED: "finished the cell",
         RankStatus.ENDED: "ended its process with exit code 0; names on it are gone",
         RankStatus.FAILED: "failed too",
@@ -233,8 +242,18 @@ def state_words(state: RankState) -> str:
         RankStatus.REPLACED: f"{doing}; {state.why}, so it is {state.fate}; {lost_words(state.lost, state.imports)}",
         RankStatus.DIED: "died",
         RankStatus.RUNNING: doing,
-    }[state.status]
-    return f"{words}: {state.detail}" if state.detail else words
+    }
+
+
+def _script_words(state: RankState, doing: str) -> dict[RankStatus, str]:
+    """Names are of no interest: they end with the script."""
+    return {
+        RankStatus.FINISHED: "finished",
+        RankStatus.ENDED: "finished",
+        RankStatus.INTERRUPTED: f"{doing}; ended",
+        RankStatus.TERMINATED: f"{doing}; ended",
+        RankStatus.REPLACED: f"{doing}; {state.why.replace('freed', 'ended')}, so it was killed",
+    }
 
 
 def broken_words(said: str) -> str:
@@ -298,6 +317,18 @@ def unworded_text(error: BaseException, facts: Sequence[str]) -> str:
     return "\n".join([*facts, f"(this could not be described: {type(error).__name__}: {error})"])
 
 
+def terminal_text(error: RunFailed, signalled: str = "") -> str:
+    """A run that did not end well, for a terminal that has shown what the ranks wrote, tracebacks included. signalled:
+    the signal that has ended it, if one has."""
+    if not isinstance(error, WorkerFailed):
+        head = f"the run was ended by {signalled}" if signalled else str(error)
+        return "\n".join([head, *positions_table(error.states)] if error.states else [head])
+    cause = error.cause
+    lines = [headline(cause), *(died_words(cause) if cause.kind == "died" else [])]
+    others = [s for s in error.states if s.rank != cause.rank]
+    return "\n".join([*lines, *states_text(others), *attempts_lines(error.attempts)])
+
+
 def stopped_text(states: Sequence[RankState], *, dropped: bool, paint: Plain = PLAIN) -> str:
     """The report of a run that the user stopped."""
     return "\n".join([paint.headline("stopped by the user"), *states_text(states), *_ending(dropped)])
@@ -326,21 +357,29 @@ def attempt_words(attempt: int, most: int, why: str) -> str:
 
 def attempts_text(attempts: Sequence[str], text: str) -> str:
     """The last attempt's report, and a line for each attempt."""
-    lines = [f"attempt {i} of {len(attempts)}: {why}" for i, why in enumerate(attempts, 1)]
-    return "\n".join([text, "", *lines])
+    return "\n".join([text, "", *attempts_lines(attempts)])
+
+
+def attempts_lines(attempts: Sequence[str]) -> list[str]:
+    return [f"attempt {i} of {len(attempts)}: {why}" for i, why in enumerate(attempts, 1)]
 
 
 def positions_table(states: Sequence[RankState]) -> list[str]:
     """ranks │ where │ what they waited in │ what became of them; ranks with the same row share it."""
-    fates = {RankStatus.INTERRUPTED: "freed, names are kept"}
+    fates = {RankStatus.INTERRUPTED: "freed, names are kept", RankStatus.TERMINATED: "ended"}
     found: dict[tuple[str, str, str], list[int]] = {}
     for s in states:
-        doing = s.doing or DOING.get(s.status, str(s.status))
+        doing = s.doing or ("finished" if s.script and s.status == RankStatus.FINISHED else _doing(s.status))
         is_new = s.status == RankStatus.REPLACED
         fate = f"{s.fate}; {lost_words(s.lost, s.imports)}" if is_new else fates.get(s.status, "")
+        fate = ("killed" if is_new else fate and "ended") if s.script else fate
         found.setdefault((s.where or "–", doing, fate), []).append(s.rank)
     rows = [(spans(ranks), *row) for row, ranks in found.items()]
     return aligned([("ranks" if len(found) < len(states) else "rank", "line", "state", ""), *rows])
+
+
+def _doing(status: RankStatus) -> str:
+    return DOING.get(status, str(status))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -51,6 +51,9 @@ class Screen(Protocol):
     def reflects(self) -> Reflect | None:
         """What makes the widgets of ranks appear here; None where only words can."""
 
+    def shows_reports(self) -> bool:
+        """Whether the report of a run that fails is shown beside its output, with the traceback of its cause."""
+
 
 class Silent:
     """Shows nothing."""
@@ -75,6 +78,9 @@ class Silent:
 
     def reflects(self) -> Reflect | None:
         return None
+
+    def shows_reports(self) -> bool:
+        return True
 
     def finish(self, outputs: Sequence[RankOutput]) -> None:
         pass
@@ -101,6 +107,9 @@ class Late(Silent):
     def reflects(self) -> Reflect | None:
         return self._screen.reflects()
 
+    def shows_reports(self) -> bool:
+        return self._screen.shows_reports()
+
     def finish(self, outputs: Sequence[RankOutput]) -> None:
         if self._open or any(out.items for out in outputs):
             self._screen.finish(outputs)
@@ -110,9 +119,9 @@ class Terminal:
     """Prints labelled lines as they come; results and figures at the end. Below them, where rows can be drawn again:
     what is waited for, lines that change, and where silent ranks are."""
 
-    def __init__(self, region: Region | None = None):
-        """region: where rows can be drawn again; None: nowhere, as in a file."""
-        self._region = region
+    def __init__(self, region: Region | None = None, reports: bool = False):
+        """region: where rows can be drawn again; None: nowhere, as in a file. reports: whether a shell shows them."""
+        self._region, self._reports = region, reports
         self._next = 0.0
         self._began = self._last_line = time.monotonic()
         self._told_after = TELL_AFTER  # seconds without a line after which a file is told where the ranks are
@@ -163,6 +172,9 @@ class Terminal:
     def reflects(self) -> None:
         return None
 
+    def shows_reports(self) -> bool:
+        return self._reports
+
     def finish(self, outputs: Sequence[RankOutput]) -> None:
         self.ready()
         for out in outputs:
@@ -210,6 +222,9 @@ class Notebook:
 
     def reflects(self) -> Reflect | None:
         return mirrors.reflect if mirrors.can_reflect() else None
+
+    def shows_reports(self) -> bool:
+        return True
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -274,8 +289,8 @@ def for_shell(shell: Any | None) -> Screen:
     """The screen that fits: a notebook's kernel, IPython in a terminal, or plain Python."""
     if shell is not None and getattr(shell, "kernel", None) is not None:
         console = of_console()
-        return Notebook(shell) if console is None else Terminal(Region(size=console))
-    return Terminal(Region() if can_draw(sys.stdout) else None)
+        return Notebook(shell) if console is None else Terminal(Region(size=console), reports=True)
+    return Terminal(Region() if can_draw(sys.stdout) else None, reports=shell is not None)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from traitlets.config import Config
 
 from nbddp.agent import hardware, keepalive
 from nbddp.agent import home as homes
-from nbddp.agent.controller import LOOPBACK
+from nbddp.base.system import LOOPBACK
 from nbddp.worker import calls, flight, foreign, kept, streams
 from nbddp.worker.kernel import WorkerKernel
 from nbddp.worker.printed import Printed, know_threads

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import os
 import signal
@@ -42,6 +43,7 @@ from nbddp.worker.printed import Printed
 from nbddp.worker.program import CellFiles
 from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
+from nbddp.worker.script import Script
 from nbddp.worker.silence import Silence
 from nbddp.worker.tracing import Tracer
 
@@ -191,6 +193,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         finally:
             self._spec = None
             self.groups.let_go()
+            if parent["metadata"]["nbddp"].get("op") == "script":
+                gc.collect()  # what the script held, which nobody can reach any more
 
     def _publish_status(self, status: str, channel: str, *args: Any, **kwargs: Any) -> None:
         """`busy` and `idle` are not said for what is ours: nobody waits for them, and every message costs time."""
@@ -210,6 +214,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 outcome["stage"] = ""
                 if spec["op"] == "cell":
                     error = await self._run_cell(spec, code, outcome, buffers)
+                elif spec["op"] == "script":
+                    error = self._run_script(spec, outcome)
                 else:
                     buffers += handlers.REQUESTS[spec["op"]](self, spec, self._parent["buffers"])
             finally:
@@ -274,7 +280,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.children.begin()
         self.recorder.begin(spec["run"], spec.get("timings", True), spec.get("cell"))
         self._others = []
-        if spec["op"] in ("cell", "call"):
+        if spec["op"] in ("cell", "call", "script"):
             self._others = self.modules.others()
             self.memory.begin()
         if spec.get("check"):
@@ -332,6 +338,22 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         outcome["pages"] = [p["data"] for p in reply.get("payload", []) if p.get("source") in ("page", "page_raw")]
         return error
 
+    def _run_script(self, spec: Mapping[str, Any], outcome: dict[str, Any]) -> BaseException | None:
+        """Run a script or module; what ended it."""
+        for name in spec.get("without", ()):
+            os.environ.pop(name, None)
+        self.shell.execution_count = self.execution_count = spec["cell"]
+        if spec.get("trace"):
+            self.tracer.start()
+        script = Script(spec, self.exits.call)
+        script.run()
+        self.tracer.stop(failed=script.error is not None)
+        outcome["said"] = failure.plain(script.said)
+        if spec["keep"]:
+            names = vars(script.module).items()
+            self.shell.user_ns.update({n: v for n, v in names if not (n.startswith("__") and n.endswith("__"))})
+        return script.error
+
     # -- outcome -------------------------------------------------------------------
 
     def _failed(self, outcome: dict[str, Any], error: BaseException) -> None:
@@ -342,6 +364,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if "says" in outcome:
             print(outcome["says"], file=sys.stderr)
         outcome["chain"] = failure.chain(error, names, self._machinery)
+        outcome["error_file"] = leaving.error_file()
         outcome["call"] = leaving.call_of(error, names, self._began_ns)
         broken = context.broken(error)
         if broken:
@@ -523,7 +546,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Free the main thread from a blocked call of run `run`."""
         if self._spec is None or self._spec["run"] != content["run"]:
             return False
-        return self.release.start(content.get("then", {}))
+        return self.release.start(content.get("then", {}), interrupts=self._spec["op"] != "script")
 
     QUESTIONS: ClassVar[dict[str, Callable[[WorkerKernel, dict[str, Any]], Any]]] = {
         "complete": _ask_complete,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 
 from nbddp.worker import calls, failure
 
+LONGEST = 1 << 20  # characters of an error file that travel
 END, EXIT, RAISED, INTERRUPT = "end", "exit", "raised", "interrupt"
 
 
@@ -39,6 +41,15 @@ def call_of(error: BaseException, names: dict[str, str], since_ns: int) -> dict[
         seen.append(current)
         current, _ = failure.before(current)
     return None
+
+
+def error_file() -> str:
+    """What `@record` has written, or another error handler; empty if nothing."""
+    try:
+        with open(os.environ.get("TORCHELASTIC_ERROR_FILE", ""), encoding="utf-8", errors="replace") as file:
+            return file.read(LONGEST)
+    except OSError:
+        return ""
 
 
 def exit_of(code: object) -> dict[str, Any]:

@@ -163,6 +163,7 @@ class Release:
         self._epoch = 0
         self._over = threading.Event()
         self._run_is_on = self._started = self._is_through = False
+        self._interrupts: tuple[int, ...] = INTERRUPTS
         self._seen: tuple[float, tuple[int, int, int]] | None = None  # when gloo was looked at, and what it had done
 
     def begin(self) -> None:
@@ -196,11 +197,13 @@ class Release:
                 self._stderr = None
             return self._started
 
-    def start(self, then: Mapping[str, Any] | None = None) -> bool:
-        """Begin to free the main thread, and go on until the run ends; returns at once. False if no run is on."""
+    def start(self, then: Mapping[str, Any] | None = None, interrupts: bool = True) -> bool:
+        """Begin to free the main thread, and go on until the run ends; returns at once. False if no run is on.
+        interrupts: whether that is interrupted again; a script that was told to end may be at work on that."""
         with self._lock:
             if self._run_is_on and not self._started:
                 self._started, self.then = True, then or {}
+                self._interrupts = INTERRUPTS if interrupts else ()
                 self._over = threading.Event()
                 if self._log is not None:
                     self._stderr = os.dup(2)
@@ -222,7 +225,7 @@ class Release:
                 self.sockets.shut()
                 if turn >= ABORTS:
                     abort_transfers()
-                if turn in INTERRUPTS:
+                if turn in self._interrupts:
                     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
             over.wait(AGAIN)
 
