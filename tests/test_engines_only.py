@@ -167,7 +167,7 @@ def test_only_ranks_and_what_they_start_reach_the_store(taken: nbddp.Pool) -> No
 
 def test_another_pool_is_told_who_has_the_engines(taken: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Joined(found(), "another")
-    words = f"the pool of process {os.getpid()} on {socket.gethostname()} .* has engine 0 of cluster stock"
+    words = f"the pool of process {os.getpid()} on {socket.gethostname()} .* is using engine 0 of cluster stock"
     try:
         with pytest.raises(PoolError, match=words):
             other.look(lambda text: None)
@@ -328,7 +328,7 @@ def test_a_controller_that_dies_is_told(
     with nbddp.Pool(cluster=str(cluster.controller.connection_files["client"])) as pool:
         threading.Timer(0.5, psutil.Process(cluster.controller.pid).kill).start()
         with pytest.raises(
-            PoolNotRunning, match=r"the controller of cluster .* has not answered for 2 s; names on its"
+            PoolNotRunning, match=r"the controller of cluster .* has not answered for 2 s; names stay on its"
         ):
             pool.run_cell("import time; time.sleep(30)", screen=Silent())
         with pytest.raises(PoolNotRunning, match=r"%ddp start --cluster .* uses them again once it answers"):

@@ -96,7 +96,7 @@ MEMORY, THREADS = Limit("memory", 50 * MIB, 1000 * MIB), Limit("threads", 13, 13
         (0, 3, 3, [Limit("memory", 50 * MIB, 60 * MIB)], "end other programs"),
         (0, 11, 1, [MEMORY, THREADS], "need about 143 threads, but only 130 threads are free; use --nproc 10"),
         (1, 2, 1, [MEMORY, Limit("open files", 6, -7)],
-         "1 more worker would need about 6 open files, and 0 open files"),
+         "1 more worker would need about 6 open files, but only 0 open files"),
     ],
 )  # fmt: skip
 def test_what_the_machine_cannot_hold_is_refused(

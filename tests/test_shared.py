@@ -19,7 +19,7 @@ def test_an_older_nccl_is_refused_in_a_sentence_and_gloo_taken_where_nobody_asks
     ]  # fmt: skip
     for asked in ("nccl", "NCCL", "cpu:gloo,cuda:nccl"):
         with pytest.raises(
-            RuntimeError, match=r"ranks share a GPU here \(--oversubscribe\), and NCCL.* does not allow that"
+            RuntimeError, match=r"ranks share a GPU here \(--oversubscribe\), but NCCL.* does not allow that"
         ):
             shared.backend(asked, version)
 

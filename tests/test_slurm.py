@@ -55,7 +55,7 @@ def test_a_line_says_what_is_asked_of_slurm() -> None:
         ("--slurm 7 --nodes 2", "--slurm 7 already has its nodes; leave out --nodes"),
         ("--slurm gpu", "gpu is not a job number; squeue --me lists yours"),
         ("--slurm --time", "--time: expected one argument; write it as --time T"),
-        ("--via mpiexec", "--via mpiexec is for --hosts"),
+        ("--via mpiexec", "--via mpiexec needs --hosts"),
         ("--hosts a --via 'kubectl exec x'", "lacks {host} and {command}; write a command such as 'kubectl exec -i"),
     ],
 )
@@ -69,9 +69,9 @@ def test_what_does_not_fit_together_is_said(line: str, words: str) -> None:
     ("row", "words"),
     [
         ("PENDING|Resources|2026-03-01T10:05:00",
-         "waits: nodes are not free yet (Resources); expected to start 2026-03-01 10:05; Stop cancels it"),
-        ("PENDING|Priority|N/A", "waits: other jobs come first (Priority); Stop cancels it"),
-        ("PENDING|QOSMaxNodePerUserLimit|N/A", "waits: QOSMaxNodePerUserLimit; Stop cancels it"),
+         "is waiting: nodes are not free yet (Resources); expected to start 2026-03-01 10:05; Stop cancels it"),
+        ("PENDING|Priority|N/A", "is waiting: other jobs come first (Priority); Stop cancels it"),
+        ("PENDING|QOSMaxNodePerUserLimit|N/A", "is waiting: QOSMaxNodePerUserLimit; Stop cancels it"),
         ("PENDING|PartitionNodeLimit|N/A", "cannot start as requested: the partition does not have, or does not allow"),
         ("CONFIGURING|None|N/A", "its nodes are starting"),
         ("", "Slurm has not reported on it yet"),
@@ -187,7 +187,7 @@ def test_the_queue_is_shown_and_stop_takes_the_job_out_of_it(far: nbddp.Pool, tm
 
     def progress(text: str) -> None:
         shown.append(text)
-        if "waits" in text:
+        if "is waiting" in text:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

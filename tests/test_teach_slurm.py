@@ -111,7 +111,7 @@ def test_a_real_torchrun_gets_awkward_paths_and_words(tmp_path: Path) -> None:
     [
         ({"nnodes": 0}, "nnodes=0 is not possible; use 1 or more"),
         ({"nproc": 0}, "nproc=0 is not possible"),
-        ({"rendezvous": "etcd"}, "none of c10d, static, srun"),
+        ({"rendezvous": "etcd"}, "not one of c10d, static, srun"),
         ({"port": 70000}, "not a port"),
         ({"host": "a b"}, "a host name without spaces"),
         ({"arguments": ("a\0b",)}, "NUL byte"),
@@ -226,7 +226,7 @@ def test_no_value_can_end_its_directive_and_begin_another(name: str) -> None:
 
 
 def test_what_slurm_would_not_do_is_refused() -> None:
-    with pytest.raises(BadInput, match="leave min_nodes=1 out"):
+    with pytest.raises(BadInput, match="leave out min_nodes=1"):
         sbatch_script(Launch(nnodes=2, min_nodes=1))
     with pytest.raises(BadInput, match="cpus_per_proc=0 is not possible"):
         Job(cpus_per_proc=0)
@@ -260,7 +260,7 @@ def test_a_script_without_groups_leaves_none() -> None:
     ("cells", "says"),
     [
         (["x = 1"], "there is no %%ddp cell"),
-        (["%%ddp\n!ls"], "cell 1: '!ls' is IPython's"),
+        (["%%ddp\n!ls"], "cell 1: '!ls' is IPython syntax"),
         (["%%ddp\nx = 1\n%timeit x"], "'%timeit x' is IPython syntax"),
         (["%%ddp\nx ="], "cell 1 is not Python that can run as a script"),
         (["%%ddp\nawait f()"], "'await' outside function"),

@@ -195,7 +195,7 @@ def test_the_cable_that_joins_the_hosts_is_found_where_the_kernels_way_is_none(
         probe = ways.tried(home, far, [[], []], [Offer("lo", "127.0.0.1", loopback=True)])
         assert probe.home_offer() is None
         assert home_words(probe.names, probe.home).startswith(
-            "nodea (Connection refused), nodeb (Connection refused) do not reach this machine at 127.0.0.1 (lo). "
+            "nodea (Connection refused), nodeb (Connection refused) cannot reach this machine at 127.0.0.1 (lo). "
         )
         assert pool.group.alive, "it answers on"
         checkup = pool.checkup()

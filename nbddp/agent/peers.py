@@ -37,7 +37,7 @@ ESTABLISHED = 1
 # linux/tcp.h
 TCP_MD5SIG_EXT, FLAG_PREFIX, KEY_BYTES = 32, 1, 80
 MAPPED = "::ffff:"  # an IPv4 address as an IPv6 socket has it
-UNTOLD = "the kernel does not say who owns a connection"
+UNTOLD = "the kernel does not report who owns a connection"
 
 
 @dataclass(frozen=True)

@@ -117,9 +117,8 @@ def parser() -> argparse.ArgumentParser:
     within.add_argument("--memory", type=_positive, default=MEMORY >> 20, metavar="MIB", help="limit for each "
                         "process, and NPROC + 1 times that for all processes of a learner (default "
                         f"{MEMORY >> 20})")  # fmt: skip
-    within.add_argument("--sandbox", type=shlex.split, default=[], metavar="COMMAND", help="command that learners' "
-                        "code runs in, such as 'bwrap --unshare-all …'; the grader and its files stay outside"
-                        )  # fmt: skip
+    within.add_argument("--sandbox", type=shlex.split, default=[], metavar="COMMAND", help="command to run learners' "
+                        "code in, such as 'bwrap --unshare-all …'; the grader and its files stay outside")  # fmt: skip
     within.add_argument("--env", nargs="+", default=[], metavar="NAME", help="environment variables that learners' "
                         "code may see, besides PATH and the like")  # fmt: skip
     return made
