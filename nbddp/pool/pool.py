@@ -442,8 +442,7 @@ class Pool:
             return None
         program = request.program
         run_id = (program.run_id if program is not None else "") or self.runs.id
-        places = {w.rank: (w.node, w.local_rank) for w in self.placed().workers}
-        return LogDir(request.logs, run_id, places, (program.role if program is not None else "") or "default")
+        return LogDir(request.logs, run_id, (program.role if program is not None else "") or "default")
 
     def _attempt(self, request: Request, screen: Screen, began: float, attempt: int, folder: LogDir | None) -> Run:
         """One attempt. That Slurm's job ends soon is said while it runs; nodes that come or are to go end it."""

@@ -75,6 +75,8 @@ class Runs:
         group.begin_logs(ranks)
         number = next(self._numbers)
         logs = group.nodes[0].run_folder(number)
+        if folder is not None:
+            folder.place({w.rank: (w.node, w.local_rank) for w in group.placed().workers}, attempt)
         specs = self._specs(request, number, self._take_store(number, screen), attempt, folder)
         run = Run(self.ranks, specs, request, number=number, logs=logs, screen=screen, timed_from=timed_from, most=most,
                   widgets=group.wire.widgets)  # fmt: skip
@@ -92,7 +94,7 @@ class Runs:
         group.wire.late = self.between.take
         if request.is_numbered:
             self.last_cell = (number, request.cell)
-        pids = {r: group.workers[r].pid for r in ranks}
+        pids = {rank: worker.pid for rank, worker in group.workers.items()}
         try:
             with uninterrupted():
                 self._carry_out(run, ranks, screen)
@@ -187,7 +189,7 @@ class Runs:
 
     def _write_to(self, run: Run, folder: LogDir, attempt: int) -> Attempt:
         """Have what the ranks of a run print written to the log directory."""
-        files = folder.begin(attempt)
+        files = Attempt(folder, attempt)
         for rank, out in run.outputs.items():
             out.unseen = folder.logs.unseen(folder.local_rank(rank))
             out.copies.append(files.writer(rank))

@@ -102,8 +102,8 @@ def _called_as(other: Position, call: Call) -> tuple[str, str, int | None] | Non
     return None if then is None else (then[0], then[1], then[2] if len(then) > 2 else None)
 
 
-def diagnose(all_of: Positions) -> Deadlock | None:
-    """The deadlock among these ranks, if there is one."""
+def diagnose(all_of: Positions, program: str = "cell") -> Deadlock | None:
+    """The deadlock among these ranks, if there is one. program: what they run, as the sentences name it."""
     waits = {r: waits_for(p, all_of) for r, p in all_of.items() if p.state == RankStatus.BLOCKED and p.sure}
     stuck = {r for r, (ranks, _) in waits.items() if ranks}
     while True:
@@ -120,7 +120,7 @@ def diagnose(all_of: Positions) -> Deadlock | None:
     if not stuck:
         return None
     ranks, told = tuple(sorted(stuck)), _told_apart(all_of)
-    return Deadlock(ranks, tuple(_sentences(ranks, told)), _advice(ranks, told))
+    return Deadlock(ranks, tuple(_sentences(ranks, told, program)), _advice(ranks, told))
 
 
 def held(all_of: Positions, left: Collection[int]) -> set[int]:
@@ -154,7 +154,7 @@ def _told_apart(all_of: Positions) -> Positions:
 # -- words -----------------------------------------------------------------------------------
 
 
-def _sentences(stuck: Iterable[int], all_of: Positions) -> list[str]:
+def _sentences(stuck: Iterable[int], all_of: Positions, program: str) -> list[str]:
     found, left = [], list(stuck)
     for rank in list(left):
         if rank in left:
@@ -172,7 +172,7 @@ def _sentences(stuck: Iterable[int], all_of: Positions) -> list[str]:
     awaited = {w for r in left for w in waits_for(all_of[r], all_of)[0]} - set(left)
     ends: dict[str, list[int]] = {}
     for w in sorted(awaited):
-        ends.setdefault(_fate(all_of.get(w)), []).append(w)
+        ends.setdefault(_fate(all_of.get(w), program), []).append(w)
     missing = [f"{rank_words(ranks)} {_plural(words) if len(ranks) > 1 else words}" for words, ranks in ends.items()]
     if waiting:
         found.append("; ".join([*waiting, *missing]))
@@ -223,12 +223,12 @@ def _difference(call: Call, called: Mapping[tuple[str, str, int | None, str], li
     return f"{op} {number} has different shapes or dtypes: {each({k: k[1] or 'no tensor' for k in called})}"
 
 
-def _fate(p: Position | None) -> str:
+def _fate(p: Position | None, program: str) -> str:
     if p is None:
         return "is not a rank of this pool"
     return {
         RankStatus.ABSENT: "takes no part in this run",
-        RankStatus.FINISHED: "has finished the cell without calling it",
+        RankStatus.FINISHED: f"has finished the {program} without calling it",
         RankStatus.FAILED: "has failed",
         RankStatus.DIED: "has died",
         RankStatus.SILENT: "does not answer",

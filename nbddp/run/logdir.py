@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -20,39 +22,52 @@ PREFIX = "torchelastic_"  # of a folder that nobody has named, as torchrun names
 
 
 class LogDir:
-    """The directories of one launch. places: rank → its node and local rank. `roots`: node → its directory."""
+    """The directories of one launch. `roots`: node → its directory; `places`: rank → its node and local rank in the
+    present attempt, which may have others than the one before."""
 
-    def __init__(self, logs: Logs, run_id: str, places: Mapping[int, tuple[int, int]], role: str = "default"):
+    def __init__(self, logs: Logs, run_id: str, role: str = "default"):
         """Raises BadInput for a folder that cannot be made."""
-        self.logs, self.role, self._places = logs, role, places
-        try:
+        self.logs, self.role, self._run_id = logs, role, run_id
+        self.places: Mapping[int, tuple[int, int]] = {}
+        self.roots: dict[int, Path] = {}
+        with self._told():
             if logs.folder is not None:
                 os.makedirs(logs.folder, exist_ok=True)
-            base = Path(logs.folder or tempfile.mkdtemp(prefix=PREFIX)).absolute()
-            nodes = sorted({node for node, _ in places.values()})
-            self.roots = {node: Path(tempfile.mkdtemp(prefix=f"{run_id}_", dir=base)) for node in nodes}
+            self._base = Path(logs.folder or tempfile.mkdtemp(prefix=PREFIX)).absolute()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as e:
-            raise BadInput(f"--log-dir {logs.folder}: {e.strerror}; name a folder that can be written to") from None
+            folder = self.logs.folder
+            raise BadInput(f"--log-dir {folder}: {e.strerror}; name a folder that can be written to") from None
 
     def folder(self, rank: int, attempt: int) -> Path:
-        node, local_rank = self._places[rank]
+        node, local_rank = self.places[rank]
         return self.roots[node] / f"attempt_{attempt}" / str(local_rank)
 
     def error_file(self, rank: int, attempt: int) -> Path:
         return self.folder(rank, attempt) / ERROR
 
-    def begin(self, attempt: int) -> Attempt:
-        """Make the folders of an attempt."""
-        for rank in self._places:
-            self.folder(rank, attempt).mkdir(parents=True, exist_ok=True)
-        return Attempt(self, attempt)
+    def place(self, places: Mapping[int, tuple[int, int]], attempt: int) -> None:
+        """Make the folders of an attempt. What one with this number has left, which nodes that came or went have cut
+        short, goes, as under torchrun. Raises BadInput where that cannot be."""
+        self.places = places
+        with self._told():
+            for node in sorted({node for node, _ in places.values()}):
+                if node not in self.roots:
+                    self.roots[node] = Path(tempfile.mkdtemp(prefix=f"{self._run_id}_", dir=self._base))
+                shutil.rmtree(self.roots[node] / f"attempt_{attempt}", ignore_errors=True)
+            for rank in places:
+                self.folder(rank, attempt).mkdir(parents=True)
 
     def local_rank(self, rank: int) -> int:
-        return self._places[rank][1]
+        return self.places[rank][1]
 
     def streams(self, rank: int) -> frozenset[str]:
         """Those of a rank that have a file."""
-        return self.logs.written(self._places[rank][1])
+        return self.logs.written(self.local_rank(rank))
 
 
 class Attempt:

@@ -107,6 +107,7 @@ class Run:
         self.watcher = RankWatcher(
             workers, list(specs), self.ended, lambda rank, what: self.events.put(("place", rank, what)),
             run=number, world_size=self.world_size, hang_after=request.hang_after,
+            program="cell" if request.program is None else "script",
         )  # fmt: skip
         self._began = 0.0
         self._output_until = 0.0

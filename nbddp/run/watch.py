@@ -41,7 +41,7 @@ class RankWatcher:
 
     ended: the run's own table of ranks that have left it. `positions`: rank → where it is; `facts`: what it said last.
     `deadlock`: the one that stands, since `hung_since` (time.monotonic()); `proven`: that it has ended the run, so that
-    no later look takes it back.
+    no later look takes it back. program: what the ranks run, in words.
     """
 
     def __init__(
@@ -54,9 +54,10 @@ class RankWatcher:
         run: int,
         world_size: int,
         hang_after: float | None,
+        program: str = "cell",
     ):
         self._workers, self._ranks, self._ended, self._came = workers, tuple(ranks), ended, came
-        self._run, self._world_size, self._hang_after = run, world_size, hang_after
+        self._run, self._world_size, self._hang_after, self._program = run, world_size, hang_after, program
         self.positions: dict[int, Position] = {}
         self.facts: dict[int, dict[str, Any]] = {}
         self.deadlock: deadlock.Deadlock | None = None
@@ -172,7 +173,7 @@ class RankWatcher:
         self._held = deadlock.held(self.positions, left) if self._has_failed() else set()
         if self.all_held and self.deadlock is None:
             return  # the run is ended now, for the failure
-        found = deadlock.diagnose(self.positions)
+        found = deadlock.diagnose(self.positions, self._program)
         if self.proven and found is None:
             return  # a rank was only too busy to say once more where it is
         if found is None and self._has_failed():

@@ -46,7 +46,7 @@ class Script:
 
     def run(self) -> None:
         """Run it, to its end unless it keeps its names. Raises nothing: an interrupt is the program's `error` too."""
-        path, main = [*sys.path], sys.modules.get(MAIN)
+        path, main, hook = [*sys.path], sys.modules.get(MAIN), sys.excepthook
         try:
             with outside_loop(), arrivals.by_name():
                 self._catch(self._execute)
@@ -54,7 +54,7 @@ class Script:
                 if not self._spec["keep"]:
                     self._catch(self._end)
         finally:
-            sys.path[:] = path
+            sys.path[:], sys.excepthook = path, hook
             if main is not None:
                 sys.modules[MAIN] = main
 
