@@ -22,6 +22,7 @@ DIGESTS = 8192  # signatures remembered against replay; ipyparallel's 65536 fill
 BEAT_TIME = 1.0  # seconds that `check` waits for a beat: the thread may be reading a large message
 LOOK_EVERY, SILENT_LOOKS = 0.25, 40  # so long without a beat (10 s of looking) is a thread that is stuck
 AHEAD = 1.0  # seconds that what `ask` has asked counts: the command that asked may have come to nothing
+HUB_TIME, HUB_TRY = 60.0, 10.0  # seconds that a hub may take to answer; and that one client waits for it
 Connect = Callable[..., Any]  # options of ipyparallel's Client → a client
 
 
@@ -41,7 +42,7 @@ class Connection:
         self.dropped: Counter[str] = Counter()  # stream → messages
         self.last_dropped = ""
         self.renewed = 0
-        self._take(connect())
+        self._take(patient(connect))
 
     def _take(self, client: Any) -> None:
         lacking = ipyparallel_seams.missing(client)
@@ -134,3 +135,18 @@ class Connection:
 
     def close(self) -> None:
         ipyparallel_seams.give_up(self.client)
+
+
+def patient(connect: Connect, seconds: float = HUB_TIME) -> Any:
+    """A client whose hub has answered. On a crowded machine (64 workers that start) the hub may be late; one that has
+    lost a client's first message answers the next client. Raises PoolError after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return connect(timeout=min(seconds, HUB_TRY))
+        except TimeoutError:
+            if time.monotonic() >= end:
+                raise PoolError(
+                    f"the pool's controller did not answer for {seconds:.0f} s; run the cell again, with fewer workers or "
+                    "fewer other programs if the machine is overloaded"
+                ) from None
