@@ -147,6 +147,6 @@ def patient(connect: Connect, seconds: float = HUB_TIME) -> Any:
         except TimeoutError:
             if time.monotonic() >= end:
                 raise PoolError(
-                    f"the pool's controller did not answer for {seconds:.0f} s; run the cell again, with fewer workers or "
-                    "fewer other programs if the machine is overloaded"
+                    f"the pool's controller did not answer for {seconds:.0f} s; run the cell again, with fewer "
+                    "workers or other programs if the machine is overloaded"
                 ) from None
