@@ -48,6 +48,7 @@ from nbddp.trace.compared import Report
 from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
 from nbddp.trace.merge import Merged
+from nbddp.trace.program import Program
 from nbddp.trace.scale import Forecast
 from nbddp.trace.steps import Recording
 from nbddp.worker import answers, values
@@ -516,6 +517,11 @@ class Pool:
         """The DDP steps of the last run that took some; `origin` and `missing` say whether that is the last cell, and
         on all ranks. Raises BadInput if no run has."""
         return looks.timings(self)
+
+    def collectives(self) -> Program:
+        """Who arrived last at the collectives of the last run that called some, and how each rank spent that run: for
+        any program, without a trace. Raises BadInput if no run has called a collective."""
+        return looks.collectives(self)
 
     def trace(self) -> Merged:
         """The traces of the last cell that was run with `trace`, merged. Raises BadInput if there is none.
