@@ -110,7 +110,7 @@ def _last(axes: Any, found: Program, kinds: Any) -> None:
                 continue
             count = kind.last.get(rank, 0)
             much = count > kind.count / 2
-            fill = FILLS[1] if much else TINTS[1] if count > kind.count / len(kind.ranks) else PAPER
+            fill = FILLS[1] if much else TINTS[1] if count > kind.count / 4 else PAPER
             axes.add_patch(Rectangle((column, row), 1, 1, fc=fill, ec=MUTED, lw=0.4, clip_on=False))
             axes.text(column + 0.5, row + 0.52, str(count), ha="center", va="center", size=8,
                       color=PAPER if much else INK)  # fmt: skip

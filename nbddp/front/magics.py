@@ -286,6 +286,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
         return topology(commands.planned_layout(command) or self.pool.placed())
 
     def _timings(self, command: Command) -> Any:
+        if command.args["collectives"] and command.args["step"] is not None:
+            raise BadInput("--step chooses a step of DDP, and --collectives shows none; leave out one of the two")
         if command.args["collectives"]:
             return self._figure_of_collectives()
         return self._figure_of_timings(command.args["step"])

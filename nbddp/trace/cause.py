@@ -18,11 +18,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nbddp.trace.quantities import duration, percent
+from nbddp.trace.quantities import digits, duration, percent
 
 MACHINE, BATCH, EITHER, UNKNOWN = "the machine", "more work", "more work or the machine", "not known"
 MOST = 0.6  # of the extra time: what has more of it is the cause
-SLOWER, ALIKE = 1.2, 2.0  # parts take at least so much longer; their factors differ by at most this factor
+SLOWER, ALIKE = 1.04, 3.0  # times as long, at least; and what is more than once differs by this at most
 COUNTS = 0.03  # of the others' time: a part that takes less says nothing about a factor
 COVER = 0.5  # of the others' time that the parts with a factor must make up
 WORK = ("forward", "loss", "backward", "optimizer")  # what a slow machine slows, whatever the data are
@@ -50,16 +50,16 @@ class Cause:
                 "a free core; other processes use its cores"
             )
         if self.what == MACHINE:
-            return f"cause: the machine: everything takes rank {self.rank} about {self.factor:.1f} times as long"
+            return f"cause: the machine: everything takes rank {self.rank} about {digits(self.factor)} times as long"
         if self.what == BATCH:
             return (
-                f"cause: more work: forward and backward take rank {self.rank} about {self.factor:.1f} times as long, "
-                "the optimizer no longer than the others: a larger batch or longer inputs"
+                f"cause: more work: forward and backward take rank {self.rank} about {digits(self.factor)} times as "
+                "long, the optimizer no longer than the others: a larger batch or longer inputs"
             )
         if self.what == EITHER:
             return (
-                f"cause: forward and backward take rank {self.rank} about {self.factor:.1f} times as long: a larger "
-                "batch, longer inputs or a slower machine; the optimizer is too short to tell which"
+                f"cause: forward and backward take rank {self.rank} about {digits(self.factor)} times as long: a "
+                "larger batch, longer inputs or a slower machine; the optimizer is too short to tell which"
             )
         if self.what == UNKNOWN:
             parts = ", ".join(f"{name} {percent(share)}" for name, share in list(self.by_part.items())[:3])
@@ -100,7 +100,7 @@ def _of_factor(found: Cause, own: Mapping[str, int], usual: Mapping[str, float])
     slower = {part: f for part, f in factors.items() if f >= SLOWER}
     if len(slower) < 2 or sum(usual[part] for part in slower) < COVER * whole:
         return None
-    if max(slower.values()) > ALIKE * min(slower.values()):
+    if max(slower.values()) - 1 > ALIKE * (min(slower.values()) - 1):
         return None
     factor = sum(own[part] for part in slower) / sum(usual[part] for part in slower)
     rest = set(factors) - set(slower)
