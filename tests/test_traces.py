@@ -102,6 +102,9 @@ def test_ranks_are_on_one_clock(pool: nbddp.Pool) -> None:
     first, late = (next(e for e in spans(merged, "gloo:all_reduce", r)) for r in (0, 1))
     assert late["ts"] - first["ts"] > 150_000
     assert first["ts"] + first["dur"] > late["ts"]
+    calls, waits = spans(merged, "c10d::allreduce_", 0), spans(merged, "wait for all_reduce", 0)
+    assert len(waits) == 5, "four at once, one on its Work; DDP waits in C++"
+    assert all(any(c["ts"] < w["ts"] and c["tid"] == w["tid"] for c in calls) for w in waits)
 
 
 def test_cell_without_trace_leaves_none_and_a_failing_one_leaves_its_own(pool: nbddp.Pool) -> None:

@@ -21,7 +21,8 @@ from nbddp.trace.waiting import duration as step_duration
 from nbddp.trace.waiting import transfers
 
 BETWEEN, LOSS = "between steps", "loss"
-LATE = 0.03  # of a step: a rank that takes less longer than the others is not slow
+LATE, MUCH = 0.05, 0.1  # of a step: a rank that takes LATE longer is slow if it is last in MOST buckets, or with MUCH
+MOST = 2 / 3
 AFTER = "host-to-device copy (between data loader and forward)"  # all that is between them
 
 
@@ -104,14 +105,16 @@ def slow(recording: Recording) -> Slow | None:
     rank = max(own, key=lambda r: (sum(own[r].values()), -r))
     others = statistics.median(sum(own[r].values()) for r in own if r != rank)
     extra = int((sum(own[rank].values()) - others) / len(numbers))
-    if extra < LATE * statistics.fmean(step_duration(recording.step(n)) for n in numbers):
+    exchanged = [t for n in numbers for t in transfers(recording.step(n))]
+    last = sum(t.slowest == rank for t in exchanged)
+    share = extra / max(1.0, statistics.fmean(step_duration(recording.step(n)) for n in numbers))
+    if share < (LATE if last >= MOST * len(exchanged) else MUCH):
         return None
     why = cause(own, rank, queued(recording, numbers))
     if why is None:
         return None
-    exchanged = [t for n in numbers for t in transfers(recording.step(n))]
     worst = latest_bucket(recording, numbers, rank) if why.what == BACKWARD else None
-    return Slow(rank, extra, len(numbers), sum(t.slowest == rank for t in exchanged), len(exchanged), why, worst)
+    return Slow(rank, extra, len(numbers), last, len(exchanged), why, worst)
 
 
 def queued(recording: Recording, numbers: Sequence[int]) -> dict[int, int] | None:
