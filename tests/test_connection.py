@@ -277,9 +277,9 @@ def test_a_controller_that_is_late_is_waited_for(pool: nbddp.Pool, monkeypatch: 
     try:
         with pytest.raises(nbddp.PoolError, match="the pool's controller did not answer for 0 s; run the cell again"):
             connection.patient(cluster.connect_client_sync, 0.1)
-        client = connection.patient(connect)
+        link = connection.Connection(connect, lambda *message: None, lambda: None, patience=30)
     finally:
         controller.resume()
     assert len(tries) > 1
-    client.close()
+    link.close()
     kept(pool)

@@ -236,7 +236,7 @@ def test_trials_that_end_their_process_are_told_with_what_came_before() -> None:
     found = examine(command=("-c", code))
     assert found.verdicts == {SEAMS[0].key: Verdict(True, True)}
     assert found.ended == f"the checks ended at {SEAMS[1].key}: the process was ended by SIGABRT"
-    assert f"33 seams: 1 work, 0 fail, {len(SEAMS) - 1} not tried".replace("33", str(len(SEAMS))) in str(found)
+    assert f"{len(SEAMS)} seams: 1 work, 0 fail, {len(SEAMS) - 1} not tried" in str(found)
     assert "No module named nothing_here" in examine(command=("-m", "nothing_here")).ended
 
 

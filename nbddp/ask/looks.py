@@ -18,7 +18,10 @@ from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
 from nbddp.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.trace.origin import origin
+from nbddp.trace.program import Breakdown
 from nbddp.trace.steps import Recording, step_from
+from nbddp.trace.untraced import cell_from
+from nbddp.trace.untraced import program as untraced
 from nbddp.worker import values
 
 RECORDED_BY = {"DDP's reducer", "end of backward"}  # seams without which nothing is recorded
@@ -43,13 +46,31 @@ def timings(ranks: Ranks) -> Recording:
     return aligned(recording, clocks(ranks))
 
 
+def collectives(ranks: Ranks) -> Breakdown:
+    """What `Pool.collectives` does."""
+    found = _unpacked(ranks.answers("together"))
+    if not any(found.values()):
+        raise BadInput("no collective has been recorded; call some in a %%ddp cell first")
+    newest = max((f for f in found.values() if f), key=lambda f: f["run"])
+    of_it = {r: f for r, f in found.items() if f and f["run"] == newest["run"]}
+    by_rank = clocks(ranks)
+    cells = {r: cell_from(f, by_rank.get(r, Clock())) for r, f in of_it.items()}
+    return untraced(cells, sorted(set(found) - set(of_it)), origin(newest["run"], newest["cell"], ranks.newest()))
+
+
 def trace(ranks: Ranks) -> Merged:
     """What `Pool.trace` does."""
     found = _unpacked(ranks.answers("trace"))
     places = ranks.placed().workers
     traces = {
         r: RankTrace(
-            t["events"], t["base"], t["shift"], t["pid"], places[r].node, [Collective(**c) for c in t["collectives"]]
+            t["events"],
+            t["base"],
+            t["shift"],
+            t["pid"],
+            places[r].node,
+            [Collective(**c) for c in t["collectives"]],
+            t["waits"],
         )
         for r, t in found.items()
         if "events" in t

@@ -48,7 +48,7 @@ COMMANDS: dict[str, str] = {
     "topology": "figure of nodes, processes and devices, of the pool or of a planned layout",
     "push": "copy names from the notebook to every rank",
     "pull": "fetch names from every rank, as sequences indexed by rank",
-    "timings": "figure and table of DDP's last steps: compute, communication and waiting per rank",
+    "timings": "figure and table of DDP's last steps, or of any program's collectives: who waits for whom",
     "compare": "compare the ranks' copies of a name: checksums, norms, largest differences",
     "memory": "figure and table of each rank's memory: parameters, gradients, optimizer state, buckets, peak",
     "forecast": "predict step time and scaling efficiency on more nodes",
@@ -97,6 +97,8 @@ def _log(parser: Parser) -> None:
 
 def _timings(parser: Parser) -> None:
     parser.add_argument("--step", type=one_rank, metavar="K", help="show step K instead of the median step")
+    parser.add_argument("--collectives", action="store_true", help="show the collectives of the last cell that called "
+        "some, instead of DDP's steps (default where no step of DDP is recorded)")  # fmt: skip
 
 
 def _topology(parser: Parser) -> None:

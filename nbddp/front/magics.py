@@ -175,8 +175,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
             print(f"there is no trace: {type(e).__name__}: {e}")
 
     def _trace(self, name: str) -> None:
-        """Write the merged trace of the cell that has just run, and say where it is."""
+        """Write the merged trace of the cell that has just run, say where it is, and show what it shows."""
+        from nbddp.draw.program import program as drawn
         from nbddp.draw.trace import written
+        from nbddp.trace.program import program
 
         try:
             with self._progress() as progress:
@@ -184,11 +186,14 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 merged = self.pool.trace()
                 progress(f"writing {name}")
                 found = written(merged, Path(name))
+                progress("looking for what the trace shows")
+                shown = drawn(program(merged.data["traceEvents"]))
         except BadInput as e:
             print(e)
             return
-        data, metadata = found._repr_mimebundle_()
-        self.shell.display_pub.publish(data, metadata)
+        for each in (found, shown):
+            data, metadata = each._repr_mimebundle_()
+            self.shell.display_pub.publish(data, metadata)
 
     def _number(self) -> int:
         """The n of this cell's In[n]; `execution_count` is that or one more, as IPython's version has it."""
@@ -317,14 +322,31 @@ class DDPMagics(Magics):  # type: ignore[misc]
         return topology(commands.planned_layout(command) or self.pool.placed())
 
     def _timings(self, command: Command) -> Any:
+        if command.args["collectives"] and command.args["step"] is not None:
+            raise BadInput("--step chooses a step of DDP, and --collectives shows none; leave out one of the two")
+        if command.args["collectives"]:
+            return self._figure_of_collectives()
         return self._figure_of_timings(command.args["step"])
 
+    def _figure_of_collectives(self) -> Any:
+        from nbddp.draw.program import program
+
+        return program(self.pool.collectives())
+
     def _figure_of_timings(self, asked: int | None) -> Any:
-        """Step `asked` of the last run that trained, or the median one."""
+        """Step `asked` of the last run that trained, or the median one; the last collectives where none trained."""
         from nbddp.draw.timings import timings
         from nbddp.trace.waiting import typical
 
-        recording = self.pool.timings()
+        try:
+            recording = self.pool.timings()
+        except BadInput as no_step:
+            try:
+                if asked is None and self.pool.running:
+                    return self._figure_of_collectives()
+            except BadInput:
+                pass  # neither is there: DDP is what most will have wanted
+            raise no_step from None
         number = typical(recording) if asked is None else asked
         if number is None or number not in recording.numbers():
             have = recording.numbers()

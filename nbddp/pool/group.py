@@ -224,7 +224,7 @@ class WorkerGroup:
         self.cluster = cluster
         self.files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
         self.describe()
-        self.wire = self._remains.wire = Wire(cluster.connect_client_sync)
+        self.wire = self._remains.wire = Wire(cluster.connect_client_sync, patience=REGISTER_TIMEOUT)
 
     def describe(self) -> None:
         """Tell the agents what `status` shows, if it has changed."""

@@ -51,6 +51,7 @@ from nbddp.trace.compared import Report
 from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
 from nbddp.trace.merge import Merged
+from nbddp.trace.program import Breakdown
 from nbddp.trace.scale import Forecast
 from nbddp.trace.steps import Recording
 from nbddp.worker import answers, values
@@ -560,6 +561,11 @@ class Pool:
         """DDP steps of the last run that recorded any; `origin` and `missing` say whether that is the last cell, and
         whether all ranks recorded it. Raises BadInput if no run has recorded a step."""
         return looks.timings(self)
+
+    def collectives(self) -> Breakdown:
+        """Who arrived last at the collectives of the last run that called some, and how each rank spent that run: for
+        any program, without a trace. Raises BadInput if no run has called a collective."""
+        return looks.collectives(self)
 
     def trace(self) -> Merged:
         """The merged traces of the last cell that ran with `trace`. Raises BadInput if there are none.

@@ -30,9 +30,14 @@ CALLBACKS = 1000  # messages to widgets of which it is remembered whose they wer
 class Wire:
     """A connected ipyparallel client, as seen by runs: ranks in, messages out."""
 
-    def __init__(self, connect: Connect, noticed: ipyparallel_seams.Noticed = lambda stream: None):
-        """connect: makes a client of the cluster; called again where a client is lost. noticed: as `Connection` has
-        it."""
+    def __init__(
+        self,
+        connect: Connect,
+        noticed: ipyparallel_seams.Noticed = lambda stream: None,
+        patience: float = 0.0,
+    ):
+        """connect: makes a client of the cluster; called again where a client is lost. noticed, patience: as
+        `Connection` has them."""
         self._uuids: dict[int, str] = {}
         self._last: dict[int, tuple[str, Hear]] = {}  # rank → its last request
         self._hears: dict[str, tuple[int, Hear]] = {}  # request whose outcome has not come → its rank
@@ -41,7 +46,7 @@ class Wire:
         self.late: Callable[[int, str, dict[str, Any]], None] = _nobody  # rank, type and content of what comes unasked
         self._said: dict[str, int] = {}  # message of a front end to a rank's widget → the rank
         self.widgets = Widgets(self._tell_widget)
-        self.connection = Connection(connect, self._heard, self._forget_questions, noticed)
+        self.connection = Connection(connect, self._heard, self._forget_questions, noticed, patience)
 
     @property
     def client(self) -> Any:

@@ -50,6 +50,7 @@ NAMES = {
         f"{BINDINGS}:ProcessGroup.{name}" for name in ("_register_backend", "_get_backend", "_device_types")
     ),
     "end of backward": ("torch.autograd:Variable._execution_engine",),
+    "data loaders": ("torch.utils.data.dataloader:_BaseDataLoaderIter",),
     "parts of sparse tensors": ("torch:Tensor._indices", "torch:Tensor._values"),
 }
 # Keys of a recorder's entry that are read
@@ -274,6 +275,13 @@ def autograd_engine() -> Any:
     import torch
 
     return getattr(torch.autograd.Variable, "_execution_engine", None)
+
+
+def loader_iterator() -> Any:
+    """The class of all iterators over torch's data loaders, whose `__next__` makes a batch; None if it is elsewhere."""
+    import torch.utils.data.dataloader as module
+
+    return getattr(module, "_BaseDataLoaderIter", None)
 
 
 def replace_last_hook(ddp: Any, hook: Any, state: object) -> bool:

@@ -123,7 +123,7 @@ def record(checker: check.Checker) -> dict[str, Any]:
     latest = {**dict.fromkeys(called, 0), **(dict.fromkeys(map(check.name_of, noted.groups().values()), 0))}
     by_key: dict[str, list[flight.Entry]] = {}
     for e in entries:
-        by_key.setdefault(_key(e), []).append(e)
+        by_key.setdefault(key_of(e), []).append(e)
     for key in filter(NOTES.is_recent, by_key):
         latest[key] = max(latest.get(key, 0), *(e.sequence for e in by_key[key]))
         history[key] = [[e.sequence, e.op, e.what, _root(key, e.group, e.sequence)] for e in by_key[key][-HISTORY:]]
@@ -136,7 +136,7 @@ def record(checker: check.Checker) -> dict[str, Any]:
     }
 
 
-def _key(entry: flight.Entry) -> str:
+def key_of(entry: flight.Entry) -> str:
     """The group of a recorder's entry as `Notes.key` names it."""
     return f"{NOTES.epoch_at(entry.created_ns).prefix}{entry.group}/{entry.backend}"
 
@@ -265,7 +265,7 @@ def _pending(
     """
     if note is not None and note[2] != noted.UNKNOWN:
         op, key, sequence = note
-        entry = next((e for e in recorded if (_key(e), e.sequence) == (key, sequence)), None)
+        entry = next((e for e in recorded if (key_of(e), e.sequence) == (key, sequence)), None)
         return _of_entry(entry) if entry is not None else _unseen(op, key, sequence)
     recent = [e for e in recorded if e.active and e.created_ns >= since_ns]
     of_nccl = [e for e in recent if e.backend == flight.NCCL]
@@ -273,7 +273,7 @@ def _pending(
         return None if _in_library(frames) else _of_entry(of_nccl[0])
     if note is not None or (call or {}).get("kind", "collective") not in ("collective", "backward"):
         return None
-    one_group = len({_key(e) for e in recent}) == 1
+    one_group = len({key_of(e) for e in recent}) == 1
     return _of_entry(recent[0]) if one_group and _in_native(frames) else None
 
 
@@ -292,7 +292,7 @@ def _in_library(frames: list[FrameType]) -> bool:
 
 
 def _of_entry(entry: flight.Entry) -> dict[str, Any]:
-    key, epoch = _key(entry), NOTES.epoch_at(entry.created_ns)
+    key, epoch = key_of(entry), NOTES.epoch_at(entry.created_ns)
     return {
         **_group(key, entry.group, entry.description), "backend": entry.backend, "sequence": entry.sequence,
         "op": entry.op, "what": entry.what, "root": _root(key, entry.group, entry.sequence),
@@ -326,7 +326,7 @@ def _acts(
     """
     if threads.others_act(of_all, ident, _is_torch, lambda f: failure.is_user(f.f_code.co_filename, names)):
         return True
-    open_ = {(_key(e), e.sequence) for e in recorded if e.active}
+    open_ = {(key_of(e), e.sequence) for e in recorded if e.active}
     waited = {key for key, _ in open_} if note is None and frames else {note[1]} if note and not note.is_peer else set()
     if len(waited) > 1:
         waited = set()

@@ -39,6 +39,7 @@ from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
 from nbddp.worker.memory import Memory
 from nbddp.worker.modules import Modules
+from nbddp.worker.noted import NOTES
 from nbddp.worker.printed import Printed
 from nbddp.worker.program import CellFiles
 from nbddp.worker.recorder import Recorder
@@ -279,6 +280,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.departures.begin()
         self.children.begin()
         self.recorder.begin(spec["run"], spec.get("timings", True), spec.get("cell"))
+        kept = spec["op"] in ("cell", "call") and (spec.get("timings", True) or spec.get("trace", False))
+        NOTES.begin_run(spec["run"], spec.get("cell"), kept)
         self._others = []
         if spec["op"] in ("cell", "call", "script"):
             self._others = self.modules.others()
@@ -295,6 +298,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _end(self, outcome: dict[str, Any], error: BaseException | None) -> BaseException | None:
         """Nothing of the run goes on. The run's error, or one that this has met."""
+        NOTES.end_run()
         try:
             self._have_streams()
             if self.release.end():
