@@ -388,10 +388,10 @@ class Run:
     def _release(self, action: supervise.Release) -> None:
         self.screen.progress(f"freeing {rank_words(action.ranks)}")
         self.then = self.next_request()
+        for rank in self.ended:  # first: such a rank waits a moment for what is on its way, and the others are many
+            self._ask_next(rank)
         self.workers.release(action.ranks, self.number, self.then)
         self._released = True
-        for rank in self.ended:
-            self._ask_next(rank)
         self._next_through = time.monotonic() + supervise.PATIENCE / 2  # most are free long before
 
     def _ask_next(self, rank: int) -> None:

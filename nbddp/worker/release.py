@@ -172,6 +172,11 @@ class Release:
             self._run_is_on, self._started, self.aborted, self.then = True, False, False, {}
             self._seen, self._is_through = None, False
 
+    @property
+    def started(self) -> bool:
+        """Whether the main thread was to be freed in this run."""
+        return self._started
+
     def note(self) -> None:
         """The run may be ended soon: what moves now is compared with what moves then."""
         self._seen = time.monotonic(), threads.native_work()
