@@ -243,7 +243,7 @@ class Run:
 
     def _take(self, patience: float | None) -> None:
         """Wait for one event and handle it and all that have come with it."""
-        look = self.screen.refresh([self.outputs[r] for r in self.shown], self.watcher.status())
+        look = self.screen.refresh([self.outputs[r] for r in self.shown], self.watcher.status)
         due = (self._note_if_long(), self._look_if_due(), self._ask_through_if_due())
         waits = [w for w in (patience, look, *due) if w is not None]
         try:

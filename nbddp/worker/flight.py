@@ -21,7 +21,7 @@ from nbddp.seams import torch_seams
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of the recorders, in entries; the older name last
 ENTRIES = "2000"  # torch's own default, where it has one that is not 0
 NCCL = "nccl"
-COMPLETED = "time_discovered_completed_ns"  # key of an entry; None until its end is seen
+COMPLETED = "time_discovered_completed_ns"  # key of an entry; 0 or None until its end is seen
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,14 @@ def dumps(active: bool) -> list[dict[str, Any]]:
 def held() -> Held:
     """What the recorders hold now, by one dump of each: with 2000 entries it takes tens of milliseconds."""
     found = dumps(active=False)
-    return Held(entries(found), entries([_undone(dump) for dump in found]))
+    of_all, undone = entries(found), [_undone(dump) for dump in found]
+    same = all(len(a["entries"]) == len(b.get("entries", ())) for a, b in zip(undone, found, strict=True))
+    return Held(of_all, of_all if same else entries(undone))
 
 
 def _undone(dump: Mapping[str, Any]) -> dict[str, Any]:
     """What of a dump torch would give with `onlyActive`."""
-    return {**dump, "entries": [e for e in dump.get("entries", ()) if e.get(COMPLETED) is None]}
+    return {**dump, "entries": [e for e in dump.get("entries", ()) if not e.get(COMPLETED)]}
 
 
 def entries(dumped: Iterable[Mapping[str, Any]]) -> list[Entry]:
