@@ -283,7 +283,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self.silence.begin()
         self.silence.silent = []
         threads.before_first_run()
-        self.release.begin()
+        self.release.begin(goes_on=spec["op"] == "end_group")
         if self.kept is not None:
             self.kept.begin()
         for stream in self.streams:
