@@ -262,8 +262,9 @@ def test_a_job_that_is_taken_away_is_told_with_why(conf: Path, how: str) -> None
         timer.start()
         with pytest.raises(nbddp.WorkerFailed) as caught:
             pool.run_cell("import time\ntime.sleep(60)", screen=Silent())
-        # Slurm's SIGTERM may end the rank before the step; then the next line tells whose it was
-        assert f"Slurm job {held.job} was {how}" in caught.value.report or "killed by SIGTERM" in caught.value.report
+        # Slurm's SIGTERM may end the rank before anybody knows why the job ends
+        reasons = (f"Slurm job {held.job} was {how}", f"Slurm job {held.job} is ending")
+        assert any(reason in caught.value.report for reason in reasons)
         with pytest.raises(PoolNotRunning, match=rf"because {node} is gone \(Slurm job {held.job} was {how}\)"):
             pool.ensure(LaunchSpec())
         taken[0].wait(30)

@@ -147,6 +147,10 @@ class FarAgent(Agent):
     def ended(self) -> str:
         return self.last_words()
 
+    def taken_away(self) -> str:
+        """What took the host away, such as the end of its Slurm job; empty if nothing did, or nobody tells."""
+        return self.way.ended(self.host, self._said())
+
     # -- does it live? ------------------------------------------------------------------------------
 
     def _take_in(self, message: Message) -> None:

@@ -174,6 +174,10 @@ class Node:
         """The end of workers whose agent, or controller, has ended: the pool cannot be reached."""
         return {"code": None, "pool_ended": True}
 
+    def taken_away(self) -> str:
+        """What took the host away, such as the end of its Slurm job; empty if nothing did."""
+        return ""
+
     def exited(self, worker: Living, event: dict[str, Any]) -> None:
         """A process has ended."""
         if worker.exit is None:
@@ -321,6 +325,9 @@ class FarNode(Node):
     def _gone(self) -> dict[str, Any]:
         """Only this host is gone; ranks on others are told of it as of any death."""
         return {"code": None, "last_words": self.agent.last_words()}
+
+    def taken_away(self) -> str:
+        return self.agent.taken_away()
 
     def last_words(self, rank: int) -> str:
         """Of one whose exit the agent has told, it has told them with it."""

@@ -82,6 +82,10 @@ class RankConnection:
     def device_of(self, rank: int) -> str:
         return self.group.placed().workers[rank].device_words()
 
+    def taken_of(self, rank: int) -> str:
+        """What took the host of a rank away, such as the end of its Slurm job; empty if nothing did."""
+        return self.group.node_with(rank).taken_away()
+
     def fate(self) -> str:
         """What becomes of a rank that cannot be freed."""
         return "replaced" if self.group.joined is None else "ended"

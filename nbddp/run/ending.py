@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,8 @@ from nbddp.run.outcome import Ended
 from nbddp.run.paint import COLOURED, PLAIN, Plain
 from nbddp.run.positions import Position
 
+SCHEDULERS = (-signal.SIGTERM, -signal.SIGKILL)  # exit codes of what a scheduler ends
+
 
 class Places(Protocol):
     """What is known of ranks apart from any run."""
@@ -31,6 +34,7 @@ class Places(Protocol):
     def node_of(self, rank: int) -> int: ...
     def log_of(self, rank: int) -> str: ...
     def device_of(self, rank: int) -> str: ...
+    def taken_of(self, rank: int) -> str: ...
     def fate(self) -> str: ...
 
 
@@ -167,10 +171,15 @@ class Ending:
             chain=() if found.left else ended.chain,
             code=ended.code if died else ended.content.get("exit"),
             log=self.places.log_of(ended.rank),
-            extra={**ended.content, "device": self.places.device_of(ended.rank)} if died else {},
+            extra=self._known_of(ended) if died else {},
             left=found.left,
             stage=ended.content.get("stage", ""),
         )
+
+    def _known_of(self, ended: Ended) -> dict[str, Any]:
+        """Of a rank that died. Whose signal it was is asked only where a scheduler sends such."""
+        known = {**ended.content, "device": self.places.device_of(ended.rank)}
+        return {**known, "taken": self.places.taken_of(ended.rank)} if ended.code in SCHEDULERS else known
 
     def _lost(self, ended: Ended) -> str:
         """`lost its connection to rank 1`, if that is what a rank reports and another rank is the cause."""

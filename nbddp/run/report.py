@@ -259,7 +259,7 @@ def died_words(cause: Cause) -> list[str]:
     """What is known of a process that ended by itself: its memory, its last words, where its log is."""
     if cause.code is None:
         return [f"{cause.extra.get('last_words') or 'Nobody saw its end'}.", NO_HOST]
-    lines = []
+    lines = [f"{cause.extra['taken']}."] if cause.extra.get("taken") else []
     device, peak = cause.extra.get("device"), cause.extra.get("peak_kib")
     facts = [f"ran on {device}"] if device else []
     facts += [f"held at most {peak / 1024:.0f} MiB"] if peak else []
