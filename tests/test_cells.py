@@ -348,3 +348,21 @@ gc.enable()
 code"""
     assert four.run(code).ok
     assert four.run("list(codes)").displays[0]["text/plain"] == "[0, 0, 0, 0]"
+
+
+def test_a_rank_transforms_a_cell_once(kernel: Kernel) -> None:
+    """ipykernel and IPython each ask for it, which 64 ranks on two cores notice."""
+    shown = kernel.run(
+        "%%ddp\nseen = []\ndef note(lines):\n    seen.append(lines)\n    return lines\n"
+        "get_ipython().input_transformers_cleanup.append(note)"
+    )
+    assert shown.ok, shown.error
+    shown = kernel.run("%%ddp --show 0\nprint(len(seen))\nget_ipython().input_transformers_cleanup.remove(note)")
+    assert shown.text() == "rank 0 │ 1\n"
+    assert kernel.run("%%ddp --show 0\n!echo still").text() == "rank 0 │ still\n"
+
+
+def test_a_programs_garbage_is_collected_without_a_look_at_the_engine(kernel: Kernel) -> None:
+    """After a failure each rank collects its garbage, which takes long if it goes through all that an engine is."""
+    shown = kernel.run("%%ddp --show 0\nimport gc\nprint(any(o is get_ipython() for o in gc.get_objects()))")
+    assert shown.text() == "rank 0 │ False\n"

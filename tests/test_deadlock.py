@@ -16,7 +16,7 @@ from nbddp.run.outcome import Ended
 from nbddp.run.positions import ANY, Call, Channel, Position, position_of
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME, Run
-from nbddp.run.watch import RankWatcher
+from nbddp.run.watch import START_EACH, RankWatcher
 
 
 def at(rank: int, op: str, line: int, sequence: int = 1, what: str = "float[4]", **more: Any) -> Position:
@@ -412,3 +412,26 @@ def test_end_of_an_earlier_cells_group_is_a_place_and_no_deadlock() -> None:
     assert me.where == "cell line 2"
     assert waiting_words(me, positions) == "in destroy_process_group of an earlier cell's group"
     assert diagnose(positions) is None
+
+
+def test_after_a_failure_ranks_are_asked_when_all_can_have_begun() -> None:
+    """Many ranks on few cores take a while to come to the call that they wait in; asked before, each is asked twice."""
+    asked: list[float] = []
+
+    class Asks:
+        def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
+            asked.append(time.monotonic())
+
+        def repeat(self, ranks: Sequence[int], run: int) -> None: ...
+
+    def waits(ranks: int) -> float:
+        ended = {0: Ended(0, RankStatus.FAILED, 0.0)}
+        come = range(ranks)
+        watcher = RankWatcher(Asks(), come, ended, lambda *came: None, run=1, world_size=ranks, hang_after=5.0)
+        watcher.begin(time.monotonic())
+        watcher.soon()
+        return watcher.look_if_due()
+
+    assert waits(64) == pytest.approx(64 * START_EACH, abs=0.02)
+    assert waits(2) < 0.01
+    assert not asked

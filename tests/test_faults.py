@@ -194,7 +194,7 @@ class Fails(Silent):
     def line(self, rank: int, stream: str, text: str) -> None:
         self.ready = True
 
-    def refresh(self, outputs: object, status: str) -> float | None:
+    def refresh(self, outputs: object, status: Callable[[], str]) -> float | None:
         if self.where == "refresh" and self.ready and self.times > 0:
             self.times -= 1
             raise BrokenPipeError("the front end is gone")

@@ -7,6 +7,7 @@ import functools
 import re
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -150,8 +151,8 @@ def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the
     shown: list[str] = []
 
     class Watching(Silent):
-        def refresh(self, outputs: object, status: str) -> float | None:
-            shown.append(status)
+        def refresh(self, outputs: object, status: Callable[[], str]) -> float | None:
+            shown.append(status())
             return 0.05
 
     again = "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nt = torch.ones(1)\n"

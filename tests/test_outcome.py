@@ -275,6 +275,17 @@ def test_outcome_that_cannot_be_sent_still_says_who_and_what() -> None:
     assert link["message"].endswith("(how this rank ended cannot be reported in full: TypeError: no JSON)")
 
 
+def test_a_brief_chain_has_places_and_no_source() -> None:
+    """What a rank that was freed came out of: nobody is shown its lines or its values."""
+    error = raised_from(ValueError("v"), KeyError("k"))
+    whole, brief = failure.chain(error, {}, ()), failure.chain(error, {}, (), brief=True)
+    assert all(frame["context"] and frame["user"] for link in whole for frame in link["frames"] if frame["user"])
+    assert [{**f, "context": [], "values": []} for link in whole for f in link["frames"]] == [
+        f for link in brief for f in link["frames"]
+    ]
+    assert any(f["context"] for link in whole for f in link["frames"])
+
+
 class Taken:
     """A host that a scheduler takes away."""
 

@@ -71,7 +71,8 @@ class RankConnection:
     def release(self, ranks: Sequence[int], run: int, then: Mapping[str, Any]) -> None:
         """Free these ranks from calls they are blocked in: their sockets are shut, and the store goes away. then: the
         request that each carries out once it has ended the run, without being asked again."""
-        self.look(ranks, {"op": "release", "run": run, "then": then}, lambda rank, answer: None)
+        living = [r for r in ranks if self.group.workers[r].lives]
+        self.group.wire.tell(living, {"op": "release", "run": run, "then": then})
         if self.group.stores is not None:
             self.group.stores.cut()
 

@@ -172,6 +172,13 @@ class Wire:
         for rank in ranks:
             self._question(rank, content, lambda a, r=rank: hear(r, _answer(a, failed=True)))  # type: ignore[misc]
 
+    def tell(self, ranks: Sequence[int], content: dict[str, Any]) -> None:
+        """What is to be done at once on workers that may be busy, and needs no answer."""
+        self.connection.tend()
+        for rank in ranks:
+            message = self.client.session.msg("nbddp_request", content={**content, "answers": False})
+            self.connection.outbox.question(self._engine(rank), message)
+
     def _question(self, rank: int, content: dict[str, Any], hear: Callable[[dict[str, Any]], None]) -> None:
         message = self.client.session.msg("nbddp_request", content=content)
         self._asked[message["header"]["msg_id"]] = rank, hear

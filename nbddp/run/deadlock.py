@@ -86,10 +86,10 @@ def _awaits(me: Position, call: Call, other: Position, seems: bool) -> bool:
     then = _called_as(other, call)
     if then is not None:
         return not call.fits(*then) and not (me.moved or other.moved)
-    reached = [s for g, s in other.past if g == call.group] + [other.latest.get(call.group, 0)]
+    reached = other.reached.get(call.group, 0)
     if other.call is not None and other.call.group == call.group:
-        reached.append(other.call.sequence)
-    passed = max(reached) > call.sequence  # it is past this one, though the record of it is not here
+        reached = max(reached, other.call.sequence)
+    passed = reached > call.sequence  # it is past this one, though the record of it is not here
     return not passed and other.latest.get(call.group, 0) < call.sequence and (seems or other.knows(call.group))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from nbddp.errors import (
@@ -125,7 +126,7 @@ class Ending:
             return ends[self.ended_by](paint)
         if found is None:
             return self._stopped(paint) if self.stops else None
-        cause, states = self._cause(found), self._states()
+        cause, states = self._cause(found), self._states
         has_more = {s.rank for s in states if s.status == outcome.REPLACED} | set(self.stuck)
         others = [s for s in states if s.rank != cause.rank or s.rank in has_more]
         text = report.failure_text(cause, others, dropped=self.broke_group(), paint=paint)
@@ -142,23 +143,25 @@ class Ending:
         return WorkerFailed(head, cause=cause, states=states, report=f"{head}\n{text}", logs=dict(self.logs))
 
     def _stopped(self, paint: Plain) -> RunFailed:
-        text = report.stopped_text(self._states(), dropped=self.broke_group(), paint=paint)
-        return RunStopped("the run was stopped by the user", states=self._states(), report=text)
+        text = report.stopped_text(self._states, dropped=self.broke_group(), paint=paint)
+        return RunStopped("the run was stopped by the user", states=self._states, report=text)
 
     def _hung(self, paint: Plain) -> RunFailed:
         assert self.deadlock is not None
         words, dropped = list(self.deadlock.words), self.broke_group()
-        text = report.hung_text("deadlock", words, self.deadlock.advice, self._states(), dropped=dropped, paint=paint)
-        return RunHung(f"deadlock: {'; '.join(words)}", states=self._states(), report=text)
+        text = report.hung_text("deadlock", words, self.deadlock.advice, self._states, dropped=dropped, paint=paint)
+        return RunHung(f"deadlock: {'; '.join(words)}", states=self._states, report=text)
 
     def _late(self, paint: Plain) -> RunFailed:
         words = list(self.deadlock.words) if self.deadlock else []
         head = f"the run took longer than --timeout {self.timeout:g}"
         advice = self.deadlock.advice if self.deadlock else ""
-        text = report.hung_text(head, words, advice, self._states(), dropped=self.broke_group(), paint=paint)
-        return RunTimedOut(head, states=self._states(), report=text)
+        text = report.hung_text(head, words, advice, self._states, dropped=self.broke_group(), paint=paint)
+        return RunTimedOut(head, states=self._states, report=text)
 
+    @cached_property
     def _states(self) -> tuple[RankState, ...]:
+        """Once for the plain report and the coloured one."""
         return tuple(self._state_of(e) for _, e in sorted(self.ended.items()))
 
     def _cause(self, found: Blame) -> Cause:

@@ -43,7 +43,9 @@ class Screen(Protocol):
     def progress(self, text: str) -> None: ...
     def say(self, text: str) -> None: ...
     def line(self, rank: int, stream: str, text: str) -> None: ...
-    def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None: ...
+    def refresh(self, outputs: Sequence[RankOutput], status: Callable[[], str]) -> float | None:
+        """Show what is new. status: words where the ranks are, which take time where they are many."""
+
     def finish(self, outputs: Sequence[RankOutput]) -> None: ...
     def ready(self) -> None:
         """Nothing is waited for any more, and others may print."""
@@ -73,7 +75,7 @@ class Silent:
     def line(self, rank: int, stream: str, text: str) -> None:
         pass
 
-    def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
+    def refresh(self, outputs: Sequence[RankOutput], status: Callable[[], str]) -> float | None:
         return None
 
     def reflects(self) -> Reflect | None:
@@ -98,7 +100,7 @@ class Late(Silent):
             self._screen.start()
         self._screen.line(rank, stream, text)
 
-    def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
+    def refresh(self, outputs: Sequence[RankOutput], status: Callable[[], str]) -> float | None:
         if not self._open and any(out.views for out in outputs):
             self._open = True
             self._screen.start()
@@ -150,19 +152,19 @@ class Terminal:
         print(f"rank {rank}{BAR}{text}", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
         self._last_line = time.monotonic()
 
-    def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
+    def refresh(self, outputs: Sequence[RankOutput], status: Callable[[], str]) -> float | None:
         now = time.monotonic()
         silent = now - self._last_line
         if self._region is None:
             if silent >= self._told_after:
                 self._told_after *= 2
-                print(f"{status} · {now - self._began:.0f} s", file=sys.stderr, flush=True)
+                print(f"{status()} · {now - self._began:.0f} s", file=sys.stderr, flush=True)
             return self._told_after - silent
         if now < self._next:
             return self._next - now
         rows = [f"rank {o.rank}{BAR}{line}" for o in outputs for line in o.moving()]
         if silent > QUIET:
-            rows += self._region.wrapped(f"{status} · {now - self._began:.0f} s")
+            rows += self._region.wrapped(f"{status()} · {now - self._began:.0f} s")
         if rows or not self._waiting:
             self._region.draw(rows)
             self._waiting = False
@@ -235,12 +237,12 @@ class Notebook:
         del self._lines[:-LIVE_LINES]
         self._last_line = time.monotonic()
 
-    def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
+    def refresh(self, outputs: Sequence[RankOutput], status: Callable[[], str]) -> float | None:
         """Show what is new if it is time; seconds until the next look, or None."""
         now = time.monotonic()
         if now < self._next:
             return self._next - now
-        text = self._text(outputs, status if now - self._last_line > QUIET else "", now)
+        text = self._text(outputs, status() if now - self._last_line > QUIET else "", now)
         if text != self._shown and (text or not self._waiting):
             self._publish(text, update=True)
             self._next = now + LIVE_EVERY

@@ -264,7 +264,7 @@ class Run:
 
     def _take(self, patience: float | None) -> None:
         """Wait for one event and handle it and all that have come with it."""
-        look = self.screen.refresh([self.outputs[r] for r in self.shown], self.watcher.status())
+        look = self.screen.refresh([self.outputs[r] for r in self.shown], self.watcher.status)
         due = (self._note_if_long(), self._look_if_due(), self._ask_through_if_due())
         waits = [w for w in (patience, look, *due) if w is not None]
         try:
@@ -421,10 +421,10 @@ class Run:
     def _release(self, action: supervise.Release) -> None:
         self.screen.progress(f"freeing {rank_words(action.ranks)}")
         self.then = self.next_request()
+        for rank in self.ended:  # first: such a rank waits a moment for what is on its way, and the others are many
+            self._ask_next(rank)
         self.workers.release(action.ranks, self.number, self.then)
         self._released = True
-        for rank in self.ended:
-            self._ask_next(rank)
         self._next_through = time.monotonic() + supervise.PATIENCE / 2  # most are free long before
 
     def _ask_next(self, rank: int) -> None:

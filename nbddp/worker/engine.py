@@ -71,6 +71,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
             self.kept_path, self.kernel.printed, str(homes.socket_of(Path(self.log_path).parent))
         )
         self.kernel.kept.have_pipes_held()
+        gc.freeze()  # a program's garbage is collected without a look at what the engine is made of
         self.log.setLevel(self.log_level)  # its handlers have it alone: whatever is logged would be made, and dropped
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import inspect
 import os
@@ -32,7 +33,20 @@ from IPython.core.error import StdinNotImplementedError
 
 from nbddp import seams
 from nbddp.seams import ipykernel_seams, torch_seams
-from nbddp.worker import arrivals, calls, context, failure, foreign, handlers, kinds, leaving, loopback, threads, values
+from nbddp.worker import (
+    arrivals,
+    calls,
+    context,
+    failure,
+    flight,
+    foreign,
+    handlers,
+    kinds,
+    leaving,
+    loopback,
+    threads,
+    values,
+)
 from nbddp.worker.check import Checker
 from nbddp.worker.children import Exits, Started
 from nbddp.worker.groups import Groups
@@ -126,6 +140,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.tracer = Tracer()
         self.memory = Memory()
         self._began_ns = 0
+        self._known: calls.Known | None = None  # what the flight recorders held when this rank was last asked
+        self._transformed: tuple[str, str] | None = None
         self._spec: Mapping[str, Any] | None = None
         self._parent: dict[str, Any] = {}
         self._result: Any = None
@@ -150,6 +166,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         shell.Completer.use_jedi = False  # seconds on torch; names of live objects are known without it
         warnings.filterwarnings("ignore", message="To exit: use")  # a script may end by sys.exit()
         sys.breakpointhook = self._breakpoint
+        shell.transform_cell = self._transform_once(shell.transform_cell)
         for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
             vars(sys).pop(prompt, None)
         self.files.install(shell)
@@ -162,6 +179,20 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         ipykernel_seams.word_history_by(shell, _short)
 
         shell.register_magic_function(self._debug, "line", "debug")
+
+    def _transform_once(self, transform: Callable[[str], str]) -> Callable[[str], str]:
+        """ipykernel has each cell transformed, and IPython once more: the second gets what the first has got."""
+
+        @functools.wraps(transform)
+        def transform_cell(raw_cell: str) -> str:
+            known, self._transformed = self._transformed, None
+            if known is not None and known[0] == raw_cell:
+                return known[1]
+            found = transform(raw_cell)
+            self._transformed = raw_cell, found
+            return found
+
+        return transform_cell
 
     def raw_input(self, prompt: str = "") -> str:
         """What input() and debuggers ask for. Raises, with what to do instead."""
@@ -254,12 +285,12 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             signal.signal(signal.SIGINT, before)
 
     def _begin(self, spec: Mapping[str, Any]) -> None:
-        self._began_ns = time.time_ns()
+        self._began_ns, self._known, self._transformed = time.time_ns(), None, None
         if spec.get("listen"):  # the ranks are on several hosts
             self.silence.begin()
         self.silence.silent = []
         threads.before_first_run()
-        self.release.begin()
+        self.release.begin(goes_on=spec["op"] == "end_group")
         if self.kept is not None:
             self.kept.begin()
         for stream in self.streams:
@@ -367,9 +398,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             return
         if "says" in outcome:
             print(outcome["says"], file=sys.stderr)
-        outcome["chain"] = failure.chain(error, names, self._machinery)
+        # of a rank that the client has freed nobody is shown the source
+        outcome["chain"] = failure.chain(error, names, self._machinery, brief=self.release.started)
         outcome["error_file"] = leaving.error_file()
-        outcome["call"] = leaving.call_of(error, names, self._began_ns)
+        outcome["call"] = leaving.call_of(error, names, self._began_ns, self._known)
+        self._known = None
         broken = context.broken(error)
         if broken:
             outcome["broken"] = [broken, *self._user_names()]
@@ -453,7 +486,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             answer = {"status": "ok", "answer": self.QUESTIONS[content["op"]](self, content)}
         except Exception as e:
             answer = {"status": "error", "why": f"{type(e).__name__}: {e}"}
-        self.session.send(stream, "nbddp_reply", answer, parent=parent, ident=ident)
+        if content.get("answers", True):
+            self.session.send(stream, "nbddp_reply", answer, parent=parent, ident=ident)
 
     def _ask_complete(self, content: dict[str, Any]) -> Any:
         code, found = content["code"], self.do_complete(content["code"], content["cursor_pos"])
@@ -465,20 +499,31 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _ask_where(self, content: dict[str, Any]) -> Any:
         """Where the main thread is; with `history`, also the collectives it has called."""
+        shown, groups, recorded = self.files.shown, self.groups, self._recorded(bool(content.get("history")))
+        past = self._past(content, recorded)
         if self._spec is None:
             begun = "run" not in content or self._was_last(content["run"])
-            return {**calls.idle(self.files.shown, self.groups), "begun": begun, **self._past(content)}
-        return {**calls.position(self.files.shown, self.groups, self._began_ns), **self._past(content)}
+            return {**calls.idle(shown, groups, recorded.open), "begun": begun, **past}
+        return {**calls.position(shown, groups, self._began_ns, recorded.open), **past}
+
+    def _recorded(self, whole: bool) -> flight.Held:
+        """What the flight recorders hold; without `whole` only what may not be done. The first is kept for this run: a
+        rank that is freed says which call it was freed from."""
+        if not whole:
+            return flight.Held([], flight.entries(flight.dumps(active=True)))
+        held = flight.held()
+        self._known = calls.Known(held.of_all)
+        return held
 
     def _was_last(self, run: int) -> bool:
         """Whether this rank has carried out `run`, and nothing since but what that left to do."""
         return run in self._told
 
-    def _past(self, content: dict[str, Any]) -> dict[str, Any]:
+    def _past(self, content: dict[str, Any], recorded: flight.Held) -> dict[str, Any]:
         """What costs more, and is only needed when something is wrong."""
         found: dict[str, Any] = {}
         if content.get("history"):
-            found.update(calls.record(self.checker))
+            found.update(calls.record(self.checker, recorded.of_all))
         if content.get("names"):
             found["names"], found["imports"] = self._user_names()
         return found

@@ -29,13 +29,15 @@ def how(error: BaseException) -> dict[str, Any]:
     return {"left": INTERRUPT if issubclass(kind, KeyboardInterrupt | asyncio.CancelledError) else RAISED}
 
 
-def call_of(error: BaseException, names: dict[str, str], since_ns: int) -> dict[str, Any] | None:
+def call_of(
+    error: BaseException, names: dict[str, str], since_ns: int, known: calls.Known | None = None
+) -> dict[str, Any] | None:
     """The call of torch's that `error` came out of (`calls.came_from`), or one before it in its chain: an interrupt is
     raised where Python next looks, which may be outside the call that it hit."""
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and not any(current is e for e in seen):
-        found = calls.came_from(failure.traceback_of(current), names, since_ns)
+        found = calls.came_from(failure.traceback_of(current), names, since_ns, known)
         if found is not None:
             return found
         seen.append(current)

@@ -166,12 +166,18 @@ class Release:
         self._interrupts: tuple[int, ...] = INTERRUPTS
         self._seen: tuple[float, tuple[int, int, int]] | None = None  # when gloo was looked at, and what it had done
 
-    def begin(self) -> None:
-        """A run begins: it may be released from here on."""
+    def begin(self, goes_on: bool = False) -> None:
+        """A run begins: it may be released from here on. goes_on: it ends the group of the one before, and what moves
+        is still compared with what moved then."""
         with self._lock:
             self._epoch += 1
             self._run_is_on, self._started, self.aborted, self.then = True, False, False, {}
-            self._seen, self._is_through = None, False
+            self._seen, self._is_through = self._seen if goes_on else None, False
+
+    @property
+    def started(self) -> bool:
+        """Whether the main thread was to be freed in this run."""
+        return self._started
 
     def note(self) -> None:
         """The run may be ended soon: what moves now is compared with what moves then."""
