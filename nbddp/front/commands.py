@@ -38,6 +38,7 @@ from nbddp.trace.waiting import BUS_FACTOR
 __all__ = ["COMMANDS", "Command", "HelpAsked", "complete_command", "overview", "parse_command", "planned_layout"]
 
 COMMANDS: dict[str, str] = {
+    "panel": "start, watch and steer the pool with the mouse",
     "status": "table of the workers: rank, node, local rank, device, pid, state, memory",
     "start": "start the pool without running a cell",
     "stop": "end all workers of the pool and the warm process",

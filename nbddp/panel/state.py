@@ -1,0 +1,147 @@
+"""All that a panel shows, as one value, and how it changes. Pure: a view draws a `State` and holds no rules.
+
+`Model` holds the value that is now, and tells its views of a new one. It may be changed from any thread; views are
+told in the thread that has changed it, one after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nbddp.base.share import Share
+from nbddp.panel.plan import Considered, Plan, considered
+from nbddp.plan.machine import Node
+from nbddp.plan.topology import Topology
+
+STAGES = ("agent", "controller", "engines", "devices", "ready")  # of a start, in their order
+PARTS = (  # words that a start reports → its stage
+    ("starting the controller", "controller"), ("starting", "engines"), ("engines", "engines"),
+    ("importing torch in", "agent"),
+)  # fmt: skip
+LOG = 40  # lines of a log that are shown
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a start is at: `done` of `of`, where that can be counted. `part`: one of STAGES."""
+
+    words: str
+    part: str = STAGES[0]
+    done: int = 0
+    of: int = 0
+
+    def text(self) -> str:
+        return f"{self.words} ({self.done} of {self.of})" if self.of else self.words
+
+
+@dataclass(frozen=True)
+class State:
+    """`machine`: the nodes that plans are for, none while nobody knows them. `placed`: the standing pool's layout.
+    `stage`: what a start is at, None where none goes on; `failure`: why the last one failed, with the end of a `log`.
+    `notice`: what the last command has done."""
+
+    plan: Plan = field(default_factory=Plan)
+    machine: tuple[Node, ...] = ()
+    considered: Considered = field(default_factory=Considered)
+    placed: Topology | None = None
+    stage: Stage | None = None
+    failure: str = ""
+    log: tuple[str, ...] = ()
+    notice: str = ""
+
+    @property
+    def may_start(self) -> bool:
+        return self.stage is None and self.considered.topology is not None
+
+    def pool_words(self) -> str:
+        """What the pool is like, in a line."""
+        if self.stage is not None:
+            return f"starting: {self.stage.text()} …"
+        if self.placed is None:
+            return "no workers are running"
+        return f"running: {self.placed.equation()}"
+
+
+# -- how it changes: each gives a State from a State ---------------------------------------------
+
+
+def moved(state: State, control: str, value: Any) -> State:
+    """A launch control has another value."""
+    plan = replace(state.plan, **{control: value})
+    return replace(state, plan=plan, considered=considered(plan, state.machine, control))
+
+
+def known(state: State, machine: Sequence[Node]) -> State:
+    """It is known what machines there are."""
+    return replace(state, machine=tuple(machine), considered=considered(state.plan, machine))
+
+
+def began(state: State) -> State:
+    """A start begins."""
+    return replace(state, stage=Stage("preparing"), failure="", log=(), notice="")
+
+
+def reached(state: State, text: str) -> State:
+    """A start has come to this stage."""
+    before = state.stage.part if state.stage is not None else STAGES[0]
+    part = next((part for words, part in PARTS if text.startswith(words)), before)
+    if isinstance(text, Share):
+        return replace(state, stage=Stage(text.words, STAGES[2], text.done, text.of))
+    return replace(state, stage=Stage(text, part))
+
+
+def started(state: State, placed: Topology, notes: Sequence[str]) -> State:
+    """A start has ended well."""
+    said = "; ".join([f"{STAGES[-1]}: {placed.equation()}", *notes])
+    return replace(state, stage=None, placed=placed, notice=said)
+
+
+def failed(state: State, words: str, log: Sequence[str]) -> State:
+    """A start has failed."""
+    return replace(state, stage=None, failure=words, log=tuple(log[-LOG:]))
+
+
+def placed(state: State, now: Topology | None) -> State:
+    """The pool is as a cell or a command has made it."""
+    return state if state.placed == now else replace(state, placed=now)
+
+
+def ended(state: State, words: str) -> State:
+    """There is no pool any more."""
+    return replace(state, stage=None, placed=None, notice=words)
+
+
+class Model:
+    """The state that is now, and who is told of the next."""
+
+    def __init__(self, state: State):
+        self.state = state
+        self._views: list[Callable[[State, State], None]] = []
+        self._lock = threading.RLock()
+
+    def watch(self, view: Callable[[State, State], None]) -> Callable[[], None]:
+        """Have `view(before, now)` called after each change; what ends that."""
+        with self._lock:
+            self._views.append(view)
+
+        def leave() -> None:
+            with self._lock:
+                if view in self._views:
+                    self._views.remove(view)
+
+        return leave
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._views)
+
+    def change(self, rule: Callable[..., State], *args: Any) -> None:
+        """Have `rule(state, *args)` be the state."""
+        with self._lock:
+            before, self.state = self.state, rule(self.state, *args)
+            if self.state != before:
+                for view in list(self._views):
+                    view(before, self.state)

@@ -1,0 +1,41 @@
+"""How a panel looks, as CSS: the front end's own colours (of VS Code where JupyterLab's are missing), one type scale
+(its size, and 0.85 of it for what is secondary), a grid of 8 px, digits of equal width, places of fixed height. Pure.
+"""
+
+from __future__ import annotations
+
+STYLE = """<style>
+.nbddp-panel {
+  --ink: var(--jp-ui-font-color1, var(--vscode-editor-foreground, #1a1a1a));
+  --muted: var(--jp-ui-font-color1, var(--vscode-editor-foreground, #595959));
+  --paper: var(--jp-layout-color1, var(--vscode-editor-background, #ffffff));
+  --frame: var(--jp-layout-color2, var(--vscode-editorWidget-background, #f4f4f4));
+  --edge: var(--jp-border-color1, var(--vscode-panel-border, #b0b0b0));
+  --brand: var(--jp-brand-color1, var(--vscode-focusBorder, #33608c));
+  --code: var(--jp-code-font-family, var(--vscode-editor-font-family, monospace));
+  --jp-widgets-font-size: var(--jp-ui-font-size1, 13px);
+  color: var(--ink); font-size: var(--jp-ui-font-size1, 13px); line-height: 1.4; overflow: visible;
+  font-variant-numeric: tabular-nums; padding: 8px 0;
+}
+.nbddp-panel .widget-html, .nbddp-panel .widget-html-content { height: auto; line-height: 1.4; color: var(--ink) }
+.nbddp-panel .widget-html-content { font-size: inherit; min-width: 0 }
+.nbddp-panel small { font-size: 0.85em; color: var(--muted) }
+.nbddp-panel b, .nbddp-panel th { font-weight: 600 }
+.nbddp-panel .refused { border-left: 3px solid currentColor; padding-left: 8px; margin: 0 0 8px }
+.nbddp-panel .nodes, .nbddp-panel .ranks { display: flex; flex-wrap: wrap; gap: 8px; margin-top: 8px }
+.nbddp-panel .node { border: 1px solid var(--edge); background: var(--frame); border-radius: 4px; padding: 8px }
+.nbddp-panel .rank { border: 1px solid var(--edge); background: var(--paper); border-radius: 4px; padding: 4px 8px }
+.nbddp-panel .rank { min-width: 5em; line-height: 1.3 }
+.nbddp-panel .line { display: flex; gap: 8px; align-items: center; margin-top: 8px }
+.nbddp-panel .line label { flex: 0 0 5em }
+.nbddp-panel .line input {
+  flex: 1 1 auto; min-width: 0; font-family: var(--code); font-size: inherit; color: var(--ink);
+  background: var(--frame); border: 1px solid var(--edge); border-radius: 4px; padding: 4px 8px;
+}
+.nbddp-panel pre {
+  white-space: pre-wrap; overflow-wrap: anywhere; word-break: normal; margin: 4px 0; font-size: inherit;
+  line-height: 1.4; color: var(--ink); font-family: var(--code);
+}
+.nbddp-panel ol.stages { display: flex; flex-wrap: wrap; gap: 0 16px; list-style: none; padding: 0; margin: 0 }
+.nbddp-panel :focus-visible { outline: 2px solid var(--brand); outline-offset: 1px }
+</style>"""

@@ -1,0 +1,143 @@
+"""A panel as ipywidgets: controls that pass on what is done to them, and HTML that `page` makes of the state.
+
+A view decides nothing. It keeps what it has shown, so that only what has changed is sent, and a value that comes back
+from the model moves a control without being taken for the user's doing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from nbddp.panel import page
+from nbddp.panel.plan import Plan
+from nbddp.panel.session import Session
+from nbddp.panel.state import State
+from nbddp.panel.style import STYLE
+
+LABEL, CONTROL = "11em", "22em"
+LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
+    ("nproc", "workers per node", "processes on each node", int),
+    ("nnodes", "nodes", "without hosts the nodes are simulated on this machine", int),
+    ("hosts", "hosts", "reached by ssh, such as nodea,nodeb; empty: this machine", str),
+    ("gpus_per_proc", "GPUs per process", "consecutive GPUs of each worker", int),
+    ("device", "device", "auto uses GPUs where there are any", ("auto", "cpu", "cuda")),
+    ("visible", "visible GPUs", "all: LOCAL_RANK selects, as torchrun; own: only the worker's", ("all", "own")),
+    ("oversubscribe", "share devices", "allow more workers than the GPUs or the memory suffice for", bool),
+    ("hang_after", "deadlock after (s)", "seconds before a cell's deadlock is reported, or never", str),
+    ("timeout", "cell timeout (s)", "seconds before a cell is ended; empty: never", str),
+    ("max_restarts", "restarts", "how often a cell begins again after a failure", int),
+)
+_keys = itertools.count()
+
+
+class View:
+    """One panel on a session."""
+
+    def __init__(self, session: Session):
+        import ipywidgets as w
+
+        self.session, self._w, self._key = session, w, f"nbddp-panel-{next(_keys)}"
+        self._shown: dict[int, str] = {}
+        self._passive = False
+        self._parts: list[tuple[Any, Callable[[State], str]]] = []
+        self.controls: dict[str, Any] = {}
+        pages = {"Launch": self._launch()}
+        self.widget = w.VBox([w.HTML(STYLE), self._html(page.heading), *pages.values()])
+        self.widget.add_class("nbddp-panel")
+        self._close = session.open(self._changed)
+        self._draw(session.model.state)
+
+    def close(self) -> None:
+        """Let go of the session, and of every widget."""
+        self._close()
+        for widget in _tree(self.widget):
+            widget.close()
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def _changed(self, before: State, now: State) -> None:
+        self._draw(now)
+
+    def _draw(self, state: State) -> None:
+        for widget, words in self._parts:
+            text = words(state)
+            if self._shown.get(id(widget)) != text:
+                self._shown[id(widget)] = text
+                widget.value = text
+        self._passive = True
+        try:
+            for name, control in self.controls.items():
+                if control.value != getattr(state.plan, name):
+                    control.value = getattr(state.plan, name)
+        finally:
+            self._passive = False
+        if self.start.disabled == state.may_start:
+            self.start.disabled = not state.may_start
+
+    def _html(self, words: Callable[[State], str], **layout: Any) -> Any:
+        """A place for what `words` makes of the state."""
+        widget = self._w.HTML(layout=self._w.Layout(**layout))
+        self._parts.append((widget, words))
+        return widget
+
+    def _button(self, label: str, tooltip: str, press: Callable[[], None], **layout: Any) -> Any:
+        button = self._w.Button(description=label, tooltip=tooltip, layout=self._w.Layout(width="auto", **layout))
+        button.on_click(lambda _: press())
+        return button
+
+    # -- launch --------------------------------------------------------------------------------
+
+    def _launch(self) -> Any:
+        w = self._w
+        rows = [part for row in LAUNCH for part in self._row(*row)]
+        left = w.VBox(rows, layout=w.Layout(flex=f"0 0 {CONTROL}", overflow="visible"))
+        right = w.VBox(
+            [
+                self._html(lambda s: page.layout(s.considered)),
+                self._html(self._lines),
+            ],
+            layout=w.Layout(flex=f"1 1 {CONTROL}", min_width="0", overflow="visible"),
+        )
+        self.start = self._button("Start", "start the planned workers", self.session.start)
+        self.start.button_style = "primary"
+        grid = w.Box([left, right], layout=w.Layout(flex_flow="row wrap", grid_gap="16px", overflow="visible"))
+        foot = w.HBox([self.start, self._html(page.start, flex="1 1 auto")], layout=w.Layout(grid_gap="16px"))
+        return w.VBox([grid, foot])
+
+    def _lines(self, state: State) -> str:
+        return page.lines(state.considered, self._key)
+
+    def _row(self, name: str, label: str, tooltip: str, kind: Any) -> tuple[Any, Any]:
+        """A control, and below it why the plan is impossible, if it is the cause."""
+        control = self.controls[name] = self._control(name, label, tooltip, kind)
+
+        def move(change: Any) -> None:
+            if not self._passive:
+                self.session.move(name, change["new"])
+
+        control.observe(move, "value")
+        return control, self._html(lambda s: page.refusal(s.considered, name), margin="0 0 0 8px")
+
+    def _control(self, name: str, label: str, tooltip: str, kind: Any) -> Any:
+        w = self._w
+        common: dict[str, Any] = {
+            "value": getattr(Plan(), name), "description": label, "style": {"description_width": LABEL},
+            "layout": w.Layout(width=CONTROL),
+        }  # fmt: skip
+        if "tooltip" in w.Dropdown.class_trait_names():  # ipywidgets 8
+            common["tooltip"] = tooltip
+        if kind is int:
+            return w.BoundedIntText(min=0 if name == "max_restarts" else 1, max=4096, **common)
+        if kind is bool:
+            return w.Checkbox(indent=True, **common)
+        if kind is str:
+            return w.Text(continuous_update=False, **common)
+        return w.Dropdown(options=list(kind), **common)
+
+
+def _tree(widget: Any) -> Any:
+    for child in getattr(widget, "children", ()):
+        yield from _tree(child)
+    yield widget
