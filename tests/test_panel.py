@@ -223,9 +223,7 @@ def test_start_starts_what_is_planned_and_all_panels_show_it(shown: Kernel) -> N
     done = shown.run("seen = []\nstop = panel.session.model.watch(lambda before, now: seen.append(now.stage))\n"
                      "view.start.click()")  # fmt: skip
     assert done.ok, done.error
-    assert asked(shown, "panel.state.pool_words()") == (
-        "running: world size 4 = 2 simulated nodes × 2 processes; on CPU"
-    )
+    assert asked(shown, "panel.state.pool_words()") == ("ready: world size 4 = 2 simulated nodes × 2 processes; on CPU")
     parts = asked(shown, "[s.part for s in seen if s]")
     assert [p for p in STAGES if p in parts] == ["agent", "controller", "engines"]
     assert shown.run("%%ddp\nimport os; print(os.environ['GROUP_RANK'])").ok
@@ -235,7 +233,7 @@ def test_a_panel_is_a_picture_and_words_and_widgets_in_one_output(shown: Kernel)
     for code in ("%ddp panel", "nbddp.Panel()", "from nbddp.front.magics import standing_pool; standing_pool()"):
         (bundle,) = shown.run(code).displays
         assert {"text/plain", "text/html", "image/png", "application/vnd.jupyter.widget-view+json"} <= set(bundle)
-        assert bundle["text/plain"].startswith("running: world size")
+        assert bundle["text/plain"].startswith("ready: world size")
 
 
 def test_a_pool_that_has_not_started_has_its_repr(shown: Kernel) -> None:

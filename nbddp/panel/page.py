@@ -8,8 +8,10 @@ from html import escape
 
 from nbddp.panel.plan import Considered
 from nbddp.panel.state import STAGES, State
+from nbddp.panel.watched import SIGNS, Rank
 from nbddp.plan.machine import Node
 from nbddp.plan.topology import Topology
+from nbddp.trace.quantities import size
 
 COPY = (
     '<div class="line"><label for="{key}">{label}</label>'
@@ -76,7 +78,7 @@ def start(state: State) -> str:
     if state.failure:
         log = f"<pre>{escape(chr(10).join(state.log))}</pre>" if state.log else ""
         return f'<div class="refused" role="alert">✕ {escape(state.failure)}</div>{log}'
-    return f'<div role="status">{escape(state.notice)}</div>'
+    return ""
 
 
 def _stages(text: str, at: int) -> str:
@@ -85,3 +87,49 @@ def _stages(text: str, at: int) -> str:
         f"<li{CURRENT * (i == at)}>{sign} {name}</li>" for i, (sign, name) in enumerate(zip(signs, STAGES, strict=True))
     )
     return f'<ol class="stages">{"".join(items)}</ol><small role="status">{escape(text)} …</small>'
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+COLUMNS = ("rank", "place", "state", "steps/s", "memory", "CPU", "GPU")
+NONE = "–"
+
+
+def strip(state: State) -> str:
+    """What each rank does: a table of fixed columns, a line for each rank."""
+    if not state.ranks:
+        return "<small>no workers are running; Launch starts them</small>"
+    head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
+    body = "".join(map(_rank, state.ranks))
+    since = f"{state.program}, {state.seconds} s" if state.program else "no cell is running"
+    return (
+        f'<table class="strip"><caption>{escape(since)}</caption><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def _rank(row: Rank) -> str:
+    slow = " ◂ slowest" if row.slowest else ""
+    words = ", ".join(filter(None, (row.state, row.doing)))
+    state = f'<td title="{escape(words)}{slow}"><span aria-hidden="true">{SIGNS[row.state]}</span> '
+    state += f"<b>{row.state}{slow}</b> {escape(row.doing)}</td>"
+    numbers = (
+        NONE if row.rate is None else f"{row.rate:.1f}",
+        NONE if row.memory is None else size(row.memory),
+        NONE if row.cpu is None else f"{row.cpu:.0f} %",
+        NONE if row.gpu is None else f"{row.gpu} %",
+    )
+    cells = "".join(f'<td class="number">{text}</td>' for text in numbers)
+    device = "" if row.device == "cpu" else f" · {row.device}"
+    mark = ' class="slowest"' if row.slowest else ""
+    return f'<tr{mark}><th scope="row">{row.rank}</th><td>{escape(row.place + device)}</td>{state}{cells}</tr>'
+
+
+def notice(state: State) -> str:
+    """What the last command has done; read out when it changes."""
+    return f'<div role="status" aria-live="polite" class="notice">{escape(state.notice)}</div>'
+
+
+def detail(state: State) -> str:
+    """More of it, such as stacks."""
+    return f'<pre tabindex="0">{escape(state.detail)}</pre>' if state.detail else ""

@@ -7,19 +7,28 @@ ipykernel's subshells it comes in another thread, and is handed over.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nbddp.agent.handle import Agent
 from nbddp.errors import NbddpError, PoolError
+from nbddp.panel import looking, watched
 from nbddp.panel import state as rules
 from nbddp.panel.plan import plan_of
+from nbddp.panel.pump import Pump, pump
 from nbddp.panel.state import Model, State
+from nbddp.plan.topology import Topology, rank_words
 from nbddp.pool.pool import Pool
+from nbddp.pool.stacks import live
+from nbddp.run.spmd import Run
 
 EVERY = 0.5  # seconds between two looks
+ACCIDENTS = 10  # looks in a row that may come to nothing
 LOG_BYTES = 16_384  # of a log's end
 
 
@@ -32,6 +41,10 @@ class Session:
         machine = tuple(pool.machine())
         first = State(plan=plan_of(pool.spec, pool.topology), placed=pool.topology)
         self.model = Model(rules.known(first, machine))
+        self._uses, self._paces = looking.Uses(), looking.Paces()
+        self._run: Run | None = None  # the one that was seen last
+        self._after: Callable[[], None] | None = None  # what is to be done when that has ended
+        pool.runs.beside = functools.partial(_beside, weakref.ref(self))
         self._views = 0
         self._end = threading.Event()
         self._lock = threading.Lock()
@@ -77,7 +90,33 @@ class Session:
             self.model.change(rules.known, machine)
         if self.model.state.stage is None:
             self.model.change(rules.placed, pool.topology if pool.running else None)
+            self._watch(pool, pool.topology)
         return True
+
+    def _watch(self, pool: Pool, placed: Topology | None) -> None:
+        """See what the ranks do, and how the run has ended that was on."""
+        run = pool.current
+        run = run if run is not None and run.request.is_program else None
+        if placed is not None and pool.running:
+            self._uses.take(pool, placed)
+            if run is not None:
+                self._paces.ask(pool, run)
+            seen = looking.look(pool, run)
+            ranks = watched.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
+            seconds = time.monotonic() - run.began if run is not None else 0.0
+            self.model.change(rules.seen, ranks, seen.program, seconds)
+        if run is not self._run:
+            if self._run is not None:
+                self._ended(self._run)
+            self._run = run
+
+    def _ended(self, run: Run) -> None:
+        """Say how a run has ended, and do what was asked for meanwhile."""
+        error = run.error()
+        self.model.change(rules.said, str(error) if error is not None else f"{looking.named(run)} ended on all ranks")
+        if (after := self._after) is not None:
+            self._after = None
+            in_main(after)
 
     # -- commands ------------------------------------------------------------------------------
 
@@ -103,6 +142,95 @@ class Session:
             self.model.change(rules.failed, f"{type(e).__name__}: {e}", log_of(pool, e))
             raise
 
+    def stop(self) -> None:
+        """End the cell as Stop does."""
+        if (run := self._busy("there is no cell to stop")) is not None:
+            run.stop()
+            self._say(f"stopping {looking.named(run)} on {rank_words(run.running())}")
+
+    def free(self) -> None:
+        """Have collectives that are blocked raise."""
+        if (run := self._busy("no cell is running, so no rank is blocked")) is None:
+            return
+        blocked = [r for r, p in sorted(dict(run.positions).items()) if p.call is not None and r in run.running()]
+        if blocked:
+            run.free()
+            self._say(f"freeing {rank_words(blocked)}: the blocked call raises an error there")
+        else:
+            self._say("no rank is blocked in a collective")
+
+    def restart(self, ranks: Sequence[int] | None) -> None:
+        """New processes for these ranks (None: all); a cell that runs ends before."""
+        pool = self.pool
+        if not pool.running:
+            self._say("no workers are running, so there is nothing to restart; Start starts them")
+            return
+        chosen = sorted(pool.workers) if ranks is None else [r for r in ranks if r in pool.workers]
+        run = self._current()
+        if run is None:
+            in_main(lambda: self._do(lambda: "; ".join(pool.restart(chosen))))
+            return
+        run.replace(chosen)
+        self._after = lambda: self._do(lambda: "; ".join([*pool.group.renew(), f"{rank_words(chosen)} restarted"]))
+        self._say(f"stopping {looking.named(run)}, and restarting {rank_words(chosen)}")
+
+    def shut_down(self) -> None:
+        """End the pool; a cell that runs ends before."""
+        pool = self.pool
+        if not pool.running:
+            self._say("no workers are running, so there is nothing to shut down")
+            return
+
+        def end() -> str:
+            size = pool.world_size
+            pool.stop()
+            return f"pool of {size} stopped; names on its workers are gone"
+
+        run = self._current()
+        if run is None:
+            in_main(lambda: self._do(end))
+            return
+        run.stop()
+        self._after = lambda: self._do(end)
+        self._say(f"stopping {looking.named(run)}, then the pool")
+
+    def stacks(self) -> None:
+        """Where every rank is. Asked in a thread, by a client of its own, so that a cell goes on."""
+        pool = self.pool
+        if not pool.running or pool.agent is None:
+            self._say("no workers are running, so there are no stacks")
+            return
+        self._say("asking every rank for its stack …")
+        threading.Thread(target=self._stacks, args=(pool.agent,), name="nbddp-stacks", daemon=True).start()
+
+    def _stacks(self, agent: Agent) -> None:
+        try:
+            self.model.change(rules.said, "stacks of all ranks", repr(live(agent)))
+        except NbddpError as e:
+            self._say(str(e))
+
+    def _say(self, words: str) -> None:
+        self.model.change(rules.said, words)
+
+    def _current(self) -> Run | None:
+        run = self.pool.current
+        return run if run is not None and run.request.is_program else None
+
+    def _busy(self, otherwise: str) -> Run | None:
+        """The run that is on; without one that is said."""
+        run = self._current()
+        if run is None:
+            self._say(otherwise)
+        return run
+
+    def _do(self, command: Callable[[], str]) -> None:
+        """Carry a command out in the main thread, and say what it did."""
+        try:
+            self._say(command())
+        except NbddpError as e:
+            self._say(str(e))
+        self.look()
+
 
 _sessions: weakref.WeakKeyDictionary[Pool, Session] = weakref.WeakKeyDictionary()
 
@@ -114,12 +242,28 @@ def session_of(pool: Pool) -> Session:
     return _sessions[pool]
 
 
+def _beside(session: weakref.ref[Session]) -> Pump | None:
+    """What a run is to hear while it waits: the front end, if a panel is open."""
+    found = session()
+    return pump() if found is not None and found.model.watched else None
+
+
 def _look(session: weakref.ref[Session], end: threading.Event) -> None:
-    """The session's thread, which keeps neither it nor the pool."""
+    """The session's thread, which keeps neither it nor the pool. A pool that is just being changed may not be seen
+    whole: then the next look is, and if none is for a while, the error is no accident."""
+    failed = 0
     while not end.wait(EVERY):
         found = session()
-        if found is None or not found.look():
+        if found is None:
             return
+        try:
+            if not found.look():
+                return
+            failed = 0
+        except Exception:
+            failed += 1
+            if failed > ACCIDENTS:
+                raise
         del found
 
 

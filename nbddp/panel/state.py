@@ -13,6 +13,7 @@ from typing import Any
 
 from nbddp.base.share import Share
 from nbddp.panel.plan import Considered, Plan, considered
+from nbddp.panel.watched import Rank
 from nbddp.plan.machine import Node
 from nbddp.plan.topology import Topology
 
@@ -41,7 +42,8 @@ class Stage:
 class State:
     """`machine`: the nodes that plans are for, none while nobody knows them. `placed`: the standing pool's layout.
     `stage`: what a start is at, None where none goes on; `failure`: why the last one failed, with the end of a `log`.
-    `notice`: what the last command has done."""
+    `notice`: what the last command has done; `detail`: more of it, such as stacks. `ranks`: a row each; `program`: what
+    runs on them, since `seconds`."""
 
     plan: Plan = field(default_factory=Plan)
     machine: tuple[Node, ...] = ()
@@ -51,6 +53,10 @@ class State:
     failure: str = ""
     log: tuple[str, ...] = ()
     notice: str = ""
+    ranks: tuple[Rank, ...] = ()
+    program: str = ""
+    seconds: int = 0
+    detail: str = ""
 
     @property
     def may_start(self) -> bool:
@@ -62,7 +68,9 @@ class State:
             return f"starting: {self.stage.text()} …"
         if self.placed is None:
             return "no workers are running"
-        return f"running: {self.placed.equation()}"
+        if self.program:
+            return f"{self.program} is running: {self.placed.equation()}"
+        return f"ready: {self.placed.equation()}"
 
 
 # -- how it changes: each gives a State from a State ---------------------------------------------
@@ -101,17 +109,27 @@ def started(state: State, placed: Topology, notes: Sequence[str]) -> State:
 
 def failed(state: State, words: str, log: Sequence[str]) -> State:
     """A start has failed."""
-    return replace(state, stage=None, failure=words, log=tuple(log[-LOG:]))
+    return replace(state, stage=None, failure=words, notice="", log=tuple(log[-LOG:]))
+
+
+def seen(state: State, ranks: Sequence[Rank], program: str, seconds: float) -> State:
+    """This is how the ranks are."""
+    return replace(state, ranks=tuple(ranks), program=program, seconds=int(seconds))
+
+
+def said(state: State, notice: str, detail: str = "") -> State:
+    """A command has done this."""
+    return replace(state, notice=notice, detail=detail)
 
 
 def placed(state: State, now: Topology | None) -> State:
     """The pool is as a cell or a command has made it."""
-    return state if state.placed == now else replace(state, placed=now)
+    return state if state.placed == now else replace(state, placed=now, ranks=state.ranks if now is not None else ())
 
 
 def ended(state: State, words: str) -> State:
     """There is no pool any more."""
-    return replace(state, stage=None, placed=None, notice=words)
+    return replace(state, stage=None, placed=None, ranks=(), program="", notice=words)
 
 
 class Model:

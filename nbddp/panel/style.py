@@ -37,5 +37,16 @@ STYLE = """<style>
   line-height: 1.4; color: var(--ink); font-family: var(--code);
 }
 .nbddp-panel ol.stages { display: flex; flex-wrap: wrap; gap: 0 16px; list-style: none; padding: 0; margin: 0 }
+.nbddp-panel table.strip { width: 100%; table-layout: fixed; border-collapse: collapse; margin: 0; font-size: inherit }
+.nbddp-panel table.strip caption { text-align: left; caption-side: top; padding: 4px 0; color: var(--ink) }
+.nbddp-panel .strip th, .nbddp-panel .strip td {
+  text-align: left; height: 24px; padding: 0 8px 0 0; white-space: nowrap; overflow: hidden; text-overflow: ellipsis;
+  border-bottom: 1px solid var(--edge); color: var(--ink); background: none;
+}
+.nbddp-panel .strip th:nth-child(1) { width: 3.5em }
+.nbddp-panel .strip th:nth-child(2) { width: 7em }
+.nbddp-panel .strip thead th:nth-child(n+4), .nbddp-panel .strip .number { width: 5.5em; text-align: right }
+.nbddp-panel .strip tr.slowest td, .nbddp-panel .strip tr.slowest th { background: var(--frame) }
+.nbddp-panel .notice { min-height: 1.4em }
 .nbddp-panel :focus-visible { outline: 2px solid var(--brand); outline-offset: 1px }
 </style>"""

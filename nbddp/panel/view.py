@@ -43,8 +43,13 @@ class View:
         self._passive = False
         self._parts: list[tuple[Any, Callable[[State], str]]] = []
         self.controls: dict[str, Any] = {}
-        pages = {"Launch": self._launch()}
-        self.widget = w.VBox([w.HTML(STYLE), self._html(page.heading), *pages.values()])
+        self.buttons: dict[str, Any] = {}
+        self.pages = {"Launch": self._launch(), "Ranks": self._ranks()}
+        self.tabs = w.ToggleButtons(options=list(self.pages), style={"button_width": "auto"})
+        self.tabs.observe(lambda change: self._turn(), "value")
+        foot = [self._html(page.notice), self._html(page.detail, max_height="24em", overflow="auto")]
+        self.widget = w.VBox([w.HTML(STYLE), self._html(page.heading), self.tabs, *self.pages.values(), *foot])
+        self._turn()
         self.widget.add_class("nbddp-panel")
         self._close = session.open(self._changed)
         self._draw(session.model.state)
@@ -73,8 +78,15 @@ class View:
                     control.value = getattr(state.plan, name)
         finally:
             self._passive = False
+        if len(self.which.options) != len(state.ranks) + 1:
+            self.which.options = [("all ranks", None), *((f"rank {row.rank}", row.rank) for row in state.ranks)]
         if self.start.disabled == state.may_start:
             self.start.disabled = not state.may_start
+
+    def _turn(self) -> None:
+        """Show one page and hide the others."""
+        for name, shown in self.pages.items():
+            shown.layout.display = "" if name == self.tabs.value else "none"
 
     def _html(self, words: Callable[[State], str], **layout: Any) -> Any:
         """A place for what `words` makes of the state."""
@@ -85,7 +97,29 @@ class View:
     def _button(self, label: str, tooltip: str, press: Callable[[], None], **layout: Any) -> Any:
         button = self._w.Button(description=label, tooltip=tooltip, layout=self._w.Layout(width="auto", **layout))
         button.on_click(lambda _: press())
+        self.buttons[label] = button
         return button
+
+    # -- ranks ---------------------------------------------------------------------------------
+
+    def _ranks(self) -> Any:
+        w, session = self._w, self.session
+        self.which = w.Dropdown(
+            options=[("all ranks", None)], layout=w.Layout(width="8em"), tooltip="which ranks Restart restarts"
+        )
+        buttons = [
+            self._button("Stop", "end the running cell, as the kernel's Stop does", session.stop),
+            self._button("Free", "have blocked collectives raise an error", session.free),
+            self._button("Stacks", "show where every rank is", session.stacks),
+            self.which,
+            self._button("Restart", "new processes for these ranks", lambda: session.restart(self._chosen())),
+            self._button("Shut down", "end all workers", session.shut_down),
+        ]
+        row = w.Box(buttons, layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
+        return w.VBox([row, self._html(page.strip, max_height="30em", overflow="auto")])
+
+    def _chosen(self) -> list[int] | None:
+        return None if self.which.value is None else [self.which.value]
 
     # -- launch --------------------------------------------------------------------------------
 

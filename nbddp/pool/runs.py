@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import uuid as uuids
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.base import stop
@@ -20,6 +20,7 @@ from nbddp.pool.group import WorkerGroup
 from nbddp.pool.ranks import RankConnection
 from nbddp.run import failures, logfile, outcome
 from nbddp.run.between import Between
+from nbddp.run.events import Beside
 from nbddp.run.failures import Seat
 from nbddp.run.logdir import Attempt, LogDir, read_text, readable
 from nbddp.run.screen import Late, Screen, Silent, for_shell
@@ -41,6 +42,7 @@ class Runs:
         self.last: Run | None = None
         self.last_cell: tuple[int, int] | None = None
         self.between = Between()
+        self.beside: Callable[[], Beside | None] = lambda: None  # what is heard while a program runs
         self._numbers = itertools.count(1)
         self.id = str(uuids.uuid4())
 
@@ -231,9 +233,12 @@ class Runs:
         self.ranks.current = run
         if run.request.spends:
             group.spent.update(ranks)
+        if run.request.is_program and (beside := self.beside()) is not None:
+            run.events.hear(beside)
         try:
             run.execute()
         finally:
+            run.events.close()
             self.ranks.current, ending, workers = None, run.ending(), group.workers
             disordered = bool(run.goes_on) or (ending.disordered() and not ending.untouched())
             group.broken |= disordered and not run.request.spends

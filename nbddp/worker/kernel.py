@@ -561,6 +561,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._send_outcome(outcome, buffers or [], parent)
         return True
 
+    def _ask_pace(self, content: dict[str, Any]) -> Any:
+        """The DDP steps of run `run` that began after `since`, as far as they are known."""
+        return self.recorder.pace(content["run"], content["since"])
+
     def _ask_through(self, content: dict[str, Any]) -> bool:
         """Whether a message is let through before anything is shut."""
         return self.release.lets_through
@@ -604,6 +608,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         "stack": _ask_stack,
         "seams": _ask_seams,
         "repeat": _ask_repeat,
+        "pace": _ask_pace,
         "through": _ask_through,
         "release": _ask_release,
         "interrupt": _ask_interrupt,
