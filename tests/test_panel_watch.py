@@ -250,7 +250,7 @@ def test_buttons_without_a_cell_say_what_is(panel: Kernel) -> None:
     for name, words in [("Stop", "there is no cell to stop"), ("Free", "no cell is running"),
                         ("Stacks", "stacks of all ranks"), ("Restart", "ranks 0–1 restarted")]:  # fmt: skip
         press(panel, name)
-        until(panel, "panel.state.notice", lambda notice, words=words: words in notice)
+        until(panel, "[n for n, _ in log][-9:]", lambda said, words=words: any(words in n for n in said))
 
 
 def test_a_look_costs_less_than_its_share_of_a_core(panel: Kernel) -> None:

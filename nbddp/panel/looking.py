@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from nbddp.agent.round import Round
-from nbddp.errors import AgentFailed
+from nbddp.errors import AgentFailed, BadInput
 from nbddp.panel.watched import Look, Pace, Use, merged
-from nbddp.plan.topology import Topology
+from nbddp.plan.topology import Topology, rank_words
 from nbddp.pool.pool import Pool
 from nbddp.run.spmd import Run
+from nbddp.trace.steps import Recording, step_from
 
 MEMORY_EVERY = 5.0  # seconds: to add up a process's pages costs milliseconds
 KEPT = 2000  # steps
@@ -77,18 +80,20 @@ class Uses:
 
 class Paces:
     """The DDP steps of the run that is on, or was last, rank by rank. Ranks answer in the client's thread, when they
-    can; each is asked again once it has."""
+    can; each is asked again once it has. `new`: whether something has come since that was set back."""
 
     def __init__(self) -> None:
         self.run = 0
         self.steps: dict[int, tuple[Pace, ...]] = {}
         self._owing: dict[int, float] = {}
+        self.new = False
 
     def ask(self, pool: Pool, run: Run) -> None:
         if run.number != self.run:
-            self.run, self.steps, self._owing = run.number, {}, {}
+            self.run, self.steps, self._owing, self.new = run.number, {}, {}, True
         now = time.monotonic()
-        for rank in [r for r in run.running() if now - self._owing.get(r, float("-inf")) > PATIENCE]:
+        lives = [r for r in run.specs if r in pool.workers and pool.workers[r].lives]
+        for rank in [r for r in lives if now - self._owing.get(r, float("-inf")) > PATIENCE]:
             since = self.steps[rank][-1].begin if self.steps.get(rank) else 0
             self._owing[rank] = now
             question = {"op": "pace", "run": run.number, "since": since}
@@ -97,5 +102,25 @@ class Paces:
     def _heard(self, run: int, rank: int, answer: Any) -> None:
         if run == self.run:
             self._owing.pop(rank, None)
-            if isinstance(answer, list):
+            if isinstance(answer, list) and answer:
+                self.new = True
                 self.steps[rank] = merged(self.steps.get(rank, ()), answer, KEPT)
+
+
+def step(pool: Pool, run: int, number: int) -> Recording:
+    """One step of a run, asked of every rank, also while it works. Raises BadInput if a rank does not have it."""
+    heard: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    ranks = sorted(pool.workers)
+    question = {"op": "step", "run": run, "number": number}
+    pool.group.wire.question(ranks, question, lambda rank, answer: heard.put((rank, answer)))
+    found: dict[int, dict[str, Any]] = {}
+    end = time.monotonic() + PATIENCE
+    with suppress(queue.Empty):
+        while len(found) < len(ranks):
+            rank, answer = heard.get(timeout=max(0.0, end - time.monotonic()))
+            found[rank] = answer if isinstance(answer, dict) and "step" in answer else {}
+    lacking = [r for r in ranks if not found.get(r)]
+    if lacking:
+        raise BadInput(f"step {number} is not recorded on {rank_words(lacking)}; the newest 2000 steps are kept")
+    steps = {r: [step_from(found[r]["step"])] for r in ranks}
+    return Recording(steps, model=str(found[ranks[0]]["model"]))

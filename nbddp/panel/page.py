@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
+from nbddp.panel import curves as curve
 from nbddp.panel.plan import Considered
+from nbddp.panel.printed import Output, chosen
 from nbddp.panel.state import STAGES, State
 from nbddp.panel.watched import SIGNS, Rank
 from nbddp.plan.machine import Node
-from nbddp.plan.topology import Topology
-from nbddp.trace.quantities import size
+from nbddp.plan.topology import Topology, counted
+from nbddp.trace.quantities import duration, size
 
 COPY = (
     '<div class="line"><label for="{key}">{label}</label>'
@@ -133,3 +135,71 @@ def notice(state: State) -> str:
 def detail(state: State) -> str:
     """More of it, such as stacks."""
     return f'<pre tabindex="0">{escape(state.detail)}</pre>' if state.detail else ""
+
+
+# -- output ----------------------------------------------------------------------------------------
+
+
+def output(state: State) -> str:
+    """What the ranks have printed, side by side or one alone; above it what moves, rank by rank."""
+    found = chosen(state.outputs, state.showing)
+    if not any(out.lines or out.moving or hidden for out, hidden in found):
+        return "<small>nothing has been printed</small>"
+    rows = "".join(
+        f'<tr><th scope="row">{out.rank}</th><td>{"<br>".join(map(escape, out.moving))}</td></tr>'
+        for out, _ in found
+        if out.moving
+    )
+    bars = f'<table class="bars"><caption>in progress</caption>{rows}</table>' if rows else ""
+    parts = "".join(_output(out, hidden, state.showing.search) for out, hidden in found)
+    return f'{bars}<div class="outputs">{parts}</div>'
+
+
+def _output(out: Output, hidden: int, search: str) -> str:
+    lines = "\n".join(_line(stream, text, search) for stream, text in out.lines)
+    more = f"<small> · {counted(hidden, 'line')} hidden</small>" if hidden else ""
+    shown = f'<pre tabindex="0"><code>{lines}</code></pre>'
+    return f'<section aria-label="rank {out.rank}"><b>rank {out.rank}</b>{more}{shown}</section>'
+
+
+def _line(stream: str, text: str, search: str) -> str:
+    mark = "stderr│ " if stream == "stderr" else ""
+    at = text.casefold().find(search.casefold()) if search else -1
+    if at < 0:
+        return mark + escape(text)
+    end = at + len(search)
+    return f"{mark}{escape(text[:at])}<mark>{escape(text[at:end])}</mark>{escape(text[end:])}"
+
+
+# -- timings ---------------------------------------------------------------------------------------
+
+
+def curves(state: State) -> str:
+    """Step time and exposed communication over the steps, which grow while a loop runs."""
+    found = state.curve
+    if len(found.points) < 2:
+        return "<small>no steps of DDP yet; a training cell records them</small>"
+    high, width = curve.top(found), curve.WIDTH
+    number, step, exposed = found.points[-1]
+    said = f"step {number}: {duration(step)}, of it {duration(exposed)} exposed communication"
+    foot = curve.HEIGHT - curve.BOTTOM
+    texts = (
+        (curve.LEFT - 8, 12, "end", duration(high)), (curve.LEFT - 8, foot, "end", "0"),
+        (curve.LEFT, curve.HEIGHT - 4, "start", f"step {found.points[0][0]}"),
+        (width, curve.HEIGHT - 4, "end", f"step {number}"),
+    )  # fmt: skip
+    labels = "".join(f'<text x="{x}" y="{y}" text-anchor="{at}">{escape(t)}</text>' for x, y, at, t in texts)
+    return (
+        f'<div>{escape(said)}</div><svg class="curves" viewBox="0 0 {width} {curve.HEIGHT}" role="img" '
+        f'aria-label="{escape(said)}"><path d="M{curve.LEFT},0 V{foot} H{width}"/>'
+        f'<polyline points="{curve.line(found, 1, high)}"/>'
+        f'<polyline class="exposed" points="{curve.line(found, 2, high)}"/>{labels}</svg>'
+        "<small>━ step time of the slowest rank&emsp;┅ exposed communication, the longest</small>"
+    )
+
+
+def timeline(state: State) -> str:
+    """The step that is selected: picture, and words."""
+    if state.step is None:
+        return "<small>choose a step and press Show to see its timeline</small>"
+    return f"{state.step.picture}<pre>{escape(state.step.words)}</pre>"

@@ -16,9 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbddp.agent.handle import Agent
+from nbddp.draw.page import picture
+from nbddp.draw.shown import width_of
+from nbddp.draw.timings import timings
 from nbddp.errors import NbddpError, PoolError
-from nbddp.panel import looking, watched
+from nbddp.panel import looking, printed, watched
 from nbddp.panel import state as rules
+from nbddp.panel.curves import curve
 from nbddp.panel.plan import plan_of
 from nbddp.panel.pump import Pump, pump
 from nbddp.panel.state import Model, State
@@ -26,6 +30,7 @@ from nbddp.plan.topology import Topology, rank_words
 from nbddp.pool.pool import Pool
 from nbddp.pool.stacks import live
 from nbddp.run.spmd import Run
+from nbddp.trace.steps import Recording
 
 EVERY = 0.5  # seconds between two looks
 ACCIDENTS = 10  # looks in a row that may come to nothing
@@ -42,9 +47,10 @@ class Session:
         first = State(plan=plan_of(pool.spec, pool.topology), placed=pool.topology)
         self.model = Model(rules.known(first, machine))
         self._uses, self._paces = looking.Uses(), looking.Paces()
-        self._run: Run | None = None  # the one that was seen last
         self._after: Callable[[], None] | None = None  # what is to be done when that has ended
         pool.runs.beside = functools.partial(_beside, weakref.ref(self))
+        last = pool.last_run
+        self._over = last.number if last is not None and pool.current is None else 0  # seen to end
         self._views = 0
         self._end = threading.Event()
         self._lock = threading.Lock()
@@ -97,18 +103,24 @@ class Session:
         """See what the ranks do, and how the run has ended that was on."""
         run = pool.current
         run = run if run is not None and run.request.is_program else None
+        last = run or pool.last_run
+        over = last is not None and run is None and last.number != self._over  # it has ended since the last look
         if placed is not None and pool.running:
             self._uses.take(pool, placed)
-            if run is not None:
-                self._paces.ask(pool, run)
+            if last is not None and (run is not None or over):
+                self._paces.ask(pool, last)
             seen = looking.look(pool, run)
             ranks = watched.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
             seconds = time.monotonic() - run.began if run is not None else 0.0
             self.model.change(rules.seen, ranks, seen.program, seconds)
-        if run is not self._run:
-            if self._run is not None:
-                self._ended(self._run)
-            self._run = run
+        if self._paces.new:
+            self._paces.new = False
+            self.model.change(rules.timed, self._paces.run, curve(dict(self._paces.steps)))
+        if last is not None and (run is not None or over):
+            self.model.change(rules.printed, printed.outputs([last.outputs[r] for r in sorted(last.outputs)]))
+        if over and last is not None:
+            self._over = last.number
+            self._ended(last)
 
     def _ended(self, run: Run) -> None:
         """Say how a run has ended, and do what was asked for meanwhile."""
@@ -193,6 +205,36 @@ class Session:
         run.stop()
         self._after = lambda: self._do(end)
         self._say(f"stopping {looking.named(run)}, then the pool")
+
+    def show(self, control: str, value: Any) -> None:
+        self.model.change(rules.showing, control, value)
+
+    def select(self, number: int) -> None:
+        """Show the timeline of a step. Ranks of one machine are asked in a thread, also while they work; those of
+        several, whose clocks are compared first, when no cell runs."""
+        pool = self.pool
+        if not pool.running or not self.model.state.curve.points:
+            self._say("no step of DDP is recorded; a training cell records them")
+        elif not pool.group.spread:
+            asked = (pool, self._paces.run, number)
+            threading.Thread(target=self._select, args=asked, name="nbddp-step", daemon=True).start()
+        elif self._current() is not None:
+            self._say("the ranks' clocks on several hosts are compared when the cell has ended; select the step then")
+        else:
+            in_main(lambda: self._do(lambda: self._take_step(pool.timings(), number)))
+
+    def _select(self, pool: Pool, run: int, number: int) -> None:
+        try:
+            self._say(self._take_step(looking.step(pool, run, number), number))
+        except NbddpError as e:
+            self._say(str(e))
+
+    def _take_step(self, recording: Recording, number: int) -> str:
+        drawn = timings(recording, number)
+        png = drawn.png()
+        shown = picture(png, width_of(png), drawn.words.partition("\n")[0])
+        self.model.change(rules.selected, rules.Timeline(number, shown, drawn.words))
+        return f"step {number} of {recording.model}"
 
     def stacks(self) -> None:
         """Where every rank is. Asked in a thread, by a client of its own, so that a cell goes on."""

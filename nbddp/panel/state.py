@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbddp.base.share import Share
+from nbddp.panel.curves import Curve
 from nbddp.panel.plan import Considered, Plan, considered
+from nbddp.panel.printed import Output, Showing
 from nbddp.panel.watched import Rank
 from nbddp.plan.machine import Node
 from nbddp.plan.topology import Topology
@@ -39,11 +41,21 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Timeline:
+    """One step: as HTML its picture, and in words."""
+
+    number: int
+    picture: str
+    words: str
+
+
+@dataclass(frozen=True)
 class State:
     """`machine`: the nodes that plans are for, none while nobody knows them. `placed`: the standing pool's layout.
     `stage`: what a start is at, None where none goes on; `failure`: why the last one failed, with the end of a `log`.
     `notice`: what the last command has done; `detail`: more of it, such as stacks. `ranks`: a row each; `program`: what
-    runs on them, since `seconds`."""
+    runs on them, since `seconds`. `outputs`: what the last program has printed, of which `showing` is seen; `curve`:
+    the steps of a `run`, and one `step` of them."""
 
     plan: Plan = field(default_factory=Plan)
     machine: tuple[Node, ...] = ()
@@ -57,6 +69,11 @@ class State:
     program: str = ""
     seconds: int = 0
     detail: str = ""
+    outputs: tuple[Output, ...] = ()
+    showing: Showing = field(default_factory=Showing)
+    run: int = 0
+    curve: Curve = field(default_factory=Curve)
+    step: Timeline | None = None
 
     @property
     def may_start(self) -> bool:
@@ -115,6 +132,26 @@ def failed(state: State, words: str, log: Sequence[str]) -> State:
 def seen(state: State, ranks: Sequence[Rank], program: str, seconds: float) -> State:
     """This is how the ranks are."""
     return replace(state, ranks=tuple(ranks), program=program, seconds=int(seconds))
+
+
+def printed(state: State, outputs: tuple[Output, ...]) -> State:
+    """This is what the ranks have printed."""
+    return replace(state, outputs=outputs)
+
+
+def showing(state: State, control: str, value: Any) -> State:
+    """Another part of what they have printed is to be seen."""
+    return replace(state, showing=replace(state.showing, **{control: value}))
+
+
+def timed(state: State, run: int, curve: Curve) -> State:
+    """These are the steps of a run so far; of another run no step is chosen."""
+    return replace(state, run=run, curve=curve, step=state.step if run == state.run else None)
+
+
+def selected(state: State, step: Timeline) -> State:
+    """This step is looked at."""
+    return replace(state, step=step)
 
 
 def said(state: State, notice: str, detail: str = "") -> State:

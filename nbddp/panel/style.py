@@ -47,6 +47,20 @@ STYLE = """<style>
 .nbddp-panel .strip th:nth-child(2) { width: 7em }
 .nbddp-panel .strip thead th:nth-child(n+4), .nbddp-panel .strip .number { width: 5.5em; text-align: right }
 .nbddp-panel .strip tr.slowest td, .nbddp-panel .strip tr.slowest th { background: var(--frame) }
+.nbddp-panel .outputs { display: grid; grid-template-columns: repeat(auto-fit, minmax(15em, 1fr)); gap: 8px }
+.nbddp-panel .outputs section { border: 1px solid var(--edge); border-radius: 4px; padding: 4px 8px; min-width: 0 }
+.nbddp-panel .outputs pre { height: 14em; overflow: auto; display: flex; flex-direction: column-reverse }
+.nbddp-panel .outputs code { display: block; background: none; color: inherit; padding: 0; font: inherit }
+.nbddp-panel mark { background: none; color: inherit; font-weight: 600; text-decoration: underline }
+.nbddp-panel table.bars { border-collapse: collapse; margin: 0 0 8px; font-family: var(--code); font-size: inherit }
+.nbddp-panel table.bars caption { text-align: left; font-family: var(--jp-ui-font-family, sans-serif) }
+.nbddp-panel .bars th, .nbddp-panel .bars td { text-align: left; padding: 0 8px 0 0; white-space: pre }
+.nbddp-panel .bars th, .nbddp-panel .bars td, .nbddp-panel .bars tr { background: none; border: none }
+.nbddp-panel svg.curves { width: 100%; max-width: 800px; height: auto; display: block }
+.nbddp-panel .curves path, .nbddp-panel .curves polyline { fill: none; stroke: var(--edge) }
+.nbddp-panel .curves polyline { stroke: var(--ink); stroke-width: 1.5 }
+.nbddp-panel .curves .exposed { stroke: var(--brand); stroke-dasharray: 4 3 }
+.nbddp-panel .curves text { fill: var(--ink); font-size: 11px }
 .nbddp-panel .notice { min-height: 1.4em }
 .nbddp-panel :focus-visible { outline: 2px solid var(--brand); outline-offset: 1px }
 </style>"""

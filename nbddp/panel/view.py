@@ -12,6 +12,7 @@ from typing import Any
 
 from nbddp.panel import page
 from nbddp.panel.plan import Plan
+from nbddp.panel.printed import ALL
 from nbddp.panel.session import Session
 from nbddp.panel.state import State
 from nbddp.panel.style import STYLE
@@ -44,7 +45,8 @@ class View:
         self._parts: list[tuple[Any, Callable[[State], str]]] = []
         self.controls: dict[str, Any] = {}
         self.buttons: dict[str, Any] = {}
-        self.pages = {"Launch": self._launch(), "Ranks": self._ranks()}
+        self.pages = {"Launch": self._launch(), "Ranks": self._ranks(), "Output": self._output(),
+                      "Timings": self._timings()}  # fmt: skip
         self.tabs = w.ToggleButtons(options=list(self.pages), style={"button_width": "auto"})
         self.tabs.observe(lambda change: self._turn(), "value")
         foot = [self._html(page.notice), self._html(page.detail, max_height="24em", overflow="auto")]
@@ -73,6 +75,11 @@ class View:
                 widget.value = text
         self._passive = True
         try:
+            if len(self.rank.options) != len(state.outputs) + 1:
+                self.rank.options = [("all ranks", ALL), *((f"rank {out.rank}", out.rank) for out in state.outputs)]
+            for name, control in self.shown.items():
+                if control.value != getattr(state.showing, name):
+                    control.value = getattr(state.showing, name)
             for name, control in self.controls.items():
                 if control.value != getattr(state.plan, name):
                     control.value = getattr(state.plan, name)
@@ -117,6 +124,32 @@ class View:
         ]
         row = w.Box(buttons, layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
         return w.VBox([row, self._html(page.strip, max_height="30em", overflow="auto")])
+
+    # -- output --------------------------------------------------------------------------------
+
+    def _output(self) -> Any:
+        w = self._w
+        self.rank = w.ToggleButtons(options=[("all ranks", ALL)], style={"button_width": "auto"})
+        search = w.Text(placeholder="search", description="search", continuous_update=True)
+        differ = w.Checkbox(description="only differences", indent=False)
+        self.shown = {"rank": self.rank, "search": search, "differences": differ}
+        for name, control in self.shown.items():
+            control.observe(lambda change, name=name: self._shows(name, change["new"]), "value")
+        row = w.Box([self.rank, search, differ], layout=w.Layout(flex_flow="row wrap", grid_gap="8px"))
+        return w.VBox([row, self._html(page.output)])
+
+    def _shows(self, name: str, value: Any) -> None:
+        if not self._passive and value is not None:
+            self.session.show(name, value)
+
+    # -- timings -------------------------------------------------------------------------------
+
+    def _timings(self) -> Any:
+        w = self._w
+        self.step = w.BoundedIntText(min=0, max=10**9, description="step")
+        show = self._button("Show", "the timeline of this step", lambda: self.session.select(self.step.value))
+        row = w.Box([self.step, show], layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
+        return w.VBox([self._html(page.curves, min_height="220px"), row, self._html(page.timeline, overflow="auto")])
 
     def _chosen(self) -> list[int] | None:
         return None if self.which.value is None else [self.which.value]

@@ -565,6 +565,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """The DDP steps of run `run` that began after `since`, as far as they are known."""
         return self.recorder.pace(content["run"], content["since"])
 
+    def _ask_step(self, content: dict[str, Any]) -> Any:
+        """One DDP step of run `run`."""
+        return self.recorder.step(content["run"], content["number"])
+
     def _ask_through(self, content: dict[str, Any]) -> bool:
         """Whether a message is let through before anything is shut."""
         return self.release.lets_through
@@ -609,6 +613,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         "seams": _ask_seams,
         "repeat": _ask_repeat,
         "pace": _ask_pace,
+        "step": _ask_step,
         "through": _ask_through,
         "release": _ask_release,
         "interrupt": _ask_interrupt,

@@ -110,6 +110,12 @@ class Recorder:
             found.append([step["number"], times[0], times[2], times[2] - times[1]])
         return found
 
+    def step(self, run: int, number: int) -> dict[str, Any] | None:
+        """Step `number` of a run, of the model that took its last step, as plain data; None if it is not there."""
+        own = [s for s in list(self.steps) if s["run"] == run]
+        found = next((s for s in reversed(own) if s["number"] == number and s["model"] == own[-1]["model"]), None)
+        return None if found is None else {"model": found["title"], "step": self._plain(found)}
+
     def models(self) -> list[Any]:
         """The living DDP models that have taken a step."""
         return list(self._models)
