@@ -13,6 +13,7 @@ from nbddp.panel.state import STAGES, State
 from nbddp.panel.watched import SIGNS, Rank
 from nbddp.plan.machine import Node
 from nbddp.plan.topology import Topology, counted
+from nbddp.run.debugged import Talk
 from nbddp.trace.quantities import duration, size
 
 COPY = (
@@ -20,6 +21,7 @@ COPY = (
     '<input id="{key}" readonly onfocus="this.select()" value="{value}"></div>'
 )
 CURRENT = ' aria-current="step"'
+SHOWN = 100  # lines of a transcript
 DONE, NOW, NEXT = "✓", "▸", "·"  # signs of a stage
 
 
@@ -203,3 +205,21 @@ def timeline(state: State) -> str:
     if state.step is None:
         return "<small>choose a step and press Show to see its timeline</small>"
     return f"{state.step.picture}<pre>{escape(state.step.words)}</pre>"
+
+
+# -- debugger --------------------------------------------------------------------------------------
+
+
+def talks(state: State) -> str:
+    """What ranks say that stand in their debuggers, side by side."""
+    if not state.talks:
+        return "<small>breakpoint() in a %%ddp cell stops the ranks there; they wait for a line</small>"
+    return f'<div class="outputs">{"".join(map(_talk, state.talks))}</div>'
+
+
+def _talk(talk: Talk) -> str:
+    state = "… working" if talk.asked else "⏸ stopped" if talk.stopped else "● running"
+    at = f" <small>{state}{', ' * bool(talk.where)}{escape(talk.where)}</small>"
+    lines = escape("\n".join(talk.lines[-SHOWN:]))
+    shown = f'<pre tabindex="0"><code>{lines}</code></pre>'
+    return f'<section aria-label="rank {talk.rank}"><b>rank {talk.rank}</b>{at}{shown}</section>'

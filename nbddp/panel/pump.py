@@ -86,13 +86,19 @@ def _run_now(answer: Any) -> None:
     answer.close()
 
 
+def can_hear() -> bool:
+    """Whether the cell that runs now can hear the front end: in the main thread of a kernel that allows it."""
+    kernel = _kernel()
+    here = threading.current_thread() is threading.main_thread()
+    return here and kernel is not None and not ipykernel_seams.lacks_of_shell(type(kernel))
+
+
 def pump() -> Pump | None:
-    """A pump for the cell that runs now; None where no kernel's main thread runs one, or it cannot be heard."""
+    """A pump for the cell that runs now; None where it cannot be heard."""
+    return Pump(_kernel()) if can_hear() else None
+
+
+def _kernel() -> Any:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    kernel = getattr(shell, "kernel", None)
-    if kernel is None or threading.current_thread() is not threading.main_thread():
-        return None
-    if ipykernel_seams.lacks_of_shell(type(kernel)):
-        return None
-    return Pump(kernel)
+    return getattr(shell, "kernel", None)

@@ -19,16 +19,17 @@ from nbddp.agent.handle import Agent
 from nbddp.draw.page import picture
 from nbddp.draw.shown import width_of
 from nbddp.draw.timings import timings
-from nbddp.errors import NbddpError, PoolError
+from nbddp.errors import NbddpError, PoolError, RunFailed
 from nbddp.panel import looking, printed, watched
 from nbddp.panel import state as rules
 from nbddp.panel.curves import curve
 from nbddp.panel.plan import plan_of
-from nbddp.panel.pump import Pump, pump
+from nbddp.panel.pump import Pump, can_hear, pump
 from nbddp.panel.state import Model, State
 from nbddp.plan.topology import Topology, rank_words
 from nbddp.pool.pool import Pool
 from nbddp.pool.stacks import live
+from nbddp.run import report
 from nbddp.run.spmd import Run
 from nbddp.trace.steps import Recording
 
@@ -49,6 +50,7 @@ class Session:
         self._uses, self._paces = looking.Uses(), looking.Paces()
         self._after: Callable[[], None] | None = None  # what is to be done when that has ended
         pool.runs.beside = functools.partial(_beside, weakref.ref(self))
+        pool.runs.debugs = functools.partial(_debugs, weakref.ref(self))
         last = pool.last_run
         self._over = last.number if last is not None and pool.current is None else 0  # seen to end
         self._views = 0
@@ -117,10 +119,15 @@ class Session:
             self._paces.new = False
             self.model.change(rules.timed, self._paces.run, curve(dict(self._paces.steps)))
         if last is not None and (run is not None or over):
+            last.debugged.told = functools.partial(self._talked, last)  # not twice a second alone, but at once
+            self._talked(last)
             self.model.change(rules.printed, printed.outputs([last.outputs[r] for r in sorted(last.outputs)]))
         if over and last is not None:
             self._over = last.number
             self._ended(last)
+
+    def _talked(self, run: Run) -> None:
+        self.model.change(rules.talked, [talk for _, talk in sorted(run.debugged.talks.items())])
 
     def _ended(self, run: Run) -> None:
         """Say how a run has ended, and do what was asked for meanwhile."""
@@ -236,6 +243,28 @@ class Session:
         self.model.change(rules.selected, rules.Timeline(number, shown, drawn.words))
         return f"step {number} of {recording.model}"
 
+    def debug(self, line: str, rank: int | None = None) -> None:
+        """A line for the debugger of a rank, or of all that stand in theirs."""
+        if (run := self._busy("no cell is running; breakpoint() in a %%ddp cell stops its ranks there")) is None:
+            return
+        stopped = run.debugged.stopped
+        chosen = [r for r in stopped if rank in (None, r)]
+        if not chosen:
+            where = "no rank" if rank is None else f"rank {rank} is not stopped, and no other rank"
+            self._say(f"{where} waits in a debugger" if not stopped else f"only {rank_words(stopped)} wait for a line")
+            return
+        run.debug(chosen, line)
+        self._say(f"{line} was sent to {rank_words(chosen)}")
+
+    def post_mortem(self) -> None:
+        """The frames of the rank that failed first, and what its names held."""
+        last = self.pool.last_run
+        error = last.error() if last is not None and self._current() is None else None
+        if isinstance(error, RunFailed):
+            self.model.change(rules.said, str(error), report.post_mortem(error))
+        else:
+            self._say("no rank has failed in the last cell")
+
     def stacks(self) -> None:
         """Where every rank is. Asked in a thread, by a client of its own, so that a cell goes on."""
         pool = self.pool
@@ -288,6 +317,12 @@ def _beside(session: weakref.ref[Session]) -> Pump | None:
     """What a run is to hear while it waits: the front end, if a panel is open."""
     found = session()
     return pump() if found is not None and found.model.watched else None
+
+
+def _debugs(session: weakref.ref[Session]) -> bool:
+    """Whether a panel is open, where ranks that stop can be answered while the cell runs."""
+    found = session()
+    return found is not None and found.model.watched and can_hear()
 
 
 def _look(session: weakref.ref[Session], end: threading.Event) -> None:

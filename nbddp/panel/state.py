@@ -18,6 +18,7 @@ from nbddp.panel.printed import Output, Showing
 from nbddp.panel.watched import Rank
 from nbddp.plan.machine import Node
 from nbddp.plan.topology import Topology
+from nbddp.run.debugged import Talk
 
 STAGES = ("agent", "controller", "engines", "devices", "ready")  # of a start, in their order
 PARTS = (  # words that a start reports → its stage
@@ -55,7 +56,7 @@ class State:
     `stage`: what a start is at, None where none goes on; `failure`: why the last one failed, with the end of a `log`.
     `notice`: what the last command has done; `detail`: more of it, such as stacks. `ranks`: a row each; `program`: what
     runs on them, since `seconds`. `outputs`: what the last program has printed, of which `showing` is seen; `curve`:
-    the steps of a `run`, and one `step` of them."""
+    the steps of a `run`, and one `step` of them; `talks`: what ranks say that have stopped in the debugger."""
 
     plan: Plan = field(default_factory=Plan)
     machine: tuple[Node, ...] = ()
@@ -71,6 +72,7 @@ class State:
     detail: str = ""
     outputs: tuple[Output, ...] = ()
     showing: Showing = field(default_factory=Showing)
+    talks: tuple[Talk, ...] = ()
     run: int = 0
     curve: Curve = field(default_factory=Curve)
     step: Timeline | None = None
@@ -142,6 +144,11 @@ def printed(state: State, outputs: tuple[Output, ...]) -> State:
 def showing(state: State, control: str, value: Any) -> State:
     """Another part of what they have printed is to be seen."""
     return replace(state, showing=replace(state.showing, **{control: value}))
+
+
+def talked(state: State, talks: Sequence[Talk]) -> State:
+    """This is what ranks in their debuggers have said."""
+    return replace(state, talks=tuple(talks))
 
 
 def timed(state: State, run: int, curve: Curve) -> State:

@@ -6,7 +6,9 @@ from the model moves a control without being taken for the user's doing.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -41,12 +43,12 @@ class View:
 
         self.session, self._w, self._key = session, w, f"nbddp-panel-{next(_keys)}"
         self._shown: dict[int, str] = {}
-        self._passive = False
+        self._drawing = 0  # the thread that draws: what it changes is not the user's doing
         self._parts: list[tuple[Any, Callable[[State], str]]] = []
         self.controls: dict[str, Any] = {}
         self.buttons: dict[str, Any] = {}
         self.pages = {"Launch": self._launch(), "Ranks": self._ranks(), "Output": self._output(),
-                      "Timings": self._timings()}  # fmt: skip
+                      "Timings": self._timings(), "Debugger": self._debugger()}  # fmt: skip
         self.tabs = w.ToggleButtons(options=list(self.pages), style={"button_width": "auto"})
         self.tabs.observe(lambda change: self._turn(), "value")
         foot = [self._html(page.notice), self._html(page.detail, max_height="24em", overflow="auto")]
@@ -73,22 +75,30 @@ class View:
             if self._shown.get(id(widget)) != text:
                 self._shown[id(widget)] = text
                 widget.value = text
-        self._passive = True
+        self._drawing = threading.get_ident()
         try:
-            if len(self.rank.options) != len(state.outputs) + 1:
-                self.rank.options = [("all ranks", ALL), *((f"rank {out.rank}", out.rank) for out in state.outputs)]
-            for name, control in self.shown.items():
-                if control.value != getattr(state.showing, name):
-                    control.value = getattr(state.showing, name)
-            for name, control in self.controls.items():
-                if control.value != getattr(state.plan, name):
-                    control.value = getattr(state.plan, name)
+            self._offer(state)
+            self._set(self.controls, state.plan)
+            self._set(self.shown, state.showing)
         finally:
-            self._passive = False
-        if len(self.which.options) != len(state.ranks) + 1:
-            self.which.options = [("all ranks", None), *((f"rank {row.rank}", row.rank) for row in state.ranks)]
+            self._drawing = 0
         if self.start.disabled == state.may_start:
             self.start.disabled = not state.may_start
+
+    def _set(self, controls: dict[str, Any], values: Any) -> None:
+        for name, control in controls.items():
+            if control.value != getattr(values, name):
+                control.value = getattr(values, name)
+
+    def _offer(self, state: State) -> None:
+        """The ranks that there are, to choose from."""
+        ranks = [("all ranks", None), *((f"rank {row.rank}", row.rank) for row in state.ranks)]
+        for choice in (self.which, self.whom):
+            if len(choice.options) != len(ranks):
+                choice.options = ranks
+        printed = [("all ranks", ALL), *((f"rank {out.rank}", out.rank) for out in state.outputs)]
+        if len(self.rank.options) != len(printed):
+            self.rank.options = printed
 
     def _turn(self) -> None:
         """Show one page and hide the others."""
@@ -139,7 +149,7 @@ class View:
         return w.VBox([row, self._html(page.output)])
 
     def _shows(self, name: str, value: Any) -> None:
-        if not self._passive and value is not None:
+        if self._drawing != threading.get_ident() and value is not None:
             self.session.show(name, value)
 
     # -- timings -------------------------------------------------------------------------------
@@ -153,6 +163,32 @@ class View:
 
     def _chosen(self) -> list[int] | None:
         return None if self.which.value is None else [self.which.value]
+
+    # -- debugger ------------------------------------------------------------------------------
+
+    def _debugger(self) -> Any:
+        w, session = self._w, self.session
+        self.line = w.Text(placeholder="p loss", description="line", continuous_update=False)
+        self.whom = w.Dropdown(options=[("all ranks", None)], tooltip="which ranks get the line")
+        self.whom.layout.width = "8em"
+        send = self._button("Send", "send the line to these ranks", self._send)
+        steps = [
+            self._button(label, tooltip, functools.partial(session.debug, command))
+            for label, tooltip, command in (
+                ("Next", "all ranks: the next line", "next"), ("Step in", "all ranks: into a call", "step"),
+                ("Out", "all ranks: to the end of the function", "return"),
+                ("Continue", "all ranks: go on", "continue"),
+            )
+        ]  # fmt: skip
+        after = self._button("Post-mortem", "what the names of the rank that failed held", session.post_mortem)
+        row = w.Box([*steps, after], layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
+        sent = w.Box([self.line, self.whom, send], layout=w.Layout(flex_flow="row wrap", grid_gap="8px"))
+        return w.VBox([row, sent, self._html(page.talks)])
+
+    def _send(self) -> None:
+        if self.line.value.strip():
+            self.session.debug(self.line.value.strip(), self.whom.value)
+            self.line.value = ""
 
     # -- launch --------------------------------------------------------------------------------
 
@@ -181,7 +217,7 @@ class View:
         control = self.controls[name] = self._control(name, label, tooltip, kind)
 
         def move(change: Any) -> None:
-            if not self._passive:
+            if self._drawing != threading.get_ident():
                 self.session.move(name, change["new"])
 
         control.observe(move, "value")

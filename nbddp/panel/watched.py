@@ -15,7 +15,7 @@ RECENT = 8  # steps that a rate is of
 CLEARLY = 1.1  # how much more of a step than the median rank a slow one works
 SIGNS = {  # a state, and a sign of a shape of its own
     "idle": "○", "running": "●", "waiting": "◐", "finished": "✓", "failed": "✕", "dead": "✕", "silent": "?",
-    "starting": "·",
+    "stopped": "⏸",
 }  # fmt: skip
 STATES = {
     RankStatus.RUNNING: "running", RankStatus.BLOCKED: "waiting", RankStatus.SILENT: "silent",
@@ -121,6 +121,8 @@ def doing_of(rank: int, look: Look) -> tuple[str, str]:
     position = (look.positions or {}).get(rank)
     if position is None:
         return "running", ""
+    if position.stopped:
+        return "stopped", position.where
     waits = waiting_words(position, look.positions or {}).replace("waiting in", "in", 1)
     return STATES.get(position.state, "dead"), ", ".join(filter(None, (waits, position.where)))
 

@@ -43,6 +43,7 @@ class Runs:
         self.last_cell: tuple[int, int] | None = None
         self.between = Between()
         self.beside: Callable[[], Beside | None] = lambda: None  # what is heard while a program runs
+        self.debugs: Callable[[], bool] = lambda: False  # whether somebody would send lines to ranks that stop
         self._numbers = itertools.count(1)
         self.id = str(uuids.uuid4())
 
@@ -146,6 +147,7 @@ class Runs:
         meet = environment.Rendezvous(hosts[0].address or MASTER, ports[0], run_id, attempt, request.max_restarts)
         common = {
             **request.wire(), "run": number, "injected": [meet.addr, meet.port], "shares_gpus": placed.oversubscribed,
+            "debug": self.debugs(),
         }  # fmt: skip
         ways = [{"connect": [HOST, port], "listen": node.address} for node, port in zip(hosts, ports, strict=True)]
         errors = [str(node.errors_of(number)) for node in hosts]

@@ -23,6 +23,7 @@ from nbddp.plan.topology import rank_words
 from nbddp.run import outcome, supervise, widgets
 from nbddp.run.collect import RankOutput
 from nbddp.run.deadlock import Deadlock
+from nbddp.run.debugged import Debugged
 from nbddp.run.ending import Ending, Places
 from nbddp.run.events import Events
 from nbddp.run.failures import Failure
@@ -33,7 +34,7 @@ from nbddp.run.screen import Screen, Silent
 from nbddp.run.watch import Asked, RankWatcher
 from nbddp.run.widgets import Widgets
 
-OUTCOME = "nbddp_outcome"
+OUTCOME, STOPPED = "nbddp_outcome", "nbddp_stopped"
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
 LONG = 0.1  # seconds after which a run is worth telling others about
 FILES_HELD = 256  # ranks whose output files stay open while a run goes on
@@ -113,6 +114,7 @@ class Run:
         self.began = 0.0
         self._output_until = 0.0
         self._interrupted_at: float | None = None
+        self.debugged = Debugged()
         self._released = self._replaced = False
         self._given_up: set[int] = set()  # ranks that are replaced because somebody asked for it
         self._through_at: float | None = None
@@ -133,7 +135,7 @@ class Run:
             self.later.put((kind, rank, message))
         elif self.aside is not None and kind in SHOWN:
             self.aside(rank, kind, message["content"])
-        elif kind == OUTCOME or kind in SHOWN or kind in widgets.KINDS:
+        elif kind in (OUTCOME, STOPPED) or kind in SHOWN or kind in widgets.KINDS:
             self.events.put((kind, rank, message))
             if kind == OUTCOME and message["content"].get("then"):
                 self.goes_on.add(rank)
@@ -155,6 +157,10 @@ class Run:
     def free(self) -> None:
         """Have blocked calls raise, and let the ranks go on from there."""
         self.events.put(("do", -1, self._free))
+
+    def debug(self, ranks: Sequence[int], line: str) -> None:
+        """A line for the debuggers of these ranks, as far as they wait for one."""
+        self.events.put(("do", -1, lambda: self._debug(ranks, line)))
 
     def replace(self, ranks: Sequence[int]) -> None:
         """End the run as Stop does, and the processes of these ranks at once; the next run has new ones."""
@@ -328,6 +334,8 @@ class Run:
             what()
         elif kind == OUTCOME:
             self._came_out(rank, what)
+        elif kind == STOPPED:
+            self.debugged.heard(rank, what["content"])
         elif kind in widgets.KINDS:
             self.widgets.take(rank, kind, what["content"], what["buffers"])
             self.outputs[rank].take(kind, what["content"])  # what an Output widget takes in
@@ -474,6 +482,11 @@ class Run:
         blocked = tuple(r for r in self.running() if r in self.positions and self.positions[r].call is not None)
         if blocked and not self._released:
             self._release(supervise.Release(blocked))
+
+    def _debug(self, ranks: Sequence[int], line: str) -> None:
+        waiting = [r for r in ranks if r in self.debugged.stopped and r not in self.ended]
+        self.debugged.sent(waiting, line)
+        self.workers.look(waiting, {"op": "debug", "line": line}, lambda rank, took: None)
 
     def _give_up(self, ranks: Sequence[int]) -> None:
         self._given_up.update(ranks)
