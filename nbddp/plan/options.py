@@ -46,7 +46,8 @@ class LaunchSpec:
 
     `nproc` None keeps the standing pool as it is. `ranks` and `show` are None for all;
     `argv` is what the cell sees as sys.argv[1:]. `hang_after` and `timeout` are in seconds; None: never.
-    `trace` is the file that gets the merged trace. `keep_warm` is in seconds too; None: as it is. `hosts`: as typed
+    `trace` is the file that gets the merged trace; memory: record allocations, and show them.
+    `keep_warm` is in seconds too; None: as it is. `hosts`: as typed
     (`plan.hosts` reads it); `via`, `ssh_config`, `python` and `setup` say how they are reached, `interface` how they
     meet; `sync`: whether the notebook's folder is copied there. `keep_alive`: how many seconds workers on hosts outlive
     a lost connection, and Slurm's nodes the kernel; None: not at all, or as it is. `cluster`: as typed.
@@ -81,6 +82,7 @@ class LaunchSpec:
     timings: bool = True
     show_timings: bool = False
     trace: str | None = None
+    memory: bool = False
     argv: tuple[str, ...] = ()
 
     def asks_for_pool(self) -> bool:
@@ -112,6 +114,7 @@ class LaunchSpec:
             code=code, cell=number, argv0=f"Cell In[{number}]", argv=self.argv, ranks=self.ranks, show=self.show,
             hang_after=self.hang_after, timeout=self.timeout, max_restarts=self.max_restarts,
             want_value=bool(self.output), check=self.check, timings=self.timings, trace=self.trace is not None,
+            memory=self.memory,
         )  # fmt: skip
 
 
@@ -388,6 +391,8 @@ def cell_parser() -> Parser:
     which = run.add_mutually_exclusive_group()
     which.add_argument("--timings", action="store_true", help="show %%ddp timings when the cell has ended")
     which.add_argument("--no-timings", action="store_true", help="do not record DDP's steps")
+    run.add_argument("--memory", action="store_true",
+                     help="record allocations, and show %%ddp memory --timeline when the cell has ended")  # fmt: skip
     run.add_argument(
         "--trace",
         nargs="?",
@@ -408,7 +413,8 @@ def parse_cell(line: str) -> LaunchSpec:
     return launch_spec(
         space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
         hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
-        timings=not space.no_timings, show_timings=space.timings, trace=_trace_file(space.trace), argv=argv,
+        timings=not space.no_timings, show_timings=space.timings, trace=_trace_file(space.trace),
+        memory=space.memory, argv=argv,
     )  # fmt: skip
 
 

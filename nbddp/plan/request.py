@@ -25,7 +25,7 @@ class Request:
 
     Of a cell: its source, `cell` (the n of its In[n]), `argv` and `argv0` (sys.argv); want_value: that of its last
     expression comes back; check: compare collectives across ranks before each is called (`worker.check`); timings:
-    record DDP's steps; trace: record torch.profiler's trace on every rank.
+    record DDP's steps; trace: record torch.profiler's trace on every rank; memory: record what is allocated.
     """
 
     op: str = CELL
@@ -45,6 +45,7 @@ class Request:
     check: bool = False
     timings: bool = True
     trace: bool = False
+    memory: bool = False
 
     @property
     def is_program(self) -> bool:
@@ -70,4 +71,5 @@ class Request:
         return {
             "op": self.op, "cell": self.cell, "argv": list(self.argv), "argv0": self.argv0,
             "want_value": self.want_value, "check": self.check, "timings": self.timings, "trace": self.trace,
+            "memory": self.memory,
         }  # fmt: skip

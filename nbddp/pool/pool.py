@@ -44,11 +44,13 @@ from nbddp.run import report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.run.values import RankValues, check_ranks
+from nbddp.trace.allocated import Allocations
 from nbddp.trace.compared import Report
 from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
 from nbddp.trace.merge import Merged
 from nbddp.trace.scale import Forecast
+from nbddp.trace.sizes import Sizes
 from nbddp.trace.steps import Recording
 from nbddp.worker import answers, values
 
@@ -349,6 +351,7 @@ class Pool:
         check: bool = False,
         timings: bool = True,
         trace: bool = False,
+        memory: bool = False,
         screen: Screen | None = None,
     ) -> RankValues:
         """Run source on the ranks; the values of its last expression if `want_value`.
@@ -360,6 +363,7 @@ class Pool:
         request = Request(
             code=code, ranks=ranks, show=show, hang_after=hang_after, timeout=timeout, max_restarts=max_restarts,
             cell=cell, argv=argv, argv0=argv0, want_value=want_value, check=check, timings=timings, trace=trace,
+            memory=memory,
         )  # fmt: skip
         return self.carry_out(request, screen)
 
@@ -527,6 +531,16 @@ class Pool:
     def memory(self) -> list[RankMemory]:
         """Where each rank's memory is (`nbddp.worker.memory`). Raises BadInput if no rank has a model."""
         return looks.memory(self)
+
+    def sizes(self, *names: str, ranks: Sequence[int] | None = None) -> Sizes:
+        """What names hold on each rank, in bytes: what is shared, and what is sharded. Raises BadInput for a name that
+        no rank has or that holds no tensor."""
+        return looks.sizes(self, names, ranks)
+
+    def allocations(self, step: int | None = None, whole: bool = False) -> Allocations:
+        """What the ranks allocated over a step of the last cell that was run with `memory`: step `step`, or the one
+        with the highest peak, or the `whole` cell. Raises BadInput if there is none."""
+        return looks.allocations(self, step, whole)
 
     def compare(self, *names: str, ranks: Sequence[int] | None = None) -> Report:
         """Whether the ranks' copies of names are equal: any tensor, module, optimizer, number or container of them.

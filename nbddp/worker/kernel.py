@@ -32,6 +32,7 @@ from IPython.core.error import StdinNotImplementedError
 from nbddp import seams
 from nbddp.seams import ipykernel_seams, torch_seams
 from nbddp.worker import arrivals, calls, context, failure, foreign, handlers, kinds, leaving, loopback, threads, values
+from nbddp.worker.allocations import Allocations
 from nbddp.worker.check import Checker
 from nbddp.worker.children import Exits, Started
 from nbddp.worker.groups import Groups
@@ -122,6 +123,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.recorder = Recorder()
         self.tracer = Tracer()
         self.memory = Memory()
+        self.allocations = Allocations()
         self._began_ns = 0
         self._spec: Mapping[str, Any] | None = None
         self._parent: dict[str, Any] = {}
@@ -315,6 +317,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.files.begin()
         if spec.get("trace"):
             self.tracer.start()
+        if spec.get("memory"):
+            self.allocations.begin(spec["run"], spec["cell"], self.recorder, self.files.shown)
         met: BaseException | None = None
         reply: dict[str, Any] = {}
         try:
@@ -326,6 +330,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         error: BaseException | None = _error_of(result)
         shown, self._shown = self._shown, None
         error = next((e for e in (error, met, shown) if e is not None), None)
+        self.allocations.stop()
         self.tracer.stop(failed=error is not None)
         if error is None and spec["want_value"]:
             buffers.append(values.pack_or_words(result.result))
