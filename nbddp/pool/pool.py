@@ -424,8 +424,8 @@ class Pool:
     ) -> None:
         """Run a script (or a module) on every rank as torchrun does, with `words` as its arguments.
 
-        The ranks are new processes, and end with it; keep: those that stand are taken, and the script's names stay on
-        them. The rest is as in `run_cell`, also what is raised.
+        The ranks are new processes that end with the script; keep: use the existing ones, and keep the script's names
+        there. Other arguments and exceptions are as for `run_cell`.
         """
         program = Program(script, module, keep)
         if not elsewhere.where(self.spec):
