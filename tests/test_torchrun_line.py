@@ -115,7 +115,7 @@ def test_defaults_are_torchruns_and_pet_variables_come_before_them(monkeypatch: 
     assert (spec.nproc, spec.max_restarts, spec.visible, spec.elastic) == (3, 2, "own", (1, 2))
     assert spec.logs is not None
     assert spec.logs.written(7) == {"stdout", "stderr"}
-    assert command.notes[0].startswith("--rdzv-endpoint: the ranks of a pool meet")
+    assert command.notes[0].startswith("--rdzv-endpoint: the pool starts a new store")
     assert asked("torchrun --nproc-per-node 5 train.py").launch.nproc == 5
     monkeypatch.setenv("PET_STANDALONE", "yes")
     with pytest.raises(BadInput, match="PET_STANDALONE is 'yes'; it is a switch, so set it to 1 or 0"):
