@@ -1,7 +1,7 @@
 """Draws the pictures of the gallery that need no measurement: recorded facts of machines, made-up recordings.
 
 `python -m docs.gallery` from the checkout's root writes them beside this file. Those of real runs (timings.png,
-bench.png and memory.png) are made in a notebook: `figure = %ddp timings`, then `figure.save("docs/timings.png")`.
+bench.png, memory.png and those in looks/) are made by `python -m tests.looks --gallery`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nbddp.draw.forecast import forecast as draw_forecast
 from nbddp.draw.memory import memory
+from nbddp.draw.program import program as draw_program
 from nbddp.draw.shown import Shown
 from nbddp.draw.timings import timings
 from nbddp.draw.topology import topology
@@ -20,9 +21,11 @@ from nbddp.plan.topology import Topology, planned
 from nbddp.trace.cost import Link, seconds
 from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
+from nbddp.trace.program import program
 from nbddp.trace.scale import forecast
 from nbddp.trace.steps import Bucket, Recording, Step
 from nbddp.trace.waiting import typical
+from tests.handmade import ENGINE, MAIN, NCCL_STREAM, Made, merged
 from tests.machines import nvswitch_machine
 from tests.test_topology import cpu, host_of
 
@@ -68,6 +71,41 @@ def of_timings(ranks: int) -> Shown:
     return timings(made, number)
 
 
+def of_program(late: int = 5, steps: int = 6) -> Shown:
+    """Eight GPUs that shard a model by FSDP2, one of which gets longer sequences."""
+    ranks, at = [Made() for _ in range(8)], dict.fromkeys(range(8), 0)
+    dice = random.Random(2)
+
+    def together(name: str, call: str, kernel: str, took: int) -> dict[int, int]:
+        done = max(at.values()) + took
+        for rank, made in enumerate(ranks):
+            made.called(call, f"nccl:{name}", at[rank] - 30, at[rank] - 20)
+            made.kernel(kernel, at[rank], done, launched=at[rank] - 25, stream=NCCL_STREAM)
+        return dict.fromkeys(at, done)
+
+    for _ in range(steps):
+        at = {r: t + 400 + dice.randrange(40) for r, t in at.items()}
+        for rank, made in enumerate(ranks):
+            made.memcpy("Memcpy HtoD (Pinned -> Device)", at[rank] - 120, at[rank] - 60)
+        at = together("all_gather", "_allgather_base_", "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgs)", 350)
+        for phase, took in (("forward", 1200), ("backward", 2400)):
+            for rank, made in enumerate(ranks):
+                end = at[rank] + int(took * dice.uniform(0.99, 1.01) * (1.3 if rank == late else 1))
+                begin = at[rank] - 15
+                if phase == "backward":
+                    made.span("autograd::engine::evaluate_function: MmBackward0", begin, begin + 10, ENGINE)
+                thread = ENGINE if phase == "backward" else MAIN
+                made.kernel(f"flash_{phase[:3]}_kernel", at[rank], end - 500, launched=begin + 2, thread=thread)
+                made.kernel("cutlass::gemm_bf16_kernel", end - 500, end, launched=begin + 4, thread=thread)
+                at[rank] = end
+        at = together("reduce_scatter", "_reduce_scatter_base_", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL()", 400)
+        for rank, made in enumerate(ranks):
+            made.annotation("Optimizer.step#AdamW.step", at[rank] - 10, at[rank])
+            made.kernel("multi_tensor_apply_kernel", at[rank], at[rank] + 300, launched=at[rank] - 5)
+            at[rank] += 300
+    return draw_program(program(merged(*ranks).data["traceEvents"]))
+
+
 def cluster(count: int) -> Topology:
     """Equal nodes of eight GPUs on NVSwitches, joined by a network."""
     host = replace(host_of(nvswitch_machine()), interface=Interface("eth0", 25_000))
@@ -97,6 +135,7 @@ PICTURES = {
     "topology-cpu": lambda: topology(cpu(8, 1, nproc=2)),
     "timings-8": lambda: of_timings(8),
     "timings-16": lambda: of_timings(16),
+    "program": of_program,
     "forecast-nvlink": of_forecast,
     "memory-16": of_memory,
 }

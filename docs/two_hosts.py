@@ -27,12 +27,12 @@ class Sheet:
     def box(self, x: float, y: float, width: float, height: float, fill: str, words: str, ink: str = INK) -> None:
         shape = FancyBboxPatch((x, y), width, height, "round,pad=0,rounding_size=0.06", fc=fill, ec=MUTED, lw=0.8)
         self.axes.add_patch(shape)
-        self.axes.text(x + width / 2, y + height / 2, words, ha="center", va="center", size=8, color=ink)
+        self.axes.text(x + width / 2, y + height / 2, words, ha="center", va="center", size=9, color=ink)
 
     def frame(self, x: float, y: float, width: float, height: float, title: str) -> None:
         shape = FancyBboxPatch((x, y), width, height, "round,pad=0,rounding_size=0.1", fc=FRAME, ec=MUTED, lw=1.0)
         self.axes.add_patch(shape)
-        self.axes.text(x + 0.12, y + height - 0.2, title, ha="left", va="center", size=9, weight="bold", color=INK)
+        self.axes.text(x + 0.12, y + height - 0.2, title, ha="left", va="center", size=10, weight="bold", color=INK)
 
     def arrow(self, start: Point, end: Point, color: str, style: str, bend: float = 0.0) -> None:
         self.axes.add_patch(
@@ -43,8 +43,8 @@ class Sheet:
         )  # fmt: skip
 
     def words(self, x: float, y: float, text: str, color: str, where: str = "center") -> None:
-        self.axes.text(x, y, text, ha=where, va="center", size=7.6, color=color,
-                       bbox={"fc": PAPER, "ec": "none", "pad": 1.2})  # fmt: skip
+        self.axes.text(x, y, text, ha=where, va="center", size=8.6, color=color,
+                       bbox={"fc": PAPER, "ec": "none", "pad": 0.4})  # fmt: skip
 
 
 def draw() -> Figure:
@@ -63,21 +63,21 @@ def draw() -> Figure:
     sheet.arrow((2.5, 3.72), (5.15, 3.95), FILLS[1], "-")
     sheet.arrow((2.5, 3.5), (5.15, 2.1), FILLS[1], "-")
     sheet.words(3.85, 4.05, "ssh, srun, mpiexec or a command", FILLS[1])
-    sheet.arrow((2.5, 1.62), (6.55, 3.4), FILLS[0], "--", 0.1)
+    sheet.arrow((2.5, 1.72), (6.55, 3.35), FILLS[0], "--")
     sheet.arrow((2.5, 1.4), (6.55, 1.55), FILLS[0], "--", 0.08)
-    sheet.words(3.85, 1.1, "requests, output, values: CurveZMQ", FILLS[0])
+    sheet.words(3.85, 1.08, "requests, output, values:\nCurveZMQ", FILLS[0])
     sheet.arrow((9.27, 3.25), (9.27, 2.12), FILLS[3], "-")
     sheet.words(9.2, 2.68, "signed", FILLS[3], "right")
     sheet.arrow((7.57, 3.25), (7.57, 2.12), FILLS[2], "-")
     sheet.words(7.5, 2.68, "gloo, NCCL", FILLS[2], "right")
     sheet.words(
-        5.0, 0.5, "What starts on a host is its agent; workers are forked from it and end with it. Open between "
-        "machines are ssh (or what --via says),\nthe controller's ports, the gate of the store, which answers signed "
-        "connections alone, and the ports of gloo or NCCL.", MUTED,
+        5.0, 0.5, "An agent starts on each host. Workers are forked from it and end with it. Open between machines: "
+        "ssh (or what --via says),\nthe controller's ports, the gate of the store, which answers only signed "
+        "connections, and the ports of gloo or NCCL.", MUTED,
     )  # fmt: skip
     return sheet.figure
 
 
 if __name__ == "__main__":
     with mpl.rc_context(RC):
-        draw().savefig(Path(__file__).parent / "two-hosts.png", dpi=130)
+        draw().savefig(Path(__file__).parent / "two-hosts.png", dpi=192)

@@ -52,7 +52,7 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext nbddp`: registers the magics and warms the node agent in the background."""
+    """`%load_ext nbddp`: register the magics and start the node agent in the background."""
     import os
 
     from nbddp.agent.handle import Agent
@@ -65,7 +65,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """`%unload_ext nbddp`: ends the pool and takes the magics back."""
+    """`%unload_ext nbddp`: end the pool and remove the magics."""
     from nbddp.front.magics import unload
 
     unload(shell)

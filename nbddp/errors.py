@@ -1,16 +1,16 @@
 """Everything nbddp raises, and how it looks in a notebook.
 
     NbddpError
-    ├── BadInput            asked for something that cannot be; nothing was started, nothing lost
+    ├── BadInput            the request cannot be met; nothing was started, nothing is lost
     │   └── CellSyntaxError the cell does not compile; no rank has run it
-    ├── CommandStopped      the user stopped a %ddp command; says what the pool is like now
-    ├── PoolError           the pool of workers could not do its part
-    │   ├── AgentFailed     the node agent did not start, or went away
-    │   └── PoolNotRunning  there is no pool to do this with
-    └── RunFailed           a run did not end well on every rank
-        ├── WorkerFailed    a rank raised, exited with a code, died, or left a collective
+    ├── CommandStopped      the user stopped a %ddp command; the message gives the pool's state
+    ├── PoolError           the pool could not carry out a valid request
+    │   ├── AgentFailed     the node agent did not start, or it ended
+    │   └── PoolNotRunning  no pool is running
+    └── RunFailed           a run failed on at least one rank
+        ├── WorkerFailed    a rank raised, exited with an error code, died, or left a collective
         ├── RunStopped      the user stopped the run
-        ├── RunHung         ranks waited for each other in a way that could not end
+        ├── RunHung         ranks waited for each other in a deadlock
         └── RunTimedOut     the run did not end before its --timeout
 
 Messages are for the person at the notebook: what was asked, what is true, what
@@ -28,9 +28,18 @@ from typing import Any
 
 
 def in_colour() -> bool:
-    """Whether IPython shows tracebacks in colour here, and nobody has said NO_COLOR (https://no-color.org)."""
+    """Whether to show tracebacks in colour: IPython's setting, unless NO_COLOR is set (https://no-color.org)."""
     shell = getattr(builtins, "get_ipython", lambda: None)()
     return str(getattr(shell, "colors", "")).lower() != "nocolor" and not os.environ.get("NO_COLOR")
+
+
+def in_kernel() -> bool:
+    """Whether errors go to a front end of a kernel, such as a notebook's.
+
+    JupyterLab shows them on red: #fdd in its light theme, about #511f1b in the dark one. No colour has a contrast of
+    4.5:1 on both (the best has 3.3:1), and so none is used there, only weight.
+    """
+    return getattr(getattr(builtins, "get_ipython", lambda: None)(), "kernel", None) is not None
 
 
 class NbddpError(Exception):
@@ -38,8 +47,8 @@ class NbddpError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows instead of a traceback through our own frames."""
-        name = type(self).__name__
-        return [f"\x1b[31m{name}\x1b[0m: {self}" if in_colour() else f"{name}: {self}"]
+        name, look = type(self).__name__, 1 if in_kernel() else 31  # bold, or red
+        return [f"\x1b[{look}m{name}\x1b[0m: {self}" if in_colour() else f"{name}: {self}"]
 
 
 class BadInput(NbddpError, ValueError):
@@ -50,7 +59,7 @@ class CellSyntaxError(BadInput):
     """The cell does not compile. `cell`, `line` (1-based) and `text` say where."""
 
     def __init__(self, message: str, *, cell: str, line: int | None, text: str, pointer: str):
-        super().__init__(f"{message} (cell line {line}); no rank has run the cell")
+        super().__init__(f"{message} (cell line {line}); no rank ran the cell")
         self.cell, self.line, self.text, self.pointer = cell, line, text, pointer
 
     def _render_traceback_(self) -> list[str]:
@@ -61,15 +70,15 @@ class CellSyntaxError(BadInput):
 
 
 class CommandStopped(NbddpError):
-    """The user stopped a command before it had done its work."""
+    """The user stopped a command before it finished."""
 
 
 class PoolError(NbddpError, RuntimeError):
-    """The pool could not do what a valid request needs."""
+    """The pool could not carry out a valid request."""
 
 
 class AgentFailed(PoolError):
-    """The node agent could not be started, or ended. `log` is the path of its log."""
+    """The node agent did not start, or it ended. `log` is the path of its log."""
 
     def __init__(self, message: str, log: str = ""):
         super().__init__(message)
@@ -80,13 +89,13 @@ class AgentFailed(PoolError):
 
 
 class PoolNotRunning(PoolError):
-    """There is no pool (any more)."""
+    """No pool is running."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of a remote traceback. `context` holds (line number, text) around `line`; `values`: (name, words), what
-    names of a user's frame held when it failed."""
+    """One frame of a remote traceback. `context` holds (line number, text) around `line`; `values` holds (name, text):
+    what the names of a user's frame held when it failed."""
 
     file: str
     line: int
@@ -108,7 +117,7 @@ class Raised:
 
 
 class RankStatus(str, Enum):
-    """What a rank is like, while a run lasts and after it. Equal to its own text."""
+    """A rank's state during a run and after it. Each member equals its text."""
 
     RUNNING = "running"
     BLOCKED = "blocked"  # in a call of torch's that waits for others
@@ -121,6 +130,7 @@ class RankStatus(str, Enum):
     INTERRUPTED = "interrupted"  # and its names are kept
     REPLACED = "replaced"
     DIED = "died"
+    TERMINATED = "terminated"  # a script's rank, which had to end because another failed, or somebody stopped it
 
     def __str__(self) -> str:
         return self.value
@@ -130,9 +140,10 @@ class RankStatus(str, Enum):
 class RankState:
     """How one rank ended a run, or where it was when the run was ended.
 
-    `where` is the user's own place, such as `cell line 9`, or empty; `doing` what it was waiting in,
-    such as `waiting in all_reduce #14 for rank 1`; `lost` the names that went with a replaced process, `imports` those
-    of them that were imported, `why` it is replaced; `fate` is what became of it where it is not.
+    `where` is the place in the user's code, such as `cell line 9`, or empty; `doing` is what the rank was waiting in,
+    such as `waiting in all_reduce #14 for rank 1`; `lost` lists the names lost with a replaced process, `imports` those
+    of them that were imported; `why` says why it was replaced; `fate` is `replaced` or what happened instead; `script`
+    is true if the rank ran a script, whose processes end with it.
     """
 
     rank: int
@@ -144,6 +155,7 @@ class RankState:
     imports: tuple[str, ...] = ()
     why: str = "could not be freed"
     fate: str = "replaced"
+    script: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,8 +180,8 @@ class Left:
 
 
 class RunFailed(NbddpError):
-    """A run did not end well. `states` has one RankState per rank that took part; `report` is what a notebook shows,
-    and `painted` the same in colours; `attempts` says, under `--max-restarts`, what ended each attempt."""
+    """A run failed. `states` has one RankState per rank that took part; `report` is what a notebook shows,
+    and `painted` is the same in colour. Under `--max-restarts`, `attempts` says how each attempt ended."""
 
     attempts: tuple[str, ...] = ()
     painted = ""
@@ -189,11 +201,11 @@ class RunStopped(RunFailed):
 
 
 class RunHung(RunFailed):
-    """A deadlock: ranks waited for ranks that could not come. They have been freed."""
+    """A deadlock: ranks waited for ranks that could never arrive. They have been freed."""
 
 
 class RunTimedOut(RunFailed):
-    """The run was ended because it had not finished within `--timeout` seconds."""
+    """The run was ended because it did not finish within `--timeout` seconds."""
 
 
 @dataclass
@@ -201,8 +213,8 @@ class Cause:
     """What happened on the rank that failed first.
 
     `kind` is "raised", "exit" (SystemExit with a code), "died" (the process ended) or "left" (it raised nothing, but
-    its peers were still in a collective: `left` says how). `stage` is "begin" or "end" if it was not the program that
-    failed but the worker before or after it.
+    its peers were still in a collective; `left` says how). `stage` is "begin" or "end" if the worker failed before or
+    after the program, not the program itself.
     """
 
     rank: int
@@ -217,10 +229,10 @@ class Cause:
 
 
 class WorkerFailed(RunFailed):
-    """A rank failed; the first in time is the one that is named, or the one whose leaving made its peers fail.
+    """A rank failed. Names the rank that failed first, or the rank that left a collective and so made its peers fail.
 
     Attributes: `rank`, `node`, `exception_type`, `exception_message`, `cause` (with the
-    remote traceback), `states` of all ranks, `logs` (rank → path of its whole output).
+    remote traceback), `states` of all ranks, `logs` (rank → path of its full output).
     """
 
     def __init__(

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -117,8 +117,8 @@ class Watching(Silent):
     def __init__(self) -> None:
         self.shown: list[str] = []
 
-    def refresh(self, outputs: object, status: str) -> float | None:
-        self.shown.append(status)
+    def refresh(self, outputs: object, status: Callable[[], str]) -> float | None:
+        self.shown.append(status())
         return 0.05
 
     def saw(self, words: str) -> bool:

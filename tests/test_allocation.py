@@ -58,7 +58,7 @@ def test_a_job_whose_salloc_was_killed_is_found_and_cancelled(commands: Path, tm
     play(commands, "salloc", f'echo "$@" >{tmp_path}/asked; kill -9 $$')
     play(commands, "squeue", f"echo 8 nbddp 00; sed 's/.*comment=\\(nbddp [0-9a-f]*\\).*/7 \\1/' {tmp_path}/asked")
     play(commands, "scancel", f'echo "$@" >>{tmp_path}/cancelled')
-    with pytest.raises(AgentFailed, match="Slurm gave no nodes: salloc said nothing"):
+    with pytest.raises(AgentFailed, match="Slurm granted no nodes: salloc printed nothing"):
         Allocation.new(Slurm(), 1, tmp_path / "salloc.log", lambda text: None)
     assert (tmp_path / "cancelled").read_text() == "7\n"
 

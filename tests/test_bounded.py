@@ -96,7 +96,7 @@ def test_megabytes_of_output_leave_a_few_on_disk(pool: nbddp.Pool, monkeypatch: 
     lines = log.read_text().splitlines()
     assert lines[0].startswith("0 x")
     assert lines[-1].startswith("11999 x")
-    assert any("bytes are left out here" in line for line in lines)
+    assert any("bytes omitted" in line for line in lines)
     assert size_of(pool.agent.bulk) < 2 * (2 * kept.HALF + (1 << 20)) + (1 << 20)
     assert size_of(pool.agent.home) < 1 << 20, "the folder of pools is often in memory"
 
@@ -141,7 +141,7 @@ def test_a_full_disk_is_told_and_the_cell_goes_on(pool: nbddp.Pool) -> None:
     )
     shown = Hearing()
     assert list(pool.run_cell(full, want_value=True, screen=shown)) == [7, 7]
-    assert [line for line in shown.said if "could not be written down: No space left on device" in line]
+    assert [line for line in shown.said if "could not be saved: No space left on device" in line]
     pool.restart()
 
 
@@ -215,7 +215,7 @@ def test_what_is_no_folder_of_a_pool_is_told_and_left_alone(base: Path) -> None:
     assert home.running() == []
     assert (victim / "abc123" / home.RECORD).exists()
     assert [line.rpartition("/")[2] for line in home.strange()] == [
-        "fed321 is no folder of a pool and is left alone", "note.txt is no folder of a pool and is left alone",
+        "fed321 is not a pool's folder and is left alone", "note.txt is not a pool's folder and is left alone",
     ]  # fmt: skip
 
 

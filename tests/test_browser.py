@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,15 +83,26 @@ def served(runtime: Path, process: subprocess.Popen[bytes], log: Path) -> Any:
 
 
 @contextmanager
-def jupyterlab(base: Path, folder: Path, settings: Mapping[str, object] = SETTINGS) -> Iterator[Any]:
-    """Address and token of a JupyterLab over `folder` that knows nothing of the user's: all it keeps is in `base`."""
+def jupyterlab(
+    base: Path,
+    folder: Path,
+    settings: Mapping[str, object] = SETTINGS,
+    *,
+    module: str = "jupyterlab",
+    python: str = sys.executable,
+    more: Sequence[str] = (),
+) -> Iterator[Any]:
+    """Address and token of a JupyterLab over `folder` that knows nothing of the user's: all it keeps is in `base`.
+
+    module: or of this front end; python: the interpreter that has it; more: options of its own.
+    """
     for name, values in settings.items():
         set_to(base, name, values)
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | places(base)
     env |= {"JUPYTERLAB_SETTINGS_DIR": str(base / "settings"), "JUPYTER_TOKEN": secrets.token_hex(16)}
     env["PYTHONPATH"] = os.pathsep.join([str(NOTEBOOKS.parent), *filter(None, [env.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
-    command += ["--ServerApp.port=0", f"--ServerApp.root_dir={folder}", "--LabApp.extension_manager=readonly"]
+    command = [python, "-m", module, "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
+    command += ["--ServerApp.port=0", f"--ServerApp.root_dir={folder}", "--LabApp.extension_manager=readonly", *more]
     log = base / "log"
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env=env, cwd=folder) as process:
         try:

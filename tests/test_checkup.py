@@ -40,28 +40,28 @@ def one(clock: tuple[float, float] = (0.0, 0.001), gpus: tuple[str, ...] = (), *
     [
         (one(), []),
         (one(versions={CUDA: "", DRIVER: ""}), []),
-        (one(versions={CUDA: ""}), ["nodea has NVIDIA's driver, and a torch built without CUDA; install torch with"]),
+        (one(versions={CUDA: ""}), ["nodea has NVIDIA's driver, but its torch was built without CUDA; install torch"]),
         (one(versions={DRIVER: "470.42"}), ["nodea's driver 470.42 is too old for torch's CUDA 12.8"]),
         (one(versions={CUDA: "11.8", DRIVER: "470.42"}), []),
-        (one(gpus=("H", "H"), p2p=[[0, 1, "not supported"]]), ["nodea: GPUs 0 and 1 do not read each other's"]),
+        (one(gpus=("H", "H"), p2p=[[0, 1, "not supported"]]), ["nodea: GPUs 0 and 1 cannot read each other's"]),
         (one(p2p=[[0, i, "x"] for i in range(1, 7)]), ["nodea: GPUs 0 and 1", "nodea: GPUs 0 and 2", "nodea: GPUs 0",
-                                                       "nodea: 3 more pairs of GPUs likewise"]),
-        (one(p2p_untold="Unknown Error"), ["nodea: NVML does not tell which GPUs read each other's"]),
-        (one(shm=[64 << 20, 60 << 20]), ["nodea has 60 MiB free in /dev/shm, of 64 MiB; data loaders"]),
-        (one(shm=[8 << 30, 0]), ["nodea has 0 B free in /dev/shm, of 8.0 GiB"]),
+                                                       "nodea: 3 more pairs of GPUs cannot either"]),
+        (one(p2p_untold="Unknown Error"), ["nodea: NVML does not report which GPUs can read each other's"]),
+        (one(shm=[64 << 20, 60 << 20]), ["nodea has 60 MiB of 64 MiB free in /dev/shm; data loaders"]),
+        (one(shm=[8 << 30, 0]), ["nodea has 0 B of 8.0 GiB free in /dev/shm"]),
         (one(shm=None), []),
-        (one(limits={"nofile": [1024, 1 << 20]}), ["nodea allows 1024 by ulimit -n, and with fewer than 4096"]),
-        (one(limits={"nofile": [1024, 1024]}), ["nodea allows 1024 by ulimit -n"]),
-        (one(limits={"nproc": [500, -1]}), ["nodea allows 500 by ulimit -u"]),
+        (one(limits={"nofile": [1024, 1 << 20]}), ["nodea allows 1024 (ulimit -n); with fewer than 4096"]),
+        (one(limits={"nofile": [1024, 1024]}), ["nodea allows 1024 (ulimit -n)"]),
+        (one(limits={"nproc": [500, -1]}), ["nodea allows 500 (ulimit -u)"]),
         (one(limits={"nproc": [500, -1]}, root=True), []),
-        (one(infiniband=True), ["nodea has InfiniBand and allows 8 MiB of locked memory (ulimit -l)"]),
+        (one(infiniband=True), ["nodea has InfiniBand but allows only 8 MiB of locked memory (ulimit -l)"]),
         (one(infiniband=True, limits={"memlock": [-1, -1]}), []),
         (one((3.2, 0.1)), ["nodea's clock is 3.2 s ahead of the notebook's machine"]),
         (one((-3.2, 0.1)), ["nodea's clock is 3.2 s behind the notebook's machine"]),
         (one((3.2, 3.0)), []),
-        (one(name_at=["127.0.1.1"]), ["nodea: its own name n1 leads to 127.0.1.1, which no other host reaches."]),
+        (one(name_at=["127.0.1.1"]), ["nodea: its own name n1 resolves to 127.0.1.1, which no other host can reach."]),
         (one(name_at=["127.0.1.1", "10.0.0.1"]), []),
-        (one(name_at=[]), ["nodea: its own name n1 leads nowhere there."]),
+        (one(name_at=[]), ["nodea: its own name n1 does not resolve there."]),
     ],
 )  # fmt: skip
 def test_each_fact_has_its_finding(host: Checked, words: list[str]) -> None:
@@ -74,7 +74,7 @@ def test_a_limit_is_raised_by_whoever_may() -> None:
     (own,) = Checkup({"nodea": one(limits={"nofile": [1024, 1 << 20]})}).findings()
     assert own.endswith("--setup 'ulimit -n 4096'")
     (administrators,) = Checkup({"nodea": one(limits={"nofile": [1024, 1024]})}).findings()
-    assert administrators.endswith("its administrator raises it in limits.conf (nofile)")
+    assert administrators.endswith("ask its administrator to raise nofile in limits.conf")
 
 
 def test_hosts_that_differ_do_not_meet_or_could_meet_faster_are_named() -> None:
@@ -82,16 +82,16 @@ def test_hosts_that_differ_do_not_meet_or_could_meet_faster_are_named() -> None:
     tried = {(0, 1, "10.0.0.1"): SILENCE, (1, 0, "10.0.0.1"): ""}
     found = Checkup(hosts, [[ETH], [ETH]], tried, {"nodea": "", "nodeb": SILENCE})
     said = found.findings()
-    assert said[0] == "the hosts differ in torch: 2.9 on nodea; 2.8 on nodeb; install the same on all"
-    assert said[1].startswith("the hosts differ in their GPUs: 1 H100 on nodea; none on nodeb")
-    assert said[2].startswith("nodea does not reach nodeb at 10.0.0.1 (eth0): no answer; a firewall drops it")
-    assert said[3].startswith("nodeb does not reach the notebook's machine: no answer")
+    assert said[0] == "the hosts differ in torch: 2.9 on nodea; 2.8 on nodeb; install the same version on all"
+    assert said[1].startswith("the hosts have different GPUs: 1 H100 on nodea; none on nodeb")
+    assert said[2].startswith("nodea cannot reach nodeb at 10.0.0.1 (eth0): no answer; a firewall drops the connection")
+    assert said[3].startswith("nodeb cannot reach the notebook's machine: no answer")
     assert found.tables()[1]["reached by"] == ["all", "not nodea"]
     both = {(i, 1 - i, o.address): "" for i in (0, 1) for o in (ETH, IB)}
     same = {"nodea": one(), "nodeb": one()}
     (faster,) = Checkup(same, [[IB, ETH], [IB, ETH]], both).findings()
     assert faster.startswith(
-        "ib0 joins all hosts too, and is faster (100 Gbit/s, eth0 1 Gbit/s); %ddp stop, then start"
+        "ib0 also connects all hosts and is faster (100 Gbit/s, eth0 1 Gbit/s); %ddp stop, then start"
     )
     assert Checkup(same, [[IB, ETH], [IB, ETH]], both | {(0, 1, IB.address): SILENCE}).findings() == []
     assert "2 hosts: nothing to improve" in repr(Checkup(same))
@@ -124,7 +124,7 @@ def test_a_pool_on_hosts_is_asked(hosts: Hosts) -> None:
         assert versions["torch"] == [nbddp_torch()] * 2
         assert rest["reached by"] == ["all", "all"]
         assert rest["nofile"] == ["1000", "1000"]
-        assert all("allows 1000 by ulimit -n" in " ".join(found.findings()) for _ in hosts.names)
+        assert all("allows 1000 (ulimit -n)" in " ".join(found.findings()) for _ in hosts.names)
         assert all(abs(h.skew) <= h.within + 0.05 for h in found.hosts.values()), "one machine has one clock"
         assert set(found.home.values()) == {""}
         assert [h.facts["limits"]["nofile"][0] for h in found.hosts.values()] == [1000, 1000]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 import zmq
 from jupyter_client.session import DELIM
@@ -173,7 +174,7 @@ def test_lost_client_is_replaced_before_the_next_run_and_the_ranks_keep_their_na
     pids = {w.pid for w in pool.workers.values()}
     LOSSES[loss](pool.group.wire.client)
     assert list(pool.run_cell("kept", want_value=True, timeout=60)) == [7, 7]
-    assert "the connection to the workers was lost and made anew; names on them are kept" in capsys.readouterr().out
+    assert "the connection to the workers was lost and reestablished; names on them are kept" in capsys.readouterr().out
     assert {w.pid for w in pool.workers.values()} == pids
     kept(pool)
 
@@ -258,3 +259,27 @@ def test_controller_that_does_not_answer_is_told() -> None:
         with pytest.raises(nbddp.PoolError, match="the controller does not answer"):
             wire.connection.check()
     assert calls[1] == {"session": made.session.session}
+
+
+def test_a_controller_that_is_late_is_waited_for(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine where 64 workers start, its hub may need longer than ipyparallel's 10 s."""
+    cluster, tries = pool.group.cluster, list[dict[str, Any]]()
+    controller = psutil.Process(cluster.controller.pid)
+
+    def connect(**options: Any) -> Any:
+        tries.append(options)
+        if len(tries) == 2:
+            controller.resume()
+        return cluster.connect_client_sync(**options)
+
+    monkeypatch.setattr(connection, "HUB_TRY", 0.5)
+    controller.suspend()
+    try:
+        with pytest.raises(nbddp.PoolError, match="the pool's controller did not answer for 0 s; run the cell again"):
+            connection.patient(cluster.connect_client_sync, 0.1)
+        link = connection.Connection(connect, lambda *message: None, lambda: None, patience=30)
+    finally:
+        controller.resume()
+    assert len(tries) > 1
+    link.close()
+    kept(pool)

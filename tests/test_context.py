@@ -168,7 +168,7 @@ def test_a_trace_of_a_failed_cell_does_not_wait_for_a_gpu_at_work(monkeypatch: p
     tracer._profile = profile
     tracer.stop(failed=True)
     assert stopped == []
-    assert tracer.why == "the cell failed while a GPU was at work, and a trace can be had only once it is through"
+    assert tracer.why == "the cell failed while a GPU was busy, and a trace is available only once it has finished"
     at_work[0] = False
     tracer.start()
     assert stopped == [1], "it is ended before the next one begins"

@@ -99,7 +99,7 @@ def check_lost(
     """Rank 1's host is named in time, and rank 0 is free and has its names, or is otherwise as `rank_0` has it."""
     assert took < TOLD
     assert str(error) == "rank 1 died: its host is gone"
-    assert "The next cell says what has become of the pool." in error.report
+    assert "The next cell reports the state of the pool." in error.report
     assert [s.rank for s in error.states if s.status == "died"] == [1]
     assert error.states[0].status in rank_0, error.report
     with pytest.raises(PoolNotRunning, match=r"nodeb is gone \(.*\); names on its workers are gone"):

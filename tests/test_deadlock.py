@@ -16,7 +16,7 @@ from nbddp.run.outcome import Ended
 from nbddp.run.positions import ANY, Call, Channel, Position, position_of
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME, Run
-from nbddp.run.watch import RankWatcher
+from nbddp.run.watch import START_EACH, RankWatcher
 
 
 def at(rank: int, op: str, line: int, sequence: int = 1, what: str = "float[4]", **more: Any) -> Position:
@@ -111,14 +111,14 @@ DEADLOCKS = [
     ([at(0, "all_reduce", 12), done(1), done(2)], (0,),
      "rank 0 waits in all_reduce #1 (line 12); ranks 1–2 have finished the cell without calling it"),
     ([at(0, "barrier", 5), at(1, "all_reduce", 6)], (0, 1),
-     "collective #1 is a different one on different ranks: barrier on rank 0 (line 5), all_reduce on rank 1 (line 6)"),
+     "collective #1 differs between ranks: barrier on rank 0 (line 5), all_reduce on rank 1 (line 6)"),
     ([at(0, "all_reduce", 5), at(1, "all_reduce", 5, what="float[8]")], (0, 1),
      "all_reduce #1 has different shapes or dtypes: float[4] on rank 0 (line 5), float[8] on rank 1 (line 5)"),
     ([at(0, "all_reduce", 5, 4, "float[2]"), done(1, past={("0", 4): ("all_reduce", "float[1]")})], (0,),
      "all_reduce #4 has different shapes or dtypes: float[2] on rank 0 (line 5), float[1] on rank 1"),
     ([at(0, "barrier", 5, 4, ""), busy(1),
       done(2, past={("0", 4): ("all_reduce", "float[1]"), ("0", 5): ("barrier", "")})], (0,),
-     "collective #4 is a different one on different ranks: barrier on rank 0 (line 5), all_reduce on rank 2"),
+     "collective #4 differs between ranks: barrier on rank 0 (line 5), all_reduce on rank 2"),
     ([peer(0, "recv", 1), peer(1, "recv", 0)], (0, 1),
      "rank 0 waits in recv from rank 1 (line 3), and rank 1 waits in recv from rank 0 (line 3)"),
     ([peer(0, "send", 1, tag=1), peer(1, "recv", 0, tag=2)], (0, 1),
@@ -170,7 +170,7 @@ def test_deadlocks_are_named(places: list[Position], ranks: tuple[int, ...], wor
 @pytest.mark.parametrize(
     ("places", "advice"),
     [
-        ([at(0, "all_reduce", 7, kind="backward"), done(1)], "equally many batches"),
+        ([at(0, "all_reduce", 7, kind="backward"), done(1)], "the same number of batches"),
         ([at(0, "broadcast", 7), done(1)], "use model.module"),
         ([peer(0, "recv", 1), peer(1, "recv", 0)], "batch_isend_irecv"),
     ],
@@ -292,7 +292,7 @@ def test_a_question_that_failed_is_told_as_that_and_proves_nothing() -> None:
     places = {0: at(0, "all_reduce", 5), 1: found}
     assert waiting_words(found, places) == "could not say where it is: KeyError: 'profiling_name'"
     assert diagnose(places) is None
-    assert waiting_words(places[0], places) == "seems to wait in all_reduce #1 for rank 1"
+    assert waiting_words(places[0], places) == "apparently waiting in all_reduce #1 for rank 1"
 
 
 def test_a_rank_that_does_not_answer_is_silent_and_one_that_is_idle_has_finished() -> None:
@@ -331,7 +331,7 @@ class Busy:
             hear(0, {**place, "call": call, "pending": None, "exact": True, **known})
             hear(1, {"idle": True, **known})
 
-    def interrupt(self, ranks: Sequence[int]) -> None:
+    def signal(self, ranks: Sequence[int], number: int) -> None:
         self.ends(0, {"left": "raised", "chain": []})
 
     def ends(self, rank: int, content: dict[str, Any]) -> None:
@@ -412,3 +412,26 @@ def test_end_of_an_earlier_cells_group_is_a_place_and_no_deadlock() -> None:
     assert me.where == "cell line 2"
     assert waiting_words(me, positions) == "in destroy_process_group of an earlier cell's group"
     assert diagnose(positions) is None
+
+
+def test_after_a_failure_ranks_are_asked_when_all_can_have_begun() -> None:
+    """Many ranks on few cores take a while to come to the call that they wait in; asked before, each is asked twice."""
+    asked: list[float] = []
+
+    class Asks:
+        def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
+            asked.append(time.monotonic())
+
+        def repeat(self, ranks: Sequence[int], run: int) -> None: ...
+
+    def waits(ranks: int) -> float:
+        ended = {0: Ended(0, RankStatus.FAILED, 0.0)}
+        come = range(ranks)
+        watcher = RankWatcher(Asks(), come, ended, lambda *came: None, run=1, world_size=ranks, hang_after=5.0)
+        watcher.begin(time.monotonic())
+        watcher.soon()
+        return watcher.look_if_due()
+
+    assert waits(64) == pytest.approx(64 * START_EACH, abs=0.02)
+    assert waits(2) < 0.01
+    assert not asked

@@ -143,8 +143,8 @@ def told(pool: nbddp.Pool) -> list[str]:
 
 def test_what_does_not_work_is_told_of_a_pool_that_has_warmed_up(spared: nbddp.Pool) -> None:
     (line,) = [line for line in told(spared) if line.startswith("torch ")]
-    assert line.startswith(f"torch {versions()['torch']} lacks what nbddp leans on: flight recorder (fewer deadlocks")
-    assert line.endswith("%ddp doctor tells more")
+    assert line.startswith(f"torch {versions()['torch']} lacks what nbddp relies on: flight recorder (fewer deadlocks")
+    assert line.endswith("%ddp doctor shows details")
     assert spared.ensure(LaunchSpec()) == [], "a cell does not say it"
 
 
@@ -166,7 +166,7 @@ def test_trials_that_die_are_told_and_the_pool_works(tmp_path: Path, monkeypatch
     (tmp_path / "sitecustomize.py").write_text(dies)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     with nbddp.Pool(nproc=1) as pool:
-        said = "the trials of what nbddp leans on ended by themselves (signal 6); %ddp doctor repeats them"
+        said = "the compatibility checks ended unexpectedly (signal 6); %ddp doctor repeats them"
         assert told(pool) == [said]
         assert run(pool, "1") == [1]
 
@@ -184,7 +184,7 @@ def test_trials_that_cannot_be_started_are_told_and_the_pool_works(
     monkeypatch.setattr(Agent, "request", refusing)
     monkeypatch.setenv("NBDDP_RUNTIME_DIR", str(tmp_path))
     with nbddp.Pool(nproc=1) as pool:
-        said = "the trials of what nbddp leans on could not be started (no more processes); %ddp doctor repeats them"
+        said = "the compatibility checks could not be started (no more processes); %ddp doctor repeats them"
         assert told(pool) == [said]
         assert run(pool, "1") == [1]
 
@@ -235,8 +235,8 @@ def test_trials_that_end_their_process_are_told_with_what_came_before() -> None:
     code = f"import os; print({line!r}, flush=True); os.abort()"
     found = examine(command=("-c", code))
     assert found.verdicts == {SEAMS[0].key: Verdict(True, True)}
-    assert found.ended == f"the trials ended at {SEAMS[1].key}: the process was ended by SIGABRT"
-    assert f"33 seams: 1 work, 0 fail, {len(SEAMS) - 1} not tried".replace("33", str(len(SEAMS))) in str(found)
+    assert found.ended == f"the checks ended at {SEAMS[1].key}: the process was ended by SIGABRT"
+    assert f"{len(SEAMS)} seams: 1 work, 0 fail, {len(SEAMS) - 1} not tried" in str(found)
     assert "No module named nothing_here" in examine(command=("-m", "nothing_here")).ended
 
 

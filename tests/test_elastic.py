@@ -128,7 +128,7 @@ def test_training_goes_through_two_one_and_three_nodes_to_the_same_end(hosts: Ho
     assert weight == same[2]
     assert any(line.startswith("attempt 1 of 4: rank ") for line in told.said), told.said
     assert any("the pool has 1 node (nodea), world size 1" in line for line in told.said), told.said
-    assert any("can join; all workers begin anew, and the cell from its top" in line for line in told.said), told.said
+    assert any("can join; restarting all workers and the cell" in line for line in told.said), told.said
 
 
 @pytest.mark.cuts
@@ -148,7 +148,7 @@ def test_a_host_that_does_not_come_up_is_told_and_joins_later(hosts: Hosts, tmp_
         told = Told()
         code = "import os, time\nwhile os.environ['WORLD_SIZE'] == '1': time.sleep(0.05)\nos.environ['WORLD_SIZE']"
         assert list(pool.run_cell(code, want_value=True, screen=told)) == ["2", "2"]
-    assert told.said[0] == "nodeb can join; all workers begin anew, and the cell from its top"
+    assert told.said[0] == "nodeb can join; restarting all workers and the cell"
     assert told.said[1] == "the pool has 2 nodes (nodea, nodeb), world size 2"
 
 
@@ -170,7 +170,7 @@ def test_simulated_nodes_come_and_go_too(tmp_path: Path) -> None:
     with nbddp.Pool(nproc=1, nnodes=(1, 3)) as pool:
         assert pool.world_size == 1
         assert pool.scale(2) == ["the pool has 2 nodes, world size 2; names on all workers are gone"]
-        with pytest.raises(nbddp.BadInput, match="4 nodes cannot be: the pool was started with --nnodes 1:3"):
+        with pytest.raises(nbddp.BadInput, match="the pool cannot have 4 nodes: it was started with --nnodes 1:3"):
             pool.scale(4)
         started = tmp_path / "started"
         code = (
@@ -190,9 +190,9 @@ def test_simulated_nodes_come_and_go_too(tmp_path: Path) -> None:
         thread.start()
         assert list(pool.run_cell(code, want_value=True, screen=Silent())) == ["0"] * 3, "it is no failure"
         thread.join()
-        assert "was started with --nnodes 1:3, so not for 4" in answers[0].stderr
-        assert "is to have 3 nodes" in answers[1].stdout
-    other = "do not come and go; start it with --nnodes 1:2"
+        assert "was started with --nnodes 1:3 and cannot have 4" in answers[0].stderr
+        assert "will have 3 nodes" in answers[1].stdout
+    other = "this pool has a fixed number of nodes; start it with --nnodes 1:2"
     with nbddp.Pool(nproc=1) as pool, pytest.raises(nbddp.BadInput, match=other):
         pool.scale(2)
 

@@ -30,8 +30,8 @@ from tests.test_orphans import AGENT, gone, until
 
 MEET = "%%ddp\nimport torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
 LOST = (
-    "on macOS a rank that is blocked in a collective cannot be freed: it is replaced, and its names are lost; each "
-    "worker imports torch by itself, which takes seconds\n"
+    "on macOS a rank that is blocked in a collective cannot be freed: it is replaced and its names are lost; each "
+    "worker imports torch itself, which takes seconds\n"
 )
 
 
@@ -180,7 +180,7 @@ def test_a_failing_rank_is_named_and_the_blocked_one_is_replaced(two: Kernel) ->
     two.run("%%ddp\nkept = 7")
     shown = two.run(f"{MEET}if dist.get_rank() == 1: raise ValueError('mine')\ndist.barrier()")
     assert shown.evalue == "rank 1 raised ValueError: mine (cell line 4)"
-    waits = r"rank 0: cell line 5, (waiting|seems to wait) in barrier #1 for rank 1"
+    waits = r"rank 0: cell line 5, (waiting|apparently waiting) in barrier #1 for rank 1"
     found = re.search(f"{waits}; (could not be freed, so it is replaced; lost: .*kept|freed)", shown.error)
     assert found, shown.error
     after = two.run("%%ddp\n'kept' in globals()")

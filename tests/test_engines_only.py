@@ -89,8 +89,9 @@ def test_engines_are_ranks_and_meet(
     assert [row["pid"] for row in rows] == client[:].apply_sync(os.getpid)
     assert all(str(row["memory"]).endswith("MiB") and row["state"] == "idle" for row in rows), rows
     assert notes == [
-        "engines of cluster stock are not ours: none is replaced when it ends, their logs are with their launcher, and "
-        "--fresh, --max-restarts and %ddp restart are not possible; %ddp stop leaves them as engines"
+        "nbddp did not start the engines of cluster stock: it cannot replace one that ends, their logs are with their "
+        "launcher, and --fresh, --max-restarts and %ddp restart are not possible; %ddp stop leaves them running "
+        "as engines"
     ]
 
 
@@ -128,15 +129,15 @@ def test_what_is_asked_of_ranks_between_cells(taken: nbddp.Pool) -> None:
 
 
 def test_what_cannot_be_done_says_what_is_true_and_what_to_type(taken: nbddp.Pool) -> None:
-    with pytest.raises(nbddp.BadInput, match=r"--fresh ends processes .* %reset -f in a %%ddp cell"):
+    with pytest.raises(nbddp.BadInput, match=r"--fresh replaces processes.* %reset -f in a %%ddp cell"):
         taken.ensure(LaunchSpec(fresh=True))
-    with pytest.raises(nbddp.BadInput, match=r"%ddp restart gives ranks new processes, .* restart the cluster"):
+    with pytest.raises(nbddp.BadInput, match=r"%ddp restart replaces the ranks' processes, .* restart the cluster"):
         taken.restart()
-    with pytest.raises(nbddp.BadInput, match=r"--max-restarts 2 gives ranks new processes"):
+    with pytest.raises(nbddp.BadInput, match=r"--max-restarts 2 replaces the ranks' processes"):
         taken.run_cell("1", max_restarts=2)
-    with pytest.raises(nbddp.BadInput, match="stays as it was started; %ddp stop, then %ddp start --cluster stock"):
+    with pytest.raises(nbddp.BadInput, match="cannot be changed; %ddp stop, then %ddp start --cluster stock"):
         taken.ensure(LaunchSpec(nproc=2))
-    with pytest.raises(nbddp.BadInput, match="leave --nnodes or --cluster out"):
+    with pytest.raises(nbddp.BadInput, match="leave out --nnodes or --cluster"):
         taken.ensure(LaunchSpec(nnodes=2))
     with pytest.raises(nbddp.BadInput, match="the pool runs on cluster stock; %ddp stop ends it"):
         taken.ensure(LaunchSpec(hosts="nodea"))
@@ -166,7 +167,7 @@ def test_only_ranks_and_what_they_start_reach_the_store(taken: nbddp.Pool) -> No
 
 def test_another_pool_is_told_who_has_the_engines(taken: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Joined(found(), "another")
-    words = f"the pool of process {os.getpid()} on {socket.gethostname()} .* has engine 0 of cluster stock"
+    words = f"the pool of process {os.getpid()} on {socket.gethostname()} .* is using engine 0 of cluster stock"
     try:
         with pytest.raises(PoolError, match=words):
             other.look(lambda text: None)
@@ -180,7 +181,7 @@ def test_another_pool_is_told_who_has_the_engines(taken: nbddp.Pool, monkeypatch
         while (taken.ask(0, {"op": "where"}) or {"idle": True}).get("idle"):
             time.sleep(0.01)
         began = time.monotonic()
-        with pytest.raises(PoolError, match=r"has engine \d of cluster stock, which is at work"):
+        with pytest.raises(PoolError, match=r"is using engine \d of cluster stock, which is busy"):
             other.look(lambda text: None)
         assert time.monotonic() - began < 1.5
         at_work.join()
@@ -296,13 +297,13 @@ def test_engines_outlive_the_pools_process(client: ipyparallel.Client, killed: b
 def test_an_engine_that_dies_is_told_and_what_is_left_can_be_taken(client: ipyparallel.Client) -> None:
     with nbddp.Pool(cluster="stock") as pool:
         began = time.monotonic()
-        with pytest.raises(nbddp.WorkerFailed, match="rank 2 died: its engine has ended, or its cluster") as caught:
+        with pytest.raises(nbddp.WorkerFailed, match="rank 2 died: its engine has ended, or the cluster") as caught:
             pool.run_cell("import os, time\nif os.environ['RANK'] == '2': os.kill(os.getpid(), 9)\ntime.sleep(30)",
                           screen=Silent())  # fmt: skip
         assert time.monotonic() - began < 3
         assert "ranks 0–1: cell line 3" in caught.value.report
-        assert "starts anew" not in caught.value.report
-        with pytest.raises(PoolError, match=r"rank 2 has no engine any more, .* %ddp stop, then %ddp start --cluster"):
+        assert "starts a new process" not in caught.value.report
+        with pytest.raises(PoolError, match=r"the engine of rank 2 ended, .* %ddp stop, then %ddp start --cluster"):
             pool.run_cell("1", screen=Silent())
         pool.stop()
         pool.start()
@@ -327,10 +328,10 @@ def test_a_controller_that_dies_is_told(
     with nbddp.Pool(cluster=str(cluster.controller.connection_files["client"])) as pool:
         threading.Timer(0.5, psutil.Process(cluster.controller.pid).kill).start()
         with pytest.raises(
-            PoolNotRunning, match=r"the controller of cluster .* has not answered for 2 s; names on its"
+            PoolNotRunning, match=r"the controller of cluster .* has not answered for 2 s; names stay on its"
         ):
             pool.run_cell("import time; time.sleep(30)", screen=Silent())
-        with pytest.raises(PoolNotRunning, match=r"%ddp start --cluster .* takes them again when it answers"):
+        with pytest.raises(PoolNotRunning, match=r"%ddp start --cluster .* uses them again once it answers"):
             pool.ensure(LaunchSpec())
     for process in below:  # the schedulers of a controller that was killed outlive it
         if process.is_running():
@@ -362,7 +363,7 @@ def test_a_cluster_is_found_as_ipyparallel_names_it(tmp_path: Path) -> None:
     assert {name: clusters.find(name, tmp_path).file for name in meant} == meant
     refused = {
         "twice": "is the id of several clusters; use mpi/twice or pbs/twice",
-        "other": "no profile of IPython has a cluster of this name; there are default/, default/mine, mpi/twice",
+        "other": "no IPython profile has a cluster of this name; there are default/, default/mine, mpi/twice",
         "no/such.json": "there is no such file; there are default/",
     }
     for name, words in refused.items():
@@ -378,8 +379,11 @@ def test_a_cluster_is_found_as_ipyparallel_names_it(tmp_path: Path) -> None:
         ({}, ""),
         ({"interface": "tcp://10.0.0.1", "curve_serverkey": "key"}, ""),
         ({"interface": "tcp://10.0.0.1", "ssh": "login"}, ""),
-        ({"interface": "tcp://10.0.0.1"}, "not encrypted, and its controller listens on 10.0.0.1: who can read"),
-        ({"interface": "tcp://*"}, "listens on all interfaces: who can read that network's traffic reads cells"),
+        ({"interface": "tcp://10.0.0.1"}, "not encrypted, and its controller listens on 10.0.0.1: anyone who can read"),
+        (
+            {"interface": "tcp://*"},
+            "listens on all interfaces: anyone who can read that network's traffic can read cells",
+        ),
     ],
 )
 def test_messages_that_others_can_read_are_told(tmp_path: Path, info: dict[str, object], words: str) -> None:

@@ -156,9 +156,9 @@ def test_without_a_recorder_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) 
         watching = Watching()
         with pytest.raises(RunTimedOut) as caught:
             pool.run_cell("if rank == 0: dist.barrier()", hang_after=0.3, timeout=4, screen=watching)
-        assert watching.saw("seems to wait in barrier"), watching.shown
+        assert watching.saw("apparently waiting in barrier"), watching.shown
         assert watching.saw("nothing has moved for 1 s; Stop frees the ranks"), watching.shown
-        assert not watching.saw("waiting in"), watching.shown
+        assert not watching.saw(", waiting in"), watching.shown
         assert "deadlock" not in str(caught.value)
         pool.ensure(LaunchSpec())
         with pytest.raises(RunHung, match="rank 0 waits in recv from rank 1"):
@@ -184,3 +184,13 @@ def test_a_deadlock_is_named_after_many_groups(two: nbddp.Pool) -> None:
         two.run_cell(
             PREPARE + "dist.barrier()\nif rank == 0: dist.barrier()", hang_after=0.3, timeout=30, screen=Silent()
         )
+
+
+@needs_recorder
+def test_what_a_recorder_said_holds_until_something_more_is_called(two: nbddp.Pool) -> None:
+    """So a rank that is freed need not ask it again for the call that it was freed from."""
+    code = "from nbddp.worker import calls, flight\ndist.all_reduce(torch.ones(1))\n"
+    code += "known = calls.Known(flight.held().of_all)\nbefore = known.lasts(), known.entries[-1].op\n"
+    code += "dist.barrier()\nbefore, known.lasts()"
+    found = two.run_cell(PREPARE + code, want_value=True, screen=Silent())
+    assert list(found) == [((True, "all_reduce"), False)] * 2

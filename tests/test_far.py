@@ -172,7 +172,7 @@ def test_a_child_that_cannot_write_its_last_words_ends_all_the_same(tmp_path: Pa
         "request = {'log': '/dev/full', 'env': dict(os.environ), 'cwd': '/', 'path': sys.path}\n"
         "try:\n    children.start('builtins:print', request, close=())\n"
         "except OSError:\n    pass\n"  # as the agent does with requests
-        f"with open({str(tmp_path / 'went on')!r}, 'a') as file:\n    file.write('x')\n"
+        f"with open({str(tmp_path / 'continued')!r}, 'a') as file:\n    file.write('x')\n"
         "os.wait()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONUNBUFFERED": ""})

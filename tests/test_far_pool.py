@@ -22,8 +22,9 @@ import nbddp
 from nbddp.agent import peers, store_host
 from nbddp.agent.far import FarAgent
 from nbddp.agent.reached import ReachedAgent
-from nbddp.errors import AgentFailed, PoolNotRunning
+from nbddp.errors import AgentFailed, PoolNotRunning, WorkerFailed
 from nbddp.front.status import table
+from nbddp.plan.logs import Logs
 from nbddp.plan.options import LaunchSpec
 from nbddp.pool.node import Cluster
 from nbddp.run.screen import Silent
@@ -311,7 +312,9 @@ def test_the_end_of_the_controller_is_told_in_a_running_cell_and_nothing_is_left
     mine = [psutil.Process(agent.hello["pid"]) for agent in agents(pool)]
     mine += [child for process in mine for child in process.children(recursive=True)]
     threading.Timer(0.5, lambda: os.kill(pool.group.cluster.controller.pid, signal.SIGKILL)).start()
-    with pytest.raises(PoolNotRunning, match="the pool has ended while the cell ran, because its agent or its contr"):
+    with pytest.raises(
+        PoolNotRunning, match="the pool ended while the cell was running, because its agent or its contr"
+    ):
         pool.run_cell("import time\ntime.sleep(30)", screen=Silent())
     pool.close()
     until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in mine))
@@ -323,8 +326,27 @@ def test_what_is_otherwise_on_a_host_is_told(far: nbddp.Pool, monkeypatch: pytes
     assert agent.differences(here) == []
     monkeypatch.setitem(agent.hello, "moved", "/no/such")
     assert agent.differences({**here, "torch": "1.0"}) == [
-        f"nodea has torch {here['torch']}, and here is 1.0",
-        f"nodea has no folder /no/such; its workers begin in {agent.hello['cwd']}",
+        f"nodea has torch {here['torch']}; this machine has 1.0",
+        f"nodea has no folder /no/such; its workers start in {agent.hello['cwd']}",
     ]
-    with pytest.raises(AgentFailed, match=f"nodea has nbddp {here['nbddp']}, and here is 9.9; install the same"):
+    with pytest.raises(
+        AgentFailed, match=f"nodea has nbddp {here['nbddp']}, but this machine has 9.9; install the same version"
+    ):
         agent.differences({**here, "nbddp": "9.9"})
+
+
+def test_a_script_runs_there_and_its_log_files_are_here(far: nbddp.Pool, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "import os\nfrom torch.distributed.elastic.multiprocessing.errors import record\n"
+        "print('rank', os.environ['RANK'], flush=True)\n"
+        "@record\ndef main():\n    if os.environ['RANK'] == '1':\n        raise ValueError('bad')\nmain()\n"
+    )
+    logs = Logs(folder=str(tmp_path / "logs"), tee={None: frozenset({"stdout"})})
+    with pytest.raises(WorkerFailed, match=r"rank 1 raised ValueError: bad \(fails.py line 7, in main\)"):
+        far.run_script(str(tmp_path / "fails.py"), logs=logs, screen=Silent())
+    assert far.last_run is not None
+    failure = far.last_run.failures[1]
+    assert (failure.exitcode, failure.host) == (1, far.placed().nodes[far.placed().workers[1].node].host)
+    texts = sorted(p.read_text() for p in (tmp_path / "logs").rglob("stdout.log"))
+    assert texts == [f"rank {r}\n" for r in range(far.world_size)]
+    assert len([*(tmp_path / "logs").rglob("error.json")]) == 1

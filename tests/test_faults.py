@@ -67,7 +67,7 @@ HANGS = {
     ),
     "different collectives": (
         "if rank == 0: dist.barrier()\nelse: dist.all_reduce(torch.ones(1000))",
-        "collective #1 is a different one on different ranks: barrier on rank 0 (line 24), "
+        "collective #1 differs between ranks: barrier on rank 0 (line 24), "
         "all_reduce on rank 1 (line 25)",
         "",
     ),
@@ -85,7 +85,7 @@ HANGS = {
         "model = DDP(torch.nn.Linear(4, 4))\nfor batch in range(3 + (rank == 0)):\n"
         "    model(torch.ones(2, 4)).sum().backward()",
         "rank 0 waits in backward, all_reduce #9 (line 26); rank 1 has finished the cell without calling it",
-        "equally many batches",
+        "the same number of batches",
     ),
     "a wait for what was never sent": (
         "if rank == 0: dist.irecv(torch.ones(4), 1).wait()",
@@ -194,7 +194,7 @@ class Fails(Silent):
     def line(self, rank: int, stream: str, text: str) -> None:
         self.ready = True
 
-    def refresh(self, outputs: object, status: str) -> float | None:
+    def refresh(self, outputs: object, status: Callable[[], str]) -> float | None:
         if self.where == "refresh" and self.ready and self.times > 0:
             self.times -= 1
             raise BrokenPipeError("the front end is gone")
@@ -251,7 +251,7 @@ def test_slow_rank_is_no_deadlock_and_its_line_is_shown(two: nbddp.Pool, how: st
     assert list(two.run_cell(code, hang_after=0.3, want_value=True, screen=watching)) == [2.0, 2.0]
     last = code.count("\n")
     silent = how == "holds the interpreter"  # then nobody knows what it has called
-    waits = "seems to wait" if silent else "waiting"
+    waits = "apparently waiting" if silent else "waiting"
     assert watching.saw(f"rank 0 (cell line {last}, {waits} in all_reduce #1 for rank 1)")
     assert watching.saw("in native code that holds" if silent else "rank 1 (cell line 2")
 
@@ -367,7 +367,7 @@ def test_what_cannot_be_freed_is_replaced_and_the_lost_names_are_told(two: nbddp
 def test_timeout_ends_the_cell_with_the_table(two: nbddp.Pool) -> None:
     with pytest.raises(nbddp.RunTimedOut) as caught:
         two.run_cell(PREPARE + "if rank: time.sleep(600)\ndist.barrier()", timeout=1.0, screen=Silent())
-    assert str(caught.value) == "the run has taken longer than --timeout 1"
+    assert str(caught.value) == "the run took longer than --timeout 1"
     assert "waiting in barrier #1 for rank 1" in caught.value.report
     check_after(two, ())
 
@@ -406,7 +406,7 @@ DEATHS = {
     "abort": ("import ctypes; ctypes.CDLL(None).abort()", "killed by SIGABRT", "Fatal Python error: Aborted"),
     "_exit": ("os._exit(7)", "its process ended with exit code 7", ""),
     "SIGKILL": ("os.kill(os.getpid(), 9)", "killed by SIGKILL; the kernel's out-of-memory killer", ""),
-    "gloo's own abort": ("dist.all_reduce(torch.ones(8))", "killed by SIGABRT", "--check says which rank"),
+    "gloo's own abort": ("dist.all_reduce(torch.ones(8))", "killed by SIGABRT", "--check names the rank"),
     "a word from C": (
         "import ctypes; c = ctypes.CDLL(None); c.dprintf(2, b'terminate called by hand\\n'); c.abort()",
         "killed by SIGABRT",
@@ -660,7 +660,7 @@ def test_stacks_in_a_terminal_while_the_cell_runs_and_after_it(two: nbddp.Pool) 
         two.run_cell(code, screen=Silent())
     asking.join()
     text = found[0].stdout
-    assert "cell line 25, in train  seems to wait in all_reduce #1 for rank 1" in text, found
+    assert "cell line 25, in train  apparently waiting in all_reduce #1 for rank 1" in text, found
     assert "in native code that holds the interpreter" in text
     assert "line 25, in train\n  torch/distributed/" in text
     own = r"line 27 in <(module|cell line: \d+)>"  # IPython 7 and 8 name a cell's own level by its line

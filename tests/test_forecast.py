@@ -170,7 +170,7 @@ def test_world_sizes_that_no_link_joins_are_not_mixed() -> None:
     found = forecast(recording(4), [*quick, *slow], nodes=2)
     assert found.chosen.ranks == (4,)
     assert found.extrapolated_from == 4
-    assert "on 4 ranks; those on 2 ranks do not fit beside them and are left out:" in draw(found).words
+    assert "on 4 ranks; those on 2 ranks do not fit them and are left out:" in draw(found).words
 
 
 def test_fit_is_exact_without_noise_and_never_negative() -> None:
@@ -320,8 +320,8 @@ def test_typed_links_are_taken() -> None:
     assert foretell(intra_node=100e9).intra.bandwidth == 100e9
     alike = foretell(inter_node=None, latency=None)
     assert alike.inter == alike.intra
-    assert any("--inter-node 25GB/s --latency 10us says otherwise" in line for line in alike.assumed)
-    assert not any("says otherwise" in line for line in base.assumed)
+    assert any("--inter-node 25GB/s --latency 10us changes that" in line for line in alike.assumed)
+    assert not any("changes that" in line for line in base.assumed)
     assert foretell(ranks_per_node=4, nodes=3).weak[-1].ranks == 12
     assert foretell(algorithm="tree").weak[-1].step < base.weak[-1].step, "a thousand latencies against ten"
 
@@ -355,7 +355,7 @@ def test_words_say_the_fit_the_table_and_what_is_extrapolated() -> None:
     assert [int(r[0]) for r in rows] == [1 << k for k in range(11)]
     assert [r[-1] for r in rows] == ["fitted"] + ["extrapolated"] * 10
     undecided = forecast(recording(), made("ring", 8, Link(6e-6, 220e9)))
-    assert "do not tell the algorithms apart" in draw(undecided).words
+    assert "fit several algorithms" in draw(undecided).words
     assert "forecast with tree, as asked for" in draw(foretell(algorithm="tree")).words
 
 
@@ -422,10 +422,10 @@ def test_speeds(text: str, value: float) -> None:
     ("text", "says"),
     [
         ("25", "25 has no unit; type 25GB/s for bytes or 25Gb/s for bits per second"),
-        ("25gb/s", "25gb/s has a small prefix; type GB/s for bytes or Gb/s for bits per second"),
+        ("25gb/s", "25gb/s has a lower-case prefix; type GB/s for bytes or Gb/s for bits per second"),
         ("25GB", "25GB is not a speed; type a number with its unit, such as 25GB/s"),
         ("fast", "fast is not a speed"), ("", "is not a speed"), ("-3GB/s", "-3GB/s is not a speed"),
-        ("0GB/s", "0GB/s is no speed of a link; type a positive one"), ("1e999GB/s", "is no speed of a link"),
+        ("0GB/s", "0GB/s is not a link speed; type a positive one"), ("1e999GB/s", "is not a link speed"),
         ("25GB/h", "is not a speed"), ("25XB/s", "is not a speed"), ("²GB/s", "is not a speed"),
     ],
 )  # fmt: skip
@@ -487,7 +487,7 @@ def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: nbddp.Pool, mon
 
     real = nbddp.Pool.bench
     monkeypatch.setattr(nbddp.Pool, "bench", bench)
-    with pytest.raises(nbddp.BadInput, match="train in a %%ddp cell first"):
+    with pytest.raises(nbddp.BadInput, match="train a DistributedDataParallel model in a %%ddp cell first"):
         pool.forecast()
     assert asked == [], "nothing is measured for a forecast that cannot be"
     pool.run_cell(TRAIN, screen=Silent())
@@ -516,7 +516,9 @@ def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: nbddp.Pool, mon
 
 
 def test_forecast_in_a_notebook(four: Kernel) -> None:
-    assert "train in a %%ddp cell first" in four.run("%ddp restart\n%ddp forecast").evalue
+    assert (
+        "train a DistributedDataParallel model in a %%ddp cell first" in four.run("%ddp restart\n%ddp forecast").evalue
+    )
     assert "25 has no unit; type 25GB/s" in four.run("%ddp forecast --inter-node 25").evalue
     assert four.run(f"%%ddp\n{TRAIN}").ok
     given = """

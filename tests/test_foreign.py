@@ -124,7 +124,7 @@ def test_whose_group_is_gone_is_said(pool: nbddp.Pool, tmp_path: Path) -> None:
         pool.run_cell(
             f"import sys; sys.path.insert(0, {str(folder.parent)!r})\nimport holder; holder.wait()", screen=Silent()
         )
-    assert "make holder's objects anew, or run the cell with --fresh" in theirs.value.report
+    assert "create holder's objects again, or run the cell with --fresh" in theirs.value.report
     with pytest.raises(nbddp.WorkerFailed) as own:
         pool.run_cell("sys.path.pop(0); dist.barrier()", screen=Silent())
     assert "--fresh" not in own.value.report

@@ -20,6 +20,7 @@ else:
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+LESSONS = (ROOT / "docs" / "lessons.md").read_text(encoding="utf-8")
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 NAME = urlsplit(REPOSITORY).path.strip("/")
 NOTEBOOKS = sorted(p.name for p in ROOT.glob("notebooks/*.ipynb"))
@@ -113,7 +114,7 @@ def test_all_addresses_are_the_projects_own() -> None:
 
 def test_clone_and_pip_lines_take_the_repository() -> None:
     assert f"git clone {REPOSITORY}.git && cd {NAME.split('/')[1]}" in README
-    assert f"%pip install -q git+{REPOSITORY}\n" in README
+    assert f"%pip install -q git+{REPOSITORY}\n" in LESSONS
     taken = [
         u for _, text in texts() for u in re.findall(r"(?:git clone |git\+)(https?://\S+?)(?:\.git)?[\s'\")`]", text)
     ]
@@ -122,7 +123,7 @@ def test_clone_and_pip_lines_take_the_repository() -> None:
 
 
 def test_the_table_of_where_things_are_taught_names_lessons() -> None:
-    table = README.split("| where it is explained |")[1].split("\n\n")[0].splitlines()[2:]
+    table = LESSONS.split("| where it is explained |")[1].split("\n\n")[0].splitlines()[2:]
     taught = {n for row in table for n in re.findall(r"\d\d", row.rsplit("|", 2)[1])}
     assert taught == {n[:2] for n in NOTEBOOKS} - {"00"}, "every lesson teaches something, and only lessons do"
 

@@ -7,6 +7,7 @@ import functools
 import re
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -150,8 +151,8 @@ def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the
     shown: list[str] = []
 
     class Watching(Silent):
-        def refresh(self, outputs: object, status: str) -> float | None:
-            shown.append(status)
+        def refresh(self, outputs: object, status: Callable[[], str]) -> float | None:
+            shown.append(status())
             return 0.05
 
     again = "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nt = torch.ones(1)\n"
@@ -272,7 +273,7 @@ def test_rank_that_never_stops_to_move_bytes_is_replaced(two: nbddp.Pool) -> Non
 
     class Seen(StopWhenReady):
         def progress(self, text: str) -> None:
-            if text.endswith("it is let through, Stop cuts it"):
+            if text.endswith("which may finish; Stop cuts it off"):
                 began.append(time.monotonic())
 
     with pytest.raises(nbddp.RunStopped) as caught:

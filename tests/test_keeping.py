@@ -193,7 +193,7 @@ def test_it_serves_no_folder_but_a_pools_own(name: str, tmp_path: Path) -> None:
     with pytest.raises(AgentFailed):
         homes.named(name)
     (tmp_path / "kept").touch()
-    with pytest.raises(ValueError, match="no folder that nbddp has made"):
+    with pytest.raises(ValueError, match="was not created by nbddp"):
         homes.remove(tmp_path, [])
     assert (tmp_path / "kept").exists()
 

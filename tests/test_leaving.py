@@ -272,7 +272,7 @@ def test_an_outcome_that_cannot_be_sent_is_replaced_by_one_that_can(two: nbddp.P
     spoil = "get_ipython().kernel.departures.seen.append(lambda: 0)"
     error = fails(two, f"if kept:\n    {spoil}\n    raise ValueError('it')")
     assert (error.rank, error.exception_type) == (1, "ValueError")
-    assert error.exception_message.startswith("it\n(how this rank ended cannot be told in full: ")
+    assert error.exception_message.startswith("it\n(how this rank ended cannot be reported in full: ")
     check_after(two, ())
 
 
@@ -282,9 +282,9 @@ def test_a_report_that_cannot_be_worded_is_the_facts(two: nbddp.Pool, monkeypatc
 
     monkeypatch.setattr(report, "failure_text", broken)
     error = fails(two, "if kept: raise ValueError('theirs')")
-    assert str(error) == "rank 1 did not end well"
+    assert str(error) == "rank 1 failed"
     assert "theirs" in error.report
-    assert "(this could not be worded: KeyError: 'of ours')" in error.report
+    assert "(this could not be described: KeyError: 'of ours')" in error.report
 
 
 @pytest.mark.parametrize("way", ["raise KeyboardInterrupt", "os.kill(os.getpid(), 15)", "dist.destroy_process_group()"])

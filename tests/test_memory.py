@@ -113,7 +113,7 @@ def test_peak_is_the_last_cells(pool: nbddp.Pool) -> None:
 
 def test_ranks_without_a_model_say_what_to_do(pool: nbddp.Pool) -> None:
     pool.restart()
-    with pytest.raises(nbddp.BadInput, match="no rank has a module or an optimizer; make them in a %%ddp cell first"):
+    with pytest.raises(nbddp.BadInput, match="no rank has a module or an optimizer; create them in a %%ddp cell first"):
         pool.memory()
     pool.run_cell("import torch, os\nif os.environ['RANK'] == '1': net = torch.nn.Linear(3, 4)", screen=Silent())
     assert [(r.rank, r.kept) for r in pool.memory()] == [(1, 64)]
@@ -139,7 +139,7 @@ def test_memory_after_a_cell_without_a_step_says_so(four: Kernel) -> None:
     other = four.run("%%ddp\n1 + 1")
     expected = (
         f"\nthe last recorded step is from In[{trained.number}]; "
-        f"the last cell, In[{other.number}], recorded none, so this peak may be no step's\n"
+        f"the last cell, In[{other.number}], recorded none, so this peak may not be that of a step\n"
     )
     assert expected in four.run("%ddp memory").displays[-1]["text/plain"]
     assert four.run("%%ddp --no-timings\ntrain()").ok, "an optimizer's step is known without recording"

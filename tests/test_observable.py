@@ -105,7 +105,7 @@ Seen = list[dict[str, Any]]
 def seen(pool: nbddp.Pool) -> tuple[Seen, Seen]:
     """What each rank saw without and with recording."""
     plain = list(pool.run_cell(CELL, want_value=True, timings=False, screen=Silent()))
-    with pytest.raises(nbddp.BadInput, match="no step of a DistributedDataParallel has been recorded"):
+    with pytest.raises(nbddp.BadInput, match="no DDP step has been recorded"):
         pool.timings()
     recorded = list(pool.run_cell(CELL, want_value=True, screen=Silent()))
     assert len(pool.timings().numbers()) > 3, "the second run was recorded"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from nbddp.errors import Cause, Frame, Left, Raised, Waiting, WorkerFailed
 from nbddp.run import report
 from nbddp.run.blame import blame, lost_connection
-from nbddp.run.outcome import TABLE, Ended, note, process, said, verdict
+from nbddp.run.ending import Ending
+from nbddp.run.outcome import DIED, TABLE, Ended, note, process, said, verdict
 from nbddp.worker import failure, leaving
 
 SAID = ("end", "exit 0", "exit", "raised", "interrupt")
@@ -270,4 +272,45 @@ def test_outcome_that_cannot_be_sent_still_says_who_and_what() -> None:
     short = leaving.unworded(said, Mute(), TypeError("no JSON"))
     (link,) = short["chain"]
     assert (link["type"], short["left"], short["run"]) == ("Mute", "raised", 3)
-    assert link["message"].endswith("(how this rank ended cannot be told in full: TypeError: no JSON)")
+    assert link["message"].endswith("(how this rank ended cannot be reported in full: TypeError: no JSON)")
+
+
+def test_a_brief_chain_has_places_and_no_source() -> None:
+    """What a rank that was freed came out of: nobody is shown its lines or its values."""
+    error = raised_from(ValueError("v"), KeyError("k"))
+    whole, brief = failure.chain(error, {}, ()), failure.chain(error, {}, (), brief=True)
+    assert all(frame["context"] and frame["user"] for link in whole for frame in link["frames"] if frame["user"])
+    assert [{**f, "context": [], "values": []} for link in whole for f in link["frames"]] == [
+        f for link in brief for f in link["frames"]
+    ]
+    assert any(f["context"] for link in whole for f in link["frames"])
+
+
+class Taken:
+    """A host that a scheduler takes away."""
+
+    def node_of(self, rank: int) -> int:
+        return 0
+
+    def log_of(self, rank: int) -> str:
+        return ""
+
+    def device_of(self, rank: int) -> str:
+        return "cpu"
+
+    def taken_of(self, rank: int) -> str:
+        return "Slurm job 7 was cancelled"
+
+    def fate(self) -> str:
+        return "ended"
+
+
+@pytest.mark.parametrize(
+    ("code", "told"), [(-signal.SIGTERM, True), (-signal.SIGKILL, True), (-signal.SIGSEGV, False), (1, False)]
+)
+def test_a_signal_of_the_scheduler_is_told_apart_from_others(code: int, told: bool) -> None:
+    died = Ended(0, DIED, 0.0, content={"code": code})
+    died.code = code
+    error = Ending(Taken(), {0: died}).error()
+    assert error is not None
+    assert ("Slurm job 7 was cancelled." in str(error.report)) is told

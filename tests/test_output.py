@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.run import between
-from nbddp.run.block import Print, Show, block
+from nbddp.run.block import Print, Show, block, fold
 from nbddp.run.collect import (
     HEAD,
     LONGEST,
@@ -29,6 +29,7 @@ from nbddp.run.collect import (
 )
 from nbddp.run.line import Line
 from nbddp.run.screen import Silent
+from nbddp.run.stamps import unstamped
 from tests.kernels import Kernel
 
 # -- a line, as a terminal has it -------------------------------------------------------------------
@@ -136,7 +137,7 @@ def test_a_line_without_an_end_is_ended() -> None:
     lines = text.lines_of("stdout")
     assert [len(line) > WIDE_HEAD for line in lines] == [True, True, True]
     assert lines[2].startswith("endxxx")
-    assert f"… {LONGEST - WIDE_HEAD - WIDE_TAIL:,} characters left out …" in lines[0]
+    assert f"… {LONGEST - WIDE_HEAD - WIDE_TAIL:,} characters omitted …" in lines[0]
 
 
 # -- the block --------------------------------------------------------------------------------------
@@ -170,6 +171,37 @@ def test_ranks_with_the_same_lines_are_one_section_also_where_subprocesses_mixed
     assert [piece.text.split(" │")[0] for piece in block([one, two]) if isinstance(piece, Print)] == [
         "ranks 0–1       ", "ranks 0–1 stderr",
     ]  # fmt: skip
+
+
+STAMPS = {
+    "c10": "[W1123 06:05:5{r}.12345678{r} ProcessGroupGloo.cpp:123] Warning: the device is guessed (function guess)\n",
+    "with its rank": "[rank{r}]:[W1123 06:05:5{r}.12345678{r} ProcessGroupNCCL.cpp:5023] Warning: guessed\n",
+    "glog": "W1123 06:05:5{r}.123456 471{r} file.cc:12] guessed\n",
+    "torch's Python": "[rank{r}]:W1123 06:05:5{r}.123000 471{r} torch/distributed/run.py:792] guessed\n",
+}
+
+
+@pytest.mark.parametrize("line", STAMPS.values(), ids=STAMPS)
+def test_log_lines_that_differ_in_time_process_and_rank_are_shown_once(tmp_path: Path, line: str) -> None:
+    outputs = [say(output(tmp_path, r), ("stderr", line.format(r=r)), ("stdout", "trained\n")) for r in range(3)]
+    first, second = block(outputs)
+    width = len("ranks 0–2 stderr")
+    assert first == Print("stderr", f"ranks 0–2 stderr │ {line.format(r=0)}")
+    note = "… 1 log line has the time and process of rank 0; those of ranks 1–2: %ddp log"
+    assert isinstance(second, Print)
+    assert second.text == f"{'ranks 0–2':{width}} │ trained\n{'ranks 0–2':{width}} │ {note}\n"
+    alone = block(outputs[:1])
+    assert "log line" not in "".join(p.text for p in alone if isinstance(p, Print)), "of one rank nothing is left out"
+
+
+def test_log_lines_that_say_different_things_are_shown_by_rank(tmp_path: Path) -> None:
+    said = ("[W1123 06:05:58.1 a.cpp:1] Warning: one\n", "[W1123 06:05:58.1 a.cpp:1] Warning: two\n")
+    others = ("[E1123 06:05:58.1 a.cpp:1] Warning: one\n", "[W1123 06:05:58.1 a.cpp:2] Warning: one\n")
+    outputs = [say(output(tmp_path, r), ("stderr", line)) for r, line in enumerate((*said, *others))]
+    assert len(fold(outputs)) == 4
+    assert unstamped("at 1123 06:05:58.123456 nothing of a log begins\n") == (
+        "at 1123 06:05:58.123456 nothing of a log begins\n", 0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["text/html", "image/png", "text/markdown", "text/latex"])
@@ -314,7 +346,7 @@ def test_a_long_line_with_a_return_is_short_in_the_notebook_and_whole_in_the_log
     shown = four.run("%%ddp\nprint('x' * 340_000 + '\\rend'); print('a\\rb')")
     first, second = shown.text().splitlines()
     assert first.startswith("ranks 0–3 │ endxxx")
-    assert "… 323,616 characters left out …" in first
+    assert "… 323,616 characters omitted …" in first
     assert len(first) < 17_000
     assert second == "          │ b"
     assert len(four.run("%ddp log --rank 2").text()) == 340_000 + len("\rend\na\rb\n")
@@ -375,7 +407,7 @@ def test_what_is_written_past_python_comes_between_lines(shows: Callable[..., li
         "for i in range(50): print('a', 'b', 'c'); time.sleep(0.002)\n"
         "speaking.kill(); speaking.wait(); None"
     )
-    assert {row.partition("│ ")[2] for row in rows if "left out" not in row} == {"past", "a b c"}
+    assert {row.partition("│ ")[2] for row in rows if "omitted" not in row} == {"past", "a b c"}
 
 
 def test_what_is_written_past_python_comes_before_what_is_displayed_after_it(shows: Callable[..., list[str]]) -> None:
@@ -421,7 +453,7 @@ def until(done: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("who", LATE)
-@pytest.mark.parametrize("when", ["between the cells", "in the next cell"])
+@pytest.mark.parametrize("when", ["between cells", "in the next cell"])
 def test_what_a_cell_has_started_is_heard_when_it_has_ended(
     pool: nbddp.Pool, shows: Callable[..., list[str]], tmp_path: Path, who: str, when: str
 ) -> None:
@@ -438,7 +470,7 @@ def test_what_a_cell_has_started_is_heard_when_it_has_ended(
     (tmp_path / "go").touch()
     until(lambda: all(between.whole_log(out.log, []).endswith("late\n") for out in run.outputs.values()))
     assert shows("print('next')", cell=8) == [
-        "ranks 0–1 │ next", "printed between the cells, by what Cell In[7] has started:", "ranks 0–1 │ late",
+        "ranks 0–1 │ next", "printed between cells by what Cell In[7] started:", "ranks 0–1 │ late",
     ]  # fmt: skip
     assert pool.last_run is not None
     whole = between.whole_log(pool.last_run.outputs[1].log, pool.last_run.earlier[1])
@@ -461,7 +493,7 @@ if os.environ["RANK"] == "0": subprocess.Popen(["sh", "-c", f"{waits}; echo out 
     until(lambda: between.whole_log(run.outputs[0].log, []).count("\n") == 5)
     rows = shows("pass", cell=6)
     assert [row for row in rows if "between" in row] == [
-        f"printed between the cells, by what Cell In[{cell}] has started:" for cell in (3, 4)
+        f"printed between cells by what Cell In[{cell}] started:" for cell in (3, 4)
     ]
     assert sorted(rows[1:3]) == ["rank 0        │ out 3", "rank 0 stderr │ err 3"]
     assert sorted(rows[4:6]) == ["rank 0        │ out 4", "rank 0 stderr │ err 4"]
@@ -489,4 +521,4 @@ def test_pipes_are_new_only_after_a_cell_that_leaves_a_process_and_old_ones_are_
 def test_what_is_printed_while_names_are_fetched_is_heard(pool: nbddp.Pool, shows: Callable[..., list[str]]) -> None:
     shows("class Slow:\n    def __reduce__(self): print('fetched'); return int, (3,)\nslow = Slow()", cell=2)
     assert list(pool.pull(["slow"])["slow"]) == [3, 3]
-    assert shows("pass", cell=3) == ["printed between the cells:", "ranks 0–1 │ fetched"]
+    assert shows("pass", cell=3) == ["printed between cells:", "ranks 0–1 │ fetched"]

@@ -83,8 +83,8 @@ MEMORY, THREADS = Limit("memory", 50 * MIB, 1000 * MIB), Limit("threads", 13, 13
     ("living", "wanted", "nnodes", "limits", "answer"),
     [
         (0, 20, 1, [MEMORY], ""),
-        (0, 21, 1, [MEMORY], "21 workers would need about 1050 MiB of memory, and 1000 MiB of memory are free here; "
-         "use --nproc 20 or fewer, or add --oversubscribe to start them all the same"),
+        (0, 21, 1, [MEMORY], "21 workers would need about 1050 MiB of memory, but only 1000 MiB of memory are free; "
+         "use --nproc 20 or fewer, or add --oversubscribe to start them anyway"),
         (0, 5000, 1, [MEMORY], "need about 244 GiB of memory"),
         (0, 21, 1, [], ""),
         (5, 25, 1, [MEMORY], ""),
@@ -94,9 +94,9 @@ MEMORY, THREADS = Limit("memory", 50 * MIB, 1000 * MIB), Limit("threads", 13, 13
         (30, 30, 1, [Limit("memory", 50 * MIB, -5)], ""),
         (0, 24, 3, [MEMORY], "use --nproc 6 or fewer"),
         (0, 3, 3, [Limit("memory", 50 * MIB, 60 * MIB)], "end other programs"),
-        (0, 11, 1, [MEMORY, THREADS], "need about 143 threads, and 130 threads are free here; use --nproc 10"),
+        (0, 11, 1, [MEMORY, THREADS], "need about 143 threads, but only 130 threads are free; use --nproc 10"),
         (1, 2, 1, [MEMORY, Limit("open files", 6, -7)],
-         "1 more worker would need about 6 open files, and 0 open files"),
+         "1 more worker would need about 6 open files, but only 0 open files"),
     ],
 )  # fmt: skip
 def test_what_the_machine_cannot_hold_is_refused(
@@ -198,7 +198,7 @@ def test_lines_become_specs(line: str, expected: options.LaunchSpec) -> None:
         ("--ranks ²", "'²' is not a set of ranks; write it as 0,2-3"),
         ("-o class", "use one such as loss"),
         ("--fresh=1", "--fresh: ignored explicit argument '1'; write it as --fresh"),
-        ("-o 3x", "not a name that Python can bind"),
+        ("-o 3x", "not a valid Python name"),
         ("words", "go after --"),
         ("'open", "close the quote"),
         ("--visible some", "choose from"),

@@ -33,7 +33,7 @@ PREPARE = (
     "import os, sys, time, torch, torch.distributed as dist\n"
     "rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\n"
 )
-needs_kernel = pytest.mark.skipif(bool(peers.unavailable()), reason="the kernel does not say whose a connection is")
+needs_kernel = pytest.mark.skipif(bool(peers.unavailable()), reason="the kernel does not report whose a connection is")
 
 
 def signs() -> bool:
@@ -220,7 +220,7 @@ def test_where_the_kernel_does_not_tell_that_is_said_and_cells_run(
     with nbddp.Pool(nproc=2) as pool:
         said = [line for line in pool.shortcomings() if "store" in line]
         assert said == [
-            "any process on this machine can reach the store in which the ranks meet: the kernel does not say who "
+            "any process on this machine can reach the store where the ranks meet: the kernel does not report who "
             f"owns a connection ({sys.platform} has no netlink)"
         ]
         screen = Hearing()
@@ -243,7 +243,7 @@ def test_kernel_that_refuses_or_does_not_know_is_no_guard(
     monkeypatch: pytest.MonkeyPatch, name: str, value: int, why: str
 ) -> None:
     monkeypatch.setattr(peers, name, value)
-    assert peers.unavailable() == f"the kernel does not say who owns a connection ({why})"
+    assert peers.unavailable() == f"the kernel does not report who owns a connection ({why})"
     served = store_host.open_store(os.getpid())
     served.close()
     assert served.unguarded == peers.unguarded() == peers.exposed("on this machine", peers.unavailable())
@@ -258,7 +258,13 @@ def test_store_that_cannot_be_guarded_later_on_is_reported_by_the_cell_that_uses
     values(pool, "pass")
     assert pool.agent is not None
     take, stores = pool.agent.take, [{"unguarded": "anybody can reach it"}, {}]
-    monkeypatch.setattr(pool.agent, "take", lambda *asked: {**take(*asked), **stores.pop(0)})
+
+    def taken(*asked: Any) -> dict[str, Any]:
+        """The agent may be asked for other things meanwhile."""
+        answer = take(*asked)
+        return {**answer, **stores.pop(0)} if "unguarded" in answer else answer
+
+    monkeypatch.setattr(pool.agent, "take", taken)
     for expected in (["anybody can reach it"], []):
         with pytest.raises(nbddp.WorkerFailed, match="mine"):
             values(pool, "raise ValueError('mine')")
@@ -295,7 +301,7 @@ MAKINGS = {
     "at a file": "dist.destroy_process_group()\n"
     "dist.init_process_group('gloo', init_method='file://' + {folder!r} + '/meets', rank=rank, world_size=world)",
 }
-INTRUDED = "may have taken a rank's place while a process group was made (uid {}, pid {})"
+INTRUDED = "may have taken a rank's place while a process group was created (uid {}, pid {})"
 SUMMED = "dist.init_process_group('gloo'); t = torch.ones(1); dist.all_reduce(t); t.item()"
 
 
@@ -617,7 +623,7 @@ def test_gate_says_who_is_refused_and_why(monkeypatch: pytest.MonkeyPatch) -> No
         mine, theirs = gate.PoolOnly(peers.Family(os.getpid())), gate.PoolOnly(family)
         for judge in (mine, theirs):
             stack.callback(judge.close)
-        assert [*mine([far]), *theirs([far])] == ["", "of a process outside the pool"]
+        assert [*mine([far]), *theirs([far])] == ["", "from a process outside the pool"]
         monkeypatch.setattr(family, "holders", lambda inodes: ({}, True))
         assert theirs([far]) == [""], "a process of the pool that /proc hides may have it"
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)

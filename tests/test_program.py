@@ -177,7 +177,7 @@ def test_what_cannot_be_sent_is_named(one: nbddp.Pool) -> None:
     code = "import threading; lock = threading.Lock()\ndef uses(i): return lock\n"
     with pytest.raises(nbddp.WorkerFailed) as caught:
         value(one, code + "mp.get_context('spawn').Process(target=uses, args=(1,)).start()")
-    assert "uses is sent to a process that is started anew, and uses lock, which cannot be sent" in str(caught.value)
+    assert "uses is sent to a new process and uses lock, which cannot be sent" in str(caught.value)
     forked = "with mp.get_context('fork').Pool(1) as pool: got = pool.map(len, [[1]]) + pool.map(is_lock, [1])\ngot"
     assert value(one, "def is_lock(i): return lock is not None\n" + forked) == [1, True], "a forked one has it"
 
@@ -372,10 +372,10 @@ def test_debug_shows_the_ranks_frames_with_values_and_none_of_ours(new_kernel: K
     ):
         assert line in shown.splitlines(), shown
     assert "nbddp" not in shown
-    assert "it shows what failed on the ranks" in new_kernel.run("%%ddp\n%debug").text()
+    assert "to see what failed on the ranks" in new_kernel.run("%%ddp\n%debug").text()
     waits = "import torch.distributed as dist\ndist.init_process_group('gloo')\nif rank: dist.recv(torch.ones(1), 0)"
     assert new_kernel.run(f"%%ddp --hang-after 0.5\n{waits}").evalue.startswith("deadlock")  # no recorder is needed
-    assert "No rank has raised an exception" in new_kernel.run("%debug").text()
+    assert "No rank raised an exception" in new_kernel.run("%debug").text()
 
 
 def asked_by_debugger(kernel: Kernel) -> str:
@@ -405,7 +405,7 @@ def said(pool: nbddp.Pool, code: str) -> list[str]:
     return heard.said
 
 
-ANEW = "since the ranks imported it; importlib.reload in a %%ddp cell, or --fresh, reads it anew"
+ANEW = "since the ranks imported it; importlib.reload in a %%ddp cell, or --fresh, reloads it"
 
 
 def test_a_module_that_has_changed_is_told_once_for_each_change(one: nbddp.Pool, tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_a_module_that_another_folder_has_now_is_told(one: nbddp.Pool, tmp_path:
         (tmp_path / name / "settings_of_mine.py").write_text(f"where = {name!r}\n")
     assert said(one, f"sys.path.insert(0, {str(tmp_path / 'first')!r}); import settings_of_mine") == []
     assert said(one, f"sys.path[0] = {str(tmp_path / 'second')!r}") == []
-    moved = f"settings_of_mine would now be read from another folder {ANEW}"
+    moved = f"settings_of_mine would now be imported from another folder {ANEW}"
     assert said(one, "assert settings_of_mine.where == 'first'") == [moved]
     assert said(one, "sys.path.pop(0); del sys.modules['settings_of_mine']") == []
 

@@ -55,11 +55,11 @@ def test_hosts_come_on_a_line_or_in_a_file(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("node a", "'node a' is no host; write hosts as nodea,user@nodeb:2222"),
-        ("fe80::1", "is no host; write hosts as nodea,user@nodeb:2222 ([::1]:2222 for an IPv6 address)"),
-        ("-oProxyCommand=touch", "is no host"),
-        ("-l@nodea", "is no host"),
-        ("nodea:99999", "names port 99999; ports are 1 to 65535"),
+        ("node a", "'node a' is not a host; write hosts as nodea,user@nodeb:2222"),
+        ("fe80::1", "is not a host; write hosts as nodea,user@nodeb:2222 ([::1]:2222 for an IPv6 address)"),
+        ("-oProxyCommand=touch", "is not a host"),
+        ("-l@nodea", "is not a host"),
+        ("nodea:99999", "has port 99999; ports are 1 to 65535"),
         ("nodea,nodea", "names nodea twice; name each host once"),
         (" , ", "names no host"),
         ("/no/such/file", "--hosts /no/such/file cannot be read: No such file or directory"),
@@ -75,7 +75,7 @@ def test_what_is_no_host_is_said(text: str, words: str) -> None:
 def test_a_line_of_a_file_that_is_not_read_is_named(tmp_path: Path, line: str) -> None:
     file = tmp_path / "hosts"
     file.write_text(f"nodeb\n{line}\n")
-    with pytest.raises(nbddp.BadInput, match=f"line 2: '{line}' is not read; write nodea slots=4"):
+    with pytest.raises(nbddp.BadInput, match=f"line 2: '{line}' is not a host's line; write nodea slots=4"):
         hosts_of(str(file))
 
 
@@ -112,7 +112,7 @@ def test_words_reach_the_far_shell_as_they_are(hosts: Hosts, tmp_path: Path, set
 def test_a_login_shell_that_runs_nothing_is_named(hosts: Hosts) -> None:
     silent = Ssh(str(hosts.config), "true", "exit 0")
     assert words(silent, Host("nodea")) == (
-        "nodea ran nothing and said nothing; ssh nodea date shows whether its login shell runs commands"
+        "nodea ran no command and printed nothing; ssh nodea date shows whether its login shell runs commands"
     )
 
 
@@ -125,7 +125,7 @@ def test_a_host_without_the_interpreter_or_without_nbddp_is_named(hosts: Hosts, 
     bare.chmod(0o755)
     said = words(Ssh(str(hosts.config), str(bare)), Host("nodeb"))
     assert said.startswith(f"{bare} on nodeb has no nbddp: "), said
-    assert said.endswith("install it there, or name another interpreter by --python")
+    assert said.endswith("install it there, or name another interpreter with --python")
 
 
 @real
@@ -136,7 +136,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_words_of_ssh(hosts: Hos
     strict.write_text(text.replace(f"{hosts.folder}/known_hosts", f"{tmp_path}/none"))
     assert words(Ssh(str(strict)), Host("nodea")) == (
         "nodea cannot be reached: Host key verification failed.; "
-        "run ssh nodea in a terminal once and look at the key that it shows"
+        "run ssh nodea once in a terminal and check the key that it shows"
     )
     assert not (tmp_path / "none").exists(), "no key is taken silently"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)

@@ -108,8 +108,8 @@ def test_a_cell_goes_on_while_ssh_is_lost_and_names_stay(hosts: Hosts) -> None:
         threading.Timer(0.5, lambda: [os.kill(a.process.pid, signal.SIGKILL) for a in (first, second)]).start()  # type: ignore[union-attr]
         code = "import time\nfor i in range(40): dist.barrier(); time.sleep(0.1)\nkept"
         assert list(pool.run_cell(code, want_value=True, screen=told)) == [7, 7]
-        assert {line for line in told.said if "is away" in line} == {
-            f"{name} is away (the connection has ended); it is tried again, and its workers go on"
+        assert {line for line in told.said if "is unreachable" in line} == {
+            f"{name} is unreachable (the connection has ended); nbddp keeps trying, and its workers go on"
             for name in ("nodea", "nodeb")
         }
         until(lambda: first.away is None and second.away is None)
@@ -157,10 +157,10 @@ def test_a_host_that_does_not_come_back_is_given_up(hosts: Hosts) -> None:
     until(lambda: agent.away is not None)
     shown: list[str] = []
     with pytest.raises(
-        PoolNotRunning, match=r"because nodeb is gone \(nodeb is given up: it could not be reached for 4s"
+        PoolNotRunning, match=r"because nodeb is gone \(gave up on nodeb: it could not be reached for 4s"
     ):
         pool.ensure(LaunchSpec(), shown.append)
-    assert shown[0].startswith("nodeb is away; it is tried again for ")
+    assert shown[0].startswith("nodeb is unreachable; nbddp keeps trying for ")
     identity = Identity(agent.hello["pid"], agent.hello["started"])
     until(lambda: not identity.alive())
     pool.close()
@@ -173,6 +173,6 @@ def test_an_agent_that_has_ended_meanwhile_is_told_at_once(hosts: Hosts) -> None
     agent = pool.group.spread[1].agent
     os.kill(agent.hello["pid"], signal.SIGKILL)
     until(lambda: not agent.alive)
-    with pytest.raises(PoolNotRunning, match="nodeb is given up: its agent has ended meanwhile"):
+    with pytest.raises(PoolNotRunning, match="gave up on nodeb: its agent has ended in the meantime"):
         pool.ensure(LaunchSpec())
     pool.close()

@@ -21,7 +21,10 @@ from nbddp.worker.modules import Modules
 ROOT = Path(__file__).parent.parent / "nbddp"
 SEAMS = ("seams/torch_seams.py", "seams/ipykernel_seams.py", "seams/ipyparallel_seams.py")
 FILES = [f for f in sorted(ROOT.rglob("*.py")) if not str(f).endswith(SEAMS)]
-STANDARD = {"_current_frames", "_getframe", "_exit", "_actions"}  # of sys, os and argparse
+# of sys, os and argparse; and what asyncio's documentation has for those who extend it
+STANDARD = {
+    "_current_frames", "_getframe", "_exit", "_actions", "_set_running_loop", "_enter_task", "_leave_task",
+}  # fmt: skip
 PRIVATE = re.compile(r"_[A-Za-z](\w*[^\W_])?")  # `_repr_html_` and the like are protocols that anybody may follow
 WITHIN = re.compile(rf"([\w./]*[./])?{PRIVATE.pattern}")
 

@@ -120,7 +120,7 @@ UNDER_ALL = {  # code, seconds until Stop, what is answered
     "sleep": ("%%ddp\nimport time; time.sleep(60)", 0.5, STOPPED),
     "blocked": ("%%ddp\nif dist.get_rank(): time.sleep(60)\ndist.barrier()", 0.5, STOPPED),
     "no cell of ours": ("import time; time.sleep(60)", 0.5, ""),
-    "command": ("%ddp bench --max 64MiB --repeat 99", 0.5, "%ddp bench was stopped by the user; the pool is as it was"),
+    "command": ("%ddp bench --max 64MiB --repeat 99", 0.5, "%ddp bench was stopped by the user; the pool is unchanged"),
 }
 
 
@@ -157,9 +157,9 @@ class Interrupted(Silent):
             if event == "s":
                 self.run.events.put(("stop", -1, time.monotonic()))
             else:
-                self.interrupt([int(event)])
+                self.signal([int(event)], signal.SIGINT)
 
-    def interrupt(self, ranks: Sequence[int]) -> None:
+    def signal(self, ranks: Sequence[int], number: int) -> None:
         for rank in ranks:
             content = {"left": "interrupt", "chain": [INTERRUPT]}
             self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": content})
@@ -204,17 +204,17 @@ def test_stop_before_the_kernel_has_said_that_it_works_is_answered(stopped: Kern
 @pytest.mark.parametrize(
     ("before", "now", "words"),
     [
-        ({}, {}, "the pool is as it was"),
+        ({}, {}, "the pool is unchanged"),
         ({"running": False, "workers": {}, "world_size": 0}, {"running": False}, "there is no pool"),
         ({}, {"running": False, "workers": {}, "world_size": 0}, "the pool has ended"),
         ({"running": False, "workers": {}, "world_size": 0}, {"world_size": 0},
-         "the pool is not complete yet, and the next %ddp start or %%ddp cell completes it"),
-        ({}, {"workers": {0: 10, 1: 11, 2: 12, 3: 13}}, "the pool is as it was"),
+         "the pool is incomplete; the next %ddp start or %%ddp cell completes it"),
+        ({}, {"workers": {0: 10, 1: 11, 2: 12, 3: 13}}, "the pool is unchanged"),
         ({}, {"workers": {0: 10, 1: 21, 2: 12}}, "names on rank 1 are gone; ranks 0, 2 keep their names"),
         ({}, {"workers": {2: 12}}, "names on ranks 0–1 are gone; rank 2 keeps its names; the next %ddp start or %%ddp "
-         "cell starts ranks 0–1 anew"),
+         "cell restarts ranks 0–1"),
         ({}, {"group_broken": True}, "the process group has ended, and all names are kept"),
-        ({"group_broken": True}, {"group_broken": True}, "the pool is as it was"),
+        ({"group_broken": True}, {"group_broken": True}, "the pool is unchanged"),
     ],
 )  # fmt: skip
 def test_what_a_stopped_command_left_is_told(before: dict[str, Any], now: dict[str, Any], words: str) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from nbddp.errors import AgentFailed
 from nbddp.pool.stores import RendezvousStores
 
 
@@ -101,3 +104,20 @@ def test_a_keeper_that_has_ended_is_told_nothing() -> None:
     stores.cut()
     stores.after(False, {})
     assert keeper.closed == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, AgentFailed("it did not answer")])
+def test_who_waited_in_vain_for_a_store_asks_anew(error: type[BaseException] | BaseException) -> None:
+    """An answer is given once: Stop may come when it has been taken, and the next cell would wait for it for ever."""
+    keeper = Keeper()
+    stores = RendezvousStores([keeper])
+    take = keeper.take
+
+    def stopped(key: int, timeout: float = 0) -> dict[str, Any]:
+        raise error
+
+    keeper.take = stopped  # type: ignore[method-assign]
+    with pytest.raises((KeyboardInterrupt, AgentFailed)):
+        stores.ports_of(1)
+    keeper.take = take  # type: ignore[method-assign]
+    assert stores.ports_of(2) == (1002,)

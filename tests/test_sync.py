@@ -200,7 +200,7 @@ def test_nothing_is_written_outside(far: Path, tmp_path: Path) -> None:
     (copy.root / "d").symlink_to(elsewhere)
     again = Copy("/no/such/project", "here", "nodea")
     _, said = sent(again, {"d/b.py": "longer than before"})
-    assert said == [f"d/b.py was not copied: {copy.root}/d is no folder there"]
+    assert said == [f"d/b.py was not copied: {copy.root}/d is not a folder there"]
     assert list(elsewhere.iterdir()) == []
 
 

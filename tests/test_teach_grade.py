@@ -110,9 +110,9 @@ SAYS = {
     "dee-place_of": "cell 2 raised NameError: name 'missing' is not defined",
     "eve-gpus_of": "not handed in: no cell outside %%ddp defines gpus_of",
     "eve-place_of": "ok",
-    "fay-gpus_of": f"{LESSON} is no notebook: it does not hold the JSON of one",
+    "fay-gpus_of": f"{LESSON} is not a notebook: it does not contain notebook JSON",
     "fay-place_of": f"{LESSON} is no notebook",
-    "gus-gpus_of": "gpus_of(0, 4, 1) raised NameError: name 'START' is not defined (cell 2 computes it, and only",
+    "gus-gpus_of": "gpus_of(0, 4, 1) raised NameError: name 'START' is not defined (cell 2 computes it, but only",
     "gus-place_of": "name 'nowhere' is not defined (cell 1 raised ModuleNotFoundError: No module named 'nowhere')",
     "hal-gpus_of": "not handed in: there is no notebook in the folder",
     "hal-place_of": "not handed in: there is no notebook in the folder",
@@ -445,7 +445,7 @@ ODD = {  # exercise → what its function does, what is said of it
         "import glob, os, socket\nagent = socket.socket(socket.AF_UNIX)\n"
         "agent.connect(*glob.glob(os.environ['NBDDP_RUNTIME_DIR'] + '/nbddp-*/*/agent.sock'))\n"
         'agent.sendall(b\'{"op": "stop"}\\n\')\nreturn agent.recv(999).decode()',
-        "this agent takes orders from its owner alone",
+        "this agent takes orders only from its owner",
     ),
     "by_address": (
         "import os\nseen, pid = ['own'] * ('MY_SECRET' in os.environ), os.getpid()\nwhile pid > 1:\n"
@@ -542,9 +542,9 @@ def test_every_learner_has_a_row_for_every_exercise_and_the_exit_status_says_wha
     assert attacked.code == 1
     assert "answers have no verdict (error); --resume tries them again" in attacked.err
     said = {learner: row["says"] for (learner, exercise), row in attacked.rows.items() if exercise == "place_of"}
-    assert said["deep notebook"] == "deep notebook.ipynb is no notebook: it does not hold the JSON of one"
+    assert said["deep notebook"] == "deep notebook.ipynb is not a notebook: it does not contain notebook JSON"
     assert said["link"].startswith("link.py is a link; hand in the file itself")
-    assert said["pipe"] == "pipe.py is no file"
+    assert said["pipe"] == "pipe.py is not a file"
 
 
 def test_nothing_of_a_learners_runs_in_the_grader(attacked: Graded) -> None:
@@ -597,7 +597,7 @@ def test_ctrl_c_keeps_what_is_known_and_resume_goes_on(tmp_path: Path) -> None:
     begun.send_signal(signal.SIGINT)
     out, err = begun.communicate(timeout=60)
     assert begun.returncode == 130, err
-    assert "stopped; 3 of 5 answers have their verdicts; --resume goes on" in err
+    assert "stopped; 3 of 5 answers have their verdicts; --resume continues" in err
     assert re.search(r"(?m)^al +place_of +yes", out)
     assert list(rows_of(tmp_path / "marks.csv")) == [(learner, "place_of") for learner in ("abe", "ada", "al")]
     shutil.rmtree(sent / "abe")
@@ -605,7 +605,7 @@ def test_ctrl_c_keeps_what_is_known_and_resume_goes_on(tmp_path: Path) -> None:
     notebook(sent / "bo" / "a.ipynb", RIGHT)
     more = run(tmp_path, "--resume", "--jobs", "2", "--summary", "summary.csv", "--feedback", "told")
     assert more.code == 0, more.err
-    assert "1 of 4 learners have all their verdicts, and the same files as then" in more.err
+    assert "1 of 4 learners already have all their verdicts, and unchanged files" in more.err
     assert re.search(r"(?m)^[1-3] of 3: bo, 1 of 1 ok", more.err)
     ok = {learner: row["ok"] for (learner, _), row in more.rows.items()}
     assert ok == {"ada": "yes", "al": "no", "bo": "yes", "cy": "no"}
@@ -618,7 +618,7 @@ def test_ctrl_c_keeps_what_is_known_and_resume_goes_on(tmp_path: Path) -> None:
     (tmp_path / "marks.csv").write_text("learner,marks\nada,10\n")
     refused = subprocess.run([*command, "--resume"], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "is no table of this command's, so nothing can be resumed" in refused.stderr
+    assert "was not written by this command, so it cannot be resumed" in refused.stderr
     (tmp_path / "file").touch()
     for option, path in (("--wide", "nowhere/w.csv"), ("--summary", "submissions"), ("--feedback", "file")):
         refused = subprocess.run([*command, option, path], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -729,7 +729,7 @@ def test_an_answer_may_leave_out_nothing_that_is_compared() -> None:
 
 def test_a_learners_object_is_none_where_it_is_judged() -> None:
     handed = Handed([("cell 1", "class A:\n    x = 1")], "A", is_class=True)
-    with pytest.raises(TypeError, match="only ranks call it"):
+    with pytest.raises(TypeError, match="only ranks may call it"):
         handed()
     assert pickle.loads(pickle.dumps(handed)).x == 1
 

@@ -37,7 +37,7 @@ MANY = 30  # moves, more than any program has
 HANGS = {
     "one batch fewer on the last rank": "ranks 0–2 wait in backward, all_reduce #3 (line 2); rank 3 has finished",
     "rank 0 alone makes a call": "rank 0 waits in broadcast #3 (line 4); ranks 1–3 have finished",
-    "rank 1 has two calls the other way round": "collective #2 is a different one on different ranks",
+    "rank 1 has two calls the other way round": "collective #2 differs between ranks",
     "rank 1 has another shape": "float[4] on ranks 0, 2–3 (line 3), float[8] on rank 1 (line 3)",
     "a ring, all receive first": "rank 3 waits in recv from rank 2 (line 2)",
 }

@@ -111,13 +111,13 @@ def test_a_real_torchrun_gets_awkward_paths_and_words(tmp_path: Path) -> None:
     [
         ({"nnodes": 0}, "nnodes=0 is not possible; use 1 or more"),
         ({"nproc": 0}, "nproc=0 is not possible"),
-        ({"rendezvous": "etcd"}, "none of c10d, static, srun"),
-        ({"port": 70000}, "no port"),
-        ({"host": "a b"}, "a host's name without blanks"),
+        ({"rendezvous": "etcd"}, "not one of c10d, static, srun"),
+        ({"port": 70000}, "not a port"),
+        ({"host": "a b"}, "a host name without spaces"),
         ({"arguments": ("a\0b",)}, "NUL byte"),
         ({"nnodes": 2, "min_nodes": 3}, "use 1 to 2"),
         ({"nnodes": 2, "min_nodes": 1, "rendezvous": STATIC}, "only c10d"),
-        ({"max_restarts": 1, "rendezvous": SRUN}, "only torchrun starts workers anew; leave max_restarts out"),
+        ({"max_restarts": 1, "rendezvous": SRUN}, "only torchrun restarts workers; leave out max_restarts"),
     ],
 )
 def test_an_impossible_launch_is_refused(asked: dict[str, Any], says: str) -> None:
@@ -128,7 +128,7 @@ def test_an_impossible_launch_is_refused(asked: dict[str, Any], says: str) -> No
 def test_no_line_for_a_node_that_is_not_there_and_none_without_torchrun() -> None:
     with pytest.raises(BadInput, match="nodes 0 to 1"):
         torchrun_line(Launch(nnodes=2), 2)
-    with pytest.raises(BadInput, match="no torchrun runs"):
+    with pytest.raises(BadInput, match="torchrun does not run"):
         torchrun_line(Launch(nnodes=2, rendezvous=SRUN))
 
 
@@ -226,7 +226,7 @@ def test_no_value_can_end_its_directive_and_begin_another(name: str) -> None:
 
 
 def test_what_slurm_would_not_do_is_refused() -> None:
-    with pytest.raises(BadInput, match="leave min_nodes=1 out"):
+    with pytest.raises(BadInput, match="leave out min_nodes=1"):
         sbatch_script(Launch(nnodes=2, min_nodes=1))
     with pytest.raises(BadInput, match="cpus_per_proc=0 is not possible"):
         Job(cpus_per_proc=0)
@@ -260,11 +260,11 @@ def test_a_script_without_groups_leaves_none() -> None:
     ("cells", "says"),
     [
         (["x = 1"], "there is no %%ddp cell"),
-        (["%%ddp\n!ls"], "cell 1: '!ls' is IPython's"),
-        (["%%ddp\nx = 1\n%timeit x"], "'%timeit x' is IPython's"),
-        (["%%ddp\nx ="], "cell 1 is no Python that can run as a script"),
+        (["%%ddp\n!ls"], "cell 1: '!ls' is IPython syntax"),
+        (["%%ddp\nx = 1\n%timeit x"], "'%timeit x' is IPython syntax"),
+        (["%%ddp\nx ="], "cell 1 is not Python that can run as a script"),
         (["%%ddp\nawait f()"], "'await' outside function"),
-        (["%%ddp\nx = 1", "%%ddp\nfrom __future__ import annotations"], "the script is no Python"),
+        (["%%ddp\nx = 1", "%%ddp\nfrom __future__ import annotations"], "the script is not Python"),
         (["%%ddp --ranks 0\nx = 1"], "runs on some ranks only"),
         (["%%ddp --bogus\nx = 1"], "has no option --bogus"),
     ],

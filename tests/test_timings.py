@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 import struct
 import sys
 import textwrap
@@ -24,6 +25,7 @@ from nbddp.worker import device_clock
 from nbddp.worker.device_clock import DeviceClock, Mark
 from nbddp.worker.recorder import RING, Recorder, _names, _Notes, told
 from nbddp.worker.recorder import now as recorder_now
+from tests.faults import needs_recorder
 from tests.kernels import Kernel
 from tests.test_trace import assert_in_order
 
@@ -228,13 +230,13 @@ def test_clocks_of_several_hosts_are_aligned(pool: nbddp.Pool) -> None:
 def test_without_timings_nothing_is_recorded(pool: nbddp.Pool) -> None:
     pool.restart()
     pool.run_cell(program("plain"), timings=False, screen=Silent())
-    with pytest.raises(nbddp.BadInput, match="no step of a DistributedDataParallel has been recorded"):
+    with pytest.raises(nbddp.BadInput, match="no DDP step has been recorded"):
         pool.timings()
 
 
 def test_timings_in_a_notebook(four: Kernel) -> None:
     empty = four.run("%ddp restart\n%ddp timings")
-    assert "train in a %%ddp cell first" in empty.evalue
+    assert "train a DistributedDataParallel model in a %%ddp cell first" in empty.evalue
     assert four.run(f"%%ddp\n{program('plain')}").ok
     shown = four.run("%ddp timings")
     assert shown.ok, shown.error
@@ -246,6 +248,25 @@ def test_timings_in_a_notebook(four: Kernel) -> None:
     first = four.run("%ddp timings --step 0").displays[-1]["text/plain"]
     assert "This is the first exchange: DDP rebuilds its buckets" in first
     assert four.run("%ddp timings --step 99").evalue == "there is no step 99; steps 0 to 5 are recorded on every rank"
+
+
+@needs_recorder
+def test_timings_of_a_program_without_ddp_are_those_of_its_collectives(four: Kernel) -> None:
+    four.run("%ddp restart")
+    by_hand = "import torch, torch.distributed as dist\ndist.init_process_group()\ndist.all_reduce(torch.ones(4))"
+    assert four.run(f"%%ddp\n{by_hand}\ndist.destroy_process_group()").ok
+    shown = four.run("%ddp timings")
+    assert shown.ok, shown.error
+    bundle = shown.displays[-1]
+    assert "image/png" in bundle
+    assert re.match(r"collectives: 4 ranks, \S+ \S+: the ranks compute for ", bundle["text/plain"])
+    assert re.search(r"\nall_reduce +ranks 0–3 +1 +rank \d: 1 of 1 ", bundle["text/plain"])
+    assert four.run(f"%%ddp\n{program('plain')}").ok
+    assert "of Net\n3 buckets, 98 KiB: " in four.run("%ddp timings").displays[-1]["text/plain"]
+    asked = four.run("%ddp timings --collectives").displays[-1]["text/plain"]
+    assert asked.startswith("collectives: 4 ranks, ")
+    refused = four.run("%ddp timings --collectives --step 3")
+    assert refused.evalue == "--step chooses a step of DDP, and --collectives shows none; leave out one of the two"
 
 
 def test_steps_of_an_older_cell_are_told_as_such(four: Kernel) -> None:

@@ -180,7 +180,7 @@ def test_what_nvml_refuses_is_left_out_and_said_and_the_rest_stays(name: str) ->
     assert host.links == (() if name in ("ancestor", "link state") else (("X", "PHB"), ("PHB", "X")))
     placed = Topology.plan([host])
     (said,) = host.untold
-    assert said.startswith(f"NVML does not tell the {REFUSALS[name][1]}")
+    assert said.startswith(f"NVML does not report the {REFUSALS[name][1]}")
     assert said in placed.words().splitlines()
     assert said in [b.text.replace("\n", " ") for b in layout(placed).boxes if b.kind == "note"]
 
@@ -190,10 +190,10 @@ def test_a_far_end_that_is_not_told_is_not_taken_for_pcie() -> None:
     machine.gpus[0].links[0] = replace(machine.gpus[0].links[0], kind=refused(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND))
     host = host_of(machine)
     assert (host.links[0][1], host.links[1][0], host.links[1][2]) == ("", "", "NV18")
-    assert host.untold[0].startswith("NVML does not tell the NVLinks of GPU 0")
+    assert host.untold[0].startswith("NVML does not report the NVLinks of GPU 0")
     words = Topology.plan([host]).words()
     assert "  GPU 0    X      ?      ?" in words
-    assert "NV18: 18 NVLinks; ?: not told" in words
+    assert "NV18: 18 NVLinks; ?: not reported" in words
 
 
 def test_gpus_of_several_models_in_unknown_order_have_no_facts_and_the_words_say_what_to_set() -> None:
@@ -215,7 +215,7 @@ def test_nvml_that_cannot_give_a_gpu_does_not_end_the_agent() -> None:
     machine.nvmlDeviceGetHandleByIndex = lambda index: (_ for _ in ()).throw(refused(pynvml.NVML_ERROR_GPU_IS_LOST))  # type: ignore[method-assign,assignment]
     host = host_of(machine)
     assert host.devices == ()
-    assert "NVML does not tell which GPUs there are: GPU is lost" in Topology.plan([host]).words().splitlines()
+    assert "NVML does not list the GPUs: GPU is lost" in Topology.plan([host]).words().splitlines()
 
 
 def test_numa_nodes_have_the_cores_that_may_be_used(tmp_path: Path) -> None:
@@ -307,10 +307,10 @@ def test_idle_and_shared_gpus_stand_in_the_words() -> None:
 
 
 def test_nodes_are_joined_by_their_interface() -> None:
-    assert cluster(2).words().splitlines()[-1] == "the nodes are joined by eth0, 25 Gbit/s"
+    assert cluster(2).words().splitlines()[-1] == "the nodes are connected by eth0, 25 Gbit/s"
     mixed = cluster(2)
     nodes = (mixed.nodes[0], replace(mixed.nodes[1], interface=Interface("ib0", 0)))
-    assert replace(mixed, nodes=nodes).joint_words() == "the nodes are joined by eth0, 25 Gbit/s and ib0"
+    assert replace(mixed, nodes=nodes).joint_words() == "the nodes are connected by eth0, 25 Gbit/s and ib0"
     said = [b.title for b in layout(replace(mixed, nodes=nodes)).boxes if b.kind == "network"]
     assert said == ["eth0, 25 Gbit/s", "ib0"]
     assert cluster(1).joint_words() == ""
@@ -322,7 +322,7 @@ def test_a_run_of_equal_nodes_folds_also_when_they_are_few() -> None:
     for count in (4, 16):
         words = cluster(count).words().splitlines()
         assert f"nodes 2–{count - 1}: same; ranks 16–{8 * count - 1}" in words
-        assert words[words.index("  hardware as that of node 0") - 1].startswith("node 1, 8 GPUs: rank 8 ")
+        assert words[words.index("  same hardware as node 0") - 1].startswith("node 1, 8 GPUs: rank 8 ")
         titles = [b.title for b in layout(cluster(count)).boxes if b.kind in ("node", "fold")]
         assert titles == ["node 0", "node 1", f"nodes 2–{count - 1}: same"]
     assert [len(n) for n in cluster(3).folded()] == [1, 1, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,9 @@ def test_ranks_are_on_one_clock(pool: nbddp.Pool) -> None:
     first, late = (next(e for e in spans(merged, "gloo:all_reduce", r)) for r in (0, 1))
     assert late["ts"] - first["ts"] > 150_000
     assert first["ts"] + first["dur"] > late["ts"]
+    calls, waits = spans(merged, "c10d::allreduce_", 0), spans(merged, "wait for all_reduce", 0)
+    assert len(waits) == 5, "four at once, one on its Work; DDP waits in C++"
+    assert all(any(c["ts"] < w["ts"] and c["tid"] == w["tid"] for c in calls) for w in waits)
 
 
 def test_cell_without_trace_leaves_none_and_a_failing_one_leaves_its_own(pool: nbddp.Pool) -> None:
@@ -124,18 +128,23 @@ def test_trace_in_a_notebook(four: Kernel) -> None:
     shown = four.run("%%ddp --trace\nimport torch, torch.distributed as dist\ndist.init_process_group()\n"
                      "dist.all_reduce(torch.ones(4))\ndist.destroy_process_group()")  # fmt: skip
     assert shown.ok, shown.error
-    (bundle,) = shown.displays
+    bundle, answer = shown.displays
     assert bundle["text/plain"].startswith("trace of 4 ranks: ")
     assert ", 1 collective joined across ranks by arrows\nddp-trace.json.gz, " in bundle["text/plain"]
     assert '<a href="ddp-trace.json.gz" download>' in bundle["text/html"]
+    assert "image/png" in answer
+    assert answer["text/html"].count("<table>") == 3
+    assert re.match(r"4 ranks, \S+ \S+: the ranks compute for ", answer["text/plain"])
+    assert re.search(r"\nall_reduce +ranks 0–3 +1 +rank \d: 1 of 1 ", answer["text/plain"])
     found = four.run("import gzip, json\njson.load(gzip.open('ddp-trace.json.gz'))['displayTimeUnit']")
     assert found.displays[0]["text/plain"] == "'ms'"
     failed = four.run("%%ddp --trace why.json\nimport torch\ntorch.ones(3)\n1 / 0")
     assert not failed.ok
-    assert "why.json" in failed.displays[-1]["text/plain"]
+    assert "why.json" in failed.displays[-2]["text/plain"]
+    assert "of the time" in failed.displays[-1]["text/plain"]
     refused = four.run("%%ddp --trace why.txt\npass")
     assert refused.evalue == (
-        "%%ddp --trace why.txt: Perfetto reads .json and .json.gz; name the file so, as ddp-trace.json.gz"
+        "%%ddp --trace why.txt: Perfetto reads only .json and .json.gz; use such a name, as in ddp-trace.json.gz"
     )
     assert options.parse_cell("--trace --fresh").trace == options.TRACE_FILE
 

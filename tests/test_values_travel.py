@@ -44,11 +44,11 @@ def test_push_and_pull(four: Kernel) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("%ddp pull nope", "there is no name nope on ranks 0–3"),
-        ("%ddp push nope", "the notebook has no name nope"),
+        ("%ddp pull nope", "nope is not defined on ranks 0–3"),
+        ("%ddp push nope", "nope is not defined in the notebook"),
         ("import threading; lock = threading.Lock()\n%ddp push lock", "lock cannot be sent to the ranks: TypeError"),
         ("%ddp pull a --ranks 7", "--ranks names rank 7, but the pool has ranks 0–3"),
-        ("%ddp pull 3x", "3x is not a name"),
+        ("%ddp pull 3x", "3x is not a valid Python name"),
         ("%ddp frobnicate", "%ddp has no subcommand frobnicate"),
         ("%%ddp --nproc 0\npass", "0 is not a number of workers"),
         ("%%ddp --nproc -1\npass", "-1 is not a number of workers"),
@@ -58,8 +58,8 @@ def test_push_and_pull(four: Kernel) -> None:
         ("%%ddp --device cuda\npass", "there is no GPU here"),
         ("%%ddp --ranks 9\npass", "--ranks names rank 9"),
         ("%%ddp --nproc 2 --ranks 3\npass", "--ranks names rank 3"),
-        ("%%ddp\nx = = 2", "no rank has run the cell"),
-        ("%%ddp\nreturn 3", "no rank has run the cell"),
+        ("%%ddp\nx = = 2", "no rank ran the cell"),
+        ("%%ddp\nreturn 3", "no rank ran the cell"),
         ("%%ddp\n# nothing\n   ", "the cell under %%ddp is empty"),
     ],
 )

@@ -74,30 +74,30 @@ def test_the_interface_that_joins_all_is_taken(
 @pytest.mark.parametrize(
     ("why", "advice"),
     [
-        (SILENCE, "a firewall drops it: let these hosts reach each other on all TCP ports"),
-        ("Connection refused", "a firewall rejects it"),
+        (SILENCE, "a firewall drops the connection: allow TCP connections between these hosts on all ports"),
+        ("Connection refused", "a firewall rejects the connection"),
         (ANOTHER, "two machines have this address"),
-        ("No route to host", "there is no way between these addresses"),
+        ("No route to host", "there is no route between these addresses"),
     ],
 )
 def test_the_pair_and_the_address_are_named(why: str, advice: str) -> None:
     hosts = [host(1, SLOW), host(2, SLOW)]
     said = why_not(["nodea", "nodeb"], hosts, everywhere(*hosts, but={(0, 1, "10.0.0.2"): why}))
-    assert said.startswith(f"nodea does not reach nodeb at 10.0.0.2 (eth0): {why}; {advice}"), said
+    assert said.startswith(f"nodea cannot reach nodeb at 10.0.0.2 (eth0): {why}; {advice}"), said
 
 
 def test_of_many_pairs_some_are_named() -> None:
     hosts = [host(i, SLOW) for i in range(4)]
     said = why_not([f"n{i}" for i in range(4)], hosts, {})
-    assert said.count("does not reach") == 3
+    assert said.count("cannot reach") == 3
     assert "and 9 more pairs" in said
     loops = [host(1, LOOP), host(2, LOOP)]
-    assert "a loopback leads each host back to itself" in why_not(["a", "b"], loops, everywhere(*loops))
+    assert "a loopback interface connects each host to itself" in why_not(["a", "b"], loops, everywhere(*loops))
 
 
 def test_that_hosts_do_not_reach_the_notebook_is_said() -> None:
     said = home_words(["nodea", "nodeb"], [(host(9, SLOW)[0], ["", SILENCE]), (host(9, LOOP)[0], ["x", "y"])])
-    assert said.startswith("nodeb (no answer) does not reach this machine at 10.0.0.9 (eth0). Workers connect to")
+    assert said.startswith("nodeb (no answer) cannot reach this machine at 10.0.0.9 (eth0). Workers connect to")
 
 
 def test_gloos_address_of_each_interface_is_offered() -> None:
@@ -176,15 +176,13 @@ def test_the_cable_that_joins_the_hosts_is_found_where_the_kernels_way_is_none(
     with cabled_hosts(tmp_path) as hosts, on(hosts, "export NCCL_SOCKET_IFNAME==eth0") as pool:
         found = pool.run_cell(SUM, want_value=True, screen=Silent())
         assert list(found) == [([CABLE, "=eth0", f"{NET}.9.1"], 2.0)] * 2
-        with pytest.raises(nbddp.BadInput, match="the pool's hosts meet already; %ddp stop"):
+        with pytest.raises(nbddp.BadInput, match="the pool's hosts are already connected; %ddp stop"):
             pool.ensure(LaunchSpec(interface="lo"))
         home, far = pool.group.nodes[0], pool.group.spread
-        blocked = rf"nodeb does not reach nodea at {NET}.0.1 \(eth0\): no answer; .*; a firewall drops it"
+        blocked = rf"nodeb cannot reach nodea at {NET}.0.1 \(eth0\): no answer; .*; a firewall drops the connection"
         with pytest.raises(PoolError, match=blocked):
             ways.find(home, far, "eth0")
-        looped = (
-            r"nodeb does not reach nodea at 127.0.0.1 \(lo\): Connection refused; .* leads each host back to itself"
-        )
+        looped = r"nodeb cannot reach nodea at 127.0.0.1 \(lo\): Connection refused; .* connects each host to itself"
         with pytest.raises(PoolError, match=looped):
             ways.find(home, far, "lo")
         for node in far:
@@ -197,7 +195,7 @@ def test_the_cable_that_joins_the_hosts_is_found_where_the_kernels_way_is_none(
         probe = ways.tried(home, far, [[], []], [Offer("lo", "127.0.0.1", loopback=True)])
         assert probe.home_offer() is None
         assert home_words(probe.names, probe.home).startswith(
-            "nodea (Connection refused), nodeb (Connection refused) do not reach this machine at 127.0.0.1 (lo). "
+            "nodea (Connection refused), nodeb (Connection refused) cannot reach this machine at 127.0.0.1 (lo). "
         )
         assert pool.group.alive, "it answers on"
         checkup = pool.checkup()

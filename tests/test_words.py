@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 import nbddp
-from nbddp.base.table import Table
+from nbddp.base.table import Table, is_numeric
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, contrast
 from nbddp.errors import Cause, Frame, Raised, RankState, RankStatus
 from nbddp.run import cell, report
 from nbddp.run.block import Print, Show, block
 from nbddp.run.collect import HEAD, TAIL, RankOutput, Text
-from nbddp.run.paint import COLOURED, PLAIN
+from nbddp.run.paint import COLOURED, PLAIN, WEIGHTED
 from nbddp.run.supervise import (
     GRACE,
     PATIENCE,
@@ -128,7 +128,7 @@ def test_ranks_that_differ_only_in_left_out_lines_are_not_folded(tmp_path: Path)
         for r in range(2)
     ]
     text = "".join(p.text for p in block(outs) if isinstance(p, Print))
-    assert text.count("900 lines left out") == 2
+    assert text.count("900 lines omitted") == 2
 
 
 def test_results_displays_updates_and_clearing(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
     assert report.lost_words([], ["np"]) == "lost: 1 import (np)"
     assert report.lost_words([], []) == "names on it are gone"
     assert "  rank 4: still running\n" in text
-    assert "calls init_process_group again" in text
+    assert "call init_process_group again" in text
 
 
 def test_what_a_headline_leaves_out_is_under_it() -> None:
@@ -213,7 +213,11 @@ def test_a_report_in_colours_says_the_same() -> None:
         plain, painted = words(PLAIN), words(COLOURED)
         assert re.sub(r"\x1b\[[\d;]*m", "", painted) == plain
         assert painted.startswith("\x1b[1m")
+        weighted = words(WEIGHTED)
+        assert set(re.findall(r"\x1b\[[\d;]*m", weighted)) <= {"\x1b[1m", "\x1b[01m", "\x1b[0m", "\x1b[39;49;00m"}
+        assert re.sub(r"\x1b\[[\d;]*m", "", weighted) == plain
     assert "\x1b[34mreturn\x1b" in made[0](COLOURED)
+    assert "\x1b[01mreturn\x1b" in made[0](WEIGHTED)
 
 
 @pytest.mark.parametrize(("colors", "no_color", "seen"), [("Linux", "", True), ("NoColor", "", False),
@@ -227,6 +231,12 @@ def test_a_report_is_in_colour_where_ipythons_tracebacks_are(
     error.painted = "painted"
     assert error._render_traceback_() == ["painted" if seen else "plain"]
     assert nbddp.BadInput("no")._render_traceback_() == ["\x1b[31mBadInput\x1b[0m: no" if seen else "BadInput: no"]
+
+
+def test_in_a_notebook_errors_have_weight_and_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = SimpleNamespace(colors="Linux", kernel=object())
+    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
+    assert nbddp.BadInput("no")._render_traceback_() == ["\x1b[1mBadInput\x1b[0m: no"]
 
 
 def test_equal_rows_of_a_table_are_one() -> None:
@@ -296,3 +306,20 @@ def test_table_is_text_and_escaped_html() -> None:
     assert repr(table) == "pool\nrank  state\n   0  <idle>\n  10  x"
     assert "&lt;idle&gt;" in table._repr_html_()
     assert '<td style="text-align: right">10</td>' in table._repr_html_()
+
+
+def test_quantities_end_at_the_right_and_their_units_begin_on_one_line() -> None:
+    rows = [("a", "272 MiB", "1.20 s", "94 %"), ("b 2", "–", "412 µs", "<0.1 %"), ("c", "1.2 GiB", "12.3 ms", "3.4 %")]
+    table = Table(("name", "memory", "time", "share"), rows)
+    assert repr(table).splitlines() == [
+        "name   memory     time   share",
+        "a     272 MiB  1.20 s     94 %",
+        "b 2         –   412 µs  <0.1 %",
+        "c     1.2 GiB  12.3 ms   3.4 %",
+    ]
+    assert '<td style="text-align: right">272&nbsp;MiB</td>' in table._repr_html_()
+
+
+@pytest.mark.parametrize("words", ["0 (simulated)", "2.13.0", "3 of 4", "12 apples", "cuda:0", "–"])
+def test_words_with_numbers_in_them_are_no_numbers(words: str) -> None:
+    assert not is_numeric([words], [words])

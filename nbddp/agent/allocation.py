@@ -91,7 +91,7 @@ class Allocation:
         if state != "RUNNING" or not nodes:
             raise BadInput(
                 f"Slurm job {job} {'does not run (' + state.lower() + ')' if state else 'is not there'}; squeue --me "
-                "tells your jobs, and --slurm without a number asks for a new one"
+                "lists your jobs, and --slurm without a number requests a new one"
             )
         return cls(job, nodes, None)
 
@@ -180,7 +180,7 @@ class Kept:
             except OSError:  # it has just ended
                 taken = b""
             if not taken:
-                raise AgentFailed(f"Slurm job {self.job} is kept no more")
+                raise AgentFailed(f"Slurm job {self.job} is no longer kept")
             connection.settimeout(None)
             stream = connection.makefile("wb", buffering=0)
         return Allocation(self.job, self.facts["nodes"], stream)  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ class Kept:
             connection.sendall(encode({"op": op}))
         except OSError as e:
             connection.close()
-            raise AgentFailed(f"Slurm job {self.job} is kept no more: {e.strerror}") from None
+            raise AgentFailed(f"Slurm job {self.job} is no longer kept: {e.strerror}") from None
         return connection
 
 
@@ -218,7 +218,7 @@ def kept() -> list[Kept]:
 def needs(program: str) -> None:
     """Raises BadInput where Slurm's commands are not."""
     if shutil.which(program) is None:
-        raise BadInput(f"--slurm needs Slurm's commands, and no {program} is on PATH; --hosts reaches hosts by ssh")
+        raise BadInput(f"--slurm needs Slurm's commands, but {program} is not on PATH; --hosts reaches hosts by ssh")
 
 
 def ask(*command: str) -> str:
@@ -258,7 +258,7 @@ def _granted(process: subprocess.Popen[bytes], log: Path, progress: Callable[[st
     """What the holder says when it has nodes."""
     assert process.stdout is not None
     lines, looked = LineBuffer(MARK), time.monotonic()
-    progress("asking Slurm for nodes")
+    progress("requesting nodes from Slurm")
     while True:
         stop.check()
         if select.select([process.stdout], [], [], SLICE)[0]:
@@ -267,7 +267,7 @@ def _granted(process: subprocess.Popen[bytes], log: Path, progress: Callable[[st
                 return message
             if not chunk:
                 process.wait()
-                raise AgentFailed(f"Slurm gave no nodes: {slurm.refusal(log.read_text(errors='replace'))}", str(log))
+                raise AgentFailed(f"Slurm granted no nodes: {slurm.refusal(log.read_text(errors='replace'))}", str(log))
         if time.monotonic() - looked > LOOK_EVERY:
             looked = time.monotonic()
             job = slurm.pending_job(log.read_text(errors="replace"))

@@ -36,10 +36,11 @@ from typing import Any
 from nbddp.agent import beats, keepalive
 from nbddp.agent.children import die_with_parent
 from nbddp.base import system
+from nbddp.base.system import LOOPBACK
 
 BEAT_MS = 200
 BEATS = b"heartmonitor"  # topic
-LOOPBACK = "127.0.0.1"
+
 MOST_FILES = 10240  # macOS's OPEN_MAX
 PORTS = 40  # more than a controller of ipyparallel 9 binds; beyond them it chooses its own
 LOWEST_PORT = 10_000
@@ -73,7 +74,7 @@ def quiet_ports(count: int, host: str = LOOPBACK) -> tuple[socket.socket, list[i
         if len(ports) == count:
             return claim, ports
         claim.close()
-    raise OSError("no block of ports is free for the pool's controller")
+    raise OSError("no free block of ports for the pool's controller")
 
 
 def _bound(port: int, host: str = LOOPBACK) -> socket.socket | None:

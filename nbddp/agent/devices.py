@@ -36,13 +36,14 @@ ANCESTORS = {
     pynvml.NVML_TOPOLOGY_NODE: "NODE",
     pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
 }
-ONE_INSTANCE = "CUDA shows a process one MIG instance alone: --visible own gives each worker its own"
+ONE_INSTANCE = "CUDA shows a process only one MIG instance: --visible own gives each worker its own"
 FIRST_INSTANCE = (
-    "MIG is on, and CUDA takes the first instance: CUDA_VISIBLE_DEVICES=MIG-…,MIG-… names those to use (nvidia-smi -L)"
+    "MIG is on and CUDA uses only the first instance: list the instances to use in "
+    "CUDA_VISIBLE_DEVICES=MIG-…,MIG-… (nvidia-smi -L)"
 )
 UNORDERED = (
-    "which GPU is which is not told: they may be of several models, and CUDA counts the fastest first; "
-    "set CUDA_DEVICE_ORDER=PCI_BUS_ID to have their facts"
+    "GPU details are not shown: the GPUs may be of several models, and CUDA numbers the fastest first; set "
+    "CUDA_DEVICE_ORDER=PCI_BUS_ID to see them"
 )
 
 
@@ -53,8 +54,8 @@ def gpus(env: Mapping[str, str]) -> Facts:
         return told(visible(_all_gpus(), env))
     except pynvml.NVMLError as e:
         absent = isinstance(e, pynvml.NVMLError_LibraryNotFound)
-        hint = "; a container needs the driver capability utility for it" * absent
-        return {"devices": [], "links": [], "untold": [f"NVML does not tell which GPUs there are: {e}{hint}"]}
+        hint = "; a container needs the driver capability utility for this" * absent
+        return {"devices": [], "links": [], "untold": [f"NVML does not list the GPUs: {e}{hint}"]}
 
 
 def told(found: list[Facts]) -> Facts:
@@ -65,7 +66,7 @@ def told(found: list[Facts]) -> Facts:
     for facts in found:
         for fact, why in facts.get("untold", {}).items():
             missing.setdefault((fact, why), []).append(facts["index"])
-    sentences = [f"NVML does not tell the {f} of {several('GPU', gpus)}: {why}" for (f, why), gpus in missing.items()]
+    sentences = [f"NVML does not report the {f} of {several('GPU', gpus)}: {why}" for (f, why), gpus in missing.items()]
     unordered = [UNORDERED] if any(set(facts) == {"index", "mask"} for facts in found if not _is_mig(facts)) else []
     unordered += [ONE_INSTANCE] * (sum(map(_is_mig, found)) > 1)
     unordered += [FIRST_INSTANCE] * any(facts.get("first_instance", False) for facts in found)

@@ -78,7 +78,7 @@ class FarAgent(Agent):
                 )  # fmt: skip
         except OSError as e:
             raise AgentFailed(
-                f"{self.host} cannot be reached: {command[0]} does not start here: {e.strerror}"
+                f"{self.host} cannot be reached: {command[0]} could not be started here: {e.strerror}"
             ) from None
 
     @property
@@ -104,11 +104,12 @@ class FarAgent(Agent):
         other = otherwise(self.hello["versions"], versions)
         if "nbddp" in other:
             raise AgentFailed(
-                f"{self.host} has nbddp {other['nbddp']}, and here is {versions['nbddp']}; install the same on both"
+                f"{self.host} has nbddp {other['nbddp']}, but this machine has {versions['nbddp']}; install the "
+                "same version on both"
             )
-        lines = [f"{self.host} has {name} {there}, and here is {versions[name]}" for name, there in other.items()]
+        lines = [f"{self.host} has {name} {there}; this machine has {versions[name]}" for name, there in other.items()]
         if folder and self.hello["moved"]:
-            lines.append(f"{self.host} has no folder {self.hello['moved']}; its workers begin in {self.hello['cwd']}")
+            lines.append(f"{self.host} has no folder {self.hello['moved']}; its workers start in {self.hello['cwd']}")
         return lines
 
     def route_to(self) -> str:
@@ -138,7 +139,7 @@ class FarAgent(Agent):
 
     def last_words(self) -> str:
         if self._why:
-            return f"{self.host} is given up: {self._why}"
+            return f"gave up on {self.host}: {self._why}"
         if self._silent:
             return f"{self.host} has been silent for {SILENT:.0f} s"
         why = self.way.ended(self.host, self._said())
@@ -146,6 +147,10 @@ class FarAgent(Agent):
 
     def ended(self) -> str:
         return self.last_words()
+
+    def taken_away(self) -> str:
+        """What took the host away, such as the end of its Slurm job; empty if nothing did, or nobody tells."""
+        return self.way.ended(self.host, self._said())
 
     # -- does it live? ------------------------------------------------------------------------------
 
@@ -229,7 +234,7 @@ class FarAgent(Agent):
             self._next = now + AGAIN
             code = self._rejoin()
             if code == GONE:
-                self._why = "its agent has ended meanwhile"
+                self._why = "its agent has ended in the meantime"
                 self.gone()
 
     def _rejoin(self) -> int | None:

@@ -138,7 +138,7 @@ class Copy:
             with suppress(FileExistsError):
                 parent.mkdir(mode=0o700)
             if not stat.S_ISDIR(parent.lstat().st_mode):
-                raise NotADirectoryError(20, f"{parent} is no folder there")
+                raise NotADirectoryError(20, f"{parent} is not a folder there")
 
     def finish(self) -> dict[str, Any]:
         """All is here: what is gone at the notebook goes here too, unless it has changed since it was copied. Where the

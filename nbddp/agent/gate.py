@@ -62,10 +62,10 @@ class PoolOnly:
 
     def _refusal(self, owner: Owner | None, in_pool: bool) -> str:
         if owner is None or not owner.holds:
-            return "of somebody who has gone"
+            return "from a process that has ended"
         if owner.uid != os.geteuid():
-            return f"of uid {owner.uid}"
-        return "" if in_pool else "of a process outside the pool"
+            return f"from uid {owner.uid}"
+        return "" if in_pool else "from a process outside the pool"
 
 
 class _End:
@@ -126,7 +126,7 @@ class Gate:
             if not why and len(self._ends) >= self._most:
                 why = "one too many"
             if why or not self._join(connection):
-                self._refuse(connection, why or "while the store took nobody")
+                self._refuse(connection, why or "while the store accepted no connections")
 
     def _come(self, door: socket.socket) -> list[socket.socket]:
         came: list[socket.socket] = []

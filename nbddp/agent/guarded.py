@@ -80,7 +80,7 @@ class GuardedAgent(main.Agent):
             super()._handle_all(peer, chunk)
         else:
             with suppress(OSError):  # it has gone, or does not read
-                peer.send(encode({"error": "this agent takes orders from its owner alone"}))
+                peer.send(encode({"error": "this agent takes orders only from its owner"}))
 
     # -- the watch -----------------------------------------------------------------------
 

@@ -139,10 +139,10 @@ class Agent:
         """Wait until workers can be started; what the agent said then (devices, cores, host)."""
         self.wait_until(lambda: self.warm is not None or self.closed, timeout)
         if self.warm is None:
-            why = "ended while it started" if self.closed else f"was not ready after {timeout:.0f} s"
+            why = "ended while starting" if self.closed else f"was not ready after {timeout:.0f} s"
             raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.log))
         if self.warm["missing"]:
-            raise AgentFailed(f"a worker needs {self.warm['missing']}; install it into the kernel's own environment")
+            raise AgentFailed(f"a worker needs {self.warm['missing']}; install it in the kernel's environment")
         return self.warm
 
     def request(self, op: str, *, timeout: float = 30.0, **fields: Any) -> Message:
@@ -203,7 +203,7 @@ class Agent:
         if answer is None:
             raise AgentFailed(self.ended() if self.closed else f"{self.name} did not answer for {timeout:.0f} s")
         if "error" in answer:
-            raise AgentFailed(f"{self.name} could not do it: {answer['error']}")
+            raise AgentFailed(f"{self.name} failed: {answer['error']}")
         return answer
 
     def wait_until(self, done: Callable[[], bool], timeout: float) -> None:

@@ -76,7 +76,7 @@ def private(path: Path, setting: str = "NBDDP_RUNTIME_DIR") -> Path:
     facts = path.lstat()
     own = not hasattr(os, "getuid") or (facts.st_uid == _uid() and not stat.S_IMODE(facts.st_mode) & 0o077)
     if not stat.S_ISDIR(facts.st_mode) or not own:
-        what = "is a link" if stat.S_ISLNK(facts.st_mode) else "belongs to somebody else or is open to others"
+        what = "is a link" if stat.S_ISLNK(facts.st_mode) else "belongs to another user or is open to others"
         raise AgentFailed(f"{path} {what}; remove it, or set {setting} to a private folder")
     return path
 
@@ -91,7 +91,7 @@ def named(name: str) -> Path:
     path = runtime() / name
     facts = path.lstat() if NAME.fullmatch(name) and path.exists() else None
     if facts is None or not stat.S_ISDIR(facts.st_mode) or facts.st_uid != _uid():
-        raise AgentFailed(f"there is no folder of a pool named {name!r}")
+        raise AgentFailed(f"there is no pool folder named {name!r}")
     return path
 
 
@@ -142,7 +142,7 @@ def running() -> list[Path]:
 def strange() -> list[str]:
     """What stands in the folder of pools and was not put there by nbddp, in words. It is left alone."""
     found = [path for path in sorted(runtime().iterdir()) if _is_strange(path)]
-    return [f"{path} is no folder of a pool and is left alone" for path in found]
+    return [f"{path} is not a pool's folder and is left alone" for path in found]
 
 
 def _is_strange(path: Path) -> bool:
@@ -156,7 +156,7 @@ def _is_strange(path: Path) -> bool:
 def check_name(home: Path) -> None:
     """Raises ValueError if this is not named as `fresh` names folders: all that is in one is about to be removed."""
     if not NAME.fullmatch(home.name):
-        raise ValueError(f"{home} is no folder that nbddp has made")
+        raise ValueError(f"{home} was not created by nbddp")
 
 
 def remove(home: Path, files: list[str]) -> None:

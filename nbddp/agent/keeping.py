@@ -65,9 +65,9 @@ class Ended(Exception):
 def why_not() -> str:
     """Empty if this process can be kept, else the reason."""
     if not system.is_linux():
-        return f"nothing can be kept warm on {system.name()}, where each worker imports torch by itself"
+        return f"no process can be kept warm on {system.name()}, where each worker imports torch itself"
     if not hasattr(os, "pidfd_open"):
-        return "this Python cannot tell when a process ends (os.pidfd_open)"
+        return "this Python lacks os.pidfd_open, which reports the end of a process"
     return children.why_not_fork()
 
 

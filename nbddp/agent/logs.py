@@ -27,7 +27,7 @@ def _cut(path: str, part: int) -> None:
     own = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
         os.ftruncate(own, 0)
-        between = f"\n… {size - 2 * part} bytes are left out here …\n"
+        between = f"\n… {size - 2 * part} bytes omitted …\n"
         os.write(own, head + between.encode() + tail)
     finally:
         os.close(own)

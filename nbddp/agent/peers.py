@@ -37,7 +37,7 @@ ESTABLISHED = 1
 # linux/tcp.h
 TCP_MD5SIG_EXT, FLAG_PREFIX, KEY_BYTES = 32, 1, 80
 MAPPED = "::ffff:"  # an IPv4 address as an IPv6 socket has it
-UNTOLD = "the kernel does not say who owns a connection"
+UNTOLD = "the kernel does not report who owns a connection"
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def unavailable() -> str:
     if owner is None:
         return f"{UNTOLD} (sock_diag finds none)"
     if owner != Owner(os.geteuid(), inode, ESTABLISHED):
-        return f"{UNTOLD} (sock_diag says uid {owner.uid} of one of uid {os.geteuid()})"
+        return f"{UNTOLD} (sock_diag reports uid {owner.uid} for a connection of uid {os.geteuid()})"
     return ""
 
 
@@ -272,4 +272,4 @@ def unguarded(owner: int | None = None) -> str:
 
 
 def exposed(whose: str, why: str) -> str:
-    return f"any process {whose} can reach the store in which the ranks meet: {why}"
+    return f"any process {whose} can reach the store where the ranks meet: {why}"

@@ -25,18 +25,20 @@ AGENT = ("nbddp.agent.reached",)
 RULE = re.compile(r"^-{20,}$", re.MULTILINE)
 OWN_WARNING = re.compile(r"\[[^\]\s]+:\d+\] .*\bWarning: ")  # of Open MPI about itself: [host:pid] plm:rsh: Warning: …
 WORDS = {  # what ssh says → what to do
-    "Host key verification failed": "run ssh {host} in a terminal once and look at the key that it shows",
-    "REMOTE HOST IDENTIFICATION HAS CHANGED": "ask who runs {host} whether its key is new; "
+    "Host key verification failed": "run ssh {host} once in a terminal and check the key that it shows",
+    "REMOTE HOST IDENTIFICATION HAS CHANGED": "ask the administrator of {host} whether its key has changed; "
     "ssh-keygen -R removes the old one",
-    "Permission denied": "put a key where ssh finds it (ssh-copy-id {host}, or ssh-add for one with a passphrase); no "
-    "password can be asked for here",
-    "Could not resolve hostname": "check the name, or give it a HostName in ssh's configuration",
+    "Permission denied": "set up a key (ssh-copy-id {host}, or ssh-add for a key with a passphrase); ssh cannot ask "
+    "for a password here",
+    "Could not resolve hostname": "check the name, or set a HostName for it in ssh's configuration",
     "Connection refused": "check that sshd runs there, and the port ({host}:PORT)",
     "No route to host": "check the address and the network between here and there",
     "Network is unreachable": "check the address and the network between here and there",
-    "timed out": "check the address, and whether a firewall drops what comes to its ssh port",
-    "Too many authentication failures": "name the key by IdentityFile and IdentitiesOnly yes in ssh's configuration",
-    "Bad configuration option": "mend ssh's configuration",
+    "timed out": "check the address, and whether a firewall drops connections to its ssh port",
+    "Too many authentication failures": (
+        "name the key with IdentityFile and set IdentitiesOnly yes in ssh's configuration"
+    ),
+    "Bad configuration option": "fix ssh's configuration",
 }
 
 
@@ -68,9 +70,11 @@ class Way:
         last = last_line(said)
         python = self.python_of(host)
         if code in NO_PROGRAM or any(words in said for words in (f"{python}: No such file", f"Executable: {python}\n")):
-            return f"{host} has no {python}: {last}; name its interpreter by --python PATH"
+            return f"{host} has no {python}: {last}; name its interpreter with --python PATH"
         if "No module named nbddp" in said or "No module named 'nbddp" in said:
-            return f"{python} on {host} has no nbddp: {last}; install it there, or name another interpreter by --python"
+            return (
+                f"{python} on {host} has no nbddp: {last}; install it there, or name another interpreter with --python"
+            )
         if code is None:
             return f"{host} did not answer; it said: {last}"
         return f"the agent on {host} ended with exit code {code}: {last}"
@@ -117,7 +121,10 @@ class Ssh(Way):
 
     def failure(self, host: Host, code: int | None, said: str) -> str:
         if code == 0 and not said.strip():
-            return f"{host} ran nothing and said nothing; ssh {host} date shows whether its login shell runs commands"
+            return (
+                f"{host} ran no command and printed nothing; ssh {host} date shows whether its login shell runs "
+                "commands"
+            )
         if code != SSH_FAILED:
             return super().failure(host, code, said)
         lines = [line.strip() for line in said.splitlines() if line.strip()]
@@ -156,7 +163,7 @@ class Srun(Way):
             return f"{host} cannot be reached: {gone}"
         if code is not None and "Unable to " in said:
             told = next(line for line in said.splitlines() if "Unable to " in line)
-            return f"{host} cannot be reached: {told.strip()}; squeue -j {self.job} tells what the job has"
+            return f"{host} cannot be reached: {told.strip()}; squeue -j {self.job} shows the job's state"
         return super().failure(host, code, said)
 
     def ended(self, host: Host, said: str) -> str:
@@ -185,4 +192,4 @@ def last_line(said: str) -> str:
     lines = [line.strip() for part in parts[::2] for line in part.splitlines() if line.strip()]
     lines = [line for line in lines if not OWN_WARNING.match(line)] or ([] if parts[1::2] else lines)
     boxes = [" ".join(part.split()) for part in parts[1::2]]
-    return (lines[-1:] or boxes[:1] or ["it said nothing"])[0]
+    return (lines[-1:] or boxes[:1] or ["it printed nothing"])[0]

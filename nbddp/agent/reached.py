@@ -142,7 +142,7 @@ class ReachedAgent(Agent):
     def _do_own(self, peer: Peer, message: Message) -> Message:
         """The owner is back. `got`: what it has read."""
         if not self._keep_alive:
-            raise ValueError("this agent does not outlive its owner's connection")
+            raise ValueError("this agent ends with its owner's connection")
         self._leave_first()
         if self._speaks is not None:  # beyond a cut cable it lives on, and what it still brings has come again by now
             self.leave_peer(self._speaks)
@@ -193,7 +193,7 @@ class ReachedAgent(Agent):
             Path(child.log).unlink()
             self.tell(peer, id=key, facts=json.loads(last))
         except (OSError, ValueError):
-            self.tell(peer, id=key, error=f"it does not know its own facts: {last or 'is its disk full?'}")
+            self.tell(peer, id=key, error=f"it could not determine its own facts: {last or 'is its disk full?'}")
 
     def _do_folder(self, peer: Peer, message: Message) -> Message:
         """A copy of the notebook's folder begins, or begins anew."""
@@ -315,7 +315,7 @@ def first_line() -> Message:
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
         if not byte:
-            sys.exit("nobody said in which environment to begin")
+            sys.exit("no environment was given to start in")
         line += byte
     message: Message = json.loads(line)
     return message

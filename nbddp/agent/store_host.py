@@ -8,7 +8,7 @@ At the store's port there is a gate (`agent.gate`), on the loopback alone; behin
 here, in one of two ways. torch's libuv server listens on another address of the loopback, where the kernel answers only
 connections that are signed by a key of this process. Its older server listens on a unix socket whose name is gone as
 soon as it is bound; it is used where libuv takes no socket (up to torch 2.7) or the kernel signs nothing, and has no
-queues (`Store.queue_push`). Where the kernel does not say whose a connection is (not Linux), or torch takes neither,
+queues (`Store.queue_push`). Where the kernel does not report whose a connection is (not Linux), or torch takes neither,
 there is no gate, anybody on this machine reaches the store, and the answer to the agent says why.
 """
 
@@ -110,7 +110,7 @@ def open_store(root: int, *others: int, roots: Iterable[int] = ()) -> Served:
     try:
         return _gated(pool, _unix, libuv=False)
     except (OSError, RuntimeError) as e:
-        return _in_the_open(f"torch does not listen where others cannot reach it ({e})")
+        return _in_the_open(f"torch cannot listen where other processes cannot reach it ({e})")
 
 
 def open_to_nodes(address: str, key: bytes, root: int, *others: int, roots: Iterable[int] = ()) -> Served:

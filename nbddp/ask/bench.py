@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nbddp.base.share import Share
 from nbddp.errors import BadInput
 from nbddp.plan.topology import counted
 from nbddp.trace.measured import Measured
@@ -13,7 +14,6 @@ from nbddp.trace.waiting import BUS_FACTOR
 
 SMALLEST, LARGEST, FACTOR = 1 << 10, 64 << 20, 4
 REPEAT, WARMUP = 12, 3
-BAR = 24  # characters
 Ask = Callable[[dict[str, Any]], dict[int, Any]]  # fields of a request → rank's answer
 
 
@@ -21,10 +21,11 @@ def sizes(smallest: int = SMALLEST, largest: int = LARGEST, factor: int = FACTOR
     """Bytes from the smallest to the largest, each `factor` times the one before. Raises BadInput."""
     if smallest < 1 or largest < smallest:
         raise BadInput(
-            f"sizes from {smallest} to {largest} bytes are none; use --min 1KiB --max 64MiB, the smaller one first"
+            f"there are no sizes from {smallest} to {largest} bytes; give the smaller one first, as in --min 1KiB "
+            "--max 64MiB"
         )
     if factor < 2:
-        raise BadInput(f"--factor {factor} does not lead from one size to a larger one; use 2 or more")
+        raise BadInput(f"--factor {factor} does not increase the size; use 2 or more")
     found = [smallest]
     while found[-1] * factor <= largest:
         found.append(found[-1] * factor)
@@ -46,15 +47,17 @@ def bench(
         if name not in BUS_FACTOR:
             raise BadInput(f"there is no collective {name}; use {', '.join(BUS_FACTOR)}")
     if ranks < 2:
-        raise BadInput("a collective needs two ranks at least; %ddp start --nproc 2 makes them")
+        raise BadInput("a collective needs at least two ranks; %ddp start --nproc 2 starts them")
     if repeat < 1 or warmup < 1:
-        raise BadInput("a size is measured once at least, after one call to warm up; use --repeat 1 --warmup 1 or more")
+        raise BadInput(
+            "each size needs at least one measurement and one warm-up call; use --repeat 1 --warmup 1 or more"
+        )
     own = ask({"part": "open", "devices": list(devices)})[0]
     found: list[Measured] = []
     todo = [(c, s) for c in collectives for s in wanted]
     try:
         for i, (name, size) in enumerate(todo):
-            progress(bar(i, len(todo), f"{name} of {size_words(size)} on {counted(ranks, 'rank')}"))
+            progress(Share(f"{name} of {size_words(size)} on {counted(ranks, 'rank')}", i, len(todo)))
             answer = ask({"part": "measure", "collective": name, "size": size, "repeat": repeat, "warmup": warmup})[0]
             one = Measured(name, answer["bytes"], ranks, tuple(answer["seconds"]), answer["wrong"])
             if one.bytes not in [m.bytes for m in found if m.collective == name]:  # tiny sizes round to the same
@@ -66,9 +69,3 @@ def bench(
     if own:
         ask({"part": "close"})
     return found
-
-
-def bar(done: int, of: int, text: str) -> str:
-    """`████░░░░ 3/9  all_reduce of 64 KiB`."""
-    full = BAR * done // of
-    return f"{'█' * full}{'░' * (BAR - full)} {done}/{of}  {text}"

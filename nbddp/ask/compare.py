@@ -50,11 +50,11 @@ def _held(data: Mapping[str, Any] | None) -> Held | None:
 def _check(c: Compared) -> None:
     there = c.present()
     if not there:
-        raise BadInput(f"there is no name {c.name} on {rank_words(c.ranks)}; a %%ddp cell that assigns it makes one")
+        raise BadInput(f"{c.name} is not defined on {rank_words(c.ranks)}; assign it in a %%ddp cell")
     alone = [h.type for h in there.values() if set(h.leaves) == {""} and h.leaves[""].kind == "opaque"]
     if len(alone) == len(there):
         raise BadInput(
-            f"{c.name} holds a {alone[0]}, which has nothing to compare; name a tensor, a module, an optimizer, a "
+            f"{c.name} holds a {alone[0]}, which cannot be compared; name a tensor, a module, an optimizer, a "
             "number, or a dict or list of them"
         )
 

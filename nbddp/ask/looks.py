@@ -19,9 +19,12 @@ from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
 from nbddp.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.trace.origin import origin
+from nbddp.trace.program import Breakdown
 from nbddp.trace.sizes import Held, Sizes
 from nbddp.trace.sizes import sizes as report_of_sizes
 from nbddp.trace.steps import Recording, step_from
+from nbddp.trace.untraced import cell_from
+from nbddp.trace.untraced import program as untraced
 from nbddp.worker import values
 
 RECORDED_BY = {"DDP's reducer", "end of backward"}  # seams without which nothing is recorded
@@ -33,8 +36,8 @@ def timings(ranks: Ranks) -> Recording:
     if not any(f["steps"] for f in found.values()):
         missing = ranks.ask(0, {"op": "seams"}) or []
         if not RECORDED_BY.isdisjoint(missing):
-            raise BadInput("steps cannot be recorded with this torch; %ddp doctor says what is missing")
-        raise BadInput("no step of a DistributedDataParallel has been recorded; train in a %%ddp cell first")
+            raise BadInput("steps cannot be recorded with this torch; %ddp doctor shows what is missing")
+        raise BadInput("no DDP step has been recorded; train a DistributedDataParallel model in a %%ddp cell first")
     newest = max(found.values(), key=lambda f: f["run"])
     of_it = {r: f for r, f in found.items() if f["steps"] and f["run"] == newest["run"]}
     recording = Recording(
@@ -46,13 +49,31 @@ def timings(ranks: Ranks) -> Recording:
     return aligned(recording, clocks(ranks))
 
 
+def collectives(ranks: Ranks) -> Breakdown:
+    """What `Pool.collectives` does."""
+    found = _unpacked(ranks.answers("together"))
+    if not any(found.values()):
+        raise BadInput("no collective has been recorded; call some in a %%ddp cell first")
+    newest = max((f for f in found.values() if f), key=lambda f: f["run"])
+    of_it = {r: f for r, f in found.items() if f and f["run"] == newest["run"]}
+    by_rank = clocks(ranks)
+    cells = {r: cell_from(f, by_rank.get(r, Clock())) for r, f in of_it.items()}
+    return untraced(cells, sorted(set(found) - set(of_it)), origin(newest["run"], newest["cell"], ranks.newest()))
+
+
 def trace(ranks: Ranks) -> Merged:
     """What `Pool.trace` does."""
     found = _unpacked(ranks.answers("trace"))
     places = ranks.placed().workers
     traces = {
         r: RankTrace(
-            t["events"], t["base"], t["shift"], t["pid"], places[r].node, [Collective(**c) for c in t["collectives"]]
+            t["events"],
+            t["base"],
+            t["shift"],
+            t["pid"],
+            places[r].node,
+            [Collective(**c) for c in t["collectives"]],
+            t["waits"],
         )
         for r, t in found.items()
         if "events" in t
@@ -79,7 +100,7 @@ def memory(ranks: Ranks) -> list[RankMemory]:
     """What `Pool.memory` does."""
     found = _unpacked(ranks.answers("memory"))
     if not any(found.values()):
-        raise BadInput("no rank has a module or an optimizer; make them in a %%ddp cell first")
+        raise BadInput("no rank has a module or an optimizer; create them in a %%ddp cell first")
     steps: list[tuple[int, int | None]] = [f["trained"] for f in found.values() if f and f["trained"]]
     run, cell = max(steps, default=(0, None), key=lambda step: step[0])
     trained = origin(run, cell, ranks.newest()) if run else None

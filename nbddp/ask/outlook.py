@@ -50,7 +50,9 @@ def foresee(
     recording = source.timings()
     number = typical(recording)
     if number is None:
-        raise BadInput("no step was recorded on every rank, so none can be carried on; train on all ranks in a cell")
+        raise BadInput(
+            "no step was recorded on every rank, so there is nothing to forecast from; train on all ranks in one cell"
+        )
     largest = max((b.bytes for s in recording.step(number).values() for b in s.buckets), default=0)
     per_node = ranks_per_node or len(source.placed().on_node(0))
     return forecast(
@@ -67,7 +69,7 @@ def _measured(source: Source, largest: int, progress: Callable[[str], None]) -> 
     """
     size = source.placed().world_size
     if size < 2:
-        raise BadInput("one rank measures no collectives; %ddp start --nproc 2, train there, then forecast")
+        raise BadInput("collectives cannot be measured on one rank; %ddp start --nproc 2, train there, then forecast")
     sizes = {m.bytes for m in source.measured if (m.collective, m.ranks) == ("all_reduce", size)}
     if len(sizes) < 2 or max(sizes) < largest / 2:
         progress(f"measuring all-reduces on {size} ranks, once")

@@ -12,14 +12,15 @@ import os
 import sys
 from typing import Any, ClassVar
 
+LOOPBACK = "127.0.0.1"
 NAMES = {"darwin": "macOS", "win32": "Windows"}
 WITHOUT_PROC = (
-    "a rank that is blocked in a collective cannot be freed: it is replaced, and its names are lost; each worker "
-    "imports torch by itself, which takes seconds"
+    "a rank that is blocked in a collective cannot be freed: it is replaced and its names are lost; each worker "
+    "imports torch itself, which takes seconds"
 )
 MORE = (  # for those who ask: `%ddp doctor`
-    "ranks that have called different collectives are known to wait by their CPU time, since no bytes are counted",
-    "the peak of memory is the worker's, not the last cell's",
+    "whether ranks that called different collectives are blocked is judged by CPU time, because bytes are not counted",
+    "peak memory is the worker's, not the last cell's",
     "a rank whose native code holds the interpreter shows no stack",
 )
 

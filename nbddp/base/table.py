@@ -1,12 +1,37 @@
 """A table that shows itself as aligned text and as HTML, and gives its columns and rows to those who count on. Knows
-no matplotlib and no pool."""
+no matplotlib and no pool.
+
+A column of numbers and quantities ("272 MiB", "1.2 s", "–" for none) ends at the right; its units begin on one line.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
+
+NOTHING = ("", "–", "?", "none", "no limit")  # in the place of a number
+UNITS = r"%|×|ns|µs|ms|s|m|h|(?:[KMGT]i?)?B(?:/s)?|[KMGT]?b/s|[KMGT]bit/s|W|°C"  # of times, sizes, speeds and shares
+QUANTITY = re.compile(rf"([<>≤≥~≈±+−-]?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:e[+-]?\d+)?)(?: ?({UNITS}))?")
+
+
+def is_numeric(column: Sequence[object], written: Sequence[str]) -> bool:
+    """Whether a column has numbers and quantities alone."""
+    return any(text not in NOTHING for text in written) and all(
+        isinstance(value, int | float) or text in NOTHING or QUANTITY.fullmatch(text) is not None
+        for value, text in zip(column, written, strict=True)
+    )
+
+
+def lined_up(column: Sequence[str]) -> list[str]:
+    """Numbers and quantities, all as wide: numbers end on one line, and their units begin on one."""
+    found = [QUANTITY.fullmatch(text) for text in column]
+    unit = max((len(m[2]) for m in found if m and m[2]), default=0)
+    padded = [text + " " * (unit - len(m[2])) if m and m[2] else text for m, text in zip(found, column, strict=True)]
+    width = max(map(len, padded), default=0)
+    return [text.rjust(width) for text in padded]
 
 
 @dataclass(frozen=True)
@@ -45,28 +70,32 @@ class Table:
         return [self.formats.get(name, str)(value) for name, value in zip(self.columns, row, strict=True)]
 
     def __repr__(self) -> str:
-        cells = [self._written(row) for row in self.rows]
-        widths = [max([len(h), *(len(row[i]) for row in cells)]) for i, h in enumerate(self.columns)]
-        lines = [self.title] if self.title else []
-        for row in [list(self.columns), *cells]:
-            padded = (
-                text.rjust(w) if self._numeric(i) else text.ljust(w)
-                for i, (text, w) in enumerate(zip(row, widths, strict=True))
-            )
-            lines.append("  ".join(padded).rstrip())
-        return "\n".join(lines)
+        columns = self._columns()
+        parts = []
+        for head, column, numeric in zip(self.columns, columns, self._numeric(columns), strict=True):
+            body = lined_up(column) if numeric else column
+            width = max(map(len, [head, *body]))
+            parts.append([text.rjust(width) if numeric else text.ljust(width) for text in [head, *body]])
+        lines = ["  ".join(row).rstrip() for row in zip(*parts, strict=True)]
+        return "\n".join([self.title] * bool(self.title) + lines)
+
+    def _columns(self) -> list[list[str]]:
+        """Every column as it is written."""
+        return [[row[i] for row in map(self._written, self.rows)] for i in range(len(self.columns))]
+
+    def _numeric(self, columns: Sequence[Sequence[str]]) -> list[bool]:
+        return [is_numeric([row[i] for row in self.rows], column) for i, column in enumerate(columns)]
 
     def _repr_html_(self) -> str:
         caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
-        head = "".join(self._cell(i, h, "th") for i, h in enumerate(self.columns))
-        body = "".join(
-            f"<tr>{''.join(self._cell(i, c) for i, c in enumerate(self._written(row)))}</tr>" for row in self.rows
-        )
+        columns = self._columns()
+        numeric = self._numeric(columns)
+        head = "".join(map(_cell, self.columns, numeric, ["th"] * len(columns)))
+        rows = zip(*columns, strict=True) if columns else []
+        body = "".join(f"<tr>{''.join(map(_cell, row, numeric))}</tr>" for row in rows)
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
-    def _cell(self, column: int, text: str, tag: str = "td") -> str:
-        side = "right" if self._numeric(column) else "left"
-        return f'<{tag} style="text-align: {side}">{escape(text)}</{tag}>'
 
-    def _numeric(self, column: int) -> bool:
-        return bool(self.rows) and all(isinstance(row[column], int | float) for row in self.rows)
+def _cell(text: str, numeric: bool, tag: str = "td") -> str:
+    side, words = ("right", escape(text).replace(" ", "&nbsp;")) if numeric else ("left", escape(text))
+    return f'<{tag} style="text-align: {side}">{words}</{tag}>'

@@ -26,7 +26,7 @@ def speed(text: str) -> float:
     number, prefix, binary, unit = found.groups()
     value: float = float(number) * (1024 if binary else 1000) ** _PREFIX[(prefix or "").upper()]
     if not 0 < value < math.inf:
-        raise ValueError(f"{text} is no speed of a link; type a positive one, such as 25GB/s")
+        raise ValueError(f"{text} is not a link speed; type a positive one, such as 25GB/s")
     return value if unit == "B" else value / 8
 
 
@@ -34,7 +34,7 @@ def _speed_advice(text: str) -> str:
     if re.fullmatch(_NUMBER, text):
         return f"{text} has no unit; type {text.strip()}GB/s for bytes or {text.strip()}Gb/s for bits per second"
     if _SPEED.fullmatch(text.replace("g", "G").replace("m", "M").replace("t", "T")):
-        return f"{text} has a small prefix; type GB/s for bytes or Gb/s for bits per second, as in 25GB/s"
+        return f"{text} has a lower-case prefix; type GB/s for bytes or Gb/s for bits per second, as in 25GB/s"
     return f"{text} is not a speed; type a number with its unit, such as 25GB/s, 200Gb/s, 800MB/s or 12GiB/s"
 
 

@@ -8,6 +8,7 @@ white, which can be read in every theme.
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Sequence
 from html import escape
 
 from nbddp.base.table import Table
@@ -44,13 +45,14 @@ def picture(png: bytes, width: int, alt: str, more: str = "") -> str:
     return f'<style>{STYLE}</style><div class="{SHEET}" style="overflow-x: auto">{image}</div>'
 
 
-def page(png: bytes, width: int, words: str, table: Table | None = None) -> str:
-    """Picture, words, and the table, if `words` end with it, as one that scrolls by itself."""
+def page(png: bytes, width: int, words: str, tables: Sequence[Table] = ()) -> str:
+    """Picture, words, and the tables, if `words` end with them, as ones that scroll by themselves."""
     alt = words.partition("\n")[0]
-    if table is None:
-        return picture(png, width, alt) + words_of(words)
-    text = words.removesuffix(repr(table)).rstrip()
-    return picture(png, width, alt) + words_of(text) + SCROLLS.format(table._repr_html_())
+    text = words
+    for table in reversed(tables):
+        text = text.removesuffix(repr(table)).rstrip()
+    shown = "".join(SCROLLS.format(table._repr_html_()) for table in tables)
+    return picture(png, width, alt) + words_of(text) + shown
 
 
 def in_the_dark(colour: str, behind: str) -> str:

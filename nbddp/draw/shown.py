@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ def width_of(png: bytes) -> int:
 
 
 class Shown:
-    """A matplotlib figure and its content in words, which may end with a table. `str` and `repr` are the words."""
+    """A matplotlib figure and its content in words, which may end with tables. `str` and `repr` are the words."""
 
-    def __init__(self, figure: Figure, words: str, table: Table | None = None):
-        self.figure, self.words, self._table = figure, words, table
+    def __init__(self, figure: Figure, words: str, table: Table | Sequence[Table] | None = None):
+        self.figure, self.words = figure, words
+        self._tables = [] if table is None else [table] if isinstance(table, Table) else list(table)
         self._drawn = b""
 
     def __repr__(self) -> str:
@@ -56,7 +58,7 @@ class Shown:
         data, self._drawn = self._drawn or self.png(), b""
         width = width_of(data)
         bundle = {
-            "text/html": page(data, width, self.words, self._table),
+            "text/html": page(data, width, self.words, self._tables),
             "image/png": base64.b64encode(data).decode(),
             "text/plain": self.words,
         }

@@ -26,9 +26,9 @@ HEAD = '"""The %%ddp cells of a notebook, to be started by torchrun."""\n'
 
 
 def script(cells: Iterable[str]) -> str:
-    """The script's text. Cells without `%%ddp` stay in the notebook: they run in its kernel, not on the ranks.
+    """The `%%ddp` cells of a notebook as one script for torchrun. Other cells are left out: they run in the kernel.
 
-    Raises BadInput if no `%%ddp` cell is there, or one cannot be a part of a script.
+    Raises BadInput if there is no `%%ddp` cell, or if one cannot be part of a script.
     """
     parts, group_of = [HEAD], 0
     for number, (line, body) in enumerate(_ddp_cells(cells), 1):
@@ -39,7 +39,7 @@ def script(cells: Iterable[str]) -> str:
             group_of = number
         parts.append(f"# cell {number}: %%ddp {line}".rstrip() + f"\n{body.strip()}\n")
     if len(parts) == 1:
-        raise BadInput("there is no %%ddp cell to make a script of; only cells under %%ddp run on the ranks")
+        raise BadInput("there is no %%ddp cell to export; only %%ddp cells run on the ranks")
     if group_of:
         parts.append(LEAVE)
     whole = "\n".join(parts)
@@ -59,8 +59,8 @@ def _ddp_cells(cells: Iterable[str]) -> Iterable[tuple[str, str]]:
 def _refuse_some_ranks(spec: LaunchSpec, number: int) -> None:
     if spec.ranks is not None:
         raise BadInput(
-            f"cell {number} runs on some ranks only (--ranks), and a script runs on all; "
-            'write if int(os.environ["RANK"]) in (...): in the cell, and leave --ranks out'
+            f"cell {number} runs on some ranks only (--ranks), but a script runs on all; "
+            'write if int(os.environ["RANK"]) in (...): in the cell, and leave out --ranks'
         )
 
 
@@ -73,16 +73,17 @@ def _parsed(body: str, what: str) -> ast.Module:
         text = rows[error.lineno - 1].strip() if error.lineno and error.lineno <= len(rows) else ""
         if text.startswith(("%", "!")):
             raise BadInput(
-                f"{what}: {text!r} is IPython's, and a script has no IPython; move it to a cell without %%ddp"
+                f"{what}: {text!r} is IPython syntax, which a script does not have; move it to a cell without %%ddp"
             ) from None
-        raise BadInput(f"{what} is no Python that can run as a script: {error.msg} at {text!r}") from None
+        raise BadInput(f"{what} is not Python that can run as a script: {error.msg} at {text!r}") from None
 
 
 def _refuse_another_group(before: int, number: int, asks_first: bool) -> None:
     if before and not asks_first:
         raise BadInput(
-            f"cells {before} and {number} both call init_process_group, and under torchrun a process can do that once; "
-            f"write if not dist.is_initialized(): before it in cell {number}, and destroy no group in between"
+            f"cells {before} and {number} both call init_process_group, but under torchrun a process can do that only "
+            f"once; write if not dist.is_initialized(): before it in cell {number}, and do not destroy the group "
+            "in between"
         )
 
 

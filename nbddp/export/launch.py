@@ -16,17 +16,17 @@ PORT = 29400  # torchrun's own for c10d where none is said
 
 
 class AsIs(str):
-    """A word that the shell is to expand: put on the line without quoting it again, such as `"$SLURM_NODEID"`."""
+    """A word for the shell to expand, such as `"$SLURM_NODEID"`: it is not quoted again."""
 
 
 def shell_line(words: Iterable[str]) -> str:
-    """Words → one command for a POSIX shell, each quoted unless it is AsIs."""
+    """Join words into one command for a POSIX shell; each is quoted unless it is AsIs."""
     return " ".join(w if isinstance(w, AsIs) else shlex.quote(w) for w in words)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of a script on `nnodes` nodes with `nproc` processes each. Raises BadInput where that cannot be.
+    """One start of a script on `nnodes` nodes with `nproc` processes each. Raises BadInput if that is impossible.
 
     rendezvous: C10D (torchrun's nodes find out among themselves who is which), STATIC (each node is told its rank) or
         SRUN (no torchrun: Slurm starts every process and gives it its numbers).
@@ -53,17 +53,17 @@ class Launch:
             if getattr(self, name) < least:
                 raise BadInput(f"{name}={getattr(self, name)} is not possible; use {least} or more")
         if self.rendezvous not in (C10D, STATIC, SRUN):
-            raise BadInput(f"rendezvous={self.rendezvous!r} is none of {C10D}, {STATIC}, {SRUN}")
+            raise BadInput(f"rendezvous={self.rendezvous!r} is not one of {C10D}, {STATIC}, {SRUN}")
         if not 0 < self.port < 65536:
-            raise BadInput(f"port={self.port} is no port; use a number from 1024 to 65535")
+            raise BadInput(f"port={self.port} is not a port; use a number from 1024 to 65535")
         if not self.script or not self.host or self.host.split() != [self.host]:
-            raise BadInput("a launch needs the path of a script, and a host's name without blanks")
+            raise BadInput("a launch needs the path of a script, and a host name without spaces")
         if self.max_restarts and self.rendezvous == SRUN:
-            raise BadInput(f"only torchrun starts workers anew; leave max_restarts out, or use rendezvous={C10D!r}")
+            raise BadInput(f"only torchrun restarts workers; leave out max_restarts, or use rendezvous={C10D!r}")
         self._check_elastic()
         for word in (self.script, *self.arguments, self.host, self.run_id):
             if "\0" in word:
-                raise BadInput(f"no command can hold a NUL byte, and {word!r} does")
+                raise BadInput(f"a command cannot contain a NUL byte, but {word!r} does")
 
     def _check_elastic(self) -> None:
         if self.min_nodes is None:
@@ -71,7 +71,7 @@ class Launch:
         if not 0 < self.min_nodes <= self.nnodes:
             raise BadInput(f"min_nodes={self.min_nodes} is not possible; use 1 to {self.nnodes}")
         if self.rendezvous != C10D:
-            raise BadInput(f"only c10d lets nodes come and go; leave min_nodes out, or use rendezvous={C10D!r}")
+            raise BadInput(f"only c10d lets nodes come and go; leave out min_nodes, or use rendezvous={C10D!r}")
 
     @property
     def backend(self) -> str:
@@ -80,12 +80,12 @@ class Launch:
 
     @property
     def endpoint(self) -> str:
-        """`host:port`; an IPv6 address stands in brackets."""
+        """`host:port`; an IPv6 address is in brackets."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def program(self) -> tuple[str, ...]:
-        """The script and its arguments; one that begins with a dash cannot be taken for an option."""
+        """The script and its arguments; a path that begins with a dash is not mistaken for an option."""
         path = f"./{self.script}" if self.script.startswith("-") else self.script
         return (path, *self.arguments)
 
@@ -93,7 +93,7 @@ class Launch:
 def torchrun_line(launch: Launch, node: int = 0) -> str:
     """The line to type on node `node`. On one node torchrun finds a free port itself (`--standalone`).
 
-    Raises BadInput for a node that the launch does not have, and where Slurm starts the processes.
+    Raises BadInput for a node that the launch does not have, or if Slurm starts the processes.
     """
     if not 0 <= node < launch.nnodes:
         raise BadInput(f"there is no node {node}; the launch has nodes 0 to {launch.nnodes - 1}")
@@ -107,15 +107,15 @@ def torchrun_line(launch: Launch, node: int = 0) -> str:
 
 
 def torchrun_words(launch: Launch, start: list[str]) -> list[str]:
-    """The words of a torchrun line; `start` says how the nodes meet."""
+    """The words of a torchrun line; `start` holds the options by which the nodes meet."""
     if launch.rendezvous == SRUN:
-        raise BadInput(f"with rendezvous={SRUN!r} Slurm starts every process and no torchrun runs; use {C10D!r}")
+        raise BadInput(f"with rendezvous={SRUN!r} Slurm starts every process and torchrun does not run; use {C10D!r}")
     restarts = ["--max-restarts", str(launch.max_restarts)] if launch.max_restarts else []
     return ["torchrun", *start, "--nproc-per-node", str(launch.nproc), *restarts, *launch.program]
 
 
 def static_words(launch: Launch, node_rank: str, host: str, port: str) -> list[str]:
-    """Each node is told which it is, and where node 0 is."""
+    """Tell each node its rank and the address of node 0."""
     return ["--nnodes", str(launch.nnodes), "--node-rank", node_rank, "--master-addr", host, "--master-port", port]
 
 

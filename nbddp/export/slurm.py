@@ -28,13 +28,13 @@ RANKS = (
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked of Slurm beside nodes and GPUs; an empty text leaves the option out.
+    """What a job requests from Slurm besides nodes and GPUs; an empty string leaves the option out.
 
     cpus_per_proc: cores for each process of the program, its data loading included.
     time: Slurm's `hours:minutes:seconds`. memory_per_cpu: such as `2G`.
     output: the log's path; Slurm puts the job's name for %x and its number for %j.
     setup: lines of shell that run first, as they are, such as `source env/bin/activate`.
-    Raises BadInput for a process without a core.
+    Raises BadInput if a process has no core.
     """
 
     name: str = "ddp"
@@ -51,13 +51,13 @@ class Job:
 
 
 def sbatch_script(launch: Launch, job: Job | None = None) -> str:
-    """The batch script, to be handed to sbatch.
+    """The batch script, to submit with sbatch.
 
     Raises BadInput for a value that no #SBATCH line can hold, and for `min_nodes`: Slurm ends a job that loses a node.
     """
     job = job or Job()
     if launch.min_nodes is not None:
-        raise BadInput(f"a job that loses a node is ended by Slurm; leave min_nodes={launch.min_nodes} out")
+        raise BadInput(f"Slurm ends a job that loses a node; leave out min_nodes={launch.min_nodes}")
     directives = "\n".join(f"#SBATCH --{name}={_directive(name, value)}" for name, value in _asked(launch, job))
     alone = launch.nnodes == 1 and launch.rendezvous != SRUN  # torchrun --standalone finds a port itself
     parts = ["#!/bin/bash", directives, "", "set -e", *job.setup, *([] if alone else [MEET, ""]), _srun(launch, job)]
@@ -91,7 +91,9 @@ def _cpus(launch: Launch, job: Job) -> int:
 def _directive(name: str, value: str) -> str:
     """A value on an #SBATCH line: no shell reads it, but sbatch takes quotes as a shell does."""
     if "\n" in value or "\0" in value:
-        raise BadInput(f"an #SBATCH line ends at a line break, and {name} is {value!r}; use a value without one")
+        raise BadInput(
+            f"an #SBATCH line ends at a line break, but {name} is {value!r}; use a value without line breaks"
+        )
     return shlex.quote(value) if any(c.isspace() or c in READ_BY_SBATCH for c in value) else value
 
 

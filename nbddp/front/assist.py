@@ -54,14 +54,16 @@ class Assistant:
             self._inspect = None
 
     def match(self, context: Any) -> Any:
-        """IPython's matcher: completions at the cursor, ours alone where the text is ours."""
+        """IPython's matcher: completions at the cursor; in %ddp and %%ddp lines only nbddp's own."""
         until = context.text_until_cursor
         if until.startswith("%%ddp ") and context.cursor_line == 0:
             return _words(options.complete_cell(until[6:]), until)
         if until.lstrip().startswith("%ddp "):
             line = until.lstrip()[5:]
-            found = commands.complete_command(line)
-            return _words([*found, *self._names(line)], until)
+            found = [*commands.complete_command(line), *self._names(line)]
+            if not found and line.split()[:1] and line.split()[0] in commands.SCRIPTS:
+                return {"completions": []}  # the script's own words, which IPython completes as files
+            return _words(found, until)
         if context.full_text.startswith("%%ddp") and context.cursor_line > 0:
             return self._on_rank_0(context)
         return {"completions": []}
@@ -94,7 +96,7 @@ class Assistant:
         return _result(answer["matches"], fragment, answer["kinds"])
 
     def do_complete(self, code: str, cursor_pos: int) -> Any:
-        """The kernel's complete request, where IPython has no matchers that see the whole cell."""
+        """The kernel's complete request, for an IPython whose matchers do not see the whole cell."""
         until = code[:cursor_pos].split("\n")
         found = self.match(SimpleNamespace(full_text=code, text_until_cursor=until[-1], cursor_line=len(until) - 1))
         if not found["completions"]:

@@ -27,9 +27,14 @@ PROG = "python -m nbddp"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 2 for bad input, 1 for a pool that failed, 130 after Ctrl-C."""
+    """Run the command line. Returns the exit status: 0, 1 if the pool failed, 2 for bad input, 130 after Ctrl-C; for a
+    script torchrun's exit status, which is 1 for any failure."""
     try:
         command = commands.parse_command(sys.argv[1:] if words is None else words, PROG)
+        if command.launch.program is not None:
+            from nbddp.front import script
+
+            return script.run(command)
         COMMANDS[command.name](command)
     except options.HelpAsked as answer:
         print(answer.text)
@@ -61,18 +66,19 @@ def _status(command: Command) -> None:
         print(f"{one.words(megabytes(asdict(one.identity)))}; {PROG} stop {one.name} ends it")
     for kept in allocation.kept() if not asked_for else ():
         print(
-            f"Slurm job {kept.job} is kept for a kernel, {lasts(kept.left)} left; {PROG} stop {kept.job} gives it back"
+            f"Slurm job {kept.job} is kept for the next kernel, {lasts(kept.left)} left; {PROG} stop {kept.job} "
+            "releases it"
         )
         waiting_too = True
     if not pools and not waiting and not waiting_too:
-        print("no pool of yours is running; a %%ddp cell or python -m nbddp start makes one")
+        print("you have no running pool; a %%ddp cell or python -m nbddp start starts one")
     for agent in pools:
         answer = agent.request("status")
         info = answer["info"]
         title = f"pool {agent.pool_id} · started in {info.get('cwd', '?')} by process {info.get('owner', '?')}"
         print(table(answer, title))
         if answer.get("keep"):
-            print(f"its warm process stays for {lasts(answer['keep'])} when the kernel has ended (--keep-warm)")
+            print(f"its warm process stays for {lasts(answer['keep'])} after the kernel ends (--keep-warm)")
         print()
 
 
@@ -109,7 +115,7 @@ def _stop(command: Command) -> None:
         print(f"warm process {one.name} ended")
     for job in jobs:
         job.end()
-        print(f"Slurm job {job.job} given back")
+        print(f"Slurm job {job.job} released")
     if waiting or jobs:
         return
     for agent in _chosen(command):
@@ -125,15 +131,15 @@ def _restart(command: Command) -> None:
         status = agent.request("status")
         if "cluster" in status["info"]:
             raise BadInput(
-                f"the engines of cluster {status['info']['cluster']} are not ours to replace; restart the cluster, "
+                f"nbddp cannot replace the engines of cluster {status['info']['cluster']}; restart the cluster, "
                 "then %ddp stop and %ddp start --cluster in the notebook"
             )
         workers = [c for c in status["children"] if c["kind"] == "worker"]
         picked = [c for c in workers if command.args["ranks"] is None or c["rank"] in command.args["ranks"]]
         agent.request("signal", pids=[c["pid"] for c in picked], signal=int(signal.SIGKILL))
         print(
-            f"pool {agent.pool_id}: {counted(len(picked), 'worker')} ended; new ones start with the next cell, "
-            "and names on the old ones are gone"
+            f"pool {agent.pool_id}: {counted(len(picked), 'worker')} ended; the next cell starts new ones, and names "
+            "on the old ones are gone"
         )
 
 
@@ -143,14 +149,14 @@ def _scale(command: Command) -> None:
     for agent in _chosen(command):
         bounds = agent.request("status")["info"].get("elastic")
         if not bounds:
-            raise BadInput(f"the nodes of pool {agent.pool_id} do not come and go; start one with --nnodes 1:{nodes}")
+            raise BadInput(f"pool {agent.pool_id} has a fixed number of nodes; start one with --nnodes 1:{nodes}")
         if not bounds[0] <= nodes <= bounds[1]:
             asked = f"--nnodes {bounds[0]}:{bounds[1]}"
-            raise BadInput(f"pool {agent.pool_id} was started with {asked}, so not for {counted(nodes, 'node')}")
+            raise BadInput(f"pool {agent.pool_id} was started with {asked} and cannot have {counted(nodes, 'node')}")
         agent.request("scale", nodes=nodes)
         print(
-            f"pool {agent.pool_id} is to have {counted(nodes, 'node')}: a cell that runs begins again on them, or the "
-            "next one begins there"
+            f"pool {agent.pool_id} will have {counted(nodes, 'node')}: a running cell restarts on them, otherwise the "
+            "next cell starts there"
         )
 
 
@@ -177,6 +183,11 @@ def _start(command: Command) -> None:
     pool.close()
 
 
+def _script(command: Command) -> None:
+    """A script has an exit status of its own: `main` runs it."""
+    raise BadInput(f"{PROG} {command.name} needs a script")
+
+
 COMMANDS: dict[str, Callable[[Command], None]] = {
     "help": _help,
     "status": _status,
@@ -187,6 +198,9 @@ COMMANDS: dict[str, Callable[[Command], None]] = {
     "restart": _restart,
     "scale": _scale,
     "start": _start,
+    "run": _script,
+    "torchrun": _script,
+    "launch": _script,
 }
 
 
@@ -196,11 +210,11 @@ def _chosen(command: Command, default_all: bool = False) -> list[Agent]:
     if name:
         found = [h for h in found if h.name == name]
         if not found:
-            raise BadInput(f"there is no running pool {name}; {PROG} status tells which there are")
+            raise BadInput(f"there is no running pool {name}; {PROG} status lists the pools")
     if not found and not default_all:
-        raise BadInput(f"no pool of yours is running; a %%ddp cell or {PROG} start makes one")
+        raise BadInput(f"you have no running pool; a %%ddp cell or {PROG} start starts one")
     if len(found) > 1 and not default_all:
-        raise BadInput(f"there are {len(found)} pools; say which: {' or '.join(h.name for h in found)}")
+        raise BadInput(f"there are {len(found)} pools; name one: {' or '.join(h.name for h in found)}")
     return [Agent.connect(h) for h in found]
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nbddp.base.units import amount, delay, speed
 from nbddp.errors import BadInput
+from nbddp.front import launching
+from nbddp.plan import scripts, torchrun
 from nbddp.plan.options import (
     HelpAsked,
     LaunchSpec,
@@ -54,26 +57,33 @@ COMMANDS: dict[str, str] = {
     "topology": "figure of nodes, processes and devices, of the pool or of a planned layout",
     "push": "copy names from the notebook to every rank",
     "pull": "fetch names from every rank, as sequences indexed by rank",
-    "timings": "figure and table of DDP's last steps: compute, communication and waiting per rank",
+    "timings": "figure and table of DDP's last steps, or of any program's collectives: who waits for whom",
     "compare": "compare the ranks' copies of a name: checksums, norms, largest differences",
     "memory": "each rank's memory: parameters, gradients, optimizer state, buckets, peak; or of NAMEs, or over a step",
     "forecast": "predict step time and scaling efficiency on more nodes",
     "bench": "measure time and bandwidth of collectives by size, as nccl-tests does",
-    "stacks": "where every rank is: line, collective, whom it waits for, stack",
+    "stacks": "where every rank is: line, collective, ranks it waits for, stack",
     "doctor": "check torch, ipykernel, IPython, ipyparallel and the pool's hosts",
-    "log": "print a rank's whole output of the last run, or its path",
+    "log": "print a rank's full output of the last run, or its path",
+    "run": "run a script or module on every rank, as torchrun does",
+    "torchrun": "run a script by torchrun's own command line; also python -m torch.distributed.run",
+    "launch": "run a script by the command line of python -m torch.distributed.launch",
+    "errors": "exit code and error file of each rank that failed in the last run, as a dict",
     "help": "show this text",
 }
-TERMINAL_COMMANDS = ("status", "start", "stop", "restart", "scale", "topology", "stacks", "doctor")
+TERMINAL_COMMANDS = (
+    "status", "start", "stop", "restart", "scale", "topology", "stacks", "doctor", "run", "torchrun", "launch",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Command:
-    """What one `%ddp` line asks for: a subcommand and its arguments by name."""
+    """What a `%ddp` line requests: a subcommand and its arguments by name. notes: what else to say about it."""
 
     name: str
     args: dict[str, Any]
     launch: LaunchSpec = field(default_factory=LaunchSpec)
+    notes: tuple[str, ...] = ()
 
 
 def _ranks(parser: Parser) -> None:
@@ -91,11 +101,13 @@ def _names(parser: Parser) -> None:
 
 
 def _log(parser: Parser) -> None:
-    parser.add_argument("--rank", type=one_rank, metavar="R", help="print the whole output of this rank")
+    parser.add_argument("--rank", type=one_rank, metavar="R", help="print the full output of this rank")
 
 
 def _timings(parser: Parser) -> None:
     parser.add_argument("--step", type=one_rank, metavar="K", help="show step K instead of the median step")
+    parser.add_argument("--collectives", action="store_true", help="show the collectives of the last cell that called "
+        "some, instead of DDP's steps (default where no step of DDP is recorded)")  # fmt: skip
 
 
 def _memory(parser: Parser) -> None:
@@ -154,6 +166,11 @@ def _attach(parser: Parser) -> None:
     parser.add_argument("job", nargs="?", type=positive, metavar="JOB", help="needed only if several jobs are kept")
 
 
+def _errors(parser: Parser) -> None:
+    parser.add_argument("--torchrun", action="store_true", help="print torchrun's summary instead")
+
+
+SCRIPTS = ("run", torchrun.TORCHRUN, torchrun.LAUNCH)  # subcommands that run a script
 NAMED = ("push", "pull", "compare", "memory")  # subcommands that take names
 PLAN = ("nnodes", "gpus_per_node", "gpus_per_proc", "nproc", "oversubscribe")
 
@@ -179,7 +196,7 @@ def _forecast(parser: Parser) -> None:
     add("--ranks-per-node", type=positive, metavar="N", help="default: as in the pool")
     add("--nodes", type=positive, default=MOST_NODES, metavar="N", help="largest number of nodes (default 1024)")
     add("--strong", action="store_true", help="strong scaling: the global batch stays the same")
-    add("--algorithm", choices=ALGORITHMS, help="all-reduce algorithm (default: the one that fits better)")
+    add("--algorithm", choices=ALGORITHMS, help="all-reduce algorithm (default: the one with the better fit)")
 
 
 def _collective(text: str) -> str:
@@ -225,11 +242,16 @@ ARGUMENTS: dict[str, Callable[[Parser], None]] = {
     "start": pool_options, "attach": _attach, "scale": _scale, "restart": _restart, "push": _names,
     "pull": _names, "log": _log, "timings": _timings,
     "memory": _memory, "topology": _topology, "compare": _names, "bench": _bench, "forecast": _forecast,
+    "errors": _errors,
 }  # fmt: skip
 
 
 def command_parser(name: str, prog: str = "%ddp") -> Parser:
     """The grammar of one subcommand of `%ddp` (or of `python -m nbddp`)."""
+    if name == "run":
+        return scripts.run_parser(prog)
+    if name in (torchrun.TORCHRUN, torchrun.LAUNCH):
+        return torchrun.parser_of(prog, name)
     parser = Parser(prog=f"{prog} {name}", allow_abbrev=False, exit_on_error=False, description=COMMANDS[name])
     if name in ARGUMENTS:
         ARGUMENTS[name](parser)
@@ -250,7 +272,7 @@ def overview(prog: str = "%ddp") -> str:
 
 def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
     """A `%ddp` line (or a terminal's words) → Command. Raises as `parse_cell` does."""
-    words = split_line(line, prog) if isinstance(line, str) else list(line)
+    words = torchrun.rewritten(split_line(line, prog) if isinstance(line, str) else list(line))
     if not words or words[0] in ("help", "-h", "--help"):
         return Command("help", {"options": bool(words)})
     known = COMMANDS if prog == "%ddp" else TERMINAL_COMMANDS
@@ -259,13 +281,18 @@ def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
         near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
         advice = f"did you mean {prog} {near[0]}?" if near else f"{prog} lists them"
         raise BadInput(f"{prog} has no subcommand {name}; {advice}")
+    if name == "run":
+        return Command(name, {}, scripts.parse_run(words[1:], os.environ, prog))
+    if name in (torchrun.TORCHRUN, torchrun.LAUNCH):
+        spec, notes = torchrun.parse(words[1:], os.environ, prog, name)
+        return Command(name, {}, spec, tuple(notes))
     space = command_parser(name, prog).parse_strictly(words[1:])
     launch = launch_spec(space) if name in ("start", "restart") else LaunchSpec()
     return Command(name, vars(space), launch)
 
 
 def planned_layout(command: Command) -> Topology | None:
-    """What `topology` with options asks for; None without any. Raises BadInput where it is impossible."""
+    """The layout that `topology` with options requests; None without options. Raises BadInput if it is impossible."""
     asked = {name: command.args[name] for name in PLAN}
     if not any(asked.values()):
         return None
@@ -281,6 +308,9 @@ def complete_command(line: str) -> list[str]:
     words = line.split()
     if not words or (len(words) == 1 and not line.endswith(" ")):
         return [c for c in COMMANDS if c.startswith(words[0] if words else "")]
+    asked = torchrun.rewritten(words)
+    if asked[0] in SCRIPTS:
+        return launching.complete(command_parser(asked[0]), " ".join(asked[1:]) + " " * line.endswith(" "))
     if words[0] not in COMMANDS:
         return []
     current = "" if line.endswith(" ") else words[-1]

@@ -15,7 +15,7 @@ from nbddp.run import report
 
 
 class Debug:
-    """Stands before IPython's line magic in one shell."""
+    """Replaces IPython's `%debug` in one shell, and passes on to it."""
 
     def __init__(self, shell: Any):
         self._magics: dict[str, Any] = shell.magics_manager.magics["line"]

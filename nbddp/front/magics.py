@@ -21,7 +21,7 @@ from nbddp.agent.taking import Asked
 from nbddp.base import stop, system
 from nbddp.base.units import lasting, lasts
 from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
-from nbddp.front import commands
+from nbddp.front import commands, launching
 from nbddp.front.assist import Assistant
 from nbddp.front.commands import Command
 from nbddp.front.debug import Debug
@@ -33,9 +33,10 @@ from nbddp.pool import footing
 from nbddp.pool.elsewhere import offer
 from nbddp.pool.elsewhere import where as elsewhere_asked
 from nbddp.pool.pool import Pool
-from nbddp.run import between
+from nbddp.run import between, failures
 from nbddp.run import cell as cells
 from nbddp.run.screen import Screen, for_shell
+from nbddp.run.values import RankValues
 
 
 @magics_class
@@ -44,7 +45,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     keep_warm = Unicode(
         "",
-        help="what --keep-warm is where no line says it, such as 10m, 90s, 2h or off; empty: as it was before",
+        help="default of --keep-warm, such as 10m, 90s, 2h or off; empty: unchanged",
     ).tag(config=True)
 
     def __init__(self, shell: Any, agent: Agent | None = None):
@@ -70,12 +71,15 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     @line_cell_magic  # type: ignore[untyped-decorator]
     def ddp(self, line: str, cell: str | None = None) -> Any:
-        """Run a cell on every worker (`%%ddp`), or do something with the pool (`%ddp`; `%ddp --help` tells all)."""
+        """Run a cell on every worker (`%%ddp`), or control the pool (`%ddp`; `%ddp --help` lists the subcommands)."""
         try:
             if cell is not None:
                 with self._stoppable_cell():
                     return self._cell(line, cell)
             command = commands.parse_command(line)
+            if command.launch.program is not None:
+                with self._stoppable_cell():
+                    return self._run(command)
             with self._stoppable(command):
                 found = self.COMMANDS[command.name](self, command)
                 if hasattr(found, "draw"):  # while Stop is heard
@@ -114,7 +118,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
             return
         except KeyboardInterrupt:
             pass
-        when = "before it ran on any rank" if self.pool.last_run is last else "when it had ended on the ranks"
+        when = "before it ran on any rank" if self.pool.last_run is last else "after it had ended on the ranks"
         became = footing.changed(before, self.pool.footing())
         raise RunStopped(f"the cell was stopped by the user {when}; {became}") from None
 
@@ -135,20 +139,28 @@ class DDPMagics(Magics):  # type: ignore[misc]
         number = self._number()
         code = cells.prepare(line, body)
         cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
+        values = self._carry_out(spec, code, number)
+        if spec.output:
+            self.shell.user_ns[spec.output] = values
+        self._page()
+        self._show_recorded(spec)
+
+    def _carry_out(self, spec: LaunchSpec, code: str, number: int) -> RankValues:
+        """Have the pool that a line asks for, and run what it runs."""
         stood = self.pool.running
         with self._cleared(for_shell(self.shell)) as screen:
             self._ensure(spec, screen)
         if not stood:
             self._tell_of_system()
         try:
-            values = self.pool.carry_out(spec.request(code, number), screen)
+            return self.pool.carry_out(spec.request(code, number), screen)
         except RunFailed:
             if spec.trace is not None and self.pool.running:  # what led to a failure is worth seeing most of all
                 self._trace_if_possible(spec.trace)
             raise
-        if spec.output:
-            self.shell.user_ns[spec.output] = values
-        self._page()
+
+    def _show_recorded(self, spec: LaunchSpec) -> None:
+        """What a run has recorded, as its line asks."""
         if spec.trace is not None:
             self._trace(spec.trace)
         if spec.memory:
@@ -166,8 +178,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
             print(f"there is no trace: {type(e).__name__}: {e}")
 
     def _trace(self, name: str) -> None:
-        """Write the merged trace of the cell that has just run, and say where it is."""
+        """Write the merged trace of the cell that has just run, say where it is, and show what it shows."""
+        from nbddp.draw.program import program as drawn
         from nbddp.draw.trace import written
+        from nbddp.trace.program import program
 
         try:
             with self._progress() as progress:
@@ -175,11 +189,14 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 merged = self.pool.trace()
                 progress(f"writing {name}")
                 found = written(merged, Path(name))
+                progress("looking for what the trace shows")
+                shown = drawn(program(merged.data["traceEvents"]))
         except BadInput as e:
             print(e)
             return
-        data, metadata = found._repr_mimebundle_()
-        self.shell.display_pub.publish(data, metadata)
+        for each in (found, shown):
+            data, metadata = each._repr_mimebundle_()
+            self.shell.display_pub.publish(data, metadata)
 
     def _number(self) -> int:
         """The n of this cell's In[n]; `execution_count` is that or one more, as IPython's version has it."""
@@ -195,6 +212,30 @@ class DDPMagics(Magics):  # type: ignore[misc]
         ended = run.ended[min(run.ended)] if run is not None and run.ended else None
         for page in ended.content.get("pages", []) if ended else []:
             self.shell.display_pub.publish(page if isinstance(page, dict) else {"text/plain": page})
+
+    # -- %ddp run --------------------------------------------------------------------
+
+    def _run(self, command: Command) -> None:
+        spec, said = launching.made_ready(command.launch, self._is_elsewhere(command.launch))
+        print(*(line + "\n" for line in (*command.notes, *said)), sep="", end="", flush=True)
+        self._carry_out(spec, "", self._number())
+        self._show_recorded(spec)
+
+    def _is_elsewhere(self, spec: LaunchSpec) -> bool:
+        """Whether workers have other files than this machine's."""
+        asked = (spec.hosts, spec.slurm, spec.cluster)
+        return any(asked) or bool(self.pool.running and elsewhere_asked(self.pool.spec))
+
+    def _errors(self, command: Command) -> Any:
+        run = self.pool.last_run
+        if run is None:
+            raise BadInput("nothing has run yet; %ddp run or a %%ddp cell does")
+        if not command.args["torchrun"]:
+            return {rank: failure.as_dict() for rank, failure in run.failures.items()}
+        program = run.request.program
+        name = program.name if program is not None else f"Cell In[{run.request.cell}]"
+        print(failures.summary(name, run.failures) if run.failures else f"no rank failed in {name}")
+        return None
 
     # -- %ddp ------------------------------------------------------------------------
 
@@ -227,7 +268,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self._told_of_system = True
 
     def _stop(self, command: Command) -> None:
-        held = [f"{words}: given back" for words in self.pool.elsewhere.given_back()]
+        held = [f"{words}: released" for words in self.pool.elsewhere.given_back()]
         if not self.pool.running:
             self.pool.elsewhere.release()
             print(*(held or ["there is no pool to stop"]), sep="\n")
@@ -235,7 +276,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         size, cluster = self.pool.world_size, self.pool.spec.cluster
         self.pool.stop()
         what = (
-            f"its workers are engines of cluster {cluster} again, with the names on them"
+            f"its workers are engines of cluster {cluster} again and keep their names"
             if cluster
             else ("names on its workers are gone")
         )
@@ -274,7 +315,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         answer = self.pool.status()
         print(*self.pool.elsewhere.words(), sep="\n", end="\n" * bool(self.pool.elsewhere.allocations))
         if answer["keep"]:
-            print(f"the warm process stays for {lasts(answer['keep'])} when this kernel has ended (--keep-warm)")
+            print(f"the warm process stays for {lasts(answer['keep'])} after this kernel ends (--keep-warm)")
         self._tell_shortcomings()
         return table(answer)
 
@@ -284,18 +325,39 @@ class DDPMagics(Magics):  # type: ignore[misc]
         return topology(commands.planned_layout(command) or self.pool.placed())
 
     def _timings(self, command: Command) -> Any:
+        if command.args["collectives"] and command.args["step"] is not None:
+            raise BadInput("--step chooses a step of DDP, and --collectives shows none; leave out one of the two")
+        if command.args["collectives"]:
+            return self._figure_of_collectives()
         return self._figure_of_timings(command.args["step"])
 
+    def _figure_of_collectives(self) -> Any:
+        from nbddp.draw.program import program
+
+        return program(self.pool.collectives())
+
     def _figure_of_timings(self, asked: int | None) -> Any:
-        """Step `asked` of the last run that trained, or the median one."""
+        """Step `asked` of the last run that trained, or the median one; the last collectives where none trained."""
         from nbddp.draw.timings import timings
         from nbddp.trace.waiting import typical
 
-        recording = self.pool.timings()
+        try:
+            recording = self.pool.timings()
+        except BadInput as no_step:
+            try:
+                if asked is None and self.pool.running:
+                    return self._figure_of_collectives()
+            except BadInput:
+                pass  # neither is there: DDP is what most will have wanted
+            raise no_step from None
         number = typical(recording) if asked is None else asked
         if number is None or number not in recording.numbers():
             have = recording.numbers()
-            steps = f"steps {have[0]} to {have[-1]} are recorded on every rank" if have else "no step is on every rank"
+            steps = (
+                f"steps {have[0]} to {have[-1]} are recorded on every rank"
+                if have
+                else "no step was recorded on every rank"
+            )
             raise BadInput(f"there is no step {number}; {steps}")
         return timings(recording, number)
 
@@ -359,7 +421,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if run is not None and run.error() is not None and run.positions:
             return stacks.of_run(run.positions, run.facts)
         if not self.pool.running:
-            raise BadInput("there is no pool, so there are no stacks; a %%ddp cell or %ddp start makes one")
+            raise BadInput("there is no pool, so there are no stacks; a %%ddp cell or %ddp start starts one")
         assert self.pool.agent is not None
         return stacks.live(self.pool.agent)
 
@@ -368,7 +430,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         from nbddp.trials.findings import Together
 
         with self._progress() as progress:
-            progress("trying what nbddp needs of torch, ipykernel, IPython and ipyparallel")
+            progress("checking what nbddp uses of torch, ipykernel, IPython and ipyparallel")
             found = examine(self.pool)
             hosts = self.pool.checkup(progress)
         return found if hosts is None else Together([hosts, found])
@@ -377,7 +439,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         names = command.args["names"]
         unknown = [n for n in names if n not in self.shell.user_ns]
         if unknown:
-            raise BadInput(f"the notebook has no name {unknown[0]}; assign it in a cell without %%ddp first")
+            raise BadInput(f"{unknown[0]} is not defined in the notebook; assign it in a cell without %%ddp first")
         self.pool.push({n: self.shell.user_ns[n] for n in names}, command.args["ranks"])
 
     def _pull(self, command: Command) -> None:
@@ -386,7 +448,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _log(self, command: Command) -> None:
         run = self.pool.last_run
         if run is None:
-            raise BadInput("nothing has run yet; a %%ddp cell makes a log")
+            raise BadInput("no cell has run yet; a %%ddp cell makes a log")
         rank = command.args["rank"]
         if rank is None:
             for r, out in run.outputs.items():
@@ -418,6 +480,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
         "push": _push,
         "pull": _pull,
         "log": _log,
+        "run": _run,
+        "torchrun": _run,
+        "launch": _run,
+        "errors": _errors,
     }
 
 
@@ -431,10 +497,10 @@ _loaded: dict[int, DDPMagics] = {}
 
 
 def load(shell: Any, asked: Asked | None = None) -> None:
-    """Register the magics, and start warming up: the agent imports torch in its own process, and a
+    """Register the magics and start warming up: the agent imports torch in its own process, and a
     thread imports ipyparallel here.
 
-    asked: a warm process that may become the agent.
+    asked: a waiting warm process that may become the agent.
     """
     unload(shell)
     magics = DDPMagics(shell, Agent.launch(os.environ, asked))
@@ -447,7 +513,7 @@ def load(shell: Any, asked: Asked | None = None) -> None:
 
 
 def unload(shell: Any) -> None:
-    """End the pool and the agent, take the hooks back."""
+    """End the pool and the agent, and remove the hooks."""
     magics = _loaded.pop(id(shell), None)
     if magics is None:
         return
@@ -462,7 +528,7 @@ def unload(shell: Any) -> None:
 
 
 def standing_pool() -> Pool | None:
-    """The pool of the running shell, whether started or not; None where `%load_ext nbddp` has not been run."""
+    """The pool of the running shell, started or not; None if `%load_ext nbddp` has not run."""
     magics = _loaded.get(id(get_ipython()))
     return None if magics is None else magics.pool
 

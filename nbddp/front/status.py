@@ -12,8 +12,8 @@ COLUMNS = ("rank", "node", "local rank", "device", "pid", "state", "memory")
 
 
 def table(answer: dict[str, Any], title: str = "") -> Table:
-    """The agent's answer to `status` as a table; memory is the process's proportional share (all of it that is
-    resident, elsewhere than on Linux)."""
+    """The agent's answer to `status` as a table; memory is the process's proportional set size (on systems other than
+    Linux, its resident size)."""
     info = answer["info"]
     alive = {c["rank"]: c for c in answer["children"] if c["kind"] == "worker"}
     mark = " (simulated)" if info.get("simulated") else ""
@@ -38,7 +38,7 @@ def _without(place: dict[str, Any], info: dict[str, Any]) -> str:
     """Of a worker that the agents which were asked do not have."""
     if "cluster" in info:
         return "its engine has ended" if info.get("asked_all") else f"an engine of cluster {info['cluster']}"
-    return "on that host" if place["host"] and not info.get("asked_all") else "ended; replaced by the next cell"
+    return "on that host" if place["host"] and not info.get("asked_all") else "ended; the next cell replaces it"
 
 
 def megabytes(child: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ does not return) reaches it as `Wrong`, whose text is the line. Pure: imports on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,15 @@ class Answer:
         """Shows nothing: the line has been printed."""
 
 
+Watch = Callable[[str], AbstractContextManager[None]]
+_watch: list[Watch] = [lambda words: nullcontext()]
+
+
+def watched_by(watch: Watch) -> None:
+    """Have `watch` show that a check runs: it is entered with words for it, and left when there is an answer."""
+    _watch[:] = [watch]
+
+
 class Exercise:
     """Something a learner writes, and the check of it.
 
@@ -47,7 +57,8 @@ class Exercise:
 
     def __call__(self, handed_in: Any = None, *, hint: bool = False) -> Answer:
         """Run what was handed in, print the answer's line and return it; `hint=True` adds the next hint."""
-        line = one_line(self._line(handed_in))
+        with _watch[-1](f"checking {self.name}"):
+            line = one_line(self._line(handed_in))
         answer = Answer(line == OK, line, self._next_hint() if hint and line != OK else "")
         print(answer.line)
         if answer.hint:

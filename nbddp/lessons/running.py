@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nbddp.errors import BadInput, RankStatus, RunHung, RunStopped, RunTimedOut, WorkerFailed
-from nbddp.lessons.answer import Wrong
+from nbddp.lessons.answer import Wrong, watched_by
 from nbddp.lessons.exercise import enter, leave, seeded, tabulate
 from nbddp.lessons.raised import explained
 from nbddp.lessons.tables import Table
@@ -30,6 +30,7 @@ WORKERS = LaunchSpec(nproc=2, device="cpu")  # where no pool stands; two ranks c
 _given: list[Pool] = []
 _known: list[Mapping[str, Any]] = []
 _own: list[Pool] = []
+_screens: list[Screen] = []  # of the check that runs
 
 
 @contextmanager
@@ -46,7 +47,8 @@ def pool(at_least: int = 1) -> Pool:
     """The pool on which checks run now, started. Raises Wrong if it has fewer than `at_least` ranks."""
     found = _given[-1] if _given else _standing()
     if not found.running:
-        found.ensure(WORKERS if at_least <= 2 else LaunchSpec(nproc=at_least, device="cpu"))
+        spec = WORKERS if at_least <= 2 else LaunchSpec(nproc=at_least, device="cpu")
+        found.ensure(spec, progress=this_screen().progress)
     if found.world_size < at_least:
         raise Wrong(
             f"this check needs {at_least} ranks and the pool has {found.world_size}; "
@@ -82,8 +84,9 @@ def on_ranks(
     """
     limit = DEADLINE if deadline is None else deadline
     workers = pool(at_least)
+    seen = screen or (_screens[-1] if _screens else None)
     with _told(limit):
-        found = workers.call(function, args, ranks=ranks, screen=screen, hang_after=hang_after, timeout=limit)
+        found = workers.call(function, args, ranks=ranks, screen=seen, hang_after=hang_after, timeout=limit)
     asked = range(workers.world_size) if ranks is None else ranks
     left = sorted(set(asked) - set(found.ranks))
     if left:
@@ -178,7 +181,21 @@ def this_screen() -> Screen:
     """One screen for all runs of a check: the notebook's cell gets one live view, and a saved one no blank lines."""
     from IPython.core.getipython import get_ipython
 
-    return for_shell(get_ipython())
+    return _screens[-1] if _screens else for_shell(get_ipython())
+
+
+@contextmanager
+def _watched(words: str) -> Iterator[None]:
+    """Shows that a check runs, until there is an answer."""
+    _screens.append(this_screen())
+    try:
+        _screens[-1].progress(words)
+        yield
+    finally:
+        _screens.pop().ready()
+
+
+watched_by(_watched)
 
 
 def failure_words(failed: WorkerFailed) -> str:

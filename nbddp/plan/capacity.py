@@ -22,8 +22,8 @@ class Limit:
     free: int
 
     def words(self, workers: int) -> str:
-        """`about 244 GiB of memory, and 17 GiB of memory are free here`."""
-        return f"about {self._amount(workers * self.each)}, and {self._amount(max(0, self.free))} are free here"
+        """`about 244 GiB of memory, but only 17 GiB of memory are free`."""
+        return f"about {self._amount(workers * self.each)}, but only {self._amount(max(0, self.free))} are free"
 
     def _amount(self, number: int) -> str:
         if self.what != "memory":
@@ -45,5 +45,5 @@ def refuse_crowd(living: int, wanted: int, nnodes: int, limits: Sequence[Limit])
     advice = f"use --nproc {fits}{' or fewer' * (fits > 1)}" if fits else "end other programs"
     raise BadInput(
         f"{counted(new, 'more worker' if living else 'worker')} would need {tight.words(new)}; {advice}, "
-        "or add --oversubscribe to start them all the same"
+        "or add --oversubscribe to start them anyway"
     )

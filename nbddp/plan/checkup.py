@@ -67,11 +67,11 @@ class Checkup:
     def findings(self) -> list[str]:
         """A sentence for each thing that is not as it should be, and what to do."""
         found = differing({name: one.facts["versions"] for name, one in self.hosts.items()}, NAMES)
-        found = [f"{line}; install the same on all" for line in found]
+        found = [f"{line}; install the same version on all" for line in found]
         kinds = {gpus_words(one.gpus) for one in self.hosts.values()}
         if len(kinds) > 1:
             said = "; ".join(f"{gpus_words(one.gpus)} on {name}" for name, one in self.hosts.items())
-            found.append(f"the hosts differ in their GPUs: {said}; DDP waits in each step for the slowest")
+            found.append(f"the hosts have different GPUs: {said}; in each step DDP waits for the slowest")
         for name, one in self.hosts.items():
             found += [f"{name}{words}" for rule in RULES for words in rule(one)]
         return found + list(self._ways())
@@ -83,14 +83,15 @@ class Checkup:
                 why = self.tried.get((j, i, one.offer.address), "") if i != j else ""
                 if why:
                     where = f"{one.offer.address} ({one.offer.interface})"
-                    yield f"{who} does not reach {names[i]} at {where}: {why}; {ADVICE.get(why, NO_ROUTE)}"
+                    yield f"{who} cannot reach {names[i]} at {where}: {why}; {ADVICE.get(why, NO_ROUTE)}"
         for who, why in self.home.items():
             if why:
-                yield f"{who} does not reach the notebook's machine: {why}; let TCP connections from it through there"
+                yield f"{who} cannot reach the notebook's machine: {why}; allow TCP connections from {who} there"
         faster = self._faster()
         if faster is not None:
             yield (
-                f"{faster.interface} joins all hosts too, and is faster ({speed(faster)}, {checked[0].offer.interface} "
+                f"{faster.interface} also connects all hosts and is faster ({speed(faster)}, "
+                f"{checked[0].offer.interface} "
                 f"{speed(checked[0].offer)}); %ddp stop, then start with --interface {faster.interface}"
             )
 
@@ -126,12 +127,12 @@ class Checkup:
 def cuda(one: Checked) -> Iterator[str]:
     has, driver = one.facts["versions"].get(CUDA, ""), one.facts["versions"].get(DRIVER, "")
     if driver and not has:
-        yield " has NVIDIA's driver, and a torch built without CUDA; install torch with CUDA (pytorch.org)"
+        yield " has NVIDIA's driver, but its torch was built without CUDA; install torch with CUDA (pytorch.org)"
     oldest = OLDEST_DRIVER.get(int(has.split(".")[0])) if has else None
     if oldest and driver and tuple(int(part) for part in driver.split(".")[:2]) < oldest:
         yield (
             f"'s driver {driver} is too old for torch's CUDA {has}, which needs {oldest[0]}.{oldest[1]} or newer; "
-            "update the driver, or install a torch with an older CUDA"
+            "update the driver, or install a torch built for an older CUDA"
         )
     yield from (f": {words}" for words in one.untold)
 
@@ -140,29 +141,29 @@ def peers(one: Checked) -> Iterator[str]:
     rows = one.facts["p2p"]
     for i, j, why in rows[:3]:
         yield (
-            f": GPUs {i} and {j} do not read each other's memory ({why}), so NCCL goes through the host's; "
-            "nvidia-smi topo -p2p r shows all pairs, and in a virtual machine or with the IOMMU on that is usual"
+            f": GPUs {i} and {j} cannot read each other's memory ({why}), so NCCL copies through host memory; this is "
+            "usual in virtual machines and with the IOMMU on; nvidia-smi topo -p2p r shows all pairs"
         )
     if len(rows) > 3:
-        yield f": {counted(len(rows) - 3, 'more pair')} of GPUs likewise"
+        yield f": {counted(len(rows) - 3, 'more pair')} of GPUs cannot either"
     if one.facts["p2p_untold"]:
-        yield f": NVML does not tell which GPUs read each other's memory: {one.facts['p2p_untold']}"
+        yield f": NVML does not report which GPUs can read each other's memory: {one.facts['p2p_untold']}"
 
 
 def shm(one: Checked) -> Iterator[str]:
     found = one.facts["shm"]
     if found and found[1] < LEAST_SHM:
         full = found[0] >= LEAST_SHM
-        advice = "remove what is left there (ls -lt /dev/shm)" if full else "docker run --shm-size=8g, or --ipc=host"
+        advice = "remove leftover files (ls -lt /dev/shm)" if full else "docker run --shm-size=8g, or --ipc=host"
         yield (
-            f" has {amount(found[1])} free in /dev/shm, of {amount(found[0])}; data loaders and NCCL use it and end by "
-            f"SIGBUS where it is full: {advice}"
+            f" has {amount(found[1])} of {amount(found[0])} free in /dev/shm; data loaders and NCCL use it and die of "
+            f"SIGBUS when it is full: {advice}"
         )
 
 
 def limits(one: Checked) -> Iterator[str]:
     for name, least, letter, lost in (
-        ("nofile", LEAST_FILES, "n", "data loaders and gloo end with 'Too many open files'"),
+        ("nofile", LEAST_FILES, "n", "data loaders and gloo fail with 'Too many open files'"),
         ("nproc", LEAST_TASKS, "u", "threads cannot be started"),
     ):
         now, most = one.facts["limits"][name]
@@ -170,14 +171,14 @@ def limits(one: Checked) -> Iterator[str]:
             continue
         enough = most == UNLIMITED or most >= least
         how = (
-            f"--setup 'ulimit -{letter} {least}'" if enough else f"its administrator raises it in limits.conf ({name})"
+            f"--setup 'ulimit -{letter} {least}'" if enough else f"ask its administrator to raise {name} in limits.conf"
         )
-        yield f" allows {now} by ulimit -{letter}, and with fewer than {least} {lost}: {how}"
+        yield f" allows {now} (ulimit -{letter}); with fewer than {least} {lost}: {how}"
     locked = one.facts["limits"]["memlock"][0]
     if one.facts["infiniband"] and locked != UNLIMITED:
         yield (
-            f" has InfiniBand and allows {amount(locked)} of locked memory (ulimit -l); NCCL needs unlimited: its "
-            "administrator raises it in limits.conf (memlock)"
+            f" has InfiniBand but allows only {amount(locked)} of locked memory (ulimit -l); NCCL needs unlimited: "
+            "ask its administrator to raise memlock in limits.conf"
         )
 
 
@@ -185,8 +186,8 @@ def skew(one: Checked) -> Iterator[str]:
     if abs(one.skew) - one.within > MOST_SKEW:
         way = "ahead of" if one.skew > 0 else "behind"
         yield (
-            f"'s clock is {abs(one.skew):.1f} s {way} the notebook's machine; logs and the times of files cannot be "
-            "compared: have it run chrony or systemd-timesyncd (nbddp's timelines are aligned by themselves)"
+            f"'s clock is {abs(one.skew):.1f} s {way} the notebook's machine; times in logs and of files cannot be "
+            "compared: run chrony or systemd-timesyncd there (nbddp aligns its own timelines)"
         )
 
 
@@ -195,10 +196,10 @@ def own_name(one: Checked) -> Iterator[str]:
     looped = bool(found) and all(a.startswith("127.") or a == "::1" for a in found)
     if not looped and found:
         return
-    what = f"leads to {found[0]}, which no other host reaches" if looped else "leads nowhere there"
+    what = f"resolves to {found[0]}, which no other host can reach" if looped else "does not resolve there"
     yield (
-        f": its own name {name} {what}. The pool's ranks meet at MASTER_ADDR and are not concerned; a program that "
-        f"hands the name to other hosts is: write {one.offer.address or 'its address'} {name} into /etc/hosts there"
+        f": its own name {name} {what}. The pool's ranks meet at MASTER_ADDR and are not affected, but a program that "
+        f"gives the name to other hosts is: add {one.offer.address or 'its address'} {name} to /etc/hosts there"
     )
 
 
@@ -218,9 +219,7 @@ def gpus_words(gpus: Sequence[str]) -> str:
 def p2p_words(one: Checked) -> str:
     if len(one.gpus) < 2:
         return "–"
-    return (
-        "not told" if one.facts["p2p_untold"] else f"not {len(one.facts['p2p'])}" if one.facts["p2p"] else "all pairs"
-    )
+    return "unknown" if one.facts["p2p_untold"] else f"not {len(one.facts['p2p'])}" if one.facts["p2p"] else "all pairs"
 
 
 def bound(value: int) -> str:

@@ -59,10 +59,13 @@ def too_much(entries: Mapping[str, Entry], root: str, is_git: bool, written: Map
         return ""
     largest = sorted(entries, key=lambda path: -entries[path].size)[:3]
     advice = (
-        "name what is not needed there in .gitignore" if is_git else "make it a git checkout, whose .gitignore counts"
+        "list what is not needed there in .gitignore"
+        if is_git
+        else "make it a git checkout, so that its .gitignore applies"
     )
     return (
-        f"--sync: {root} has {len(entries)} files of {written[total]}, and a copy has at most {MOST_FILES} files and "
+        f"--sync: {root} has {len(entries)} files of {written[total]}, but a copy may have at most {MOST_FILES} "
+        "files and "
         f"{written[MOST_BYTES]}; the largest are {', '.join(largest)}; {advice}, or start in a smaller folder"
     )
 

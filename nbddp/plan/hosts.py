@@ -51,12 +51,12 @@ def host_of(text: str, slots: int | None = None) -> Host:
     name = found and (found["six"] or found["name"])
     if not found or not name or name.startswith("-") or (found["user"] or "").startswith("-"):
         raise BadInput(
-            f"{text!r} is no host; write hosts as {EXAMPLE} ([::1]:2222 for an IPv6 address), or name a file with a "
+            f"{text!r} is not a host; write hosts as {EXAMPLE} ([::1]:2222 for an IPv6 address), or name a file with a "
             f"line such as {LINE} for each"
         )
     port = int(found["port"]) if found["port"] else None
     if port is not None and not 0 < port < 65536:
-        raise BadInput(f"{text!r} names port {port}; ports are 1 to 65535")
+        raise BadInput(f"{text!r} has port {port}; ports are 1 to 65535")
     return Host(name, found["user"] or "", port, slots)
 
 
@@ -81,8 +81,8 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
             slots is not None and not (slots.isascii() and slots.isdigit() and int(slots) > 0)
         ):
             raise BadInput(
-                f"{path}, line {number}: {line.strip()!r} is not read; write {LINE}, with python=PATH and setup='LINE' "
-                "where this host has others"
+                f"{path}, line {number}: {line.strip()!r} is not a host's line; write {LINE}, and add python=PATH or "
+                "setup='LINE' if this host needs its own"
             )
         host = host_of(words[0], None if slots is None else int(slots))
         hosts.append(replace(host, python=settings.get("python", ""), setup=settings.get("setup", "")))
@@ -94,7 +94,7 @@ def _each_once(hosts: Sequence[Host], where: str) -> tuple[Host, ...]:
         raise BadInput(f"{where} names no host; write hosts as {EXAMPLE}")
     twice = _repeated(h.name for h in hosts)
     if twice:
-        raise BadInput(f"{where} names {twice} twice; name each host once, and say by --nproc how many workers it gets")
+        raise BadInput(f"{where} names {twice} twice; name each host once, and set its number of workers with --nproc")
     return tuple(hosts)
 
 

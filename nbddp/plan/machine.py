@@ -163,7 +163,7 @@ def codes(links: Sequence[Sequence[str]]) -> list[str]:
 def code_words(code: str) -> str:
     """`NV18: 18 NVLinks`, `SYS: the interconnect between NUMA nodes`."""
     if code == UNKNOWN:
-        return "?: not told"
+        return "?: not reported"
     return f"{code}: {PATHS[code] if code in PATHS else counted(int(code[2:]), 'NVLink')}"
 
 

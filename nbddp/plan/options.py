@@ -18,7 +18,10 @@ from typing import Any, NoReturn
 
 from nbddp.base.units import lasting
 from nbddp.errors import BadInput
-from nbddp.plan.request import HANG_AFTER, Request
+from nbddp.plan import logs
+from nbddp.plan.logs import Logs
+from nbddp.plan.program import Program
+from nbddp.plan.request import CELL, HANG_AFTER, SCRIPT, Request
 from nbddp.plan.slurm import Slurm
 from nbddp.plan.vias import EXAMPLE, NAMED, SSH, via_of
 
@@ -50,7 +53,8 @@ class LaunchSpec:
     `keep_warm` is in seconds too; None: as it is. `hosts`: as typed
     (`plan.hosts` reads it); `via`, `ssh_config`, `python` and `setup` say how they are reached, `interface` how they
     meet; `sync`: whether the notebook's folder is copied there. `keep_alive`: how many seconds workers on hosts outlive
-    a lost connection, and Slurm's nodes the kernel; None: not at all, or as it is. `cluster`: as typed.
+    a lost connection, and Slurm's nodes the kernel; None: not at all, or as it is. `cluster`: as typed. `logs`: the
+    files that output is written to; `program`: the script that runs instead of a cell.
     """
 
     nproc: int | str | None = None
@@ -84,6 +88,8 @@ class LaunchSpec:
     trace: str | None = None
     memory: bool = False
     argv: tuple[str, ...] = ()
+    logs: Logs | None = None
+    program: Program | None = None
 
     def asks_for_pool(self) -> bool:
         """True if the line says anything about the pool."""
@@ -114,7 +120,7 @@ class LaunchSpec:
             code=code, cell=number, argv0=f"Cell In[{number}]", argv=self.argv, ranks=self.ranks, show=self.show,
             hang_after=self.hang_after, timeout=self.timeout, max_restarts=self.max_restarts,
             want_value=bool(self.output), check=self.check, timings=self.timings, trace=self.trace is not None,
-            memory=self.memory,
+            memory=self.memory, op=CELL if self.program is None else SCRIPT, program=self.program, logs=self.logs,
         )  # fmt: skip
 
 
@@ -156,8 +162,8 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, word: str) -> NoReturn:
         if not word.startswith("-") and self.prog == "%%ddp":
             raise BadInput(
-                f"{self.prog} does not take {word!r}; words for the cell's own sys.argv go "
-                f"after --, as in {self.prog} -- {word}"
+                f"{self.prog} does not take {word!r}; arguments for the cell's own sys.argv go after --, as in "
+                f"{self.prog} -- {word}"
             )
         if not word.startswith("-") or word == "--":
             raise BadInput(f"{self.prog} does not take {word!r}; {self.prog} --help lists what it takes")
@@ -188,7 +194,7 @@ def positive(text: str) -> int:
     return value
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -199,10 +205,10 @@ def _seconds(text: str) -> float:
 
 
 def _seconds_or_never(text: str) -> float | None:
-    return None if text == "never" else _seconds(text)
+    return None if text == "never" else seconds(text)
 
 
-def _nnodes(text: str) -> int | tuple[int, int]:
+def nodes_or_range(text: str) -> int | tuple[int, int]:
     """`2`, or `1:4` → (1, 4)."""
     least, colon, most = text.partition(":")
     if not colon:
@@ -221,7 +227,7 @@ def _nodes(text: str) -> int | str:
 
 def _job(text: str) -> int:
     if not _is_number(text) or not 0 < int(text) < 1 << 32:
-        raise argparse.ArgumentTypeError(f"{text} is not the number of a job; squeue --me tells yours")
+        raise argparse.ArgumentTypeError(f"{text} is not a job number; squeue --me lists yours")
     return int(text)
 
 
@@ -229,7 +235,7 @@ def _via(space: argparse.Namespace) -> str | None:
     if space.via is None:
         return None
     if not space.hosts:
-        raise BadInput(f"--via {space.via} is for --hosts; say which hosts, as in --hosts nodea,nodeb")
+        raise BadInput(f"--via {space.via} needs --hosts; name the hosts, as in --hosts nodea,nodeb")
     return via_of(space.via)
 
 
@@ -240,13 +246,15 @@ def _lasting(text: str) -> float:
         raise argparse.ArgumentTypeError(str(e)) from None
 
 
-def _trace_file(name: str | None) -> str | None:
+def trace_file(name: str | None, prog: str) -> str | None:
     if name is not None and not name.endswith((".json", ".json.gz")):
-        raise BadInput(f"%%ddp --trace {name}: Perfetto reads .json and .json.gz; name the file so, as {TRACE_FILE}")
+        raise BadInput(
+            f"{prog} --trace {name}: Perfetto reads only .json and .json.gz; use such a name, as in {TRACE_FILE}"
+        )
     return name
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if not _is_number(text) or len(text) > 6:
         raise argparse.ArgumentTypeError(f"{text} is not a number of restarts; use 0 or more")
     return int(text)
@@ -283,7 +291,7 @@ def one_rank(text: str) -> int:
 
 def bindable(text: str) -> str:
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise argparse.ArgumentTypeError(f"{text} is not a name that Python can bind; use one such as loss")
+        raise argparse.ArgumentTypeError(f"{text} is not a valid Python name; use one such as loss")
     return text
 
 
@@ -294,9 +302,9 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
         help="workers per node: a number, gpu (one per GPU), cpu (one per core) or auto; "
         "default: unchanged in a running pool, else one per GPU, else 2",
     )  # fmt: skip
-    group.add_argument("--nnodes", type=_nnodes, metavar="N|MIN:MAX",
+    group.add_argument("--nnodes", type=nodes_or_range, metavar="N|MIN:MAX",
                        help="number of nodes; without --hosts or --slurm they are simulated. MIN:MAX: nodes may come "
-                       "and go, and the cell starts again on those that are there")  # fmt: skip
+                       "and go, and the cell restarts on those present")  # fmt: skip
     group.add_argument("--gpus-per-proc", type=positive, metavar="K", help="consecutive GPUs per worker")
     group.add_argument(
         "--visible", choices=("all", "own"),
@@ -304,7 +312,7 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
         "LOCAL_RANK is 0 (as torchrun --virtual-local-rank)",
     )  # fmt: skip
     group.add_argument(
-        "--oversubscribe", action="store_true", help="allow more workers than the GPUs or the memory suffice for"
+        "--oversubscribe", action="store_true", help="allow more workers than there are GPUs or memory for"
     )
     group.add_argument("--device", choices=("auto", "cpu", "cuda"), help="cpu: do not use the GPUs")
     group.add_argument(
@@ -332,8 +340,8 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
         help="keep workers on --hosts for TIME, such as 10m, "
         "after a lost connection, and Slurm's nodes after the kernel (%%ddp attach)",
     )
-    far.add_argument("--interface", metavar="NAME", help="network interface that connects all hosts (default: tried "
-                     "and chosen)")  # fmt: skip
+    far.add_argument("--interface", metavar="NAME", help="network interface that connects all hosts (default: chosen "
+                     "by trying them)")  # fmt: skip
     far.add_argument(
         "--sync",
         action="store_true",
@@ -352,14 +360,30 @@ def _slurm_options(parser: argparse.ArgumentParser) -> None:
         const=NEW,
         type=_job,
         metavar="JOB",
-        help="start the workers on nodes of Slurm: of JOB, else of the kernel's own job, else of a new one",
+        help="start the workers on Slurm nodes: of JOB, else of the kernel's own job, else of a new job",
     )
     add("--nodes", type=_nodes, metavar="N", help="ask Slurm for N nodes, or for 2-4 (default 1)")
     for name, value, what in SALLOC:
         add(f"--{name}", metavar=value, help=f"as for salloc{what}")
     add("--cpus-per-node", type=positive, metavar="C", help="cores per node (default: one per worker, if no GPUs are "
         "requested)")  # fmt: skip
-    add("--slurm-options", metavar="WORDS", help="other options of salloc: '--exclusive --mem=0'")
+    add("--slurm-options", metavar="WORDS", help="other options for salloc, such as '--exclusive --mem=0'")
+
+
+def fault_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """What is to happen when something goes wrong. what: a cell or a script."""
+    faults = parser.add_argument_group("faults")
+    faults.add_argument("--timeout", type=seconds, metavar="S", help=f"end the {what} after S seconds"
+                        + "; names are kept" * (what == "cell"))  # fmt: skip
+    faults.add_argument("--hang-after", type=_seconds_or_never, default=5.0, metavar="S",
+                        help="report and end a deadlock after S seconds, or never (default 5)")  # fmt: skip
+    faults.add_argument(
+        "--check",
+        action="store_true",
+        help="before each collective, compare operation, shape, dtype and reduce op across ranks",
+    )
+    faults.add_argument("--max-restarts", "--max_restarts", type=count, default=0, metavar="K",
+                        help=f"on a failure start new workers and run the {what} again, at most K times")  # fmt: skip
 
 
 @functools.cache
@@ -377,29 +401,14 @@ def cell_parser() -> Parser:
     run.add_argument("--show", type=rank_set, metavar="SET", help="show the output of these ranks only, or none")
     run.add_argument("-o", "--output", type=bindable, metavar="NAME",
                      help="bind NAME to the last expression's value on every rank: NAME[rank]")  # fmt: skip
-    faults = parser.add_argument_group("faults")
-    faults.add_argument("--timeout", type=_seconds, metavar="S", help="end the cell after S seconds; names are kept")
-    faults.add_argument("--hang-after", type=_seconds_or_never, default=5.0, metavar="S",
-                        help="report and end a deadlock after S seconds, or never (default 5)")  # fmt: skip
-    faults.add_argument(
-        "--check",
-        action="store_true",
-        help="before each collective, compare operation, shape, dtype and reduce op on all ranks",
-    )
-    faults.add_argument("--max-restarts", "--max_restarts", type=_count, default=0, metavar="K",
-                        help="on a failure start new workers and run the cell again, at most K times")  # fmt: skip
+    fault_options(parser, "cell")
+    logs.add_options(parser.add_argument_group("output"))
     which = run.add_mutually_exclusive_group()
     which.add_argument("--timings", action="store_true", help="show %%ddp timings when the cell has ended")
     which.add_argument("--no-timings", action="store_true", help="do not record DDP's steps")
     run.add_argument("--memory", action="store_true",
                      help="record allocations, and show %%ddp memory --timeline when the cell has ended")  # fmt: skip
-    run.add_argument(
-        "--trace",
-        nargs="?",
-        const=TRACE_FILE,
-        metavar="FILE",
-        help=f"run torch.profiler on every rank and merge the traces for Perfetto into FILE (default {TRACE_FILE})",
-    )
+    trace_option(run)
     parser.add_argument("-h", "--help", action="help", help="show this text")
     return parser
 
@@ -409,12 +418,14 @@ def parse_cell(line: str) -> LaunchSpec:
     words, argv = split_argv(split_line(line, "%%ddp"))
     space = cell_parser().parse_strictly(words)
     if space.max_restarts and space.ranks is not None:
-        raise BadInput("%%ddp --max-restarts starts all workers anew, so it cannot go with --ranks; leave one out")
+        raise BadInput(
+            "%%ddp --max-restarts restarts all workers, so it cannot be combined with --ranks; leave one out"
+        )
     return launch_spec(
         space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
         hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
-        timings=not space.no_timings, show_timings=space.timings, trace=_trace_file(space.trace),
-        memory=space.memory, argv=argv,
+        timings=not space.no_timings, show_timings=space.timings, trace=trace_file(space.trace, "%%ddp"),
+        memory=space.memory, argv=argv, logs=logs.of_options(space),
     )  # fmt: skip
 
 
@@ -437,14 +448,24 @@ def complete(parser: Parser, line: str) -> list[str]:
         return []
     current = "" if line.endswith(" ") or not words else words[-1]
     before = words[:-1] if current else words
-    action = _waiting_for(parser, before[-1]) if before else None
+    action = waiting_for(parser, before[-1]) if before else None
     if action is not None:
         choices = list(action.choices or (NPROC_WORDS if action.dest == "nproc" else ()))
         return [c for c in choices if str(c).startswith(current)]
     return [o for o in parser.long_options() if o.startswith(current) and "_" not in o]
 
 
-def _waiting_for(parser: Parser, word: str) -> argparse.Action | None:
+def trace_option(group: Any) -> None:
+    group.add_argument(
+        "--trace",
+        nargs="?",
+        const=TRACE_FILE,
+        metavar="FILE",
+        help=f"run torch.profiler on every rank and merge the traces for Perfetto into FILE (default {TRACE_FILE})",
+    )
+
+
+def waiting_for(parser: Parser, word: str) -> argparse.Action | None:
     """The action that takes the word after `word`, if `word` is an option with a value."""
     for action in parser._actions:
         if word in action.option_strings and action.nargs is None:
@@ -464,14 +485,14 @@ def _slurm_of(space: argparse.Namespace) -> Slurm | None:
     if space.slurm is None:
         if said:
             option = next(iter(said)).replace("more", "slurm_options").replace("_", "-")
-            raise BadInput(f"--{option} is for --slurm; add --slurm, or leave it out")
+            raise BadInput(f"--{option} needs --slurm; add --slurm, or leave it out")
         if space.keep_alive is not None and not space.hosts:
-            raise BadInput("--keep-alive is for --hosts and --slurm; add one of them, or use --keep-warm")
+            raise BadInput("--keep-alive needs --hosts or --slurm; add one of them, or use --keep-warm")
         return None
     if space.hosts:
-        raise BadInput(f"--slurm chooses the hosts, so it cannot go with --hosts {space.hosts}; leave one out")
+        raise BadInput(f"--slurm chooses the hosts, so it cannot be combined with --hosts {space.hosts}; leave one out")
     if space.slurm and said:
-        raise BadInput(f"--slurm {space.slurm} has its nodes already; leave out --{next(iter(said)).replace('_', '-')}")
+        raise BadInput(f"--slurm {space.slurm} already has its nodes; leave out --{next(iter(said)).replace('_', '-')}")
     return Slurm(job=space.slurm or None, **said)
 
 

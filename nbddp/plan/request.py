@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-CELL, CALL = "cell", "call"
+from nbddp.plan.logs import Logs
+from nbddp.plan.program import Program
+
+CELL, CALL, SCRIPT = "cell", "call", "script"
 HANG_AFTER = 5.0  # seconds
 ARGV0 = "<cell>"
 
@@ -16,7 +19,7 @@ ARGV0 = "<cell>"
 class Request:
     """What ranks are to do, which of them, and how long it may take.
 
-    op: "cell", "call", or another row of `worker.handlers`; `fields` and `buffers` are its own; state: what
+    op: "cell", "script", "call", or another row of `worker.handlers`; `fields` and `buffers` are its own; state: what
         `%ddp status` says of the ranks meanwhile.
     ranks, show: which take part, and whose output is shown; None: all.
     hang_after: seconds a deadlock may stand before it is ended (None: never).
@@ -25,7 +28,8 @@ class Request:
 
     Of a cell: its source, `cell` (the n of its In[n]), `argv` and `argv0` (sys.argv); want_value: that of its last
     expression comes back; check: compare collectives across ranks before each is called (`worker.check`); timings:
-    record DDP's steps; trace: record torch.profiler's trace on every rank; memory: record what is allocated.
+    record DDP's steps; trace: record torch.profiler's trace on every rank; memory: record what is allocated. Of a
+    script: `program`, with its words in `argv`. logs: the files that what the ranks print is written to.
     """
 
     op: str = CELL
@@ -46,11 +50,23 @@ class Request:
     timings: bool = True
     trace: bool = False
     memory: bool = False
+    program: Program | None = None
+    logs: Logs | None = None
 
     @property
     def is_program(self) -> bool:
         """Whether a program of the user's runs; the rest are looks at what the ranks have."""
-        return self.op in (CELL, CALL)
+        return self.op in (CELL, CALL, SCRIPT)
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it has an In[n]."""
+        return self.op in (CELL, SCRIPT)
+
+    @property
+    def spends(self) -> bool:
+        """Whether its ranks' processes are over with it, as a script's are under torchrun."""
+        return self.program is not None and not self.program.keep
 
     @property
     def source(self) -> str:
@@ -62,14 +78,19 @@ class Request:
         return replace(self, ranks=ranks, show=show, state=self.state or self._words())
 
     def _words(self) -> str:
+        if self.program is not None:
+            return f"running {self.program.name}"
         return f"running Cell In[{self.cell}]" if self.op == CELL else self.op
 
     def wire(self) -> dict[str, Any]:
         """What a worker gets to know of it, as JSON."""
-        if self.op != CELL:
+        if not self.is_numbered:
             return {"op": self.op, **self.fields}
-        return {
+        found = {
             "op": self.op, "cell": self.cell, "argv": list(self.argv), "argv0": self.argv0,
             "want_value": self.want_value, "check": self.check, "timings": self.timings, "trace": self.trace,
             "memory": self.memory,
         }  # fmt: skip
+        if self.program is None:
+            return found
+        return {**found, "target": self.program.target, "module": self.program.module, "keep": self.program.keep}

@@ -23,20 +23,20 @@ REASONS = {  # of a job that waits → what that means
     "Resources": "nodes are not free yet",
     "Priority": "other jobs come first",
     "ReqNodeNotAvail": "the nodes that it needs are down, drained or reserved",
-    "BeginTime": "its time has not come",
+    "BeginTime": "its start time has not come",
     "Dependency": "it waits for another job",
     "None": "Slurm has not looked at it yet",
 }
 NEVER = {  # the same, of one that starts only if somebody changes the job or the limit
-    "PartitionNodeLimit": "the partition does not have, or does not allow, so many nodes",
-    "PartitionTimeLimit": "the partition does not allow so long a time",
+    "PartitionNodeLimit": "the partition does not have, or does not allow, that many nodes",
+    "PartitionTimeLimit": "the partition does not allow such a long time",
     "PartitionDown": "the partition is down",
     "PartitionInactive": "the partition is inactive",
     "BadConstraints": "no node has what --constraint asks for",
     "InvalidAccount": "the account is not valid",
     "InvalidQOS": "the QOS is not valid",
     "JobHeldUser": "it is held",
-    "JobHeldAdmin": "an administrator holds it",
+    "JobHeldAdmin": "an administrator is holding it",
 }
 STATES = {  # of a job that has ended → what became of it
     "CANCELLED": "was cancelled",
@@ -46,7 +46,7 @@ STATES = {  # of a job that has ended → what became of it
     "COMPLETED": "has ended",
     "COMPLETING": "is ending",
     "FAILED": "has failed",
-    "OUT_OF_MEMORY": "was ended because it used more memory than it was given",
+    "OUT_OF_MEMORY": "was ended because it used more memory than it was allowed",
     "DEADLINE": "has reached its deadline",
     "REQUEUED": "was requeued",
     "SUSPENDED": "is suspended",
@@ -57,12 +57,14 @@ TOLD = {"TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NOD
 
 @dataclass(frozen=True)
 class Slurm:
-    """An allocation. job: one that there is already; else a new one is asked for, of `nodes` nodes (1; `2-4`: as many
-    as are free), and where nothing is said of it either, this process's own job is taken if it runs in one.
+    """A Slurm allocation: an existing job, or a new one to request.
 
-    partition, account, qos, constraint, gpus_per_node (`4`, `a100:4`) and time (`1:00:00`) are salloc's; cpus_per_node:
-    cores for all workers of a node (default: as many as workers, where no GPUs are asked for). more: other options of
-    salloc, as typed.
+    - job: the number of an existing job. Without it a new job is requested; if nothing else is given either and this
+      process runs in a job, that job is used.
+    - nodes: number of nodes (default 1); `2-4` takes as many as are free.
+    - partition, account, qos, constraint, gpus_per_node (`4`, `a100:4`), time (`1:00:00`): passed to salloc.
+    - cpus_per_node: cores for all workers of a node (default: one per worker, if no GPUs are requested).
+    - more: other options for salloc, as typed.
     """
 
     job: int | None = None
@@ -121,10 +123,10 @@ def waiting_words(job: int, row: str) -> str:
     if state == "CONFIGURING":
         return f"Slurm job {job}: its nodes are starting"
     if reason in NEVER:
-        return f"Slurm job {job} does not start as it is: {NEVER[reason]} ({reason}); Stop cancels it"
+        return f"Slurm job {job} cannot start as requested: {NEVER[reason]} ({reason}); Stop cancels it"
     means = REASONS.get(reason, "")
-    why = f"{means} ({reason})" if means else reason or state.lower() or "no word of it yet"
-    return f"Slurm job {job} waits: {why}{_expected(start)}; Stop cancels it"
+    why = f"{means} ({reason})" if means else reason or state.lower() or "Slurm has not reported on it yet"
+    return f"Slurm job {job} is waiting: {why}{_expected(start)}; Stop cancels it"
 
 
 def _expected(start: str) -> str:
@@ -136,7 +138,7 @@ def refusal(said: str) -> str:
     """Why salloc gave nothing, in its own words."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     told = [re.sub(r"^salloc: (?:error: |fatal: )?", "", line) for line in lines]
-    return told[-1] if told else "salloc said nothing"
+    return told[-1] if told else "salloc printed nothing"
 
 
 def fields(record: str) -> dict[str, str]:

@@ -149,7 +149,7 @@ class Topology:
             hardware = self._gpu_words(first)
             as_told = told.setdefault(self._sort(first), first.index)
             if hardware and as_told != first.index:
-                hardware = [f"hardware as that of node {as_told}"]
+                hardware = [f"same hardware as node {as_told}"]
             lines += [self._node_words(first), *(f"  {line}" for line in hardware)]
         lines += [joint] if (joint := self.joint_words()) else []
         return "\n".join([*lines, *self.untold()])
@@ -161,7 +161,7 @@ class Topology:
             return ""
         if all(i.loopback for i in interfaces):  # lo, lo0: its name differs from system to system
             return "the nodes are one machine and meet over its loopback interface"
-        return f"the nodes are joined by {' and '.join(i.words() for i in interfaces)}"
+        return f"the nodes are connected by {' and '.join(i.words() for i in interfaces)}"
 
     def untold(self) -> list[str]:
         """What the machines did not tell, a sentence each."""
@@ -222,7 +222,7 @@ class Topology:
         nodes = simulate(usable[0], nnodes) if len(hosts) == 1 and nnodes > 1 else tuple(usable)
         if len(nodes) != nnodes:
             raise BadInput(
-                f"--nnodes {nnodes} was asked for but there are {len(nodes)} hosts; use --nnodes {len(nodes)}"
+                f"--nnodes {nnodes} was requested, but there are {len(nodes)} hosts; use --nnodes {len(nodes)}"
             )
         local = _local_world_size(nproc, nodes, per_proc)
         if use_gpus and not oversubscribe:
@@ -279,13 +279,11 @@ def planned(
     count, gpus = nnodes or 1, gpus_per_node or 0
     if gpus_per_proc and not gpus:
         raise BadInput(
-            f"--gpus-per-proc {gpus_per_proc} was asked for, but how many GPUs a planned node has was not said; "
+            f"--gpus-per-proc {gpus_per_proc} was requested, but the number of GPUs per planned node is missing; "
             f"add --gpus-per-node {gpus_per_proc} or more"
         )
     if nproc == "cpu" or (not gpus and nproc in ("auto", "gpu")):
-        raise BadInput(
-            f"--nproc {nproc} counts what a machine has, and a planned node says nothing of it; use --nproc 2"
-        )
+        raise BadInput(f"--nproc {nproc} counts a machine's devices, which a planned node does not have; use --nproc 2")
     each = max(gpus, nproc if isinstance(nproc, int) else 2)
     if each > MOST_ON_NODE:
         raise BadInput(f"a planned node has at most {MOST_ON_NODE} processes or GPUs, not {each}; use smaller numbers")
@@ -338,7 +336,7 @@ def _use_gpus(hosts: Sequence[Node], device: str, gpus_per_proc: int | None) -> 
         return False
     if have == 0 and (device == "cuda" or gpus_per_proc):
         asked = "--device cuda" if device == "cuda" else f"--gpus-per-proc {gpus_per_proc}"
-        raise BadInput(f"{asked} was asked for, but there is no GPU here; leave it out to run on CPU")
+        raise BadInput(f"{asked} was requested, but there is no GPU here; leave it out to run on CPU")
     return have > 0
 
 
@@ -350,7 +348,7 @@ def _local_world_size(nproc: int | str | None, nodes: Sequence[Node], per_proc: 
     if nproc not in (None, "auto", "gpu", "cpu"):
         raise BadInput(f"--nproc {nproc} is not a number of workers; use a number such as 2, or auto, gpu or cpu")
     if nproc == "gpu" and not per_proc:
-        raise BadInput("--nproc gpu was asked for, but there is no GPU here; use --nproc 2 or --nproc cpu")
+        raise BadInput("--nproc gpu was requested, but there is no GPU here; use --nproc 2 or --nproc cpu")
     if nproc == "cpu":
         return min(n.cores for n in nodes)
     if per_proc:

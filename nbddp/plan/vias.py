@@ -37,8 +37,8 @@ def refuse_more_than_names(via: str, hosts: Sequence[Host]) -> None:
     for host in hosts:
         if host.user or host.port:
             raise BadInput(
-                f"--via {via} is given the names of hosts, and {host} has a {'user' if host.user else 'port'}; name it "
-                f"as {host.name}, and write the rest into --via"
+                f"--via {via} passes on host names only, but {host} has a {'user' if host.user else 'port'}; name it "
+                f"as {host.name}, and put the rest into --via"
             )
 
 

@@ -15,14 +15,17 @@ ANOTHER = "another host answers there"
 LINK_LOCAL = "fe80:"
 MOST_TOLD = 3  # pairs that an error names
 ADVICE = {  # what was heard → what to do
-    SILENCE: "a firewall drops it: let these hosts reach each other on all TCP ports, or name another interface by "
-    "--interface",
-    "Connection refused": "a firewall rejects it, or the address is none of that host's: let these hosts reach each "
-    "other on all TCP ports, or name another interface by --interface",
-    ANOTHER: "two machines have this address: name an interface by --interface whose addresses differ",
+    SILENCE: "a firewall drops the connection: allow TCP connections between these hosts on all ports, or name "
+    "another interface with --interface",
+    "Connection refused": "a firewall rejects the connection, or the address is not that host's: allow TCP "
+    "connections between these hosts on all ports, or name another interface with --interface",
+    ANOTHER: "two machines have this address: use --interface to name an interface whose addresses differ",
 }
-NO_ROUTE = "there is no way between these addresses: name another interface by --interface"
-LOOPED = "a loopback leads each host back to itself: leave --interface and GLOO_SOCKET_IFNAME out, or name another"
+NO_ROUTE = "there is no route between these addresses: name another interface with --interface"
+LOOPED = (
+    "a loopback interface connects each host to itself: leave out --interface and GLOO_SOCKET_IFNAME, or name "
+    "another interface"
+)
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,7 @@ def chosen(offered: Sequence[Sequence[Offer]], tried: Tried) -> list[Offer] | No
 def why_not(names: Sequence[str], offered: Sequence[Sequence[Offer]], tried: Tried) -> str:
     """Which hosts do not reach which, where, and what to do."""
     failed = list(_failed(names, offered, tried))
-    told = [
-        f"{who} does not reach {whom} at {_at(offer)}: {why}" for who, whom, offer, why in _first(failed, MOST_TOLD)
-    ]
+    told = [f"{who} cannot reach {whom} at {_at(offer)}: {why}" for who, whom, offer, why in _first(failed, MOST_TOLD)]
     more = len({(who, whom) for who, whom, _, _ in failed}) - len(told)
     told += [f"and {more} more pairs"] if more > 0 else []
     advice = dict.fromkeys(_advice(offer, why) for _, _, offer, why in _first(failed, MOST_TOLD))
@@ -124,9 +125,9 @@ def home_words(names: Sequence[str], found: Sequence[tuple[Offer, Sequence[str]]
     offer, heard = min(found, key=lambda one: (one[0].loopback, sum(map(bool, one[1]))))
     lost = {name: why for name, why in zip(names, heard, strict=True) if why}
     said = ", ".join(f"{name} ({why})" for name, why in lost.items())
-    does = "does" if len(lost) == 1 else "do"
+
     return (
-        f"{said} {does} not reach this machine at {_at(offer)}. Workers connect to the notebook's machine: let TCP "
-        f"connections from {', '.join(lost)} through its firewall, or start the notebook on a machine that they reach, "
-        "such as one of the hosts"
+        f"{said} cannot reach this machine at {_at(offer)}. Workers connect to the notebook's machine: allow TCP "
+        f"connections from {', '.join(lost)} through its firewall, or start the notebook on a machine that they "
+        "can reach, such as one of the hosts"
     )

@@ -41,9 +41,9 @@ class Cluster:
         where = "all interfaces" if address in ANYWHERE else address
         read = "cells, output, values and the key to the ranks' store" if has_key else "cells, output and values"
         return (
-            f"the messages of cluster {self.name} are signed, but not encrypted, and its controller listens on "
-            f"{where}: who can read that network's traffic reads {read}; start it with "
-            "c.IPController.enable_curve = True to have them encrypted"
+            f"messages of cluster {self.name} are signed but not encrypted, and its controller listens on {where}: "
+            f"anyone who can read that network's traffic can read {read}; start it with "
+            "c.IPController.enable_curve = True to encrypt them"
         )
 
 
@@ -66,7 +66,7 @@ def find(name: str, ipython: Path) -> Cluster:
         where = " or ".join(_named(f) for f in found)
         raise BadInput(f"--cluster {name} is the id of several clusters; use {where}")
     if not found:
-        raise BadInput(f"--cluster {name}: no profile of IPython has a cluster of this name; {_others(ipython)}")
+        raise BadInput(f"--cluster {name}: no IPython profile has a cluster of this name; {_others(ipython)}")
     return _read(name, found[0])
 
 
@@ -84,7 +84,7 @@ def _read(name: str, path: Path) -> Cluster:
         if found.is_file():
             return _read(name, found)
     raise BadInput(
-        f"--cluster {name}: that is no file of ipyparallel's for clients; name ipcontroller-…-client.json or PROFILE/ID"
+        f"--cluster {name}: that is not an ipyparallel client file; use ipcontroller-…-client.json or PROFILE/ID"
     )
 
 

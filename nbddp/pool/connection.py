@@ -22,6 +22,7 @@ DIGESTS = 8192  # signatures remembered against replay; ipyparallel's 65536 fill
 BEAT_TIME = 1.0  # seconds that `check` waits for a beat: the thread may be reading a large message
 LOOK_EVERY, SILENT_LOOKS = 0.25, 40  # so long without a beat (10 s of looking) is a thread that is stuck
 AHEAD = 1.0  # seconds that what `ask` has asked counts: the command that asked may have come to nothing
+HUB_TRY = 10.0  # seconds that one client waits for a hub's answer
 Connect = Callable[..., Any]  # options of ipyparallel's Client → a client
 
 
@@ -34,14 +35,15 @@ class Connection:
         hear: ipyparallel_seams.Hear,
         on_renewed: Callable[[], None] = lambda: None,
         noticed: ipyparallel_seams.Noticed = lambda stream: None,
+        patience: float = 0.0,
     ):
         """hear: is given what ranks publish and answer, in the client's thread. noticed: is told where the hub has
-        spoken."""
+        spoken. patience: seconds that a hub which is just starting may take to answer; 0: as `connect` has it."""
         self._connect, self._hear, self._on_renewed, self._noticed = connect, hear, on_renewed, noticed
         self.dropped: Counter[str] = Counter()  # stream → messages
         self.last_dropped = ""
         self.renewed = 0
-        self._take(connect())
+        self._take(patient(connect, patience) if patience else connect())
 
     def _take(self, client: Any) -> None:
         lacking = ipyparallel_seams.missing(client)
@@ -68,7 +70,7 @@ class Connection:
             messages = counted(sum(self.dropped.values()), "message")
             words.append(f"{messages} could not be read and were dropped, the last: {self.last_dropped}")
         if self.renewed:
-            words.append(f"the connection was lost and made anew {counted(self.renewed, 'time')}")
+            words.append(f"the connection was lost and reestablished {counted(self.renewed, 'time')}")
         return "; ".join(words)
 
     def _ask(self) -> None:
@@ -134,3 +136,18 @@ class Connection:
 
     def close(self) -> None:
         ipyparallel_seams.give_up(self.client)
+
+
+def patient(connect: Connect, seconds: float) -> Any:
+    """A client whose hub has answered. On a crowded machine (64 workers that start) the hub may be late; one that has
+    lost a client's first message answers the next client. Raises PoolError after `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return connect(timeout=min(seconds, HUB_TRY))
+        except TimeoutError:
+            if time.monotonic() >= end:
+                raise PoolError(
+                    f"the pool's controller did not answer for {seconds:.0f} s; run the cell again, with fewer "
+                    "workers or other programs if the machine is overloaded"
+                ) from None

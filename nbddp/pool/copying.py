@@ -104,7 +104,7 @@ def _of_git(root: Path, below: str = "") -> list[str] | None:
         said = done.stderr.decode(errors="replace").strip()
         if NO_CHECKOUT in said:
             return None
-        raise BadInput(f"--sync: git does not say what {root} holds: {said}")
+        raise BadInput(f"--sync: git could not list the files of {root}: {said}")
     found: list[str] = []
     for name in dict.fromkeys(os.fsdecode(n) for n in done.stdout.split(b"\0") if n):
         folder = root / name
@@ -159,7 +159,7 @@ def copy(agents: Sequence[FarAgent], progress: Callable[[str], None], living: bo
     """
     began = time.monotonic()
     root = Path(os.getcwd())
-    progress(f"looking at the files of {root}")
+    progress(f"listing the files of {root}")
     found = listing(root)
     receivers = [Receiver(agent) for agent in agents]
     ask_each(
@@ -181,13 +181,15 @@ def copy(agents: Sequence[FarAgent], progress: Callable[[str], None], living: bo
     troubles = [f"{one.agent.host}: {words}" for one in receivers for words in one.troubles]
     moved = [str(a.host) for a, answer in zip(agents, ended, strict=True) if living and answer["moved"]]
     if moved:
-        lines.append(f"workers that run on {', '.join(moved)} keep their folder; %ddp restart begins new ones there")
+        lines.append(
+            f"running workers on {', '.join(moved)} keep their folder; %ddp restart starts new ones in the copy"
+        )
     return [*lines, *files.some(found.told, "files"), *files.some(troubles, "files")]
 
 
 def _said(one: Receiver, answer: dict[str, Any], seconds: float) -> str:
     if answer["same"]:
-        return f"{one.agent.host}: nothing to copy, {answer['folder']} is there and the same"
+        return f"{one.agent.host}: nothing to copy, {answer['folder']} has the same files there"
     return files.copied_words(
         str(one.agent.host), answer["folder"], one.files, size(one.bytes), seconds, answer["removed"]
     )
@@ -225,7 +227,7 @@ def _send_one(
         try:
             (data, last), first = next(rest), False
         except OSError as e:
-            raise PoolError(f"{path} could not be read to its end: {e.strerror}; %ddp sync copies again") from None
+            raise PoolError(f"{path} could not be read completely: {e.strerror}; %ddp sync copies it again") from None
     for one in to:
         one.files += 1
 

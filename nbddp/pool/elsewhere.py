@@ -102,8 +102,9 @@ class Elsewhere:
     def still_held(self) -> str:
         """That nodes wait for another try; empty where there are none."""
         jobs = " and ".join(str(held.job) for held in self.allocations if held.ours)
-        return f"Slurm job {jobs} is held, and the next %ddp start --slurm uses it; %ddp stop gives it back" * bool(
-            jobs
+        return (
+            f"Slurm job {jobs} is still allocated: the next %ddp start --slurm uses it, %ddp stop releases it"
+            * bool(jobs)
         )
 
     def given_back(self) -> list[str]:
@@ -126,7 +127,7 @@ class Elsewhere:
                 self._ends[held] = time.monotonic() + left
             elif left is not None:
                 told.append(
-                    f"Slurm job {held.job} ends in {lasts(left)}, and its workers with it; save what is to be kept"
+                    f"Slurm job {held.job} ends in {lasts(left)}, and its workers end with it; save what you need"
                 )
         return "\n".join(told)
 
@@ -204,8 +205,8 @@ def to_attach(job: int | None) -> Kept:
     if not found:
         which = f"Slurm job {job}" if job else "no Slurm job"
         raise BadInput(
-            f"{which} {'is not' if job else 'is'} kept for a kernel of this machine; %ddp start --slurm asks for one"
+            f"{which} {'is not' if job else 'is'} kept for a kernel of this machine; %ddp start --slurm requests one"
         )
     if len(found) > 1:
-        raise BadInput(f"{len(found)} Slurm jobs are kept; say which: {' or '.join(str(one.job) for one in found)}")
+        raise BadInput(f"{len(found)} Slurm jobs are kept; name one: {' or '.join(str(one.job) for one in found)}")
     return found[0]

@@ -53,7 +53,7 @@ SILENT = 6  # questions without an answer until a hub counts as gone
 LEAVE_SECONDS, GIVE_BACK_SECONDS = 5.0, 2.0
 MEMORY_SECONDS = 0.5
 TAKEN = "__import__('nbddp.worker.taken', fromlist=['taken']).{}"
-LEFT = "its engine has ended, or its cluster has lost it"
+LEFT = "its engine has ended, or the cluster has lost it"
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ class Joined:
         except (OSError, RuntimeError, ValueError) as e:
             self._close_pipe()
             raise AgentFailed(
-                f"cluster {cluster.name} does not answer ({e}); ipcluster list says which run, and ipcluster start "
+                f"cluster {cluster.name} does not answer ({e}); ipcluster list shows the running ones, and "
+                "ipcluster start "
                 "-n 4 starts one"
             ) from None
         self._thread = threading.Thread(target=self._watch, name="nbddp-cluster", daemon=True)
@@ -108,8 +109,8 @@ class Joined:
         found = self.wire.registered()
         name = self.cluster.name
         if not found:
-            raise BadInput(f"cluster {name} has no engines; ipcluster engines -n 4 starts some, or wait for them")
-        progress(f"looking at the engines of cluster {name}")
+            raise BadInput(f"cluster {name} has no engines; start some with ipcluster engines -n 4, or wait for them")
+        progress(f"checking the engines of cluster {name}")
         told = self.evaluate(dict.fromkeys(found, "look()"), LOOK_SECONDS)
         engines = [Engine(i, found[i], told[i]) for i in sorted(found)]
         for engine in engines:
@@ -119,22 +120,23 @@ class Joined:
     def _refuse(self, engine: Engine) -> None:
         told, here, name = engine.told, versions(), self.cluster.name
         if told["worker"]:
-            raise BadInput(f"cluster {name} is a pool of nbddp's own; %ddp start --nproc N makes another")
+            raise BadInput(f"cluster {name} belongs to an nbddp pool; %ddp start --nproc N starts another pool")
         if told["held"]:
             raise PoolError(
-                f"{told['held']} has engine {engine.id} of cluster {name}; %ddp stop there leaves it, and it is left "
-                f"{taken.PATIENCE:.0f} s after that process has ended"
+                f"{told['held']} is using engine {engine.id} of cluster {name}; %ddp stop there releases it, and "
+                "so does "
+                f"the end of that process, after {taken.PATIENCE:.0f} s"
             )
         if told["spoilt"]:
             raise PoolError(
-                f"engine {engine.id} of cluster {name} cannot be a worker ({told['spoilt']}); start the cluster anew"
+                f"engine {engine.id} of cluster {name} cannot be a worker ({told['spoilt']}); restart the cluster"
             )
         if "torch" not in told["versions"]:
             raise AgentFailed(f"engine {engine.id} on {told['host']} has no torch ({told['python']}); install it there")
         if told["versions"].get("nbddp") != here["nbddp"]:
             raise AgentFailed(
-                f"engine {engine.id} on {told['host']} has nbddp {told['versions'].get('nbddp')}, and here is "
-                f"{here['nbddp']}; install the same on both"
+                f"engine {engine.id} on {told['host']} has nbddp {told['versions'].get('nbddp')}, but this machine "
+                f"has {here['nbddp']}; install the same version on both"
             )
 
     def evaluate(self, asked: Mapping[int, str], seconds: float) -> dict[int, Any]:
@@ -176,8 +178,8 @@ class Joined:
         """words: whose the engine is; something else where it is nobody's, or does not say."""
         if isinstance(words, str) and words:
             raise PoolError(
-                f"{words} has engine {engine} of cluster {self.cluster.name}, which is at work; %ddp stop there leaves "
-                "it"
+                f"{words} is using engine {engine} of cluster {self.cluster.name}, which is busy; %ddp stop there "
+                "releases it"
             )
 
     def _value(self, engine: int, result: Any) -> Any:
@@ -189,8 +191,8 @@ class Joined:
             said = f"{getattr(e, 'ename', type(e).__name__)}: {getattr(e, 'evalue', e)}"
             if "No module named 'nbddp" in said:
                 raise AgentFailed(
-                    f"engine {engine} of cluster {self.cluster.name} has no such nbddp ({said}); install the one of "
-                    "this kernel where the engines run, and start the cluster anew"
+                    f"engine {engine} of cluster {self.cluster.name} lacks this version of nbddp ({said}); install "
+                    "the kernel's nbddp where the engines run, and restart the cluster"
                 ) from None
             raise PoolError(f"engine {engine} of cluster {self.cluster.name} did not become a worker: {said}") from None
         return value
@@ -202,7 +204,7 @@ class Joined:
             theirs = engine.told["versions"]
             host = engine.told["host"]
             lines += [
-                f"engines on {host} have {name} {theirs.get(name, 'none')}, and here is {version}"
+                f"engines on {host} have {name} {theirs.get(name, 'none')}; this machine has {version}"
                 for name, version in here.items()
                 if theirs.get(name) != version
             ]
@@ -212,17 +214,17 @@ class Joined:
         """What is otherwise than with workers of our own, in words."""
         far = [e for e in engines if not e.here]
         unseen = "a host that falls silent" if all(e.told["nanny"] for e in far) else "the end of one on another host"
-        late = f"; {unseen} is noticed by the hub's heartbeats, by default after 30 s" if far else ""
+        late = f"; the hub's heartbeats detect {unseen}, by default after 30 s" if far else ""
         lines = [
-            f"engines of cluster {self.cluster.name} are not ours: none is replaced when it ends, their logs are with "
-            "their launcher, and --fresh, --max-restarts and %ddp restart are not possible; %ddp stop leaves them as "
-            f"engines{late}"
+            f"nbddp did not start the engines of cluster {self.cluster.name}: it cannot replace one that ends, their "
+            "logs are with their launcher, and --fresh, --max-restarts and %ddp restart are not possible; %ddp "
+            f"stop leaves them running as engines{late}"
         ]
         before = [e.id for e in engines if e.told["torch"]]
         if before:
             lines.append(
-                f"{several('engine', before)} had imported torch: what it read of the environment then stays, but for "
-                "OMP_NUM_THREADS"
+                f"{several('engine', before)} had already imported torch: environment variables that torch read then "
+                "keep their effect, except OMP_NUM_THREADS"
             )
         return [*lines, *filter(None, [self.cluster.open_words(bool(far))])]
 
@@ -282,7 +284,7 @@ class Joined:
         if answer is False:
             for node, worker in self._living():
                 if worker.rank == rank:
-                    node.left(worker, "its engine has left this pool, since it heard nothing of it")
+                    node.left(worker, "its engine has left this pool because it heard nothing from it")
 
     def _noticed(self, stream: str) -> None:
         """What the hub has said, in the client's thread or the watch's."""
@@ -296,14 +298,14 @@ class Joined:
 
     def _lose(self, why: str) -> None:
         self.lost = why
-        ended = f"the pool has ended while the cell ran, because {why}; {self.again()}"
+        ended = f"the pool ended while the cell was running, because {why}; {self.again()}"
         for node, worker in self._living():
             node.left(worker, why, ended)
 
     def again(self) -> str:
         return (
-            f"names on its engines stay there as long as they live, and %ddp start --cluster {self.cluster.name} takes "
-            "them again when it answers"
+            f"names stay on its engines as long as they run, and %ddp start --cluster {self.cluster.name} uses them "
+            "again once it answers"
         )
 
     # -- the end -------------------------------------------------------------------------------------
@@ -401,14 +403,14 @@ class EnginesOnly(Node):
         if isinstance(nproc, int) and nproc > len(self.engines):
             have = len(self.engines)
             raise BadInput(
-                f"--nproc {nproc} was asked for, but {self.name} has {counted(have, 'engine')}; use --nproc {have}, or "
+                f"--nproc {nproc} was requested, but {self.name} has {counted(have, 'engine')}; use --nproc {have}, or "
                 "start the cluster with more"
             )
         masks = {e.told["env"].get("CUDA_VISIBLE_DEVICES") for e in self.engines}
         if len(masks) > 1 and device != "cpu":
             raise BadInput(
-                f"the engines of {self.name} have different CUDA_VISIBLE_DEVICES, by which no rank can find its GPU; "
-                "start the cluster without it, or add --device cpu"
+                f"the engines of {self.name} have different values of CUDA_VISIBLE_DEVICES, so ranks cannot find "
+                "their GPUs; start the cluster without it, or add --device cpu"
             )
 
     # -- processes ------------------------------------------------------------------------------------
@@ -449,7 +451,7 @@ class EnginesOnly(Node):
             self.workers[rank] = Living(rank, engine.uuid, told["pid"], told["started"], "", "", registered=True)
             self._states[rank] = "idle"
         self._asked = []
-        return [f"{self.name} has no folder {asked}; its ranks begin in {there}" for there, asked in moved.items()]
+        return [f"{self.name} has no folder {asked}; its ranks start in {there}" for there, asked in moved.items()]
 
     def signal(self, ranks: Sequence[int], number: int, asked: Round) -> None:
         """An interrupt goes through the engine's control channel, to its program alone; what ends a process is a signal
@@ -468,7 +470,7 @@ class EnginesOnly(Node):
             elif nannies[worker.uuid]:
                 self.joined.wire.signal(worker.rank, number)
             else:
-                self.left(worker, "its engine cannot be ended from here, and is left to itself")
+                self.left(worker, "its engine cannot be ended from here and keeps running")
 
     def left(self, worker: Living, why: str = LEFT, pool_ended: str = "") -> None:
         """A rank's engine is gone."""
@@ -564,8 +566,8 @@ class Gatekeeper:
         why = answer.get("failed") or answer.get("error")
         if why:
             raise AgentFailed(
-                f"{self._node.name} has no way to the store in which the ranks meet ({why}); it is on this machine, "
-                "and the engines' hosts have to reach it"
+                f"{self._node.name} cannot reach the store where the ranks meet ({why}); the store is on this "
+                "machine, and the engines' hosts must be able to reach it"
             )
         return dict(answer)
 
@@ -580,4 +582,4 @@ def way_to(node: EnginesOnly) -> str:
     for address in node.addresses():
         with suppress(OSError):
             return address_towards(address)
-    raise AgentFailed(f"there is no way from here to {node.name}, so its engines cannot reach the ranks' store")
+    raise AgentFailed(f"there is no route from here to {node.name}, so its engines cannot reach the ranks' store")

@@ -11,14 +11,14 @@ NEXT = "the next %ddp start or %%ddp cell"
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """`the pool is as it was`, or what is different: which ranks' names are gone, and what comes next.
+    """`the pool is unchanged`, or what is different: which ranks' names are gone, and what comes next.
 
     Workers that were begun beyond the pool's size are none of its ranks: the next cell ends them, or takes them over.
     """
     if not now["running"]:
         return "the pool has ended" if before["running"] else "there is no pool"
     if not now["world_size"]:
-        return f"the pool is not complete yet, and {NEXT} completes it"
+        return f"the pool is incomplete; {NEXT} completes it"
     lost = sorted(r for r, pid in before["workers"].items() if now["workers"].get(r) != pid)
     kept = sorted(set(before["workers"]) - set(lost))
     parts = []
@@ -28,7 +28,7 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         parts.append(f"{rank_words(kept)} {'keep their' if len(kept) > 1 else 'keeps its'} names")
     absent = sorted(set(range(now["world_size"])) - set(now["workers"]))
     if absent:
-        parts.append(f"{NEXT} starts {rank_words(absent)} anew")
+        parts.append(f"{NEXT} restarts {rank_words(absent)}")
     if now["group_broken"] and not before["group_broken"] and not lost:
         parts.append("the process group has ended, and all names are kept")
-    return "; ".join(parts) or "the pool is as it was"
+    return "; ".join(parts) or "the pool is unchanged"

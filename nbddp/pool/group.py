@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nbddp.agent.controller import LOOPBACK
 from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import START_TIMEOUT, Agent
 from nbddp.agent.round import Round, end_all
 from nbddp.base import stop
 from nbddp.base.stop import uninterrupted
+from nbddp.base.system import LOOPBACK
 from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning
 from nbddp.plan.topology import Topology, Worker, counted, rank_words
 from nbddp.pool import requests, ways
@@ -45,6 +45,7 @@ class WorkerGroup:
         self.topology: Topology | None = None
         self.visible = "all"
         self.broken = False
+        self.spent: set[int] = set()  # ranks whose processes were a script's, and are over
         self.wire: Any = None
         self.stores: RendezvousStores | None = None
         self.files: list[str] = []
@@ -219,11 +220,11 @@ class WorkerGroup:
         try:
             cluster.start_controller_sync(agent=self.agent, ip=self.nodes[0].address or LOOPBACK)
         except RuntimeError as e:  # ipyparallel's
-            raise PoolError(f"the pool's controller ended while it started: {e}") from None
+            raise PoolError(f"the pool's controller ended while starting: {e}") from None
         self.cluster = cluster
         self.files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
         self.describe()
-        self.wire = self._remains.wire = Wire(cluster.connect_client_sync)
+        self.wire = self._remains.wire = Wire(cluster.connect_client_sync, patience=REGISTER_TIMEOUT)
 
     def describe(self) -> None:
         """Tell the agents what `status` shows, if it has changed."""
@@ -271,6 +272,15 @@ class WorkerGroup:
             self._start_workers(topology, visible, change.start)
         return [*change.notes]
 
+    def end_spent(self) -> None:
+        """End processes that were a script's; the next run starts new ones."""
+        spent = sorted(self.spent & self.workers.keys())
+        if spent:
+            before = self.broken
+            self.end(spent)
+            self.broken = before and bool(self.workers)
+        self.spent.clear()
+
     def renew(self) -> list[str]:
         """Give every rank of the plan a process that lives; what a user should know, in words."""
         return self.match(self.placed(), self.visible)
@@ -280,12 +290,12 @@ class WorkerGroup:
         name = joined.cluster.name
         if dead := [r for r, w in self.workers.items() if not w.lives]:
             raise PoolError(
-                f"{rank_words(dead)} {'have' if len(dead) > 1 else 'has'} no engine any more, and an engine of cluster "
-                f"{name} is not replaced; %ddp stop, then %ddp start --cluster {name} takes those that are there"
+                f"the engine{'s' * (len(dead) > 1)} of {rank_words(dead)} ended, and nbddp cannot replace engines of "
+                f"cluster {name}; %ddp stop, then %ddp start --cluster {name} uses those that are left"
             )
         if change.start or change.end:
             raise BadInput(
-                f"a pool on cluster {name} stays as it was started; %ddp stop, then %ddp start --cluster {name} with "
+                f"a pool on cluster {name} cannot be changed; %ddp stop, then %ddp start --cluster {name} with "
                 "other options"
             )
 
@@ -374,7 +384,7 @@ class WorkerGroup:
             if worker.exit is not None and not worker.registered:
                 words = self.node_with(worker.rank).last_words(worker.rank)
                 raise PoolError(
-                    f"rank {worker.rank} ended while it started (exit code {worker.exit['code']}): "
+                    f"rank {worker.rank} ended while starting (exit code {worker.exit['code']}): "
                     f"{words or 'it left no message'}"
                 )
         if not self.alive:
@@ -408,6 +418,7 @@ class WorkerGroup:
         self.kill(ranks)
         with uninterrupted():
             self.wire.forget({rank: self.node_with(rank).workers.pop(rank).uuid for rank in ranks})
+            self.spent.difference_update(ranks)
 
 
 class Remains:

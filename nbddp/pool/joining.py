@@ -37,13 +37,13 @@ def warm(group: WorkerGroup, spec: LaunchSpec, progress: Callable[[str], None]) 
 def _refuse(spec: LaunchSpec) -> None:
     if spec.fresh:
         raise BadInput(
-            f"--fresh ends processes and starts new ones, and the engines of cluster {spec.cluster} are not ours; "
-            "%reset -f in a %%ddp cell empties their names, and restarting the cluster gives new engines"
+            f"--fresh replaces processes, but nbddp cannot replace the engines of cluster {spec.cluster}; %reset -f "
+            "in a %%ddp cell clears their names, and restarting the cluster gives new engines"
         )
     places = {"--hosts": spec.hosts, "--slurm": spec.slurm, "--nnodes": spec.nnodes or spec.elastic}
     for option, asked in places.items():
         if asked:
-            raise BadInput(f"the nodes of a cluster are its engines' hosts; leave {option} or --cluster out")
+            raise BadInput(f"the nodes of a cluster are its engines' hosts; leave out {option} or --cluster")
 
 
 def _join(group: WorkerGroup, spec: LaunchSpec, progress: Callable[[str], None]) -> list[str]:
@@ -67,7 +67,7 @@ def engines_each(group: WorkerGroup) -> int:
     counts = {len(node.engines): node.name for node in group.engines}
     if len(counts) > 1:
         words = " and ".join(f"{name} has {counted(n, 'engine')}" for n, name in counts.items())
-        raise BadInput(f"{words}; say by --nproc {min(counts)} how many of each host are taken")
+        raise BadInput(f"{words}; set how many to use on each host with --nproc {min(counts)}")
     return next(iter(counts))
 
 
@@ -76,6 +76,6 @@ def refuse_renewal(group: WorkerGroup, asked: str) -> None:
     if group.joined is not None:
         name = group.joined.cluster.name
         raise BadInput(
-            f"{asked} gives ranks new processes, and the engines of cluster {name} are not ours to replace; restart "
+            f"{asked} replaces the ranks' processes, but nbddp cannot replace the engines of cluster {name}; restart "
             f"the cluster, then %ddp stop and %ddp start --cluster {name}"
         )

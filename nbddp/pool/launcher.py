@@ -18,8 +18,8 @@ from ipyparallel.cluster.launcher import BaseLauncher, ControllerLauncher, Engin
 from traitlets import Any as AnyTrait
 from traitlets import Dict, Unicode
 
-from nbddp.agent.controller import LOOPBACK
 from nbddp.agent.handle import Agent
+from nbddp.base.system import LOOPBACK
 from nbddp.errors import AgentFailed
 from nbddp.plan.topology import Topology
 from nbddp.pool import requests

@@ -50,7 +50,7 @@ class Members:
         """From here on `nodes` nodes. Raises BadInput where that is not between least and most."""
         if not self.least <= nodes <= self.most:
             raise BadInput(
-                f"{counted(nodes, 'node')} cannot be: the pool was started with --nnodes {self.least}:{self.most}"
+                f"the pool cannot have {counted(nodes, 'node')}: it was started with --nnodes {self.least}:{self.most}"
             )
         self.target = nodes
         self._again.clear()

@@ -174,6 +174,10 @@ class Node:
         """The end of workers whose agent, or controller, has ended: the pool cannot be reached."""
         return {"code": None, "pool_ended": True}
 
+    def taken_away(self) -> str:
+        """What took the host away, such as the end of its Slurm job; empty if nothing did."""
+        return ""
+
     def exited(self, worker: Living, event: dict[str, Any]) -> None:
         """A process has ended."""
         if worker.exit is None:
@@ -275,7 +279,7 @@ class FarNode(Node):
             try:
                 text = here.read_text(encoding="utf-8")
             except FileNotFoundError:  # it goes with the agent here
-                raise AgentFailed("the pool's controller has ended while workers were started") from None
+                raise AgentFailed("the pool's controller ended while workers were starting") from None
             self._putting = self.agent.post("put", name=here.name, text=text)
 
     def request(self, place: Worker, topology: Topology, visible: str, cluster: Cluster) -> dict[str, Any]:
@@ -321,6 +325,9 @@ class FarNode(Node):
     def _gone(self) -> dict[str, Any]:
         """Only this host is gone; ranks on others are told of it as of any death."""
         return {"code": None, "last_words": self.agent.last_words()}
+
+    def taken_away(self) -> str:
+        return self.agent.taken_away()
 
     def last_words(self, rank: int) -> str:
         """Of one whose exit the agent has told, it has told them with it."""

@@ -28,8 +28,10 @@ from nbddp.errors import BadInput, PoolNotRunning, RunFailed, RunHung, WorkerFai
 from nbddp.plan import environment
 from nbddp.plan.capacity import Limit, refuse_crowd
 from nbddp.plan.checkup import Checkup
+from nbddp.plan.logs import Logs
 from nbddp.plan.options import LaunchSpec
-from nbddp.plan.request import ARGV0, CALL, HANG_AFTER, Request
+from nbddp.plan.program import Program, check_file
+from nbddp.plan.request import ARGV0, CALL, HANG_AFTER, SCRIPT, Request
 from nbddp.plan.slurm import Slurm
 from nbddp.plan.topology import Topology, rank_words
 from nbddp.pool import checkup, elsewhere, joining
@@ -41,6 +43,7 @@ from nbddp.pool.reaching import Reaching
 from nbddp.pool.runs import Runs, shell
 from nbddp.pool.warmup import Trials
 from nbddp.run import report
+from nbddp.run.logdir import LogDir
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.run.values import RankValues, check_ranks
@@ -49,6 +52,7 @@ from nbddp.trace.compared import Report
 from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
 from nbddp.trace.merge import Merged
+from nbddp.trace.program import Breakdown
 from nbddp.trace.scale import Forecast
 from nbddp.trace.sizes import Sizes
 from nbddp.trace.steps import Recording
@@ -58,18 +62,21 @@ from nbddp.worker import answers, values
 class Pool:
     """A worker group, on this machine or on other hosts.
 
-    As a context manager or with `start()` it starts at once; otherwise the first run starts it. One that nobody holds
-    any more ends.
+    The pool starts at once as a context manager or with `start()`, otherwise with the first run. It ends when nobody
+    holds it any more.
 
-    The arguments are the options of `%ddp start`. nnodes: (1, 4) for nodes that may come and go. hosts:
-    `nodea,user@nodeb:2222`, or a file with a host on each line; ssh_config, python, setup: ssh's configuration, the
-    interpreter there, and what a login shell there does first; via: what starts a process there, if not ssh (`mpiexec`,
-    `kubectl exec -i {host} -- {command}`). slurm: nodes of Slurm instead, such as
-    `nbddp.Slurm(nodes=2, time="1:00:00")`; True for the job that this process is in. interface: the network interface
-    by which all hosts meet; sync: whether the working directory is copied there. cluster: one
-    of ipyparallel's that runs already, as PROFILE/ID, its id or its connection file.
+    The arguments are the options of `%ddp start`:
 
-    Raises BadInput for a placement that cannot be, AgentFailed for a host that does not come up.
+    - nproc, gpus_per_proc, visible, oversubscribe, device: the workers of a node.
+    - nnodes: number of nodes; (1, 4) for nodes that may come and go.
+    - hosts: `nodea,user@nodeb:2222`, or a file with one host per line. ssh_config, python, setup: ssh's configuration,
+      the Python interpreter there, and a shell line to run there first. via: what starts a process there, if not ssh
+      (`mpiexec`, `kubectl exec -i {host} -- {command}`).
+    - slurm: nodes of Slurm, such as `nbddp.Slurm(nodes=2, time="1:00:00")`; True for this process's own job.
+    - interface: the network interface that connects all hosts. sync: whether to copy the working directory there.
+    - cluster: a running ipyparallel cluster, as PROFILE/ID, its id or its connection file.
+
+    Raises BadInput for an impossible placement, AgentFailed for a host that does not start.
     """
 
     connection = RankConnection
@@ -145,35 +152,35 @@ class Pool:
 
     @property
     def topology(self) -> Topology | None:
-        """Who is where; None where nobody is."""
+        """Which rank runs where; None without workers."""
         return self.group.topology
 
     def placed(self) -> Topology:
-        """The living pool's topology. Raises PoolNotRunning."""
+        """The topology of the running pool. Raises PoolNotRunning."""
         return self.group.placed()
 
     @property
     def current(self) -> Run | None:
-        """The run that is under way."""
+        """The run in progress."""
         return self.runs.ranks.current
 
     @property
     def last_run(self) -> Run | None:
-        """The last run of a program; a look at the ranks is none."""
+        """The last run of a program; looks at the ranks do not count."""
         return self.runs.last
 
     def log_of(self, rank: int) -> str:
-        """The file into which a rank's process writes; empty if there is none."""
+        """The file that a rank's process writes to; empty if there is none."""
         return self.runs.ranks.log_of(rank)
 
     def start(self) -> list[str]:
-        """Start (or match) the workers this pool was made for; what was done, in words."""
+        """Start (or match) the workers that this pool was made for. Returns what was done, as sentences."""
         return self.ensure(self.spec if not self.running else LaunchSpec())
 
     def ensure(self, spec: LaunchSpec, progress: Callable[[str], None] = lambda text: None) -> list[str]:
-        """Make the living workers match `spec`; a line for every change a user should know of.
+        """Make the running workers match `spec`. Returns a sentence for each change that a user should know of.
 
-        Raises BadInput, with nothing changed, if the spec cannot be met.
+        Raises BadInput, with nothing changed, if `spec` cannot be met.
         """
         if self.group.running:
             self.group.wire.connection.ask()
@@ -184,6 +191,8 @@ class Pool:
         keep, unkept = self._keep if merged.keep_warm is None else merged.keep_warm, self.group.nodes[0].warm["unkept"]
         if merged.keep_warm and unkept:
             raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {unkept}; leave it out")
+        if self.group.running:
+            self.group.end_spent()
         topology = self.reaching.plan(merged)
         self._refuse_crowd(topology, merged.oversubscribe)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
@@ -223,15 +232,16 @@ class Pool:
             self.group.take(agent)
 
     def sync(self, progress: Callable[[str], None] = lambda text: None) -> list[str]:
-        """Have this process's working directory on the pool's hosts; what was copied, in words (`nbddp.pool.copying`).
+        """Copy this process's working directory to the pool's hosts (`nbddp.pool.copying`). Returns what was copied, as
+        sentences.
 
-        Workers that are started from now on begin there. Raises BadInput where all is on this machine, or the folder is
-        too much; PoolNotRunning without a pool.
+        Workers that start from now on start in the copy. Raises BadInput if the pool is on this machine or the folder
+        is too large, PoolNotRunning without a pool.
         """
         if not self.group.nodes:
             self.group.need_running()
         if not self.group.spread:
-            raise BadInput("the pool is on this machine, whose files its workers see; --sync is for --hosts")
+            raise BadInput("the pool runs on this machine, and its workers see these files; --sync is for --hosts")
         return self.reaching.sync([node.agent for node in self.group.spread], progress)
 
     def _merge(self, spec: LaunchSpec) -> tuple[LaunchSpec, str]:
@@ -274,7 +284,7 @@ class Pool:
                 raise e if here else BadInput(f"{topology.nodes[i].host}: {e}") from None
 
     def keep(self, seconds: float | None) -> None:
-        """What `--keep-warm` is where no line says it; None: as the warm process has it from its last owner."""
+        """Set the default of `--keep-warm`; None: as the warm process has it from its last owner."""
         self._keep = seconds
         given = self._given_agent
         if seconds is not None and given is not None and given.alive:
@@ -283,15 +293,15 @@ class Pool:
             self.group.nodes[0].keep(seconds)
 
     def stop(self) -> None:
-        """End all workers, the controller and the agent, and give nodes back to Slurm. What programs gave to `atexit`
-        is called first."""
+        """End all workers, the controller and the agent, and release Slurm's nodes. Functions that programs gave to
+        `atexit` are called first."""
         try:
             self._stop(keep=False)
         finally:
             self.elsewhere.release()
 
     def close(self) -> None:
-        """As `stop`, but for what `--keep-warm` keeps, and an agent that was given but never used ends too."""
+        """As `stop`, except for what `--keep-warm` keeps; an agent that was given but never used ends too."""
         if self.agent is None and self._given_agent is not None:
             self._given_agent.close()
         try:
@@ -315,7 +325,7 @@ class Pool:
         self.group.report_to(self.runs.ranks.died, self._trials.heard)
 
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
-        """New processes under the same ranks. Names on them are gone, and their process group."""
+        """Start new processes under the same ranks. Their names and their process group are lost."""
         self.group.need_running()
         joining.refuse_renewal(self.group, "%ddp restart")
         chosen = check_ranks(ranks, self.world_size, "--ranks")
@@ -354,11 +364,11 @@ class Pool:
         memory: bool = False,
         screen: Screen | None = None,
     ) -> RankValues:
-        """Run source on the ranks; the values of its last expression if `want_value`.
+        """Run source on the ranks. Returns the values of its last expression if `want_value`.
 
-        The rest is what `%%ddp` takes (`nbddp.plan.request.Request` says it word by word): `hang_after` and `timeout`
-        are in seconds, `ranks` and `show` are all if None. Raises a RunFailed: WorkerFailed, RunStopped, RunHung or
-        RunTimedOut; state on the ranks that were not replaced is kept.
+        The other arguments are the options of `%%ddp` (see `nbddp.plan.request.Request`): `hang_after` and `timeout`
+        are in seconds, `ranks` and `show` mean all ranks if None. Raises a RunFailed: WorkerFailed, RunStopped, RunHung
+        or RunTimedOut. Ranks that were not replaced keep their state.
         """
         request = Request(
             code=code, ranks=ranks, show=show, hang_after=hang_after, timeout=timeout, max_restarts=max_restarts,
@@ -368,8 +378,9 @@ class Pool:
         return self.carry_out(request, screen)
 
     def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues:
-        """What `run_cell` does, as one value."""
+        """`run_cell` for one `Request`."""
         self.group.need_running()
+        folder = self._log_dir(request)
         if request.max_restarts:
             joining.refuse_renewal(self.group, f"--max-restarts {request.max_restarts}")
         screen = screen or for_shell(shell())
@@ -377,12 +388,12 @@ class Pool:
         attempts: list[str] = []
         while True:
             try:
-                run = self._attempt(request, screen, began, len(attempts))
+                run = self._attempt(request, screen, began, len(attempts), folder)
                 break
             except RunFailed as error:
                 changes = self.last_run.regrouped if self.last_run is not None else ""
                 if changes:  # no failure, so no attempt
-                    screen.say(f"{changes}; all workers begin anew, and the cell from its top")
+                    screen.say(f"{changes}; restarting all workers and the cell")
                 elif isinstance(error, (WorkerFailed, RunHung)):
                     attempts.append(str(error))
                     if len(attempts) > request.max_restarts:
@@ -403,12 +414,47 @@ class Pool:
             return RankValues({})
         return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items() if e.buffers})
 
-    def _attempt(self, request: Request, screen: Screen, began: float, attempt: int) -> Run:
+    def run_script(
+        self,
+        script: str,
+        *words: str,
+        module: bool = False,
+        keep: bool = False,
+        logs: Logs | None = None,
+        max_restarts: int = 0,
+        hang_after: float | None = HANG_AFTER,
+        timeout: float | None = None,
+        screen: Screen | None = None,
+    ) -> None:
+        """Run a script (or a module) on every rank as torchrun does, with `words` as its arguments.
+
+        The ranks are new processes that end with the script; keep: use the existing ones, and keep the script's names
+        there. Other arguments and exceptions are as for `run_cell`.
+        """
+        program = Program(script, module, keep)
+        if not elsewhere.where(self.spec):
+            check_file(program, os.getcwd())
+        self.ensure(replace(LaunchSpec() if self.running else self.spec, fresh=not keep))
+        request = Request(
+            op=SCRIPT, program=program, argv=words, logs=logs, max_restarts=max_restarts, hang_after=hang_after,
+            timeout=timeout,
+        )  # fmt: skip
+        self.carry_out(request, screen)
+
+    def _log_dir(self, request: Request) -> LogDir | None:
+        """The log directory of a launch, if one was asked for, or what a launch by torchrun's line has."""
+        if request.logs is None or not request.logs.writes:
+            return None
+        program = request.program
+        run_id = (program.run_id if program is not None else "") or self.runs.id
+        return LogDir(request.logs, run_id, (program.role if program is not None else "") or "default")
+
+    def _attempt(self, request: Request, screen: Screen, began: float, attempt: int, folder: LogDir | None) -> Run:
         """One attempt. That Slurm's job ends soon is said while it runs; nodes that come or are to go end it."""
         self.elsewhere.remind(lambda words: self.current.tell(words) if self.current else None)
         try:
             with self.reaching.watching(lambda: self.current):
-                return self.runs.run(request, screen, timed_from=began, attempt=attempt)
+                return self.runs.run(request, screen, timed_from=began, attempt=attempt, folder=folder)
         finally:
             self.elsewhere.stop_reminding()
 
@@ -422,18 +468,19 @@ class Pool:
             raise
 
     def scale(self, nodes: int, progress: Callable[[str], None] = lambda text: None) -> list[str]:
-        """Have the pool on so many nodes; what was done, in words. Raises BadInput where it was not started with
-        `--nnodes MIN:MAX`, or not for so many."""
+        """Change the number of nodes. Returns what was done, as sentences. Raises BadInput if the pool was started
+        without `--nnodes MIN:MAX`, or if `nodes` is outside those bounds."""
         return self.reaching.scale(self.spec, nodes, progress)
 
     def attach(self, job: int | None = None, progress: Callable[[str], None] = lambda text: None) -> list[str]:
-        """Start a pool on the nodes of Slurm that an earlier kernel has kept (`--keep-alive`); what was done, in words.
+        """Start workers on the Slurm nodes that an earlier kernel kept (`--keep-alive`). Returns what was done, as
+        sentences.
 
-        job: which, where there is more than one. Raises BadInput if there is none, or this pool runs.
+        job: needed if several jobs are kept. Raises BadInput if none is kept, or if this pool is running.
         """
         if self.running:
             raise BadInput(
-                f"this pool runs {elsewhere.on(self.spec)}; %ddp stop ends it, then %ddp attach takes the job"
+                f"this pool runs {elsewhere.on(self.spec)}; %ddp stop ends it, then %ddp attach uses the job"
             )
         kept = elsewhere.to_attach(job)
         spec = elsewhere.restored(kept)
@@ -441,11 +488,11 @@ class Pool:
         return self.ensure(spec, progress)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> RankValues:
-        """Call `function(*args, **kwargs)` on every rank; every rank's value.
+        """Call `function(*args, **kwargs)` on every rank. Returns every rank's value.
 
-        Function and arguments travel by cloudpickle. Raises the first failing rank's own exception,
-        with the WorkerFailed that holds its remote traceback as its cause; or the
-        WorkerFailed itself where the exception cannot travel.
+        Function and arguments are sent by cloudpickle. Raises the first failing rank's own exception, with the
+        WorkerFailed that holds the remote traceback as its cause; or the WorkerFailed itself if the exception cannot be
+        sent.
         """
         try:
             return self.call(function, args, kwargs)
@@ -468,10 +515,10 @@ class Pool:
         hang_after: float | None = HANG_AFTER,
         timeout: float | None = None,
     ) -> RankValues:
-        """As `run`, on some ranks and with limits: `hang_after` and `timeout` are in seconds, as `run_cell` has them.
+        """As `run`, on some ranks and with limits: `hang_after` and `timeout` in seconds, as in `run_cell`.
 
-        Names on the ranks stay. Raises BadInput for what cannot be sent, or a RunFailed: WorkerFailed, RunStopped,
-        RunHung or RunTimedOut. A rank on which the function ends by `sys.exit()` has no value.
+        Names on the ranks are kept. Raises BadInput if something cannot be sent, or a RunFailed: WorkerFailed,
+        RunStopped, RunHung or RunTimedOut. A rank whose function calls `sys.exit()` has no value.
         """
         if not self.running:
             self.start()
@@ -493,14 +540,14 @@ class Pool:
         return error if isinstance(error, Exception) else None
 
     def push(self, names: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
-        """Set names on the ranks. Raises BadInput for a value that cannot be pickled; then none is set."""
+        """Copy values to names on the ranks. Raises BadInput if one cannot be pickled; then none is set."""
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         buffers = [_packed(value, name) for name, value in names.items()]
         self.answers("push", chosen, buffers, names=list(names))
 
     def pull(self, names: Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues]:
-        """Fetch names from the ranks. Raises BadInput if a rank does not have one."""
+        """Fetch names from the ranks. Raises BadInput if a name is not defined on every rank."""
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
         answers = self.answers("pull", chosen, names=list(names))
@@ -508,28 +555,31 @@ class Pool:
         for i, name in enumerate(names):
             lacking = [r for r, answer in answers.items() if not answer[i]]
             if lacking:
-                raise BadInput(
-                    f"there is no name {name} on {rank_words(lacking)}; a %%ddp cell that assigns it makes one"
-                )
+                raise BadInput(f"{name} is not defined on {rank_words(lacking)}; assign it in a %%ddp cell")
             found[name] = RankValues({r: values.unpack(answer[i]) for r, answer in answers.items()})
         return found
 
     # -- what the ranks have recorded, hold and can do (`nbddp.ask.looks`) ---------------------
 
     def timings(self) -> Recording:
-        """The DDP steps of the last run that took some; `origin` and `missing` say whether that is the last cell, and
-        on all ranks. Raises BadInput if no run has."""
+        """DDP steps of the last run that recorded any; `origin` and `missing` say whether that is the last cell, and
+        whether all ranks recorded it. Raises BadInput if no run has recorded a step."""
         return looks.timings(self)
 
-    def trace(self) -> Merged:
-        """The traces of the last cell that was run with `trace`, merged. Raises BadInput if there is none.
+    def collectives(self) -> Breakdown:
+        """Who arrived last at the collectives of the last run that called some, and how each rank spent that run: for
+        any program, without a trace. Raises BadInput if no run has called a collective."""
+        return looks.collectives(self)
 
-        Ranks that have been replaced since are missing, and are told in `missing`.
+    def trace(self) -> Merged:
+        """The merged traces of the last cell that ran with `trace`. Raises BadInput if there are none.
+
+        Ranks that have been replaced since are listed in `missing`.
         """
         return looks.trace(self)
 
     def memory(self) -> list[RankMemory]:
-        """Where each rank's memory is (`nbddp.worker.memory`). Raises BadInput if no rank has a model."""
+        """What each rank's memory holds (`nbddp.worker.memory`). Raises BadInput if no rank has a model."""
         return looks.memory(self)
 
     def sizes(self, *names: str, ranks: Sequence[int] | None = None) -> Sizes:
@@ -543,10 +593,10 @@ class Pool:
         return looks.allocations(self, step, whole)
 
     def compare(self, *names: str, ranks: Sequence[int] | None = None) -> Report:
-        """Whether the ranks' copies of names are equal: any tensor, module, optimizer, number or container of them.
+        """Compare the ranks' copies of names: tensors, modules, optimizers, numbers, or containers of them.
 
-        Digests travel; of tensors that differ also the bytes of one rank, up to 256 MiB in all (`nbddp.ask.compare`).
-        Process groups are neither needed nor used. Raises BadInput for a name that no rank has.
+        Ranks send digests; for tensors that differ also the bytes of one rank, up to 256 MiB in all
+        (`nbddp.ask.compare`). No process group is needed or used. Raises BadInput for a name that no rank has.
         """
         return looks.compare(self, names, ranks)
 
@@ -559,10 +609,10 @@ class Pool:
         warmup: int = WARMUP,
         progress: Callable[[str], None] = lambda text: None,
     ) -> list[Measured]:
-        """Collectives at `sizes` bytes (1 KiB to 64 MiB), as nccl-tests measures them (`nbddp.worker.bench`).
+        """Measure collectives of `sizes` bytes (default: 1 KiB to 64 MiB), as nccl-tests does (`nbddp.worker.bench`).
 
-        The default process group is used where one is alive, else one that ends with the measurement. progress: called
-        with a line before each size. What was measured is kept in `measured`. Raises BadInput for what cannot be.
+        Uses the default process group if there is one, otherwise a temporary one. progress: called with a line before
+        each size. `measured` keeps the results. Raises BadInput for impossible sizes or counts.
         """
         names = [collective] if isinstance(collective, str) else list(collective)
         found = looks.bench(self, own_gpus(self.placed(), self.group.visible), names, sizes, repeat, warmup, progress)
@@ -571,19 +621,22 @@ class Pool:
         return found
 
     def forecast(self, **asked: Any) -> Forecast:
-        """The last recorded step on more nodes, by the α–β model of `nbddp.trace.cost`.
+        """Predict the last recorded step on more nodes, by the α–β model of `nbddp.trace.cost`.
 
-        inter_node, intra_node: `25GB/s` or bytes per second; latency: `10us` or seconds, between nodes;
-        ranks_per_node, nodes (1024), strong (False), algorithm (`ring`, `tree` or `binomial`), progress. Links that
-        are not given are as measured: all-reduces are measured now if none were on this number of ranks.
-        Raises BadInput if no step has been recorded, or for what cannot be.
+        - inter_node, intra_node: bandwidth, as `25GB/s` or bytes per second; intra_node defaults to the measured one.
+        - latency: between nodes, as `10us` or seconds.
+        - ranks_per_node, nodes (default 1024), strong (default False), algorithm (`ring`, `tree` or `binomial`),
+          progress.
+
+        Links that are not given are taken as measured; all-reduces are measured now if there are no measurements on
+        this number of ranks. Raises BadInput if no step has been recorded, or for impossible arguments.
         """
         return foresee(self, **asked)
 
     def answers(
         self, op: str, ranks: Sequence[int] | None = None, buffers: Sequence[bytes] = (), **fields: Any
     ) -> dict[int, list[Any]]:
-        """Have ranks (all, if None) carry out `op` in a run that shows nothing; rank → the buffers it answered with.
+        """Have ranks (all, if None) carry out `op` in a run that shows nothing. Returns rank → buffers of its answer.
 
         Raises as `run_cell` does.
         """
@@ -596,29 +649,29 @@ class Pool:
         return self.runs.last_cell
 
     def troubles(self) -> str:
-        """What went wrong with the connection to the workers so far, and was mended; or empty."""
+        """Problems of the connection to the workers so far, all repaired; or empty."""
         return "" if self.group.wire is None else str(self.group.wire.connection.troubles())
 
     def shortcomings(self) -> list[str]:
-        """What nbddp leans on and does not work here, a line for the operating system and for each library; and from
-        whom the ranks' store cannot be guarded."""
+        """What does not work here, one line for the operating system and for each library, and who can reach the ranks'
+        store because it cannot be guarded."""
         warm = self.group.nodes[0].warm if self.group.nodes else {}
         unguarded = warm.get("unguarded") or (self.group.stores.unguarded if self.group.stores else "")
-        unkept = f"nothing is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
+        unkept = f"no process is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
         return [*filter(None, [system.lost()]), *self._trials.words(), *filter(None, [unguarded, unkept])]
 
     def checkup(self, progress: Callable[[str], None] = lambda text: None) -> Checkup | None:
-        """What is to be said of the pool's hosts (`%ddp doctor`); None where the pool is on this machine, or none."""
+        """Findings about the pool's hosts (`%ddp doctor`); None for a pool on this machine, or without a pool."""
         return checkup.examine(self.group, progress)
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
-        """A question to a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""
+        """Ask a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""
         if not self.running or rank not in self.workers:
             return None
         return self.group.wire.ask(rank, content, timeout)
 
     def footing(self) -> dict[str, Any]:
-        """What the pool is like now, to say later what has become of it (`nbddp.pool.footing`)."""
+        """The pool's present state, to report later what has changed (`nbddp.pool.footing`)."""
         return {
             "running": self.running,
             "workers": {r: w.pid for r, w in self.workers.items() if w.lives},
@@ -639,7 +692,7 @@ class Pool:
 
 
 def weakly_said(pool: Pool) -> Callable[[str], bool]:
-    """Shows a line in the run that is under way, as long as the pool lives; False where none is."""
+    """A function that shows a line in the run in progress, as long as the pool lives; False without a run."""
     held = weakref.ref(pool)
 
     def say(words: str) -> bool:
@@ -657,5 +710,5 @@ def _packed(value: Any, name: str) -> bytes:
         return values.pack(value)
     except Exception as e:
         raise BadInput(
-            f"{name} cannot be sent to the ranks: {values.reason(e)}; make it in a %%ddp cell instead"
+            f"{name} cannot be sent to the ranks: {values.reason(e)}; create it in a %%ddp cell instead"
         ) from None

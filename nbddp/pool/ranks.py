@@ -40,8 +40,8 @@ class RankConnection:
             self.died(rank, gone)
         return gone is None
 
-    def interrupt(self, ranks: Sequence[int]) -> None:
-        self.group.signal(ranks, signal.SIGINT)
+    def signal(self, ranks: Sequence[int], number: int) -> None:
+        self.group.signal(ranks, number)
 
     def kill(self, ranks: Sequence[int]) -> None:
         self.group.signal(ranks, signal.SIGKILL)
@@ -71,7 +71,8 @@ class RankConnection:
     def release(self, ranks: Sequence[int], run: int, then: Mapping[str, Any]) -> None:
         """Free these ranks from calls they are blocked in: their sockets are shut, and the store goes away. then: the
         request that each carries out once it has ended the run, without being asked again."""
-        self.look(ranks, {"op": "release", "run": run, "then": then}, lambda rank, answer: None)
+        living = [r for r in ranks if self.group.workers[r].lives]
+        self.group.wire.tell(living, {"op": "release", "run": run, "then": then})
         if self.group.stores is not None:
             self.group.stores.cut()
 
@@ -80,6 +81,10 @@ class RankConnection:
 
     def device_of(self, rank: int) -> str:
         return self.group.placed().workers[rank].device_words()
+
+    def taken_of(self, rank: int) -> str:
+        """What took the host of a rank away, such as the end of its Slurm job; empty if nothing did."""
+        return self.group.node_with(rank).taken_away()
 
     def fate(self) -> str:
         """What becomes of a rank that cannot be freed."""

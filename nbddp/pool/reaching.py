@@ -114,7 +114,7 @@ class Reaching:
         places = self.elsewhere.places(spec, self.group.nodes[0].agent.home, progress)
         least, most = spec.elastic or (len(places), len(places))
         members = Members(least, most, min(most, len(places)), places, self._begin)
-        progress(f"reaching {', '.join(str(place.host) for place in places[: members.target])}")
+        progress(f"connecting to {', '.join(str(place.host) for place in places[: members.target])}")
         for place in places[: members.target]:
             self.group.take(self._begin(place))
         self.group.warm_here(progress)
@@ -130,7 +130,9 @@ class Reaching:
                 members.later(node.agent.host, str(e))
                 self.group.leave([node])
         if len(self.group.spread) < least:
-            raise failed[0] if failed else AgentFailed(f"there are {len(places)} hosts, and {least} are the fewest")
+            raise (
+                failed[0] if failed else AgentFailed(f"there are {len(places)} hosts, but at least {least} are needed")
+            )
         self.group.find_ways(spec.interface)
         self.members = members if spec.elastic else None
         agents = [node.agent for node in self.group.spread]
@@ -159,7 +161,7 @@ class Reaching:
     def _heard(self, host: Host, event: dict[str, Any]) -> None:
         """An agent's connection is lost, or stands again; in the agent's threads."""
         if event["ev"] == "away":
-            self._say(f"{host} is away ({event['why']}); it is tried again, and its workers go on")
+            self._say(f"{host} is unreachable ({event['why']}); nbddp keeps trying, and its workers go on")
         elif event["ev"] == "back":
             self._say(f"{host} is back")
 
@@ -185,7 +187,7 @@ class Reaching:
             return joining.engines_each(self.group)
         found = {node.agent.host.slots for node in self.group.spread}
         if len(found) > 1:
-            raise BadInput("the hosts have different slots; say by --nproc how many workers each gets")
+            raise BadInput("the hosts have different numbers of slots; set the number of workers per host with --nproc")
         return found.pop() if found else None
 
     # -- nodes that go, and come ---------------------------------------------------------------------
@@ -196,7 +198,7 @@ class Reaching:
         for node in self.group.spread:
             while node.agent.away is not None and node.alive:
                 left = node.agent.keep_alive - node.agent.away
-                progress(f"{node.agent.host} is away; it is tried again for {lasts(max(0.0, left))}")
+                progress(f"{node.agent.host} is unreachable; nbddp keeps trying for {lasts(max(0.0, left))}")
                 stop.check()
                 time.sleep(LOOK_EVERY)
         joining.check(self.group)
@@ -218,7 +220,7 @@ class Reaching:
         """Have so many nodes; what was done, in words. Raises BadInput where the pool was not started for that."""
         self.group.need_running()
         if self.members is None:
-            raise BadInput(f"the nodes of this pool do not come and go; start it with --nnodes 1:{max(nodes, 2)}")
+            raise BadInput(f"this pool has a fixed number of nodes; start it with --nnodes 1:{max(nodes, 2)}")
         self.members.want(nodes)
         if self.group.spread:
             self._find_places(spec, progress)
@@ -230,7 +232,7 @@ class Reaching:
         why = [f"{name}: {reason}" for name, reason in self.members.why.items()] if missing else []
         if missing > 0 and not why:
             why = [
-                f"there are {counted(len(self.members.places), 'host')}; name more by --hosts when the pool is started"
+                f"there are {counted(len(self.members.places), 'host')}; name more with --hosts when you start the pool"
             ]
         same = before == self.group.placed().nnodes
         return [self.words() + ("" if same else "; names on all workers are gone"), *why]
@@ -267,12 +269,12 @@ class Reaching:
         if members is None or placed is None:
             return ""
         if not members.places:
-            return "" if members.target == placed.nnodes else f"the pool is to have {counted(members.target, 'node')}"
+            return "" if members.target == placed.nnodes else f"the pool will have {counted(members.target, 'node')}"
         ready = [str(agent.host) for agent in self._ready()]
         if ready:
             return f"{', '.join(ready)} can join"
         surplus = [str(node.agent.host) for node in self.group.spread if node.alive][members.target :]
-        return f"the pool is to go on without {', '.join(surplus)}" if surplus else ""
+        return f"the pool will continue without {', '.join(surplus)}" if surplus else ""
 
     @contextmanager
     def watching(self, current: Callable[[], Run | None]) -> Iterator[None]:
@@ -335,7 +337,7 @@ class Reaching:
             if time.monotonic() > end:
                 why = "; ".join(f"{name}: {reason}" for name, reason in members.why.items())
                 raise PoolNotRunning(
-                    f"fewer than {members.least} nodes are left ({why}); %ddp start {elsewhere.where(spec)} tries anew"
+                    f"fewer than {members.least} nodes are left ({why}); %ddp start {elsewhere.where(spec)} tries again"
                 )
 
     def words(self) -> str:
@@ -352,4 +354,6 @@ def _refuse_unmet(spec: LaunchSpec, old: LaunchSpec | None) -> None:
     if asked and (spec.cluster or not elsewhere.where(spec)):
         raise BadInput(f"{asked} is for other hosts; add --hosts, or leave it out")
     if old is not None and spec.interface != old.interface:
-        raise BadInput(f"the pool's hosts meet already; %ddp stop, then --interface {spec.interface} tries again")
+        raise BadInput(
+            f"the pool's hosts are already connected; %ddp stop, then --interface {spec.interface} tries again"
+        )

@@ -11,14 +11,17 @@ from typing import Any
 
 from nbddp.base import stop
 from nbddp.base.stop import uninterrupted
-from nbddp.errors import PoolError
+from nbddp.errors import BadInput, PoolError
 from nbddp.plan import environment
-from nbddp.plan.request import CELL, Request
+from nbddp.plan.request import Request
+from nbddp.plan.topology import Worker
 from nbddp.pool import requests
 from nbddp.pool.group import WorkerGroup
 from nbddp.pool.ranks import RankConnection
-from nbddp.run import logfile, outcome
+from nbddp.run import failures, logfile, outcome
 from nbddp.run.between import Between
+from nbddp.run.failures import Seat
+from nbddp.run.logdir import Attempt, LogDir, read_text, readable
 from nbddp.run.screen import Late, Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.run.values import check_ranks
@@ -39,31 +42,48 @@ class Runs:
         self.last_cell: tuple[int, int] | None = None
         self.between = Between()
         self._numbers = itertools.count(1)
-        self._id = str(uuids.uuid4())
+        self.id = str(uuids.uuid4())
 
     @property
     def group(self) -> WorkerGroup:
         return self.ranks.group
 
-    def run(self, request: Request, screen: Screen, timed_from: float | None = None, attempt: int = 0) -> Run:
-        """Carry a request out. Raises what it comes to, if it does not end well."""
+    def run(
+        self,
+        request: Request,
+        screen: Screen,
+        timed_from: float | None = None,
+        attempt: int = 0,
+        folder: LogDir | None = None,
+    ) -> Run:
+        """Carry a request out. Raises what it comes to, if it does not end well. folder: where what ranks print is
+        written, if that was asked for."""
         stop.check()
         group = self.group
         group.need_running()
         ranks = check_ranks(request.ranks, group.world_size, "--ranks")
-        request = request.on(ranks, check_ranks(request.show, group.world_size, "--show"))
+        request = request.on(ranks, self._shown(request, check_ranks(request.show, group.world_size, "--show")))
+        if request.spends and group.joined is not None:
+            raise BadInput(
+                f"a script's processes end with it, but nbddp cannot end the engines of cluster "
+                f"{group.joined.cluster.name}; add --keep to run it in them"
+            )
         most = logfile.limit(os.environ)
         if self.ranks.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
-        self._make_ready(screen)
+        self._make_ready(screen, new=request.is_program or request.op == "push")
         group.begin_logs(ranks)
         number = next(self._numbers)
         logs = group.nodes[0].run_folder(number)
-        specs = self._specs(request, number, self._take_store(number, screen), attempt)
+        if folder is not None:
+            folder.place({w.rank: (w.node, w.local_rank) for w in group.placed().workers}, attempt)
+        specs = self._specs(request, number, self._take_store(number, screen), attempt, folder)
         run = Run(self.ranks, specs, request, number=number, logs=logs, screen=screen, timed_from=timed_from, most=most,
                   widgets=group.wire.widgets)  # fmt: skip
         end = Request(END_GROUP, hang_after=None).wire()
-        run.next_request = lambda: {**end, "run": next(self._numbers)}
+        if not request.spends:
+            run.next_request = lambda: {**end, "run": next(self._numbers)}
+        files = self._write_to(run, folder, attempt) if folder is not None else None
         run.when_sent = lambda: group.nodes[0].forget_run(number)
         run.when_long = lambda: group.note(ranks, request.state)
         if request.is_program:  # a look at the ranks is nobody's last run
@@ -72,39 +92,56 @@ class Runs:
         else:
             run.aside = self.between.take
         group.wire.late = self.between.take
-        if request.op == CELL:
+        if request.is_numbered:
             self.last_cell = (number, request.cell)
-        with uninterrupted():
-            self._carry_out(run, ranks, screen)
-        if request.op == CELL:
+        pids = {rank: worker.pid for rank, worker in group.workers.items()}
+        try:
+            with uninterrupted():
+                self._carry_out(run, ranks, screen)
+        finally:
+            self._note_failures(run, pids, files)
+        if request.is_numbered:
             self._show_earlier(run, screen)
         for others in filter(None, (run.unwritten(), *(of(list(run.ended.values())) for of in outcome.NOTES))):
             screen.say(others)
         run.raise_if_bad()
         note = outcome.note([e for _, e in sorted(run.ended.items())])
-        if note:
+        if note and not request.spends:
             screen.say(note)
         return run
 
+    def _shown(self, request: Request, show: Sequence[int]) -> Sequence[int]:
+        """Without ranks whose local rank `--local-ranks-filter` leaves out."""
+        only = request.logs.only if request.logs is not None else None
+        places = self.group.placed().workers
+        return show if only is None else [r for r in show if places[r].local_rank in only]
+
     # -- before a run --------------------------------------------------------------------------------
 
-    def _make_ready(self, screen: Screen) -> None:
-        """Nothing of an earlier run is left, the workers can be reached, and there is one for each rank."""
+    def _make_ready(self, screen: Screen, new: bool) -> None:
+        """Nothing of an earlier run is left, the workers can be reached, and there is one for each rank. new: also none
+        that a script has spent; a look at what that has left asks it."""
         group = self.group
+        if new:
+            group.end_spent()
         if group.broken:
             self.end_groups()
         self.ranks.renewed = group.wire.connection.renewed
         group.wire.connection.check()
-        if not all(w.lives for w in group.workers.values()):
+        if len(group.workers) < group.world_size or not all(w.lives for w in group.workers.values()):
             for note in group.match(group.placed(), group.visible, before_end=self.call_exits):
                 screen.say(note)
 
-    def _specs(self, request: Request, number: int, ports: Sequence[int], attempt: int) -> dict[int, dict[str, Any]]:
+    def _specs(
+        self, request: Request, number: int, ports: Sequence[int], attempt: int, folder: LogDir | None
+    ) -> dict[int, dict[str, Any]]:
         """Rank → what it is sent: the request, where the ranks meet, and torchrun's variables. ports: on each node's
         loopback, of the way to the store."""
         group = self.group
         placed, hosts = group.placed(), group.hosts
-        meet = environment.Rendezvous(hosts[0].address or MASTER, ports[0], self._id, attempt, request.max_restarts)
+        program = request.program
+        run_id = (program.run_id if program is not None else "") or self.id
+        meet = environment.Rendezvous(hosts[0].address or MASTER, ports[0], run_id, attempt, request.max_restarts)
         common = {
             **request.wire(), "run": number, "injected": [meet.addr, meet.port], "shares_gpus": placed.oversubscribed,
         }  # fmt: skip
@@ -113,19 +150,67 @@ class Runs:
         specs = {}
         for rank in request.ranks or ():
             seat = group.seat(placed.workers[rank])
-            specs[rank] = {**common, **ways[seat], "env": self._variables(rank, meet, hosts[seat].given, errors[seat])}
+            error_file = f"{errors[seat]}/rank{rank}.error.json"
+            if folder is not None and not group.spread:
+                error_file = str(folder.error_file(rank, attempt))
+            env = self._variables(rank, meet, hosts[seat].given, error_file)
+            specs[rank] = {**common, **ways[seat], "env": env}
+            if program is not None:
+                self._make_script(specs[rank], request, placed.workers[rank], hosts[seat].given)
         return specs
 
+    def _make_script(self, spec: dict[str, Any], request: Request, place: Worker, given: Mapping[str, str]) -> None:
+        """What is a script's own: its words, and an environment without what keeps a process for the next cell."""
+        program, env = request.program, spec["env"]
+        assert program is not None
+        spec["argv"] = program.argv(tuple(request.argv), place.local_rank)
+        changes = environment.of_script(program.role, program.signals, given, keep=program.keep)
+        env.update({name: value for name, value in changes.items() if value is not None})
+        spec["without"] = [name for name, value in changes.items() if value is None]
+        for name in spec["without"]:
+            env.pop(name, None)
+
     def _variables(
-        self, rank: int, meet: environment.Rendezvous, here: Mapping[str, str], errors: str
+        self, rank: int, meet: environment.Rendezvous, here: Mapping[str, str], error_file: str
     ) -> dict[str, str]:
         """torchrun's variables for one rank of this run. here: what it has besides."""
         placed, visible = self.group.placed(), self.group.visible
         place = placed.workers[rank]
         env = environment.of_worker(place, placed, here, visible=visible, joining=requests.joining(placed, place))
         env.pop("CUDA_VISIBLE_DEVICES", None)  # set for good when the process started
-        env.update(environment.of_run(meet, f"{errors}/rank{rank}.error.json"))
+        env.update(environment.of_run(meet, error_file))
         return env
+
+    def _seat(self, rank: int, pid: int) -> Seat:
+        """Where a rank is, for what is said of its failure."""
+        placed = self.group.placed()
+        place = placed.workers[rank]
+        return Seat(place.local_rank, failures.host_name(placed.nodes[place.node].host, not self.group.spread), pid)
+
+    def _write_to(self, run: Run, folder: LogDir, attempt: int) -> Attempt:
+        """Have what the ranks of a run print written to the log directory."""
+        files = Attempt(folder, attempt)
+        for rank, out in run.outputs.items():
+            out.unseen = folder.logs.unseen(folder.local_rank(rank))
+            out.copies.append(files.writer(rank))
+        return files
+
+    def _note_failures(self, run: Run, pids: Mapping[int, int], files: Attempt | None) -> None:
+        """What `%ddp errors` tells, and the end of the log files."""
+        if not run.request.is_program:
+            return
+        wrote: dict[int, tuple[str, dict[str, Any]]] = {}
+        failed = {rank: ended for rank, ended in run.ended.items() if not ended.well}
+        for rank, ended in failed.items():
+            path = run.specs[rank]["env"]["TORCHELASTIC_ERROR_FILE"]
+            text = ended.content.get("error_file") or ("" if self.group.spread else read_text(path))
+            if files is not None:
+                files.keep_error(rank, text)
+            wrote[rank] = path, readable(text)
+        seats = {rank: self._seat(rank, pids[rank]) for rank in failed}
+        run.failures = failures.found_in(failed, seats, {r: found for r, found in wrote.items() if found[1]})
+        if files is not None:
+            files.close()
 
     def _take_store(self, number: int, screen: Screen) -> tuple[int, ...]:
         """The ports of the store where run `number` meets. That nothing guards it is said if the start of the pool did
@@ -144,16 +229,19 @@ class Runs:
         """The run and what follows from it, as one step; Stop in the run itself is the run's."""
         group = self.group
         self.ranks.current = run
+        if run.request.spends:
+            group.spent.update(ranks)
         try:
             run.execute()
         finally:
             self.ranks.current, ending, workers = None, run.ending(), group.workers
-            group.broken |= bool(run.goes_on) or (ending.disordered() and not ending.untouched())
+            disordered = bool(run.goes_on) or (ending.disordered() and not ending.untouched())
+            group.broken |= disordered and not run.request.spends
             for rank in run.ended.keys() & workers.keys():
                 workers[rank].exits = run.ended[rank].content.get("exits", workers[rank].exits)
             if run.noted:
                 group.note(ranks, "idle")
-        broken = ending.broken()
+        broken = [] if run.request.spends else ending.broken()
         if broken:  # a CUDA context, which the process never gets back; the next run starts new ones
             group.broken = True
             group.kill(broken)
@@ -161,7 +249,7 @@ class Runs:
             run.stuck = self.end_groups(run)
             self._note_late_deaths(run, broken)
         if self.ranks.lost:
-            screen.say("the connection to the workers was lost and made anew; names on them are kept")
+            screen.say("the connection to the workers was lost and reestablished; names on them are kept")
         if group.stores is not None:
             group.stores.after(ending.well, ending.groups() if len(run.specs) == group.world_size else None)
 

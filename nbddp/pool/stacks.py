@@ -64,7 +64,7 @@ class Stacks:
 
 def of_run(positions: Mapping[int, Position], facts: Mapping[int, Mapping[str, Any]]) -> Stacks:
     """The stacks as they were when the last run was ended, or last looked at."""
-    return Stacks(positions, {r: f.get("stack", ()) for r, f in facts.items()}, title="when the last run was ended:")
+    return Stacks(positions, {r: f.get("stack", ()) for r, f in facts.items()}, title="when the last run ended:")
 
 
 def live(agent: Agent) -> Stacks:
@@ -122,7 +122,7 @@ def _answers(wire: Any, ranks: Sequence[int], question: dict[str, Any]) -> dict[
 def _dumped(agent: Agent, worker: Mapping[str, Any]) -> str:
     """A silent rank's stack, written by faulthandler into its log; empty if it does not listen to the signal."""
     if not system.is_linux():
-        return f"it has no stack to show: {system.name()} does not tell whether it may be asked by a signal"
+        return f"it has no stack to show: {system.name()} does not report whether it may be asked by a signal"
     if not listens(worker["pid"], DUMP):
         return ""
     log = Path(worker["log"])

@@ -62,10 +62,12 @@ class RendezvousStores:
     def _take(self) -> Open:
         """The store that was asked for ahead of time, and the gates of other nodes to it."""
         first, *others = self._keepers
-        answers = [first.take(self._spare, START_TIMEOUT)]
+        try:
+            answers = [first.take(self._spare, START_TIMEOUT)]
+        finally:  # also after Stop or an error: an answer is given once, and nobody is to wait for it again
+            self._spare = self._post()
         asked = [k.post("store", of=[self._address, answers[0]["outside"]], key=self._key) for k in others]
         answers += [keeper.take(key, START_TIMEOUT) for keeper, key in zip(others, asked, strict=True)]
-        self._spare = self._post()
         self.unguarded = next(filter(None, (a["unguarded"] for a in answers)), "")
         return Open(tuple(a["store"] for a in answers), tuple(int(a["port"]) for a in answers))
 

@@ -54,13 +54,13 @@ class Trials:
         if self._path is not None and self._path.exists():
             return words(findings(messages(self._path.read_bytes()), ""))
         if self._unknown:
-            return [f"the trials of what nbddp leans on {self._unknown}; %ddp doctor repeats them"]
+            return [f"the compatibility checks {self._unknown}; %ddp doctor repeats them"]
         return []
 
     def heard(self, event: Mapping[str, Any]) -> None:
         """The agent's word that the process of the trials has ended."""
         code = event["code"]
-        self._unknown = f"ended by themselves ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
+        self._unknown = f"ended unexpectedly ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
 
 
 def _path(env: Mapping[str, str]) -> Path:
@@ -69,12 +69,12 @@ def _path(env: Mapping[str, str]) -> Path:
 
 
 def words(found: Findings) -> list[str]:
-    """`torch 2.6.0 lacks what nbddp leans on: ...`, a line for each library of which something does not work."""
+    """`torch 2.6.0 lacks what nbddp relies on: ...`, a line for each library of which something does not work."""
     lost: dict[str, list[str]] = {}
     for seam, _ in found.broken():
         lost.setdefault(seam.library, []).append(f"{seam.key} ({seam.without})")
     return [
-        f"{library} {found.versions[library]} lacks what nbddp leans on: {'; '.join(parts)}. %ddp doctor tells more"
+        f"{library} {found.versions[library]} lacks what nbddp relies on: {'; '.join(parts)}. %ddp doctor shows details"
         for library, parts in lost.items()
     ]
 

@@ -30,9 +30,14 @@ CALLBACKS = 1000  # messages to widgets of which it is remembered whose they wer
 class Wire:
     """A connected ipyparallel client, as seen by runs: ranks in, messages out."""
 
-    def __init__(self, connect: Connect, noticed: ipyparallel_seams.Noticed = lambda stream: None):
-        """connect: makes a client of the cluster; called again where a client is lost. noticed: as `Connection` has
-        it."""
+    def __init__(
+        self,
+        connect: Connect,
+        noticed: ipyparallel_seams.Noticed = lambda stream: None,
+        patience: float = 0.0,
+    ):
+        """connect: makes a client of the cluster; called again where a client is lost. noticed, patience: as
+        `Connection` has them."""
         self._uuids: dict[int, str] = {}
         self._last: dict[int, tuple[str, Hear]] = {}  # rank → its last request
         self._hears: dict[str, tuple[int, Hear]] = {}  # request whose outcome has not come → its rank
@@ -41,7 +46,7 @@ class Wire:
         self.late: Callable[[int, str, dict[str, Any]], None] = _nobody  # rank, type and content of what comes unasked
         self._said: dict[str, int] = {}  # message of a front end to a rank's widget → the rank
         self.widgets = Widgets(self._tell_widget)
-        self.connection = Connection(connect, self._heard, self._forget_questions, noticed)
+        self.connection = Connection(connect, self._heard, self._forget_questions, noticed, patience)
 
     @property
     def client(self) -> Any:
@@ -86,7 +91,7 @@ class Wire:
             self.connection.tend()
             stop.check()
             if time.monotonic() > end:
-                raise PoolError(f"ranks {late} did not register within {timeout:.0f} s; %ddp log tells why")
+                raise PoolError(f"ranks {late} did not register within {timeout:.0f} s; %ddp log shows why")
             time.sleep(0.01)
 
     def send(
@@ -167,6 +172,13 @@ class Wire:
         for rank in ranks:
             self._question(rank, content, lambda a, r=rank: hear(r, _answer(a, failed=True)))  # type: ignore[misc]
 
+    def tell(self, ranks: Sequence[int], content: dict[str, Any]) -> None:
+        """What is to be done at once on workers that may be busy, and needs no answer."""
+        self.connection.tend()
+        for rank in ranks:
+            message = self.client.session.msg("nbddp_request", content={**content, "answers": False})
+            self.connection.outbox.question(self._engine(rank), message)
+
     def _question(self, rank: int, content: dict[str, Any], hear: Callable[[dict[str, Any]], None]) -> None:
         message = self.client.session.msg("nbddp_request", content=content)
         self._asked[message["header"]["msg_id"]] = rank, hear
@@ -196,7 +208,7 @@ class Wire:
                 left, end = len(still), time.monotonic() + timeout
             time.sleep(0.005)
             if time.monotonic() > end:
-                raise PoolError(f"the hub did not let go of {rank_words(still)}; %ddp stop, then start again")
+                raise PoolError(f"the hub did not unregister {rank_words(still)}; %ddp stop, then start again")
         for rank in uuids:
             self.widgets.forget(rank)
             self._hears.pop(self._last.pop(rank, ("",))[0], None)

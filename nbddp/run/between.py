@@ -50,9 +50,9 @@ class Later:
     outputs: Sequence[RankOutput]
 
     def words(self) -> str:
-        what = "" if self.cell is None else f", by what Cell In[{self.cell}] has started"
+        what = "" if self.cell is None else f" by what Cell In[{self.cell}] started"
         rows = "".join(piece.text for piece in block(self.outputs) if isinstance(piece, Print))
-        return f"printed between the cells{what}:\n{rows}".rstrip("\n")
+        return f"printed between cells{what}:\n{rows}".rstrip("\n")
 
 
 class Between:

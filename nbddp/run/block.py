@@ -40,22 +40,36 @@ Piece = Print | Show
 
 def block(outputs: Sequence[RankOutput]) -> list[Piece]:
     """Pieces in rank order; empty if no rank has shown anything."""
-    sections = fold(outputs)
-    width = max((len(label) + _mark_width(out) for label, out in sections), default=0)
+    sections = [(rank_words(o.rank for o in group), group) for group in fold(outputs)]
+    width = max((len(label) + _mark_width(group[0]) for label, group in sections), default=0)
     pieces: list[Piece] = []
-    for label, out in sections:
-        for item in out.items:
-            pieces += _pieces(label, width, item, out)
+    for label, group in sections:
+        for item in group[0].items:
+            pieces += _pieces(label, width, item, group[0])
+        pieces += _one_of(label, width, group)
     return list(_joined(pieces))
 
 
-def fold(outputs: Sequence[RankOutput]) -> list[tuple[str, RankOutput]]:
-    """(label, one output of the group) for groups of ranks with equal output, silent ranks left out."""
+def fold(outputs: Sequence[RankOutput]) -> list[list[RankOutput]]:
+    """Groups of ranks with equal output, silent ranks left out."""
     groups: dict[object, list[RankOutput]] = {}
     for out in sorted(outputs, key=lambda o: o.rank):
         if out.items:
             groups.setdefault(out.print_of(), []).append(out)
-    return [(rank_words(o.rank for o in group), group[0]) for group in groups.values()]
+    return list(groups.values())
+
+
+def _one_of(label: str, width: int, group: Sequence[RankOutput]) -> list[Piece]:
+    """Says that lines which differ among these ranks in their time, process and rank are shown once."""
+    first, *others = group
+    stamped = sum(item.stamped for item in first.items if isinstance(item, Text))
+    if not stamped or not others:
+        return []
+    lines = "1 log line has" if stamped == 1 else f"{stamped:,} log lines have"
+    words = (
+        f"… {lines} the time and process of rank {first.rank}; those of {rank_words(o.rank for o in others)}: %ddp log"
+    )
+    return [Print("stdout", labelled(label, width, [words]))]
 
 
 def labelled(label: str, width: int, lines: Iterable[str]) -> str:
@@ -92,7 +106,7 @@ def _text(label: str, width: int, item: Text, out: RankOutput) -> list[Piece]:
     head, left_out, tail = item.lines()
     rows: list[Ended] = list(head)
     if left_out:
-        rows.append((head[-1][0], f"… {left_out:,} lines left out; all of it: {out.log}"))
+        rows.append((head[-1][0], f"… {left_out:,} lines omitted; full output: {out.log}"))
     rows += tail
     return [
         Print(stream, labelled(label + _mark(stream), width, (line for _, line in lines)))

@@ -4,7 +4,8 @@ Text goes to a log file as it comes and, as lines, into a head and a tail; what 
 cursor within a line is carried out (a progress bar is one line that changes, not a thousand).
 Lines of stdout and stderr stand in the order in which they were ended, displays have their
 place among them. Two ranks' outputs are equal if their `print_of` is equal, which covers
-all that was shown, not only what is kept.
+all that was shown, not only what is kept; of lines of a log it leaves out when and by which
+process they were written.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from nbddp.run.line import Line, cut_sequence, has_controls
 from nbddp.run.logfile import LIMIT, LogFile
+from nbddp.run.stamps import unstamped
 from nbddp.run.widgets import KINDS, VIEW, model_id
 
 HEAD, TAIL = 60, 40  # lines of one stretch of text that are kept
@@ -39,12 +41,15 @@ MOVING = 4  # lines of a rank's widgets that the live view has, the newest ones
 
 
 class Stream:
-    """One stream within a stretch of text: its unfinished line, and a digest of those that are complete."""
+    """One stream within a stretch of text: its unfinished line, and a digest of those that are complete.
+
+    `stamped`: how many lines begin with a time, which is not in the digest.
+    """
 
     def __init__(self, name: str):
         self.name = name
         self.line = Line()
-        self.count = 0
+        self.count = self.stamped = 0
         self.digest = hashlib.sha256()
         self._cut = ""  # the beginning of an escape sequence
 
@@ -89,14 +94,16 @@ class Stream:
 
     def _count(self, lines: list[str]) -> None:
         self.count += len(lines)
-        self.digest.update(("\n".join(lines) + "\n").encode("utf-8", "replace"))
+        text, stamped = unstamped("\n".join(lines) + "\n")
+        self.stamped += stamped
+        self.digest.update(text.encode("utf-8", "replace"))
 
     def open_line(self) -> str:
         line, at, cut = self.line.text(), self.line.column, self._cut
         return line[:at].ljust(at) + cut + line[at + len(cut) :] if cut else line
 
     def print_of(self) -> object:
-        return (self.name, self.count, self.digest.hexdigest(), self.open_line())
+        return (self.name, self.count, self.digest.hexdigest(), unstamped(self.open_line())[0])
 
 
 class Text:
@@ -111,6 +118,11 @@ class Text:
     def count(self) -> int:
         """Complete lines."""
         return sum(stream.count for stream in self.streams.values())
+
+    @property
+    def stamped(self) -> int:
+        """Complete lines that begin with a time, a process and a rank."""
+        return sum(stream.stamped for stream in self.streams.values())
 
     def write(self, name: str, text: str) -> list[Ended]:
         """Take text of a stream in; the lines it completed."""
@@ -149,7 +161,7 @@ def kept(line: str) -> str:
     left_out = len(line) - WIDE_HEAD - WIDE_TAIL
     if left_out <= 0:
         return line
-    return f"{line[:WIDE_HEAD]} … {left_out:,} characters left out … {line[-WIDE_TAIL:]}"
+    return f"{line[:WIDE_HEAD]} … {left_out:,} characters omitted … {line[-WIDE_TAIL:]}"
 
 
 @dataclass
@@ -204,7 +216,7 @@ class Gap:
 
     def words(self) -> str:
         lines = f" and {self.lines:,} lines between them" if self.lines else ""
-        return f"… {self.displays:,} displays{lines} left out; the displays, one per line as JSON: {self.path}"
+        return f"… {self.displays:,} displays{lines} omitted; the displays, one per line as JSON: {self.path}"
 
     def print_of(self) -> object:
         return ("gap", self.digest.hexdigest())
@@ -353,6 +365,8 @@ class RankOutput:
         self._inside: list[str] = []  # those that the program is in, the innermost last
         self.views: list[Display] = []  # of widgets that may still move
         self.said: Callable[[dict[str, Any]], str | None] = lambda data: None  # what a mimebundle's widget says now
+        self.unseen: frozenset[str] = frozenset()  # streams that are written down and not shown
+        self.copies: list[Callable[[str, str], None]] = []  # each is given a stream and its text
 
     @property
     def items(self) -> list[Item]:
@@ -425,8 +439,14 @@ class RankOutput:
 
     def _take_text(self, stream: str, text: str) -> list[Ended]:
         self.received[stream] += len(text)
+        self.keep(stream, text)
+        return self._place().text().write(stream, text) if text and stream not in self.unseen else []
+
+    def keep(self, stream: str, text: str) -> None:
+        """Write text of a stream down."""
         self.file.write(text.encode("utf-8", "replace"))
-        return self._place().text().write(stream, text) if text else []
+        for copy in self.copies:
+            copy(stream, text)
 
     def _display(self, kind: str, content: dict[str, Any]) -> None:
         data = content["data"]

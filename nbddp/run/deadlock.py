@@ -34,6 +34,7 @@ class Deadlock:
 # collectives that no rank leaves before all have entered, by the names that the recorders of gloo and NCCL have
 OF_ALL = ("all_reduce", "allreduce", "all_gather", "allgather", "barrier", "reduce_scatter")
 FROM_ROOT = ("broadcast", "scatter")  # their root is a source, that of the others a destination
+PLURALS = {"has": "have", "waits": "wait", "takes": "take", "is": "are", "does": "do"}
 Waits = tuple[tuple[int, ...], bool]  # the ranks that a rank waits for, and whether all must come (False: any one)
 
 
@@ -85,10 +86,10 @@ def _awaits(me: Position, call: Call, other: Position, seems: bool) -> bool:
     then = _called_as(other, call)
     if then is not None:
         return not call.fits(*then) and not (me.moved or other.moved)
-    reached = [s for g, s in other.past if g == call.group] + [other.latest.get(call.group, 0)]
+    reached = other.reached.get(call.group, 0)
     if other.call is not None and other.call.group == call.group:
-        reached.append(other.call.sequence)
-    passed = max(reached) > call.sequence  # it is past this one, though the record of it is not here
+        reached = max(reached, other.call.sequence)
+    passed = reached > call.sequence  # it is past this one, though the record of it is not here
     return not passed and other.latest.get(call.group, 0) < call.sequence and (seems or other.knows(call.group))
 
 
@@ -101,8 +102,8 @@ def _called_as(other: Position, call: Call) -> tuple[str, str, int | None] | Non
     return None if then is None else (then[0], then[1], then[2] if len(then) > 2 else None)
 
 
-def diagnose(all_of: Positions) -> Deadlock | None:
-    """The deadlock among these ranks, if there is one."""
+def diagnose(all_of: Positions, program: str = "cell") -> Deadlock | None:
+    """The deadlock among these ranks, if there is one. program: what they run, as the sentences name it."""
     waits = {r: waits_for(p, all_of) for r, p in all_of.items() if p.state == RankStatus.BLOCKED and p.sure}
     stuck = {r for r, (ranks, _) in waits.items() if ranks}
     while True:
@@ -119,7 +120,7 @@ def diagnose(all_of: Positions) -> Deadlock | None:
     if not stuck:
         return None
     ranks, told = tuple(sorted(stuck)), _told_apart(all_of)
-    return Deadlock(ranks, tuple(_sentences(ranks, told)), _advice(ranks, told))
+    return Deadlock(ranks, tuple(_sentences(ranks, told, program)), _advice(ranks, told))
 
 
 def held(all_of: Positions, left: Collection[int]) -> set[int]:
@@ -153,7 +154,7 @@ def _told_apart(all_of: Positions) -> Positions:
 # -- words -----------------------------------------------------------------------------------
 
 
-def _sentences(stuck: Iterable[int], all_of: Positions) -> list[str]:
+def _sentences(stuck: Iterable[int], all_of: Positions, program: str) -> list[str]:
     found, left = [], list(stuck)
     for rank in list(left):
         if rank in left:
@@ -171,7 +172,7 @@ def _sentences(stuck: Iterable[int], all_of: Positions) -> list[str]:
     awaited = {w for r in left for w in waits_for(all_of[r], all_of)[0]} - set(left)
     ends: dict[str, list[int]] = {}
     for w in sorted(awaited):
-        ends.setdefault(_fate(all_of.get(w)), []).append(w)
+        ends.setdefault(_fate(all_of.get(w), program), []).append(w)
     missing = [f"{rank_words(ranks)} {_plural(words) if len(ranks) > 1 else words}" for words, ranks in ends.items()]
     if waiting:
         found.append("; ".join([*waiting, *missing]))
@@ -214,7 +215,7 @@ def _difference(call: Call, called: Mapping[tuple[str, str, int | None, str], li
         return ", ".join(f"{words[key]} on {rank_words(ranks)}{key[3]}" for key, ranks in called.items())
 
     if len(ops) > 1:
-        return f"collective {number} is a different one on different ranks: {each({k: k[0] for k in called})}"
+        return f"collective {number} differs between ranks: {each({k: k[0] for k in called})}"
     op = ops.pop()
     if len(roots - {None}) > 1:
         name = "src" if op in FROM_ROOT else "dst"
@@ -222,12 +223,12 @@ def _difference(call: Call, called: Mapping[tuple[str, str, int | None, str], li
     return f"{op} {number} has different shapes or dtypes: {each({k: k[1] or 'no tensor' for k in called})}"
 
 
-def _fate(p: Position | None) -> str:
+def _fate(p: Position | None, program: str) -> str:
     if p is None:
-        return "is no rank of this pool"
+        return "is not a rank of this pool"
     return {
         RankStatus.ABSENT: "takes no part in this run",
-        RankStatus.FINISHED: "has finished the cell without calling it",
+        RankStatus.FINISHED: f"has finished the {program} without calling it",
         RankStatus.FAILED: "has failed",
         RankStatus.DIED: "has died",
         RankStatus.SILENT: "does not answer",
@@ -244,13 +245,13 @@ def _advice(stuck: Iterable[int], all_of: Positions) -> str:
     finished = [w for w in awaited if w in all_of and all_of[w].state == RankStatus.FINISHED]
     if finished and kinds & {"backward"}:
         return (
-            "Ranks took different numbers of steps: give every rank equally many batches "
+            "Ranks took different numbers of steps: give every rank the same number of batches "
             "(DistributedSampler, drop_last=True), or train inside torch.distributed.algorithms.join.Join."
         )
     if finished and ranks == [0] and not between_peers:
         return (
-            "Only rank 0 makes this call: every rank of the group must. DDP's forward may call one too; "
-            "for work on one rank alone use model.module, and a barrier on all ranks after it."
+            "Only rank 0 makes this call; every rank of the group must make it. DDP's forward may call a collective "
+            "too: for work on one rank only, use model.module, and call a barrier on all ranks afterwards."
         )
     if between_peers:
         return "One side must send while the other receives: order the calls by rank, or use batch_isend_irecv."
@@ -260,7 +261,7 @@ def _advice(stuck: Iterable[int], all_of: Positions) -> str:
 def waiting_words(p: Position, all_of: Positions) -> str:
     """`waiting in all_reduce #14 for rank 1`, for a blocked rank; or empty."""
     if p.state == RankStatus.SILENT:
-        return "does not answer, perhaps in native code that holds the interpreter"
+        return "does not answer; it may be in native code that holds the interpreter"
     if p.state == RankStatus.UNKNOWN:
         return f"could not say where it is: {p.why}"
     if p.call is None:
@@ -268,7 +269,7 @@ def waiting_words(p: Position, all_of: Positions) -> str:
     (ranks, every), known = waits_for(p, all_of, seems=True), waits_for(p, all_of)[0]
     if not ranks:
         return f"in {p.call.words()}"
-    waits = "waiting" if set(known) == set(ranks) else "seems to wait"
+    waits = "waiting" if set(known) == set(ranks) else "apparently waiting"
     if _peer(p.call) is not None:
         return f"{waits} in {p.call.words()}"  # which names the rank
     one_of = "" if every or len(ranks) == 1 else "any of "
@@ -287,7 +288,8 @@ def _at(p: Position) -> str:
 
 
 def _plural(words: str) -> str:
-    return words.replace("has ", "have ", 1).replace("waits ", "wait ", 1).replace("takes ", "take ", 1)
+    verb, _, rest = words.partition(" ")
+    return f"{PLURALS.get(verb, verb)} {rest}"
 
 
 def _s(verb: str, ranks: list[int]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from nbddp.errors import (
@@ -15,13 +17,16 @@ from nbddp.errors import (
     RunStopped,
     RunTimedOut,
     WorkerFailed,
+    in_kernel,
 )
 from nbddp.plan.topology import rank_words
 from nbddp.run import deadlock, outcome, report, supervise
 from nbddp.run.blame import Blame, blame, leaver, lost_connection
 from nbddp.run.outcome import Ended
-from nbddp.run.paint import COLOURED, PLAIN, Plain
+from nbddp.run.paint import COLOURED, PLAIN, WEIGHTED, Plain
 from nbddp.run.positions import Position
+
+SCHEDULERS = (-signal.SIGTERM, -signal.SIGKILL)  # exit codes of what a scheduler ends
 
 
 class Places(Protocol):
@@ -30,6 +35,7 @@ class Places(Protocol):
     def node_of(self, rank: int) -> int: ...
     def log_of(self, rank: int) -> str: ...
     def device_of(self, rank: int) -> str: ...
+    def taken_of(self, rank: int) -> str: ...
     def fate(self) -> str: ...
 
 
@@ -55,6 +61,7 @@ class Ending:
     stops: tuple[float, ...] = ()
     timeout: float | None = None
     logs: Mapping[int, str] = field(default_factory=dict)
+    script: bool = False  # whether the ranks' processes end with their program
 
     def groups(self) -> dict[int, dict[str, Any]]:
         return {r: e.content["group"] for r, e in self.ended.items() if "group" in e.content}
@@ -77,6 +84,8 @@ class Ending:
 
     def broke_group(self) -> bool:
         """Whether there was a group that cannot be used again."""
+        if self.script:
+            return False
         had = any(g["run"] is not None or g.get("aborted") for g in self.groups().values())
         missing = bool(self.broken()) or any(e.status in outcome.GONE for e in self.ended.values())
         return (had or missing) and self.disordered()
@@ -95,7 +104,7 @@ class Ending:
         try:
             found = self._error(PLAIN)
             if isinstance(found, RunFailed):
-                painted = self._error(COLOURED)
+                painted = self._error(WEIGHTED if in_kernel() else COLOURED)
                 assert isinstance(painted, RunFailed)
                 found.painted = painted.report
             return found
@@ -109,15 +118,15 @@ class Ending:
             return PoolNotRunning(ended)
         if ended:
             return PoolNotRunning(
-                "the pool has ended while the cell ran, because its agent or its controller did; "
-                "names on its workers are gone, and the next %%ddp cell starts a new pool"
+                "the pool ended while the cell was running, because its agent or its controller ended; names on "
+                "its workers are gone, and the next %%ddp cell starts a new pool"
             )
         ends = {supervise.STOPPED: self._stopped, supervise.HUNG: self._hung, supervise.LATE: self._late}
         if self.ended_by in ends and (found is None or self.interrupted_at is None or found.at > self.interrupted_at):
             return ends[self.ended_by](paint)
         if found is None:
             return self._stopped(paint) if self.stops else None
-        cause, states = self._cause(found), self._states()
+        cause, states = self._cause(found), self._states
         has_more = {s.rank for s in states if s.status == outcome.REPLACED} | set(self.stuck)
         others = [s for s in states if s.rank != cause.rank or s.rank in has_more]
         text = report.failure_text(cause, others, dropped=self.broke_group(), paint=paint)
@@ -130,27 +139,29 @@ class Ending:
         cause = Cause(rank=bad[0] if bad else 0, node=0, kind="raised")
         text = report.unworded_text(error, facts)
         states = tuple(RankState(r, e.status) for r, e in sorted(self.ended.items()))
-        head = f"{rank_words(bad)} did not end well"
+        head = f"{rank_words(bad)} failed"
         return WorkerFailed(head, cause=cause, states=states, report=f"{head}\n{text}", logs=dict(self.logs))
 
     def _stopped(self, paint: Plain) -> RunFailed:
-        text = report.stopped_text(self._states(), dropped=self.broke_group(), paint=paint)
-        return RunStopped("the run was stopped by the user", states=self._states(), report=text)
+        text = report.stopped_text(self._states, dropped=self.broke_group(), paint=paint)
+        return RunStopped("the run was stopped by the user", states=self._states, report=text)
 
     def _hung(self, paint: Plain) -> RunFailed:
         assert self.deadlock is not None
         words, dropped = list(self.deadlock.words), self.broke_group()
-        text = report.hung_text("deadlock", words, self.deadlock.advice, self._states(), dropped=dropped, paint=paint)
-        return RunHung(f"deadlock: {'; '.join(words)}", states=self._states(), report=text)
+        text = report.hung_text("deadlock", words, self.deadlock.advice, self._states, dropped=dropped, paint=paint)
+        return RunHung(f"deadlock: {'; '.join(words)}", states=self._states, report=text)
 
     def _late(self, paint: Plain) -> RunFailed:
         words = list(self.deadlock.words) if self.deadlock else []
-        head = f"the run has taken longer than --timeout {self.timeout:g}"
+        head = f"the run took longer than --timeout {self.timeout:g}"
         advice = self.deadlock.advice if self.deadlock else ""
-        text = report.hung_text(head, words, advice, self._states(), dropped=self.broke_group(), paint=paint)
-        return RunTimedOut(head, states=self._states(), report=text)
+        text = report.hung_text(head, words, advice, self._states, dropped=self.broke_group(), paint=paint)
+        return RunTimedOut(head, states=self._states, report=text)
 
+    @cached_property
     def _states(self) -> tuple[RankState, ...]:
+        """Once for the plain report and the coloured one."""
         return tuple(self._state_of(e) for _, e in sorted(self.ended.items()))
 
     def _cause(self, found: Blame) -> Cause:
@@ -164,10 +175,15 @@ class Ending:
             chain=() if found.left else ended.chain,
             code=ended.code if died else ended.content.get("exit"),
             log=self.places.log_of(ended.rank),
-            extra={**ended.content, "device": self.places.device_of(ended.rank)} if died else {},
+            extra=self._known_of(ended) if died else {},
             left=found.left,
             stage=ended.content.get("stage", ""),
         )
+
+    def _known_of(self, ended: Ended) -> dict[str, Any]:
+        """Of a rank that died. Whose signal it was is asked only where a scheduler sends such."""
+        known = {**ended.content, "device": self.places.device_of(ended.rank)}
+        return {**known, "taken": self.places.taken_of(ended.rank)} if ended.code in SCHEDULERS else known
 
     def _lost(self, ended: Ended) -> str:
         """`lost its connection to rank 1`, if that is what a rank reports and another rank is the cause."""
@@ -180,6 +196,9 @@ class Ending:
         return f"lost its connection to {rank_words(ranks) if ranks else 'another rank'}"
 
     def _state_of(self, ended: Ended) -> RankState:
+        return replace(self._state(ended), script=self.script)
+
+    def _state(self, ended: Ended) -> RankState:
         if ended.rank in self.stuck:  # at the end of its group, after this run
             names, imports = self._names_lost(ended.rank)
             code = self.stuck[ended.rank].get("code")

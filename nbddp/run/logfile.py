@@ -25,7 +25,7 @@ def limit(env: Mapping[str, str]) -> int:
     except ValueError as e:
         raise BadInput(f"{SETTING}: {e}") from None
     if found < LEAST:
-        raise BadInput(f"{SETTING}={text} keeps nothing of use; set {LEAST} bytes or more, such as {SETTING}=16MiB")
+        raise BadInput(f"{SETTING}={text} is too small; set {LEAST} bytes or more, such as {SETTING}=16MiB")
     return found
 
 
@@ -91,6 +91,6 @@ class LogFile:
         tail = os.pread(file, ring - start, self._head + start) + os.pread(file, start, self._head)
         tail = tail[tail.find(b"\n") + 1 :]  # from a whole line on
         missing = self.written - self._head - len(tail)
-        between = f"\n… {missing} bytes are left out here ({SETTING} says how many are kept) …\n".encode()
+        between = f"\n… {missing} bytes omitted ({SETTING} sets how many are kept) …\n".encode()
         os.ftruncate(file, self._head)
         os.pwrite(file, between + tail, self._head)

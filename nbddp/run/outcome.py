@@ -16,6 +16,7 @@ from nbddp.plan.topology import rank_words
 
 FINISHED, ENDED, FAILED = RankStatus.FINISHED, RankStatus.ENDED, RankStatus.FAILED
 INTERRUPTED, DIED, REPLACED = RankStatus.INTERRUPTED, RankStatus.DIED, RankStatus.REPLACED
+TERMINATED = RankStatus.TERMINATED
 WELL = (FINISHED, ENDED)  # as torchrun has it: exit code 0
 GONE = (ENDED, DIED, REPLACED)  # the process, and all names on it
 PROGRAM, REQUEST = "program", "request"
@@ -74,6 +75,12 @@ TABLE = (
 def verdict(said: str, process: str, ours: str, runs: str) -> RankStatus:
     """The verdict of the row that fits; a way that the table does not know is a failure."""
     return next((row.verdict for row in TABLE if row.fits(said, process, ours, runs)), FAILED)
+
+
+def verdict_of_script(said: str, ours: str, verdict: RankStatus) -> RankStatus:
+    """The verdict on a rank whose process ends with its program: whatever comes after we have told it to end is that
+    end, unless it had come to its own."""
+    return TERMINATED if ours == INTERRUPTED and said != "end" else verdict
 
 
 def said(content: dict[str, Any]) -> str:
@@ -136,11 +143,11 @@ def modules_note(ended: Sequence[Ended]) -> str:
     found = {(name, how) for e in ended for name, how in e.content.get("modules", ())}
     changed, moved = (sorted(name for name, how in found if how == kind) for kind in ("changed", "moved"))
     parts = [f"{', '.join(changed)} changed on disk"] * bool(changed)
-    parts += [f"{', '.join(moved)} would now be read from another folder"] * bool(moved)
+    parts += [f"{', '.join(moved)} would now be imported from another folder"] * bool(moved)
     if not parts:
         return ""
     it = "it" if len(found) == 1 else "them"
-    anew = f"importlib.reload in a %%ddp cell, or --fresh, reads {it} anew"
+    anew = f"importlib.reload in a %%ddp cell, or --fresh, reloads {it}"
     return f"{' and '.join(parts)} since the ranks imported {it}; {anew}"
 
 
@@ -151,7 +158,7 @@ def handling_note(ended: Sequence[Ended]) -> str:
         return ""
     return (
         f"TORCH_NCCL_ASYNC_ERROR_HANDLING is {' and '.join(found)} in this program: NCCL then ends a rank whose "
-        "collective fails, with all names on it; 2, which %%ddp sets, keeps the rank"
+        "collective fails, and its names are lost; with 2, which %%ddp sets, the rank survives"
     )
 
 

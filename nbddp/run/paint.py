@@ -1,7 +1,8 @@
-"""How a report looks: plain, or with weight and colour, as IPython's own tracebacks have them.
+"""How a report looks: plain, with weight, or with weight and colour.
 
-Only the sixteen colours that a front end chooses itself are used, so a report follows the theme of a notebook or a
-terminal. Pure.
+In a terminal it has colours, as IPython's own tracebacks: of the sixteen that the terminal chooses itself. In a
+notebook it has weight alone: no colour can be read on an error's background in light and in dark (`errors.in_kernel`).
+Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from pygments.token import Keyword, Operator, String, Token
 # bold in the colour of other text: JupyterLab's bold red cannot be read on the dark red of an error in its dark theme
 BOLD, RESET = "\x1b[1m", "\x1b[0m"
 # yellow, cyan and white cannot be read on white, so they are not used
-SCHEME = {Token: ("", ""), Keyword: ("blue", "blue"), Operator.Word: ("blue", "blue"), String: ("magenta", "magenta")}
+IN_COLOUR = {
+    Token: ("", ""),
+    Keyword: ("blue", "blue"),
+    Operator.Word: ("blue", "blue"),
+    String: ("magenta", "magenta"),
+}
+IN_WEIGHT = {Token: ("", ""), Keyword: ("**", "**"), Operator.Word: ("**", "**")}
 
 
 class Plain:
@@ -43,25 +50,33 @@ class Plain:
         return list(lines)
 
 
-class Coloured(Plain):
-    """ANSI escape sequences."""
+class Weighted(Plain):
+    """Bold headline, marks and keywords, by ANSI escape sequences."""
+
+    scheme = IN_WEIGHT
 
     def headline(self, text: str) -> str:
         return f"{BOLD}{text}{RESET}"
 
-    def place(self, text: str) -> str:
-        return f"\x1b[32m{text}{RESET}"
-
     def mark(self, text: str) -> str:
         return f"{BOLD}{text}{RESET}"
+
+    def code(self, lines: Sequence[str]) -> list[str]:
+        lexer = PythonLexer(stripnl=False, ensurenl=False)
+        found = highlight("\n".join(lines), lexer, TerminalFormatter(colorscheme=self.scheme)).split("\n")
+        return found if len(found) == len(lines) else list(lines)
+
+
+class Coloured(Weighted):
+    """Colours too."""
+
+    scheme = IN_COLOUR
+
+    def place(self, text: str) -> str:
+        return f"\x1b[32m{text}{RESET}"
 
     def quiet(self, text: str) -> str:
         return f"\x1b[2m{text}{RESET}"
 
-    def code(self, lines: Sequence[str]) -> list[str]:
-        lexer = PythonLexer(stripnl=False, ensurenl=False)
-        found = highlight("\n".join(lines), lexer, TerminalFormatter(colorscheme=SCHEME)).split("\n")
-        return found if len(found) == len(lines) else list(lines)
 
-
-PLAIN, COLOURED = Plain(), Coloured()
+PLAIN, WEIGHTED, COLOURED = Plain(), Weighted(), Coloured()

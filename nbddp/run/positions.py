@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from nbddp.errors import RankStatus
@@ -111,6 +112,14 @@ class Position:
     channels: Mapping[Channel, int] = field(default_factory=dict)
     informed: bool = True
     why: str = ""
+
+    @cached_property
+    def reached(self) -> Mapping[str, int]:
+        """Group → the highest number of a collective in `past` and `latest`."""
+        found = dict(self.latest)
+        for group, sequence in self.past:
+            found[group] = max(found.get(group, 0), sequence)
+        return found
 
     def knows(self, group: str) -> bool:
         """Whether all that this rank has called in a group is known."""

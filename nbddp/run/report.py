@@ -14,9 +14,11 @@ from nbddp.plan.topology import rank_words
 from nbddp.run.paint import PLAIN, Plain
 
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
-NO_HOST = "The next cell says what has become of the pool."
-STAY = "A rank that leaves ends the others' collectives: every rank has to make the same calls before it leaves."
-DOING = {RankStatus.FINISHED: "finished the cell", RankStatus.INTERRUPTED: "running"}
+NO_HOST = "The next cell reports the state of the pool."
+STAY = "A rank that leaves ends the other ranks' collectives: every rank must make the same calls before it leaves."
+DOING = {
+    RankStatus.FINISHED: "finished the cell", RankStatus.INTERRUPTED: "running", RankStatus.TERMINATED: "running",
+}  # fmt: skip
 HOST_GONE = "its host is gone"
 NAMES = 12  # of those that went with a process, so many are listed
 
@@ -37,7 +39,7 @@ def failing(cause: Cause) -> str:
     if cause.kind == "exit":
         return f"exited with code {cause.code}{where}"
     if not cause.chain:
-        return "failed and left no word of why"
+        return "failed without giving a reason"
     verb = f"could not {cause.stage} the cell:" if cause.stage else "raised"
     return f"{verb} {raised_words(cause.chain[-1])}{where}"
 
@@ -188,11 +190,11 @@ def post_mortem(error: RunFailed) -> str:
     """What `%debug` shows of a run that failed: the first failing rank's frames, and what its names held there."""
     cause = getattr(error, "cause", None)
     if cause is None or not cause.chain:
-        return f"{error}\nNo rank has raised an exception; %ddp stacks shows where the ranks were."
+        return f"{error}\nNo rank raised an exception; %ddp stacks shows where the ranks were."
     lines = [str(error), ""]
     for frame in (f for raised in cause.chain for f in raised.frames if f.user):
         lines += [*frames_text([frame]), *(f"           {name} = {words}" for name, words in frame.values), ""]
-    more = f"%%ddp --ranks {cause.rank} runs an expression there, among the names that it keeps"
+    more = f"%%ddp --ranks {cause.rank} runs code there, with the names that it keeps"
     return "\n".join([*lines, f"A rank has no prompt; {more}; %ddp stacks shows every rank."])
 
 
@@ -226,6 +228,13 @@ def state_words(state: RankState) -> str:
     """`cell line 9, waiting in all_reduce #14 for rank 1; freed, names are kept`."""
     doing = ", ".join(w for w in (state.where, state.doing or "still running") if w)
     words = {
+        **_cell_words(state, doing), **(_script_words(state, doing) if state.script else {}),
+    }[state.status]  # fmt: skip
+    return f"{words}: {state.detail}" if state.detail else words
+
+
+def _cell_words(state: RankState, doing: str) -> dict[RankStatus, str]:
+    return {
         RankStatus.FINISHED: "finished the cell",
         RankStatus.ENDED: "ended its process with exit code 0; names on it are gone",
         RankStatus.FAILED: "failed too",
@@ -233,8 +242,18 @@ def state_words(state: RankState) -> str:
         RankStatus.REPLACED: f"{doing}; {state.why}, so it is {state.fate}; {lost_words(state.lost, state.imports)}",
         RankStatus.DIED: "died",
         RankStatus.RUNNING: doing,
-    }[state.status]
-    return f"{words}: {state.detail}" if state.detail else words
+    }
+
+
+def _script_words(state: RankState, doing: str) -> dict[RankStatus, str]:
+    """Names are of no interest: they end with the script."""
+    return {
+        RankStatus.FINISHED: "finished",
+        RankStatus.ENDED: "finished",
+        RankStatus.INTERRUPTED: f"{doing}; ended",
+        RankStatus.TERMINATED: f"{doing}; ended",
+        RankStatus.REPLACED: f"{doing}; {state.why.replace('freed', 'ended')}, so it was killed",
+    }
 
 
 def broken_words(said: str) -> str:
@@ -259,7 +278,7 @@ def died_words(cause: Cause) -> list[str]:
     """What is known of a process that ended by itself: its memory, its last words, where its log is."""
     if cause.code is None:
         return [f"{cause.extra.get('last_words') or 'Nobody saw its end'}.", NO_HOST]
-    lines = []
+    lines = [f"{cause.extra['taken']}."] if cause.extra.get("taken") else []
     device, peak = cause.extra.get("device"), cause.extra.get("peak_kib")
     facts = [f"ran on {device}"] if device else []
     facts += [f"held at most {peak / 1024:.0f} MiB"] if peak else []
@@ -271,10 +290,10 @@ def died_words(cause: Cause) -> list[str]:
     if "gloo" in words:
         lines.append(
             "gloo ends a process whose peer called the collective with another shape or dtype; "
-            "%%ddp --check says which rank and which."
+            "%%ddp --check names the rank and the difference."
         )
     if cause.log:
-        lines.append(f"Its log is {cause.log}; it starts anew, empty, with the next cell.")
+        lines.append(f"Its log is {cause.log}; the next cell starts a new process for this rank, without names.")
     return lines
 
 
@@ -288,14 +307,26 @@ def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool, pa
         lines.append(STAY)
     if cause.stage:
         lines.append(f"%ddp restart --ranks {cause.rank} gives it a new process, without names.")
-    more = [f"%ddp log --rank {cause.rank} prints its whole output; %ddp stacks shows where every rank was."]
+    more = [f"%ddp log --rank {cause.rank} prints its full output; %ddp stacks shows where every rank was."]
     traced = ["", traceback_text(cause.chain, paint), ""] if cause.chain else []
     return "\n".join([*lines, *states_text(others), *traced, *_ending(dropped), *(more if dropped else [])]).rstrip()
 
 
 def unworded_text(error: BaseException, facts: Sequence[str]) -> str:
     """What stands in the place of a report that could not be worded: what is known, as it is, and why."""
-    return "\n".join([*facts, f"(this could not be worded: {type(error).__name__}: {error})"])
+    return "\n".join([*facts, f"(this could not be described: {type(error).__name__}: {error})"])
+
+
+def terminal_text(error: RunFailed, signalled: str = "") -> str:
+    """A run that did not end well, for a terminal that has shown what the ranks wrote, tracebacks included. signalled:
+    the signal that has ended it, if one has."""
+    if not isinstance(error, WorkerFailed):
+        head = f"the run was ended by {signalled}" if signalled else str(error)
+        return "\n".join([head, *positions_table(error.states)] if error.states else [head])
+    cause = error.cause
+    lines = [headline(cause), *(died_words(cause) if cause.kind == "died" else [])]
+    others = [s for s in error.states if s.rank != cause.rank]
+    return "\n".join([*lines, *states_text(others), *attempts_lines(error.attempts)])
 
 
 def stopped_text(states: Sequence[RankState], *, dropped: bool, paint: Plain = PLAIN) -> str:
@@ -321,26 +352,34 @@ def hung_text(
 
 def attempt_words(attempt: int, most: int, why: str) -> str:
     """Said between two attempts of `--max-restarts`."""
-    return f"attempt {attempt} of {most}: {why}; starting all workers anew"
+    return f"attempt {attempt} of {most}: {why}; restarting all workers"
 
 
 def attempts_text(attempts: Sequence[str], text: str) -> str:
     """The last attempt's report, and a line for each attempt."""
-    lines = [f"attempt {i} of {len(attempts)}: {why}" for i, why in enumerate(attempts, 1)]
-    return "\n".join([text, "", *lines])
+    return "\n".join([text, "", *attempts_lines(attempts)])
+
+
+def attempts_lines(attempts: Sequence[str]) -> list[str]:
+    return [f"attempt {i} of {len(attempts)}: {why}" for i, why in enumerate(attempts, 1)]
 
 
 def positions_table(states: Sequence[RankState]) -> list[str]:
     """ranks │ where │ what they waited in │ what became of them; ranks with the same row share it."""
-    fates = {RankStatus.INTERRUPTED: "freed, names are kept"}
+    fates = {RankStatus.INTERRUPTED: "freed, names are kept", RankStatus.TERMINATED: "ended"}
     found: dict[tuple[str, str, str], list[int]] = {}
     for s in states:
-        doing = s.doing or DOING.get(s.status, str(s.status))
+        doing = s.doing or ("finished" if s.script and s.status == RankStatus.FINISHED else _doing(s.status))
         is_new = s.status == RankStatus.REPLACED
         fate = f"{s.fate}; {lost_words(s.lost, s.imports)}" if is_new else fates.get(s.status, "")
+        fate = ("killed" if is_new else fate and "ended") if s.script else fate
         found.setdefault((s.where or "–", doing, fate), []).append(s.rank)
     rows = [(spans(ranks), *row) for row, ranks in found.items()]
     return aligned([("ranks" if len(found) < len(states) else "rank", "line", "state", ""), *rows])
+
+
+def _doing(status: RankStatus) -> str:
+    return DOING.get(status, str(status))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -355,4 +394,4 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _ending(dropped: bool) -> list[str]:
     if not dropped:
         return []
-    return ["The process group has been ended; a cell that uses one calls init_process_group again."]
+    return ["The process group has been ended; call init_process_group again in the next cell that uses one."]

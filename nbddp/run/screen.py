@@ -13,12 +13,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
 import psutil
 
+from nbddp.base.share import Share
 from nbddp.run import mirrors
 from nbddp.run.block import BAR, Piece, Print, block
 from nbddp.run.collect import LIVE_WIDTH, Display, RankOutput, Text
@@ -29,6 +31,8 @@ LIVE_LINES = 20
 LIVE_EVERY = 0.04  # seconds between two updates of the live view
 DRAW_EVERY = 0.1  # seconds between two drawings of a terminal's last rows
 TELL_AFTER = 10.0  # seconds
+BAR_LOOK = "flex: none; width: 10em; accent-color: var(--jp-brand-color1, var(--vscode-progressBar-background, auto))"
+LABEL = "display: flex; align-items: center; gap: 0.8em; margin: 0"
 QUIET = 2.0  # seconds without a line before the live view says that ranks are running
 
 
@@ -39,13 +43,18 @@ class Screen(Protocol):
     def progress(self, text: str) -> None: ...
     def say(self, text: str) -> None: ...
     def line(self, rank: int, stream: str, text: str) -> None: ...
-    def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None: ...
+    def refresh(self, outputs: Sequence[RankOutput], status: Callable[[], str]) -> float | None:
+        """Show what is new. status: words where the ranks are, which take time where they are many."""
+
     def finish(self, outputs: Sequence[RankOutput]) -> None: ...
     def ready(self) -> None:
         """Nothing is waited for any more, and others may print."""
 
     def reflects(self) -> Reflect | None:
         """What makes the widgets of ranks appear here; None where only words can."""
+
+    def shows_reports(self) -> bool:
+        """Whether the report of a run that fails is shown beside its output, with the traceback of its cause."""
 
 
 class Silent:
@@ -66,11 +75,14 @@ class Silent:
     def line(self, rank: int, stream: str, text: str) -> None:
         pass
 
-    def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
+    def refresh(self, outputs: Sequence[RankOutput], status: Callable[[], str]) -> float | None:
         return None
 
     def reflects(self) -> Reflect | None:
         return None
+
+    def shows_reports(self) -> bool:
+        return True
 
     def finish(self, outputs: Sequence[RankOutput]) -> None:
         pass
@@ -88,7 +100,7 @@ class Late(Silent):
             self._screen.start()
         self._screen.line(rank, stream, text)
 
-    def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
+    def refresh(self, outputs: Sequence[RankOutput], status: Callable[[], str]) -> float | None:
         if not self._open and any(out.views for out in outputs):
             self._open = True
             self._screen.start()
@@ -96,6 +108,9 @@ class Late(Silent):
 
     def reflects(self) -> Reflect | None:
         return self._screen.reflects()
+
+    def shows_reports(self) -> bool:
+        return self._screen.shows_reports()
 
     def finish(self, outputs: Sequence[RankOutput]) -> None:
         if self._open or any(out.items for out in outputs):
@@ -106,12 +121,13 @@ class Terminal:
     """Prints labelled lines as they come; results and figures at the end. Below them, where rows can be drawn again:
     what is waited for, lines that change, and where silent ranks are."""
 
-    def __init__(self, region: Region | None = None):
-        """region: where rows can be drawn again; None: nowhere, as in a file."""
-        self._region = region
+    def __init__(self, region: Region | None = None, reports: bool = False):
+        """region: where rows can be drawn again; None: nowhere, as in a file. reports: whether a shell shows them."""
+        self._region, self._reports = region, reports
         self._next = 0.0
         self._began = self._last_line = time.monotonic()
         self._told_after = TELL_AFTER  # seconds without a line after which a file is told where the ranks are
+        self._waiting = False  # whether the last rows are of progress
 
     def start(self) -> None:
         self._began = self._last_line = time.monotonic()
@@ -120,9 +136,10 @@ class Terminal:
     def progress(self, text: str) -> None:
         if self._region is not None:
             self._region.draw(self._region.wrapped(f"nbddp: {text} …"))
-            self._next = 0.0
+            self._next, self._waiting = 0.0, True
 
     def ready(self) -> None:
+        self._waiting = False
         if self._region is not None:
             self._region.clear()
 
@@ -135,25 +152,30 @@ class Terminal:
         print(f"rank {rank}{BAR}{text}", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
         self._last_line = time.monotonic()
 
-    def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
+    def refresh(self, outputs: Sequence[RankOutput], status: Callable[[], str]) -> float | None:
         now = time.monotonic()
         silent = now - self._last_line
         if self._region is None:
             if silent >= self._told_after:
                 self._told_after *= 2
-                print(f"{status} · {now - self._began:.0f} s", file=sys.stderr, flush=True)
+                print(f"{status()} · {now - self._began:.0f} s", file=sys.stderr, flush=True)
             return self._told_after - silent
         if now < self._next:
             return self._next - now
         rows = [f"rank {o.rank}{BAR}{line}" for o in outputs for line in o.moving()]
         if silent > QUIET:
-            rows += self._region.wrapped(f"{status} · {now - self._began:.0f} s")
-        self._region.draw(rows)
+            rows += self._region.wrapped(f"{status()} · {now - self._began:.0f} s")
+        if rows or not self._waiting:
+            self._region.draw(rows)
+            self._waiting = False
         self._next = now + DRAW_EVERY
         return DRAW_EVERY if rows else max(DRAW_EVERY, QUIET - silent)
 
     def reflects(self) -> None:
         return None
+
+    def shows_reports(self) -> bool:
+        return self._reports
 
     def finish(self, outputs: Sequence[RankOutput]) -> None:
         self.ready()
@@ -179,6 +201,7 @@ class Notebook:
         self._lines: list[str] = []
         self._shown = ""
         self._open = False
+        self._waiting = False  # whether progress is shown
         self._next = 0.0
         self._began = time.monotonic()
         self._last_line = self._began
@@ -192,7 +215,8 @@ class Notebook:
     def progress(self, text: str) -> None:
         """What is being waited for before the run starts."""
         self.start()
-        self._publish(f"nbddp: {text} …", update=True)
+        self._publish(f"nbddp: {text} …", update=True, html=bar_of(text))
+        self._waiting = True
 
     def ready(self) -> None:
         if self._shown:
@@ -200,6 +224,9 @@ class Notebook:
 
     def reflects(self) -> Reflect | None:
         return mirrors.reflect if mirrors.can_reflect() else None
+
+    def shows_reports(self) -> bool:
+        return True
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -210,13 +237,13 @@ class Notebook:
         del self._lines[:-LIVE_LINES]
         self._last_line = time.monotonic()
 
-    def refresh(self, outputs: Sequence[RankOutput], status: str) -> float | None:
+    def refresh(self, outputs: Sequence[RankOutput], status: Callable[[], str]) -> float | None:
         """Show what is new if it is time; seconds until the next look, or None."""
         now = time.monotonic()
         if now < self._next:
             return self._next - now
-        text = self._text(outputs, status if now - self._last_line > QUIET else "", now)
-        if text != self._shown:
+        text = self._text(outputs, status() if now - self._last_line > QUIET else "", now)
+        if text != self._shown and (text or not self._waiting):
             self._publish(text, update=True)
             self._next = now + LIVE_EVERY
             return LIVE_EVERY
@@ -234,9 +261,11 @@ class Notebook:
             rows.append(f"{status} · {now - self._began:.0f} s")
         return "\n".join(rows)
 
-    def _publish(self, text: str, update: bool = False) -> None:
-        self._shown = text
-        self._publisher.publish({"text/plain": text}, transient={"display_id": self._id}, update=update)
+    def _publish(self, text: str, update: bool = False, html: str = "") -> None:
+        """html: for a page, in the place of the text."""
+        self._shown, self._waiting = text, False
+        data = {"text/plain": text} | ({"text/html": html} if html else {})
+        self._publisher.publish(data, transient={"display_id": self._id}, update=update)
 
     def _emit(self, piece: Piece) -> None:
         if isinstance(piece, Print):
@@ -249,12 +278,21 @@ class Notebook:
         self._publisher.publish(piece.data, piece.metadata)
 
 
+def bar_of(text: str) -> str:
+    """Progress as HTML: a bar that says what it is of, full to its share, or moving where that is not known."""
+    share = f' max="{text.of}" value="{text.done}"' if isinstance(text, Share) else ""
+    words = escape(
+        f"nbddp: {text.words} ({text.done} of {text.of}) …" if isinstance(text, Share) else f"nbddp: {text} …"
+    )
+    return f'<label style="{LABEL}"><progress{share} style="{BAR_LOOK}"></progress><span>{words}</span></label>'
+
+
 def for_shell(shell: Any | None) -> Screen:
     """The screen that fits: a notebook's kernel, IPython in a terminal, or plain Python."""
     if shell is not None and getattr(shell, "kernel", None) is not None:
         console = of_console()
-        return Notebook(shell) if console is None else Terminal(Region(size=console))
-    return Terminal(Region() if can_draw(sys.stdout) else None)
+        return Notebook(shell) if console is None else Terminal(Region(size=console), reports=True)
+    return Terminal(Region() if can_draw(sys.stdout) else None, reports=shell is not None)
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from nbddp.run import outcome, supervise, widgets
 from nbddp.run.collect import RankOutput
 from nbddp.run.deadlock import Deadlock
 from nbddp.run.ending import Ending, Places
+from nbddp.run.failures import Failure
 from nbddp.run.logfile import LIMIT
 from nbddp.run.outcome import Ended
 from nbddp.run.positions import Position
@@ -36,6 +37,7 @@ UNSENT = "the connection to the workers was lost before this rank was reached; r
 LONG = 0.1  # seconds after which a run is worth telling others about
 FILES_HELD = 256  # ranks whose output files stay open while a run goes on
 ATTEMPTS = 3  # how often a run that exceptions from elsewhere disturb is taken to its end
+WISHED = 5.0  # seconds after which ranks that somebody has told to end are freed from calls that block them
 LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a rank that died: the agent tells of
 # the death by a shorter way than output comes, and only outcomes are known to come after it
 SHOWN = ("stream", "nbddp_streams", "display_data", "execute_result", "update_display_data", "clear_output")
@@ -45,7 +47,7 @@ class Workers(Places, Asked, Protocol):
     """What a run needs of a pool."""
 
     def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None: ...
-    def interrupt(self, ranks: Sequence[int]) -> None: ...
+    def signal(self, ranks: Sequence[int], number: int) -> None: ...
     def kill(self, ranks: Sequence[int]) -> None: ...
     def expect(self, rank: int) -> bool: ...
     def release(self, ranks: Sequence[int], run: int, then: Mapping[str, Any]) -> None: ...
@@ -100,9 +102,12 @@ class Run:
         self.world_size = max((int(s["env"]["WORLD_SIZE"]) for s in specs.values() if "env" in s), default=len(specs))
         self.ended_by = ""
         self.regrouped = ""
+        self.stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
+        self.failures: dict[int, Failure] = {}  # once it has ended: of ranks that failed by themselves
         self.watcher = RankWatcher(
             workers, list(specs), self.ended, lambda rank, what: self.events.put(("place", rank, what)),
             run=number, world_size=self.world_size, hang_after=request.hang_after,
+            program="cell" if request.program is None else "script",
         )  # fmt: skip
         self._began = 0.0
         self._output_until = 0.0
@@ -138,6 +143,11 @@ class Run:
     def regroup(self, why: str) -> None:
         """End the run as Stop does, because the pool's nodes change: the cell is to begin again on those there are."""
         self.regrouped = self.regrouped or why
+        self.events.put(("stop", -1, time.monotonic()))
+
+    def stop(self, number: int) -> None:
+        """End the run because the launcher got a signal: the ranks get it too."""
+        self.stop_signal = number
         self.events.put(("stop", -1, time.monotonic()))
 
     def tell(self, words: str) -> None:
@@ -236,14 +246,25 @@ class Run:
             replaced=self._replaced,
             through_at=self._through_at,
             output_until=self._output_until,
+            **self._patience(),
         )
+
+    def _patience(self) -> dict[str, float]:
+        """How long ranks that were told to end may take, where that is not as with cells. A program that is ended by
+        somebody's wish may still use its group: it writes a checkpoint."""
+        program = self.request.program
+        if program is None or program.keep:
+            return {}
+        wished = self.ended_by == supervise.STOPPED and self.stop_signal != signal.SIGINT
+        release = min(WISHED, program.shutdown / 2) if wished else supervise.RELEASE_AFTER
+        return {"patience": program.shutdown, "release_after": release}
 
     def running(self) -> tuple[int, ...]:
         return self.watcher.running
 
     def _take(self, patience: float | None) -> None:
         """Wait for one event and handle it and all that have come with it."""
-        look = self.screen.refresh([self.outputs[r] for r in self.shown], self.watcher.status())
+        look = self.screen.refresh([self.outputs[r] for r in self.shown], self.watcher.status)
         due = (self._note_if_long(), self._look_if_due(), self._ask_through_if_due())
         waits = [w for w in (patience, look, *due) if w is not None]
         try:
@@ -275,11 +296,11 @@ class Run:
 
     def _fill_in(self) -> None:
         """What ranks that died had written, and their messages did not bring."""
-        gone = [rank for rank, ended in self.ended.items() if ended.status in outcome.GONE]
+        gone = [rank for rank, ended in self.ended.items() if ended.status in outcome.GONE or ended.code is not None]
         for rank, written in (self.workers.written(gone) if gone else {}).items():
             for stream, (start, text) in written.items():
                 came = self.outputs[rank].received[stream]
-                lost = f"\n… {start - came} characters are lost here …\n" * (start > came)
+                lost = f"\n… {start - came} characters lost …\n" * (start > came)
                 missing = lost + text[max(0, came - start) :]
                 if missing:
                     self._printed(rank, "stream", {"name": stream, "text": missing})
@@ -326,6 +347,8 @@ class Run:
             return  # it was said again although it was on its way
         buffers = [bytes(b) for b in message["buffers"]]
         content = message["content"]
+        if content.get("said"):
+            self._traceback(rank, content["said"])
         status = self._verdict(rank, outcome.said(content), "lives")
         self.ended[rank] = Ended(rank, status, time.monotonic(), content, buffers)
         if status == outcome.FAILED:
@@ -337,7 +360,8 @@ class Run:
     def _verdict(self, rank: int, said: str, process: str) -> RankStatus:
         stopped = self._interrupted_at is not None or (self.stops and said == "interrupt")
         ours = outcome.REPLACED if self._replaced else outcome.INTERRUPTED if stopped else ""
-        return outcome.verdict(said, process, ours, outcome.PROGRAM if self.request.is_program else outcome.REQUEST)
+        found = outcome.verdict(said, process, ours, outcome.PROGRAM if self.request.is_program else outcome.REQUEST)
+        return outcome.verdict_of_script(said, ours, found) if self.request.spends else found
 
     def _printed(self, rank: int, kind: str, content: dict[str, Any]) -> None:
         if rank in self.ended:
@@ -347,6 +371,14 @@ class Run:
                 self.screen.line(rank, stream, line)
         if kind in widgets.SHOWING:
             self._end_bars(rank, 1)
+
+    def _traceback(self, rank: int, text: str) -> None:
+        """What Python would have written to stderr at a script's end. Where the report shows the first failure's
+        traceback by itself, it goes to the files alone."""
+        if self.screen.shows_reports():
+            self.outputs[rank].keep("stderr", text)
+        else:
+            self._printed(rank, "stream", {"name": "stderr", "text": text})
 
     def _end_bars(self, rank: int, newest: int = 0) -> None:
         """A bar that is over is a line like any other; one that was closed is gone. newest: look at so many alone."""
@@ -382,16 +414,17 @@ class Run:
             self.watcher.assess()  # without those that do not answer
         still = self.running()
         self.screen.progress(f"interrupting {rank_words(still)}")
-        self.workers.interrupt(still)
+        ends = self.request.spends and self.ended_by != supervise.STOPPED
+        self.workers.signal(still, signal.SIGTERM if ends else self.stop_signal)
         self._interrupted_at = time.monotonic()
 
     def _release(self, action: supervise.Release) -> None:
         self.screen.progress(f"freeing {rank_words(action.ranks)}")
         self.then = self.next_request()
+        for rank in self.ended:  # first: such a rank waits a moment for what is on its way, and the others are many
+            self._ask_next(rank)
         self.workers.release(action.ranks, self.number, self.then)
         self._released = True
-        for rank in self.ended:
-            self._ask_next(rank)
         self._next_through = time.monotonic() + supervise.PATIENCE / 2  # most are free long before
 
     def _ask_next(self, rank: int) -> None:
@@ -417,7 +450,7 @@ class Run:
     def _lets_through(self, rank: int, does: object) -> None:
         if does is True and rank not in self.ended:
             self._through_at = time.monotonic()
-            self.screen.progress(f"rank {rank} is in the midst of a message; it is let through, Stop cuts it")
+            self.screen.progress(f"rank {rank} is in the middle of a message, which may finish; Stop cuts it off")
 
     def _replace(self, action: supervise.Replace) -> None:
         self.ended_by = self.ended_by or supervise.STOPPED
@@ -463,7 +496,7 @@ class Run:
         return Ending(
             self.workers, self.ended, self.running(), self.positions, self.facts, self.stuck, self.deadlock,
             self.ended_by, self._interrupted_at, self.stops, self.request.timeout,
-            {r: str(o.log) for r, o in self.outputs.items()},
+            {r: str(o.log) for r, o in self.outputs.items()}, self.request.spends,
         )  # fmt: skip
 
     def error(self) -> RunFailed | PoolNotRunning | None:
@@ -483,4 +516,4 @@ class Run:
         if not failed:
             return ""
         why, path = failed[min(failed)]
-        return f"output of {rank_words(failed)} could not be written down: {why} ({path}); the cell itself went on"
+        return f"output of {rank_words(failed)} could not be saved: {why} ({path}); the cell itself continued"

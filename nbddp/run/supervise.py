@@ -30,8 +30,8 @@ class RunState:
     """`running`: ranks without an outcome. `failed_at`: time of the first failure or death. `hung_since`: since
     when the same deadlock stands; `all_hung`: every running rank is part of it, or is held by ranks that have left the
     run. `deadline`: when the run must have ended. `through_at`: when a rank said last that it lets a message through
-    before it frees itself. `output_until`: till when output of a rank that died may still arrive. The rest: what was
-    done already."""
+    before it frees itself. `output_until`: till when output of a rank that died may still arrive. `patience`,
+    `release_after`: seconds, where they are others than a cell's. The rest: what was done already."""
 
     now: float
     running: tuple[int, ...]
@@ -46,6 +46,8 @@ class RunState:
     replaced: bool = False
     through_at: float | None = None
     output_until: float = 0.0
+    patience: float = PATIENCE
+    release_after: float = RELEASE_AFTER
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Wait:
 
 @dataclass(frozen=True)
 class Interrupt:
-    """SIGINT to these ranks; `why` is what ended the run: "failed", "stopped", "hung" or "late"."""
+    """A signal to these ranks: SIGINT, unless a script has to end; `why` is what ended the run: "failed", "stopped",
+    "hung" or "late"."""
 
     ranks: tuple[int, ...]
     why: str = FAILED
@@ -100,9 +103,9 @@ def next_action(state: RunState) -> Action:
         return Interrupt(state.running, why) if state.now >= due else Wait(due - state.now)
     since = state.now - state.interrupted_at
     if not state.released:
-        left = RELEASE_AFTER * (not state.all_hung) - since  # an interrupt alone ends no call that is blocked
+        left = state.release_after * (not state.all_hung) - since  # an interrupt alone ends no call that is blocked
         return Release(state.running) if left <= 0 else Wait(left)
-    left = PATIENCE - since if state.through_at is None else state.through_at + PATIENCE - state.now
+    left = state.patience - since if state.through_at is None else state.through_at + state.patience - state.now
     return Replace(state.running) if left <= 0 else Wait(left)
 
 

@@ -25,6 +25,7 @@ AGAIN = 0.05  # seconds until the second look after a failure
 QUIET_AFTER = 5.0  # seconds without a byte after which the live view says so
 FRESH = 0.2  # seconds for which an answer is recent enough for a report
 ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
+START_EACH = 0.0015  # seconds that each rank takes to begin, where they are many more than the cores
 ANSWER_EACH = 0.005  # seconds more for each rank that is asked: they may be many more than the cores
 
 
@@ -41,7 +42,7 @@ class RankWatcher:
 
     ended: the run's own table of ranks that have left it. `positions`: rank → where it is; `facts`: what it said last.
     `deadlock`: the one that stands, since `hung_since` (time.monotonic()); `proven`: that it has ended the run, so that
-    no later look takes it back.
+    no later look takes it back. program: what the ranks run, in words.
     """
 
     def __init__(
@@ -54,9 +55,10 @@ class RankWatcher:
         run: int,
         world_size: int,
         hang_after: float | None,
+        program: str = "cell",
     ):
         self._workers, self._ranks, self._ended, self._came = workers, tuple(ranks), ended, came
-        self._run, self._world_size, self._hang_after = run, world_size, hang_after
+        self._run, self._world_size, self._hang_after, self._program = run, world_size, hang_after, program
         self.positions: dict[int, Position] = {}
         self.facts: dict[int, dict[str, Any]] = {}
         self.deadlock: deadlock.Deadlock | None = None
@@ -68,7 +70,7 @@ class RankWatcher:
         self._words: tuple[tuple[int, ...], str] = (), ""  # of the running ranks, until one moves
         self._owing: set[int] = set()  # ranks that have not answered the last question to them
         self._idle: set[int] = set()
-        self._next = self._assessed_at = 0.0
+        self._next = self._under_way = self._assessed_at = 0.0
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -89,10 +91,11 @@ class RankWatcher:
     def begin(self, now: float) -> None:
         """The run begins."""
         self._next = now + min(FIRST, self._every() / 2)
+        self._under_way = now + START_EACH * len(self._ranks)
 
     def soon(self) -> None:
-        """A rank has failed: are the others waiting for it?"""
-        self._next = 0.0
+        """A rank has failed: are the others waiting for it? Those that have not come so far would be asked twice."""
+        self._next = self._under_way
 
     def _every(self) -> float:
         return LOOK_EVERY if self._hang_after is None else min(LOOK_EVERY, max(0.05, self._hang_after / 3))
@@ -172,7 +175,7 @@ class RankWatcher:
         self._held = deadlock.held(self.positions, left) if self._has_failed() else set()
         if self.all_held and self.deadlock is None:
             return  # the run is ended now, for the failure
-        found = deadlock.diagnose(self.positions)
+        found = deadlock.diagnose(self.positions, self._program)
         if self.proven and found is None:
             return  # a rank was only too busy to say once more where it is
         if found is None and self._has_failed():

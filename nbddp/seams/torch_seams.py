@@ -50,6 +50,7 @@ NAMES = {
         f"{BINDINGS}:ProcessGroup.{name}" for name in ("_register_backend", "_get_backend", "_device_types")
     ),
     "end of backward": ("torch.autograd:Variable._execution_engine",),
+    "data loaders": ("torch.utils.data.dataloader:_BaseDataLoaderIter",),
     "parts of sparse tensors": ("torch:Tensor._indices", "torch:Tensor._values"),
     "history of GPU memory": ("torch.cuda.memory:_record_memory_history", "torch.cuda.memory:_snapshot"),
 }
@@ -141,7 +142,7 @@ def destroy_holds_interpreter() -> bool:
 def set_default_group(group: Any) -> None:
     replace = getattr(sys.modules["torch.distributed"].distributed_c10d, "_update_default_pg", None)
     if replace is None:
-        raise RuntimeError("this torch cannot make another group the default one; %ddp doctor says more")
+        raise RuntimeError("this torch cannot make another group the default one; %ddp doctor shows details")
     replace(group)
 
 
@@ -275,6 +276,13 @@ def autograd_engine() -> Any:
     import torch
 
     return getattr(torch.autograd.Variable, "_execution_engine", None)
+
+
+def loader_iterator() -> Any:
+    """The class of all iterators over torch's data loaders, whose `__next__` makes a batch; None if it is elsewhere."""
+    import torch.utils.data.dataloader as module
+
+    return getattr(module, "_BaseDataLoaderIter", None)
 
 
 def replace_last_hook(ddp: Any, hook: Any, state: object) -> bool:

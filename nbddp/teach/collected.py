@@ -95,16 +95,16 @@ def _text(path: Path) -> tuple[str, str, str]:
             why = (
                 f"{path.name} is larger than {LARGEST >> 20} MiB"
                 if facts.st_size > LARGEST
-                else f"{path.name} is no file"
+                else f"{path.name} is not a file"
             )
             return "", why, why
         data = file.read(LARGEST)
-    kind = "notebook: it does not hold the JSON of one" if path.suffix == ".ipynb" else "text in UTF-8"
+    kind = "notebook: it does not contain notebook JSON" if path.suffix == ".ipynb" else "UTF-8 text file"
     digest = hashlib.sha256(data).hexdigest()
     try:
         return data.decode("utf-8"), "", digest
     except UnicodeDecodeError:
-        return "", f"{path.name} is no {kind}", digest
+        return "", f"{path.name} is not a {kind}", digest
 
 
 def those_with(name: str, sent: Sequence[Submission], own: Path) -> Sequence[Submission]:

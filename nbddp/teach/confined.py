@@ -39,11 +39,11 @@ ACCOUNT = 1000  # processes and threads that the account may have beyond those i
 
 
 class Gone(NbddpError):
-    """A process has ended, took too long, or said what it may not. The message says which, in a clause."""
+    """A process ended, took too long, or sent something it may not send. The message says which, as a clause."""
 
 
 def environment(names: Sequence[str] = ()) -> dict[str, str]:
-    """This process's variables, less all that are not in KEPT or `names`."""
+    """This process's variables, restricted to KEPT and `names`."""
     kept = {n: v for n, v in os.environ.items() if n in KEPT or n in names or n.startswith("LC_")}
     root = str(Path(nbddp.__file__).parents[1])
     path = [root, *filter(None, kept.get("PYTHONPATH", "").split(os.pathsep))]
@@ -82,14 +82,14 @@ class Channel:
         while b"\n" not in self._rest:
             self._rest += self._more(until, seconds)
             if len(self._rest) > LONGEST:
-                raise Gone("said too much")
+                raise Gone("sent too much")
         line, _, self._rest = self._rest.partition(b"\n")
         try:
             found = json.loads(line)
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise Gone("said what is no answer")
+            raise Gone("sent an invalid answer")
         return found
 
     def _more(self, until: float, seconds: float) -> bytes:

@@ -28,7 +28,7 @@ class Handed:
         self.__name__, self.is_class = name, is_class
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(f"{self.__name__} is a learner's; only ranks call it")
+        raise TypeError(f"{self.__name__} is a learner's function; only ranks may call it")
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return take, (self.cells, self.__name__)
@@ -64,7 +64,7 @@ def absent(cells: Sequence[Cell], name: str) -> str:
     parts, _ = _parsed(tuple(map(tuple, cells)))
     _, failed = _run(parts, "")
     computed = next((p.where for p in parts if name in p.binds and not _plain(p.statement)), "")
-    return failed.get(name) or (f"{computed} computes it, and {TAKEN}" if computed else "")
+    return failed.get(name) or (f"{computed} computes it, but {TAKEN}" if computed else "")
 
 
 def missing(name: str, where: str = "") -> str:

@@ -98,7 +98,7 @@ def exercises() -> dict[str, Exercise]:
 
 
 class Examiner:
-    """Answers what the grader asks about one learner's files."""
+    """Answers the grader's requests about one learner's files."""
 
     def __init__(self, pool: Pool):
         self.pool = pool
@@ -197,6 +197,6 @@ def refuse_pickles() -> None:
 
     def refuse(event: str, args: tuple[Any, ...]) -> None:
         if event == "pickle.find_class":
-            raise PermissionError(f"an examiner loads nothing from pickles: {args[0]}.{args[1]}")
+            raise PermissionError(f"an examiner loads no names from pickles: {args[0]}.{args[1]}")
 
     sys.addaudithook(refuse)

@@ -67,24 +67,26 @@ __all__ = ["COLUMNS", "Grader", "NoVerdict", "Work", "exercises", "found", "grad
 DESCRIPTION = "Grade a folder of submissions by the lessons' own checks, each learner on fresh ranks of their own."
 EPILOG = """\
 what it writes
-  --csv has the columns learner, exercise, ok (yes, no, or error where there is no verdict), file, says, digest. Cells
-  that a spreadsheet would take for formulas begin with an apostrophe; control characters are left out.
+  --csv has the columns learner, exercise, ok (yes, no, or error if there is no verdict), file, says, digest. Cells
+  that a spreadsheet would read as formulas begin with an apostrophe; control characters are removed.
 
 exit status
-  0 every answer has its verdict; 1 some have none, a file could not be written, or the table was changed by another
-  process; 2 nothing to grade, or it cannot be graded like that; 130 after Ctrl-C, with all that was known written.
+  0 every answer has a verdict; 1 some have none, a file could not be written, or another process changed the
+  table; 2 nothing to grade, or the request is invalid; 130 after Ctrl-C, with all known verdicts written.
 
-What is handed in runs under your account, within limits. What that leaves open, and lines for --sandbox, are in
+Submissions run under your account, within limits. For the remaining risks and examples of --sandbox, see
 notebooks/INSTRUCTORS.md. Example:
 
   python -m nbddp.teach.grade submissions --csv marks.csv --wide totals.csv --feedback feedback --resume
 """
 END = None  # of a learner, in the queue of answers
-ROOT = "you are root, whom no limit binds and no file is closed to; grade under an ordinary account, or in a container"
+ROOT = (
+    "you are root, for whom limits and file permissions do not hold; grade under an ordinary account, or in a container"
+)
 
 
 def parser() -> argparse.ArgumentParser:
-    """What can be asked for."""
+    """The command's options."""
     made = argparse.ArgumentParser(
         prog="python -m nbddp.teach.grade", description=DESCRIPTION, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -92,50 +94,55 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("folder", help="a file for each learner (ada.ipynb), or a folder for each with notebooks")
     files = made.add_argument_group("files")
     files.add_argument("--csv", metavar="FILE", type=Path, help="a row per learner and exercise, written as they come")
-    files.add_argument("--resume", action="store_true", help="keep the verdicts in --csv of learners whose files are "
-                       "the same as then; grade the others")  # fmt: skip
+    files.add_argument("--resume", action="store_true", help="keep the verdicts in --csv for learners whose files "
+                       "have not changed; grade the others")  # fmt: skip
     files.add_argument("--wide", metavar="FILE", type=Path, help="CSV: a row per learner, a column per exercise (1, 0 "
                        "or error), and the total")  # fmt: skip
-    files.add_argument("--summary", metavar="FILE", type=Path, help="CSV: for each exercise how many are right, and "
-                       "the most frequent message")  # fmt: skip
+    files.add_argument("--summary", metavar="FILE", type=Path, help="CSV: for each exercise, how many answers are "
+                       "right and the most frequent message")  # fmt: skip
     files.add_argument("--feedback", metavar="FOLDER", type=Path, help="a text file for each learner")
     how = made.add_argument_group("how")
-    how.add_argument("--expect", nargs="+", default=[], metavar="EXERCISE", help="that every learner must have")
-    how.add_argument("--jobs", type=_positive, default=1, metavar="N", help="learners at a time (default 1)")
-    how.add_argument("--nproc", type=_positive, default=NPROC, help=f"ranks of each (default {NPROC})")
+    how.add_argument(
+        "--expect", nargs="+", default=[], metavar="EXERCISE", help="exercises that every learner must hand in"
+    )
+    how.add_argument(
+        "--jobs", type=_positive, default=1, metavar="N", help="learners graded at the same time (default 1)"
+    )
+    how.add_argument("--nproc", type=_positive, default=NPROC, help=f"ranks per learner (default {NPROC})")
     within = made.add_argument_group("limits")
     within.add_argument("--deadline", type=_above_zero, default=DEADLINE, metavar="SECONDS",
-                        help=f"for each run of an answer (default {DEADLINE:g})")  # fmt: skip
+                        help=f"limit for each run of an answer (default {DEADLINE:g})")  # fmt: skip
     within.add_argument("--minutes", type=_above_zero, default=MINUTES, metavar="MINUTES",
-                        help=f"for all answers of one learner (default {MINUTES:g})")  # fmt: skip
-    within.add_argument("--memory", type=_positive, default=MEMORY >> 20, metavar="MIB", help="for each process, "
-                        f"and NPROC + 1 times that for all of a learner's (default {MEMORY >> 20})")  # fmt: skip
-    within.add_argument("--sandbox", type=shlex.split, default=[], metavar="COMMAND", help="what learners' code runs "
-                        "inside, such as 'bwrap --unshare-all …'; the grader and its files stay outside")  # fmt: skip
-    within.add_argument("--env", nargs="+", default=[], metavar="NAME", help="variables of the environment that "
-                        "learners' code may see, beside PATH and the like")  # fmt: skip
+                        help=f"limit for all answers of one learner (default {MINUTES:g})")  # fmt: skip
+    within.add_argument("--memory", type=_positive, default=MEMORY >> 20, metavar="MIB", help="limit for each "
+                        "process, and NPROC + 1 times that for all processes of a learner (default "
+                        f"{MEMORY >> 20})")  # fmt: skip
+    within.add_argument("--sandbox", type=shlex.split, default=[], metavar="COMMAND", help="command to run learners' "
+                        "code in, such as 'bwrap --unshare-all …'; the grader and its files stay outside")  # fmt: skip
+    within.add_argument("--env", nargs="+", default=[], metavar="NAME", help="environment variables that learners' "
+                        "code may see, besides PATH and the like")  # fmt: skip
     return made
 
 
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number; use 1 or more")
     return number
 
 
 def _above_zero(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number; use one such as 30")
     return number
 
 
 def main(words: Sequence[str]) -> int:
-    """The command line; its exit status."""
+    """Run the command line and return its exit status."""
     asked = parser().parse_args(words)
     if asked.resume and asked.csv is None:
-        parser().error("--resume goes on from the rows in --csv; say which file that is")
+        parser().error("--resume continues from the rows in --csv; add --csv FILE")
     limits.hide()
     children.adopt_orphans()
     if os.geteuid() == 0 and not asked.sandbox:
@@ -202,7 +209,7 @@ class _Marking:
         todo = self._without_verdict()
         kept = len(self.learners) - len(todo)
         if self.asked.resume:
-            _say(f"{kept} of {len(self.learners)} learners have all their verdicts, and the same files as then")
+            _say(f"{kept} of {len(self.learners)} learners already have all their verdicts, and unchanged files")
         return todo
 
     def _has_verdict(self, work: Work) -> bool:
@@ -213,7 +220,7 @@ class _Marking:
         """Who was examined beside others may have lost an answer to them: such answers are tried again, alone."""
         lost = self._without_verdict() if self.asked.jobs > 1 else {}
         if lost:
-            _say(f"{sum(map(len, lost.values()))} answers have no verdict; once more, one learner at a time")
+            _say(f"{sum(map(len, lost.values()))} answers have no verdict; trying again, one learner at a time")
             self._examine(lost, 1)
 
     def _without_verdict(self) -> dict[str, list[Work]]:
@@ -240,7 +247,9 @@ class _Marking:
         with uninterrupted():
             self.book.add(work.row(answer))
         if self.book.lacks and not lacked:
-            _say(f"{self.asked.csv} cannot be written: {self.book.lacks}; rows are kept and written when they can be")
+            _say(
+                f"{self.asked.csv} cannot be written: {self.book.lacks}; rows are kept and written as soon as possible"
+            )
 
     def _sit(
         self,
@@ -272,8 +281,8 @@ class _Marking:
         with uninterrupted():
             as_written = self.book.check()
         if not as_written:
-            self._trouble(f"{self.asked.csv} was changed by another process while {learner} was examined; it is "
-                          "written anew from what this one knows")  # fmt: skip
+            self._trouble(f"{self.asked.csv} was changed by another process while {learner} was examined; rewriting "
+                          "it")  # fmt: skip
         rows = self._rows_of(learner)
         right = sum(row.ok == marks.YES for row in rows)
         spent = time.monotonic() - self.began
@@ -295,7 +304,7 @@ class _Marking:
         """Every answer has a row, whatever happened."""
         for work in self.works:
             if (work.learner, work.exercise, work.file) not in self.book.rows:
-                self._keep(work, NoVerdict(False, "no verdict: the grader has no answer of its examiner"))
+                self._keep(work, NoVerdict(False, "no verdict: the grader got no answer from its examiner"))
 
     def _give_feedback(self, learner: str, rows: Sequence[marks.Row]) -> None:
         if self.asked.feedback is not None:
@@ -313,7 +322,7 @@ class _Marking:
         before = self.book.altered
         self.book.finish()
         if self.book.altered > before:
-            self._trouble(f"{self.asked.csv} was changed by another process; it is written anew")
+            self._trouble(f"{self.asked.csv} was changed by another process; rewriting it")
         if self.book.lacks:
             self._trouble(f"{self.asked.csv} cannot be written: {self.book.lacks}; the table below has all rows")
         rows = self.book.sorted()
@@ -335,7 +344,7 @@ class _Marking:
         without = sum(row.ok == marks.ERROR for row in self.book.rows.values())
         if stopped:
             known = sum(self._has_verdict(work) for work in self.works)
-            more = " --resume goes on" if self.asked.csv else ""
+            more = " --resume continues" if self.asked.csv else ""
             _say(f"stopped; {known} of {len(self.works)} answers have their verdicts{';' * bool(more)}{more}")
             return 130
         if without:
@@ -348,12 +357,14 @@ def _check_files(asked: argparse.Namespace) -> None:
     """Find out now, and not after the class has been graded, what cannot be written. Raises BadInput."""
     wrong = next((p for p in (asked.wide, asked.summary) if p and (p.is_dir() or not p.absolute().parent.is_dir())), "")
     if wrong:
-        raise BadInput(f"{wrong} cannot be written: it is a folder, or in none that is there; give the name of a file")
+        raise BadInput(
+            f"{wrong} cannot be written: it is a folder, or its folder does not exist; give the name of a file"
+        )
     if asked.feedback is not None:
         try:
             asked.feedback.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BadInput(f"--feedback {asked.feedback} cannot be made a folder: {error.strerror}") from None
+            raise BadInput(f"--feedback {asked.feedback} cannot be created: {error.strerror}") from None
 
 
 def _time(seconds: float) -> str:

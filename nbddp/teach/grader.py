@@ -41,7 +41,7 @@ RUNS, SLACK = 8, 15.0  # the most runs of a check; seconds that each may take be
 
 @dataclass(frozen=True)
 class NoVerdict(Answer):
-    """An answer that could not be judged. `line` says why; it is no word on what was handed in."""
+    """An answer that could not be judged. `line` says why; it says nothing about the answer itself."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Work:
         return (_active[-1] if _active else _of_two()).check(self)
 
     def row(self, answer: Answer) -> marks.Row:
-        """As it is kept."""
+        """The result as a row of the table."""
         ok = marks.ERROR if isinstance(answer, NoVerdict) else marks.YES if answer.ok else marks.NO
         return marks.Row(self.learner, self.exercise, ok, self.file, answer.line, self.submission.digest)
 
@@ -81,7 +81,9 @@ def found(folder: str | Path, expected: Sequence[str] = ()) -> list[Work]:
     folder = Path(folder)
     paths = collected.by_learner(folder)
     if not any(paths.values()):
-        raise BadInput(f"no notebook (.ipynb) or Python file (.py) in {folder}; give the folder of the submissions")
+        raise BadInput(
+            f"there is no notebook (.ipynb) or Python file (.py) in {folder}; give the folder of the submissions"
+        )
     with _a_server() as server:
         handed_in = {
             learner: collected.read(server, sorted(own), folder, list(known)) for learner, own in paths.items()
@@ -101,8 +103,8 @@ def _refuse_imports(folder: Path) -> None:
     for entry in map(Path, sys.path):
         if entry.resolve().is_relative_to(folder):
             raise BadInput(
-                f"Python imports modules from {entry.resolve()}, where submissions are: one that is named like a "
-                "module would run in the grader; start from another folder and give the path of this one"
+                f"Python imports modules from {entry.resolve()}, where submissions are: a submission with a module's "
+                "name would run in the grader; start from another folder and give the path of this one"
             )
 
 
@@ -159,7 +161,7 @@ class Grader:
                 finally:
                     first.dismiss()
                 if "references" not in told:
-                    raise Gone(f"could not work out what is right: {told.get('failed')}")
+                    raise Gone(f"could not compute the right answers: {told.get('failed')}")
                 self._references = told["references"]
 
     def _warm_up(self) -> None:
@@ -260,11 +262,11 @@ class Sitting:
             if told.get("lost"):
                 raise Gone(f"cannot go on: {told['failed']}")
             return NoVerdict(
-                False, marks.clean(f"no verdict: what the ranks answered upset the check: {told['failed']}")
+                False, marks.clean(f"no verdict: the check failed on the ranks' answers: {told['failed']}")
             )
         ok, line = told.get("ok"), told.get("line")
         if type(ok) is not bool or not isinstance(line, str) or ok != (line == OK):
-            raise Gone("said what is no answer")
+            raise Gone("sent an invalid answer")
         return Answer(ok, marks.clean(line))
 
     def _lose(self) -> str:

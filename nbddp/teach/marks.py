@@ -130,7 +130,7 @@ class Book:
         if resume and path.exists():
             self.rows = {row.key: row for row in _read(path)}
         if path.exists() and not path.is_file():
-            raise BadInput(f"{path} is no file that rows can be kept in; give --csv the name of a file")
+            raise BadInput(f"{path} is not a file that can hold rows; give --csv the name of a file")
         self._begin()
         if self.lacks:
             raise BadInput(f"{path} cannot be written: {self.lacks}")
@@ -217,7 +217,7 @@ def _read(path: Path) -> Iterator[Row]:
     except (ValueError, csv.Error):  # it is empty, or no table at all
         head, found = [], []
     if tuple(head) != COLUMNS or any(len(cells) != len(COLUMNS) for cells in found):
-        raise BadInput(f"{path} is no table of this command's, so nothing can be resumed; give --csv another name")
+        raise BadInput(f"{path} was not written by this command, so it cannot be resumed; give --csv another name")
     for cells in found:
         yield Row(*map(fused, cells))
 

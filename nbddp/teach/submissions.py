@@ -116,7 +116,7 @@ def outline(name: str, suffix: str, text: str, names: Sequence[str]) -> dict[str
     try:
         cells = cells_of(suffix, text)
     except ValueError:
-        return {**nothing, "unread": f"{name} is no notebook: it does not hold the JSON of one"}
+        return {**nothing, "unread": f"{name} is not a notebook: it does not contain notebook JSON"}
     if sum(len(source) for _, source in cells) > LARGEST:
-        return {**nothing, "unread": f"{name} holds more than {LARGEST} characters of code; no lesson has so many"}
+        return {**nothing, "unread": f"{name} has more than {LARGEST} characters of code; no lesson has that many"}
     return {"cells": cells, "defines": defined(cells, names), "unread": ""}

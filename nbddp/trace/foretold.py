@@ -61,7 +61,7 @@ def _recorded(some: Forecast) -> str:
 def _fitted(some: Forecast) -> str:
     said = f"fitted to {counted(some.chosen.points, 'measured all-reduce')} on {_worlds(some.chosen.ranks)} ranks"
     if some.left_out:
-        said += f"; those on {_worlds(some.left_out)} ranks do not fit beside them and are left out"
+        said += f"; those on {_worlds(some.left_out)} ranks do not fit them and are left out"
     return f"{said}:"
 
 
@@ -79,8 +79,8 @@ def _choice(some: Forecast) -> str:
     if some.decided:
         return f"forecast with {some.algorithm}, {some.why}"
     return (
-        f"forecast with {some.algorithm}; the measurements do not tell the algorithms apart: measure on another number "
-        "of ranks too, or choose with --algorithm"
+        f"forecast with {some.algorithm}; the measurements fit several algorithms: measure on another number of ranks "
+        "too, or choose one with --algorithm"
     )
 
 

@@ -123,7 +123,9 @@ def _trained(ranks: Sequence[RankMemory]) -> list[str]:
     """That the peak is not of the cell that trained, where that is so."""
     found = ranks[0].trained
     since = none_since(found)
-    return [f"the last recorded step is{whence(found)}; {since}, so this peak may be no step's"] if since else []
+    return (
+        [f"the last recorded step is{whence(found)}; {since}, so this peak may not be that of a step"] if since else []
+    )
 
 
 def _span(ranks: Sequence[RankMemory], of: Callable[[RankMemory], int]) -> str:

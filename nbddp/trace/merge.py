@@ -4,7 +4,7 @@ The format is the Trace Event Format that torch.profiler writes and Perfetto rea
 the profiler's clock; marks, taken together with the recorder's clock, tell the shift. A collective is known across
 ranks by its group and sequence number, which torch's flight recorder notes while the call that it
 belongs to is open; so calls are matched by time, and the transfers on the backend's threads by
-their order in each group, whose threads serve no other.
+their order in each group, whose threads serve no other. NCCL's kernels are matched to calls by their launch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from nbddp.trace.align import Clock
 
 Event = dict[str, Any]
 CALL = "c10d::"
+WAIT = "wait"  # the category of spans in which a thread is blocked until a collective is done
+QUEUED = "nccl:"  # spans of this name on the host end when the kernel is queued
 SLACK_US = 60.0  # between the two clocks that torch writes down, which are read one after the other
+LAUNCHES = ("cuda_runtime", "cuda_driver")
 PROCESSES = 1000  # process ids of a rank in the merged file: from rank * 1000
 
 
@@ -42,7 +45,8 @@ class Collective:
 @dataclass(frozen=True)
 class RankTrace:
     """One rank's trace. Event times are microseconds after `base`, which is nanoseconds since 1970; `shift` is what
-    the profiler's clock is ahead of the recorder's, in nanoseconds. pid: of the process that was traced."""
+    the profiler's clock is ahead of the recorder's, in nanoseconds. pid: of the process that was traced. waits: (begin,
+    end, thread, name) of waits for collectives, in nanoseconds of the recorder's clock."""
 
     events: Sequence[Event]
     base: int
@@ -50,6 +54,7 @@ class RankTrace:
     pid: int
     node: int = 0
     collectives: Sequence[Collective] = ()
+    waits: Sequence[tuple[int, int, int, str]] = ()
 
 
 @dataclass
@@ -93,7 +98,17 @@ def merge(traces: Mapping[int, RankTrace], clocks: Mapping[int, Clock]) -> Merge
 def _spans(trace: RankTrace) -> list[Event]:
     """Copies of the spans, without the profiler's own."""
     kept = (e for e in trace.events if e.get("ph") == "X" and e.get("cat") != "Trace")
-    return [{**e, "args": dict(e.get("args", {}))} for e in kept]
+    return [{**e, "args": dict(e.get("args", {}))} for e in kept] + _waits(trace)
+
+
+def _waits(trace: RankTrace) -> list[Event]:
+    """torch's profiler has no span for a thread that is blocked in `Work.wait()`."""
+    begin = trace.base - trace.shift
+    return [
+        {"ph": "X", "cat": WAIT, "name": name, "pid": trace.pid, "tid": tid, "ts": (start - begin) / 1000,
+         "dur": (end - start) / 1000, "args": {}}
+        for start, end, tid, name in trace.waits
+    ]  # fmt: skip
 
 
 def _arrows(trace: RankTrace, rank: int) -> list[Event]:
@@ -145,8 +160,14 @@ def _known(own: Sequence[Event], trace: RankTrace) -> list[tuple[Event, Collecti
             _note(call, collective)
             found[id(call)] = (call, collective)
             free.setdefault(collective.op, []).append((call, collective))
+    for kernel, call in _kernels(own, calls):
+        if id(call) in found:
+            collective = found[id(call)][1]
+            _note(kernel, collective)
+            found[id(call)] = (kernel, collective)
     groups: dict[Any, str] = {}
-    for transfer in sorted((e for e in own if e["name"] in free), key=lambda e: e["ts"]):
+    moved = (e for e in own if e["name"] in free and not e["name"].startswith(QUEUED))
+    for transfer in sorted(moved, key=lambda e: e["ts"]):
         waiting = free[transfer["name"]]
         group = groups.get(transfer["tid"])
         at = next((i for i, (call, c) in enumerate(waiting)
@@ -157,6 +178,26 @@ def _known(own: Sequence[Event], trace: RankTrace) -> list[tuple[Event, Collecti
             _note(transfer, collective)
             found[id(call)] = (transfer, collective)
     return list(found.values())
+
+
+def _kernels(own: Sequence[Event], calls: Sequence[Event]) -> list[tuple[Event, Event]]:
+    """NCCL's kernels with the call that launched each: the launch has the kernel's correlation and is within the call,
+    on its thread."""
+    kernels = {
+        e["args"]["correlation"]: e
+        for e in own if e.get("cat") == "kernel" and "nccl" in e["name"].lower() and "correlation" in e["args"]
+    }  # fmt: skip
+    launches = (e for e in own if e.get("cat") in LAUNCHES and e["args"].get("correlation") in kernels)
+    by_thread: dict[Any, list[Event]] = {}
+    for call in calls:
+        by_thread.setdefault(call["tid"], []).append(call)
+    found = []
+    for launch in launches if kernels else ():
+        some = by_thread.get(launch["tid"], [])
+        at = bisect.bisect_right([c["ts"] for c in some], launch["ts"]) - 1
+        if at >= 0 and launch["ts"] <= some[at]["ts"] + some[at]["dur"]:
+            found.append((kernels[launch["args"]["correlation"]], some[at]))
+    return found
 
 
 def _open_at(time: float, calls: Sequence[Event], starts: Sequence[float]) -> Event | None:
@@ -174,7 +215,7 @@ def _holds(call: Event, time: float) -> bool:
 def _note(event: Event, collective: Collective) -> None:
     event["args"].update(
         {"group": collective.group, "sequence": collective.sequence, "ranks": list(collective.ranks),
-         "tensors": collective.what}
+         "tensors": collective.what, "op": collective.op.rpartition(":")[2].lstrip("_")}
     )  # fmt: skip
 
 

@@ -38,6 +38,24 @@ def common(one: Iterable[Span], other: Iterable[Span]) -> list[Span]:
     return found
 
 
+def minus(one: Iterable[Span], other: Iterable[Span]) -> list[Span]:
+    """Time that the first cover and the second do not, as disjoint spans in order."""
+    found: list[Span] = []
+    holes, i = union(other), 0
+    for start, end in union(one):
+        while i < len(holes) and holes[i][1] <= start:
+            i += 1
+        k = i
+        while k < len(holes) and holes[k][0] < end:
+            if holes[k][0] > start:
+                found.append((start, holes[k][0]))
+            start = max(start, holes[k][1])
+            k += 1
+        if start < end:
+            found.append((start, end))
+    return found
+
+
 def communication(step: Step) -> list[Span]:
     """When at least one bucket of the step was on its way."""
     return union((b.sent, b.done) for b in step.buckets)

@@ -226,7 +226,7 @@ class Compared:
         said = []
         if alone:
             be = "is" if len(alone) == 1 else "are"
-            said.append(f"{counted(len(alone), alone[0].kind)} {be} sharded, each rank holds a part of its own")
+            said.append(f"{counted(len(alone), alone[0].kind)} {be} sharded; each rank holds its own part")
         if opaque:
             types = ", ".join(dict.fromkeys(x.type for x in opaque))
             said.append(f"{counted(len(opaque), 'object')} not compared ({types})")
@@ -250,7 +250,7 @@ def largest_words(largest: float | None, before: str = "") -> str:
     if largest != largest:
         return f"{': ' * bool(before)}NaN on one side"
     if largest == 0:
-        return f"{': ' * bool(before)}only in bits (zeros' signs or NaNs)"
+        return f"{': ' * bool(before)}only in bits (signs of zeros, or NaNs)"
     return f"{before}{largest:.1e}"
 
 
@@ -269,8 +269,8 @@ def _and(texts: Sequence[str]) -> str:
 
 
 def _bytes(n: int) -> str:
-    """`23 456 bytes`."""
-    return f"{n:,}".replace(",", " ") + (" byte" if n == 1 else " bytes")
+    """`23,456 bytes`."""
+    return f"{n:,}" + (" byte" if n == 1 else " bytes")
 
 
 def _groups(of: Mapping[int, str]) -> dict[str, list[int]]:

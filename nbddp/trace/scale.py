@@ -221,8 +221,8 @@ def _assumed(what: Profile, per_node: int, inter_node: float | None, latency: fl
         f"A node is a machine like this one with {per_node} rank{'s' * (per_node > 1)}: computing takes as long as "
         f"recorded on {what.ranks}, where ranks shared this machine's cores, caches and memory, and backward was "
         "slowed by what was sent beside it.",
-        "Buckets are exchanged one after another, each when it is ready on the slowest rank, and the network is "
-        "nobody else's; no rank is slower than the slowest recorded.",
+        "Buckets are exchanged one after another, each when it is ready on the slowest rank, and nothing else uses "
+        "the network; no rank is slower than the slowest recorded.",
         "An all-reduce is a reduce-scatter within nodes, an all-reduce between them over one link per node, and an "
         "all-gather within nodes.",
     ]
@@ -230,10 +230,10 @@ def _assumed(what: Profile, per_node: int, inter_node: float | None, latency: fl
     if alike:
         options = {"bandwidth": "--inter-node 25GB/s", "latency": "--latency 10us"}
         typed = " ".join(options[name] for name in alike)
-        lines.append(f"Between nodes {' and '.join(alike)} are those measured within this one; {typed} says otherwise.")
+        lines.append(f"Between nodes {' and '.join(alike)} are those measured within this one; {typed} changes that.")
     lines.append(
         f"Weak scaling: every rank keeps its batch. Strong scaling: the batch of the recorded {what.ranks} together "
-        "stays, and can be cut as fine as it takes; forward and backward shrink with a rank's share of it, the "
+        "stays, and can be divided as finely as needed; forward and backward shrink with a rank's share of it, the "
         "optimizer does not."
     )
     return tuple(lines)

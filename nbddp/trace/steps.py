@@ -37,7 +37,8 @@ class Step:
     forward: (start, end). backward: (start, end of the gradients' computation, end with all buckets done).
     optimizer: (start, end), or None if no optimizer stepped. `synced` is False inside no_sync. `rebuilt`: an
     exchange after which DDP rebuilds its buckets, the first; `rebuilds`: the step whose forward does that, for which
-    the ranks wait for each other there.
+    the ranks wait for each other there. loader: when torch's data loaders made batches since the step before. queued:
+    nanoseconds that the rank's thread has waited for a core since it began, as of the step's start; None if unknown.
     """
 
     number: int
@@ -48,6 +49,8 @@ class Step:
     synced: bool = True
     rebuilt: bool = False
     rebuilds: bool = False
+    loader: tuple[Span, ...] = ()
+    queued: int | None = None
 
     @property
     def start(self) -> int:
@@ -73,6 +76,8 @@ class Step:
             self.synced,
             self.rebuilt,
             self.rebuilds,
+            tuple((start + offset, end + offset) for start, end in self.loader),
+            self.queued,
         )
 
 
@@ -117,6 +122,7 @@ def step_from(data: Mapping[str, Any]) -> Step:
     return Step(
         data["number"], tuple(data["forward"]), backward, optimizer,
         buckets, data["synced"], data["rebuilt"], data["rebuilds"],
+        tuple((start, end) for start, end in data.get("loader", ())), data.get("queued"),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from nbddp.plan.topology import counted, rank_words
+from nbddp.trace.local import slow
 from nbddp.trace.origin import none_since, whence
 from nbddp.trace.overlap import hidden_share
 from nbddp.trace.quantities import duration, size, speed
@@ -55,6 +56,8 @@ def sentences(recording: Recording, number: int) -> list[str]:
     longest = max(s.duration for s in step.values())
     if late is not None and late.late > LATE * longest:
         lines.append(_straggler(late))
+    behind = slow(recording)
+    lines += behind.words() if behind is not None else []
     if any(s.rebuilt for s in step.values()):
         lines.append(
             "This is the first exchange: DDP rebuilds its buckets after it, in the order in which gradients came."

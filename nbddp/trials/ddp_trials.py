@@ -71,6 +71,17 @@ def end_of_backward() -> None:
     expect(called, "the engine does not call back")
 
 
+def data_loaders() -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    owner = torch_seams.loader_iterator()
+    expect(owner is not None and "__next__" in vars(owner), "iterators over data loaders have no common __next__")
+    batches = iter(DataLoader(torch.arange(2)))
+    expect(isinstance(batches, owner), "an iterator over a data loader is of another class")
+    del batches
+
+
 def ddps_hooks() -> None:
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -167,6 +178,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "DDP's reducer": ddps_reducer,
     "backends of a group": backends_of_a_group,
     "end of backward": end_of_backward,
+    "data loaders": data_loaders,
     "DDP's list of hooks": ddps_hooks,
     "methods of collectives": methods_of_collectives,
     "compiled modules": compiled_modules,

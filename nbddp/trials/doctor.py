@@ -45,7 +45,7 @@ def findings(lines: list[dict[str, Any]], ended: str, of_pool: str = "") -> Find
     machine: dict[str, Any] = next((m["machine"] for m in lines if "machine" in m), {})
     if ended:
         left = next((s.key for s in SEAMS if s.key not in verdicts), "the machine")
-        ended = f"the trials ended at {left}: {ended}"
+        ended = f"the checks ended at {left}: {ended}"
     return Findings(versions(), machine, verdicts, ended, of_pool, system.parts())
 
 
@@ -87,10 +87,10 @@ def messages(said: bytes) -> list[dict[str, Any]]:
 def _of_pool(pool: Workers) -> str:
     """What rank 0 says of the names it has; all workers are copies of one process."""
     if not pool.running:
-        return "no pool is running; the trials below need none"
+        return "no pool is running; the checks below need none"
     missing = pool.ask(0, {"op": "seams"}, timeout=5.0)
     if missing is None:
-        found = "rank 0 did not say which names it has"
+        found = "rank 0 did not report which names it has"
     else:
         found = f"its workers lack {', '.join(missing)}" if missing else "its workers have all names"
     return "; ".join([f"pool of {pool.world_size}: {found}", *filter(None, [pool.troubles()])])

@@ -60,11 +60,11 @@ def history_of_errors() -> None:
 
         ipykernel_seams.word_history_by(made, word)
         made.run_cell("1 / 0", store_history=True)
-        expect(worded, "an error is kept otherwise")
+        expect(worded, "errors are kept in another way")
 
 
 def traceback_of_a_reply() -> None:
-    expect(ipykernel_seams.reads_traceback(), "ipykernel's reply has its traceback from elsewhere")
+    expect(ipykernel_seams.reads_traceback(), "ipykernel's reply takes its traceback from elsewhere")
 
 
 def clients_connection() -> None:
@@ -77,13 +77,13 @@ def clients_connection() -> None:
 def engines_kernel() -> None:
     from ipyparallel.engine.app import IPEngine
 
-    expect("Kernel" in ipyparallel_seams.used_by(IPEngine), "an engine makes its kernel otherwise")
+    expect("Kernel" in ipyparallel_seams.used_by(IPEngine), "an engine creates its kernel in another way")
 
 
 def controllers_processes() -> None:
     from ipyparallel.controller.app import IPController
 
-    expect("Process" in ipyparallel_seams.used_by(IPController), "a controller starts processes otherwise")
+    expect("Process" in ipyparallel_seams.used_by(IPController), "a controller starts processes in another way")
 
 
 TRIALS: dict[str, Callable[[], None]] = {

@@ -69,15 +69,15 @@ def tables_of_groups() -> None:
     with alone() as (dist, _):
         tables, group = torch_seams.world(), dist.group.WORLD
         expect(group in tables.pg_map, "the default group is not in its table")
-        expect(list(tables.pg_group_ranks[group]) == [0], "the ranks of a group are told otherwise")
+        expect(list(tables.pg_group_ranks[group]) == [0], "the ranks of a group are reported in another way")
         expect(isinstance(tables.pg_names[group], str), "groups have no names")
-        expect("gloo" in str(tables.pg_backend_config[group]), "the backends of a group are told otherwise")
+        expect("gloo" in str(tables.pg_backend_config[group]), "the backends of a group are reported in another way")
         expect(tables.group_count >= 1, "groups are not counted")
 
 
 def default_group() -> None:
     with alone() as (dist, _):
-        expect(torch_seams.default_group() is dist.group.WORLD, "it is another group than group.WORLD")
+        expect(torch_seams.default_group() is dist.group.WORLD, "it is not group.WORLD")
 
 
 def another_default_group() -> None:
@@ -106,7 +106,7 @@ def clearing_of_groups() -> None:
 
 
 def abort_of_groups() -> None:
-    raise Untried("only groups of NCCL are aborted")
+    raise Untried("only NCCL groups are aborted")
 
 
 def abort_of_transfers() -> None:
@@ -119,7 +119,7 @@ def abort_of_transfers() -> None:
         waiting.start()
         expect(torch_seams.abort_transfer(work), "a receive's class is not gloo's")
         waiting.join(SOON)
-        expect(not waiting.is_alive(), "a receive goes on waiting")
+        expect(not waiting.is_alive(), "a receive keeps waiting")
 
 
 def store_of_env() -> None:
@@ -142,7 +142,7 @@ def store_of_env() -> None:
         dist.destroy_process_group()
     finally:
         torch_seams.wrap_create_store(lambda ours: originals[0])
-    expect(asked == [("127.0.0.1", 1, 0, 1)], "env:// makes its store otherwise")
+    expect(asked == [("127.0.0.1", 1, 0, 1)], "env:// creates its store in another way")
 
 
 def sockets_of_a_new_group() -> None:
@@ -151,7 +151,7 @@ def sockets_of_a_new_group() -> None:
     groups = Groups()
     groups.install()
     if not system.has_proc():
-        raise Untried("sockets cannot be told apart without /proc")
+        raise Untried("sockets cannot be identified without /proc")
     with alone():
         expect(groups.sockets.torchs(), "making a group shows no sockets of torch's")
 
@@ -161,7 +161,7 @@ def store_on_a_socket() -> None:
 
     served = open_store(os.getpid())
     served.store.set("key", "value")
-    expect(served.store.get("key") == b"value" and served.port > 0, "the store gives back something else")
+    expect(served.store.get("key") == b"value" and served.port > 0, "the store returns something else")
     served.close()
 
 
@@ -183,7 +183,7 @@ def marks() -> None:
         dist.all_reduce(one, async_op=True).wait()
         store = dist.HashStore()
         store.set("key", "value")
-        expect(store.get("key") == b"value", "a store gives back something else")
+        expect(store.get("key") == b"value", "a store returns something else")
 
 
 TRIALS: dict[str, Callable[[], None]] = {

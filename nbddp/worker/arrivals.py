@@ -55,6 +55,7 @@ class _Sending:
 
 
 _sending: _Sending | None = None
+_by_name = False  # whether the program is a file, which a new process reads
 _arrived: dict[Number, Any] = {}  # in a process that was started by spawn
 
 
@@ -71,6 +72,17 @@ def install(is_cell: Callable[[object], bool], home: bool = True) -> None:
     spawn.get_preparation_data = _without_cell(spawn.get_preparation_data)
     pickler: Any = ForkingPickler
     pickler.reducer_override = _reduce
+
+
+@contextlib.contextmanager
+def by_name() -> Iterator[None]:
+    """While a script runs: a process that it starts reads its file, as ever."""
+    global _by_name
+    before, _by_name = _by_name, True
+    try:
+        yield
+    finally:
+        _by_name = before
 
 
 def _without_cell(original: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
@@ -95,7 +107,7 @@ def _reduce(pickler: object, thing: Any) -> Any:
     if starts and isinstance(thing, BaseProcess):
         reduced: Any = thing.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         return _begin, reduced[:2], *reduced[2:]
-    if not (starts or _sending.started) or not _is_defined(thing):
+    if _by_name or not (starts or _sending.started) or not _is_defined(thing):
         return NotImplemented
     name = thing.__qualname__
     try:
@@ -144,8 +156,8 @@ def _why(needed: Any, error: Exception) -> str:
                 except Exception as e:
                     user, why = thing.__qualname__, f"{type(e).__name__}: {e}"
                     return (
-                        f"{user} is sent to a process that is started anew, and uses {name}, which cannot be sent "
-                        f"({why}); make {name} within {user}, or start by fork"
+                        f"{user} is sent to a new process and uses {name}, which cannot be sent ({why}); create "
+                        f"{name} inside {user}, or start the process by fork"
                     )
     return f"{type(error).__name__}: {error}"
 

@@ -42,11 +42,11 @@ def place(env: Mapping[str, str]) -> None:
     OWN.update(rank=int(env["RANK"]), size=int(env["WORLD_SIZE"]))
 
 
-def position(names: dict[str, str], groups: Any, since_ns: int) -> dict[str, Any]:
+def position(names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.Entry]) -> dict[str, Any]:
     """The rank's place, as plain data: that of its main thread, or of the thread which that joins.
 
     names: file of a cell → `Cell In[n]`. groups: the worker's `Groups`. since_ns: when the
-    run began (time.time_ns()); what C++ called before is not this run's.
+    run began (time.time_ns()); what C++ called before is not this run's. recorded: what may not be done.
     """
     of_all = threads.stacks()
     ident = threads.speaker(of_all)
@@ -56,7 +56,6 @@ def position(names: dict[str, str], groups: Any, since_ns: int) -> dict[str, Any
     call = _owned(_call(inside), groups)
     serial, note = NOTES.waiting.get(ident, (0, None)) if _in_wait(inside) else (0, None)
     peer = note is not None and note.is_peer
-    recorded = flight.entries(flight.dumps(active=True))
     claim = _claimed(frames)
     found: dict[str, Any] = {
         "user": [*_place(frames[at], names)] if at < len(frames) else None,
@@ -75,10 +74,9 @@ def position(names: dict[str, str], groups: Any, since_ns: int) -> dict[str, Any
     return found
 
 
-def idle(names: dict[str, str], groups: Any) -> dict[str, Any]:
+def idle(names: dict[str, str], groups: Any, recorded: list[flight.Entry]) -> dict[str, Any]:
     """What is to be known of a rank whose main thread has ended its cell."""
     of_all = threads.stacks()
-    recorded = flight.entries(flight.dumps(active=True))
     acts = _acts(of_all, threading.main_thread().ident or 0, names, recorded, None, [])
     moved = {"cpu": time.process_time(), "bytes": threads.bytes_moved()}
     return {"idle": True, "acts": acts, **moved, **_counts(groups)}
@@ -94,9 +92,11 @@ def user_place(frame: FrameType | None, names: dict[str, str]) -> tuple[str, int
     return _place(user, names) if user is not None else None
 
 
-def came_from(tb: TracebackType | None, names: dict[str, str], since_ns: int) -> dict[str, Any] | None:
+def came_from(
+    tb: TracebackType | None, names: dict[str, str], since_ns: int, known: Known | None = None
+) -> dict[str, Any] | None:
     """The call of torch's that an exception came out of: op, kind, peer; for a collective also its group and sequence
-    number. None if it came from none."""
+    number. None if it came from none. known: what the recorders have said before."""
     frames: list[FrameType] = []  # innermost first, inside the user's
     while tb is not None:
         frames = [] if failure.is_user(tb.tb_frame.f_code.co_filename, names) else [tb.tb_frame, *frames]
@@ -107,23 +107,34 @@ def came_from(tb: TracebackType | None, names: dict[str, str], since_ns: int) ->
     found: dict[str, Any] = {k: call[k] for k in ("op", "kind", "peer") if k in call}
     if call["kind"] != "collective":
         return found
-    last = [e for e in flight.entries(flight.dumps(active=False)) if e.created_ns >= since_ns and e.sequence][-1:]
+    entries = known.entries if known is not None and known.lasts() else flight.entries(flight.dumps(active=False))
+    last = [e for e in entries if e.created_ns >= since_ns and e.sequence][-1:]
     return found | {k: v for e in last for k, v in (("group", e.group), ("sequence", e.sequence))}
 
 
-def record(checker: check.Checker) -> dict[str, Any]:
+class Known:
+    """The entries of the recorders at one moment, for as long as nothing more is called."""
+
+    def __init__(self, entries: list[flight.Entry]) -> None:
+        self.entries, self._called = entries, NOTES.called()
+
+    def lasts(self) -> bool:
+        """Whether it is known that no group has called a collective since."""
+        return bool(self._called) and noted.UNKNOWN not in self._called.values() and NOTES.called() == self._called
+
+
+def record(checker: check.Checker, entries: list[flight.Entry]) -> dict[str, Any]:
     """What this rank is known to have called: `history`, group → [sequence, op, tensors, root]; `latest`, group → the
     number of its last collective; `blind`, groups of which the recorder has missed some; `records`, whether it was seen
     to record anything; `channels`, [side, group, source, destination, tag, calls] with global ranks. What `--check`
-    compares has a history of its own.
+    compares has a history of its own. entries: all that the recorders hold.
     """
-    entries = flight.entries(flight.dumps(active=False))
     history: dict[str, list[list[Any]]] = dict(checker.called)
     called = NOTES.called()
     latest = {**dict.fromkeys(called, 0), **(dict.fromkeys(map(check.name_of, noted.groups().values()), 0))}
     by_key: dict[str, list[flight.Entry]] = {}
     for e in entries:
-        by_key.setdefault(_key(e), []).append(e)
+        by_key.setdefault(key_of(e), []).append(e)
     for key in filter(NOTES.is_recent, by_key):
         latest[key] = max(latest.get(key, 0), *(e.sequence for e in by_key[key]))
         history[key] = [[e.sequence, e.op, e.what, _root(key, e.group, e.sequence)] for e in by_key[key][-HISTORY:]]
@@ -136,7 +147,7 @@ def record(checker: check.Checker) -> dict[str, Any]:
     }
 
 
-def _key(entry: flight.Entry) -> str:
+def key_of(entry: flight.Entry) -> str:
     """The group of a recorder's entry as `Notes.key` names it."""
     return f"{NOTES.epoch_at(entry.created_ns).prefix}{entry.group}/{entry.backend}"
 
@@ -265,7 +276,7 @@ def _pending(
     """
     if note is not None and note[2] != noted.UNKNOWN:
         op, key, sequence = note
-        entry = next((e for e in recorded if (_key(e), e.sequence) == (key, sequence)), None)
+        entry = next((e for e in recorded if (key_of(e), e.sequence) == (key, sequence)), None)
         return _of_entry(entry) if entry is not None else _unseen(op, key, sequence)
     recent = [e for e in recorded if e.active and e.created_ns >= since_ns]
     of_nccl = [e for e in recent if e.backend == flight.NCCL]
@@ -273,7 +284,7 @@ def _pending(
         return None if _in_library(frames) else _of_entry(of_nccl[0])
     if note is not None or (call or {}).get("kind", "collective") not in ("collective", "backward"):
         return None
-    one_group = len({_key(e) for e in recent}) == 1
+    one_group = len({key_of(e) for e in recent}) == 1
     return _of_entry(recent[0]) if one_group and _in_native(frames) else None
 
 
@@ -292,7 +303,7 @@ def _in_library(frames: list[FrameType]) -> bool:
 
 
 def _of_entry(entry: flight.Entry) -> dict[str, Any]:
-    key, epoch = _key(entry), NOTES.epoch_at(entry.created_ns)
+    key, epoch = key_of(entry), NOTES.epoch_at(entry.created_ns)
     return {
         **_group(key, entry.group, entry.description), "backend": entry.backend, "sequence": entry.sequence,
         "op": entry.op, "what": entry.what, "root": _root(key, entry.group, entry.sequence),
@@ -326,7 +337,7 @@ def _acts(
     """
     if threads.others_act(of_all, ident, _is_torch, lambda f: failure.is_user(f.f_code.co_filename, names)):
         return True
-    open_ = {(_key(e), e.sequence) for e in recorded if e.active}
+    open_ = {(key_of(e), e.sequence) for e in recorded if e.active}
     waited = {key for key, _ in open_} if note is None and frames else {note[1]} if note and not note.is_peer else set()
     if len(waited) > 1:
         waited = set()

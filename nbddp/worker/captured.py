@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import codecs
 import ctypes
+import functools
 import os
 import select
 import threading
@@ -178,10 +179,16 @@ def flush_c() -> None:
 
 
 def _c_stdout() -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
-    library = ctypes.CDLL(None)
+    library = _c_library()
     for name in ("stdout", "__stdoutp"):  # the second is macOS's
         try:
             return library, ctypes.c_void_p.in_dll(library, name)
         except ValueError:
             continue
     return None
+
+
+@functools.cache
+def _c_library() -> ctypes.CDLL:
+    """Once: ctypes makes a class of functions for each library object."""
+    return ctypes.CDLL(None)

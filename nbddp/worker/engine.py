@@ -25,7 +25,7 @@ from traitlets.config import Config
 
 from nbddp.agent import hardware, keepalive
 from nbddp.agent import home as homes
-from nbddp.agent.controller import LOOPBACK
+from nbddp.base.system import LOOPBACK
 from nbddp.worker import calls, flight, foreign, kept, streams
 from nbddp.worker.kernel import WorkerKernel
 from nbddp.worker.printed import Printed, know_threads
@@ -46,7 +46,7 @@ def main(request: dict[str, Any]) -> int:
     os.register_at_fork(after_in_child=gc.freeze)
     without_debugger()
     if not hasattr(engine_app, "Kernel"):
-        raise RuntimeError("this ipyparallel has no engine.app.Kernel to replace; nbddp needs ipyparallel 9")
+        raise RuntimeError("this ipyparallel has no engine.app.Kernel to replace; install ipyparallel 9")
     engine_app.Kernel = WorkerKernel
     if json.loads(Path(request["url_file"]).read_text())["location"] != LOOPBACK:  # the controller is on another host
         keepalive.keep_context_alive(zmq.Context.instance())
@@ -71,6 +71,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
             self.kept_path, self.kernel.printed, str(homes.socket_of(Path(self.log_path).parent))
         )
         self.kernel.kept.have_pipes_held()
+        gc.freeze()  # a program's garbage is collected without a look at what the engine is made of
         self.log.setLevel(self.log_level)  # its handlers have it alone: whatever is logged would be made, and dropped
 
 

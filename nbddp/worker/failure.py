@@ -23,12 +23,15 @@ CONTEXT = 2  # lines of source on each side of the failing one
 SLOTS = vars(BaseException)  # what Python itself keeps of an exception, whatever its class has under these names
 
 
-def chain(error: BaseException, names: dict[str, str], hide: tuple[str, ...]) -> list[dict[str, Any]]:
+def chain(
+    error: BaseException, names: dict[str, str], hide: tuple[str, ...], brief: bool = False
+) -> list[dict[str, Any]]:
     """The exceptions that led to `error`, oldest first.
 
     names: real file name of a cell → how to show it (`Cell In[3]`).
     hide: path prefixes of the machinery that runs cells; frames before the first frame
         outside them are left out.
+    brief: without the lines of source and the values of names.
     """
     links: list[dict[str, Any]] = []
     seen: set[int] = set()
@@ -36,7 +39,7 @@ def chain(error: BaseException, names: dict[str, str], hide: tuple[str, ...]) ->
     relation = ""
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        links.insert(0, {**_one(current, names, hide), "relation": relation})
+        links.insert(0, {**_one(current, names, hide, brief), "relation": relation})
         current, relation = before(current)
     for earlier, later in itertools.pairwise(links):
         later["relation"], earlier["relation"] = earlier["relation"], later["relation"]
@@ -53,14 +56,14 @@ def before(error: BaseException) -> tuple[BaseException | None, str]:
     return SLOTS["__context__"].__get__(error), "while handling"
 
 
-def _one(error: BaseException, names: dict[str, str], hide: tuple[str, ...]) -> dict[str, Any]:
+def _one(error: BaseException, names: dict[str, str], hide: tuple[str, ...], brief: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "type": type_name(error),
         "message": message(error),
         "notes": _readable(lambda: _notes(error), "notes", [""]),
     }
     try:
-        found["frames"] = frames(traceback_of(error), names, hide)
+        found["frames"] = frames(traceback_of(error), names, hide, brief)
         whose = foreign.owner_of_a_group_that_is_gone(found["message"], [f["file"] for f in found["frames"]])
         found["notes"] += [whose] * bool(whose)
     except Exception as e:  # a module's __loader__ is asked for its source
@@ -119,25 +122,30 @@ def let_go_of_memory(error: BaseException) -> None:
         torch.cuda.empty_cache()
 
 
-def frames(tb: TracebackType | None, names: dict[str, str], hide: tuple[str, ...]) -> list[dict[str, Any]]:
+def frames(
+    tb: TracebackType | None, names: dict[str, str], hide: tuple[str, ...], brief: bool = False
+) -> list[dict[str, Any]]:
     """Frames from the cell inwards; a frame is the user's if it is not from an installed package."""
     walked = list(traceback.walk_tb(tb))
-    lazy = traceback.StackSummary.extract(iter(walked), limit=sys.maxsize, lookup_lines=False)  # torch's files are long
-    entries = list(zip(lazy, walked, strict=True))
-    while entries and entries[0][0].filename not in names and entries[0][0].filename.startswith(hide):
-        entries.pop(0)
-    return [_frame(e, frame, names) for e, (frame, _) in entries]
+    while walked and (file := walked[0][0].f_code.co_filename) not in names and file.startswith(hide):
+        walked.pop(0)
+    return [_frame(frame, line or 0, names, brief) for frame, line in walked]
 
 
-def _frame(entry: traceback.FrameSummary, frame: FrameType, names: dict[str, str]) -> dict[str, Any]:
-    user, line = is_user(entry.filename, names), entry.lineno or 0
+def _frame(frame: FrameType, line: int, names: dict[str, str], brief: bool) -> dict[str, Any]:
+    """Source is looked up for the user's frames alone: torch's files are long."""
+    file = frame.f_code.co_filename
+    user = is_user(file, names)
+    if told := user and not brief:
+        linecache.checkcache(file)
+        linecache.lazycache(file, frame.f_globals)
     return {
-        "file": plain(names.get(entry.filename, entry.filename)),
+        "file": plain(names.get(file, file)),
         "line": line,
-        "name": plain(entry.name),
+        "name": plain(frame.f_code.co_name),
         "user": user,
-        "context": context(entry.filename, line) if user else [],
-        "values": held.values(frame, entry.line or "") if user else [],
+        "context": context(file, line) if told else [],
+        "values": held.values(frame, linecache.getline(file, line).strip()) if told else [],
     }
 
 

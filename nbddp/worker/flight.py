@@ -4,7 +4,7 @@ gloo and NCCL have a recorder each. Their entries look alike, but do not mean th
 seen on a GPU): NCCL's sends and receives carry the number of the last collective; what was called inside coalescing
 has no events and stays "active" for ever; and an entry is marked done by a watchdog, some time after the collective
 is. So what NCCL's recorder calls active counts only if it is no send or receive, is alone with its number, and the
-group has not completed that number. Pure but for `dumps` and `switch_on`.
+group has not completed that number. Pure but for `dumps`, `held` and `switch_on`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from nbddp.seams import torch_seams
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of the recorders, in entries; the older name last
 ENTRIES = "2000"  # torch's own default, where it has one that is not 0
 NCCL = "nccl"
+COMPLETED = "time_discovered_completed_ns"  # key of an entry; 0 or None until its end is seen
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,14 @@ class Entry:
         return self.name.rpartition(":")[2].lstrip("_")
 
 
+@dataclass(frozen=True)
+class Held:
+    """What recorders held at one moment, oldest first. `open`: what of it they do not say to be done."""
+
+    of_all: list[Entry]
+    open: list[Entry]
+
+
 def switch_on() -> None:
     """Have the recorders record where torch's default is not to (2.8 to 2.10), unless the user has said how.
 
@@ -66,6 +75,19 @@ def switch_on() -> None:
 def dumps(active: bool) -> list[dict[str, Any]]:
     """What the recorders hold now; with `active`, only what may not be done."""
     return [json.loads(dump(includeCollectives=True, onlyActive=active)) for dump in torch_seams.flight_recorders()]
+
+
+def held() -> Held:
+    """What the recorders hold now, by one dump of each: with 2000 entries it takes tens of milliseconds."""
+    found = dumps(active=False)
+    of_all, undone = entries(found), [_undone(dump) for dump in found]
+    same = all(len(a["entries"]) == len(b.get("entries", ())) for a, b in zip(undone, found, strict=True))
+    return Held(of_all, of_all if same else entries(undone))
+
+
+def _undone(dump: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a dump torch would give with `onlyActive`."""
+    return {**dump, "entries": [e for e in dump.get("entries", ()) if not e.get(COMPLETED)]}
 
 
 def entries(dumped: Iterable[Mapping[str, Any]]) -> list[Entry]:

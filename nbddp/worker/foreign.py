@@ -19,7 +19,7 @@ from typing import Any
 
 LAUNCHERS = ("lightning", "pytorch_lightning", "lightning_fabric")
 SAYS = (
-    'this cell already runs on every rank, and this strategy starts ranks of its own; use strategy="ddp" with as many '
+    'this cell already runs on every rank, but this strategy starts its own ranks; use strategy="ddp" with as many '
     "devices as there are ranks on a node"
 )
 # Modules whose global names hold groups, and what is made of groups
@@ -112,6 +112,6 @@ def owner_of_a_group_that_is_gone(message: str, files: Sequence[str]) -> str:
     parts = outside[-1].split(os.sep)
     library = parts[next(n for n, part in enumerate(parts) if part in PACKAGES) + 1].removesuffix(".py")
     return (
-        f"{library} asks for a process group that is not there; if it was an earlier cell's, make {library}'s objects "
-        "anew, or run the cell with --fresh"
+        f"{library} uses a process group that no longer exists; if an earlier cell made it, create {library}'s "
+        "objects again, or run the cell with --fresh"
     )

@@ -90,6 +90,13 @@ def _trace(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     return [values.pack_or_words(worker.tracer.last or {"why": worker.tracer.why})]
 
 
+def _together(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """The collectives of the last run that called some; None without any."""
+    from nbddp.worker import together
+
+    return [values.pack_or_words(together.collect(worker.recorder))]
+
+
 def _bench(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """One size of a benchmark, or its group made or ended."""
     if spec["part"] == "open":
@@ -144,6 +151,7 @@ REQUESTS: dict[str, Callable[[Worker, Spec, Sequence[Any]], list[bytes]]] = {
     "leave": _leave,
     "timings": _timings,
     "trace": _trace,
+    "together": _together,
     "bench": _bench,
     "clocks": _clocks,
     "memory": _memory,

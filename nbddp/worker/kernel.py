@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import gc
 import inspect
 import os
 import signal
@@ -31,7 +33,20 @@ from IPython.core.error import StdinNotImplementedError
 
 from nbddp import seams
 from nbddp.seams import ipykernel_seams, torch_seams
-from nbddp.worker import arrivals, calls, context, failure, foreign, handlers, kinds, leaving, loopback, threads, values
+from nbddp.worker import (
+    arrivals,
+    calls,
+    context,
+    failure,
+    flight,
+    foreign,
+    handlers,
+    kinds,
+    leaving,
+    loopback,
+    threads,
+    values,
+)
 from nbddp.worker.allocations import Allocations
 from nbddp.worker.check import Checker
 from nbddp.worker.children import Exits, Started
@@ -39,18 +54,20 @@ from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
 from nbddp.worker.memory import Memory
 from nbddp.worker.modules import Modules
+from nbddp.worker.noted import NOTES
 from nbddp.worker.printed import Printed
 from nbddp.worker.program import CellFiles
 from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
+from nbddp.worker.script import Script
 from nbddp.worker.silence import Silence
 from nbddp.worker.tracing import Tracer
 
 OUTCOME = "nbddp_outcome"
-NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or give it behind %%ddp --"
+NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or pass it after %%ddp --"
 NO_PROMPT = (
     "a rank has no prompt for a debugger: print there, or let it fail and use %debug in a cell without %%ddp, which "
-    "shows each frame and what its names held; %ddp stacks shows ranks that are at work"
+    "shows each frame and what its names held; %ddp stacks shows running ranks"
 )
 REQUEST, QUESTION = "nbddp_run", "nbddp_request"
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
@@ -125,6 +142,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.memory = Memory()
         self.allocations = Allocations()
         self._began_ns = 0
+        self._known: calls.Known | None = None  # what the flight recorders held when this rank was last asked
+        self._transformed: tuple[str, str] | None = None
         self._spec: Mapping[str, Any] | None = None
         self._parent: dict[str, Any] = {}
         self._result: Any = None
@@ -149,6 +168,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         shell.Completer.use_jedi = False  # seconds on torch; names of live objects are known without it
         warnings.filterwarnings("ignore", message="To exit: use")  # a script may end by sys.exit()
         sys.breakpointhook = self._breakpoint
+        shell.transform_cell = self._transform_once(shell.transform_cell)
         for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
             vars(sys).pop(prompt, None)
         self.files.install(shell)
@@ -161,6 +181,20 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         ipykernel_seams.word_history_by(shell, _short)
 
         shell.register_magic_function(self._debug, "line", "debug")
+
+    def _transform_once(self, transform: Callable[[str], str]) -> Callable[[str], str]:
+        """ipykernel has each cell transformed, and IPython once more: the second gets what the first has got."""
+
+        @functools.wraps(transform)
+        def transform_cell(raw_cell: str) -> str:
+            known, self._transformed = self._transformed, None
+            if known is not None and known[0] == raw_cell:
+                return known[1]
+            found = transform(raw_cell)
+            self._transformed = raw_cell, found
+            return found
+
+        return transform_cell
 
     def raw_input(self, prompt: str = "") -> str:
         """What input() and debuggers ask for. Raises, with what to do instead."""
@@ -177,7 +211,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _debug(self, line: str) -> None:
         """Says where %debug is of use."""
-        print("%debug has no prompt on a rank; in a cell of its own, without %%ddp, it shows what failed on the ranks")
+        print("%debug has no prompt on a rank; run it in a cell without %%ddp to see what failed on the ranks")
 
     # -- requests ------------------------------------------------------------------
 
@@ -193,6 +227,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         finally:
             self._spec = None
             self.groups.let_go()
+            if parent["metadata"]["nbddp"].get("op") == "script":
+                gc.collect()  # what the script held, which nobody can reach any more
 
     def _publish_status(self, status: str, channel: str, *args: Any, **kwargs: Any) -> None:
         """`busy` and `idle` are not said for what is ours: nobody waits for them, and every message costs time."""
@@ -212,6 +248,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 outcome["stage"] = ""
                 if spec["op"] == "cell":
                     error = await self._run_cell(spec, code, outcome, buffers)
+                elif spec["op"] == "script":
+                    error = self._run_script(spec, outcome)
                 else:
                     buffers += handlers.REQUESTS[spec["op"]](self, spec, self._parent["buffers"])
             finally:
@@ -249,12 +287,12 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             signal.signal(signal.SIGINT, before)
 
     def _begin(self, spec: Mapping[str, Any]) -> None:
-        self._began_ns = time.time_ns()
+        self._began_ns, self._known, self._transformed = time.time_ns(), None, None
         if spec.get("listen"):  # the ranks are on several hosts
             self.silence.begin()
         self.silence.silent = []
         threads.before_first_run()
-        self.release.begin()
+        self.release.begin(goes_on=spec["op"] == "end_group")
         if self.kept is not None:
             self.kept.begin()
         for stream in self.streams:
@@ -275,8 +313,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.departures.begin()
         self.children.begin()
         self.recorder.begin(spec["run"], spec.get("timings", True), spec.get("cell"))
+        kept = spec["op"] in ("cell", "call") and (spec.get("timings", True) or spec.get("trace", False))
+        NOTES.begin_run(spec["run"], spec.get("cell"), kept)
         self._others = []
-        if spec["op"] in ("cell", "call"):
+        if spec["op"] in ("cell", "call", "script"):
             self._others = self.modules.others()
             self.memory.begin()
         if spec.get("check"):
@@ -291,6 +331,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _end(self, outcome: dict[str, Any], error: BaseException | None) -> BaseException | None:
         """Nothing of the run goes on. The run's error, or one that this has met."""
+        NOTES.end_run()
         try:
             self._have_streams()
             if self.release.end():
@@ -337,6 +378,22 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         outcome["pages"] = [p["data"] for p in reply.get("payload", []) if p.get("source") in ("page", "page_raw")]
         return error
 
+    def _run_script(self, spec: Mapping[str, Any], outcome: dict[str, Any]) -> BaseException | None:
+        """Run a script or module; what ended it."""
+        for name in spec.get("without", ()):
+            os.environ.pop(name, None)
+        self.shell.execution_count = self.execution_count = spec["cell"]
+        if spec.get("trace"):
+            self.tracer.start()
+        script = Script(spec, self.exits.call)
+        script.run()
+        self.tracer.stop(failed=script.error is not None)
+        outcome["said"] = failure.plain(script.said)
+        if spec["keep"]:
+            names = vars(script.module).items()
+            self.shell.user_ns.update({n: v for n, v in names if not (n.startswith("__") and n.endswith("__"))})
+        return script.error
+
     # -- outcome -------------------------------------------------------------------
 
     def _failed(self, outcome: dict[str, Any], error: BaseException) -> None:
@@ -346,8 +403,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             return
         if "says" in outcome:
             print(outcome["says"], file=sys.stderr)
-        outcome["chain"] = failure.chain(error, names, self._machinery)
-        outcome["call"] = leaving.call_of(error, names, self._began_ns)
+        # of a rank that the client has freed nobody is shown the source
+        outcome["chain"] = failure.chain(error, names, self._machinery, brief=self.release.started)
+        outcome["error_file"] = leaving.error_file()
+        outcome["call"] = leaving.call_of(error, names, self._began_ns, self._known)
+        self._known = None
         broken = context.broken(error)
         if broken:
             outcome["broken"] = [broken, *self._user_names()]
@@ -431,7 +491,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             answer = {"status": "ok", "answer": self.QUESTIONS[content["op"]](self, content)}
         except Exception as e:
             answer = {"status": "error", "why": f"{type(e).__name__}: {e}"}
-        self.session.send(stream, "nbddp_reply", answer, parent=parent, ident=ident)
+        if content.get("answers", True):
+            self.session.send(stream, "nbddp_reply", answer, parent=parent, ident=ident)
 
     def _ask_complete(self, content: dict[str, Any]) -> Any:
         code, found = content["code"], self.do_complete(content["code"], content["cursor_pos"])
@@ -443,20 +504,31 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _ask_where(self, content: dict[str, Any]) -> Any:
         """Where the main thread is; with `history`, also the collectives it has called."""
+        shown, groups, recorded = self.files.shown, self.groups, self._recorded(bool(content.get("history")))
+        past = self._past(content, recorded)
         if self._spec is None:
             begun = "run" not in content or self._was_last(content["run"])
-            return {**calls.idle(self.files.shown, self.groups), "begun": begun, **self._past(content)}
-        return {**calls.position(self.files.shown, self.groups, self._began_ns), **self._past(content)}
+            return {**calls.idle(shown, groups, recorded.open), "begun": begun, **past}
+        return {**calls.position(shown, groups, self._began_ns, recorded.open), **past}
+
+    def _recorded(self, whole: bool) -> flight.Held:
+        """What the flight recorders hold; without `whole` only what may not be done. The first is kept for this run: a
+        rank that is freed says which call it was freed from."""
+        if not whole:
+            return flight.Held([], flight.entries(flight.dumps(active=True)))
+        held = flight.held()
+        self._known = calls.Known(held.of_all)
+        return held
 
     def _was_last(self, run: int) -> bool:
         """Whether this rank has carried out `run`, and nothing since but what that left to do."""
         return run in self._told
 
-    def _past(self, content: dict[str, Any]) -> dict[str, Any]:
+    def _past(self, content: dict[str, Any], recorded: flight.Held) -> dict[str, Any]:
         """What costs more, and is only needed when something is wrong."""
         found: dict[str, Any] = {}
         if content.get("history"):
-            found.update(calls.record(self.checker))
+            found.update(calls.record(self.checker, recorded.of_all))
         if content.get("names"):
             found["names"], found["imports"] = self._user_names()
         return found
@@ -489,7 +561,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             return False
         outcome, buffers, parent = self._told[content["run"]]
         if buffers is None:
-            error = ConnectionError("what this rank answered was lost on its way, and is too large to be sent again")
+            error = ConnectionError("this rank's answer was lost on the way and is too large to be sent again")
             outcome = leaving.unworded(outcome, None, error)
         self._send_outcome(outcome, buffers or [], parent)
         return True
@@ -528,7 +600,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Free the main thread from a blocked call of run `run`."""
         if self._spec is None or self._spec["run"] != content["run"]:
             return False
-        return self.release.start(content.get("then", {}))
+        return self.release.start(content.get("then", {}), interrupts=self._spec["op"] != "script")
 
     QUESTIONS: ClassVar[dict[str, Callable[[WorkerKernel, dict[str, Any]], Any]]] = {
         "complete": _ask_complete,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 
 from nbddp.worker import calls, failure
 
+LONGEST = 1 << 20  # characters of an error file that travel
 END, EXIT, RAISED, INTERRUPT = "end", "exit", "raised", "interrupt"
 
 
@@ -27,18 +29,29 @@ def how(error: BaseException) -> dict[str, Any]:
     return {"left": INTERRUPT if issubclass(kind, KeyboardInterrupt | asyncio.CancelledError) else RAISED}
 
 
-def call_of(error: BaseException, names: dict[str, str], since_ns: int) -> dict[str, Any] | None:
+def call_of(
+    error: BaseException, names: dict[str, str], since_ns: int, known: calls.Known | None = None
+) -> dict[str, Any] | None:
     """The call of torch's that `error` came out of (`calls.came_from`), or one before it in its chain: an interrupt is
     raised where Python next looks, which may be outside the call that it hit."""
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and not any(current is e for e in seen):
-        found = calls.came_from(failure.traceback_of(current), names, since_ns)
+        found = calls.came_from(failure.traceback_of(current), names, since_ns, known)
         if found is not None:
             return found
         seen.append(current)
         current, _ = failure.before(current)
     return None
+
+
+def error_file() -> str:
+    """What `@record` has written, or another error handler; empty if nothing."""
+    try:
+        with open(os.environ.get("TORCHELASTIC_ERROR_FILE", ""), encoding="utf-8", errors="replace") as file:
+            return file.read(LONGEST)
+    except OSError:
+        return ""
 
 
 def exit_of(code: object) -> dict[str, Any]:
@@ -53,7 +66,7 @@ def exit_of(code: object) -> dict[str, Any]:
 
 def unworded(said: dict[str, Any], error: BaseException | None, why: BaseException) -> dict[str, Any]:
     """What is left of an outcome that could not be made or sent because of `why`: that the rank failed, and by what."""
-    reason = f"(how this rank ended cannot be told in full: {failure.type_name(why)}: {failure.message(why)})"
+    reason = f"(how this rank ended cannot be reported in full: {failure.type_name(why)}: {failure.message(why)})"
     message = reason if error is None else f"{failure.message(error)}\n{reason}"
     link = {"type": failure.type_name(why if error is None else error), "message": message}
     chain = [{**link, "notes": [], "frames": [], "relation": ""}]

@@ -31,6 +31,7 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 COUNTED = ("gloo", "nccl")  # backends whose groups count their collectives
 EPOCHS = 64  # inits remembered
 ROOTS = 512  # collectives whose root is remembered
+SPENT = 8000  # calls of collectives and waits for them, remembered
 FUTURES = 256  # works whose future was taken, remembered
 
 
@@ -61,6 +62,38 @@ class Note(tuple[Any, ...]):
         return self[0] in (SEND, RECV)
 
 
+STORE = Note(("the store", "", UNKNOWN))
+
+
+@dataclass(frozen=True)
+class Spent:
+    """A call of a collective or a wait for one (`waits`): begin and end, nanoseconds (time.perf_counter_ns), the time
+    that the thread ran on a core until each of them, its native id, and what it was, if that is known."""
+
+    waits: bool
+    begin: int
+    end: int
+    ran: tuple[int, int]
+    thread: int
+    note: Note | None
+
+    @property
+    def op(self) -> str:
+        return {SEND: "send", RECV: "recv"}.get(self.note[0], str(self.note[0])) if self.note else ""
+
+
+@dataclass(eq=False)
+class Run:
+    """A cell or a called function: its number, the n of its In[n], when it began (time.time_ns()), and of its begin and
+    end what `_clocks` said."""
+
+    run: int
+    cell: int | None
+    began_ns: int
+    begin: tuple[int, int]
+    end: tuple[int, int] | None = None
+
+
 class _Ref(weakref.ref):  # type: ignore[type-arg]
     """A weak reference that knows under which number its object is noted."""
 
@@ -81,6 +114,9 @@ class Notes:
         self.futures: collections.deque[tuple[Note | None, _Ref | None]] = collections.deque(maxlen=FUTURES)
         self.ended: dict[str, tuple[int, list[int]]] = {}
         self.most_groups = 0  # since the last init; torch counts anew once they are ended
+        self.spent: collections.deque[Spent] = collections.deque(maxlen=SPENT)
+        self.runs: collections.deque[Run] = collections.deque(maxlen=EPOCHS)
+        self.keeps = True  # whether what is spent now is remembered
         self._works: dict[int, _Ref] = {}
         self._serial = itertools.count(1)
         self._lock = threading.Lock()
@@ -219,8 +255,9 @@ class Notes:
         """Call a method that blocks, with a note of what it waits for, numbered. One with a time limit ends by itself:
         for it nothing is noted."""
         me = threading.get_ident()
-        before = self.waiting.get(me)
-        self.waiting[me] = (next(self._serial), None if args or kwargs else self.of_work(waiter))
+        before, began = self.waiting.get(me), _clocks()
+        note = self.of_work(waiter) if hasattr(waiter, "is_completed") else STORE
+        self.waiting[me] = (next(self._serial), None if args or kwargs or note is STORE else note)
         try:
             return original(waiter, *args, **kwargs)
         finally:
@@ -228,6 +265,25 @@ class Notes:
                 self.waiting.pop(me, None)
             else:
                 self.waiting[me] = before
+            self.spend(True, began, note)
+
+    def begin_run(self, run: int, cell: int | None, keeps: bool) -> None:
+        """A cell begins, or a request, whose calls are nobody's: then `keeps` is False."""
+        self.keeps = keeps
+        if keeps:
+            self.runs.append(Run(run, cell, time.time_ns(), _clocks()))
+
+    def end_run(self) -> None:
+        if self.keeps and self.runs:
+            self.runs[-1].end = _clocks()
+        self.keeps = False
+
+    def spend(self, waits: bool, began: tuple[int, int], note: Note | None) -> None:
+        """Remember a call or a wait that began then and ends now."""
+        if self.keeps:
+            ended = _clocks()
+            thread = threading.get_native_id()
+            self.spent.append(Spent(waits, began[0], ended[0], (began[1], ended[1]), thread, note))
 
     def future_taken(self, work: Any) -> None:
         """A callback on this work's future may call anything when the work is done."""
@@ -238,6 +294,10 @@ class Notes:
         """Works that are not done, or may not be, and whose future somebody has."""
         works = [(note, None if ref is None else ref()) for note, ref in list(self.futures)]
         return [note for note, work in works if work is None or not work.is_completed()]
+
+
+def _clocks() -> tuple[int, int]:
+    return time.perf_counter_ns(), time.thread_time_ns()
 
 
 def groups() -> dict[str, Any]:
@@ -299,8 +359,11 @@ def _peer(notes: Notes, name: str, original: Any) -> Any:
 def _collective(notes: Notes, name: str, original: Any) -> Any:
     @functools.wraps(original)
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        began = _clocks()
         work = original(group, *args, **kwargs)
-        notes.remember(work, notes.collective(name, group, (*args, *kwargs.values())))
+        note = notes.collective(name, group, (*args, *kwargs.values()))
+        notes.remember(work, note)
+        notes.spend(False, began, note)
         return work
 
     return call

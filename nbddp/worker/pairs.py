@@ -46,11 +46,11 @@ class Intruder(RuntimeError):
     """Somebody else than a rank is connected to a new group. `uid` and `pid` are None where the kernel does not say."""
 
     def __init__(self, uid: int | None, pid: int | None):
-        who = "the kernel does not say who" if uid is None else f"uid {uid}, pid {'unknown' if pid is None else pid}"
+        who = "the kernel does not report who" if uid is None else f"uid {uid}, pid {'unknown' if pid is None else pid}"
         super().__init__(
-            f"somebody outside the pool may have taken a rank's place while a process group was made ({who}). None of "
-            "the program's data was sent, and the group is not used; run the cell again, and if that fails too, ask "
-            "who administers this machine"
+            f"a process outside the pool may have taken a rank's place while a process group was created ({who}). "
+            "None of the program's data was sent, and the group is not used; run the cell again, and if that "
+            "fails too, ask this machine's administrator"
         )
         self.uid, self.pid = uid, pid
 
@@ -159,7 +159,7 @@ def _there(store: Any, keys: list[str], until: float) -> bool:
             return False
         missing = ", ".join(key.removeprefix(f"{KEY}/") for key in keys if not store.check([key]))
         raise DistStoreError(
-            f"timed out while a process group was made: its ranks {missing} have not connected to all others "
+            f"timed out while a process group was created: its ranks {missing} have not connected to all others "
             f"after {store.timeout.total_seconds():g} s"
         ) from e
     return True

@@ -11,6 +11,9 @@ Times are the host's (`time.perf_counter_ns`, one clock for all ranks of a machi
 all times of a model that is on one are those of CUDA events, told on the host's clock (`device_clock`). Only the end of
 a bucket that gloo moves is the host's: there the host waits for it. A step that is captured in a CUDA graph is not
 recorded.
+
+The time in torch's data loaders is noted too, and how long the thread has waited for a core (`contention`): what a rank
+does between its steps, and whether its machine lets it, is half of why a rank is slow.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from nbddp.seams import torch_seams
+from nbddp.worker import contention
 from nbddp.worker.device_clock import DeviceClock, Mark
 
 RING = 2000  # steps kept
+LOADS = 64  # batches that a step remembers
 STAND_IN = "nbddp"  # the backend's name where the real one cannot be told
 now = time.perf_counter_ns
 
@@ -48,6 +53,9 @@ class Recorder:
         self.heard: Callable[[str, bool, int, int], None] | None = None  # phase, begins, step, model: when it happens
         self._in_flight: list[tuple[Any, list[dict[str, Any]]]] = []
         self._in_backward = False
+        self._stepping = 0
+        self._loads: deque[tuple[int, int]] = deque(maxlen=LOADS)  # since the last step began
+        self.own: deque[tuple[str, int, int]] = deque(maxlen=RING)  # `loader` or `optimizer`, begin, end, always
 
     def begin(self, run: int, on: bool, cell: int | None = None) -> None:
         self.run, self.on, self.cell = run, on, cell
@@ -72,6 +80,9 @@ class Recorder:
         self._wrap(dist.Reducer, "__init__", lambda original: self._reducer(original, group))
         self._wrap(DDP, "forward", self._forward)
         self._wrap(DDP, "register_comm_hook", self._comm_hook)
+        iterator = torch_seams.loader_iterator()
+        if iterator is not None and "__next__" in vars(iterator):
+            self._wrap(iterator, "__next__", self._next_batch)
         register_optimizer_step_pre_hook(lambda optimizer, *_: self._optimizer(0, optimizer))
         register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizer(1, optimizer))
 
@@ -100,7 +111,7 @@ class Recorder:
     def _plain(self, step: dict[str, Any]) -> dict[str, Any]:
         buckets = sorted(step["buckets"], key=lambda b: b["index"])
         names = _names(step["orders"], [b["numel"] for b in buckets])
-        keys = ("number", "forward", "backward", "synced", "rebuilt", "rebuilds")
+        keys = ("number", "forward", "backward", "synced", "rebuilt", "rebuilds", "loader", "queued")
         optimizer = step["optimizer"] if step["optimizer"][1] else None
         plain: dict[str, Any] = told({**{k: step[k] for k in keys}, "optimizer": optimizer})
         of_bucket = ("index", "bytes", "ready", "sent", "done", "queued")
@@ -132,6 +143,19 @@ class Recorder:
 
         return __init__
 
+    def _next_batch(self, original: Any) -> Any:
+        def __next__(iterator: Any) -> Any:
+            begin = now()
+            try:
+                return original(iterator)
+            finally:
+                if self.on:
+                    end = now()
+                    self._loads.append((begin, end))
+                    self.own.append(("loader", begin, end))
+
+        return __next__
+
     def _forward(self, original: Any) -> Any:
         import torch
 
@@ -161,6 +185,8 @@ class Recorder:
                 return None
             self._clock.begin(model.device)
         step = model.begin(self.run, self.cell, bool(ddp.require_backward_grad_sync))
+        step["loader"], step["queued"] = [list(span) for span in self._loads], contention.waited()
+        self._loads.clear()
         step["forward"][0] = self._now(step)
         self._say("forward", True, step)
         return group, step
@@ -238,6 +264,10 @@ class Recorder:
         if not self.on:
             return
         self.optimizers.add(optimizer)
+        if which == 0:
+            self._stepping = now()
+        else:
+            self.own.append(("optimizer", self._stepping, now()))
         if self.steps and not self._in_backward:  # one that steps within backward has no time after it
             step = self.steps[-1]
             captured = step["device"] is not None and self._clock.captures()
@@ -275,7 +305,8 @@ class _Model:
         return {
             "number": number, "run": run, "cell": cell, "model": id(self), "title": self.title,
             "forward": [0, 0], "backward": [0, 0, 0], "optimizer": [0, 0], "buckets": [], "synced": synced,
-            "device": self.device, "rebuilt": before, "rebuilds": rebuilds, "orders": orders,
+            "loader": [], "queued": None, "device": self.device, "rebuilt": before, "rebuilds": rebuilds,
+            "orders": orders,
         }  # fmt: skip
 
     def _comes(self, name: str, *gradients: Any) -> None:

@@ -163,14 +163,21 @@ class Release:
         self._epoch = 0
         self._over = threading.Event()
         self._run_is_on = self._started = self._is_through = False
+        self._interrupts: tuple[int, ...] = INTERRUPTS
         self._seen: tuple[float, tuple[int, int, int]] | None = None  # when gloo was looked at, and what it had done
 
-    def begin(self) -> None:
-        """A run begins: it may be released from here on."""
+    def begin(self, goes_on: bool = False) -> None:
+        """A run begins: it may be released from here on. goes_on: it ends the group of the one before, and what moves
+        is still compared with what moved then."""
         with self._lock:
             self._epoch += 1
             self._run_is_on, self._started, self.aborted, self.then = True, False, False, {}
-            self._seen, self._is_through = None, False
+            self._seen, self._is_through = self._seen if goes_on else None, False
+
+    @property
+    def started(self) -> bool:
+        """Whether the main thread was to be freed in this run."""
+        return self._started
 
     def note(self) -> None:
         """The run may be ended soon: what moves now is compared with what moves then."""
@@ -196,11 +203,13 @@ class Release:
                 self._stderr = None
             return self._started
 
-    def start(self, then: Mapping[str, Any] | None = None) -> bool:
-        """Begin to free the main thread, and go on until the run ends; returns at once. False if no run is on."""
+    def start(self, then: Mapping[str, Any] | None = None, interrupts: bool = True) -> bool:
+        """Begin to free the main thread, and go on until the run ends; returns at once. False if no run is on.
+        interrupts: whether that is interrupted again; a script that was told to end may be at work on that."""
         with self._lock:
             if self._run_is_on and not self._started:
                 self._started, self.then = True, then or {}
+                self._interrupts = INTERRUPTS if interrupts else ()
                 self._over = threading.Event()
                 if self._log is not None:
                     self._stderr = os.dup(2)
@@ -222,7 +231,7 @@ class Release:
                 self.sockets.shut()
                 if turn >= ABORTS:
                     abort_transfers()
-                if turn in INTERRUPTS:
+                if turn in self._interrupts:
                     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
             over.wait(AGAIN)
 

@@ -35,6 +35,6 @@ def backend(asked: str | None, version: tuple[int, ...]) -> str | None:
         return asked
     which = "NCCL " + ".".join(map(str, version)) if version else "NCCL"
     raise RuntimeError(
-        f"ranks share a GPU here (--oversubscribe), and {which} refuses that: init_process_group() takes gloo, which "
-        "works on CUDA tensors; or start as many ranks as there are GPUs"
+        f"ranks share a GPU here (--oversubscribe), but {which} does not allow that: call init_process_group() "
+        "without a backend, which takes gloo and works on CUDA tensors, or start as many ranks as there are GPUs"
     )

@@ -135,7 +135,7 @@ def take(asked: dict[str, Any]) -> dict[str, Any]:
     """
     global _held, _kernel, _spoilt
     if _spoilt:
-        raise RuntimeError(f"this engine cannot be a worker: {_spoilt}; start the cluster anew")
+        raise RuntimeError(f"this engine cannot be a worker: {_spoilt}; restart the cluster")
     if holder() and _held is not None and _held.owner["pool"] != asked["owner"]["pool"]:
         raise RuntimeError(f"{holder()} has this engine")
     if _held is not None:  # its owner has not come to it

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.worker import calls, recorder
+from nbddp.worker.noted import NOTES
 
 MARK, MARKS = "nbddp clock", 20
 QUIET = {"KINETO_LOG_LEVEL": "6"}  # it says that it starts and stops on stderr, at a level above its errors
@@ -27,7 +28,7 @@ class Tracer:
         self.why = ""  # why there is none, though one was asked for
         self._profile: Any = None
         self._marks: list[int] = []
-        self._began = 0
+        self._began = self._since = 0
 
     def start(self) -> None:
         """Raises RuntimeError if a profiler is on already."""
@@ -36,7 +37,7 @@ class Tracer:
         os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})
         self.last, self.why = None, ""
         self._abandon()
-        self._began = time.time_ns()
+        self._began, self._since = time.time_ns(), recorder.now()
         known = profiler.supported_activities()
         wanted = [a for a in (profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA) if a in known]
         self._profile = profiler.profile(activities=wanted)
@@ -57,7 +58,7 @@ class Tracer:
         if self._profile is None:
             return
         if failed and _gpus_at_work():
-            self.why = "the cell failed while a GPU was at work, and a trace can be had only once it is through"
+            self.why = "the cell failed while a GPU was busy, and a trace is available only once it has finished"
             return
         profile, self._profile = self._profile, None
         try:
@@ -73,6 +74,8 @@ class Tracer:
     def _kept(self, profile: Any) -> dict[str, Any]:
         profile.stop()
         collectives = calls.collectives(self._began)
+        waits = [(s.begin, s.end, s.thread, f"wait for {s.op or 'a collective'}")
+                 for s in list(NOTES.spent) if s.waits and s.begin >= self._since]  # fmt: skip
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             profile.export_chrome_trace(str(path))
@@ -80,10 +83,11 @@ class Tracer:
         base = int(trace["baseTimeNanoseconds"])
         marks = sorted(e["ts"] for e in trace["traceEvents"] if e.get("name") == MARK and e.get("ph") == "X")
         if len(marks) != len(self._marks):
-            raise RuntimeError(f"the profiler kept {len(marks)} of {len(self._marks)} marks; its clock is not known")
+            raise RuntimeError(f"the profiler kept {len(marks)} of {len(self._marks)} marks; its clock is unknown")
         shift = min(base + round(at * 1000) - mark for at, mark in zip(marks, self._marks, strict=True))
         events = [e for e in trace["traceEvents"] if e.get("name") != MARK]
-        return {"events": events, "base": base, "shift": shift, "pid": os.getpid(), "collectives": collectives}
+        found = {"events": events, "base": base, "shift": shift, "pid": os.getpid()}
+        return {**found, "collectives": collectives, "waits": waits}
 
 
 def _gpus_at_work() -> bool:

@@ -181,9 +181,11 @@ train(before=late, bucket_cap_mb=3)["then"]
 #
 # ## What was rank 1 doing?
 #
-# The timeline knows DDP: forward, backward, buckets, optimizer. It says *who* is late and not *why*. `%%ddp --trace` runs `torch.profiler` on every rank and
+# The timeline knows DDP: forward, backward, buckets, optimizer. It says *who* is late, and in which part of the step: here between two steps, where it sees
+# nothing of what your code does. (A `DataLoader` of torch's it would name.) `%%ddp --trace` runs `torch.profiler` on every rank and
 # merges what it saw into one file, a process per rank on one clock: every operation of PyTorch with its thread, every `record_function` of
 # yours by its name, and every collective, also those that are not DDP's, with an arrow from rank to rank in the order in which they began to transfer.
+# Below the cell it says how long each rank computes, communicates and is idle, which rank comes last to the collectives, and what takes longest.
 # It costs more than `%ddp timings` does, which is always on, so ask for it when the timeline leaves a question.
 #
 # Without a name the file is `ddp-trace.json.gz` beside the notebook, with a link to download it. So that this lesson leaves nothing there, the next cell

@@ -2,7 +2,8 @@
 
 Run by hand: `python tests/benchmarks/cell.py [--rounds 20] [--ranks 4 64]`. Samples are taken in turn (ours, theirs, …)
 where there is a ratio. CPU is what the kernel has counted for threads (/proc/*/task/*/schedstat), so another process on
-the same cores does not count; the wall clock's medians are as good as the machine is calm, so its load is told too.
+the same cores does not count. Threads that have ended by then (gloo's, those that free a rank) do not count either. The
+medians of the wall clock are as good as the machine is quiet, so its load is printed too.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ FAILURES = {
 INIT = "import torch, torch.distributed as dist\ndist.init_process_group()\ndist.barrier()"
 HANGS = "if dist.get_rank() != 1: dist.all_reduce(torch.ones(1))"
 
+ENDED = "ended"  # the threads of a process that have ended
 Cpu = dict[tuple[int, str], int]  # process and thread → nanoseconds
 
 
@@ -52,21 +54,32 @@ def cpu(root: int) -> Cpu:
     """Of a process and all that descend from it."""
     found: Cpu = {}
     for process in (psutil.Process(root), *psutil.Process(root).children(recursive=True)):
+        found[process.pid, ENDED] = time.clock_gettime_ns(~process.pid << 3 | 2)  # CLOCK_PROCESS_CPUTIME_ID of another
         for task in Path(f"/proc/{process.pid}/task").glob("*"):
             try:
                 found[process.pid, task.name] = int((task / "schedstat").read_text().split()[0])
+                found[process.pid, ENDED] -= found[process.pid, task.name]
             except OSError:  # it has ended
                 continue
     return found
 
 
-def table(kernel: Kernel, ranks: list[int], work: Callable[[], object], times: int) -> dict[str, float]:
+def table(
+    kernel: Kernel,
+    ranks: list[int],
+    work: Callable[[], object],
+    times: int,
+    prepare: Callable[[], object] = lambda: None,
+) -> dict[str, float]:
     """Milliseconds of CPU that one cell takes: in the notebook's kernel (its main thread, all others), in a rank (their
-    mean), in the rest, and in all."""
-    before = cpu(kernel.pid)
+    mean), in the rest, and in all. prepare: called before each, and not counted."""
+    spent: dict[tuple[int, str], float] = dict.fromkeys([(kernel.pid, str(kernel.pid))], 0.0)
     for _ in range(times):
+        prepare()
+        before = cpu(kernel.pid)
         work()
-    spent = {key: (ns - before.get(key, 0)) / 1e6 / times for key, ns in cpu(kernel.pid).items()}
+        for key, ns in cpu(kernel.pid).items():
+            spent[key] = spent.get(key, 0.0) + (ns - before.get(key, 0)) / 1e6 / times
     main = spent.pop((kernel.pid, str(kernel.pid)))
     others = sum(ms for (pid, _), ms in spent.items() if pid == kernel.pid)
     of_ranks = sum(ms for (pid, _), ms in spent.items() if pid in ranks)
@@ -143,6 +156,14 @@ def many(n: int, rounds: int) -> None:
 
     for name, source in FAILURES.items():
         print(f"one of {n} ranks raises, {name}: {of(functools.partial(failing, source), 5)}")
+    rows = table(
+        kernel,
+        pids(kernel, n),
+        lambda: kernel.run(f"%%ddp\n{FAILURES['others wait']}"),
+        3,
+        lambda: cell(kernel, f"%%ddp\n{INIT}"),
+    )
+    print("; ".join(f"{name} {ms:.1f}" for name, ms in rows.items()), "ms of CPU where they wait")
     for after in (1, 5):
         took = statistics.median(failing(HANGS, f"--hang-after {after}") for _ in range(3))
         print(f"deadlock of {n} ranks at --hang-after {after}: {took:.2f} s, {took - after:.2f} s later")

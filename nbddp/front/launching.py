@@ -1,0 +1,56 @@
+"""A script on the way to the pool, for the notebook and the terminal: its file, its option for the local rank, its
+name on Tab. Reads files, and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from nbddp.plan import options
+from nbddp.plan import program as programs
+from nbddp.plan.options import LaunchSpec, Parser
+
+
+def made_ready(spec: LaunchSpec, elsewhere: bool) -> tuple[LaunchSpec, list[str]]:
+    """The spec as it can be run, and what to say of it. elsewhere: the pool's workers are on other hosts, with files of
+    their own. Raises BadInput if there is no such script."""
+    program = spec.program
+    assert program is not None
+    if not elsewhere:
+        programs.check_file(program, os.getcwd(), spec.argv)
+    if not program.local_rank or program.module or not Path(program.target).is_file():
+        return spec, []
+    option = programs.own_option(Path(program.target).read_text(encoding="utf-8", errors="replace"))
+    if option == program.local_rank:
+        return spec, []
+    said = f"{program.target} takes {option}, as before torch 2.0, so this is what it is given"
+    return replace(spec, program=replace(program, local_rank=option)), [said]
+
+
+def complete(parser: Parser, line: str) -> list[str]:
+    """What may come next behind `%ddp run`: options, the script. Nothing once that is typed: its words are its own."""
+    words = line.split()
+    current = "" if line.endswith(" ") or not words else words.pop()
+    i = 0
+    while i < len(words):
+        if not words[i].startswith("-"):
+            return []
+        i += 1 + (options.waiting_for(parser, words[i]) is not None)
+    known = options.complete(parser, line)
+    if i > len(words) or current.startswith("-"):  # a value is due
+        return known
+    return [*(() if {"-m", "--module"} & set(words) else files(current)), *known]
+
+
+def files(current: str) -> list[str]:
+    """Python files and folders whose path begins so."""
+    folder, _, begun = current.rpartition("/")
+    place = Path(folder or ("/" if current.startswith("/") else "."))
+    if not place.is_dir():
+        return []
+    head = f"{folder}/" if "/" in current else ""
+    found = [p for p in sorted(place.iterdir()) if p.name.startswith(begun) and (begun or not p.name.startswith("."))]
+    named = [f"{head}{p.name}/" if p.is_dir() else f"{head}{p.name}" for p in found if p.is_dir() or p.suffix == ".py"]
+    return [name.replace(" ", "\\ ") for name in named]

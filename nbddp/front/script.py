@@ -1,0 +1,111 @@
+"""`python -m nbddp run`: a launcher. It starts a pool, or takes a warm process that waits, runs the script, passes
+signals on to the ranks, and ends what it has started. Exit status as torchrun's: 0, or 1 whatever went wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from nbddp.agent.handle import Agent
+from nbddp.base import stop
+from nbddp.errors import RunFailed
+from nbddp.front import launching
+from nbddp.front.commands import Command
+from nbddp.plan.options import LaunchSpec
+
+if TYPE_CHECKING:
+    from nbddp.pool.pool import Pool
+
+FAILED = 1
+
+
+def run(command: Command) -> int:
+    """Run a script on a pool of its own; the exit status. Raises BadInput before anything is started."""
+    asked = command.launch
+    spec, said = launching.made_ready(asked, elsewhere=any((asked.hosts, asked.slurm, asked.cluster)))
+    for line in (*command.notes, *said):
+        print(line, file=sys.stderr)
+    _leave_working_directory()
+    agent = Agent.launch(os.environ, Agent.ask(os.environ))  # it imports torch while this process imports the rest
+    from nbddp.pool.pool import Pool
+
+    pool = Pool(agent=agent)
+    try:
+        with stop.heard_at_checks(), _passing_on(pool, spec):
+            return _carry_out(pool, spec)
+    except KeyboardInterrupt:
+        print("stopped by the user", file=sys.stderr)
+        return FAILED
+    finally:
+        pool.close()
+
+
+def _carry_out(pool: Pool, spec: LaunchSpec) -> int:
+    from nbddp.run import report
+    from nbddp.run.screen import for_shell
+
+    screen = for_shell(None)
+    try:
+        for note in pool.ensure(spec, progress=screen.progress):
+            print(note, file=sys.stderr)
+        screen.ready()
+        pool.carry_out(spec.request("", 1), screen)
+    except RunFailed as e:
+        screen.finish([])
+        print(report.terminal_text(e, _signal_of(pool)), file=sys.stderr)
+        return FAILED
+    finally:
+        if spec.trace is not None and pool.last_run is not None:
+            _write_trace(pool, spec.trace)
+    return 0
+
+
+def _signal_of(pool: Pool) -> str:
+    """The signal that has ended the run, if it was not Ctrl-C."""
+    run = pool.last_run
+    if run is None or run.stop_signal == signal.SIGINT:
+        return ""
+    return signal.Signals(run.stop_signal).name
+
+
+def _write_trace(pool: Pool, name: str) -> None:
+    from nbddp.draw.trace import written
+
+    print(written(pool.trace(), Path(name)), file=sys.stderr)
+
+
+@contextmanager
+def _passing_on(pool: Pool, spec: LaunchSpec) -> Iterator[None]:
+    """Signals that torchrun hands on go to the ranks; before and after the run they end the launcher as Ctrl-C does."""
+    assert spec.program is not None
+    numbers = [signal.Signals[name] for name in spec.program.signals.split(",")]
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        current = pool.current
+        if current is None:
+            signal.raise_signal(signal.SIGINT)
+        else:
+            current.stop(number)
+
+    before = {n: signal.signal(n, heard) for n in numbers if n != signal.SIGINT}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave_working_directory() -> None:
+    """`python -m` has put the working directory before all else; a script under torchrun has its own folder there."""
+    here = os.getcwd()
+    first = sys.path[0] if sys.path else None
+    ours = Path(__file__).parents[2]
+    if first in ("", here) and (Path(here) != ours or here in sys.path[1:]):
+        del sys.path[0]

@@ -1,0 +1,98 @@
+"""Where what ranks print is written and shown, as torchrun's `--log-dir`, `--redirects`, `--tee` and
+`--local-ranks-filter` say it (torch/distributed/elastic/multiprocessing/api.py). Pure.
+
+A set of streams is one of torchrun's numbers: 0 none, 1 stdout, 2 stderr, 3 both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+STREAMS = ("stdout", "stderr")
+_SETS: dict[str, frozenset[str]] = {
+    "0": frozenset(), "1": frozenset({"stdout"}), "2": frozenset({"stderr"}), "3": frozenset(STREAMS),
+}  # fmt: skip
+Which = Mapping[int | None, frozenset[str]]  # local rank → streams; None: every local rank
+NONE: Which = {None: _SETS["0"]}
+
+
+@dataclass(frozen=True)
+class Logs:
+    """folder: the base of the log directory; None: one is made, if any stream is written. redirects: streams that go to
+    a file instead of the screen; tee: to both. only: local ranks that are shown; None: all. filters: for each stream,
+    the words of which a line must have one to be written to `filtered_stdout.log` as well."""
+
+    folder: str | None = None
+    redirects: Which = field(default_factory=lambda: NONE)
+    tee: Which = field(default_factory=lambda: NONE)
+    only: tuple[int, ...] | None = None
+    filters: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+    def written(self, local_rank: int) -> frozenset[str]:
+        """Streams of a local rank that have a file."""
+        return of(self.redirects, local_rank) | of(self.tee, local_rank)
+
+    def unseen(self, local_rank: int) -> frozenset[str]:
+        """Streams of a local rank that are not shown."""
+        if self.only is not None and local_rank not in self.only:
+            return frozenset(STREAMS)
+        return of(self.redirects, local_rank) - of(self.tee, local_rank)
+
+    @property
+    def writes(self) -> bool:
+        """Whether there is to be a log directory."""
+        return bool(self.folder) or any((*self.redirects.values(), *self.tee.values()))
+
+
+def of(which: Which, local_rank: int) -> frozenset[str]:
+    """The streams of one local rank."""
+    return which.get(local_rank, which.get(None, _SETS["0"]))
+
+
+def streams(text: str) -> Which:
+    """`3` for every local rank, or `0:1,1:2`. Raises ArgumentTypeError."""
+    if text in _SETS:
+        return {None: _SETS[text]}
+    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        raise argparse.ArgumentTypeError(
+            f"{text} names no streams; use 1 (stdout), 2 (stderr), 3 (both) or 0 (none), or one for each local rank, "
+            "as 0:3,1:2"
+        )
+    return {int(rank): _SETS[value] for rank, _, value in (part.partition(":") for part in text.split(","))}
+
+
+def local_ranks(text: str) -> tuple[int, ...]:
+    """`0,2`. Raises ArgumentTypeError."""
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a list of local ranks; write it as 0,2")
+    return tuple(sorted({int(rank) for rank in text.split(",")}))
+
+
+def words(text: str) -> tuple[str, ...]:
+    """`apple,orange`; two commas stand for one in a word."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
+
+
+def add_options(group: Any) -> None:
+    """The options of logs, for cells and scripts."""
+    add = group.add_argument
+    add("--log-dir", "--log_dir", metavar="FOLDER", help="folder of log files: RUN/attempt_0/LOCAL_RANK/stdout.log, "
+        "stderr.log and error.json, as torchrun")  # fmt: skip
+    add("-r", "--redirects", type=streams, metavar="STREAMS", help="write these streams to files instead of showing "
+        "them: 1 stdout, 2 stderr, 3 both, or by local rank, as 0:3,1:2")  # fmt: skip
+    add("-t", "--tee", type=streams, metavar="STREAMS", help="write these streams to files and show them")
+    add("--local-ranks-filter", "--local_ranks_filter", type=local_ranks, metavar="LIST",
+        help="show the output of these local ranks only")  # fmt: skip
+
+
+def of_options(space: argparse.Namespace) -> Logs | None:
+    """What was asked for by `add_options`; None if nothing was."""
+    said = vars(space)
+    filters = said.get("duplicate_stdout_filters") or (), said.get("duplicate_stderr_filters") or ()
+    if not any((space.log_dir, space.redirects, space.tee, space.local_ranks_filter, *filters)):
+        return None
+    return Logs(space.log_dir, space.redirects or NONE, space.tee or NONE, space.local_ranks_filter, filters)

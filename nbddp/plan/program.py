@@ -1,0 +1,81 @@
+"""A script or module as it is to run on every rank: what torchrun's command line says of it. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbddp.errors import BadInput
+
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+SHUTDOWN, SHUTDOWN_VARIABLE = 30.0, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # seconds; torchrun's
+DASHED, UNDERSCORED = "--local-rank", "--local_rank"
+
+
+@dataclass(frozen=True)
+class Program:
+    """target: the path as typed, or the module's name (`module`). keep: the ranks and the script's names outlive it.
+
+    run_id, role: TORCHELASTIC_RUN_ID and ROLE_NAME; empty: the pool's, and torchrun's `default`. shutdown: seconds from
+    SIGTERM to SIGKILL for ranks that have to end. signals: those that the launcher passes on to the ranks, in a
+    terminal. local_rank: the option by which each rank is given its local rank (`torch.distributed.launch`), or empty.
+    """
+
+    target: str
+    module: bool = False
+    keep: bool = False
+    run_id: str = ""
+    role: str = ""
+    shutdown: float = SHUTDOWN
+    signals: str = SIGNALS
+    local_rank: str = ""
+
+    @property
+    def name(self) -> str:
+        """As reports and torchrun's summary name it."""
+        return self.target
+
+    def argv(self, words: tuple[str, ...], local_rank: int) -> list[str]:
+        """`sys.argv[1:]` of one rank. torchrun's macro is carried out in it: `${local_rank}`."""
+        own = [f"{self.local_rank}={local_rank}"] if self.local_rank else []
+        return [*own, *(string.Template(word).safe_substitute(local_rank=local_rank) for word in words)]
+
+
+def check_file(program: Program, folder: str, words: Sequence[str] = ()) -> None:
+    """Raises BadInput if there is no such script on this machine. words: those that follow it."""
+    if program.module or os.path.exists(os.path.join(folder, program.target)):
+        return
+    for i in range(1, len(words) + 1):
+        whole = " ".join((program.target, *words[:i]))
+        if os.path.exists(os.path.join(folder, whole)):
+            raise BadInput(f"there is no file {program.target}; a path with spaces is written in quotes: '{whole}'")
+    near = [p.name for p in Path(folder).glob("*.py")]
+    advice = f"there {'are' if len(near) > 1 else 'is'} {', '.join(sorted(near)[:6])}" if near else "it has no .py file"
+    dotted = re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", program.target)
+    module = f"; a module is run with -m {program.target}" if dotted and not program.target.endswith(".py") else ""
+    raise BadInput(f"there is no file {program.target} in {folder or 'the working directory'}; {advice}{module}")
+
+
+def shutdown_of(env: Mapping[str, str]) -> float:
+    """Seconds from SIGTERM to SIGKILL where the command line does not say."""
+    text = env.get(SHUTDOWN_VARIABLE, "")
+    return float(text) if text.isdigit() else SHUTDOWN
+
+
+def signals_of(text: str) -> str:
+    """A list of signals' names, as it goes into the environment. Raises ValueError for one that is none."""
+    for name in text.split(","):
+        if not name.startswith("SIG") or name not in signal.Signals.__members__:
+            raise ValueError(f"{name} is no signal of this system; write it as SIGTERM,SIGUSR1")
+    return text
+
+
+def own_option(source: str) -> str:
+    """The option that a script written for `torch.distributed.launch` takes: launchers before torch 2.0 spelled it with
+    an underscore, and a parser that has only that one refuses today's."""
+    return UNDERSCORED if UNDERSCORED in source and DASHED not in source else DASHED

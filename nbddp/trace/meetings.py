@@ -1,0 +1,142 @@
+"""Collectives across ranks: when each rank arrived, which one was last, and how long the others waited for it."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nbddp.plan.topology import counted
+from nbddp.trace.activity import Activity, Key, Part
+from nbddp.trace.overlap import common, length, minus, union
+from nbddp.trace.steps import Span
+
+LATE, MOST = 0.03, 0.5  # of the time, and of all waiting: a rank that costs the others less is not named
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One collective: rank → its part."""
+
+    group: str
+    sequence: int
+    parts: Mapping[int, Part]
+
+    @property
+    def op(self) -> str:
+        return self.parts[min(self.parts)].op
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(self.parts))
+
+    @property
+    def begins(self) -> int:
+        """When the last rank arrived."""
+        return max(p.arrived for p in self.parts.values())
+
+    @property
+    def last(self) -> int:
+        """The rank that arrived last."""
+        return min(r for r, p in self.parts.items() if p.arrived == self.begins)
+
+    @property
+    def late(self) -> int:
+        """By how many nanoseconds the last rank came after the one before it."""
+        arrived = sorted(p.arrived for p in self.parts.values())
+        return arrived[-1] - arrived[-2]
+
+    @property
+    def longest_wait(self) -> int:
+        return self.begins - min(p.arrived for p in self.parts.values())
+
+    @property
+    def moving(self) -> int:
+        """Nanoseconds from the last arrival to the last end."""
+        return max(0, max(p.ended for p in self.parts.values()) - self.begins)
+
+    def wait(self, rank: int) -> Span:
+        """When this rank waited for the last one; empty for the last."""
+        part = self.parts[rank]
+        return part.arrived, max(part.arrived, min(self.begins, part.ended))
+
+
+def meetings(ranks: Mapping[int, Activity]) -> list[Meeting]:
+    """The collectives that more than one rank has a part in, in the order in which they began."""
+    together: dict[Key, dict[tuple[int, ...], dict[int, Part]]] = {}
+    for rank, activity in ranks.items():
+        for key, part in activity.parts.items():  # groups of different ranks may have the same name
+            together.setdefault(key, {}).setdefault(part.members, {})[rank] = part
+    found = [
+        Meeting(key[0], key[1], parts) for key, some in together.items() for parts in some.values() if len(parts) > 1
+    ]
+    return sorted(found, key=lambda m: (m.begins, m.sequence))
+
+
+def waits(found: Sequence[Meeting], rank: int, last: int | None = None) -> list[Span]:
+    """When this rank waited for others in any of these collectives, or for the rank `last` alone."""
+    return union(m.wait(rank) for m in found if rank in m.parts and last in (None, m.last))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The collectives of one operation in one group. last: rank → in how many it was the last. late: nanoseconds, the
+    median of the longest wait; moving: the median from the last arrival to the end."""
+
+    op: str
+    ranks: tuple[int, ...]
+    count: int
+    last: Mapping[int, int]
+    late: int
+    moving: int
+
+
+def kinds(found: Sequence[Meeting]) -> list[Kind]:
+    """One row per operation and group, those with the longest waits in all first."""
+    by_kind: dict[tuple[str, str, tuple[int, ...]], list[Meeting]] = {}
+    for m in found:
+        by_kind.setdefault((m.op, m.group, m.ranks), []).append(m)
+    order = sorted(by_kind.items(), key=lambda pair: (-sum(m.longest_wait for m in pair[1]), pair[0]))
+    return [
+        Kind(op, ranks, len(some), Counter(m.last for m in some), _median(m.longest_wait for m in some),
+             _median(m.moving for m in some))
+        for (op, _, ranks), some in order
+    ]  # fmt: skip
+
+
+def _median(values: Iterable[int]) -> int:
+    return int(statistics.median(values))
+
+
+@dataclass(frozen=True)
+class Late:
+    """The rank that the others wait for most: `cost` nanoseconds each in the mean, in which they compute nothing; it is
+    the last in `last` of the `of` collectives that it takes part in."""
+
+    rank: int
+    cost: int
+    last: int
+    of: int
+
+    def words(self, longest: str) -> str:
+        return (
+            f"rank {self.rank} arrives last at {self.last} of {counted(self.of, 'collective')}, "
+            f"and each of the other ranks waits {longest} for it"
+        )
+
+
+def latest(ranks: Mapping[int, Activity], found: Sequence[Meeting], window: Span) -> Late | None:
+    """The rank for which the others wait longest in all; None where that is no large part of the time, or where the
+    others wait as long for one another, so that no rank in particular is late."""
+    costs = {}
+    exposed = {r: minus(a.communication, a.compute) for r, a in ranks.items()}
+    for last in {m.last for m in found}:
+        others = [r for r in ranks if r != last]
+        idle = [length(common(waits(found, r, last), exposed[r])) for r in others]
+        costs[last] = sum(idle) // max(1, len(others))
+    rank = min(costs, key=lambda r: (-costs[r], r), default=None)
+    if rank is None or costs[rank] < max(LATE * (window[1] - window[0]), MOST * sum(costs.values())):
+        return None
+    own = [m for m in found if rank in m.parts]
+    return Late(rank, costs[rank], sum(m.last == rank for m in own), len(own))

@@ -1,0 +1,84 @@
+"""The collectives of the last run that called some, and how this rank's main thread spent that run: without a profiler.
+
+torch's flight recorder has every collective, also those that C++ calls, with the time of the call alone. Calls and
+waits that pass through Python are noted with begin and end (`noted.Spent`). Times are nanoseconds of
+time.perf_counter_ns().
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from typing import Any
+
+from nbddp.worker import calls, flight
+from nbddp.worker.noted import NOTES, STORE, UNKNOWN, Run, Spent
+from nbddp.worker.recorder import Recorder
+
+Calls = dict[tuple[str, int], dict[str, Any]]
+
+
+def collect(recorder: Recorder) -> dict[str, Any] | None:
+    """The run, its collectives and where its time went, as plain data; None if no run has called a collective."""
+    by_run = _by_run()
+    if not by_run:
+        return None
+    run = max(by_run, key=lambda r: r.run)
+    end = run.end or (time.perf_counter_ns(), time.thread_time_ns())
+    spent = [s for s in list(NOTES.spent) if run.begin[0] <= s.begin <= end[0]]
+    for s in spent:
+        known = by_run[run].get(s.note[1:3]) if s.note is not None and not s.note.is_peer else None
+        if known is not None:
+            known["ended"] = max(known["ended"] or 0, s.end) if s.waits else known["ended"]
+    mine = [s for s in spent if s.waits or s.note is not STORE]
+    return {
+        "run": run.run, "cell": run.cell, "begin": run.begin[0], "end": end[0],
+        "ran": end[1] - run.begin[1] - sum(s.ran[1] - s.ran[0] for s in mine),
+        "calls": list(by_run[run].values()), "blocked": [[s.begin, s.end] for s in mine],
+        "own": [list(o) for o in list(recorder.own) if run.begin[0] <= o[1] <= end[0]],
+        "gpu": _uses_gpu(),
+    }  # fmt: skip
+
+
+def _by_run() -> dict[Run, Calls]:
+    runs = list(NOTES.runs)
+    starts = [r.begin[0] for r in runs]
+    found: dict[Run, Calls] = {}
+
+    def of(at: int) -> Calls | None:
+        i = bisect_right(starts, at) - 1
+        if i < 0 or at > (runs[i].end or (at, 0))[0]:
+            return None
+        return found.setdefault(runs[i], {})
+
+    members = NOTES.members()
+    behind = time.time_ns() - time.perf_counter_ns()
+    for e in flight.entries(flight.dumps(active=False)):
+        own = of(e.created_ns - behind)
+        if own is not None and e.sequence:
+            key = calls.key_of(e)
+            _add(own, key, e.sequence, e.op, members.get(key, []), e.created_ns - behind)
+    for s in list(NOTES.spent):
+        own = of(s.begin)
+        if own is not None and _is_call(s):
+            assert s.note is not None
+            op, key, sequence = s.note
+            _add(own, key, sequence, op, members.get(key, []), s.begin)
+    return found
+
+
+def _is_call(s: Spent) -> bool:
+    return not s.waits and s.note is not None and not s.note.is_peer and s.note[2] != UNKNOWN
+
+
+def _add(own: Calls, key: str, sequence: int, op: str, ranks: list[int], at: int) -> None:
+    known = own.setdefault(
+        (key, sequence), {"key": key, "sequence": sequence, "op": op, "ranks": ranks, "arrived": at, "ended": None}
+    )
+    known["arrived"] = min(known["arrived"], at)
+
+
+def _uses_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_initialized())

@@ -1,0 +1,64 @@
+"""Progress: a bar on a page, words elsewhere, and nothing of it in a saved notebook."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nbddp.base.share import Share
+from nbddp.run.screen import Notebook, bar_of
+from tests.kernels import Kernel, Shown
+
+EMPTY = {"text/plain": ""}
+CHECK = """from nbddp.teach import check
+def share_of(items, rank, world_size): return items[rank::world_size]
+check.share_of(share_of)"""
+
+
+def progress(shown: Shown) -> list[dict[str, Any]]:
+    """The bundles of progress that came while a cell ran."""
+    return [c["data"] for _, kind, c in shown.messages if kind == "update_display_data" and "text/html" in c["data"]]
+
+
+def test_a_bar_is_as_full_as_its_share_and_labelled_with_its_words() -> None:
+    assert 'max="9" value="3"' in bar_of(Share("all_reduce of 64 KiB", 3, 9))
+    assert "all_reduce of 64 KiB (3 of 9) …" in bar_of(Share("all_reduce of 64 KiB", 3, 9))
+    assert re.search(
+        r"<label [^>]*><progress style=[^>]*></progress><span>nbddp: a &lt;b&gt; …</span></label>", bar_of("a <b>")
+    )
+
+
+def test_progress_stays_until_there_is_something_else_to_see() -> None:
+    said: list[dict[str, Any]] = []
+    screen = Notebook(SimpleNamespace(display_pub=SimpleNamespace(publish=lambda data, **how: said.append(data))))
+    screen.progress("checking")
+    screen.start()
+    screen.refresh([], "running: rank 0")
+    assert [data["text/plain"] for data in said] == ["", "nbddp: checking …"]
+    screen.line(0, "stdout", "a line")
+    screen.refresh([], "running: rank 0")
+    assert said[-1] == {"text/plain": "rank 0 │ a line"}
+    screen.finish([])
+    assert said[-1] == EMPTY
+
+
+@pytest.mark.parametrize(
+    ("code", "share", "words"),
+    [
+        ("%ddp bench all_reduce --min 1KiB --max 16KiB --repeat 1 --warmup 1", "3", "all_reduce of 1.0 KiB on 4 ranks"),
+        (CHECK, "", "checking share_of"),
+        ("%ddp start --nproc 4 --nnodes 2", "", "starting"),
+    ],
+    ids=["bench", "check", "pool"],
+)
+def test_long_work_has_a_bar_that_is_gone_in_the_end(four: Kernel, code: str, share: str, words: str) -> None:
+    shown = four.run(code)
+    assert shown.ok, shown.error
+    bars = progress(shown)
+    assert any(words in bar["text/plain"] and words in bar["text/html"] for bar in bars), bars
+    assert all((f'max="{share}"' in bar["text/html"]) == bool(share) for bar in bars)
+    kept = [o for o in shown.outputs if "data" in o]
+    assert [o["data"] for o in kept if not o["data"].get("text/plain")] == [EMPTY], "one empty display, as of every run"

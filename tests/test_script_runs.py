@@ -1,0 +1,330 @@
+"""What a script leaves: processes, names, reports, log files; in a notebook, in a program and in a terminal."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import nbddp
+from nbddp.errors import BadInput, WorkerFailed
+from nbddp.plan.logs import Logs
+from nbddp.run.screen import Silent
+from tests.kernels import Kernel, loaded
+
+LAUNCHED = """
+import argparse, os, sys
+import torch, torch.distributed as dist
+import torch.nn as nn, torch.optim as optim
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+class ToyModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(10, 5)
+    def forward(self, x):
+        return self.net(x)
+
+def demo_basic(local_world_size, local_rank):
+    n = torch.cuda.device_count() // local_world_size
+    device_ids = list(range(local_rank * n, (local_rank + 1) * n))
+    print(f"rank = {dist.get_rank()}, world_size = {dist.get_world_size()}, n = {n}, device_ids = {device_ids}")
+    model = DDP(ToyModel())
+    optim.SGD(model.parameters(), lr=0.001)
+    model(torch.randn(20, 10)).sum().backward()
+
+def spmd_main(local_world_size, local_rank):
+    env_dict = {key: os.environ[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
+    assert env_dict["RANK"] == str(local_rank)
+    dist.init_process_group(backend="gloo")
+    demo_basic(local_world_size, local_rank)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.cuda.device_count = lambda: 8
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int, default=0)
+    parser.add_argument("--local_world_size", type=int, default=1)
+    args = parser.parse_args()
+    spmd_main(args.local_world_size, args.local_rank)
+"""
+FAILS = """\
+import torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 1:
+        raise ValueError("bad batch")
+    dist.all_reduce(torch.ones(1))
+
+main()
+"""
+SLEEPS = """
+import os, signal, sys, time
+if "saves" in sys.argv:
+    signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(0)))
+print("up", flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel with a pool of two, whose folder has the scripts."""
+    folder = tmp_path_factory.mktemp("scripts")
+    (folder / "names.py").write_text(
+        "import helper\nvalue = 41 + helper.one\ndef f():\n    return value\nprint('ran')\n"
+    )
+    (folder / "helper.py").write_text("one = 1\n")
+    (folder / "fails.py").write_text(FAILS)
+    (folder / "hangs.py").write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "if dist.get_rank() == 0:\n    dist.all_reduce(torch.ones(1))\n"
+    )
+    (folder / "example.py").write_text(LAUNCHED)
+    with loaded(str(folder)) as made:
+        assert made.run("%ddp start --nproc 2").ok
+        yield made
+
+
+def test_a_script_leaves_nothing_and_the_next_cell_has_new_processes(shared: Kernel) -> None:
+    shared.run("%%ddp -o before\nmine = 1; import os; os.getpid()")
+    assert shared.run("%ddp run names.py").text() == "ranks 0–1 │ ran\n"
+    shown = shared.run("%%ddp -o after\nimport sys; ('mine' in dir(), 'value' in dir(), 'helper' in sys.modules)")
+    assert shown.ok, shown.error
+    assert shared.run("print(set(after))").text() == "{(False, False, False)}\n"
+
+
+def test_keep_leaves_the_scripts_names_beside_those_that_were_there(shared: Kernel) -> None:
+    shared.run("%%ddp\nmine = 7")
+    assert shared.run("%ddp run --keep names.py").text() == "ranks 0–1 │ ran\n"
+    shown = shared.run("%%ddp\nvalue = 0\nprint(mine, f(), __name__, helper.one)")
+    assert shown.text() == "ranks 0–1 │ 7 42 __main__ 1\n"
+
+
+def test_between_a_script_and_the_next_cell_its_ranks_can_still_be_asked(shared: Kernel) -> None:
+    (Path(str(shared.run("import os; print(os.getcwd())").text().strip())) / "trains.py").write_text(
+        "import torch, torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "dist.init_process_group('gloo')\nmodel = DDP(torch.nn.Linear(4, 1))\n"
+        "for _ in range(3):\n    model(torch.ones(2, 4)).sum().backward()\ndist.destroy_process_group()\n"
+    )
+    assert shared.run("%ddp run trains.py").ok
+    shown = shared.run("%ddp timings")
+    assert shown.ok, shown.error
+    assert "buckets" in str(shown.displays)
+
+
+def test_a_failure_names_the_rank_and_the_others_are_ended_in_its_collective(shared: Kernel) -> None:
+    shown = shared.run("%ddp run fails.py")
+    lines = shown.error.splitlines()
+    assert lines[0] == "rank 1 raised ValueError: bad batch (fails.py line 8, in main)"
+    assert lines[1] == "  rank 0: fails.py line 9, in main, waiting in all_reduce #1 for rank 1; ended"
+    assert shown.took < 10
+    assert "names are kept" not in shown.error
+    assert shared.run("%%ddp\nprint('well')").text() == "ranks 0–1 │ well\n"
+
+
+def test_a_deadlock_of_a_script_is_reported(shared: Kernel) -> None:
+    shown = shared.run("%ddp run --hang-after 0.5 hangs.py")
+    words = "rank 0 waits in all_reduce #1 (hangs.py line 4); rank 1 has finished the script without calling it"
+    assert f"deadlock: {words}" in shown.error
+
+
+def test_errors_are_what_torchrun_tells(shared: Kernel) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    shared.run("%ddp run --log-dir logs fails.py")
+    found: dict[int, dict[str, Any]] = ast.literal_eval(shared.run("found = %ddp errors\nprint(found)").text())
+    assert list(found) == [1]
+    assert found[1]["exitcode"] == 1
+    assert found[1]["message"]["message"] == "ValueError: bad batch"
+    folder = shared.run("import os; print(os.getcwd())").text().strip()
+    assert re.fullmatch(re.escape(folder) + r"/logs/\S+/attempt_0/1/error\.json", found[1]["error_file"])
+    failure = ProcessFailure(local_rank=1, pid=found[1]["pid"], exitcode=1, error_file=found[1]["error_file"])
+    theirs = ChildFailedError("fails.py", {1: failure}).format_msg()
+    ours = shared.run("%ddp errors --torchrun").text()
+    assert ours.strip() == theirs.strip()
+
+
+def test_errors_of_ranks_that_exit_die_or_are_well(shared: Kernel) -> None:
+    shared.run(
+        "%%ddp\nimport os, signal, sys\nif os.environ['RANK'] == '0': os.kill(os.getpid(), signal.SIGKILL)\nsys.exit(3)"
+    )
+    text = shared.run("%ddp errors --torchrun").text()
+    assert "exitcode  : -9 (pid:" in text
+    assert "traceback : Signal 9 (SIGKILL) received by PID" in text
+    shared.run("%%ddp\n1")
+    assert shared.run("%ddp errors --torchrun").text().startswith("no rank failed in Cell In[")
+    assert shared.run("found = %ddp errors\nprint(found)").text() == "{}\n"
+
+
+def test_a_cells_output_goes_where_torchrun_would_put_it(shared: Kernel, tmp_path: Path) -> None:
+    body = "import sys, os; print('out', os.environ['RANK']); print('err', file=sys.stderr)"
+    shown = shared.run(f"%%ddp --log-dir {tmp_path} --redirects 0:1 --tee 1:3\n{body}")
+    assert shown.text() == "rank 0 stderr │ err\nrank 1        │ out 1\n" or "out 0" not in shown.text()
+    (root,) = tmp_path.iterdir()
+    files = {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
+    assert files == {
+        "attempt_0/0/stdout.log": "out 0\n", "attempt_0/1/stdout.log": "out 1\n", "attempt_0/1/stderr.log": "err\n",
+    }  # fmt: skip
+
+
+def test_restarted_cells_have_a_folder_for_each_attempt_and_nodes_have_their_own(tmp_path: Path) -> None:
+    logs = Logs(folder=str(tmp_path), redirects={None: frozenset({"stdout"})})
+    (tmp_path / "again.py").write_text(
+        "import os, sys\nprint(os.environ['GROUP_RANK'], os.environ['LOCAL_RANK'])\n"
+        "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
+    )
+    with nbddp.Pool(nproc=1, nnodes=2) as pool:
+        pool.run_script(str(tmp_path / "again.py"), logs=logs, max_restarts=1, screen=Silent())
+    roots = sorted(p for p in tmp_path.iterdir() if p.is_dir())
+    assert len(roots) == 2
+    texts = sorted((p.relative_to(root).as_posix(), p.read_text()) for root in roots for p in root.rglob("stdout.log"))
+    both = ["0 0\n", "1 0\n"]
+    assert texts == [(f"attempt_{i}/0/stdout.log", text) for i in range(2) for text in both]
+
+
+def test_the_local_ranks_filter_shows_some_ranks(shared: Kernel) -> None:
+    shown = shared.run("%%ddp --local-ranks-filter 1\nimport os; print(os.environ['RANK'])\nos.environ['RANK']")
+    assert shown.text() == "rank 1     │ 1\nrank 1 Out │ '1'\n"
+
+
+def test_lines_with_a_word_are_duplicated_as_torchrun_does(shared: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text("print('a red apple')\nprint('a pear')\n")
+    options = (
+        f"--nproc-per-node 2 --role trainer --log-dir {tmp_path / 'logs'} --tee 1 --duplicate-stdout-filters apple"
+    )
+    assert shared.run(f"%ddp torchrun {options} {tmp_path / 'words.py'}").ok
+    (found,) = (tmp_path / "logs").rglob("filtered_stdout.log")
+    assert sorted(found.read_text().splitlines()) == [f"[trainer{r}]:a red apple" for r in range(2)]
+
+
+def test_a_program_for_launch_py_runs_unchanged(shared: Kernel) -> None:
+    line = "%ddp python /path/to/launch.py --nnode=1 --node_rank=0 --nproc_per_node=2 example.py --local_world_size=2"
+    shown = shared.run(line)
+    assert shown.ok, shown.error
+    said = "example.py takes --local_rank, as before torch 2.0, so this is what it is given\n"
+    wanted = [f"rank = {r}, world_size = 2, n = 4, device_ids = {[*range(4 * r, 4 * r + 4)]}" for r in range(2)]
+    assert shown.text() == f"{said}rank 0 │ {wanted[0]}\nrank 1 │ {wanted[1]}\n"
+
+
+def test_what_is_not_there_is_said_before_anything_starts(shared: Kernel) -> None:
+    shown = shared.run("%ddp run nosuch.py")
+    assert "there is no file nosuch.py in " in shown.evalue
+    assert "there are example.py, fails.py, " in shown.evalue
+    assert (
+        "a path with spaces is written in quotes"
+        in shared.run(
+            "open('two words.py', 'w').close()\nget_ipython().run_line_magic('ddp', 'run two words.py')"
+        ).evalue
+    )
+    assert "a module is run with -m pack" in shared.run("%ddp run pack").evalue
+    assert "No module named nosuch" in shared.run("%ddp run -m nosuch").error
+
+
+def test_a_pool_runs_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "args.py"
+    script.write_text("import sys\nassert sys.argv[1:] == ['a'], sys.argv\n")
+    with nbddp.Pool(nproc=2) as pool:
+        pool.run_script(str(script), "a", screen=Silent())
+        with pytest.raises(WorkerFailed, match=r"rank 0 raised AssertionError.*args.py line 2"):
+            pool.run_script(str(script), "b", screen=Silent())
+        with pytest.raises(BadInput, match="there is no file"):
+            pool.run_script("nosuch.py")
+
+
+# -- in a terminal ---------------------------------------------------------------------------------------------
+
+
+def launch(folder: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "nbddp", *words]
+    return subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def until_up(process: subprocess.Popen[str], ranks: int) -> None:
+    assert process.stdout is not None
+    for _ in range(ranks):
+        assert process.stdout.readline().endswith("up\n")
+
+
+def all_gone(processes: list[psutil.Process]) -> bool:
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+@pytest.mark.parametrize(
+    ("number", "word", "line"),
+    [(signal.SIGINT, "", "KeyboardInterrupt"), (signal.SIGTERM, "", ""), (signal.SIGTERM, "saves", "saved")],
+)
+def test_a_signal_to_the_launcher_reaches_the_ranks_and_nothing_is_left(
+    tmp_path: Path, number: int, word: str, line: str
+) -> None:
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    process = launch(tmp_path, "run", "-n", "2", "sleeps.py", word)
+    until_up(process, 2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 3
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, "as torchrun"
+    assert sum(text.endswith(line) for text in (out + err).splitlines() if text.startswith("rank ")) >= 2 * bool(line)
+    assert ("stopped by the user" if number == signal.SIGINT else "the run was ended by SIGTERM") in err
+    assert all_gone(children)
+
+
+def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "sleeps.py").write_text(SLEEPS)
+    process = launch(tmp_path, "torchrun", "--nproc-per-node", "2", "sleeps.py")
+    until_up(process, 2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate(timeout=60)
+    end = time.monotonic() + 20
+    while not all_gone(children) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert all_gone(children)
+
+
+def test_a_terminal_names_the_first_failure_and_has_torchruns_exit_status(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '1': raise ValueError('bad')\ntime.sleep(60)\n"
+    )
+    process = launch(tmp_path, "run", "-n", "2", "fails.py")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "rank 1 │ ValueError: bad\n" in err
+    assert err.endswith(
+        "rank 1 raised ValueError: bad (fails.py line 2)\n  rank 0: fails.py line 3, still running; ended\n"
+    )
+    for words in (["run", "nosuch.py"], ["run"], ["torchrun", "--nprok", "2", "fails.py"]):
+        refused = launch(tmp_path, *words)
+        _, err = refused.communicate(timeout=60)
+        assert refused.returncode == 2
+        assert len(err.splitlines()) == 1, err
+
+
+def test_a_warm_process_serves_one_launch_after_the_other(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text("import os\nprint(os.getppid())\n")
+    env = {**os.environ, "NBDDP_RUNTIME_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "nbddp", "run", "-n", "1", "--keep-warm", "2m", "parent.py"]
+    spent = []
+    for _ in range(2):
+        before = os.times()
+        subprocess.run(command, cwd=tmp_path, env=env, check=True, capture_output=True, timeout=100)
+        after = os.times()
+        spent.append(after.children_user - before.children_user)
+    waiting = subprocess.run([sys.executable, "-m", "nbddp", "status"], env=env, capture_output=True, text=True)
+    assert "waits for a kernel in" in waiting.stdout
+    subprocess.run([sys.executable, "-m", "nbddp", "stop"], env=env, check=True, capture_output=True, timeout=60)
+    assert spent[1] < 0.8 * spent[0], "torch was imported again"

@@ -1,0 +1,329 @@
+"""A rank that is late gets its cause: tables with known answers, and each cause planted on one of four real ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+import nbddp
+from nbddp.run.screen import Silent
+from nbddp.trace.activity import BACKWARD, COPY, FORWARD, INPUT, OPTIMIZER
+from nbddp.trace.cause import BATCH, EITHER, MACHINE, UNKNOWN, cause
+from nbddp.trace.local import AFTER, BETWEEN, LOSS, Slow, parts, slow
+from nbddp.trace.program import program
+from nbddp.trace.steps import Bucket, Recording, Span, Step
+from nbddp.trace.untraced import OWN
+from nbddp.worker import contention
+from tests.faults import needs_recorder
+
+NPROC = 4
+MS = 1_000_000
+
+# -- tables ----------------------------------------------------------------------------------------
+
+USUAL = {INPUT: 10, FORWARD: 30, LOSS: 2, BACKWARD: 60, OPTIMIZER: 20}
+
+
+def table(**factors: float) -> dict[int, dict[str, int]]:
+    """Four ranks alike, but rank 2, whose parts take so many times as long: milliseconds."""
+    names = {"input": INPUT, "forward": FORWARD, "loss": LOSS, "backward": BACKWARD, "optimizer": OPTIMIZER}
+    by = {names[short]: f for short, f in factors.items()}
+    usual = {part: took * MS for part, took in USUAL.items()}
+    late = {part: int(took * by.get(part, 1)) for part, took in usual.items()}
+    return {0: usual, 1: usual, 2: late, 3: usual}
+
+
+@pytest.mark.parametrize(
+    ("factors", "what", "words"),
+    [
+        ({"input": 9}, INPUT, "cause: input (data loader), which has 100 % of rank 2's extra time"),
+        ({"forward": 3}, FORWARD, "cause: forward, which has 100 % of rank 2's extra time"),
+        ({"backward": 2}, BACKWARD, "cause: backward, which has 100 % of rank 2's extra time"),
+        ({"backward": 2, "forward": 1.1}, BACKWARD, "cause: backward, which has 95 % of rank 2's extra time"),
+        ({"optimizer": 4}, OPTIMIZER, "cause: optimizer, which has 100 % of rank 2's extra time"),
+        ({"forward": 2, "backward": 2, "optimizer": 2, "loss": 2}, MACHINE,
+         "cause: the machine: everything takes rank 2 about 2.00 times as long"),
+        ({"forward": 1.5, "backward": 1.4, "optimizer": 1.6, "input": 1.5}, MACHINE,
+         "cause: the machine: everything takes rank 2 about 1.46 times as long"),
+        ({"forward": 2, "backward": 2.1}, BATCH,
+         "cause: more work: forward and backward take rank 2 about 2.07 times as long, the optimizer no longer than "
+         "the others: a larger batch or longer inputs"),
+        ({"forward": 1.08, "backward": 1.09, "optimizer": 1.07}, MACHINE,
+         "cause: the machine: everything takes rank 2 about 1.08 times as long"),
+        ({"input": 3, "optimizer": 2}, UNKNOWN,
+         "cause: not known; rank 2's extra time is spread over several parts (input (data loader) 50 %, "
+         "optimizer 50 %)"),
+    ],
+)  # fmt: skip
+def test_the_part_with_most_of_the_extra_time_is_the_cause(factors: dict[str, float], what: str, words: str) -> None:
+    found = cause(table(**factors), 2)
+    assert found is not None
+    assert (found.what, found.words()) == (what, words)
+
+
+def test_without_an_optimizer_a_larger_batch_and_a_slower_machine_are_not_told_apart() -> None:
+    times = {r: {FORWARD: own[FORWARD], BACKWARD: own[BACKWARD]} for r, own in table(forward=2, backward=2).items()}
+    found = cause(times, 2)
+    assert found is not None
+    assert found.what == EITHER
+    assert "a larger batch, longer inputs or a slower machine; the optimizer is too short" in found.words()
+
+
+def test_a_rank_that_takes_no_longer_has_no_cause() -> None:
+    assert cause(table(), 2) is None
+    assert cause(table(forward=0.5), 2) is None
+    assert cause({0: table()[0]}, 0) is None
+
+
+def test_a_rank_that_waits_for_a_core_is_slow_for_its_machine_wherever_it_loses_time() -> None:
+    times = table(forward=3)
+    waited = {0: 5 * MS, 1: 4 * MS, 2: 62 * MS, 3: 6 * MS}
+    found = cause(times, 2, waited)
+    assert found is not None
+    assert (found.what, found.queued) == (MACHINE, 57 * MS)
+    assert found.words() == (
+        "cause: the machine: rank 2 waits 57.0 ms longer than the others for a free core; other processes use its cores"
+    )
+    few = cause(times, 2, {**waited, 2: 25 * MS})
+    assert few is not None
+    assert few.what == FORWARD
+
+
+# -- recordings ------------------------------------------------------------------------------------
+
+
+def step(number: int, at: int, extra: dict[str, int], loader: tuple[Span, ...] = ()) -> Step:
+    """Forward 10, loss 2, backward 40 with buckets ready after 20 and 40, all done at the same time; optimizer 10."""
+    forward = (at, at + 10 + extra.get(FORWARD, 0))
+    begins = forward[1] + 2 + extra.get(LOSS, 0)
+    ready = (begins + 20, begins + 40 + extra.get(BACKWARD, 0))
+    done = number * 1000 + 900
+    buckets = tuple(Bucket(i, 100, t, t, done, (f"{i}.weight",)) for i, t in enumerate(ready))
+    optimizer = (done + 5, done + 15 + extra.get(OPTIMIZER, 0))
+    return Step(number, forward, (begins, ready[1], done), optimizer, buckets, loader=loader)
+
+
+def recording(extra: dict[str, int], loads: bool = True) -> Recording:
+    """Rank 1 of three takes longer in some part of each of five steps; one time unit is a millisecond."""
+    steps: dict[int, list[Step]] = {}
+    for rank in range(3):
+        mine = extra if rank == 1 else {}
+        for n in range(5):
+            before = n * 1000 - 100 + 15 + mine.get(OPTIMIZER, 0)
+            loader = (before + 5, before + 15 + mine.get(INPUT, 0))
+            begins = loader[1] + 10 + mine.get(AFTER, 0)
+            made = step(n, begins, mine, (loader,) if loads else ())
+            steps.setdefault(rank, []).append(made)
+    in_ms = {r: [_scaled(s) for s in some] for r, some in steps.items()}
+    return Recording(in_ms, model="Net")
+
+
+def _scaled(s: Step) -> Step:
+    def ms(span: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(t * MS for t in span)
+
+    buckets = tuple(replace(b, ready=b.ready * MS, sent=b.sent * MS, done=b.done * MS) for b in s.buckets)
+    assert s.optimizer is not None
+    loader = tuple((a * MS, b * MS) for a, b in s.loader)
+    return replace(s, forward=ms(s.forward), backward=ms(s.backward), optimizer=ms(s.optimizer), buckets=buckets,
+                   loader=loader)  # type: ignore[arg-type]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", [INPUT, AFTER, FORWARD, LOSS, BACKWARD, OPTIMIZER])
+def test_the_part_of_a_step_that_takes_longer_is_found_though_all_leave_backward_together(where: str) -> None:
+    made = recording({where: 100})
+    assert len({s.backward[2] for s in made.step(3).values()}) == 1
+    found = slow(made)
+    assert found is not None
+    assert (found.rank, found.extra, found.steps) == (1, 100 * MS, 4)
+    assert (found.last, found.of) == (4 if where == BACKWARD else 8, 8), "its first bucket is ready in time"
+    assert (found.cause.what, found.cause.by_part) == (where, {where: 1.0})
+    assert found.words()[0].startswith(
+        "over 4 steps rank 1 takes 100 ms longer per step than the other ranks; it starts"
+    )
+
+
+def test_of_a_slow_backward_the_gradients_that_come_late_are_named() -> None:
+    found = slow(recording({BACKWARD: 100}))
+    assert found is not None
+    assert found.worst is not None
+    assert found.words()[1] == (
+        "cause: backward, which has 100 % of rank 1's extra time; it loses most before 1.weight is ready, in bucket 1"
+    )
+
+
+def test_without_a_data_loader_the_time_between_steps_is_called_so() -> None:
+    found = slow(recording({INPUT: 100}, loads=False))
+    assert found is not None
+    assert found.cause.what == BETWEEN
+
+
+def test_what_a_hook_waits_for_while_it_sends_is_not_the_ranks_own() -> None:
+    bucket = Bucket(0, 100, 30, 70, 90)
+    made = Step(1, (0, 10), (12, 80, 90), (90, 95), (bucket,))
+    assert parts(made, None)[BACKWARD] == 80 - 12 - 40
+
+
+def test_ranks_alike_have_no_slow_one() -> None:
+    assert slow(recording({})) is None
+    assert slow(recording({FORWARD: 2})) is None
+    assert slow(Recording({})) is None
+
+
+def test_a_thread_that_could_run_and_did_not_has_waited() -> None:
+    if contention.waited() is None:
+        pytest.skip("this system counts no waits for a core")
+    cores = os.sched_getaffinity(0)
+    busy = [sys.executable, "-c", "while True: pass"]
+    rival = subprocess.Popen(busy)
+    try:
+        os.sched_setaffinity(rival.pid, {min(cores)})
+        os.sched_setaffinity(0, {min(cores)})
+        before, ran = contention.waited() or 0, time.thread_time()
+        while time.thread_time() < ran + 0.2:
+            pass
+        assert (contention.waited() or 0) - before > 0.05e9
+    finally:
+        os.sched_setaffinity(0, cores)
+        rival.kill()
+        rival.wait()
+
+
+# -- planted on real ranks ---------------------------------------------------------------------------
+
+TRAIN = """
+import time, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+def burn(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end: pass
+def lose(where):
+    burn({burn})
+    time.sleep({usual})
+    if rank == 2 and {where!r} in (where, "everything"): time.sleep(0.12)
+class Data(Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i):
+        lose("input")
+        return torch.randn(100)
+class Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        lose("backward")
+        return gradient
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(100, 100), torch.nn.Linear(100, 100)
+    def forward(self, x):
+        lose("forward")
+        return self.second(Wait.apply(self.first(x)))
+class Slow(torch.optim.SGD):
+    def step(self, closure=None):
+        lose("optimizer")
+        return super().step(closure)
+there, here = torch.zeros(1 << 18), torch.zeros(1 << 18)
+def to_device(x):
+    end = time.perf_counter() + (0.12 if rank == 2 and {where!r} == "copy" else 0)
+    while time.perf_counter() < end: here.copy_(there)
+    return x.to(torch.float64).to(torch.float32)
+model = torch.nn.parallel.DistributedDataParallel(Net(), bucket_cap_mb=0.05)
+optimizer = Slow(model.parameters(), lr=0.1)
+for x in DataLoader(Data()):
+    optimizer.zero_grad()
+    model(to_device(x)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def train(pool: nbddp.Pool, where: str, burn: float = 0.002, usual: float = 0.0) -> Slow:
+    pool.run_cell(TRAIN.format(where=where, burn=burn, usual=usual), trace=True, screen=Silent())
+    found = slow(pool.timings())
+    assert found is not None
+    return found
+
+
+@needs_recorder
+@pytest.mark.parametrize(
+    ("where", "recorded", "traced"),
+    [
+        ("input", INPUT, INPUT),
+        ("copy", AFTER, COPY),
+        ("forward", FORWARD, FORWARD),
+        ("backward", BACKWARD, BACKWARD),
+        ("optimizer", OPTIMIZER, OPTIMIZER),
+    ],
+)
+def test_what_makes_one_of_four_ranks_late_is_found(pool: nbddp.Pool, where: str, recorded: str, traced: str) -> None:
+    found = train(pool, where)
+    assert (found.rank, found.cause.what) == (2, recorded), found.cause.by_part
+    answer = program(pool.trace().data["traceEvents"])
+    assert answer.late is not None
+    assert answer.why is not None
+    assert (answer.late.rank, answer.why.what) == (2, traced), answer.why.by_part
+
+
+@needs_recorder
+def test_a_machine_on_which_everything_takes_longer_is_found(pool: nbddp.Pool) -> None:
+    found = train(pool, "everything", usual=0.02)
+    assert (found.rank, found.cause.what) == (2, MACHINE), (found.cause.by_part, found.cause.factor)
+    assert 2 < found.cause.factor < 9
+    answer = program(pool.trace().data["traceEvents"])
+    assert answer.why is not None
+    assert (answer.why.rank, answer.why.what) == (2, MACHINE), (answer.why.by_part, answer.why.factor)
+
+
+HAND = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for _ in range(6):
+    if rank == 1: time.sleep(0.05)
+    {call}
+dist.destroy_process_group()
+"""
+CALLS = {
+    "collectives by hand": "dist.all_reduce(torch.ones(4))",
+    "asynchronous ones": "works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]; "
+    "[w.wait() for w in works]",
+    "functional ones, of tensor parallel": "import torch.distributed._functional_collectives as f; "
+    "f.all_reduce(torch.ones(4), 'sum', dist.group.WORLD) + 1",
+}
+
+
+@needs_recorder
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_without_a_trace_the_late_rank_of_any_program_is_known(pool: nbddp.Pool, call: str) -> None:
+    pool.run_cell(HAND.format(call=call), screen=Silent())
+    found = pool.collectives()
+    assert found.late is not None
+    assert found.late.rank == 1
+    assert found.why is not None
+    assert found.why.what == OWN
+    assert {k.op for k in found.kinds} == {"all_reduce"}
+    assert found.kinds[0].count == 6 * (2 if "works" in call else 1)
+    assert found.kinds[0].last[1] >= 5
+    for rank in (0, 2, 3):
+        assert found.ranks[rank].waiting > 6 * 0.03e9
+    assert found.ranks[1].idle > found.ranks[0].idle, "it sleeps"
+    pool.run_cell("1 + 1", screen=Silent())
+    assert "from an earlier cell: 4 ranks" in pool.collectives().sentences()[0]
+
+
+def test_where_no_collective_was_called_that_is_said(pool: nbddp.Pool) -> None:
+    pool.restart()
+    with pytest.raises(nbddp.BadInput, match="no collective has been recorded; call some in a %%ddp cell first"):
+        pool.collectives()
+    pool.run_cell(HAND.format(call="dist.barrier()"), timings=False, screen=Silent())
+    with pytest.raises(nbddp.BadInput, match="no collective has been recorded"):
+        pool.collectives()
