@@ -340,7 +340,7 @@ def test_a_name_that_holds_nothing_is_an_error_that_says_so(two: nbddp.Pool) -> 
         ("memory --step 3", "%ddp memory --step 3 needs --timeline; type %ddp memory --timeline --step 3"),
         ("memory --ranks 0", "needs names, such as %ddp memory model --ranks 0"),
         ("memory --timeline --step last", "'last' is not a step; use one number, such as 0, or all"),
-        ("memory 3x", "3x is not a name that Python can bind"),
+        ("memory 3x", "3x is not a valid Python name"),
     ],
 )
 def test_words_that_do_not_go_together_are_refused(line: str, what: str) -> None:
