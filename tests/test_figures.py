@@ -78,6 +78,32 @@ def test_64_ranks_and_1000_steps_are_small() -> None:
     assert sum(map(len, bundle.values())) < 1_000_000
 
 
+def timeline() -> Shown:
+    return timings.timings(gallery(8, 8), 20)
+
+
+PHASES = {"forward": timings.FORWARD, "backward": timings.BACKWARD, "optimizer": timings.OPTIMIZER}
+
+
+def test_every_rank_bucket_and_step_of_a_timeline_has_words() -> None:
+    made, shown = gallery(8, 8), timeline()
+    step, said = made.step(20), [area.words for area in shown.areas]
+    for rank, mine in step.items():
+        assert any(
+            re.match(rf"rank {rank} · step 20: .* of it exposed communication\nlast to send \d+ of 13", s) for s in said
+        )
+        for bucket in mine.buckets:
+            (words,) = (s for s in said if s.startswith(f"rank {rank} · bucket {bucket.index} "))
+            first = ", ".join(bucket.names[:2])
+            assert first in words, words
+            assert re.search(r"\nwaits .* moves .*\n.*, from .* ms to .* ms$", words), words
+    for number in made.numbers():
+        assert any(s.startswith(f"step {number}: ") and f"%ddp timings --step {number} draws it" in s for s in said)
+    spots = shown.spots()
+    assert len(spots) == len(said)
+    assert all(0 <= s.left <= s.left + s.width <= 1.001 and 0 <= s.top <= s.top + s.height <= 1.001 for s in spots)
+
+
 # -- axes and legends ----------------------------------------------------------------------------
 
 
@@ -156,7 +182,11 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def book() -> Any:
-    data, metadata = some()._repr_mimebundle_()
+    return notebook_of(some())
+
+
+def notebook_of(shown: Shown) -> Any:
+    data, metadata = shown._repr_mimebundle_()
     output = nbformat.v4.new_output("display_data", data, metadata=metadata)
     return nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell("", outputs=[output])],
@@ -171,9 +201,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory, book: Any) -> Iterator[tuple[P
     folder = base / "books"
     folder.mkdir()
     for name in ("trusted", "strange"):
-        book.cells[0].source = name  # or the signature of one would be that of the other
-        nbformat.write(book, folder / f"{name}.ipynb")
-    trust = [sys.executable, "-m", "jupyter", "trust", str(folder / "trusted.ipynb")]
+        for kind, made in (("", book), ("-timeline", notebook_of(timeline()))):
+            made.cells[0].source = name  # or the signature of one would be that of the other
+            nbformat.write(made, folder / f"{name}{kind}.ipynb")
+    trust = [sys.executable, "-m", "jupyter", "trust", *map(str, folder.glob("trusted*.ipynb"))]
     subprocess.run(trust, env=os.environ | places(base), check=True, capture_output=True)
     with jupyterlab(base, folder, SETTINGS) as server:
         yield base, server
@@ -205,6 +236,56 @@ def test_jupyterlab_shows_words_under_a_picture_that_follows_the_theme(
         page.screenshot(path=f"{keep}/lab-{name}-{theme}.png")
     assert pixels(image).getpixel((2, 2)) == BEHIND[theme if follows else "Light"]
     page.close()
+
+
+@pytest.mark.parametrize("name", ["trusted", "strange"])
+def test_jupyterlab_says_what_is_under_the_pointer_or_shows_the_plain_picture(
+    browser: Any, lab: tuple[Path, Any], name: str
+) -> None:
+    _, server = lab
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
+    page.set_default_timeout(1000 * PATIENCE)
+    page.goto(f"{server['url']}doc/tree/{name}-timeline.ipynb?token={server['token']}")
+    page.locator(".jp-OutputArea img").wait_for()
+    if name == "trusted":
+        assert_pointed(page)
+    else:
+        spots = page.locator(".nbddp-spot")
+        assert all(
+            box is None or not box["width"] for box in (spots.nth(i).bounding_box() for i in range(spots.count()))
+        )
+    page.close()
+
+
+@pytest.mark.parametrize("width", [640, 1200])
+def test_each_bar_says_what_it_is_at_any_width(browser: Any, width: int) -> None:
+    page = browser.new_page(viewport={"width": width, "height": 1000})
+    page.set_content(timeline()._repr_mimebundle_()[0]["text/html"])
+    assert_pointed(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
+def assert_pointed(page: Any) -> None:
+    """What is said of a place is what is drawn there."""
+    picture = pixels(page.locator("img.nbddp-picture"))
+    frame, seen = page.locator("img.nbddp-picture").bounding_box(), set()
+    spots = page.locator(".nbddp-spot")
+    for i in range(spots.count()):
+        words, box = spots.nth(i).get_attribute("title"), spots.nth(i).bounding_box()
+        x, y = box["x"] + 0.8 * box["width"], box["y"] + 0.2 * box["height"]
+        phase = words.partition("\n")[0].partition(" · ")[2]
+        if phase not in PHASES or x > page.viewport_size["width"] or y > page.viewport_size["height"]:
+            continue
+        assert page.evaluate("([x, y]) => document.elementFromPoint(x, y).title", [x, y]) == words
+        drawn = picture.getpixel((round(x - frame["x"]), round(y - frame["y"])))
+        assert max(abs(a - b) for a, b in zip(drawn, rgb(PHASES[phase]), strict=True)) < 12, (words, drawn)
+        seen.add(phase)
+    assert seen >= {"forward", "backward"}, seen
+
+
+def rgb(colour: str) -> tuple[int, ...]:
+    return tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
 
 
 def test_on_a_narrow_page_the_picture_scrolls_before_it_cannot_be_read(browser: Any, book: Any) -> None:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import warnings
 from base64 import b64decode
+from html import unescape
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from nbddp.base.table import Table as DataTable
+from nbddp.draw.page import PICTURE
 from nbddp.draw.shown import DPI, width_of
 from nbddp.errors import BadInput
 from nbddp.lessons import running
@@ -245,7 +247,7 @@ def test_a_check_without_a_pool_starts_two_workers_and_shows_what_is_printed(new
 def test_an_explorer_in_a_kernel_is_a_widget_with_picture_and_words(four: Kernel) -> None:
     shown = four.run("from nbddp.teach import explore\nexplore.layout()")
     (bundle,) = shown.displays
-    assert set(bundle) == {"text/plain", "image/png", build.WIDGET}
+    assert set(bundle) == {"text/html", "text/plain", "image/png", build.WIDGET}
     assert bundle["text/plain"] == explore.layout().words()
     opened = [content["comm_id"] for _, kind, content in shown.messages if kind == "comm_open"]
     assert bundle[build.WIDGET]["model_id"] == opened[-1], "the widget is the box, which is made after what is in it"
@@ -267,11 +269,14 @@ EXPLORERS = [getattr(explore, name) for name in explore.__all__ if name != "meas
 def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explorer]) -> None:
     made = make()
     bundle, metadata = made._repr_mimebundle_()
-    assert set(bundle) == {"text/plain", "image/png"}
+    assert set(bundle) == {"text/html", "text/plain", "image/png"}
+    page = unescape(bundle["text/html"])
+    assert f'class="{PICTURE} "' in page, "it follows the theme of a saved page"
     assert len(made.settings) == 2
     for setting in made.settings:
         assert made.caption(setting) in bundle["text/plain"]
         assert made.show(**setting).words in bundle["text/plain"]
+        assert made.show(**setting).words in page
     assert metadata["image/png"]["alt"] == bundle["text/plain"]
     assert 400 < metadata["image/png"]["width"] <= 900, "as wide as a notebook's column, and no wider"
 

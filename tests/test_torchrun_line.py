@@ -115,7 +115,7 @@ def test_defaults_are_torchruns_and_pet_variables_come_before_them(monkeypatch: 
     assert (spec.nproc, spec.max_restarts, spec.visible, spec.elastic) == (3, 2, "own", (1, 2))
     assert spec.logs is not None
     assert spec.logs.written(7) == {"stdout", "stderr"}
-    assert command.notes[0].startswith("--rdzv-endpoint: the ranks of a pool meet")
+    assert command.notes[0].startswith("--rdzv-endpoint: the pool starts a new store")
     assert asked("torchrun --nproc-per-node 5 train.py").launch.nproc == 5
     monkeypatch.setenv("PET_STANDALONE", "yes")
     with pytest.raises(BadInput, match="PET_STANDALONE is 'yes'; it is a switch, so set it to 1 or 0"):
@@ -152,11 +152,14 @@ def test_logs_are_those_of_torchrun() -> None:
     [
         (
             "--rdzv-backend=c10d --rdzv-endpoint h:1",
-            "--rdzv-backend, --rdzv-endpoint: the ranks of a pool meet at a store",
+            "--rdzv-backend, --rdzv-endpoint: the pool starts a new store for each run",
         ),
-        ("--master_addr h --master_port 29500", "--master-addr, --master-port: the ranks of a pool meet at a store"),
+        (
+            "--master_addr h --master_port 29500",
+            "--master-addr, --master-port: the pool starts a new store for each run",
+        ),
         ("--start-method spawn", "--start-method: workers are forked from a process that has imported torch"),
-        ("--monitor-interval 1", "--monitor-interval: the pool hears of an exit at once"),
+        ("--monitor-interval 1", "--monitor-interval: the kernel reports an exit to the pool at once"),
         ("--numa-binding node", "--numa-binding: a worker's cores are those of the notebook's kernel"),
         ("--event-log-handler console", "--event-log-handler: torchrun's agent does not run"),
         ("--local-addr ::1", "--local-addr: the pool finds the addresses"),
@@ -173,7 +176,7 @@ def test_what_has_no_meaning_here_is_answered_beside_the_run(option: str, words:
     [
         ("torchrun --no-python tool", "--no-python: a rank of a pool is a Python process"),
         ("torchrun --logs-specs mine train.py", "--logs-specs: torchrun's plug-ins for logs run in its agent"),
-        ("torchrun --nnodes 2 --node-rank 1 train.py", "--node-rank: a pool starts its nodes together"),
+        ("torchrun --nnodes 2 --node-rank 1 train.py", "--node-rank: one command starts all nodes of a pool"),
         ("torchrun --nproc-per-node xpu train.py", "xpu is not a number of workers"),
         ("torchrun --tee 5 train.py", "5 names no streams; use 1"),
         ("torchrun --signals-to-handle TERM train.py", "TERM is no signal of this system"),
@@ -182,7 +185,7 @@ def test_what_has_no_meaning_here_is_answered_beside_the_run(option: str, words:
         ("torchrun --nproc_per_nod=2 --stand train.py --x", None),
         ("torchrun --nprok 2 train.py", "has no option --nprok"),
         ("run --nproc_per_nod=2 train.py", "has no option --nproc_per_nod; did you mean --nproc_per_node?"),
-        ("run --keep --max-restarts 2 train.py", "starts new processes, so nothing is kept"),
+        ("run --keep --max-restarts 2 train.py", "starts new processes, so --keep cannot work"),
         ("run --shutdown-timeout soon train.py", "soon is not a time in seconds"),
     ],
 )

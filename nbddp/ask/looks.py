@@ -10,15 +10,18 @@ from nbddp.ask import compare as comparison
 from nbddp.ask.ranks import Ranks
 from nbddp.errors import BadInput
 from nbddp.plan.machine import Device, Node
-from nbddp.plan.topology import Topology
+from nbddp.plan.topology import Topology, rank_words
 from nbddp.run.values import check_ranks
 from nbddp.trace.align import Clock, Ping, aligned, clock
+from nbddp.trace.allocated import Allocations, of_rank
 from nbddp.trace.compared import Report
 from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
 from nbddp.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.trace.origin import origin
 from nbddp.trace.program import Breakdown
+from nbddp.trace.sizes import Held, Sizes
+from nbddp.trace.sizes import sizes as report_of_sizes
 from nbddp.trace.steps import Recording, step_from
 from nbddp.trace.untraced import cell_from
 from nbddp.trace.untraced import program as untraced
@@ -102,6 +105,60 @@ def memory(ranks: Ranks) -> list[RankMemory]:
     run, cell = max(steps, default=(0, None), key=lambda step: step[0])
     trained = origin(run, cell, ranks.newest()) if run else None
     return [RankMemory(rank=r, **{**f, "trained": trained}) for r, f in found.items() if f]
+
+
+def sizes(ranks: Ranks, names: Sequence[str], of: Sequence[int] | None) -> Sizes:
+    """What `Pool.sizes` does."""
+    chosen = check_ranks(of, ranks.placed().world_size, "--ranks")
+    found = _unpacked(ranks.answers("named_memory", chosen, names=list(names)))
+    held = {n: {r: Held(**of_rank[n]) for r, of_rank in found.items() if of_rank[n]} for n in dict.fromkeys(names)}
+    for name, there in held.items():
+        if not there:
+            raise BadInput(f"there is no name {name} on {rank_words(chosen)}; a %%ddp cell that assigns it makes one")
+        if not any(h.tensors for h in there.values()):
+            raise BadInput(
+                f"{name} holds a {next(iter(there.values())).type} without tensors; name a tensor, an array, a module, "
+                "an optimizer, or a dict or list of them"
+            )
+    return report_of_sizes(held)
+
+
+def allocations(ranks: Ranks, step: int | None, whole: bool) -> Allocations:
+    """What `Pool.allocations` does."""
+    found = _unpacked(ranks.answers("allocations", part="steps"))
+    there = {r: f for r, f in found.items() if f}
+    if not there:
+        raise BadInput("no allocations have been recorded on these workers; %%ddp --memory records a cell's")
+    newest = max(there.values(), key=lambda f: f["run"])
+    missing = {r: _why_none(found[r], newest) for r in found}
+    missing = {r: why for r, why in missing.items() if why}
+    having = [r for r in found if r not in missing]
+    if not having:
+        raise BadInput(f"no rank has a record of its allocations; rank {min(missing)}: {missing[min(missing)]}")
+    steps = sorted(set.intersection(*(set(there[r]["steps"]) for r in having)))
+    number = None if whole else _step_of({r: there[r]["steps"] for r in having}, steps, step)
+    answers = _unpacked(ranks.answers("allocations", having, part="step", step=number))
+    return Allocations(
+        [of_rank(r, answers[r]) for r in having], number, steps, newest["model"], missing,
+        origin(newest["run"], newest["cell"], ranks.newest()),
+    )  # fmt: skip
+
+
+def _why_none(found: dict[str, Any] | None, newest: dict[str, Any]) -> str:
+    """Why a rank has nothing of the newest recording; empty if it has."""
+    if found is None or found["run"] != newest["run"]:
+        return "it took no part"
+    return str(found["why"])
+
+
+def _step_of(peaks: dict[int, dict[int, int]], steps: Sequence[int], asked: int | None) -> int | None:
+    """The step that was asked for, or the one with the highest peak; None if none is on every rank."""
+    if asked is None:
+        return max(steps, key=lambda n: max(of[n] for of in peaks.values()), default=None)
+    if asked not in steps:
+        have = f"steps {steps[0]} to {steps[-1]} are recorded on every rank" if steps else "no step is on every rank"
+        raise BadInput(f"there is no step {asked}; {have}; --step all shows the whole cell")
+    return asked
 
 
 def compare(ranks: Ranks, names: Sequence[str], of: Sequence[int] | None) -> Report:

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import os
 import sys
+from typing import Any, ClassVar
 
 LOOPBACK = "127.0.0.1"
 NAMES = {"darwin": "macOS", "win32": "Windows"}
@@ -57,3 +58,31 @@ def parts() -> list[str]:
 def peak_bytes(ru_maxrss: int) -> int:
     """getrusage's peak of resident memory, which Linux counts in KiB."""
     return ru_maxrss if sys.platform == "darwin" else ru_maxrss * 1024
+
+
+class _MallInfo(ctypes.Structure):
+    """mallinfo(3)."""
+
+    _fields_: ClassVar = [
+        (field, ctypes.c_size_t)
+        for field in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def heap_in_use() -> int | None:
+    """Bytes that malloc has given out, in all arenas and mapped; None where malloc is not glibc's 2.33 or newer."""
+    count = _mallinfo()
+    if count is None:
+        return None
+    found = count()
+    return int(found.uordblks + found.hblkhd)
+
+
+@functools.cache
+def _mallinfo() -> Any:
+    count = getattr(ctypes.CDLL(None), "mallinfo2", None) if is_linux() else None
+    if count is not None:
+        count.restype = _MallInfo
+    return count

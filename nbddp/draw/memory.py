@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Shown
-from nbddp.trace.memory import MOST_ROWS, RankMemory, columns_and_rows, sentences, shown_parts, span
+from nbddp.trace.memory import MOST_ROWS, RankMemory, columns_and_rows, sentences, shown_parts, span, unit
 from nbddp.trace.quantities import size
 
 WIDTH, BAR = 9.2, 0.62  # inches; BAR is a bar's share of its row
@@ -87,7 +87,7 @@ def _axes(ranks: Sequence[RankMemory], row: float, shares: Sequence[float]) -> l
 def _bars(axes: Any, drawn: Sequence[RankMemory], parts: Sequence[tuple[str, list[int]]]) -> None:
     """A bar per rank, with its total behind it. parts: (name, bytes per rank)."""
     totals = [sum(some[i] for _, some in parts) for i in range(len(drawn))]
-    unit, scale = _unit(max(totals))
+    name_of_unit, scale = unit(max(totals))
     most = max(max(totals) / scale, 1e-9)
     axes.set(xlim=(0, most), ylim=(len(drawn) - 0.5, -0.5))
     inch = axes.get_position().width * axes.figure.get_figwidth() / most  # per unit
@@ -100,7 +100,7 @@ def _bars(axes: Any, drawn: Sequence[RankMemory], parts: Sequence[tuple[str, lis
             left += width
         axes.text(left + 0.08 / inch, i, size(total), va="center", size=8.5, weight="bold")
     axes.set_yticks(range(len(drawn)), [f"rank {r.rank}" for r in drawn])
-    axes.set_xlabel(unit)
+    axes.set_xlabel(name_of_unit)
     axes.tick_params(left=False)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -130,11 +130,3 @@ def _legend(axes: Any, ranks: Sequence[RankMemory]) -> None:
         handles=handles, ncols=len(handles), frameon=False, fontsize=7.5, loc="lower left", borderpad=0,
         bbox_to_anchor=(left, 1.0), borderaxespad=0.4, columnspacing=1.3, handlelength=1.8, handleheight=1.4,
     )  # fmt: skip
-
-
-def _unit(most: float) -> tuple[str, float]:
-    """The largest unit in which `most` is 1 or more, and its bytes."""
-    for unit, scale in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
-        if most >= scale:
-            return unit, scale
-    return "bytes", 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from nbddp.base.table import Table
-from nbddp.draw.page import page
+from nbddp.draw.page import Spot, page
 from nbddp.draw.palette import RC
 
 DPI = 192  # two pixels of a picture to one of the page's: sharp on every screen, and 9 points are 9 points
+PAD = 0.12  # inches around a picture
 COLOURS = 128  # in a PNG: a third of the bytes of all colours, and no difference can be seen
 
 
@@ -26,11 +28,30 @@ def width_of(png: bytes) -> int:
     return int.from_bytes(png[16:20], "big") * 96 // DPI
 
 
-class Shown:
-    """A matplotlib figure and its content in words, which may end with tables. `str` and `repr` are the words."""
+@dataclass(frozen=True)
+class Area:
+    """A part of some axes, in their data's coordinates, that has words of its own."""
 
-    def __init__(self, figure: Figure, words: str, table: Table | Sequence[Table] | None = None):
-        self.figure, self.words = figure, words
+    axes: Any
+    left: float
+    right: float
+    bottom: float
+    top: float
+    words: str
+
+
+class Shown:
+    """A matplotlib figure and its content in words, which may end with tables. `str` and `repr` are the words. areas:
+    parts of the figure whose words a page shows where the pointer rests."""
+
+    def __init__(
+        self,
+        figure: Figure,
+        words: str,
+        table: Table | Sequence[Table] | None = None,
+        areas: Sequence[Area] = (),
+    ):
+        self.figure, self.words, self.areas = figure, words, tuple(areas)
         self._tables = [] if table is None else [table] if isinstance(table, Table) else list(table)
         self._drawn = b""
 
@@ -41,10 +62,26 @@ class Shown:
         buffer = io.BytesIO()
         with rc_context(RC):
             FigureCanvasAgg(self.figure)
-            self.figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.12)
+            self.figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=PAD)
         packed = io.BytesIO()
         Image.open(buffer).convert("RGB").quantize(COLOURS).save(packed, "PNG")
         return packed.getvalue()
+
+    def spots(self) -> list[Spot]:
+        """Where the areas are in the picture; to be asked when that has been drawn."""
+        if not self.areas:
+            return []
+        with rc_context(RC):
+            canvas = FigureCanvasAgg(self.figure)
+            whole = self.figure.get_tightbbox(canvas.get_renderer()).padded(PAD)
+        found = []
+        for area in self.areas:
+            corners = area.axes.transData.transform([(area.left, area.top), (area.right, area.bottom)])
+            (left, top), (right, bottom) = corners / self.figure.dpi
+            place = (left - whole.x0) / whole.width, (whole.y1 - top) / whole.height
+            size = (right - left) / whole.width, (top - bottom) / whole.height
+            found.append(Spot(*place, *size, area.words))
+        return found
 
     def draw(self) -> None:
         """Draw now what is shown next, so that to show it takes no time."""
@@ -58,7 +95,7 @@ class Shown:
         data, self._drawn = self._drawn or self.png(), b""
         width = width_of(data)
         bundle = {
-            "text/html": page(data, width, self.words, self._tables),
+            "text/html": page(data, width, self.words, self._tables, self.spots()),
             "image/png": base64.b64encode(data).decode(),
             "text/plain": self.words,
         }

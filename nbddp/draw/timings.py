@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib import rc_context
@@ -13,11 +13,11 @@ from matplotlib.ticker import MaxNLocator
 
 from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
-from nbddp.draw.shown import Shown
+from nbddp.draw.shown import Area, Shown
 from nbddp.trace.overlap import communication, exposed, hidden_share, lanes
 from nbddp.trace.quantities import duration, size
-from nbddp.trace.steps import Recording, Step
-from nbddp.trace.waiting import curves, transfers
+from nbddp.trace.steps import Bucket, Recording, Step
+from nbddp.trace.waiting import Curve, curves, transfers
 from nbddp.trace.words import COLUMNS, heading, rows, sentences
 
 FORWARD, BACKWARD, OPTIMIZER, MOVES, WAITS = FILLS[0], FILLS[2], FILLS[3], "#f0c9a0", "#fbeede"
@@ -26,6 +26,9 @@ MOST_RANKS = 16
 BELOW, NOTE = 0.1, 0.18  # of a lane's units: from the lanes to what is said below them, and the height of that
 LETTERS = 120  # in a line of the title
 CURVES_FROM = 4  # steps
+NAME = 0.06  # of the axes' length, beside them: where the name of a rank is
+MOST_NAMES = 4  # of a bucket's parameters, where the pointer rests
+MOST_COLUMNS = 200  # of the curves that say what they are
 
 
 def table(recording: Recording, number: int) -> Table:
@@ -52,12 +55,12 @@ def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
         figure = Figure(figsize=(WIDTH, 1.2 + height + extra), layout="constrained")
         grid = figure.add_gridspec(2 if extra else 1, 1, height_ratios=[1 + height, extra] if extra else [1])
         top = figure.add_subplot(grid[0])
-        _timeline(top, step)
+        areas = _timeline(top, step)
         title = f"{named}: {sentences(recording, number)[0]}"
         top.set_title("\n".join(textwrap.wrap(title, LETTERS)), loc="left", size=9, pad=22)
         if extra:
-            _curves(figure.add_subplot(grid[1]), some, number)
-    return Shown(figure, words, buckets)
+            areas += _curves(figure.add_subplot(grid[1]), some, number)
+    return Shown(figure, words, buckets, areas)
 
 
 def _lanes(step: Step) -> list[int]:
@@ -72,14 +75,18 @@ def _height(step: Mapping[int, Step]) -> float:
     return count * min(0.3, max(0.13, 14 / count))
 
 
-def _timeline(axes: Any, step: Mapping[int, Step]) -> None:
+def _timeline(axes: Any, step: Mapping[int, Step]) -> list[Area]:
+    """Draw it, and say what each of its bars is."""
     begin = min(s.start for s in step.values())
     end = max(s.end for s in step.values())
-    y, ticks = 0.0, []
-    starts = {t.index: t.start for t in transfers(step)}
+    y, ticks, areas = 0.0, [], list[Area]()
+    moved = transfers(step)
+    starts, late = {t.index: t.start for t in moved}, {t.index: t.slowest for t in moved}
     axes.set_xlim(0, (end - begin) / 1e6 * 1.14)
     for rank in sorted(step)[:MOST_RANKS]:
         height = _rank(axes, step[rank], starts, begin, y)
+        areas += _areas(axes, step[rank], rank, begin, y, starts, late)
+        areas.append(_rank_area(axes, step[rank], rank, y, height, late))
         share = hidden_share(step[rank])
         note = "no exchange" if share is None else f"{100 * share:.0f} % hidden"
         axes.text((end - begin) / 1e6 * 1.01, y - height / 2, note, va="center", size=8, color=INK)
@@ -92,6 +99,54 @@ def _timeline(axes: Any, step: Mapping[int, Step]) -> None:
     axes.tick_params(left=False)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
+    return areas
+
+
+def _areas(
+    axes: Any, mine: Step, rank: int, begin: int, top: float, starts: Mapping[int, int], late: Mapping[int, int]
+) -> list[Area]:
+    """The bars of a rank whose lanes are drawn under `top`, each with its words. late: bucket → the rank that was last
+    to send it."""
+    phases = [("forward", *mine.forward), ("backward", *mine.backward[:2])]
+    if mine.optimizer:
+        phases.append(("optimizer", *mine.optimizer))
+    found = [_area(axes, start - begin, end - begin, top, f"rank {rank} · {name}") for name, start, end in phases]
+    for bucket, lane in zip(mine.buckets, _lanes(mine), strict=True):
+        start = _start(bucket, starts)
+        waits = f"waits {duration((start - bucket.sent) / 1e9)}"
+        if late.get(bucket.index, rank) != rank:
+            waits += f" for rank {late[bucket.index]}"
+        words = f"rank {rank} · bucket {bucket.index} · {size(bucket.bytes)}{_parameters(bucket)}\n"
+        words += f"{waits}, moves {duration((bucket.done - start) / 1e9)}"
+        found.append(_area(axes, bucket.sent - begin, bucket.done - begin, top - LANE * (1 + lane), words))
+    return found
+
+
+def _rank_area(axes: Any, mine: Step, rank: int, top: float, height: float, late: Mapping[int, int]) -> Area:
+    """The rank's name, which says what all its bars together are."""
+    last = sum(slowest == rank for slowest in late.values())
+    words = f"rank {rank} · step {mine.number}: {duration(mine.duration / 1e9)}"
+    words += f", {duration(exposed(mine) / 1e9)} of it exposed communication"
+    if len(late):
+        words += f"\nlast to send {last} of {len(late)} buckets"
+    return Area(axes, -NAME * axes.get_xlim()[1], 0.0, top - height, top, words)
+
+
+def _area(axes: Any, start: int, end: int, top: float, words: str) -> Area:
+    when = f"{duration((end - start) / 1e9)}, from {start / 1e6:.2f} ms to {end / 1e6:.2f} ms"
+    return Area(axes, start / 1e6, end / 1e6, top - LANE, top - LANE * 0.06, f"{words}\n{when}")
+
+
+def _parameters(bucket: Bucket) -> str:
+    """` · 0.weight, 0.bias and 3 more`; empty where they are not known."""
+    more = len(bucket.names) - MOST_NAMES
+    named = ", ".join(bucket.names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return f" · {named}" if named else ""
+
+
+def _start(bucket: Bucket, starts: Mapping[int, int]) -> int:
+    """When a bucket begins to move."""
+    return min(max(starts.get(bucket.index, bucket.sent), bucket.sent), bucket.done)
 
 
 def _rank(axes: Any, step: Step, starts: Mapping[int, int], begin: int, top: float) -> float:
@@ -104,7 +159,7 @@ def _rank(axes: Any, step: Step, starts: Mapping[int, int], begin: int, top: flo
     placed = _lanes(step)
     for bucket, lane in zip(step.buckets, placed, strict=True):
         at = top - LANE * (1 + lane)
-        start = min(max(starts.get(bucket.index, bucket.sent), bucket.sent), bucket.done)
+        start = _start(bucket, starts)
         _bar(axes, bucket.sent - begin, start - begin, at, WAITS, "", INK, edge=INK)
         _bar(axes, start - begin, bucket.done - begin, at, MOVES, "", INK, edge=INK, hatch="////")
         middle = (bucket.sent + bucket.done) / 2 - begin
@@ -150,7 +205,8 @@ def _legend(axes: Any) -> None:
                 borderaxespad=0.3, columnspacing=1.2, handlelength=1.6)  # fmt: skip
 
 
-def _curves(axes: Any, some: Any, number: int) -> None:
+def _curves(axes: Any, some: Sequence[Curve], number: int) -> list[Area]:
+    """Draw them; a column for each step, or for the longest of several where there are many, says what it was."""
     numbers = [c.number for c in some]
     axes.plot(numbers, [c.duration / 1e6 for c in some], color=FILLS[0], label="step", lw=1.4)
     axes.plot(numbers, [c.exposed / 1e6 for c in some], color=FILLS[1], label="exposed communication", lw=1.4, ls="--")
@@ -163,3 +219,24 @@ def _curves(axes: Any, some: Any, number: int) -> None:
     axes.legend(ncols=3, frameon=False, fontsize=7.5, loc="lower left", bbox_to_anchor=(-0.01, 1.0), borderaxespad=0.3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    each, height = -(-len(some) // MOST_COLUMNS), axes.get_ylim()[1]
+    groups = [some[i : i + each] for i in range(0, len(some), each)]
+    return [
+        Area(
+            axes,
+            group[0].number - 0.5,
+            group[-1].number + 0.5,
+            0.0,
+            height,
+            _said(max(group, key=lambda c: c.duration)),
+        )
+        for group in groups
+    ]
+
+
+def _said(curve: Curve) -> str:
+    exposed_for = duration(curve.exposed / 1e9)
+    return (
+        f"step {curve.number}: {duration(curve.duration / 1e9)}, exposed communication {exposed_for}, "
+        f"spread between ranks {duration(curve.spread / 1e9)}\n%ddp timings --step {curve.number} draws it"
+    )

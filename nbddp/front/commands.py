@@ -35,7 +35,16 @@ from nbddp.trace.cost import ALGORITHMS
 from nbddp.trace.scale import MOST_NODES
 from nbddp.trace.waiting import BUS_FACTOR
 
-__all__ = ["COMMANDS", "Command", "HelpAsked", "complete_command", "overview", "parse_command", "planned_layout"]
+__all__ = [
+    "COMMANDS",
+    "Command",
+    "HelpAsked",
+    "complete_command",
+    "memory_of",
+    "overview",
+    "parse_command",
+    "planned_layout",
+]
 
 COMMANDS: dict[str, str] = {
     "panel": "start, watch and steer the pool with the mouse",
@@ -51,7 +60,7 @@ COMMANDS: dict[str, str] = {
     "pull": "fetch names from every rank, as sequences indexed by rank",
     "timings": "figure and table of DDP's last steps, or of any program's collectives: who waits for whom",
     "compare": "compare the ranks' copies of a name: checksums, norms, largest differences",
-    "memory": "figure and table of each rank's memory: parameters, gradients, optimizer state, buckets, peak",
+    "memory": "each rank's memory: parameters, gradients, optimizer state, buckets, peak; or of NAMEs, or over a step",
     "forecast": "predict step time and scaling efficiency on more nodes",
     "bench": "measure time and bandwidth of collectives by size, as nccl-tests does",
     "stacks": "where every rank is: line, collective, ranks it waits for, stack",
@@ -102,6 +111,44 @@ def _timings(parser: Parser) -> None:
         "some, instead of DDP's steps (default where no step of DDP is recorded)")  # fmt: skip
 
 
+def _memory(parser: Parser) -> None:
+    parser.add_argument(
+        "names",
+        nargs="*",
+        type=bindable,
+        metavar="NAME",
+        help="what these names hold on each rank, in bytes: what is sharded and what is shared",
+    )
+    parser.add_argument("--timeline", action="store_true",
+                        help="allocations over a step of the last cell that was run with %%%%ddp --memory, by rank and "
+                        "by line")  # fmt: skip
+    parser.add_argument("--step", type=_step, metavar="K", help="with --timeline: step K instead of the one with the "
+                        "highest peak; all: the whole cell")  # fmt: skip
+    _ranks(parser)
+
+
+def _step(text: str) -> int | str:
+    if text == "all":
+        return text
+    try:
+        return one_rank(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step; use one number, such as 0, or all") from None
+
+
+def memory_of(command: Command) -> str:
+    """`parts`, `names` or `timeline`. Raises BadInput for words that do not go together."""
+    args = command.args
+    if args["timeline"] and args["names"]:
+        raise BadInput(f"%ddp memory --timeline takes no names; leave out {args['names'][0]} or --timeline")
+    if args["step"] is not None and not args["timeline"]:
+        asked = f"--step {args['step']}"
+        raise BadInput(f"%ddp memory {asked} needs --timeline; type %ddp memory --timeline {asked}")
+    if args["ranks"] is not None and not args["names"]:
+        raise BadInput("%ddp memory --ranks needs names, such as %ddp memory model --ranks 0")
+    return "timeline" if args["timeline"] else "names" if args["names"] else "parts"
+
+
 def _topology(parser: Parser) -> None:
     plan = parser.add_argument_group("planned layout (nothing is started)")
     plan.add_argument("--nnodes", type=positive, metavar="N", help="nodes (default 1)")
@@ -125,7 +172,7 @@ def _errors(parser: Parser) -> None:
 
 
 SCRIPTS = ("run", torchrun.TORCHRUN, torchrun.LAUNCH)  # subcommands that run a script
-NAMED = ("push", "pull", "compare")  # subcommands that take names
+NAMED = ("push", "pull", "compare", "memory")  # subcommands that take names
 PLAN = ("nnodes", "gpus_per_node", "gpus_per_proc", "nproc", "oversubscribe")
 
 
@@ -195,7 +242,8 @@ def _bench(parser: Parser) -> None:
 ARGUMENTS: dict[str, Callable[[Parser], None]] = {
     "start": pool_options, "attach": _attach, "scale": _scale, "restart": _restart, "push": _names,
     "pull": _names, "log": _log, "timings": _timings,
-    "topology": _topology, "compare": _names, "bench": _bench, "forecast": _forecast, "errors": _errors,
+    "memory": _memory, "topology": _topology, "compare": _names, "bench": _bench, "forecast": _forecast,
+    "errors": _errors,
 }  # fmt: skip
 
 

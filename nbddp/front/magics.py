@@ -163,6 +163,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
         """What a run has recorded, as its line asks."""
         if spec.trace is not None:
             self._trace(spec.trace)
+        if spec.memory:
+            data, metadata = self._figure_of_allocations(None)._repr_mimebundle_()
+            self.shell.display_pub.publish(data, metadata)
         if spec.show_timings:
             data, metadata = self._figure_of_timings(None)._repr_mimebundle_()
             self.shell.display_pub.publish(data, metadata)
@@ -364,9 +367,21 @@ class DDPMagics(Magics):  # type: ignore[misc]
         return timings(recording, number)
 
     def _memory(self, command: Command) -> Any:
+        what, args = commands.memory_of(command), command.args
+        if what == "names":
+            return self.pool.sizes(*args["names"], ranks=args["ranks"])
+        if what == "timeline":
+            return self._figure_of_allocations(args["step"])
         from nbddp.draw.memory import memory
 
         return memory(self.pool.memory())
+
+    def _figure_of_allocations(self, asked: int | str | None) -> Any:
+        """Step `asked`, `all` of the cell, or the step with the highest peak."""
+        from nbddp.draw.allocations import allocations
+
+        step = asked if isinstance(asked, int) else None
+        return allocations(self.pool.allocations(step, whole=asked == "all"))
 
     def _compare(self, command: Command) -> Any:
         return self.pool.compare(*command.args["names"], ranks=command.args["ranks"])

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nbddp.draw.page import page, words_of
 from nbddp.draw.page import picture as on_page
-from nbddp.draw.page import words_of
 from nbddp.draw.shown import Shown, width_of
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
@@ -117,7 +117,8 @@ class Explorer:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         words, data = self.words(), self.stills()
-        bundle: dict[str, Any] = {"text/plain": words, "image/png": b64encode(data).decode()}
+        html = page(data, width_of(data), words)
+        bundle: dict[str, Any] = {"text/html": html, "text/plain": words, "image/png": b64encode(data).decode()}
         if _widgets_may_be_shown():
             bundle[WIDGET] = {**VIEW, "model_id": self.widget().model_id}
         return bundle, {"image/png": {"alt": words, "width": width_of(data)}}

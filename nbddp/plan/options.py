@@ -49,7 +49,8 @@ class LaunchSpec:
 
     `nproc` None keeps the standing pool as it is. `ranks` and `show` are None for all;
     `argv` is what the cell sees as sys.argv[1:]. `hang_after` and `timeout` are in seconds; None: never.
-    `trace` is the file that gets the merged trace. `keep_warm` is in seconds too; None: as it is. `hosts`: as typed
+    `trace` is the file that gets the merged trace; memory: record allocations, and show them.
+    `keep_warm` is in seconds too; None: as it is. `hosts`: as typed
     (`plan.hosts` reads it); `via`, `ssh_config`, `python` and `setup` say how they are reached, `interface` how they
     meet; `sync`: whether the notebook's folder is copied there. `keep_alive`: how many seconds workers on hosts outlive
     a lost connection, and Slurm's nodes the kernel; None: not at all, or as it is. `cluster`: as typed. `logs`: the
@@ -85,6 +86,7 @@ class LaunchSpec:
     timings: bool = True
     show_timings: bool = False
     trace: str | None = None
+    memory: bool = False
     argv: tuple[str, ...] = ()
     logs: Logs | None = None
     program: Program | None = None
@@ -118,7 +120,7 @@ class LaunchSpec:
             code=code, cell=number, argv0=f"Cell In[{number}]", argv=self.argv, ranks=self.ranks, show=self.show,
             hang_after=self.hang_after, timeout=self.timeout, max_restarts=self.max_restarts,
             want_value=bool(self.output), check=self.check, timings=self.timings, trace=self.trace is not None,
-            op=CELL if self.program is None else SCRIPT, program=self.program, logs=self.logs,
+            memory=self.memory, op=CELL if self.program is None else SCRIPT, program=self.program, logs=self.logs,
         )  # fmt: skip
 
 
@@ -404,6 +406,8 @@ def cell_parser() -> Parser:
     which = run.add_mutually_exclusive_group()
     which.add_argument("--timings", action="store_true", help="show %%ddp timings when the cell has ended")
     which.add_argument("--no-timings", action="store_true", help="do not record DDP's steps")
+    run.add_argument("--memory", action="store_true",
+                     help="record allocations, and show %%ddp memory --timeline when the cell has ended")  # fmt: skip
     trace_option(run)
     parser.add_argument("-h", "--help", action="help", help="show this text")
     return parser
@@ -420,8 +424,8 @@ def parse_cell(line: str) -> LaunchSpec:
     return launch_spec(
         space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
         hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
-        timings=not space.no_timings, show_timings=space.timings, trace=trace_file(space.trace, "%%ddp"), argv=argv,
-        logs=logs.of_options(space),
+        timings=not space.no_timings, show_timings=space.timings, trace=trace_file(space.trace, "%%ddp"),
+        memory=space.memory, argv=argv, logs=logs.of_options(space),
     )  # fmt: skip
 
 

@@ -28,8 +28,8 @@ class Request:
 
     Of a cell: its source, `cell` (the n of its In[n]), `argv` and `argv0` (sys.argv); want_value: that of its last
     expression comes back; check: compare collectives across ranks before each is called (`worker.check`); timings:
-    record DDP's steps; trace: record torch.profiler's trace on every rank. Of a script: `program`, with its words in
-    `argv`. logs: the files that what the ranks print is written to.
+    record DDP's steps; trace: record torch.profiler's trace on every rank; memory: record what is allocated. Of a
+    script: `program`, with its words in `argv`. logs: the files that what the ranks print is written to.
     """
 
     op: str = CELL
@@ -49,6 +49,7 @@ class Request:
     check: bool = False
     timings: bool = True
     trace: bool = False
+    memory: bool = False
     program: Program | None = None
     logs: Logs | None = None
 
@@ -88,6 +89,7 @@ class Request:
         found = {
             "op": self.op, "cell": self.cell, "argv": list(self.argv), "argv0": self.argv0,
             "want_value": self.want_value, "check": self.check, "timings": self.timings, "trace": self.trace,
+            "memory": self.memory,
         }  # fmt: skip
         if self.program is None:
             return found

@@ -31,8 +31,8 @@ def run_parser(prog: str = NOTEBOOK) -> Parser:
     parser = Parser(
         prog=f"{prog} run", allow_abbrev=False, exit_on_error=False,
         usage=f"{shown} run [options] SCRIPT [arguments]\n       {shown} run [options] -m MODULE [arguments]",
-        description="Run a script on every rank, as torchrun does. Options stand before the script; what follows it is "
-        "the script's own.",
+        description="Run a script on every rank, as torchrun does. Options go before the script; what follows it is "
+        "passed to it.",
     )  # fmt: skip
     parser.add_argument("script", metavar="SCRIPT", help="path of the script, or with -m the name of the module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's sys.argv[1:]")
@@ -42,7 +42,7 @@ def run_parser(prog: str = NOTEBOOK) -> Parser:
     if prog == NOTEBOOK:
         run.add_argument("--fresh", action="store_true", help="start new worker processes first (the default without "
                          "--keep)")  # fmt: skip
-        run.add_argument("--keep", action="store_true", help="run in the standing processes, and leave the script's "
+        run.add_argument("--keep", action="store_true", help="run in the existing processes, and keep the script's "
                          "names there for the next cell")  # fmt: skip
         times = run.add_mutually_exclusive_group()
         times.add_argument("--timings", action="store_true", help="show %%ddp timings when the script has ended")
@@ -63,7 +63,7 @@ def parse_run(words: Sequence[str], env: Mapping[str, str], prog: str = NOTEBOOK
     notebook = prog == NOTEBOOK
     keep = notebook and space.keep
     if keep and space.max_restarts:
-        raise BadInput(f"{prog} run --max-restarts starts new processes, so nothing is kept; leave out --keep or it")
+        raise BadInput(f"{prog} run --max-restarts starts new processes, so --keep cannot work; leave one out")
     shutdown = shutdown_of(env) if space.shutdown_timeout is None else space.shutdown_timeout
     program = Program(space.script, space.module, keep, shutdown=shutdown)
     return launch_spec(

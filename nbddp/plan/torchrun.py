@@ -23,23 +23,24 @@ MODULES = {"torch.distributed.run": TORCHRUN, "torch.distributed.launch": LAUNCH
 PYTHON = re.compile(r"(.*/)?python[\d.]*")
 FILES = {"launch.py": LAUNCH, "run.py": TORCHRUN}  # in torch/distributed
 
-MEET = "the ranks of a pool meet at a store of the pool's own, new for each run; other machines are named by --hosts"
+MEET = "the pool starts a new store for each run, where its ranks meet; use --hosts to name other machines"
 # flags without which the program runs all the same: why they have no meaning here, and what to use
 NOTED = {
     "rdzv_backend": MEET, "rdzv_endpoint": MEET, "rdzv_conf": MEET, "master_addr": MEET, "master_port": MEET,
-    "local_addr": "the pool finds the addresses by which its hosts reach each other; %ddp start --interface names one",
-    "monitor_interval": "the pool hears of an exit at once, and polls nothing",
+    "local_addr": "the pool finds the addresses at which its hosts reach each other; %ddp start --interface selects "
+    "an interface",
+    "monitor_interval": "the kernel reports an exit to the pool at once, so nothing is polled",
     "start_method": "workers are forked from a process that has imported torch; NBDDP_START_METHOD=spawn changes that",
-    "event_log_handler": "torchrun's agent does not run, so it logs no events; %ddp errors and %ddp stacks tell what "
+    "event_log_handler": "torchrun's agent does not run, so it logs no events; %ddp errors and %ddp stacks show what "
     "happened",
     "numa_binding": "a worker's cores are those of the notebook's kernel; start Jupyter under numactl to bind them",
 }  # fmt: skip
 # flags without which another program would run
 REFUSED = {
-    "no_python": "a rank of a pool is a Python process; run a program that is none by !torchrun --no-python",
+    "no_python": "a rank of a pool is a Python process; run other programs with !torchrun --no-python",
     "logs_specs": "torchrun's plug-ins for logs run in its agent; --log-dir, --redirects and --tee write logs here",
-    "node_rank": "a pool starts its nodes together, and this is their only command; leave --node-rank out and name the "
-    "machines by %ddp start --hosts nodea,nodeb",
+    "node_rank": "one command starts all nodes of a pool; leave out --node-rank and name the machines with "
+    "%ddp start --hosts nodea,nodeb",
 }  # fmt: skip
 HONOURED = (
     "nnodes", "nproc_per_node", "rdzv_id", "standalone", "max_restarts", "role", "module", "run_path", "log_dir",

@@ -48,12 +48,14 @@ from nbddp.run.logdir import LogDir
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.run.values import RankValues, check_ranks
+from nbddp.trace.allocated import Allocations
 from nbddp.trace.compared import Report
 from nbddp.trace.measured import Measured
 from nbddp.trace.memory import RankMemory
 from nbddp.trace.merge import Merged
 from nbddp.trace.program import Breakdown
 from nbddp.trace.scale import Forecast
+from nbddp.trace.sizes import Sizes
 from nbddp.trace.steps import Recording
 from nbddp.worker import answers, values
 
@@ -373,6 +375,7 @@ class Pool:
         check: bool = False,
         timings: bool = True,
         trace: bool = False,
+        memory: bool = False,
         screen: Screen | None = None,
     ) -> RankValues:
         """Run source on the ranks. Returns the values of its last expression if `want_value`.
@@ -384,6 +387,7 @@ class Pool:
         request = Request(
             code=code, ranks=ranks, show=show, hang_after=hang_after, timeout=timeout, max_restarts=max_restarts,
             cell=cell, argv=argv, argv0=argv0, want_value=want_value, check=check, timings=timings, trace=trace,
+            memory=memory,
         )  # fmt: skip
         return self.carry_out(request, screen)
 
@@ -438,8 +442,8 @@ class Pool:
     ) -> None:
         """Run a script (or a module) on every rank as torchrun does, with `words` as its arguments.
 
-        The ranks are new processes, and end with it; keep: those that stand are taken, and the script's names stay on
-        them. The rest is as in `run_cell`, also what is raised.
+        The ranks are new processes that end with the script; keep: use the existing ones, and keep the script's names
+        there. Other arguments and exceptions are as for `run_cell`.
         """
         program = Program(script, module, keep)
         if not elsewhere.where(self.spec):
@@ -591,6 +595,16 @@ class Pool:
     def memory(self) -> list[RankMemory]:
         """What each rank's memory holds (`nbddp.worker.memory`). Raises BadInput if no rank has a model."""
         return looks.memory(self)
+
+    def sizes(self, *names: str, ranks: Sequence[int] | None = None) -> Sizes:
+        """What names hold on each rank, in bytes: what is shared, and what is sharded. Raises BadInput for a name that
+        no rank has or that holds no tensor."""
+        return looks.sizes(self, names, ranks)
+
+    def allocations(self, step: int | None = None, whole: bool = False) -> Allocations:
+        """What the ranks allocated over a step of the last cell that was run with `memory`: step `step`, or the one
+        with the highest peak, or the `whole` cell. Raises BadInput if there is none."""
+        return looks.allocations(self, step, whole)
 
     def compare(self, *names: str, ranks: Sequence[int] | None = None) -> Report:
         """Compare the ranks' copies of names: tensors, modules, optimizers, numbers, or containers of them.

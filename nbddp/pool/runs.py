@@ -68,8 +68,8 @@ class Runs:
         request = request.on(ranks, self._shown(request, check_ranks(request.show, group.world_size, "--show")))
         if request.spends and group.joined is not None:
             raise BadInput(
-                f"a script's processes end with it, and the engines of cluster {group.joined.cluster.name} are not "
-                "ours to end; --keep runs it and leaves them"
+                f"a script's processes end with it, but nbddp cannot end the engines of cluster "
+                f"{group.joined.cluster.name}; add --keep to run it in them"
             )
         most = logfile.limit(os.environ)
         if self.ranks.current is not None:

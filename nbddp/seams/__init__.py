@@ -60,6 +60,7 @@ SEAMS = (
     Seam("compiled modules", TORCH, "%ddp compare names a compiled module's parts by its wrapper"),
     Seam("shards of DTensors", TORCH, "%ddp memory counts a sharded tensor as a whole one"),
     Seam("parts of sparse tensors", TORCH, "sparse tensors are coalesced before they are compared"),
+    Seam("history of GPU memory", TORCH, "%ddp memory --timeline has nothing of GPUs"),
     Seam("import of the compiler", TORCH, "the first DDP(model) on each rank takes seconds"),
     Seam("status messages", IPYKERNEL, "each cell sends messages that nobody needs, which costs time"),
     Seam("interrupt of an await", IPYKERNEL, "Stop may not end a cell with a top-level await"),

@@ -52,6 +52,7 @@ NAMES = {
     "end of backward": ("torch.autograd:Variable._execution_engine",),
     "data loaders": ("torch.utils.data.dataloader:_BaseDataLoaderIter",),
     "parts of sparse tensors": ("torch:Tensor._indices", "torch:Tensor._values"),
+    "history of GPU memory": ("torch.cuda.memory:_record_memory_history", "torch.cuda.memory:_snapshot"),
 }
 # Keys of a recorder's entry that are read
 ENTRY_KEYS = ("collective_seq_id", "input_dtypes", "input_sizes", "is_p2p", "pg_id", "process_group", "profiling_name",
@@ -312,3 +313,29 @@ def sparse_parts(tensor: Any) -> tuple[Any, Any]:
         tensor = tensor.coalesce()
         return tensor.indices(), tensor.values()
     return tensor._indices(), tensor._values()
+
+
+# -- the CUDA allocator's history ------------------------------------------------------------------
+
+
+def begin_memory_history(entries: int) -> bool:
+    """Have the allocator keep its last `entries` allocations and frees of each GPU, with the Python frames of each
+    allocation; False where torch sees no GPU. Raises RuntimeError if this torch keeps none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return False
+    record = getattr(torch.cuda.memory, "_record_memory_history", None)
+    if record is None or not hasattr(torch.cuda.memory, "_snapshot"):
+        raise RuntimeError("this torch keeps no history of GPU memory")
+    record("all", context="alloc", stacks="python", max_entries=entries, clear_history=True)
+    return True
+
+
+def end_memory_history() -> dict[str, Any]:
+    """The allocator's state and its history, in the format that torch's docstring has; it keeps none from here on."""
+    import torch
+
+    found: dict[str, Any] = torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(None)
+    return found

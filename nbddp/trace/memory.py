@@ -130,3 +130,11 @@ def _trained(ranks: Sequence[RankMemory]) -> list[str]:
 
 def _span(ranks: Sequence[RankMemory], of: Callable[[RankMemory], int]) -> str:
     return span([of(r) for r in ranks])
+
+
+def unit(most: float) -> tuple[str, float]:
+    """The largest unit in which `most` is 1 or more, and its bytes."""
+    for name, scale in (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
+        if most >= scale:
+            return name, scale
+    return "bytes", 1.0

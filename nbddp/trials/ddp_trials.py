@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from nbddp.seams import expect, torch_seams
+from nbddp.seams import Untried, expect, torch_seams
 from nbddp.trials.torch_trials import alone
 from nbddp.worker.check import COLLECTIVES
 
@@ -154,6 +154,21 @@ def parts_of_sparse() -> None:
     expect((indices.shape[1], len(values)) == (2, 2), "the tensor was coalesced")
 
 
+def history_of_gpu_memory() -> None:
+    import torch
+
+    if not torch_seams.begin_memory_history(100):
+        raise Untried("torch sees no GPU here")
+    tensor = torch.ones(1, device="cuda")
+    found = torch_seams.end_memory_history()
+    entries = [e for some in found["device_traces"] for e in some if e["action"] == "alloc"]
+    expect(any(e["addr"] == tensor.untyped_storage().data_ptr() for e in entries), "an allocation is not recorded")
+    lacking = [key for key in ("size", "time_us", "frames") if key not in entries[-1]]
+    expect(not lacking, f"an allocation has no {', '.join(lacking)}")
+    expect(all("allocated_size" in segment for segment in found["segments"]), "segments do not say what is allocated")
+    expect(entries[-1]["frames"], "an allocation has no Python frames")
+
+
 def import_of_the_compiler() -> None:
     importlib.import_module(torch_seams.COMPILER)
 
@@ -169,5 +184,6 @@ TRIALS: dict[str, Callable[[], None]] = {
     "compiled modules": compiled_modules,
     "shards of DTensors": shards_of_dtensors,
     "parts of sparse tensors": parts_of_sparse,
+    "history of GPU memory": history_of_gpu_memory,
     "import of the compiler": import_of_the_compiler,
 }

@@ -76,6 +76,11 @@ def measure(
 # -- the walk --------------------------------------------------------------------------------
 
 
+def walk(namespace: Mapping[str, Any], name: str) -> Found:
+    """(path, kind, leaf) of everything that a name holds."""
+    return _walk(namespace[name], "", "", _names(namespace), 0)
+
+
 def _walk(value: Any, path: str, kind: str, names: Mapping[int, str], depth: int) -> Found:
     """(path, kind, leaf) of everything in `value`. `names`: id of a parameter → its name in a module."""
     import torch

@@ -93,6 +93,7 @@ def hook(kernel: WorkerKernel) -> None:
     foreign.install()
     kernel.recorder.install()
     kernel.memory.started()
+    kernel.allocations.started()
 
 
 def connect_surely(connect: Callable[..., Any], end: zmq.Socket[Any], *args: Any, **options: Any) -> None:

@@ -7,7 +7,8 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from nbddp.worker import answers, bench, clocks, digests, values
+from nbddp.worker import answers, bench, clocks, digests, named, values
+from nbddp.worker.allocations import Allocations
 from nbddp.worker.children import Exits
 from nbddp.worker.groups import Groups
 from nbddp.worker.memory import Memory
@@ -28,6 +29,7 @@ class Worker(Protocol):
     recorder: Recorder
     tracer: Tracer
     memory: Memory
+    allocations: Allocations
 
 
 def _call(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
@@ -118,6 +120,17 @@ def _memory(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     return [values.pack_or_words(worker.memory.collect(worker.shell.user_ns, worker.recorder))]
 
 
+def _named_memory(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """What names hold, in bytes."""
+    return [values.pack_or_words(named.sizes(worker.shell.user_ns, spec["names"]))]
+
+
+def _allocations(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """Which steps the recording of the last recorded cell has, or one of them."""
+    own = worker.allocations
+    return [values.pack_or_words(own.summary() if spec["part"] == "steps" else own.of_step(spec["step"]))]
+
+
 def _compare(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """What names hold, as digests; or, to see how far tensors are apart, some bytes of them, given or taken."""
     names = worker.shell.user_ns
@@ -142,5 +155,7 @@ REQUESTS: dict[str, Callable[[Worker, Spec, Sequence[Any]], list[bytes]]] = {
     "bench": _bench,
     "clocks": _clocks,
     "memory": _memory,
+    "named_memory": _named_memory,
+    "allocations": _allocations,
     "compare": _compare,
 }

@@ -47,6 +47,7 @@ from nbddp.worker import (
     threads,
     values,
 )
+from nbddp.worker.allocations import Allocations
 from nbddp.worker.check import Checker
 from nbddp.worker.children import Exits, Started
 from nbddp.worker.debugger import Debugger
@@ -143,6 +144,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         )
         self.tracer = Tracer()
         self.memory = Memory()
+        self.allocations = Allocations()
         self._began_ns = 0
         self._known: calls.Known | None = None  # what the flight recorders held when this rank was last asked
         self._transformed: tuple[str, str] | None = None
@@ -366,6 +368,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.files.begin()
         if spec.get("trace"):
             self.tracer.start()
+        if spec.get("memory"):
+            self.allocations.begin(spec["run"], spec["cell"], self.recorder, self.files.shown)
         met: BaseException | None = None
         reply: dict[str, Any] = {}
         try:
@@ -377,6 +381,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         error: BaseException | None = _error_of(result)
         shown, self._shown = self._shown, None
         error = next((e for e in (error, met, shown) if e is not None), None)
+        self.allocations.stop()
         self.tracer.stop(failed=error is not None)
         if error is None and spec["want_value"]:
             buffers.append(values.pack_or_words(result.result))

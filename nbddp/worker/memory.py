@@ -106,7 +106,7 @@ class _Tally:
         """Bytes of the storages that were not seen before."""
         total = 0
         for tensor in tensors:
-            for device, at, size in _storages(tensor):
+            for device, at, size in storages(tensor):
                 if (device, at) not in self._seen:
                     self._seen.add((device, at))
                     total += size
@@ -114,13 +114,13 @@ class _Tally:
         return total
 
 
-def _storages(tensor: Any) -> list[tuple[str, int, int]]:
+def storages(tensor: Any) -> list[tuple[str, int, int]]:
     """(device, address, bytes) of what a tensor lies in on this rank; nothing for meta tensors."""
     local = torch_seams.shard(tensor)
     if local.is_meta:
         return []
     if local.is_sparse:
-        return [s for part in torch_seams.sparse_parts(local) for s in _storages(part)]
+        return [s for part in torch_seams.sparse_parts(local) for s in storages(part)]
     try:
         storage = local.untyped_storage()
     except (RuntimeError, NotImplementedError):  # a layout without one

@@ -51,6 +51,7 @@ class Recorder:
         self.optimizers: WeakSet[Any] = WeakSet()
         self._groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._clock = DeviceClock()
+        self.heard: Callable[[str, bool, int, int], None] | None = None  # phase, begins, step, model: when it happens
         self._in_flight: list[tuple[Any, list[dict[str, Any]]]] = []
         self._in_backward = False
         self._stepping = 0
@@ -208,13 +209,19 @@ class Recorder:
         step["loader"], step["queued"] = [list(span) for span in self._loads], contention.waited()
         self._loads.clear()
         step["forward"][0] = self._now(step)
+        self._say("forward", True, step)
         return group, step
+
+    def _say(self, phase: str, begins: bool, step: dict[str, Any]) -> None:
+        if self.heard is not None:
+            self.heard(phase, begins, step["number"], step["model"])
 
     def _now(self, step: dict[str, Any]) -> Mark | int:
         return now() if step["device"] is None else self._clock.mark(step["device"])
 
     def _leaves_forward(self, group: Any, step: dict[str, Any], out: Any) -> None:
         step["forward"][1] = self._now(step)
+        self._say("forward", False, step)
         group.step = step
         first = functools.partial(self._first_gradient, group, step)
         for tensor in tensors(out):
@@ -226,6 +233,7 @@ class Recorder:
         if step["backward"][0]:
             return
         step["backward"][0] = self._now(step)
+        self._say("backward", True, step)
         self._in_backward = True
         engine = torch_seams.autograd_engine()
         engine.queue_callback(functools.partial(self._computed, engine, group, step))
@@ -237,6 +245,7 @@ class Recorder:
 
     def _all_waited_for(self, group: Any, step: dict[str, Any]) -> None:
         step["backward"][2] = self._now(step)
+        self._say("backward", False, step)
         self._in_backward = False
         self.steps.append(step)
         self.trained = (self.run, self.cell)
@@ -270,6 +279,9 @@ class Recorder:
         if torch.compiler.is_compiling():  # a compiled step is not noted, but the same graph
             return
         self.trained = (self.run, self.cell)
+        if self.heard is not None:
+            last = self.steps[-1] if self.steps and self.steps[-1]["run"] == self.run else {"number": 0, "model": 0}
+            self.heard("optimizer", which == 0, last["number"], last["model"])
         if not self.on:
             return
         self.optimizers.add(optimizer)
@@ -425,7 +437,7 @@ class _Notes:
 
 
 ENTERED = (  # what torch calls, maybe from within a function that is compiled
-    (Recorder, ("_begins", "_leaves_forward", "_first_gradient", "_computed", "_all_waited_for")),
+    (Recorder, ("_begins", "_say", "_leaves_forward", "_first_gradient", "_computed", "_all_waited_for")),
     (_Model, ("_comes",)),
     (_Notes, ("note", "handed_over", "sent")),
 )

@@ -74,7 +74,7 @@ print(secret + rank)
 # **Predict:** each of four ranks prints `before`, works, and prints `after`. In how many orders may the eight lines appear? And if all wait for each other
 # after the work, at a **barrier**?
 
-# %%
+# %% tags=nbval-ignore-output
 from nbddp.teach import explore
 
 explore.order()

@@ -77,7 +77,7 @@ def place_of(rank, nproc_per_node):
 # **Predict:** two nodes with four GPUs each, one process per GPU. A program takes `cuda:{RANK}` as its device. Which ranks start?
 # And on a single node with eight GPUs?
 
-# %%
+# %% tags=nbval-ignore-output
 from nbddp.teach import explore
 
 explore.layout()

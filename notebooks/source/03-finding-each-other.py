@@ -81,7 +81,7 @@ dist.destroy_process_group()
 # **Predict:** three of four processes have started. Does any of them get out of `init_process_group`? And what if `MASTER_ADDR` is
 # `localhost` everywhere?
 
-# %%
+# %% tags=nbval-ignore-output
 from nbddp.teach import explore
 
 explore.arrived()

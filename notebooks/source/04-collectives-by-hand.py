@@ -186,7 +186,7 @@ dist.destroy_process_group()
 # **Predict** for 4 ranks: after how many steps is the first chunk complete, and on how many ranks is it then? If the adding stops one step
 # early, what is missing in the end, and where?
 
-# %%
+# %% tags=nbval-ignore-output
 from nbddp.teach import explore
 
 explore.ring()

@@ -64,7 +64,7 @@ print(f"own {own:.3f}, mean of all {mean:.3f}, one process with all the data {wh
 # 2. Every rank starts from its own random parameters, gradients are averaged: does averaging bring the ranks together?
 # 3. All start equal, gradients are summed and not divided: what do you see in the loss, and in the distance?
 
-# %%
+# %% tags=nbval-ignore-output
 from nbddp.teach import explore
 
 explore.averaging()

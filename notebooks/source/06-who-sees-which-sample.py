@@ -45,7 +45,7 @@ for drop_last in (False, True):
 # The sampler does not know which epoch it is. **Predict:** what does a rank read in the second epoch if nobody tells it? And what is
 # lost for good when `drop_last` comes on top?
 
-# %%
+# %% tags=nbval-ignore-output
 from nbddp.teach import explore
 
 explore.samples()

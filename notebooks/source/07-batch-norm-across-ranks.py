@@ -40,7 +40,7 @@ print(f"mean of my samples {mine.mean(0)[0]:+.2f} · outputs differ by up to {of
 #
 # How much does it matter? **Predict:** two samples per rank or thirty-two, which is worse? And what if each rank reads another kind of data?
 
-# %%
+# %% tags=nbval-ignore-output
 from nbddp.teach import explore
 
 explore.statistics()

@@ -85,7 +85,7 @@ train()
 # **Predict:** eight layers of 4 MiB, on eight ranks. The default makes buckets of 4 and 28 MiB. Which share of the exchange is hidden with
 # `bucket_cap_mb=4`, and which bucket can never be?
 
-# %%
+# %% tags=nbval-ignore-output
 from nbddp.teach import explore
 
 explore.buckets()

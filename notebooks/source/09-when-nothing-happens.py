@@ -87,7 +87,7 @@ else:
 # **Predict** for "rank 0 alone makes a call" (an evaluation on rank 0, say) and for "a ring, all receive first" which ranks stand still, and then look. Which
 # program goes through although it is wrong?
 
-# %%
+# %% tags=nbval-ignore-output
 from nbddp.teach import explore
 
 explore.collectives()

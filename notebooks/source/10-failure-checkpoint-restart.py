@@ -72,7 +72,7 @@ print("attempt", attempt, "· the earlier name is", "there" if "kept" in globals
 # A checkpoint every few steps bounds what is lost. **Predict** before you move the sliders: a failure comes after every seven steps.
 # Is it better to write a checkpoint after every four steps or after every eight?
 
-# %%
+# %% tags=nbval-ignore-output
 from nbddp.teach import explore
 
 explore.restarts()

@@ -129,7 +129,7 @@ folder.cleanup()
 # **Predict** before you move a slider: what in the lines below depends on the number of nodes, what on the processes per node, what
 # on the backend?
 
-# %%
+# %% tags=nbval-ignore-output
 from nbddp.teach import explore
 
 explore.launch()

@@ -59,7 +59,7 @@ sum(p.numel() * p.element_size() for p in net.parameters())
 # **Predict** for a model of 10⁹ parameters on 8 nodes with links of 100 Gb/s: which share of the time do the GPUs compute? Then, which of
 # these helps most: half the latency, ten times the parameters, or eight micro-batches to an exchange?
 
-# %%
+# %% tags=nbval-ignore-output
 from nbddp.teach import check, explore
 
 explore.what_if()
@@ -171,7 +171,7 @@ if rank == 0:
 #
 # **Predict** for 7.5 · 10⁹ parameters on 64 GPUs: what does a rank hold at each stage? And is it less or more in float32?
 
-# %%
+# %% tags=nbval-ignore-output
 explore.zero()
 
 # %% [markdown]
