@@ -86,14 +86,18 @@ class Paces:
         self.run = 0
         self.steps: dict[int, tuple[Pace, ...]] = {}
         self._owing: dict[int, float] = {}
+        self._last: set[int] = set()  # ranks that were asked after the run's end
         self.new = False
 
-    def ask(self, pool: Pool, run: Run) -> None:
+    def ask(self, pool: Pool, run: Run, over: bool) -> None:
+        """Ask every rank for what is new. over: the run has ended, so this is the last time, once a rank owes none."""
         if run.number != self.run:
-            self.run, self.steps, self._owing, self.new = run.number, {}, {}, True
+            self.run, self.steps, self._owing, self._last, self.new = run.number, {}, {}, set(), True
         now = time.monotonic()
-        lives = [r for r in run.specs if r in pool.workers and pool.workers[r].lives]
+        lives = [r for r in run.specs if r not in self._last and r in pool.workers and pool.workers[r].lives]
         for rank in [r for r in lives if now - self._owing.get(r, float("-inf")) > PATIENCE]:
+            if over:
+                self._last.add(rank)
             since = self.steps[rank][-1].begin if self.steps.get(rank) else 0
             self._owing[rank] = now
             question = {"op": "pace", "run": run.number, "since": since}

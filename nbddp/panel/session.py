@@ -109,8 +109,8 @@ class Session:
         over = last is not None and run is None and last.number != self._over  # it has ended since the last look
         if placed is not None and pool.running:
             self._uses.take(pool, placed)
-            if last is not None and (run is not None or over):
-                self._paces.ask(pool, last)
+            if last is not None:
+                self._paces.ask(pool, last, over=run is None)
             seen = looking.look(pool, run)
             ranks = watched.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
             seconds = time.monotonic() - run.began if run is not None else 0.0
