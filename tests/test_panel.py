@@ -131,6 +131,16 @@ def test_a_start_goes_through_its_stages_and_may_fail() -> None:
     assert STAGES[-1] in rules.started(state, placed, []).notice
 
 
+def test_what_is_planned_begins_at_the_pool_that_a_cell_has_made() -> None:
+    state = rules.moved(rules.known(State(), CPU), "visible", "own")
+    state = rules.placed(state, Topology.plan(CPU, nproc=3, nnodes=2))
+    assert state.plan == Plan(3, nnodes=2, visible="own")
+    assert state.considered.cell == "%%ddp --nproc 3 --nnodes 2"
+    moved = rules.moved(state, "nproc", 5)
+    assert rules.placed(moved, state.placed).plan.nproc == 5
+    assert rules.placed(moved, None).plan.nproc == 5
+
+
 def test_before_the_devices_are_known_nothing_can_be_started() -> None:
     state = rules.moved(State(), "nproc", 4)
     assert not state.may_start
@@ -234,6 +244,24 @@ def test_a_panel_is_a_picture_and_words_and_widgets_in_one_output(shown: Kernel)
         (bundle,) = shown.run(code).displays
         assert {"text/plain", "text/html", "image/png", "application/vnd.jupyter.widget-view+json"} <= set(bundle)
         assert bundle["text/plain"].startswith("ready: world size")
+
+
+def test_a_saved_panel_has_the_picture_of_the_pool_as_the_next_cell_finds_it(shown: Kernel) -> None:
+    first = shown.run("%ddp panel")
+    (ident,) = [c["transient"]["display_id"] for _, kind, c in first.messages if kind == "display_data"]
+    found: list[str] = []
+
+    def run(code: str) -> None:
+        updates = [c for _, kind, c in shown.run(code).messages if kind == "update_display_data"]
+        found.extend(c["data"]["text/plain"] for c in updates if c["transient"]["display_id"] == ident)
+
+    run("%%ddp --nproc 3 --nnodes 1\n1")
+    end = time.monotonic() + 30
+    while not found and time.monotonic() < end:
+        run("import time; time.sleep(0.2)")
+    run("1")
+    assert len(found) == 1, "a picture is renewed once for each change"
+    assert "world size 3 =" in found[0]
 
 
 def test_a_pool_that_has_not_started_has_its_repr(shown: Kernel) -> None:
