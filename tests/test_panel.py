@@ -282,3 +282,17 @@ def test_panels_that_are_closed_leave_nothing(shown: Kernel) -> None:
     assert done.ok, done.error
     assert asked(shown, "count - len(ipywidgets.Widget.get_manager_state()['state']) > 30")
     until(shown, from_here, lambda count: count == 1)
+
+
+def test_when_the_kernel_ends_or_restarts_the_picture_and_the_words_stay(new_kernel: Kernel) -> None:
+    first = new_kernel.run("%ddp panel")
+    (ident,) = [c["transient"]["display_id"] for _, kind, c in first.messages if kind == "display_data"]
+    new_kernel.client.shutdown(restart=True)
+    end, last = time.monotonic() + 60, None
+    while last is None and time.monotonic() < end:
+        message = new_kernel.client.get_iopub_msg(timeout=60)
+        content = message["content"]
+        if message["msg_type"] == "update_display_data" and content["transient"]["display_id"] == ident:
+            last = content["data"]
+    assert last is not None
+    assert set(last) == {"text/plain", "text/html", "image/png"}

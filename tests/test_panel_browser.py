@@ -119,16 +119,16 @@ def change_plan(shown: Panel) -> None:
 
 
 def reopen(page: Page) -> None:
-    """Saved, and opened in a browser while no kernel of it runs: the picture is there, with its words for who does not
-    see it."""
-    page.command("docmanager:save")
-    until(lambda: "image/png" in (page.folder / "outputs.ipynb").read_text(encoding="utf-8"), "the saved panel")
-    page.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    """The kernel is shut down and the notebook saved and opened again: the picture is there, with words for who does
+    not see it."""
     page.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.sessionContext.shutdown()")
-    page.page.reload()
-    picture = page.page.locator(".jp-OutputArea img").first
+    picture = page.page.locator(".jp-OutputArea img.nbddp-picture").first
     sync_api.expect(picture).to_be_visible()
-    assert "world size 2" in str(picture.get_attribute("alt"))
+    page.command("docmanager:save")
+    page.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    page.page.reload()
+    sync_api.expect(picture).to_be_visible()
+    assert "world size 4" in str(picture.get_attribute("alt"))
 
 
 @pytest.mark.timeout(300)

@@ -4,6 +4,7 @@ words, which stay in a saved notebook.
 
 from __future__ import annotations
 
+import atexit
 import functools
 from typing import Any
 from uuid import uuid4
@@ -50,6 +51,7 @@ class PoolPanel:
         if self._leave is not None:
             self._leave()
             self._leave = None
+            atexit.unregister(self._last)
         if self._view is not None:
             self._view.close()
             self._view = None
@@ -70,13 +72,21 @@ class PoolPanel:
         if self._leave is None:
             shell.events.register("pre_run_cell", self._renew)
             self._leave = functools.partial(shell.events.unregister, "pre_run_cell", self._renew)
+            atexit.register(self._last)
 
     def _renew(self, info: Any = None) -> None:
         """Publish the picture of the pool as it is, if it is another."""
         if self.state.placed == self._drawn:
             return
         self._drawn = self.state.placed
+        self._publish(*self._repr_mimebundle_())
+
+    def _last(self) -> None:
+        """The kernel ends: the picture and the words alone, or a front end looks for widgets that are gone."""
         data, metadata = self._repr_mimebundle_()
+        self._publish({kind: shown for kind, shown in data.items() if kind != WIDGET}, metadata)
+
+    def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         for publisher, ident in self._outputs:
             publisher.publish(data, metadata, transient={"display_id": ident}, update=True)
 
