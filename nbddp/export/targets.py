@@ -99,20 +99,6 @@ def kubeflow(launch: Launch, job: Job, source: str = "") -> str:
     """A program that hands the script to Kubeflow's Trainer. source: the script's text, which goes along, since
     only the text of the function does; without it the script has to be in the image."""
     _refuse_elastic(launch, "Kubeflow's Trainer starts a fixed number of nodes")
-    name, arguments = launch.program[0], list(launch.program)
-    if source:
-        body = f"""\
-import pathlib, runpy, sys
-pathlib.Path({name!r}).write_text({source!r})
-sys.argv = {arguments!r}
-runpy.run_path({name!r}, run_name="__main__")
-"""
-    else:
-        body = f"""\
-import runpy, sys
-sys.argv = {arguments!r}
-runpy.run_path({name!r}, run_name="__main__")
-"""
     options = [
         "func=train", f"num_nodes={launch.nnodes}", f"resources_per_node={_limits(launch, job)['limits']!r}",
         *([f"image={job.image!r}"] if job.image else []),
@@ -124,7 +110,7 @@ from kubeflow.trainer import CustomTrainer, TrainerClient
 
 
 def train():
-{textwrap.indent(body, "    ")}
+{textwrap.indent(_running(launch, source), "    ")}
 
 trainer = CustomTrainer(
 {textwrap.indent("".join(f"{option},{chr(10)}" for option in options), "    ")})
@@ -168,15 +154,10 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 
 def train():
-    import runpy
-    import sys
-
     import torch.distributed as dist
 
     dist.init_process_group = lambda *args, **options: None  # Ray has made the group
-    sys.argv = {list(launch.program)!r}
-    runpy.run_path({launch.program[0]!r}, run_name="__main__")
-
+{textwrap.indent(_running(launch, source), "    ")}
 
 {start}
 trainer = TorchTrainer(
@@ -214,6 +195,28 @@ def seconds(time: str) -> int:
     else:
         numbers = [0] * (3 - len(numbers)) + numbers
     return int(days or 0) * 86400 + numbers[0] * 3600 + numbers[1] * 60 + numbers[2]
+
+
+def _running(launch: Launch, source: str) -> str:
+    """The body of a function that runs the script: its text, which each process writes for itself, since another could
+    read half a file; or, without the text, the file of that name in a folder of sys.path."""
+    name, *arguments = launch.program
+    if source:
+        find = f"""\
+path = os.path.join(tempfile.mkdtemp(), {name.rpartition("/")[2]!r})
+with open(path, "w", encoding="utf-8") as file:
+    file.write({source!r})
+"""
+    else:
+        find = f"""\
+found = (os.path.join(folder, {name!r}) for folder in ["", *sys.path])
+path = next((path for path in found if os.path.exists(path)), {name!r})
+"""
+    return f"""\
+import os, runpy, sys, tempfile
+{find}sys.argv = [path, *{arguments!r}]
+runpy.run_path(path, run_name="__main__")
+"""
 
 
 def _installing(job: Job) -> list[str]:
