@@ -71,6 +71,7 @@ COMMANDS: dict[str, str] = {
     "torchrun": "run a script by torchrun's own command line; also python -m torch.distributed.run",
     "launch": "run a script by the command line of python -m torch.distributed.launch",
     "export": "write the %%ddp cells as a script for torchrun, or a job for Slurm, Kubeflow, SkyPilot, TorchX, Ray",
+    "submit": "submit a batch script to Slurm, and follow its state and log",
     "errors": "exit code and error file of each rank that failed in the last run, as a dict",
     "help": "show this text",
 }
@@ -170,6 +171,16 @@ def _attach(parser: Parser) -> None:
     parser.add_argument("job", nargs="?", type=positive, metavar="JOB", help="needed only if several jobs are kept")
 
 
+def _submit(parser: Parser) -> None:
+    parser.usage = "%%ddp submit [options] JOB.sbatch [arguments]\n       %%ddp submit --follow JOB"
+    parser.add_argument("script", nargs="?", metavar="JOB.sbatch", help="batch script, as of %%ddp export --to slurm")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="arguments", help="arguments of the batch script")
+    parser.add_argument("--follow", type=positive, metavar="JOB", help="follow a job that was submitted before")
+    parser.add_argument("--detach", action="store_true", help="submit the job without following it")
+    parser.add_argument("--on-stop", choices=("cancel", "leave"), default="cancel", help="what Stop does to the job "
+                        "(default: cancel it)")  # fmt: skip
+
+
 def _errors(parser: Parser) -> None:
     parser.add_argument("--torchrun", action="store_true", help="print torchrun's summary instead")
 
@@ -247,6 +258,7 @@ ARGUMENTS: dict[str, Callable[[Parser], None]] = {
     "pull": _names, "log": _log, "timings": _timings,
     "memory": _memory, "topology": _topology, "compare": _names, "bench": _bench, "forecast": _forecast,
     "errors": _errors,
+    "submit": _submit,
 }  # fmt: skip
 
 
@@ -331,5 +343,6 @@ def complete_command(line: str) -> list[str]:
         collectives = [c for c in BUS_FACTOR if c.startswith(current) and c not in typed]
     else:
         collectives = []
-    files = launching.files(current) if words[0] == "export" and not current.startswith("-") else []
+    ends = {"export": (".py",), "submit": launching.BATCH}.get(words[0], ())
+    files = launching.files(current, ends) if ends and not current.startswith("-") else []
     return [*collectives, *files, *complete(command_parser(words[0]), line)]

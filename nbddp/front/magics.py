@@ -22,7 +22,7 @@ from nbddp.agent.taking import Asked
 from nbddp.base import stop, system
 from nbddp.base.units import lasting, lasts
 from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
-from nbddp.front import commands, exporting, launching
+from nbddp.front import commands, exporting, launching, submitting
 from nbddp.front.assist import Assistant
 from nbddp.front.commands import Command
 from nbddp.front.debug import Debug
@@ -475,6 +475,23 @@ class DDPMagics(Magics):  # type: ignore[misc]
         }  # fmt: skip
         print(*exporting.carry_out(args, shape, self.history, args["argv"]), sep="\n")
 
+    def _submit(self, command: Command) -> None:
+        args = command.args
+        if (args["script"] is None) == (args["follow"] is None):
+            raise BadInput("%ddp submit needs a batch script, or --follow and a job's number; name one of the two")
+        job = args["follow"] or submitting.submit(args["script"], args["words"])
+        if args["script"] is not None:
+            print(f"Slurm job {job} submitted", flush=True)
+        if args["detach"]:
+            print(f"%ddp submit --follow {job} follows it; !scancel {job} cancels it")
+            return
+        screen = for_shell(self.shell)
+        try:
+            cancels = args["on_stop"] == "cancel"
+            print(submitting.follow(job, lambda text: print(text, end="", flush=True), screen.progress, cancels))
+        finally:
+            screen.finish([])
+
     def _log(self, command: Command) -> None:
         run = self.pool.last_run
         if run is None:
@@ -515,6 +532,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         "launch": _run,
         "errors": _errors,
         "export": _export,
+        "submit": _submit,
     }
 
 
