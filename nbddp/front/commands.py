@@ -268,9 +268,7 @@ def command_parser(name: str, prog: str = "%ddp") -> Parser:
         return scripts.run_parser(prog)
     if name in (torchrun.TORCHRUN, torchrun.LAUNCH):
         return torchrun.parser_of(prog, name)
-    parser = Parser(
-        prog=f"{prog} {name}", allow_abbrev=False, exit_on_error=False, description=COMMANDS[name].replace("%", "%%")
-    )
+    parser = Parser(prog=f"{prog} {name}", allow_abbrev=False, exit_on_error=False, description=COMMANDS[name])
     if name in ARGUMENTS:
         ARGUMENTS[name](parser)
     if name == "export":
