@@ -26,7 +26,7 @@ from nbddp.front.assist import Assistant
 from nbddp.front.commands import Command
 from nbddp.front.debug import Debug
 from nbddp.front.interrupts import Interrupts
-from nbddp.plan import options
+from nbddp.plan import options, variables
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import rank_words
 from nbddp.pool import footing
@@ -314,6 +314,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
         answer = self.pool.status()
         print(*self.pool.elsewhere.words(), sep="\n", end="\n" * bool(self.pool.elsewhere.allocations))
+        if self.pool.group.variables:
+            print(f"workers have {variables.words(sorted(self.pool.group.variables), self.pool.group.variables)}")
         if answer["keep"]:
             print(f"the warm process stays for {lasts(answer['keep'])} after this kernel ends (--keep-warm)")
         self._tell_shortcomings()
