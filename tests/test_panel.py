@@ -131,6 +131,16 @@ def test_a_start_goes_through_its_stages_and_may_fail() -> None:
     assert STAGES[-1] in rules.started(state, placed, []).notice
 
 
+def test_what_is_planned_begins_at_the_pool_that_a_cell_has_made() -> None:
+    state = rules.moved(rules.known(State(), CPU), "visible", "own")
+    state = rules.placed(state, Topology.plan(CPU, nproc=3, nnodes=2))
+    assert state.plan == Plan(3, nnodes=2, visible="own")
+    assert state.considered.cell == "%%ddp --nproc 3 --nnodes 2"
+    moved = rules.moved(state, "nproc", 5)
+    assert rules.placed(moved, state.placed).plan.nproc == 5
+    assert rules.placed(moved, None).plan.nproc == 5
+
+
 def test_before_the_devices_are_known_nothing_can_be_started() -> None:
     state = rules.moved(State(), "nproc", 4)
     assert not state.may_start
@@ -236,6 +246,24 @@ def test_a_panel_is_a_picture_and_words_and_widgets_in_one_output(shown: Kernel)
         assert bundle["text/plain"].startswith("ready: world size")
 
 
+def test_a_saved_panel_has_the_picture_of_the_pool_as_the_next_cell_finds_it(shown: Kernel) -> None:
+    first = shown.run("%ddp panel")
+    (ident,) = [c["transient"]["display_id"] for _, kind, c in first.messages if kind == "display_data"]
+    found: list[str] = []
+
+    def run(code: str) -> None:
+        updates = [c for _, kind, c in shown.run(code).messages if kind == "update_display_data"]
+        found.extend(c["data"]["text/plain"] for c in updates if c["transient"]["display_id"] == ident)
+
+    run("%%ddp --nproc 3 --nnodes 1\n1")
+    end = time.monotonic() + 30
+    while not found and time.monotonic() < end:
+        run("import time; time.sleep(0.2)")
+    run("1")
+    assert len(found) == 1, "a picture is renewed once for each change"
+    assert "world size 3 =" in found[0]
+
+
 def test_a_pool_that_has_not_started_has_its_repr(shown: Kernel) -> None:
     (bundle,) = shown.run("nbddp.Pool(2)").displays
     assert set(bundle) == {"text/plain"}
@@ -254,3 +282,17 @@ def test_panels_that_are_closed_leave_nothing(shown: Kernel) -> None:
     assert done.ok, done.error
     assert asked(shown, "count - len(ipywidgets.Widget.get_manager_state()['state']) > 30")
     until(shown, from_here, lambda count: count == 1)
+
+
+def test_when_the_kernel_ends_or_restarts_the_picture_and_the_words_stay(new_kernel: Kernel) -> None:
+    first = new_kernel.run("%ddp panel")
+    (ident,) = [c["transient"]["display_id"] for _, kind, c in first.messages if kind == "display_data"]
+    new_kernel.client.shutdown(restart=True)
+    end, last = time.monotonic() + 60, None
+    while last is None and time.monotonic() < end:
+        message = new_kernel.client.get_iopub_msg(timeout=60)
+        content = message["content"]
+        if message["msg_type"] == "update_display_data" and content["transient"]["display_id"] == ident:
+            last = content["data"]
+    assert last is not None
+    assert set(last) == {"text/plain", "text/html", "image/png"}

@@ -90,7 +90,7 @@ class Paces:
         self.new = False
 
     def ask(self, pool: Pool, run: Run, over: bool) -> None:
-        """Ask every rank for what is new. over: the run has ended, so this is the last time, once a rank owes none."""
+        """Ask every rank for what is new. over: the run has ended; a rank that has nothing new is asked no more."""
         if run.number != self.run:
             self.run, self.steps, self._owing, self._last, self.new = run.number, {}, {}, set(), True
         now = time.monotonic()
@@ -108,6 +108,7 @@ class Paces:
             self._owing.pop(rank, None)
             if isinstance(answer, list) and answer:
                 self.new = True
+                self._last.discard(rank)  # there may be more
                 self.steps[rank] = merged(self.steps.get(rank, ()), answer, KEPT)
 
 

@@ -4,13 +4,18 @@ words, which stay in a saved notebook.
 
 from __future__ import annotations
 
+import atexit
+import functools
 from typing import Any
+from uuid import uuid4
 
 from nbddp.draw.shown import Shown
 from nbddp.draw.topology import topology
 from nbddp.panel import words
+from nbddp.panel.plan import on_paper
 from nbddp.panel.session import Session, session_of
 from nbddp.panel.state import State
+from nbddp.plan.topology import Topology
 from nbddp.pool.pool import Pool
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -24,6 +29,9 @@ class PoolPanel:
         self.pool = pool
         self.session: Session = session_of(pool)
         self._view: Any = None
+        self._outputs: list[tuple[Any, str]] = []  # where it is shown: publisher and display
+        self._leave: Any = None
+        self._drawn: Topology | None = None  # the pool as the picture has it
 
     @property
     def view(self) -> Any:
@@ -40,9 +48,47 @@ class PoolPanel:
 
     def close(self) -> None:
         """Take the widgets away, wherever they are shown."""
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
+            atexit.unregister(self._last)
         if self._view is not None:
             self._view.close()
             self._view = None
+
+    def _ipython_display_(self) -> None:
+        """Show it, with a picture that a saved notebook keeps. A newer picture has the front end make the panel anew,
+        which drops the keyboard's focus: so it comes when the reader runs another cell, and has the focus there."""
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+        if shell is None:
+            print(repr(self))
+            return
+        data, metadata = self._repr_mimebundle_()
+        self._drawn = self.state.placed
+        self._outputs.append((shell.display_pub, uuid4().hex))
+        shell.display_pub.publish(data, metadata, transient={"display_id": self._outputs[-1][1]})
+        if self._leave is None:
+            shell.events.register("pre_run_cell", self._renew)
+            self._leave = functools.partial(shell.events.unregister, "pre_run_cell", self._renew)
+            atexit.register(self._last)
+
+    def _renew(self, info: Any = None) -> None:
+        """Publish the picture of the pool as it is, if it is another."""
+        if self.state.placed == self._drawn:
+            return
+        self._drawn = self.state.placed
+        self._publish(*self._repr_mimebundle_())
+
+    def _last(self) -> None:
+        """The kernel ends: the picture and the words alone, or a front end looks for widgets that are gone."""
+        data, metadata = self._repr_mimebundle_()
+        self._publish({kind: shown for kind, shown in data.items() if kind != WIDGET}, metadata)
+
+    def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        for publisher, ident in self._outputs:
+            publisher.publish(data, metadata, transient={"display_id": ident}, update=True)
 
     def __repr__(self) -> str:
         return words.words(self.state)
@@ -51,7 +97,7 @@ class PoolPanel:
         said = repr(self)
         bundle: dict[str, Any] = {"text/plain": said}
         metadata: dict[str, Any] = {}
-        if (placed := self.state.placed or self.state.considered.topology) is not None:
+        if (placed := self.state.placed or self.state.considered.topology or on_paper(self.state.plan)) is not None:
             bundle, metadata = Shown(topology(placed).figure, said)._repr_mimebundle_()
         if may_have_widgets():
             bundle[WIDGET] = {**VERSION, "model_id": self.view.widget.model_id}

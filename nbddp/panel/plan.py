@@ -17,7 +17,7 @@ from nbddp.plan import options
 from nbddp.plan.hosts import hosts_of
 from nbddp.plan.machine import Device, Node
 from nbddp.plan.options import LaunchSpec
-from nbddp.plan.topology import Topology
+from nbddp.plan.topology import Topology, planned
 
 SCRIPT = "train.py"  # a panel plans for cells; torchrun wants a file
 
@@ -114,6 +114,15 @@ def layout(plan: Plan, machine: Sequence[Node]) -> Topology:
         oversubscribe=spec.oversubscribe,
         device=plan.device,
     )
+
+
+def on_paper(plan: Plan) -> Topology | None:
+    """The layout of a plan whose machine is not known yet; None where it is impossible."""
+    try:
+        spec = plan.spec()
+        return planned(nnodes=plan.nnodes, nproc=spec.nproc)
+    except BadInput:
+        return None
 
 
 def _nodes(plan: Plan, machine: Sequence[Node]) -> Sequence[Node]:

@@ -144,7 +144,11 @@ class Session:
 
     def start(self) -> None:
         """Have the pool that is planned."""
-        if self.model.state.may_start:
+        if not self.model.state.may_start:  # the button can always be pressed: one that is off drops the focus
+            self._say(self.model.state.why_not())
+        elif (run := self._current()) is not None:
+            self._say(f"{looking.named(run)} is running; Start when it has ended, or Stop it")
+        else:
             self.model.change(rules.began)
             in_main(self._start)
 

@@ -81,6 +81,12 @@ class State:
     def may_start(self) -> bool:
         return self.stage is None and self.considered.topology is not None
 
+    def why_not(self) -> str:
+        """Why nothing can be started now."""
+        if self.stage is not None:
+            return "a start is under way"
+        return self.considered.refusal or self.considered.note
+
     def pool_words(self) -> str:
         """What the pool is like, in a line."""
         if self.stage is not None:
@@ -167,8 +173,12 @@ def said(state: State, notice: str, detail: str = "") -> State:
 
 
 def placed(state: State, now: Topology | None) -> State:
-    """The pool is as a cell or a command has made it."""
-    return state if state.placed == now else replace(state, placed=now, ranks=state.ranks if now is not None else ())
+    """The pool is as a cell or a command has made it; what is planned begins there."""
+    if now is None or state.placed == now:
+        return state if state.placed == now else replace(state, placed=None, ranks=())
+    nnodes = now.nnodes if not state.plan.hosts.strip() else state.plan.nnodes
+    plan = replace(state.plan, nproc=now.nproc_per_node, nnodes=nnodes)
+    return replace(state, placed=now, plan=plan, considered=considered(plan, state.machine))
 
 
 def ended(state: State, words: str) -> State:

@@ -82,8 +82,6 @@ class View:
             self._set(self.shown, state.showing)
         finally:
             self._drawing = 0
-        if self.start.disabled == state.may_start:
-            self.start.disabled = not state.may_start
 
     def _set(self, controls: dict[str, Any], values: Any) -> None:
         for name, control in controls.items():
