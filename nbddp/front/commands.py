@@ -15,6 +15,7 @@ from typing import Any
 from nbddp.base.units import amount, delay, speed
 from nbddp.errors import BadInput
 from nbddp.front import launching
+from nbddp.front.export_options import export_arguments
 from nbddp.plan import scripts, torchrun
 from nbddp.plan.options import (
     HelpAsked,
@@ -27,6 +28,7 @@ from nbddp.plan.options import (
     pool_options,
     positive,
     rank_set,
+    split_argv,
     split_line,
     workers_per_node,
 )
@@ -69,11 +71,13 @@ COMMANDS: dict[str, str] = {
     "run": "run a script or module on every rank, as torchrun does",
     "torchrun": "run a script by torchrun's own command line; also python -m torch.distributed.run",
     "launch": "run a script by the command line of python -m torch.distributed.launch",
+    "export": "write the %%ddp cells as a script for torchrun, or a job for Slurm, Kubeflow, SkyPilot, TorchX, Ray",
     "errors": "exit code and error file of each rank that failed in the last run, as a dict",
     "help": "show this text",
 }
 TERMINAL_COMMANDS = (
     "status", "start", "stop", "restart", "scale", "topology", "stacks", "doctor", "run", "torchrun", "launch",
+    "export",
 )  # fmt: skip
 
 
@@ -253,9 +257,14 @@ def command_parser(name: str, prog: str = "%ddp") -> Parser:
         return scripts.run_parser(prog)
     if name in (torchrun.TORCHRUN, torchrun.LAUNCH):
         return torchrun.parser_of(prog, name)
-    parser = Parser(prog=f"{prog} {name}", allow_abbrev=False, exit_on_error=False, description=COMMANDS[name])
+    parser = Parser(
+        prog=f"{prog} {name}", allow_abbrev=False, exit_on_error=False, description=COMMANDS[name].replace("%", "%%")
+    )
     if name in ARGUMENTS:
         ARGUMENTS[name](parser)
+    if name == "export":
+        export_arguments(parser, prog == "%ddp")
+        return parser
     if prog != "%ddp" and name not in ("start", "doctor"):
         parser.add_argument("pool", nargs="?", default="", help="the pool's id, if several pools are running")
     return parser
@@ -287,7 +296,10 @@ def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
     if name in (torchrun.TORCHRUN, torchrun.LAUNCH):
         spec, notes = torchrun.parse(words[1:], os.environ, prog, name)
         return Command(name, {}, spec, tuple(notes))
-    space = command_parser(name, prog).parse_strictly(words[1:])
+    own, argv = split_argv(words[1:]) if name == "export" else (words[1:], ())
+    space = command_parser(name, prog).parse_strictly(own)
+    if name == "export":
+        return Command(name, {**vars(space), "argv": argv})
     launch = launch_spec(space) if name in ("start", "restart") else LaunchSpec()
     return Command(name, vars(space), launch)
 
@@ -320,4 +332,5 @@ def complete_command(line: str) -> list[str]:
         collectives = [c for c in BUS_FACTOR if c.startswith(current) and c not in typed]
     else:
         collectives = []
-    return [*collectives, *complete(command_parser(words[0]), line)]
+    files = launching.files(current) if words[0] == "export" and not current.startswith("-") else []
+    return [*collectives, *files, *complete(command_parser(words[0]), line)]
