@@ -243,7 +243,11 @@ def test_restart_of_one_rank_ends_the_cell_and_keeps_the_other(panel: Kernel) ->
     until(panel, "panel.state.notice", lambda notice: "rank 1 restarted" in notice)
     assert panel.run("%%ddp -o has\n'kept' in globals()").ok
     assert asked(panel, "[has[0], has[1]]") == [True, False]
-    panel.run("view.which.value = None")
+    panel.run("view.which.value = -1")
+
+
+def test_all_ranks_are_chosen_where_nothing_else_is(panel: Kernel) -> None:
+    until(panel, "[view.which.label, view.whom.label, len(view.which.options)]", lambda f: f == ["all ranks"] * 2 + [3])
 
 
 def test_buttons_without_a_cell_say_what_is(panel: Kernel) -> None:

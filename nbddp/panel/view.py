@@ -53,6 +53,8 @@ class View:
         self.tabs.observe(lambda change: self._turn(), "value")
         foot = [self._html(page.notice), self._html(page.detail, max_height="24em", overflow="auto")]
         self.widget = w.VBox([w.HTML(STYLE), self._html(page.heading), self.tabs, *self.pages.values(), *foot])
+        for shown in self.pages.values():
+            shown.layout.margin = "8px 0 0"
         self._turn()
         self.widget.add_class("nbddp-panel")
         self._close = session.open(self._changed)
@@ -90,7 +92,7 @@ class View:
 
     def _offer(self, state: State) -> None:
         """The ranks that there are, to choose from."""
-        ranks = [("all ranks", None), *((f"rank {row.rank}", row.rank) for row in state.ranks)]
+        ranks = [("all ranks", ALL), *((f"rank {row.rank}", row.rank) for row in state.ranks)]
         for choice in (self.which, self.whom):
             if len(choice.options) != len(ranks):
                 choice.options = ranks
@@ -120,7 +122,7 @@ class View:
     def _ranks(self) -> Any:
         w, session = self._w, self.session
         self.which = w.Dropdown(
-            options=[("all ranks", None)], layout=w.Layout(width="8em"), tooltip="which ranks Restart restarts"
+            options=[("all ranks", ALL)], layout=w.Layout(width="8em"), tooltip="which ranks Restart restarts"
         )
         buttons = [
             self._button("Stop", "end the running cell, as the kernel's Stop does", session.stop),
@@ -160,14 +162,14 @@ class View:
         return w.VBox([self._html(page.curves, min_height="220px"), row, self._html(page.timeline, overflow="auto")])
 
     def _chosen(self) -> list[int] | None:
-        return None if self.which.value is None else [self.which.value]
+        return None if self.which.value == ALL else [self.which.value]
 
     # -- debugger ------------------------------------------------------------------------------
 
     def _debugger(self) -> Any:
         w, session = self._w, self.session
         self.line = w.Text(placeholder="p loss", description="line", continuous_update=False)
-        self.whom = w.Dropdown(options=[("all ranks", None)], tooltip="which ranks get the line")
+        self.whom = w.Dropdown(options=[("all ranks", ALL)], tooltip="which ranks get the line")
         self.whom.layout.width = "8em"
         send = self._button("Send", "send the line to these ranks", self._send)
         steps = [
@@ -185,7 +187,8 @@ class View:
 
     def _send(self) -> None:
         if self.line.value.strip():
-            self.session.debug(self.line.value.strip(), self.whom.value)
+            whom = None if self.whom.value == ALL else self.whom.value
+            self.session.debug(self.line.value.strip(), whom)
             self.line.value = ""
 
     # -- launch --------------------------------------------------------------------------------
