@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed, RunHung, RunStopped, RunTimedOut, WorkerFailed
 
 if TYPE_CHECKING:
+    from nbddp.front.panel import Panel
     from nbddp.plan.slurm import Slurm
     from nbddp.pool.pool import Pool
     from nbddp.run.values import NotSent, RankValues
@@ -24,6 +25,7 @@ __all__ = [
     "BadInput",
     "NbddpError",
     "NotSent",
+    "Panel",
     "Pool",
     "PoolError",
     "RankValues",
@@ -38,8 +40,8 @@ __all__ = [
 ]
 
 _LAZY = {
-    "NotSent": "nbddp.run.values", "Pool": "nbddp.pool.pool", "RankValues": "nbddp.run.values",
-    "Slurm": "nbddp.plan.slurm",
+    "NotSent": "nbddp.run.values", "Panel": "nbddp.front.panel", "Pool": "nbddp.pool.pool",
+    "RankValues": "nbddp.run.values", "Slurm": "nbddp.plan.slurm",
 }  # fmt: skip
 
 
@@ -48,7 +50,17 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    found = getattr(importlib.import_module(_LAZY[name]), name)
+    if name == "Pool":
+        found.shown = _shown
+    return found
+
+
+def _shown(pool: Any) -> Any:
+    """A pool's rich representation, from a room that pools do not know."""
+    from nbddp.panel.panel import shown
+
+    return shown(pool)
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -61,6 +73,7 @@ def load_ipython_extension(shell: Any) -> None:
 
     from nbddp.front.magics import load
 
+    __getattr__("Pool")  # a pool of the magics shows itself as one that is made here
     load(shell, asked)
 
 

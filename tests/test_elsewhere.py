@@ -76,7 +76,7 @@ def test_a_use_that_is_caught_is_written_down_and_libraries_keep_what_they_need(
         "assert os.listdir('/proc/self/task') and psutil.Process().num_threads() and sys.platform == 'linux'\n"
         "assert threads.sys.platform == 'darwin' and not hasattr(threads.os, 'pidfd_open')"
     )
-    assert after(code, tmp_path) == ("", ["open /proc/self/task/1/syscall r"])
+    assert after(code, tmp_path) == ("", ["open /proc/self/task/1/syscall None"])
 
 
 def test_tests_that_are_left_out_on_macos_are_there() -> None:

@@ -176,7 +176,7 @@ def test_a_child_that_cannot_write_its_last_words_ends_all_the_same(tmp_path: Pa
         "os.wait()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONUNBUFFERED": ""})
-    assert (tmp_path / "went on").read_text() == "x"
+    assert (tmp_path / "continued").read_text() == "x"
 
 
 def test_a_host_that_does_not_come_up_is_told_in_the_words_of_ssh(hosts: Hosts, tmp_path: Path) -> None:

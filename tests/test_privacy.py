@@ -627,7 +627,7 @@ def test_gate_says_who_is_refused_and_why(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(family, "holders", lambda inodes: ({}, True))
         assert theirs([far]) == [""], "a process of the pool that /proc hides may have it"
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        assert mine([far]) == [f"of uid {os.getuid()}"]
+        assert mine([far]) == [f"from uid {os.getuid()}"]
 
 
 @needs_kernel

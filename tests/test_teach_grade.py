@@ -111,7 +111,7 @@ SAYS = {
     "eve-gpus_of": "not handed in: no cell outside %%ddp defines gpus_of",
     "eve-place_of": "ok",
     "fay-gpus_of": f"{LESSON} is not a notebook: it does not contain notebook JSON",
-    "fay-place_of": f"{LESSON} is no notebook",
+    "fay-place_of": f"{LESSON} is not a notebook",
     "gus-gpus_of": "gpus_of(0, 4, 1) raised NameError: name 'START' is not defined (cell 2 computes it, but only",
     "gus-place_of": "name 'nowhere' is not defined (cell 1 raised ModuleNotFoundError: No module named 'nowhere')",
     "hal-gpus_of": "not handed in: there is no notebook in the folder",

@@ -51,7 +51,7 @@ def gpus(env: Mapping[str, str]) -> Facts:
     """The GPUs that CUDA sees, in its order: `devices` (fields of `machine.Device`), `links` (a row of
     codes per GPU, or no rows) and `untold` (sentences)."""
     try:
-        return told(visible(_all_gpus(), env))
+        return told(visible(all_gpus(), env))
     except pynvml.NVMLError as e:
         absent = isinstance(e, pynvml.NVMLError_LibraryNotFound)
         hint = "; a container needs the driver capability utility for this" * absent
@@ -123,7 +123,7 @@ def _entries(listed: str, found: list[Facts]) -> list[str]:
     return taken
 
 
-def _all_gpus() -> list[Facts]:
+def all_gpus() -> list[Facts]:
     """Raises NVMLError if a GPU cannot even be counted."""
     try:
         pynvml.nvmlInit()

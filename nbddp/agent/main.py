@@ -30,6 +30,7 @@ from nbddp.agent import children, devices, footprint, hardware, home, keeping, l
 from nbddp.agent.doors import Doors
 from nbddp.agent.identity import Identity, is_zombie
 from nbddp.agent.lines import LineBuffer, Message, encode
+from nbddp.agent.use import Gpus, of_workers
 from nbddp.base import system
 from nbddp.seams import torch_seams
 
@@ -110,6 +111,7 @@ class Agent:
         self.children: dict[int, Child] = {}
         self.peers: list[Peer] = []
         self.info: dict[str, Any] = {}
+        self._gpus: Gpus | None = None
         self.files: list[str] = []
         self.stores: dict[int, tuple[Peer, Any]] = {}
         self.next_store = 0
@@ -336,6 +338,13 @@ class Agent:
         children = [asdict(c) for c in self.children.values()]
         return {"info": self.info, "files": self.files, "children": children, "keep": self.keep}
 
+    def _do_use(self, peer: Peer, message: Message) -> Message:
+        """What the workers use of this machine. memory: also how much memory each has, which costs more."""
+        if self._gpus is None:
+            self._gpus = Gpus()
+        workers = [c for c in self.children.values() if c.kind == WORKER]
+        return {"workers": of_workers(workers, message["memory"]), "gpus": self._gpus.use(), "why": self._gpus.why}
+
     def _do_scale(self, peer: Peer, message: Message) -> Message:
         """Tell the owner that somebody wants the pool on so many nodes."""
         self.tell(self.owner, ev="scale", nodes=message["nodes"])
@@ -391,6 +400,7 @@ class Agent:
         "note": _do_note,
         "status": _do_status,
         "limits": _do_limits,
+        "use": _do_use,
         "scale": _do_scale,
         "doors": _do_doors,
         "knock": _do_knock,

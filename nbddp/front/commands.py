@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 COMMANDS: dict[str, str] = {
+    "panel": "start, watch and steer the pool with the mouse",
     "status": "table of the workers: rank, node, local rank, device, pid, state, memory",
     "start": "start the pool without running a cell",
     "stop": "end all workers of the pool and the warm process",

@@ -330,6 +330,11 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self._tell_shortcomings()
         return table(answer)
 
+    def _panel(self, command: Command) -> Any:
+        from nbddp.front.panel import Panel
+
+        return Panel(self.pool)
+
     def _topology(self, command: Command) -> Any:
         from nbddp.draw.topology import topology
 
@@ -515,6 +520,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         "scale": _scale,
         "restart": _restart,
         "sync": _sync,
+        "panel": _panel,
         "status": _status,
         "topology": _topology,
         "timings": _timings,

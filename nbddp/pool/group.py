@@ -17,6 +17,7 @@ from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import START_TIMEOUT, Agent
 from nbddp.agent.round import Round, end_all
 from nbddp.base import stop
+from nbddp.base.share import Share
 from nbddp.base.stop import uninterrupted
 from nbddp.base.system import LOOPBACK
 from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning
@@ -270,7 +271,7 @@ class WorkerGroup:
             return self._take_engines(self.joined, topology, visible, change.start)
         if change.start:
             progress(f"starting {counted(len(change.start), 'worker')}")
-            self._start_workers(topology, visible, change.start)
+            self._start_workers(topology, visible, change.start, progress)
         return [*change.notes]
 
     def end_spent(self) -> None:
@@ -330,7 +331,9 @@ class WorkerGroup:
         if far:
             self.stores.open_now()
 
-    def _start_workers(self, topology: Topology, visible: str, ranks: Sequence[int]) -> None:
+    def _start_workers(
+        self, topology: Topology, visible: str, ranks: Sequence[int], progress: Callable[[str], None]
+    ) -> None:
         cluster = Cluster(self.cluster.profile_dir, self.cluster.controller.connection_files["engine"])
         places: dict[Node, list[Worker]] = {}
         hosts = self.hosts
@@ -343,7 +346,7 @@ class WorkerGroup:
         for i in range(0, max(map(len, starts.values())), AT_ONCE):
             with uninterrupted():
                 self._start_some({node: own[i : i + AT_ONCE] for node, own in starts.items() if own[i:]})
-        self._wait_registered()
+        self._wait_registered(progress)
 
     def _start_some(self, starts: Mapping[Node, Starts]) -> None:
         """All nodes are asked before one is waited for. What a node has started is noted, also where another fails."""
@@ -357,7 +360,7 @@ class WorkerGroup:
         if failed:
             raise failed[0]
 
-    def _wait_registered(self) -> None:
+    def _wait_registered(self, progress: Callable[[str], None] = lambda text: None) -> None:
         """Wait until every started worker can be reached, also those whose start was left by a Stop.
 
         A worker that has begun to register is not ended before it has: the hub would hold its rank for seconds.
@@ -365,7 +368,8 @@ class WorkerGroup:
         new = {r: w for r, w in self.workers.items() if not w.registered and w.lives}
         imports = any(node.warm.get("spawn") for node in self.nodes)  # each worker by itself, perhaps from a slow disk
         uuids = {r: w.uuid for r, w in new.items()}
-        self.wire.wait_for(uuids, self._check_starting, START_TIMEOUT if imports else REGISTER_TIMEOUT)
+        there = functools.partial(_engines_words, progress, len(uuids))
+        self.wire.wait_for(uuids, self._check_starting, START_TIMEOUT if imports else REGISTER_TIMEOUT, there)
         for worker in new.values():
             worker.registered = True
         self.note(list(new), "idle")
@@ -467,6 +471,10 @@ class Remains:
         if self.joined is not None:
             self.joined.leave(EXIT_SECONDS)
         end_all(self.agents, keep=True, timeout=2)
+
+
+def _engines_words(progress: Callable[[str], None], of: int, count: int) -> None:
+    progress(Share("engines registered", count, of))
 
 
 def _nobody(*told: Any) -> None:

@@ -13,7 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from nbddp.agent.handle import Agent
 from nbddp.agent.round import ask_all
@@ -29,6 +29,7 @@ from nbddp.plan import environment, variables
 from nbddp.plan.capacity import Limit, refuse_crowd
 from nbddp.plan.checkup import Checkup
 from nbddp.plan.logs import Logs
+from nbddp.plan.machine import Node as Host
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.program import Program, check_file
 from nbddp.plan.request import ARGV0, CALL, HANG_AFTER, SCRIPT, Request
@@ -83,6 +84,7 @@ class Pool:
 
     connection = RankConnection
     trials = Trials
+    shown: ClassVar[Callable[[Pool], Any]] = lambda pool: None  # its mimebundle, from who can draw it (`nbddp.panel`)
     plain = False  # whether `call` takes JSON alone from the ranks: strangers' code runs there (`nbddp.teach.examiner`)
 
     def __init__(
@@ -136,6 +138,18 @@ class Pool:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
+        return self.shown()
+
+    def warm_up(self) -> None:
+        """Have a warm process begin, which looks at this machine's devices and imports torch; returns at once."""
+        self._have_agent()
+
+    def machine(self) -> list[Host]:
+        """The machines that plans are for: the pool's hosts, or this one. Empty while its devices are not known yet
+        (`warm_up`)."""
+        return [node.host(i) for i, node in enumerate(self.group.hosts) if node.warm]
 
     @property
     def agent(self) -> Agent | None:

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 import uuid as uuids
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.base import stop
@@ -20,6 +20,7 @@ from nbddp.pool.group import WorkerGroup
 from nbddp.pool.ranks import RankConnection
 from nbddp.run import failures, logfile, outcome
 from nbddp.run.between import Between
+from nbddp.run.events import Beside
 from nbddp.run.failures import Seat
 from nbddp.run.logdir import Attempt, LogDir, read_text, readable
 from nbddp.run.screen import Late, Screen, Silent, for_shell
@@ -41,6 +42,8 @@ class Runs:
         self.last: Run | None = None
         self.last_cell: tuple[int, int] | None = None
         self.between = Between()
+        self.beside: Callable[[], Beside | None] = lambda: None  # what is heard while a program runs
+        self.debugs: Callable[[], bool] = lambda: False  # whether somebody would send lines to ranks that stop
         self._numbers = itertools.count(1)
         self.id = str(uuids.uuid4())
 
@@ -144,6 +147,7 @@ class Runs:
         meet = environment.Rendezvous(hosts[0].address or MASTER, ports[0], run_id, attempt, request.max_restarts)
         common = {
             **request.wire(), "run": number, "injected": [meet.addr, meet.port], "shares_gpus": placed.oversubscribed,
+            "debug": self.debugs(),
         }  # fmt: skip
         ways = [{"connect": [HOST, port], "listen": node.address} for node, port in zip(hosts, ports, strict=True)]
         errors = [str(node.errors_of(number)) for node in hosts]
@@ -231,9 +235,12 @@ class Runs:
         self.ranks.current = run
         if run.request.spends:
             group.spent.update(ranks)
+        if run.request.is_program and (beside := self.beside()) is not None:
+            run.events.hear(beside)
         try:
             run.execute()
         finally:
+            run.events.close()
             self.ranks.current, ending, workers = None, run.ending(), group.workers
             disordered = bool(run.goes_on) or (ending.disordered() and not ending.untouched())
             group.broken |= disordered and not run.request.spends

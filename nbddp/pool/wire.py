@@ -24,6 +24,7 @@ from nbddp.seams import ipyparallel_seams
 
 Hear = Callable[[int, dict[str, Any]], None]
 REQUEST = "nbddp_run"
+WORDS_EVERY = 0.1  # seconds between two words on how many ranks are registered
 CALLBACKS = 1000  # messages to widgets of which it is remembered whose they were
 
 
@@ -80,14 +81,25 @@ class Wire:
     def _engine(self, rank: int) -> str:
         return self._uuids.get(rank) or ipyparallel_seams.engines(self.client)[rank]
 
-    def wait_for(self, uuids: Mapping[int, str], still_starting: Callable[[], None], timeout: float) -> None:
+    def wait_for(
+        self,
+        uuids: Mapping[int, str],
+        still_starting: Callable[[], None],
+        timeout: float,
+        there: Callable[[int], None] = lambda count: None,
+    ) -> None:
         """Wait until every rank is registered under the uuid it was started with.
 
-        still_starting: called while waiting; raises if a start has failed.
+        still_starting: called while waiting; raises if a start has failed. there: is told how many are registered, when
+        that has changed and some time has passed.
         """
-        end = time.monotonic() + timeout
+        began = time.monotonic()
+        end, told, next_word = began + timeout, 0, began + WORDS_EVERY
         while late := self._without(uuids):
             still_starting()
+            if (count := len(uuids) - len(late)) != told and time.monotonic() > next_word:
+                told, next_word = count, time.monotonic() + WORDS_EVERY
+                there(count)
             self.connection.tend()
             stop.check()
             if time.monotonic() > end:

@@ -90,6 +90,8 @@ class Position:
     it was seen in the same wait in two rounds of looks. `moved`: it has read or written since the last look; where the
     kernel does not count its `bytes` (None), it has computed.
 
+    `stopped`: it waits in its debugger for the reader.
+
     `past`: (group, sequence) → what was called there, and with which root. `latest`: group → number of its last
     collective; `blind`: groups of which more was called than is known; `records`: that what is not in `past` was
     not called. `channels`: how often it has sent and received. `informed`: that it has said all this.
@@ -115,6 +117,7 @@ class Position:
     channels: Mapping[Channel, int] = field(default_factory=dict)
     informed: bool = True
     why: str = ""
+    stopped: bool = False
 
     @cached_property
     def reached(self) -> Mapping[str, int]:
@@ -146,6 +149,9 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
         return Position(rank, RankStatus.RUNNING if facts.get("acts") else RankStatus.FINISHED, **known)
     user = facts["user"]
     where, line = (place(*user), user[1] if user[0].startswith("Cell In[") else None) if user else ("", None)
+    if facts.get("stopped"):
+        at = ", ".join(filter(None, (where, "stopped by breakpoint()")))
+        return Position(rank, RankStatus.RUNNING, at, line, sure=False, stopped=True, **known)
     still = used < LITTLE * elapsed and not known["moved"]
     call = _call_of(facts)
     blocked = call is not None and _is_blocked(call, facts, still)

@@ -23,7 +23,9 @@ from nbddp.plan.topology import rank_words
 from nbddp.run import outcome, supervise, widgets
 from nbddp.run.collect import RankOutput
 from nbddp.run.deadlock import Deadlock
+from nbddp.run.debugged import Debugged
 from nbddp.run.ending import Ending, Places
+from nbddp.run.events import Events
 from nbddp.run.failures import Failure
 from nbddp.run.logfile import LIMIT
 from nbddp.run.outcome import Ended
@@ -32,7 +34,7 @@ from nbddp.run.screen import Screen, Silent
 from nbddp.run.watch import Asked, RankWatcher
 from nbddp.run.widgets import Widgets
 
-OUTCOME = "nbddp_outcome"
+OUTCOME, STOPPED = "nbddp_outcome", "nbddp_stopped"
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
 LONG = 0.1  # seconds after which a run is worth telling others about
 FILES_HELD = 256  # ranks whose output files stay open while a run goes on
@@ -88,8 +90,8 @@ class Run:
         self.shown = [r for r in self.outputs if request.show is None or r in request.show]
         self.ended: dict[int, Ended] = {}
         self.stops: tuple[float, ...] = ()
-        self.events: queue.SimpleQueue[tuple[str, int, Any]] = after.later if after else queue.SimpleQueue()
-        self.later: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
+        self.events: Events = after.later if after else Events()
+        self.later: Events = Events()
         self.next_request: Callable[[], Mapping[str, Any]] = dict  # what freed ranks are to do next, unasked
         self.then: Mapping[str, Any] = {}
         self.goes_on: set[int] = set()  # ranks that have ended the run and do that
@@ -109,10 +111,12 @@ class Run:
             run=number, world_size=self.world_size, hang_after=request.hang_after,
             program="cell" if request.program is None else "script",
         )  # fmt: skip
-        self._began = 0.0
+        self.began = 0.0
         self._output_until = 0.0
         self._interrupted_at: float | None = None
+        self.debugged = Debugged()
         self._released = self._replaced = False
+        self._given_up: set[int] = set()  # ranks that are replaced because somebody asked for it
         self._through_at: float | None = None
         self._next_through = 0.0
         self._actions: dict[type, Callable[[Any], None]] = {
@@ -131,7 +135,7 @@ class Run:
             self.later.put((kind, rank, message))
         elif self.aside is not None and kind in SHOWN:
             self.aside(rank, kind, message["content"])
-        elif kind == OUTCOME or kind in SHOWN or kind in widgets.KINDS:
+        elif kind in (OUTCOME, STOPPED) or kind in SHOWN or kind in widgets.KINDS:
             self.events.put((kind, rank, message))
             if kind == OUTCOME and message["content"].get("then"):
                 self.goes_on.add(rank)
@@ -145,14 +149,26 @@ class Run:
         self.regrouped = self.regrouped or why
         self.events.put(("stop", -1, time.monotonic()))
 
-    def stop(self, number: int) -> None:
-        """End the run because the launcher got a signal: the ranks get it too."""
+    def stop(self, number: int = signal.SIGINT) -> None:
+        """End the run as Stop does, or because the launcher got another signal: the ranks get it too."""
         self.stop_signal = number
         self.events.put(("stop", -1, time.monotonic()))
 
+    def free(self) -> None:
+        """Have blocked calls raise, and let the ranks go on from there."""
+        self.events.put(("do", -1, self._free))
+
+    def debug(self, ranks: Sequence[int], line: str) -> None:
+        """A line for the debuggers of these ranks, as far as they wait for one."""
+        self.events.put(("do", -1, lambda: self._debug(ranks, line)))
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        """End the run as Stop does, and the processes of these ranks at once; the next run has new ones."""
+        self.events.put(("do", -1, lambda: self._give_up(ranks)))
+
     def tell(self, words: str) -> None:
         """A line for the user that is none of a rank's."""
-        self.events.put(("say", -1, words))
+        self.events.put(("do", -1, lambda: self.screen.say(words)))
 
     def never_reached(self, rank: int) -> None:
         """The request was lost with the connection that it was given to."""
@@ -188,8 +204,8 @@ class Run:
                 raise foreign
 
     def _send(self) -> None:
-        self._began = time.monotonic()
-        self.watcher.begin(self._began)
+        self.began = time.monotonic()
+        self.watcher.begin(self.began)
         unsent, source, buffers = list(self.specs), self.request.source, list(self.request.buffers)
         try:
             while unsent:
@@ -240,7 +256,7 @@ class Run:
             hung_since=self.watcher.hung_since,
             all_hung=self.watcher.all_hung or self.watcher.all_held,
             hang_after=self.request.hang_after,
-            deadline=None if self.request.timeout is None else (self._timed_from or self._began) + self.request.timeout,
+            deadline=None if self.request.timeout is None else (self._timed_from or self.began) + self.request.timeout,
             interrupted_at=self._interrupted_at,
             released=self._released,
             replaced=self._replaced,
@@ -283,7 +299,7 @@ class Run:
 
     def _note_if_long(self) -> float | None:
         """Seconds until the run counts as long; None once that has been told."""
-        left = self._began + LONG - time.monotonic()
+        left = self.began + LONG - time.monotonic()
         if left > 0 or self.noted:
             return None if self.noted else left
         self.noted = True
@@ -292,7 +308,7 @@ class Run:
 
     def _drain(self) -> None:
         while not self.events.empty():
-            self._handle(*self.events.get())
+            self._handle(*self.events.get_nowait())
 
     def _fill_in(self) -> None:
         """What ranks that died had written, and their messages did not bring."""
@@ -314,10 +330,12 @@ class Run:
             self._lets_through(rank, what)
         elif kind == "exit":
             self._died(rank, what)
-        elif kind == "say":
-            self.screen.say(what)
+        elif kind == "do":
+            what()
         elif kind == OUTCOME:
             self._came_out(rank, what)
+        elif kind == STOPPED:
+            self.debugged.heard(rank, what["content"])
         elif kind in widgets.KINDS:
             self.widgets.take(rank, kind, what["content"], what["buffers"])
             self.outputs[rank].take(kind, what["content"])  # what an Output widget takes in
@@ -359,7 +377,7 @@ class Run:
 
     def _verdict(self, rank: int, said: str, process: str) -> RankStatus:
         stopped = self._interrupted_at is not None or (self.stops and said == "interrupt")
-        ours = outcome.REPLACED if self._replaced else outcome.INTERRUPTED if stopped else ""
+        ours = outcome.REPLACED if self._replaced or rank in self._given_up else outcome.INTERRUPTED if stopped else ""
         found = outcome.verdict(said, process, ours, outcome.PROGRAM if self.request.is_program else outcome.REQUEST)
         return outcome.verdict_of_script(said, ours, found) if self.request.spends else found
 
@@ -458,6 +476,22 @@ class Run:
         self._replaced = True
         self._interrupted_at = self._interrupted_at or time.monotonic()  # what ends from here on, we have ended
         self.workers.kill(action.ranks)
+
+    def _free(self) -> None:
+        """Free what is blocked, without an interrupt; the program may go on, but for its process group."""
+        blocked = tuple(r for r in self.running() if r in self.positions and self.positions[r].call is not None)
+        if blocked and not self._released:
+            self._release(supervise.Release(blocked))
+
+    def _debug(self, ranks: Sequence[int], line: str) -> None:
+        waiting = [r for r in ranks if r in self.debugged.stopped and r not in self.ended]
+        self.debugged.sent(waiting, line)
+        self.workers.look(waiting, {"op": "debug", "line": line}, lambda rank, took: None)
+
+    def _give_up(self, ranks: Sequence[int]) -> None:
+        self._given_up.update(ranks)
+        self._stopped_at(time.monotonic())
+        self.workers.kill([r for r in ranks if r in self.running()])
 
     # -- where the ranks are -----------------------------------------------------------------
 

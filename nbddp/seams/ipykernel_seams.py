@@ -6,6 +6,7 @@ subclass, and `OVERRIDES` lists it.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
 import types
@@ -18,6 +19,7 @@ OVERRIDES = ("_publish_status", "_cancel_on_sigint", "_supports_kernel_subshells
 # What a seam of `nbddp.seams` needs, as module:attribute; the others are tried alone
 NAMES = {
     "status messages": ("ipykernel.kernelbase:Kernel._publish_status",),
+    "messages during a cell": ("ipykernel.kernelbase:Kernel._publish_status",),
     "interrupt of an await": ("ipykernel.ipkernel:IPythonKernel._cancel_on_sigint",),
     "topics of messages": (
         "ipyparallel.engine.kernel:IPythonParallelKernel._topic",
@@ -94,3 +96,45 @@ def reads_traceback() -> bool:
 def no_traceback(shell: Any) -> None:
     """What the shell would answer as the traceback of the cell that has just failed: nothing."""
     shell._last_traceback = []
+
+
+# -- messages while a cell runs -----------------------------------------------------------------
+
+
+class Shell:
+    """The shell channel of a kernel, for a cell that waits: its socket, what answers go out by, and what is for later.
+
+    ipykernel 7 reads the channel in a thread and hands messages on to the main thread by a pair of sockets; before, the
+    main thread's stream is the channel. To read a message and leave it to ipykernel it goes to where ipykernel queues
+    it; to read it twice is to lose it, since its signature is known then.
+    """
+
+    def __init__(self, kernel: Any):
+        manager = getattr(getattr(kernel, "shell_channel_thread", None), "manager", None)
+        self.kernel, self.threaded = kernel, manager is not None
+        if manager is not None:
+            self.stream = manager.get_shell_channel_to_subshell_pair(None).to_stream
+            self.reply = manager.get_subshell_to_shell_channel_socket(None)
+        else:
+            self.stream = self.reply = kernel.shell_stream
+        self.socket = self.stream.socket
+        self.cell = kernel.get_parent("shell")
+
+    def later(self, loop: Any, raw: list[Any]) -> None:
+        """Have ipykernel handle a message when the cell has ended, in its turn."""
+        if self.threaded:
+            loop.call_soon(lambda: asyncio.ensure_future(self.kernel.shell_main(None, raw)))
+        else:
+            self.kernel.schedule_dispatch(self.kernel.dispatch_shell, raw)
+
+    def say(self, status: str, parent: Any) -> None:
+        """Publish `busy` or `idle` for a message."""
+        self.kernel._publish_status(status, "shell", parent=parent)
+
+
+def lacks_of_shell(kernel_class: Any) -> list[str]:
+    """What `Shell` needs of a kernel's class and it does not have."""
+    needed = ["get_parent", "_publish_status", "session", "shell_handlers"]
+    needed += ["shell_main"] if hasattr(kernel_class, "shell_main") else ["schedule_dispatch", "dispatch_shell"]
+    named = {*dir(kernel_class), *getattr(kernel_class, "__annotations__", {}), "shell_handlers"}
+    return [name for name in needed if name not in named]

@@ -28,6 +28,13 @@ def interrupt_of_an_await() -> None:
     _takes(ipykernel_seams.OVERRIDES[1], "future")
 
 
+def messages_during_a_cell() -> None:
+    from ipykernel.ipkernel import IPythonKernel
+
+    lacking = ipykernel_seams.lacks_of_shell(IPythonKernel)
+    expect(not lacking, f"a kernel has no {', '.join(lacking)}")
+
+
 def topics() -> None:
     from ipyparallel.engine.kernel import IPythonParallelKernel
 
@@ -89,6 +96,7 @@ def controllers_processes() -> None:
 TRIALS: dict[str, Callable[[], None]] = {
     "status messages": status_messages,
     "interrupt of an await": interrupt_of_an_await,
+    "messages during a cell": messages_during_a_cell,
     "topics of messages": topics,
     "history of errors": history_of_errors,
     "traceback of a reply": traceback_of_a_reply,

@@ -50,6 +50,7 @@ from nbddp.worker import (
 from nbddp.worker.allocations import Allocations
 from nbddp.worker.check import Checker
 from nbddp.worker.children import Exits, Started
+from nbddp.worker.debugger import Debugger
 from nbddp.worker.groups import Groups
 from nbddp.worker.kept import Kept
 from nbddp.worker.memory import Memory
@@ -63,11 +64,11 @@ from nbddp.worker.script import Script
 from nbddp.worker.silence import Silence
 from nbddp.worker.tracing import Tracer
 
-OUTCOME = "nbddp_outcome"
+OUTCOME, STOPPED = "nbddp_outcome", "nbddp_stopped"
 NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or pass it after %%ddp --"
 NO_PROMPT = (
-    "a rank has no prompt for a debugger: print there, or let it fail and use %debug in a cell without %%ddp, which "
-    "shows each frame and what its names held; %ddp stacks shows running ranks"
+    "a rank has no prompt for a debugger without a panel: %ddp panel opens one, and breakpoint() stops ranks there; or "
+    "let it fail and use %debug in a cell without %%ddp, which shows each frame and what its names held"
 )
 REQUEST, QUESTION = "nbddp_run", "nbddp_request"
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
@@ -138,6 +139,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.kept: Kept | None = None
         self.departures = leaving.Departures(lambda: self.files.shown, lambda: self.groups.dropping)
         self.recorder = Recorder()
+        self.debugger = Debugger(
+            self._say_stopped, lambda file: failure.is_user(file, {}), lambda file: self.files.shown.get(file, file)
+        )
         self.tracer = Tracer()
         self.memory = Memory()
         self.allocations = Allocations()
@@ -205,9 +209,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         raise StdinNotImplementedError(NO_KEYBOARD)
 
     def _breakpoint(self, *args: Any, **kwargs: Any) -> None:
-        """breakpoint(), which would wait for a front end, or do nothing where ipykernel has put debugpy there."""
-        if os.environ.get("PYTHONBREAKPOINT") != "0":  # as Python has it
+        """breakpoint(): the rank waits for lines, if somebody sends some. Its own one would wait for a front end, or do
+        nothing where ipykernel has put debugpy there."""
+        if os.environ.get("PYTHONBREAKPOINT") == "0":  # as Python has it
+            return
+        if not self.debugger.may_stop():
             raise StdinNotImplementedError(NO_PROMPT)
+        self.debugger.stop(sys._getframe(1))
 
     def _debug(self, line: str) -> None:
         """Says where %debug is of use."""
@@ -312,6 +320,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         foreign.forget()
         self.departures.begin()
         self.children.begin()
+        self.debugger.begin(bool(spec.get("debug")))
         self.recorder.begin(spec["run"], spec.get("timings", True), spec.get("cell"))
         kept = spec["op"] in ("cell", "call") and (spec.get("timings", True) or spec.get("trace", False))
         NOTES.begin_run(spec["run"], spec.get("cell"), kept)
@@ -332,6 +341,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _end(self, outcome: dict[str, Any], error: BaseException | None) -> BaseException | None:
         """Nothing of the run goes on. The run's error, or one that this has met."""
         NOTES.end_run()
+        self.debugger.end()
         try:
             self._have_streams()
             if self.release.end():
@@ -466,6 +476,14 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             buffers=buffers,
         )
 
+    def _say_stopped(self, content: dict[str, Any]) -> None:
+        """Publish that this rank waits in its debugger, or goes on."""
+        place = content["place"]
+        if place is not None:
+            content["place"] = [self.files.shown.get(place[0], place[0]), *place[1:]]
+        ident = ipykernel_seams.topic(self, "nbddp")
+        self.session.send(self.iopub_socket, STOPPED, content, parent=self._parent, ident=ident)
+
     def _keep_result(self, result: Any) -> None:
         self._result = result
 
@@ -509,7 +527,14 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if self._spec is None:
             begun = "run" not in content or self._was_last(content["run"])
             return {**calls.idle(shown, groups, recorded.open), "begun": begun, **past}
-        return {**calls.position(shown, groups, self._began_ns, recorded.open), **past}
+        found = {**calls.position(shown, groups, self._began_ns, recorded.open), **past}
+        if self.debugger.stopped:  # whatever is on its way, it is the reader that it waits for
+            found.update(stopped=True, call=None, pending=None)
+        return found
+
+    def _ask_debug(self, content: dict[str, Any]) -> bool:
+        """A line for the rank's debugger; whether it stands there."""
+        return self.debugger.line(content["line"])
 
     def _recorded(self, whole: bool) -> flight.Held:
         """What the flight recorders hold; without `whole` only what may not be done. The first is kept for this run: a
@@ -566,6 +591,14 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._send_outcome(outcome, buffers or [], parent)
         return True
 
+    def _ask_pace(self, content: dict[str, Any]) -> Any:
+        """The DDP steps of run `run` that began after `since`, as far as they are known."""
+        return self.recorder.pace(content["run"], content["since"])
+
+    def _ask_step(self, content: dict[str, Any]) -> Any:
+        """One DDP step of run `run`."""
+        return self.recorder.step(content["run"], content["number"])
+
     def _ask_through(self, content: dict[str, Any]) -> bool:
         """Whether a message is let through before anything is shut."""
         return self.release.lets_through
@@ -609,6 +642,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         "stack": _ask_stack,
         "seams": _ask_seams,
         "repeat": _ask_repeat,
+        "debug": _ask_debug,
+        "pace": _ask_pace,
+        "step": _ask_step,
         "through": _ask_through,
         "release": _ask_release,
         "interrupt": _ask_interrupt,

@@ -30,6 +30,7 @@ from nbddp.worker import contention
 from nbddp.worker.device_clock import DeviceClock, Mark
 
 RING = 2000  # steps kept
+AT_ONCE = 256  # steps that `pace` tells of
 LOADS = 64  # batches that a step remembers
 STAND_IN = "nbddp"  # the backend's name where the real one cannot be told
 now = time.perf_counter_ns
@@ -95,6 +96,26 @@ class Recorder:
         chosen = [s for s in finished if (s["run"], s["model"]) == (last["run"], last["model"])]
         found = {"model": last["title"], "run": last["run"], "cell": last["cell"]}
         return {**found, "steps": [self._plain(s) for s in chosen]}
+
+    def pace(self, run: int, since: int) -> list[list[int]]:
+        """Number, begin, end of backward, and the time waited for buckets after the gradients (nanoseconds) of the
+        first steps of a run that began after `since`. Asked while the program runs: a step on a GPU whose events have
+        not been read yet, and all after it, come later."""
+        found: list[list[int]] = []
+        for step in list(self.steps):
+            times = [_passed(step["forward"][0]), *map(_passed, step["backward"][1:])]
+            if step["run"] != run or 0 < times[0] <= since:
+                continue
+            if not all(times) or len(found) == AT_ONCE:
+                break
+            found.append([step["number"], times[0], times[2], times[2] - times[1]])
+        return found
+
+    def step(self, run: int, number: int) -> dict[str, Any] | None:
+        """Step `number` of a run, of the model that took its last step, as plain data; None if it is not there."""
+        own = [s for s in list(self.steps) if s["run"] == run]
+        found = next((s for s in reversed(own) if s["number"] == number and s["model"] == own[-1]["model"]), None)
+        return None if found is None else {"model": found["title"], "step": self._plain(found)}
 
     def models(self) -> list[Any]:
         """The living DDP models that have taken a step."""
@@ -273,6 +294,11 @@ class Recorder:
             captured = step["device"] is not None and self._clock.captures()
             if not step["optimizer"][which] and not captured:
                 step["optimizer"][which] = self._now(step)
+
+
+def _passed(mark: Mark | int) -> int:
+    """A mark's time if it has come to pass and was read; else 0."""
+    return mark if isinstance(mark, int) else mark.at
 
 
 class _Model:

@@ -1,0 +1,225 @@
+"""A panel's state as HTML: pure functions from values to text. How it looks is in `style`. What a colour says, a word
+or a sign says too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from nbddp.panel import curves as curve
+from nbddp.panel.plan import Considered
+from nbddp.panel.printed import Output, chosen
+from nbddp.panel.state import STAGES, State
+from nbddp.panel.watched import SIGNS, Rank
+from nbddp.plan.machine import Node
+from nbddp.plan.topology import Topology, counted
+from nbddp.run.debugged import Talk
+from nbddp.trace.quantities import duration, size
+
+COPY = (
+    '<div class="line"><label for="{key}">{label}</label>'
+    '<input id="{key}" readonly onfocus="this.select()" value="{value}"></div>'
+)
+CURRENT = ' aria-current="step"'
+SHOWN = 100  # lines of a transcript
+DONE, NOW, NEXT = "✓", "▸", "·"  # signs of a stage
+
+
+def heading(state: State) -> str:
+    """What the pool is like; read out when it changes."""
+    return f'<div role="status" aria-live="polite"><b>{escape(state.pool_words())}</b></div>'
+
+
+def refusal(found: Considered, control: str) -> str:
+    """Why the plan is impossible, beside the control that causes it; empty beside the others."""
+    if not found.refusal or found.culprit != control:
+        return ""
+    return f'<div class="refused" role="alert">✕ {escape(found.refusal)}</div>'
+
+
+def layout(found: Considered) -> str:
+    """The planned layout: node ⊃ process, each with its devices in words."""
+    if found.topology is None:
+        return f"<small>{escape(found.note or 'there is no layout for these values')}</small>"
+    placed = found.topology
+    nodes = "".join(_nodes(placed))
+    note = f"<div><small>{escape(found.note)}</small></div>" if found.note else ""
+    return f'<div>{escape(placed.equation())}</div>{note}<div class="nodes">{nodes}</div>'
+
+
+def _nodes(placed: Topology) -> Iterator[str]:
+    for nodes in placed.folded():
+        if len(nodes) > 1:
+            words = f"nodes {nodes[0].index}–{nodes[-1].index}: same; {placed.ranks_on(nodes)}"
+            yield f'<div class="node">{escape(words)}</div>'
+        else:
+            yield _node(placed, nodes[0])
+
+
+def _node(placed: Topology, node: Node) -> str:
+    idle = [str(gpu) for gpu, ranks in placed.owners(node.index).items() if not ranks]
+    more = f"<small> · GPU {', '.join(idle)} idle</small>" if idle else ""
+    ranks = "".join(
+        f'<div class="rank"><b>rank {w.rank}</b><br><small>local rank {w.local_rank}<br>'
+        f"{escape(w.device_words())}</small></div>"
+        for w in placed.on_node(node.index)
+    )
+    name = f" · {escape(node.host)}" if node.host and not node.simulated else ""
+    head = f"<b>{escape(node.label())}</b><small>{name}</small>{more}"
+    return f'<div class="node">{head}<div class="ranks">{ranks}</div></div>'
+
+
+def lines(found: Considered, key: str) -> str:
+    """The lines that ask for the same elsewhere, to copy. key: sets their ids apart from another panel's."""
+    rows = (("cell", "Cell", found.cell), ("torchrun", "torchrun", found.torchrun))
+    return "".join(COPY.format(key=f"{key}-{n}", label=label, value=escape(text)) for n, label, text in rows)
+
+
+def start(state: State) -> str:
+    """How a start goes on, and why the last one failed."""
+    if state.stage is not None:
+        return _stages(state.stage.text(), STAGES.index(state.stage.part))
+    if state.failure:
+        log = f"<pre>{escape(chr(10).join(state.log))}</pre>" if state.log else ""
+        return f'<div class="refused" role="alert">✕ {escape(state.failure)}</div>{log}'
+    return ""
+
+
+def _stages(text: str, at: int) -> str:
+    signs = [DONE if i < at else NOW if i == at else NEXT for i in range(len(STAGES))]
+    items = (
+        f"<li{CURRENT * (i == at)}>{sign} {name}</li>" for i, (sign, name) in enumerate(zip(signs, STAGES, strict=True))
+    )
+    return f'<ol class="stages">{"".join(items)}</ol><small role="status">{escape(text)} …</small>'
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+COLUMNS = ("rank", "place", "state", "steps/s", "memory", "CPU", "GPU")
+NONE = "–"
+
+
+def strip(state: State) -> str:
+    """What each rank does: a table of fixed columns, a line for each rank."""
+    if not state.ranks:
+        return "<small>no workers are running; Launch starts them</small>"
+    head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
+    body = "".join(map(_rank, state.ranks))
+    since = f"{state.program}, {state.seconds} s" if state.program else "no cell is running"
+    return (
+        f'<table class="strip"><caption>{escape(since)}</caption><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def _rank(row: Rank) -> str:
+    slow = " ◂ slowest" if row.slowest else ""
+    words = ", ".join(filter(None, (row.state, row.doing)))
+    state = f'<td title="{escape(words)}{slow}"><span aria-hidden="true">{SIGNS[row.state]}</span> '
+    state += f"<b>{row.state}{slow}</b> {escape(row.doing)}</td>"
+    numbers = (
+        NONE if row.rate is None else f"{row.rate:.1f}",
+        NONE if row.memory is None else size(row.memory),
+        NONE if row.cpu is None else f"{row.cpu:.0f} %",
+        NONE if row.gpu is None else f"{row.gpu} %",
+    )
+    cells = "".join(f'<td class="number">{text}</td>' for text in numbers)
+    device = "" if row.device == "cpu" else f" · {row.device}"
+    mark = ' class="slowest"' if row.slowest else ""
+    return f'<tr{mark}><th scope="row">{row.rank}</th><td>{escape(row.place + device)}</td>{state}{cells}</tr>'
+
+
+def notice(state: State) -> str:
+    """What the last command has done; read out when it changes."""
+    return f'<div role="status" aria-live="polite" class="notice">{escape(state.notice)}</div>'
+
+
+def detail(state: State) -> str:
+    """More of it, such as stacks."""
+    return f'<pre tabindex="0">{escape(state.detail)}</pre>' if state.detail else ""
+
+
+# -- output ----------------------------------------------------------------------------------------
+
+
+def output(state: State) -> str:
+    """What the ranks have printed, side by side or one alone; above it what moves, rank by rank."""
+    found = chosen(state.outputs, state.showing)
+    if not any(out.lines or out.moving or hidden for out, hidden in found):
+        return "<small>nothing has been printed</small>"
+    rows = "".join(
+        f'<tr><th scope="row">{out.rank}</th><td>{"<br>".join(map(escape, out.moving))}</td></tr>'
+        for out, _ in found
+        if out.moving
+    )
+    bars = f'<table class="bars"><caption>in progress</caption>{rows}</table>' if rows else ""
+    parts = "".join(_output(out, hidden, state.showing.search) for out, hidden in found)
+    return f'{bars}<div class="outputs">{parts}</div>'
+
+
+def _output(out: Output, hidden: int, search: str) -> str:
+    lines = "\n".join(_line(stream, text, search) for stream, text in out.lines)
+    more = f"<small> · {counted(hidden, 'line')} hidden</small>" if hidden else ""
+    shown = f'<pre tabindex="0"><code>{lines}</code></pre>'
+    return f'<section aria-label="rank {out.rank}"><b>rank {out.rank}</b>{more}{shown}</section>'
+
+
+def _line(stream: str, text: str, search: str) -> str:
+    mark = "stderr│ " if stream == "stderr" else ""
+    at = text.casefold().find(search.casefold()) if search else -1
+    if at < 0:
+        return mark + escape(text)
+    end = at + len(search)
+    return f"{mark}{escape(text[:at])}<mark>{escape(text[at:end])}</mark>{escape(text[end:])}"
+
+
+# -- timings ---------------------------------------------------------------------------------------
+
+
+def curves(state: State) -> str:
+    """Step time and exposed communication over the steps, which grow while a loop runs."""
+    found = state.curve
+    if len(found.points) < 2:
+        return "<small>no steps of DDP yet; a training cell records them</small>"
+    high, width = curve.top(found), curve.WIDTH
+    number, step, exposed = found.points[-1]
+    said = f"step {number}: {duration(step)}, of it {duration(exposed)} exposed communication"
+    foot = curve.HEIGHT - curve.BOTTOM
+    texts = (
+        (curve.LEFT - 8, 12, "end", duration(high)), (curve.LEFT - 8, foot, "end", "0"),
+        (curve.LEFT, curve.HEIGHT - 4, "start", f"step {found.points[0][0]}"),
+        (width, curve.HEIGHT - 4, "end", f"step {number}"),
+    )  # fmt: skip
+    labels = "".join(f'<text x="{x}" y="{y}" text-anchor="{at}">{escape(t)}</text>' for x, y, at, t in texts)
+    return (
+        f'<div>{escape(said)}</div><svg class="curves" viewBox="0 0 {width} {curve.HEIGHT}" role="img" '
+        f'aria-label="{escape(said)}"><path d="M{curve.LEFT},0 V{foot} H{width}"/>'
+        f'<polyline points="{curve.line(found, 1, high)}"/>'
+        f'<polyline class="exposed" points="{curve.line(found, 2, high)}"/>{labels}</svg>'
+        "<small>━ step time of the slowest rank&emsp;┅ exposed communication, the longest</small>"
+    )
+
+
+def timeline(state: State) -> str:
+    """The step that is selected: picture, and words."""
+    if state.step is None:
+        return "<small>choose a step and press Show to see its timeline</small>"
+    return f"{state.step.picture}<pre>{escape(state.step.words)}</pre>"
+
+
+# -- debugger --------------------------------------------------------------------------------------
+
+
+def talks(state: State) -> str:
+    """What ranks say that stand in their debuggers, side by side."""
+    if not state.talks:
+        return "<small>breakpoint() in a %%ddp cell stops the ranks there; they wait for a line</small>"
+    return f'<div class="outputs">{"".join(map(_talk, state.talks))}</div>'
+
+
+def _talk(talk: Talk) -> str:
+    state = "… working" if talk.asked else "⏸ stopped" if talk.stopped else "● running"
+    at = f" <small>{state}{', ' * bool(talk.where)}{escape(talk.where)}</small>"
+    lines = escape("\n".join(talk.lines[-SHOWN:]))
+    shown = f'<pre tabindex="0"><code>{lines}</code></pre>'
+    return f'<section aria-label="rank {talk.rank}"><b>rank {talk.rank}</b>{at}{shown}</section>'

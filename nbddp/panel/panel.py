@@ -1,0 +1,122 @@
+"""`Panel`: a pool's panel in whatever shows it: widgets where there is a front end for them, and always a picture and
+words, which stay in a saved notebook.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from typing import Any
+from uuid import uuid4
+
+from nbddp.draw.shown import Shown
+from nbddp.draw.topology import topology
+from nbddp.panel import words
+from nbddp.panel.plan import on_paper
+from nbddp.panel.session import Session, session_of
+from nbddp.panel.state import State
+from nbddp.plan.topology import Topology
+from nbddp.pool.pool import Pool
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+VERSION = {"version_major": 2, "version_minor": 0}
+
+
+class PoolPanel:
+    """The panel of a pool. All panels of a pool show the same, and each may be shown several times."""
+
+    def __init__(self, pool: Pool):
+        self.pool = pool
+        self.session: Session = session_of(pool)
+        self._view: Any = None
+        self._outputs: list[tuple[Any, str]] = []  # where it is shown: publisher and display
+        self._leave: Any = None
+        self._drawn: Topology | None = None  # the pool as the picture has it
+
+    @property
+    def view(self) -> Any:
+        """Its widgets. Raises ImportError without ipywidgets."""
+        if self._view is None:
+            from nbddp.panel.view import View
+
+            self._view = View(self.session)
+        return self._view
+
+    @property
+    def state(self) -> State:
+        return self.session.model.state
+
+    def close(self) -> None:
+        """Take the widgets away, wherever they are shown."""
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
+            atexit.unregister(self._last)
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+
+    def _ipython_display_(self) -> None:
+        """Show it, with a picture that a saved notebook keeps. A newer picture has the front end make the panel anew,
+        which drops the keyboard's focus: so it comes when the reader runs another cell, and has the focus there."""
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+        if shell is None:
+            print(repr(self))
+            return
+        data, metadata = self._repr_mimebundle_()
+        self._drawn = self.state.placed
+        self._outputs.append((shell.display_pub, uuid4().hex))
+        shell.display_pub.publish(data, metadata, transient={"display_id": self._outputs[-1][1]})
+        if self._leave is None:
+            shell.events.register("pre_run_cell", self._renew)
+            self._leave = functools.partial(shell.events.unregister, "pre_run_cell", self._renew)
+            atexit.register(self._last)
+
+    def _renew(self, info: Any = None) -> None:
+        """Publish the picture of the pool as it is, if it is another."""
+        if self.state.placed == self._drawn:
+            return
+        self._drawn = self.state.placed
+        self._publish(*self._repr_mimebundle_())
+
+    def _last(self) -> None:
+        """The kernel ends: the picture and the words alone, or a front end looks for widgets that are gone."""
+        data, metadata = self._repr_mimebundle_()
+        self._publish({kind: shown for kind, shown in data.items() if kind != WIDGET}, metadata)
+
+    def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        for publisher, ident in self._outputs:
+            publisher.publish(data, metadata, transient={"display_id": ident}, update=True)
+
+    def __repr__(self) -> str:
+        return words.words(self.state)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        said = repr(self)
+        bundle: dict[str, Any] = {"text/plain": said}
+        metadata: dict[str, Any] = {}
+        if (placed := self.state.placed or self.state.considered.topology or on_paper(self.state.plan)) is not None:
+            bundle, metadata = Shown(topology(placed).figure, said)._repr_mimebundle_()
+        if may_have_widgets():
+            bundle[WIDGET] = {**VERSION, "model_id": self.view.widget.model_id}
+        return bundle, metadata
+
+
+def may_have_widgets() -> bool:
+    """Whether a front end may be there that shows widgets: not in a terminal's IPython, nor without ipywidgets."""
+    from IPython.core.getipython import get_ipython
+
+    if getattr(get_ipython(), "kernel", None) is None:
+        return False
+    try:
+        import ipywidgets  # noqa: F401
+    except ImportError:  # not installed, or installed and broken: the picture and the words are there
+        return False
+    return True
+
+
+def shown(pool: Pool) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """A pool's rich representation: its panel once it has started, else none but its repr."""
+    return PoolPanel(pool)._repr_mimebundle_() if pool.running else None

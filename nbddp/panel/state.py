@@ -1,0 +1,219 @@
+"""All that a panel shows, as one value, and how it changes. Pure: a view draws a `State` and holds no rules.
+
+`Model` holds the value that is now, and tells its views of a new one. It may be changed from any thread; views are
+told in the thread that has changed it, one after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nbddp.base.share import Share
+from nbddp.panel.curves import Curve
+from nbddp.panel.plan import Considered, Plan, considered
+from nbddp.panel.printed import Output, Showing
+from nbddp.panel.watched import Rank
+from nbddp.plan.machine import Node
+from nbddp.plan.topology import Topology
+from nbddp.run.debugged import Talk
+
+STAGES = ("agent", "controller", "engines", "devices", "ready")  # of a start, in their order
+PARTS = (  # words that a start reports → its stage
+    ("starting the controller", "controller"), ("starting", "engines"), ("engines", "engines"),
+    ("importing torch in", "agent"),
+)  # fmt: skip
+LOG = 40  # lines of a log that are shown
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a start is at: `done` of `of`, where that can be counted. `part`: one of STAGES."""
+
+    words: str
+    part: str = STAGES[0]
+    done: int = 0
+    of: int = 0
+
+    def text(self) -> str:
+        return f"{self.words} ({self.done} of {self.of})" if self.of else self.words
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step: as HTML its picture, and in words."""
+
+    number: int
+    picture: str
+    words: str
+
+
+@dataclass(frozen=True)
+class State:
+    """`machine`: the nodes that plans are for, none while nobody knows them. `placed`: the standing pool's layout.
+    `stage`: what a start is at, None where none goes on; `failure`: why the last one failed, with the end of a `log`.
+    `notice`: what the last command has done; `detail`: more of it, such as stacks. `ranks`: a row each; `program`: what
+    runs on them, since `seconds`. `outputs`: what the last program has printed, of which `showing` is seen; `curve`:
+    the steps of a `run`, and one `step` of them; `talks`: what ranks say that have stopped in the debugger."""
+
+    plan: Plan = field(default_factory=Plan)
+    machine: tuple[Node, ...] = ()
+    considered: Considered = field(default_factory=Considered)
+    placed: Topology | None = None
+    stage: Stage | None = None
+    failure: str = ""
+    log: tuple[str, ...] = ()
+    notice: str = ""
+    ranks: tuple[Rank, ...] = ()
+    program: str = ""
+    seconds: int = 0
+    detail: str = ""
+    outputs: tuple[Output, ...] = ()
+    showing: Showing = field(default_factory=Showing)
+    talks: tuple[Talk, ...] = ()
+    run: int = 0
+    curve: Curve = field(default_factory=Curve)
+    step: Timeline | None = None
+
+    @property
+    def may_start(self) -> bool:
+        return self.stage is None and self.considered.topology is not None
+
+    def why_not(self) -> str:
+        """Why nothing can be started now."""
+        if self.stage is not None:
+            return "a start is under way"
+        return self.considered.refusal or self.considered.note
+
+    def pool_words(self) -> str:
+        """What the pool is like, in a line."""
+        if self.stage is not None:
+            return f"starting: {self.stage.text()} …"
+        if self.placed is None:
+            return "no workers are running"
+        if self.program:
+            return f"{self.program} is running: {self.placed.equation()}"
+        return f"ready: {self.placed.equation()}"
+
+
+# -- how it changes: each gives a State from a State ---------------------------------------------
+
+
+def moved(state: State, control: str, value: Any) -> State:
+    """A launch control has another value."""
+    plan = replace(state.plan, **{control: value})
+    return replace(state, plan=plan, considered=considered(plan, state.machine, control))
+
+
+def known(state: State, machine: Sequence[Node]) -> State:
+    """It is known what machines there are."""
+    return replace(state, machine=tuple(machine), considered=considered(state.plan, machine))
+
+
+def began(state: State) -> State:
+    """A start begins."""
+    return replace(state, stage=Stage("preparing"), failure="", log=(), notice="")
+
+
+def reached(state: State, text: str) -> State:
+    """A start has come to this stage."""
+    before = state.stage.part if state.stage is not None else STAGES[0]
+    part = next((part for words, part in PARTS if text.startswith(words)), before)
+    if isinstance(text, Share):
+        return replace(state, stage=Stage(text.words, STAGES[2], text.done, text.of))
+    return replace(state, stage=Stage(text, part))
+
+
+def started(state: State, placed: Topology, notes: Sequence[str]) -> State:
+    """A start has ended well."""
+    said = "; ".join([f"{STAGES[-1]}: {placed.equation()}", *notes])
+    return replace(state, stage=None, placed=placed, notice=said)
+
+
+def failed(state: State, words: str, log: Sequence[str]) -> State:
+    """A start has failed."""
+    return replace(state, stage=None, failure=words, notice="", log=tuple(log[-LOG:]))
+
+
+def seen(state: State, ranks: Sequence[Rank], program: str, seconds: float) -> State:
+    """This is how the ranks are."""
+    return replace(state, ranks=tuple(ranks), program=program, seconds=int(seconds))
+
+
+def printed(state: State, outputs: tuple[Output, ...]) -> State:
+    """This is what the ranks have printed."""
+    return replace(state, outputs=outputs)
+
+
+def showing(state: State, control: str, value: Any) -> State:
+    """Another part of what they have printed is to be seen."""
+    return replace(state, showing=replace(state.showing, **{control: value}))
+
+
+def talked(state: State, talks: Sequence[Talk]) -> State:
+    """This is what ranks in their debuggers have said."""
+    return replace(state, talks=tuple(talks))
+
+
+def timed(state: State, run: int, curve: Curve) -> State:
+    """These are the steps of a run so far; of another run no step is chosen."""
+    return replace(state, run=run, curve=curve, step=state.step if run == state.run else None)
+
+
+def selected(state: State, step: Timeline) -> State:
+    """This step is looked at."""
+    return replace(state, step=step)
+
+
+def said(state: State, notice: str, detail: str = "") -> State:
+    """A command has done this."""
+    return replace(state, notice=notice, detail=detail)
+
+
+def placed(state: State, now: Topology | None) -> State:
+    """The pool is as a cell or a command has made it; what is planned begins there."""
+    if now is None or state.placed == now:
+        return state if state.placed == now else replace(state, placed=None, ranks=())
+    nnodes = now.nnodes if not state.plan.hosts.strip() else state.plan.nnodes
+    plan = replace(state.plan, nproc=now.nproc_per_node, nnodes=nnodes)
+    return replace(state, placed=now, plan=plan, considered=considered(plan, state.machine))
+
+
+def ended(state: State, words: str) -> State:
+    """There is no pool any more."""
+    return replace(state, stage=None, placed=None, ranks=(), program="", notice=words)
+
+
+class Model:
+    """The state that is now, and who is told of the next."""
+
+    def __init__(self, state: State):
+        self.state = state
+        self._views: list[Callable[[State, State], None]] = []
+        self._lock = threading.RLock()
+
+    def watch(self, view: Callable[[State, State], None]) -> Callable[[], None]:
+        """Have `view(before, now)` called after each change; what ends that."""
+        with self._lock:
+            self._views.append(view)
+
+        def leave() -> None:
+            with self._lock:
+                if view in self._views:
+                    self._views.remove(view)
+
+        return leave
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._views)
+
+    def change(self, rule: Callable[..., State], *args: Any) -> None:
+        """Have `rule(state, *args)` be the state."""
+        with self._lock:
+            before, self.state = self.state, rule(self.state, *args)
+            if self.state != before:
+                for view in list(self._views):
+                    view(before, self.state)

@@ -1,0 +1,80 @@
+"""What happens in a run, on one queue that any thread and a signal's handler may put into, and one thread takes from.
+
+Where something else is to be heard while that thread waits (`beside`), it sleeps there, and a byte on a pipe wakes it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from contextlib import suppress
+from typing import Any, Protocol
+
+Event = tuple[str, int, Any]  # what kind, of which rank, and what
+
+
+class Beside(Protocol):
+    """Something else that is heard while a run waits."""
+
+    def wait(self, descriptor: int, seconds: float | None) -> None:
+        """Handle what comes until the descriptor can be read, or the time is over (None: never)."""
+
+    def close(self) -> None:
+        """Nothing is heard here any more."""
+
+
+class Events:
+    """The queue. Without `beside` it is a plain one."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._beside: Beside | None = None
+        self._ends = (-1, -1)
+        self._asleep = False
+
+    def put(self, event: Event) -> None:
+        self._queue.put(event)
+        if self._asleep:
+            with suppress(BlockingIOError):  # it is full: who sleeps wakes by what is there
+                os.write(self._ends[1], b".")
+
+    def get_nowait(self) -> Event:
+        return self._queue.get_nowait()
+
+    def empty(self) -> bool:
+        return self._queue.empty()
+
+    def get(self, timeout: float | None) -> Event:
+        """The next event. Raises queue.Empty after `timeout` seconds."""
+        if self._beside is None:
+            return self._queue.get(timeout=timeout)
+        end = None if timeout is None else time.monotonic() + timeout
+        self._asleep = True
+        try:
+            while True:
+                with suppress(queue.Empty):
+                    return self._queue.get_nowait()
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    raise queue.Empty
+                self._beside.wait(self._ends[0], left)
+                with suppress(BlockingIOError):
+                    os.read(self._ends[0], 4096)
+        finally:
+            self._asleep = False
+
+    def hear(self, beside: Beside) -> None:
+        """From here on this is heard as well."""
+        self._ends = os.pipe()
+        for end in self._ends:
+            os.set_blocking(end, False)
+        self._beside = beside
+
+    def close(self) -> None:
+        """Nothing else is heard any more."""
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            beside.close()
+            for end in self._ends:
+                os.close(end)

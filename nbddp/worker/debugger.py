@@ -1,0 +1,135 @@
+"""`breakpoint()` on a rank: Python's own pdb, whose lines come from the notebook and whose answers go there.
+
+The rank's main thread stands in pdb and waits; lines come by the control thread (`line`). What pdb says is published
+with the place where the rank stands, each time that it waits for a line, and when it goes on. Where nobody would send
+lines (`begin`), a breakpoint raises, so that no rank waits for ever. The machinery around a cell is not stepped
+through.
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import pdb  # noqa: T100 - this is a debugger
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+Publish = Callable[[dict[str, Any]], None]
+
+
+class Debugger:
+    """One rank's. `stopped`: whether it waits for a line. is_users: whether a file is the user's own; named: what it is
+    called."""
+
+    def __init__(self, publish: Publish, is_users: Callable[[str], bool], named: Callable[[str], str]):
+        self.is_users, self.named = is_users, named
+        self.stopped = False
+        self.on = False
+        self._publish = publish
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._pdb: _Pdb | None = None
+
+    def begin(self, on: bool) -> None:
+        """A run begins. on: somebody sends lines to ranks that stop."""
+        self.on, self.stopped = on, False
+
+    def end(self) -> None:
+        """The run has ended: nothing is traced any more."""
+        if self._pdb is not None:
+            sys.settrace(None)
+            self._pdb = None
+        self.stopped = False
+        while not self._lines.empty():
+            self._lines.get_nowait()
+
+    def may_stop(self) -> bool:
+        """Whether a breakpoint may wait here: a thread of the program's own may not, as Stop would not reach it."""
+        return self.on and threading.current_thread() is threading.main_thread()
+
+    def stop(self, frame: FrameType) -> None:
+        """Wait for lines at the next line of this frame."""
+        if self._pdb is None:
+            self._pdb = _Pdb(self)
+        self._pdb.set_trace(frame)
+
+    def line(self, text: str) -> bool:
+        """A line for the prompt; whether the rank waits for one."""
+        if self.stopped:
+            self._lines.put(text)
+        return self.stopped
+
+    def wait(self, said: str, place: list[Any]) -> str:
+        """Say this, and wait for the next line."""
+        self._publish({"stopped": True, "said": said, "place": place})
+        self.stopped = True
+        try:
+            return self._lines.get()
+        finally:
+            self.stopped = False
+
+    def goes_on(self, said: str) -> None:
+        self._publish({"stopped": False, "said": said, "place": None})
+
+
+class _Pdb(pdb.Pdb):
+    """Reads from the debugger and writes into a text, which goes out when a line is wanted. It stops in the user's own
+    files alone. IPython runs each statement of a cell by itself, so from the end of one it goes on to the next."""
+
+    def __init__(self, debugger: Debugger):
+        self._text = io.StringIO()
+        super().__init__(stdin=self, stdout=self._text, nosigint=True, readrc=False)  # type: ignore[arg-type]
+        self.prompt = ""
+        self._debugger = debugger
+
+    def readline(self) -> str:
+        """The next line, for cmd.Cmd."""
+        frame, number = self.stack[self.curindex]
+        place = [frame.f_code.co_filename, number, frame.f_code.co_name]
+        return f"{self._debugger.wait(self._taken(), place)}\n"
+
+    def _taken(self) -> str:
+        said = self._text.getvalue()
+        self._text.seek(0)
+        self._text.truncate()
+        return said
+
+    def interaction(self, *args: Any, **kwargs: Any) -> None:
+        super().interaction(*args, **kwargs)
+        self._debugger.goes_on(self._taken())
+
+    def _cmdloop(self) -> None:
+        self.cmdloop()  # Stop ends the cell, and not the line
+
+    # -- where it stops ------------------------------------------------------------------------
+
+    def stop_here(self, frame: FrameType) -> bool:
+        return self._debugger.is_users(frame.f_code.co_filename) and super().stop_here(frame)
+
+    def user_call(self, frame: FrameType, argument_list: None) -> None:
+        """It stops at the function's first line anyway."""
+
+    def user_return(self, frame: FrameType, return_value: Any) -> None:
+        if not _is_statement(frame):
+            super().user_return(frame, return_value)
+
+    def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
+        """Without what has called the program."""
+        stack, at = super().get_stack(f, t)
+        first = next((i for i, (frame, _) in enumerate(stack) if self._debugger.is_users(frame.f_code.co_filename)), 0)
+        return stack[first:], max(0, at - first)
+
+    def format_stack_entry(self, frame_lineno: tuple[FrameType, int], lprefix: str = ": ") -> str:
+        frame, number = frame_lineno
+        file = frame.f_code.co_filename
+        inside = "" if _is_statement(frame) else f", in {frame.f_code.co_name}"
+        line = linecache.getline(file, number, frame.f_globals).strip()
+        return f"{self._debugger.named(file)} line {number}{inside}{lprefix}{line}"
+
+
+def _is_statement(frame: FrameType) -> bool:
+    """Whether a frame is one of a cell's own level; IPython 7 and 8 call it `<cell line: 3>`."""
+    return frame.f_code.co_name == "<module>" or frame.f_code.co_name.startswith("<cell line")

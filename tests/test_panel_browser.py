@@ -1,0 +1,214 @@
+"""The panel in real front ends, in a real browser: a pool is started, watched, stopped and debugged with the mouse.
+
+One notebook in JupyterLab is always opened; Notebook 7, and how all pages look in both themes and two widths, by
+`-m panel`. Set NBDDP_PICTURES to a folder to keep the pictures.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.looks.front_ends import STRUCTURE, THEMES, Page, opened
+from tests.looks.outputs import Output
+from tests.looks.structure import Seen
+from tests.test_browser import PATIENCE, browsers, sync_api, until
+
+TRAIN = """%%ddp
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group()
+model = DDP(torch.nn.Linear(64, 64))
+for step in range(100_000):
+    if dist.get_rank() == 1: time.sleep(0.02)
+    model(torch.randn(8, 64)).sum().backward()
+    if step % 10 == 0: print('step', step, 'on', dist.get_rank())"""
+HANG = """%%ddp --nproc 4 --hang-after never
+import time, torch, torch.distributed as dist
+dist.init_process_group()
+if dist.get_rank() == 3: time.sleep(1000)
+dist.all_reduce(torch.ones(1))"""
+BREAK = """%%ddp
+import os
+rank = int(os.environ['RANK'])
+breakpoint()
+print('the end')"""
+CELLS = (Output("load", "%load_ext nbddp"), Output("panel", "%ddp panel"), Output("train", TRAIN),
+         Output("hang", HANG), Output("break", BREAK))  # fmt: skip
+PAGES = ("Launch", "Ranks", "Output", "Timings", "Debugger")
+WIDTHS = (900, 1400)
+
+
+class Panel:
+    """The panel on a page."""
+
+    def __init__(self, page: Page):
+        self.page = page
+        for number in (0, 1):
+            page.ended(page.begin(number))
+        self.at = page.page.locator(".nbddp-panel").first
+        self.expect = sync_api.expect(self.at)
+        sync_api.expect.set_options(timeout=1000 * PATIENCE)
+        self.says("world size 2 = 1 node × 2 processes")
+
+    def says(self, text: str) -> None:
+        sync_api.expect(self.at).to_contain_text(text)
+
+    def press(self, name: str) -> None:
+        self.at.get_by_role("button", name=name, exact=True).click()
+
+    def fill(self, label: str, text: str) -> None:
+        self.at.get_by_label(label, exact=True).fill(text)
+        self.at.get_by_label(label, exact=True).press("Tab")
+
+
+@contextmanager
+def panel(front: str, base: Path, python: str = "", scale: float = 1) -> Iterator[Panel]:
+    if not browsers():
+        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
+    with opened(front, CELLS, base, scale=scale, **({"python": python} if python else {})) as page:
+        yield Panel(page)
+
+
+def go_through(shown: Panel) -> None:
+    """Start, watch, stop, debug, plan: all with the mouse, and cells meanwhile."""
+    page = shown.page
+    shown.press("Start")
+    shown.says("ready: world size 2")
+    shown.press("Ranks")
+    cell = page.begin(2)
+    shown.says("◂ slowest")
+    first = shown.at.locator("table.strip").inner_text()
+    until(lambda: shown.at.locator("table.strip").inner_text() != first, "another look")
+    assert shown.at.locator("tr.slowest th").inner_text() == "1"
+    shown.press("Stop")
+    page.ended(cell)
+    cell = page.begin(3)
+    shown.says("in all_reduce #1 for rank 3")
+    shown.press("Stop")
+    page.ended(cell)
+    shown.says("stopped by the user")
+    cell = page.begin(4)
+    shown.press("Debugger")
+    sync_api.expect(shown.at.locator("section small", has_text="⏸ stopped")).to_have_count(4)
+    shown.at.get_by_label("line").fill("p rank * 11")
+    shown.at.get_by_label("line").press("Tab")
+    shown.press("Send")
+    for rank in range(4):
+        sync_api.expect(shown.at.get_by_role("region", name=f"rank {rank}")).to_contain_text(str(rank * 11))
+    shown.press("Continue")
+    page.ended(cell)
+    sync_api.expect(cell.locator(".jp-OutputArea").first).to_contain_text("the end")
+
+
+def change_plan(shown: Panel) -> None:
+    """The layout follows, and what is impossible is explained beside its control."""
+    shown.press("Launch")
+    shown.fill("nodes", "3")
+    shown.says("world size 12 = 3 simulated nodes × 4 processes")
+    sync_api.expect(shown.at.get_by_label("Cell", exact=True)).to_have_value("%%ddp --nproc 4 --nnodes 3")
+    shown.fill("cell timeout (s)", "soon")
+    sync_api.expect(shown.at.get_by_role("alert")).to_contain_text("soon is not a time in seconds")
+    shown.fill("cell timeout (s)", "")
+
+
+def reopen(page: Page) -> None:
+    """The kernel is shut down and the notebook saved and opened again: the picture is there, with words for who does
+    not see it."""
+    page.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.sessionContext.shutdown()")
+    picture = page.page.locator(".jp-OutputArea img.nbddp-picture").first
+    sync_api.expect(picture).to_be_visible()
+    page.command("docmanager:save")
+    page.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    page.page.reload()
+    sync_api.expect(picture).to_be_visible()
+    assert "world size 4" in str(picture.get_attribute("alt"))
+
+
+@pytest.mark.timeout(300)
+def test_a_pool_is_started_watched_stopped_and_debugged_with_the_mouse_in_jupyterlab(tmp_path: Path) -> None:
+    errors: list[str] = []
+    with panel("lab", tmp_path) as shown:
+        shown.page.page.on("pageerror", lambda error: errors.append(str(error)))
+        go_through(shown)
+        change_plan(shown)
+        assert not errors
+        reopen(shown.page)
+
+
+@pytest.mark.panel
+@pytest.mark.timeout(400)
+def test_the_same_in_notebook_7(tmp_path: Path) -> None:
+    python = os.environ.get("NBDDP_NOTEBOOK_PYTHON", "")  # an interpreter that has it, if this one has not
+    if find_spec("notebook") is None and not python:
+        pytest.skip("pip install 'notebook>=7'")
+    with panel("notebook", tmp_path, python) as shown:
+        go_through(shown)
+        change_plan(shown)
+
+
+@pytest.mark.panel
+@pytest.mark.timeout(600)
+def test_every_page_can_be_read_in_both_themes_and_fits_two_widths(tmp_path: Path) -> None:
+    """Text has contrast, nothing is cut at the side, and nothing moves while the numbers change."""
+    pictures = os.environ.get("NBDDP_PICTURES", "")
+    with panel("lab", tmp_path) as shown:
+        shown.fill("workers per node", "4")
+        shown.press("Start")
+        shown.says("ready: world size 4")
+        shown.page.begin(2)
+        shown.press("Timings")
+        shown.says("exposed communication")
+        shown.fill("step", "3")
+        shown.press("Show")
+        shown.at.locator("img.nbddp-picture").wait_for()
+        for width in WIDTHS:
+            shown.page.page.set_viewport_size({"width": width, "height": 1200})
+            for name in PAGES:
+                shown.press(name)
+                shown.page.page.wait_for_timeout(600)  # one look
+                steady(shown)
+                for theme in THEMES:
+                    shown.page.wear(theme)
+                    found = shown.at.evaluate(STRUCTURE)
+                    assert not Seen(found["outputs"], found["texts"]).too_faint(), (name, theme)
+                    if pictures:
+                        Path(pictures).mkdir(exist_ok=True, parents=True)
+                        shown.at.screenshot(path=Path(pictures) / f"panel-{name.lower()}-{width}-{theme}.png")
+
+
+def steady(shown: Panel) -> None:
+    """Nothing sticks out at the side, and over two seconds no control changes its place."""
+    assert shown.at.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
+    buttons = shown.at.locator("button:visible")
+
+    def places() -> Sequence[Any]:
+        return [b.bounding_box() for b in buttons.all()]
+
+    before = places()
+    shown.page.page.wait_for_timeout(2000)
+    assert places() == before
+
+
+def test_every_control_is_reached_by_keys_and_has_a_name(tmp_path: Path) -> None:
+    with panel("lab", tmp_path) as shown:
+        names = shown.at.evaluate(NAMED)
+        assert len(names) >= 15
+        assert all(names), names
+        shown.at.get_by_role("button", name="Launch").focus()
+        seen = set()
+        for _ in range(40):
+            shown.page.page.keyboard.press("Tab")
+            seen.add(shown.page.page.evaluate("() => document.activeElement.getAttribute('aria-label') || "
+                     "document.activeElement.labels?.[0]?.innerText || document.activeElement.innerText"))  # fmt: skip
+        assert {"workers per node", "nodes", "hosts", "device", "restarts", "Start"} <= seen
+
+
+NAMED = """panel => Array.from(panel.querySelectorAll('input, select, button')).filter(e => e.offsetParent !== null)
+    .map(e => e.getAttribute('aria-label') || e.labels?.[0]?.innerText || e.innerText || e.title)"""

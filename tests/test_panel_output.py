@@ -1,0 +1,147 @@
+"""The panel's pages of what the ranks print and of how long their steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from nbddp.panel import curves, page
+from nbddp.panel import state as rules
+from nbddp.panel.printed import ALL, LEAST, MOST, Output, Showing, chosen, outputs
+from nbddp.panel.state import State, Timeline
+from nbddp.panel.watched import Pace
+from nbddp.run.collect import RankOutput
+from tests.kernels import Kernel, loaded
+from tests.test_panel import Balanced, asked, until
+
+LINES = {0: ("start", "loss 0.5", "end"), 1: ("start", "loss 0.7", "end", "end"), 2: ("start", "Loss 0.5", "end")}
+FOUND = tuple(Output(r, tuple(("stdout", line) for line in lines)) for r, lines in LINES.items())
+
+
+@pytest.mark.parametrize(
+    ("showing", "seen"),
+    [
+        (Showing(), {r: [*lines] for r, lines in LINES.items()}),
+        (Showing(rank=1), {1: [*LINES[1]]}),
+        (Showing(search="LOSS"), {0: ["loss 0.5"], 1: ["loss 0.7"], 2: ["Loss 0.5"]}),
+        (Showing(differences=True), {0: ["loss 0.5"], 1: ["loss 0.7", "end"], 2: ["Loss 0.5"]}),
+        (Showing(rank=1, search="0.7", differences=True), {1: ["loss 0.7"]}),
+        (Showing(search="nowhere"), {0: [], 1: [], 2: []}),
+    ],
+)
+def test_a_search_and_only_differences_choose_lines(showing: Showing, seen: dict[int, Sequence[str]]) -> None:
+    found = chosen(FOUND, showing)
+    assert {out.rank: [text for _, text in out.lines] for out, _ in found} == seen
+    assert all(hidden == len(LINES[out.rank]) - len(out.lines) for out, hidden in found)
+
+
+def test_what_one_rank_alone_has_printed_is_no_difference_to_itself() -> None:
+    ((out, hidden),) = chosen(FOUND[:1], Showing(differences=True))
+    assert (len(out.lines), hidden) == (3, 0)
+
+
+def test_outputs_are_bounded_and_have_what_moves(tmp_path: Path) -> None:
+    made = []
+    for rank in range(64):
+        out = RankOutput(rank, tmp_path / f"rank{rank}.log")
+        out.take("stream", {"name": "stdout", "text": "".join(f"line {i}\n" for i in range(99)) + "half"})
+        made.append(out)
+    found = outputs(made)
+    assert {len(out.lines) for out in found} == {max(LEAST, MOST // 64)}
+    assert found[5].lines[-1] == ("stdout", "half")
+    assert found[5].moving == ("half",)
+    for out in made:
+        out.close()
+
+
+def test_the_page_marks_what_was_searched_and_escapes_what_was_printed() -> None:
+    state = rules.printed(State(), (Output(0, (("stderr", "<b>oh</b> no"),), ("50%|██",)),))
+    shown = page.output(rules.showing(state, "search", "OH"))
+    Balanced(shown)
+    assert "stderr│ &lt;b&gt;<mark>oh</mark>&lt;/b&gt; no" in shown
+    assert '<section aria-label="rank 0">' in shown
+    assert "50%|██" in shown
+    assert "nothing has been printed" in page.output(State())
+    assert state.showing.rank == ALL
+
+
+def paces(count: int, seconds: float, exposed: float) -> list[Pace]:
+    return [Pace(n, n * 10**9, n * 10**9 + round(seconds * 1e9), round(exposed * 1e9)) for n in range(count)]
+
+
+def test_a_curve_has_the_slowest_rank_and_the_longest_wait_of_each_step() -> None:
+    found = curves.curve({0: paces(5, 0.02, 0.01), 1: paces(4, 0.03, 0.001)})
+    assert (found.first, found.last) == (0, 3)
+    assert found.points[-1] == (3, pytest.approx(0.03), pytest.approx(0.01))
+    assert curves.curve({}) == curves.curve({0: paces(3, 1, 0), 1: ()}) == curves.Curve()
+    long = curves.curve({0: paces(5000, 0.02, 0.0)})
+    assert len(long.points) <= curves.POINTS
+    assert long.points[-1][0] == 4999
+
+
+def test_the_drawing_stays_within_its_box_and_says_itself_in_words() -> None:
+    found = curves.curve({0: [*paces(40, 0.02, 0.01), Pace(40, 41 * 10**9, 99 * 10**9, 0)]})
+    assert curves.top(found) == pytest.approx(0.05)
+    for which in (1, 2):
+        for place in curves.line(found, which, curves.top(found)).split():
+            x, y = map(float, place.split(","))
+            assert curves.LEFT <= x <= curves.WIDTH
+            assert 0 <= y <= curves.HEIGHT - curves.BOTTOM
+    shown = page.curves(rules.timed(State(), 1, found))
+    Balanced(shown)
+    assert 'role="img" aria-label="step 40: 58.0 s, of it 0 ms exposed communication"' in shown
+
+
+def test_another_run_has_no_step_selected() -> None:
+    state = rules.selected(rules.timed(State(), 1, curves.Curve(0, 3)), Timeline(2, "<img>", "words"))
+    assert rules.timed(state, 1, curves.Curve(0, 4)).step is not None
+    assert rules.timed(state, 2, curves.Curve(0, 1)).step is None
+    assert "<pre>words</pre>" in page.timeline(state)
+
+
+# -- in a kernel -----------------------------------------------------------------------------------
+
+TRAIN = """%%ddp --nproc 2
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group()
+model = DDP(torch.nn.Linear(64, 64))
+for step in range(6):
+    model(torch.randn(8, 64)).sum().backward()
+print('the end of', dist.get_rank())
+"""
+
+
+@pytest.fixture(scope="module")
+def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel with a panel, after a cell that has trained and printed."""
+    with loaded(str(tmp_path_factory.mktemp("panel"))) as kernel:
+        done = kernel.run("import nbddp, json\npanel = nbddp.Panel()\nview = panel.view")
+        assert done.ok, done.error
+        done = kernel.run(TRAIN)
+        assert done.ok, done.error
+        yield kernel
+
+
+def test_a_cell_that_was_over_before_a_look_has_its_output_and_its_steps(panel: Kernel) -> None:
+    whole = [[r, [["stdout", f"the end of {r}"]]] for r in (0, 1)]
+    until(panel, "[[o.rank, o.lines] for o in panel.state.outputs]", lambda found: found == whole)
+    until(panel, "panel.state.curve.last", lambda last: last == 5)
+    until(panel, "panel.state.notice", lambda notice: notice == "Cell In[3] ended on all ranks")
+
+
+def test_a_step_that_is_selected_shows_its_timeline(panel: Kernel) -> None:
+    until(panel, "panel.state.curve.last", lambda last: last == 5)
+    assert panel.run("view.step.value = 4\nview.buttons['Show'].click()").ok
+    shown = until(panel, "panel.state.step and panel.state.step.words", bool)
+    assert shown.startswith("step 4 of Linear")
+    assert panel.run("view.step.value = 99\nview.buttons['Show'].click()").ok
+    until(panel, "panel.state.notice", lambda notice: "step 99 is not recorded on ranks 0–1" in notice)
+
+
+def test_rank_search_and_differences_are_the_same_in_all_panels(panel: Kernel) -> None:
+    code = "other = nbddp.Panel().view\nview.shown['rank'].value = 1\nother.shown['search'].value = 'end'\n"
+    assert panel.run(code).ok
+    assert asked(panel, "[[v.shown['rank'].value, v.shown['search'].value] for v in (view, other)]") == [[1, "end"]] * 2

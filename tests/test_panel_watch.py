@@ -1,0 +1,279 @@
+"""The panel while a cell runs: what the strip says of each rank, and buttons that act meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from nbddp.errors import RankStatus
+from nbddp.panel import page
+from nbddp.panel import state as rules
+from nbddp.panel.state import State
+from nbddp.panel.watched import Look, Pace, Use, merged, rate, rows, share, slowest
+from nbddp.plan.machine import Node
+from nbddp.plan.topology import Topology
+from nbddp.run.events import Events
+from nbddp.run.positions import Call, Position
+from tests.kernels import Kernel, loaded
+from tests.test_panel import Balanced, asked, until
+
+PLACED = Topology.plan([Node(0, "here", cores=8)], nproc=4)
+ALL = frozenset(range(4))
+REDUCE = Call("all_reduce", "collective", group="0", ranks=(0, 1, 2, 3), sequence=14, made_of="all_reduce")
+LEAST_OF_A_CORE = 0.01
+
+
+def at(rank: int, call: Call | None = None, line: int = 12) -> Position:
+    state = RankStatus.RUNNING if call is None else RankStatus.BLOCKED
+    return Position(rank, state, f"cell line {line}", line, call, latest={"0": 13 if call is None else 14})
+
+
+def paces(works: float, exposed: float, count: int = 10) -> list[Pace]:
+    """Steps of a rank that works and waits for so many seconds."""
+    period, waited = round((works + exposed) * 1e9), round(exposed * 1e9)
+    return [Pace(n, 1 + n * period, n * period + period // 2, waited) for n in range(count)]
+
+
+# -- what a row says -------------------------------------------------------------------------------
+
+
+def test_each_rank_has_its_state_in_words_and_a_sign() -> None:
+    positions = {0: at(0, REDUCE), 1: at(1), 2: at(2, REDUCE), 3: at(3, REDUCE)}
+    look = Look(ALL - {3}, "Cell In[3]", ALL, positions, {})
+    found = rows(PLACED, look, {}, {}, {})
+    assert [(r.state, r.doing) for r in found] == [
+        ("waiting", "in all_reduce #14 for rank 1, cell line 12"),
+        ("running", "cell line 12"),
+        ("waiting", "in all_reduce #14 for rank 1, cell line 12"),
+        ("dead", "its process has ended"),
+    ]
+    shown = page.strip(rules.seen(State(placed=PLACED), found, "Cell In[3]", 7.9))
+    Balanced(shown)
+    assert "<caption>Cell In[3], 7 s</caption>" in shown
+    assert shown.count('scope="row"') == 4
+    for sign in ("◐", "●", "✕"):
+        assert f'<span aria-hidden="true">{sign}</span>' in shown
+
+
+@pytest.mark.parametrize(
+    ("look", "state"),
+    [
+        (Look(ALL), "idle"),
+        (Look(frozenset()), "dead"),
+        (Look(ALL, "Cell In[1]", frozenset({1})), "idle"),
+        (Look(ALL, "Cell In[1]", ALL), "running"),
+        (Look(ALL, "Cell In[1]", ALL, {}, {0: RankStatus.FINISHED}), "finished"),
+        (Look(ALL, "Cell In[1]", ALL, {}, {0: RankStatus.FAILED}), "failed"),
+        (Look(ALL, "Cell In[1]", ALL, {}, {0: RankStatus.DIED}), "dead"),
+        (Look(ALL, "Cell In[1]", ALL, {0: Position(0, RankStatus.SILENT)}), "silent"),
+    ],
+)
+def test_states(look: Look, state: str) -> None:
+    assert rows(PLACED, look, {}, {}, {})[0].state == state
+
+
+def test_rates_and_shares_are_of_what_was_used_between_two_looks() -> None:
+    assert rate(paces(0.02, 0.005)) == pytest.approx(40)
+    assert rate(paces(0.02, 0.005, count=1)) is None
+    assert share(Use(1.0, 10.0), Use(1.5, 10.25)) == pytest.approx(50)
+    assert share(None, Use(1.5, 10.0)) is None
+    assert share(Use(1.0, 10.0), Use(1.5, None)) is None
+    assert [p.number for p in merged(paces(0.1, 0)[:3], [[2, 1, 2, 0], [3, 10**9, 2 * 10**9, 5]], 3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("works", "found"),
+    [((0.02, 0.04, 0.02), 1), ((0.02, 0.02, 0.021), None), ((0.02,), None), ((0.03, 0.02), 0)],
+)
+def test_the_slowest_rank_is_the_one_that_works_clearly_longer(works: Sequence[float], found: int | None) -> None:
+    period = max(works) + 0.001
+    assert slowest({r: paces(w, period - w) for r, w in enumerate(works)}) == found
+
+
+def test_a_rank_of_which_no_step_is_known_leaves_it_open_who_is_slowest() -> None:
+    assert slowest({0: paces(0.02, 0.02), 1: paces(0.04, 0), 2: ()}) is None
+
+
+# -- a queue that hears something beside -------------------------------------------------------------
+
+
+class Counting:
+    """Hears nothing, and counts how often it was woken."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def wait(self, descriptor: int, seconds: float | None) -> None:
+        import select
+
+        self.waits += 1
+        select.select([descriptor], [], [], seconds)
+
+    def close(self) -> None:
+        self.waits = -1
+
+
+def test_a_run_that_hears_something_beside_wakes_for_its_own_events() -> None:
+    import queue
+    import threading
+
+    events, beside = Events(), Counting()
+    events.hear(beside)
+    events.put(("a", 0, None))
+    assert events.get(timeout=5) == ("a", 0, None)
+    assert beside.waits == 0
+    threading.Timer(0.05, events.put, [("b", 1, None)]).start()
+    began = time.monotonic()
+    assert events.get(timeout=30) == ("b", 1, None)
+    assert time.monotonic() - began < 20
+    with pytest.raises(queue.Empty):
+        events.get(timeout=0.01)
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 2
+    events.close()
+    assert beside.waits == -1
+    after = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    assert after == before - 2
+    events.put(("c", 2, None))
+    assert events.get(timeout=1) == ("c", 2, None)
+
+
+# -- in a kernel -----------------------------------------------------------------------------------
+
+TRAIN = """%%ddp --nproc 2 --nnodes 1
+import time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group()
+model = DDP(torch.nn.Linear(64, 64))
+while True:
+    if dist.get_rank() == 1: time.sleep(0.02)
+    model(torch.randn(8, 64)).sum().backward()
+"""
+HANG = """%%ddp --hang-after never --nproc 2 --nnodes 1
+import time, torch, torch.distributed as dist
+dist.init_process_group()
+freed = ''
+if dist.get_rank() == 0:
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        freed = 'freed'
+else:
+    time.sleep(4)
+print(freed)
+"""
+
+
+@pytest.fixture(scope="module")
+def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel with a running pool of two, and its panel."""
+    with loaded(str(tmp_path_factory.mktemp("panel"))) as kernel:
+        code = "%ddp start --nproc 2\nimport nbddp, json, time\npanel = nbddp.Panel()\nview = panel.view\nlog = []\n"
+        code += "panel.session.model.watch(lambda before, now: log.append((now.notice, [[r.state, r.doing, r.rate, "
+        done = kernel.run(code + "r.slowest, r.cpu, r.memory] for r in now.ranks])))")
+        assert done.ok, done.error
+        ids = {name: f"view.buttons['{name}'].model_id" for name in ("Stop", "Free", "Stacks", "Restart", "Shut down")}
+        kernel.ids = {name: asked(kernel, ident) for name, ident in ids.items()}  # type: ignore[attr-defined]
+        yield kernel
+
+
+def press(kernel: Kernel, name: str) -> None:
+    """Send what a front end sends when a button is pressed."""
+    data = {"method": "custom", "content": {"event": "click"}}
+    content = {"comm_id": kernel.ids[name], "data": data}  # type: ignore[attr-defined]
+    kernel.client.shell_channel.send(kernel.client.session.msg("comm_msg", content))
+
+
+def updates(kernel: Kernel, true: Callable[[str], bool], seconds: float = 30.0) -> str:
+    """Wait, while a cell runs, until a widget's new text is such; which it is."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        message = kernel.client.get_iopub_msg(timeout=seconds)
+        state = (message["content"].get("data") or {}).get("state") or {} if message["msg_type"] == "comm_msg" else {}
+        if true(str(state.get("value", ""))):
+            return str(state["value"])
+    raise AssertionError("no widget shows it")
+
+
+def test_the_strip_moves_and_stop_is_heard_while_a_cell_runs(panel: Kernel) -> None:
+    number = panel.send(TRAIN)
+    shown = updates(panel, lambda text: "◂ slowest" in text and "MiB" in text)
+    assert shown.index("◂ slowest") > shown.index('scope="row">1')
+    press(panel, "Stop")
+    done = panel.collect(number)
+    assert "stopped by the user" in done.error
+    until(panel, "panel.state.notice", lambda notice: "stopped by the user" in notice)
+    assert any(n.startswith("stopping Cell In[") for n in asked(panel, "[n for n, _ in log]"))
+
+
+def test_a_cell_that_is_waiting_is_run_after_the_one_that_hears_buttons(panel: Kernel) -> None:
+    first = panel.send(TRAIN)
+    updates(panel, lambda text: "steps/s" in text and "running" in text)
+    ask = panel.client.kernel_info()  # as a tab that is opened now
+    press(panel, "Stacks")
+    updates(panel, lambda text: "model(torch.randn" in text or "backward" in text)
+    assert panel.client.get_shell_msg(timeout=30)["parent_header"]["msg_id"] == ask
+    press(panel, "Stop")
+    assert not panel.collect(first).ok
+    assert panel.run("1 + 1").ok
+
+
+def test_free_has_a_blocked_collective_raise_and_the_cell_go_on(panel: Kernel) -> None:
+    number = panel.send(HANG)
+    updates(panel, lambda text: "waiting" in text and "in all_reduce #1 for rank 1" in text)
+    press(panel, "Free")
+    done = panel.collect(number)
+    assert "rank 0 │ freed" in done.text(), done.error
+    notices = asked(panel, "[n for n, _ in log]")
+    assert "freeing rank 0: the blocked call raises an error there" in notices
+
+
+def test_restart_of_one_rank_ends_the_cell_and_keeps_the_other(panel: Kernel) -> None:
+    assert panel.run("%%ddp\nimport os; kept = os.getpid()").ok
+    panel.run("view.which.value = 1")
+    number = panel.send("%%ddp\nimport time; time.sleep(60)")
+    updates(panel, lambda text: "cell line 2" in text and "running" in text)
+    press(panel, "Restart")
+    done = panel.collect(number)
+    assert not done.ok
+    until(panel, "panel.state.notice", lambda notice: "rank 1 restarted" in notice)
+    assert panel.run("%%ddp -o has\n'kept' in globals()").ok
+    assert asked(panel, "[has[0], has[1]]") == [True, False]
+    panel.run("view.which.value = -1")
+
+
+def test_all_ranks_are_chosen_where_nothing_else_is(panel: Kernel) -> None:
+    until(panel, "[view.which.label, view.whom.label, len(view.which.options)]", lambda f: f == ["all ranks"] * 2 + [3])
+
+
+def test_buttons_without_a_cell_say_what_is(panel: Kernel) -> None:
+    for name, words in [("Stop", "there is no cell to stop"), ("Free", "no cell is running"),
+                        ("Stacks", "stacks of all ranks"), ("Restart", "ranks 0–1 restarted")]:  # fmt: skip
+        press(panel, name)
+        until(panel, "[n for n, _ in log][-9:]", lambda said, words=words: any(words in n for n in said))
+
+
+def test_a_look_costs_less_than_its_share_of_a_core(panel: Kernel) -> None:
+    """By CPU time, in the kernel and in the agent, while all widgets are sent; half a second apart."""
+    agent = psutil.Process(asked(panel, "panel.pool.agent.process.pid"))
+    before = agent.cpu_times()
+    code = "began = time.thread_time()\nfor _ in range(20): panel.session.look()\n"
+    assert panel.run(code + "spent = (time.thread_time() - began) / 20").ok
+    after = agent.cpu_times()
+    theirs = (after.user + after.system - before.user - before.system) / 20
+    assert (asked(panel, "spent") + theirs) * 2 < LEAST_OF_A_CORE
+
+
+def test_shut_down_ends_the_cell_and_then_the_pool(panel: Kernel) -> None:
+    number = panel.send("%%ddp\nimport time; time.sleep(60)")
+    updates(panel, lambda text: "cell line 2" in text and "running" in text)
+    press(panel, "Shut down")
+    assert not panel.collect(number).ok
+    until(panel, "panel.state.notice", lambda notice: "pool of 2 stopped" in notice)
+    assert asked(panel, "panel.state.pool_words()") == "no workers are running"
+    press(panel, "Restart")
+    until(panel, "panel.state.notice", lambda notice: "nothing to restart" in notice)
