@@ -202,9 +202,16 @@ def transfers() -> None:
     torch_seams.can_abort_transfers = lambda: False
 
 
+def log_level() -> None:
+    from nbddp.seams import torch_seams
+
+    torch_seams.READS_LEVEL = "no_such_function"
+
+
 AWAY: dict[str, Callable[[], None]] = {
     "NCCL's flight recorder": nccls_recorder,
     "abort of transfers": transfers,
+    "C++'s log level": log_level,
     "flight recorder's keys": entry_keys,
     "store on a given socket": listening,
     "store out of reach": unreachable,

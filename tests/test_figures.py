@@ -242,11 +242,13 @@ def test_jupyterlab_shows_words_under_a_picture_that_follows_the_theme(
 def test_jupyterlab_says_what_is_under_the_pointer_or_shows_the_plain_picture(
     browser: Any, lab: tuple[Path, Any], name: str
 ) -> None:
-    _, server = lab
+    base, server = lab
+    set_to(base, "apputils-extension/themes", {"theme": "JupyterLab Light"})
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.set_default_timeout(1000 * PATIENCE)
     page.goto(f"{server['url']}doc/tree/{name}-timeline.ipynb?token={server['token']}")
     page.locator(".jp-OutputArea img").wait_for()
+    page.locator("body[data-jp-theme-name='JupyterLab Light']").wait_for(state="attached")
     if name == "trusted":
         assert_pointed(page)
     else:

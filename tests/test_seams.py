@@ -108,7 +108,8 @@ TRIED = {
     "_control_stream": "client's connection", "_query_stream": "client's connection",
     "_distributed_c10d": "flight recorder", "_dump_nccl_trace_json": "NCCL's flight recorder",
     **dict.fromkeys(itertools.chain(*torch_seams.TRANSFERS), "abort of transfers"),
-    "_ProcessGroupWrapper": "backends of a group", "_stream": "client's connection",
+    "_ProcessGroupWrapper": "checks of DETAIL",
+    "_ZN3c1011initLoggingEv": "C++'s log level", "_stream": "client's connection",
     **dict.fromkeys(ipyparallel_seams.STREAMS, "client's connection"),
 }  # fmt: skip
 

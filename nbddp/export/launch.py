@@ -5,6 +5,7 @@ Options and defaults are those of torchrun 2.13 (`torch/distributed/run.py`). Pu
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class Launch:
     gpus_per_proc: 0 for a program that runs on CPU.
     max_restarts: how often torchrun starts all workers anew when one has failed; SRUN has nobody who would.
     min_nodes: with c10d, go on with as few nodes as these; not in a batch script.
+    env: variables of every process.
     host, port: where the ranks meet; in a batch script Slurm says so instead. run_id: tells two jobs at one host apart.
     """
 
@@ -47,6 +49,7 @@ class Launch:
     run_id: str = "ddp"
     max_restarts: int = 0
     min_nodes: int | None = None
+    env: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("nnodes", 1), ("nproc", 1), ("gpus_per_proc", 0), ("max_restarts", 0)):
@@ -61,7 +64,13 @@ class Launch:
         if self.max_restarts and self.rendezvous == SRUN:
             raise BadInput(f"only torchrun restarts workers; leave out max_restarts, or use rendezvous={C10D!r}")
         self._check_elastic()
-        for word in (self.script, *self.arguments, self.host, self.run_id):
+        self._check_words()
+
+    def _check_words(self) -> None:
+        for name, _ in self.env:
+            if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+                raise BadInput(f"{name!r} is not a variable's name; use one such as NCCL_DEBUG")
+        for word in (self.script, *self.arguments, self.host, self.run_id, *(value for _, value in self.env)):
             if "\0" in word:
                 raise BadInput(f"a command cannot contain a NUL byte, but {word!r} does")
 
@@ -103,7 +112,12 @@ def torchrun_line(launch: Launch, node: int = 0) -> str:
         start = static_words(launch, str(node), launch.host, str(launch.port))
     else:
         start = c10d_words(launch, launch.endpoint, launch.run_id)
-    return shell_line(torchrun_words(launch, start))
+    return shell_line([*env_words(launch), *torchrun_words(launch, start)])
+
+
+def env_words(launch: Launch) -> list[str]:
+    """The variables, as words before a command."""
+    return [AsIs(f"{name}={shlex.quote(value)}") for name, value in launch.env]
 
 
 def torchrun_words(launch: Launch, start: list[str]) -> list[str]:

@@ -11,7 +11,17 @@ import shlex
 from dataclasses import dataclass
 
 from nbddp.errors import BadInput
-from nbddp.export.launch import SRUN, STATIC, AsIs, Launch, c10d_words, shell_line, static_words, torchrun_words
+from nbddp.export.launch import (
+    SRUN,
+    STATIC,
+    AsIs,
+    Launch,
+    c10d_words,
+    env_words,
+    shell_line,
+    static_words,
+    torchrun_words,
+)
 
 READ_BY_SBATCH = "'\"\\#"  # what sbatch itself would take out of a value, beside blanks
 ADDR, PORT, NODE = AsIs('"$MASTER_ADDR"'), AsIs('"$MASTER_PORT"'), AsIs('"$SLURM_NODEID"')
@@ -34,6 +44,7 @@ class Job:
     time: Slurm's `hours:minutes:seconds`. memory_per_cpu: such as `2G`.
     output: the log's path; Slurm puts the job's name for %x and its number for %j.
     setup: lines of shell that run first, as they are, such as `source env/bin/activate`.
+    packages: those to install with pip first. gpu: type of the GPUs. image: of the container, where the target has one.
     Raises BadInput if a process has no core.
     """
 
@@ -44,6 +55,13 @@ class Job:
     time: str = "01:00:00"
     output: str = "%x-%j.out"
     setup: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    image: str = ""
+    gpu: str = ""
+
+    def cores(self, launch: Launch) -> int:
+        """Cores of a node."""
+        return self.cpus_per_proc * launch.nproc
 
     def __post_init__(self) -> None:
         if self.cpus_per_proc < 1:
@@ -60,18 +78,26 @@ def sbatch_script(launch: Launch, job: Job | None = None) -> str:
         raise BadInput(f"Slurm ends a job that loses a node; leave out min_nodes={launch.min_nodes}")
     directives = "\n".join(f"#SBATCH --{name}={_directive(name, value)}" for name, value in _asked(launch, job))
     alone = launch.nnodes == 1 and launch.rendezvous != SRUN  # torchrun --standalone finds a port itself
-    parts = ["#!/bin/bash", directives, "", "set -e", *job.setup, *([] if alone else [MEET, ""]), _srun(launch, job)]
+    meet = [] if alone else [MEET, ""]
+    parts = ["#!/bin/bash", directives, "", "set -e", *_first(launch, job), *meet, _srun(launch, job)]
     return "\n".join(parts) + "\n"
+
+
+def _first(launch: Launch, job: Job) -> list[str]:
+    """Lines before all else."""
+    install = [shell_line(["pip", "install", *job.packages])] if job.packages else []
+    return [*(f"export {word}" for word in env_words(launch)), *job.setup, *install]
 
 
 def _asked(launch: Launch, job: Job) -> list[tuple[str, str]]:
     """The options of #SBATCH lines. One task is one torchrun, or one rank where no torchrun runs."""
+    gpus = f"gpu:{job.gpu}{':' * bool(job.gpu)}{launch.nproc * launch.gpus_per_proc}"
     wanted = [
         ("job-name", job.name),
         ("partition", job.partition),
         ("nodes", str(launch.nnodes)),
         ("ntasks-per-node", str(_tasks(launch))),
-        ("gres", f"gpu:{launch.nproc * launch.gpus_per_proc}" if launch.gpus_per_proc else ""),
+        ("gres", gpus if launch.gpus_per_proc else ""),
         ("cpus-per-task", str(_cpus(launch, job))),
         ("mem-per-cpu", job.memory_per_cpu),
         ("time", job.time),

@@ -183,6 +183,13 @@ def _start(command: Command) -> None:
     pool.close()
 
 
+def _export(command: Command) -> None:
+    from nbddp.front import exporting
+
+    bare = {"nnodes": 1, "nproc": 2, "gpus_per_proc": 0, "max_restarts": 0, "env": {}}
+    print(*exporting.carry_out(command.args, bare, None, command.args["argv"]), sep="\n")
+
+
 def _script(command: Command) -> None:
     """A script has an exit status of its own: `main` runs it."""
     raise BadInput(f"{PROG} {command.name} needs a script")
@@ -201,6 +208,7 @@ COMMANDS: dict[str, Callable[[Command], None]] = {
     "run": _script,
     "torchrun": _script,
     "launch": _script,
+    "export": _export,
 }
 
 

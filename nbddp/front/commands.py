@@ -15,6 +15,7 @@ from typing import Any
 from nbddp.base.units import amount, delay, speed
 from nbddp.errors import BadInput
 from nbddp.front import launching
+from nbddp.front.export_options import export_arguments
 from nbddp.plan import scripts, torchrun
 from nbddp.plan.options import (
     HelpAsked,
@@ -27,6 +28,7 @@ from nbddp.plan.options import (
     pool_options,
     positive,
     rank_set,
+    split_argv,
     split_line,
     workers_per_node,
 )
@@ -69,11 +71,14 @@ COMMANDS: dict[str, str] = {
     "run": "run a script or module on every rank, as torchrun does",
     "torchrun": "run a script by torchrun's own command line; also python -m torch.distributed.run",
     "launch": "run a script by the command line of python -m torch.distributed.launch",
+    "export": "write the %%ddp cells as a script for torchrun, or a job for Slurm, Kubeflow, SkyPilot, TorchX, Ray",
+    "submit": "submit a batch script to Slurm, and follow its state and log",
     "errors": "exit code and error file of each rank that failed in the last run, as a dict",
     "help": "show this text",
 }
 TERMINAL_COMMANDS = (
     "status", "start", "stop", "restart", "scale", "topology", "stacks", "doctor", "run", "torchrun", "launch",
+    "export",
 )  # fmt: skip
 
 
@@ -167,6 +172,16 @@ def _attach(parser: Parser) -> None:
     parser.add_argument("job", nargs="?", type=positive, metavar="JOB", help="needed only if several jobs are kept")
 
 
+def _submit(parser: Parser) -> None:
+    parser.usage = "%%ddp submit [options] JOB.sbatch [arguments]\n       %%ddp submit --follow JOB"
+    parser.add_argument("script", nargs="?", metavar="JOB.sbatch", help="batch script, as of %%ddp export --to slurm")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="arguments", help="arguments of the batch script")
+    parser.add_argument("--follow", type=positive, metavar="JOB", help="follow a job that was submitted before")
+    parser.add_argument("--detach", action="store_true", help="submit the job without following it")
+    parser.add_argument("--on-stop", choices=("cancel", "leave"), default="cancel", help="what Stop does to the job "
+                        "(default: cancel it)")  # fmt: skip
+
+
 def _errors(parser: Parser) -> None:
     parser.add_argument("--torchrun", action="store_true", help="print torchrun's summary instead")
 
@@ -244,6 +259,7 @@ ARGUMENTS: dict[str, Callable[[Parser], None]] = {
     "pull": _names, "log": _log, "timings": _timings,
     "memory": _memory, "topology": _topology, "compare": _names, "bench": _bench, "forecast": _forecast,
     "errors": _errors,
+    "submit": _submit,
 }  # fmt: skip
 
 
@@ -256,6 +272,9 @@ def command_parser(name: str, prog: str = "%ddp") -> Parser:
     parser = Parser(prog=f"{prog} {name}", allow_abbrev=False, exit_on_error=False, description=COMMANDS[name])
     if name in ARGUMENTS:
         ARGUMENTS[name](parser)
+    if name == "export":
+        export_arguments(parser, prog == "%ddp")
+        return parser
     if prog != "%ddp" and name not in ("start", "doctor"):
         parser.add_argument("pool", nargs="?", default="", help="the pool's id, if several pools are running")
     return parser
@@ -287,7 +306,10 @@ def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
     if name in (torchrun.TORCHRUN, torchrun.LAUNCH):
         spec, notes = torchrun.parse(words[1:], os.environ, prog, name)
         return Command(name, {}, spec, tuple(notes))
-    space = command_parser(name, prog).parse_strictly(words[1:])
+    own, argv = split_argv(words[1:]) if name == "export" else (words[1:], ())
+    space = command_parser(name, prog).parse_strictly(own)
+    if name == "export":
+        return Command(name, {**vars(space), "argv": argv})
     launch = launch_spec(space) if name in ("start", "restart") else LaunchSpec()
     return Command(name, vars(space), launch)
 
@@ -320,4 +342,6 @@ def complete_command(line: str) -> list[str]:
         collectives = [c for c in BUS_FACTOR if c.startswith(current) and c not in typed]
     else:
         collectives = []
-    return [*collectives, *complete(command_parser(words[0]), line)]
+    ends = {"export": (".py",), "submit": launching.BATCH}.get(words[0], ())
+    files = launching.files(current, ends) if ends and not current.startswith("-") else []
+    return [*collectives, *files, *complete(command_parser(words[0]), line)]

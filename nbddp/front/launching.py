@@ -12,6 +12,8 @@ from nbddp.plan import options
 from nbddp.plan import program as programs
 from nbddp.plan.options import LaunchSpec, Parser
 
+BATCH = (".sbatch", ".slurm", ".sh")
+
 
 def made_ready(spec: LaunchSpec, elsewhere: bool) -> tuple[LaunchSpec, list[str]]:
     """The spec as it can be run, and what to say of it. elsewhere: the pool's workers are on other hosts, with files of
@@ -44,13 +46,13 @@ def complete(parser: Parser, line: str) -> list[str]:
     return [*(() if {"-m", "--module"} & set(words) else files(current)), *known]
 
 
-def files(current: str) -> list[str]:
-    """Python files and folders whose path begins so."""
+def files(current: str, ends: tuple[str, ...] = (".py",)) -> list[str]:
+    """Files that end so, and folders, whose path begins so."""
     folder, _, begun = current.rpartition("/")
     place = Path(folder or ("/" if current.startswith("/") else "."))
     if not place.is_dir():
         return []
     head = f"{folder}/" if "/" in current else ""
     found = [p for p in sorted(place.iterdir()) if p.name.startswith(begun) and (begun or not p.name.startswith("."))]
-    named = [f"{head}{p.name}/" if p.is_dir() else f"{head}{p.name}" for p in found if p.is_dir() or p.suffix == ".py"]
+    named = [f"{head}{p.name}/" if p.is_dir() else f"{head}{p.name}" for p in found if p.is_dir() or p.suffix in ends]
     return [name.replace(" ", "\\ ") for name in named]

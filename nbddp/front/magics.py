@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,12 +22,13 @@ from nbddp.agent.taking import Asked
 from nbddp.base import stop, system
 from nbddp.base.units import lasting, lasts
 from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
-from nbddp.front import commands, launching
+from nbddp.front import commands, exporting, launching, submitting
 from nbddp.front.assist import Assistant
 from nbddp.front.commands import Command
 from nbddp.front.debug import Debug
+from nbddp.front.exporting import History, Ran
 from nbddp.front.interrupts import Interrupts
-from nbddp.plan import options
+from nbddp.plan import options, variables
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import rank_words
 from nbddp.pool import footing
@@ -54,6 +56,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self.assistant = Assistant(shell, lambda: self.pool)
         self.interrupts = Interrupts(shell)
         self.debug = Debug(shell)
+        self.history = History()
         self._told_of_system = False
 
     @validate("keep_warm")  # type: ignore[untyped-decorator]
@@ -139,7 +142,13 @@ class DDPMagics(Magics):  # type: ignore[misc]
         number = self._number()
         code = cells.prepare(line, body)
         cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
-        values = self._carry_out(spec, code, number)
+        ran = Ran(number, line, body, where=self._where())
+        try:
+            values = self._carry_out(spec, code, number)
+        except BaseException:
+            self.history.add(replace(ran, ok=False))
+            raise
+        self.history.add(ran)
         if spec.output:
             self.shell.user_ns[spec.output] = values
         self._page()
@@ -314,6 +323,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
         answer = self.pool.status()
         print(*self.pool.elsewhere.words(), sep="\n", end="\n" * bool(self.pool.elsewhere.allocations))
+        if self.pool.group.variables:
+            print(f"workers have {variables.words(sorted(self.pool.group.variables), self.pool.group.variables)}")
         if answer["keep"]:
             print(f"the warm process stays for {lasts(answer['keep'])} after this kernel ends (--keep-warm)")
         self._tell_shortcomings()
@@ -445,10 +456,46 @@ class DDPMagics(Magics):  # type: ignore[misc]
         unknown = [n for n in names if n not in self.shell.user_ns]
         if unknown:
             raise BadInput(f"{unknown[0]} is not defined in the notebook; assign it in a cell without %%ddp first")
-        self.pool.push({n: self.shell.user_ns[n] for n in names}, command.args["ranks"])
+        pushed = {n: self.shell.user_ns[n] for n in names}
+        self.pool.push(pushed, command.args["ranks"])
+        self.history.add(Ran(self._number(), None, pushed=pushed, ranks=command.args["ranks"], where=self._where()))
 
     def _pull(self, command: Command) -> None:
         self.shell.user_ns.update(self.pool.pull(command.args["names"], command.args["ranks"]))
+
+    def _where(self) -> str:
+        """The front end's name of the cell that runs; empty where it has none."""
+        kernel = getattr(self.shell, "kernel", None)
+        parent = kernel.get_parent() if kernel is not None and hasattr(kernel, "get_parent") else {}
+        return str((parent or {}).get("metadata", {}).get("cellId", ""))
+
+    def _export(self, command: Command) -> None:
+        topology = self.pool.topology
+        spec, args = self.pool.spec, command.args
+        shape = {
+            "nnodes": spec.elastic or (topology.nnodes if topology else spec.nnodes or 1),
+            "nproc": topology.workers[0].local_world_size if topology else 2,
+            "gpus_per_proc": len(topology.workers[0].devices) if topology else 0,
+            "max_restarts": 0, "env": self.pool.group.variables,
+        }  # fmt: skip
+        print(*exporting.carry_out(args, shape, self.history, args["argv"]), sep="\n")
+
+    def _submit(self, command: Command) -> None:
+        args = command.args
+        if (args["script"] is None) == (args["follow"] is None):
+            raise BadInput("%ddp submit needs a batch script, or --follow and a job's number; name one of the two")
+        job = args["follow"] or submitting.submit(args["script"], args["words"])
+        if args["script"] is not None:
+            print(f"Slurm job {job} submitted", flush=True)
+        if args["detach"]:
+            print(f"%ddp submit --follow {job} follows it; !scancel {job} cancels it")
+            return
+        screen = for_shell(self.shell)
+        try:
+            cancels = args["on_stop"] == "cancel"
+            print(submitting.follow(job, lambda text: print(text, end="", flush=True), screen.progress, cancels))
+        finally:
+            screen.finish([])
 
     def _log(self, command: Command) -> None:
         run = self.pool.last_run
@@ -490,12 +537,12 @@ class DDPMagics(Magics):  # type: ignore[misc]
         "torchrun": _run,
         "launch": _run,
         "errors": _errors,
+        "export": _export,
+        "submit": _submit,
     }
 
 
 def _fresh(spec: LaunchSpec) -> LaunchSpec:
-    from dataclasses import replace
-
     return replace(spec, fresh=True)
 
 

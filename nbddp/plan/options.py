@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from nbddp.base.units import lasting
 from nbddp.errors import BadInput
-from nbddp.plan import logs
+from nbddp.plan import logs, variables
 from nbddp.plan.logs import Logs
 from nbddp.plan.program import Program
 from nbddp.plan.request import CELL, HANG_AFTER, SCRIPT, Request
@@ -54,7 +54,8 @@ class LaunchSpec:
     (`plan.hosts` reads it); `via`, `ssh_config`, `python` and `setup` say how they are reached, `interface` how they
     meet; `sync`: whether the notebook's folder is copied there. `keep_alive`: how many seconds workers on hosts outlive
     a lost connection, and Slurm's nodes the kernel; None: not at all, or as it is. `cluster`: as typed. `logs`: the
-    files that output is written to; `program`: the script that runs instead of a cell.
+    files that output is written to; `program`: the script that runs instead of a cell. `debug`: a level of
+    `plan.variables`; `env`: variables of the ranks, None to take one back.
     """
 
     nproc: int | str | None = None
@@ -75,6 +76,8 @@ class LaunchSpec:
     interface: str | None = None
     sync: bool = False
     cluster: str | None = None
+    debug: str | None = None
+    env: tuple[tuple[str, str | None], ...] = ()
     fresh: bool = False
     ranks: tuple[int, ...] | None = None
     show: tuple[int, ...] | None = None
@@ -108,10 +111,12 @@ class LaunchSpec:
                     self.cluster,
                     self.keep_warm,
                     self.keep_alive,
+                    self.debug,
                 )
             )
             or self.oversubscribe
             or self.sync
+            or bool(self.env)
         )
 
     def request(self, code: str, number: int) -> Request:
@@ -320,6 +325,12 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
         help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as 10m, 90s or "
         "2h; the next kernel starts faster (default: off)",
     )  # fmt: skip
+    group.add_argument("--debug", nargs="?", const=variables.INFO, choices=tuple(variables.LEVELS),
+                       help="debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until "
+                       "--debug off; detail also compares each collective across ranks")  # fmt: skip
+    group.add_argument("--env", action="append", default=[], type=variables.setting, metavar="KEY=VALUE",
+                       help="set an environment variable on every rank; KEY alone takes it back. Workers are replaced "
+                       "if the variable is read once per process")  # fmt: skip
     far = parser.add_argument_group("other hosts")
     far.add_argument(
         "--hosts",
@@ -452,7 +463,9 @@ def complete(parser: Parser, line: str) -> list[str]:
     if action is not None:
         choices = list(action.choices or (NPROC_WORDS if action.dest == "nproc" else ()))
         return [c for c in choices if str(c).startswith(current)]
-    return [o for o in parser.long_options() if o.startswith(current) and "_" not in o]
+    named = [a for a in parser._actions if before[-1:] and before[-1] in a.option_strings and a.nargs == "?"]
+    may = [str(c) for a in named for c in a.choices or ()]
+    return [c for c in [*may, *parser.long_options()] if c.startswith(current) and "_" not in c]
 
 
 def trace_option(group: Any) -> None:
@@ -503,7 +516,8 @@ def launch_spec(space: argparse.Namespace, **run: Any) -> LaunchSpec:
         gpus_per_proc=space.gpus_per_proc, visible=space.visible,
         oversubscribe=space.oversubscribe, device=space.device, keep_warm=space.keep_warm, hosts=space.hosts,
         ssh_config=space.ssh_config, python=space.python, setup=space.setup, via=_via(space), slurm=_slurm_of(space),
-        keep_alive=space.keep_alive, interface=space.interface, sync=space.sync, cluster=space.cluster, **run,
+        keep_alive=space.keep_alive, interface=space.interface, sync=space.sync, cluster=space.cluster,
+        debug=space.debug, env=tuple(space.env), **run,
     )  # fmt: skip
 
 

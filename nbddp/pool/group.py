@@ -56,6 +56,7 @@ class WorkerGroup:
         self._numbers = itertools.count()
         self._interface: str | None = None  # that all hosts are to take
         self.elastic: tuple[int, int] | None = None
+        self.variables: Mapping[str, str] = {}  # of `--debug` and `--env`; workers that start have them
         self._hears: tuple[Callable[..., None], Callable[..., None]] = (_nobody, _nobody)
 
     def report_to(self, died: Callable[[int, dict[str, Any]], None], tried: Callable[[dict[str, Any]], None]) -> None:
@@ -340,6 +341,7 @@ class WorkerGroup:
             places.setdefault(hosts[self.seat(place)], []).append(place)
         for node in places:
             node.prepare(cluster)
+            node.variables = self.variables
         starts = {node: [node.request(p, topology, visible, cluster) for p in own] for node, own in places.items()}
         for i in range(0, max(map(len, starts.values())), AT_ONCE):
             with uninterrupted():

@@ -84,6 +84,7 @@ class Node:
         self._kept: float | None = None
         self.address = ""
         self.number = 0  # among all nodes that the pool has had
+        self.variables: Mapping[str, str] = {}  # that workers are to have besides
         agent.on_event(weakly(self._hear))
 
     @property
@@ -114,7 +115,7 @@ class Node:
         return requests.worker(
             place,
             topology,
-            env=requests.here(),
+            env={**requests.here(), **self.variables},
             visible=visible,
             home=self.agent.home,
             bulk=self.agent.bulk,
@@ -289,7 +290,7 @@ class FarNode(Node):
         return requests.worker(
             place,
             topology,
-            env=self.given,
+            env={**self.given, **self.variables},
             visible=visible,
             home=self.agent.far_home,
             bulk=self.agent.far_bulk,

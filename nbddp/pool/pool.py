@@ -25,7 +25,7 @@ from nbddp.base import system
 from nbddp.base.stop import uninterrupted
 from nbddp.base.units import lasts
 from nbddp.errors import BadInput, PoolNotRunning, RunFailed, RunHung, WorkerFailed
-from nbddp.plan import environment
+from nbddp.plan import environment, variables
 from nbddp.plan.capacity import Limit, refuse_crowd
 from nbddp.plan.checkup import Checkup
 from nbddp.plan.logs import Logs
@@ -42,6 +42,7 @@ from nbddp.pool.node import Living
 from nbddp.pool.ranks import RankConnection
 from nbddp.pool.reaching import Reaching
 from nbddp.pool.runs import Runs, shell
+from nbddp.pool.setting import Setting
 from nbddp.pool.warmup import Trials
 from nbddp.run import report
 from nbddp.run.logdir import LogDir
@@ -76,6 +77,7 @@ class Pool:
     - slurm: nodes of Slurm, such as `nbddp.Slurm(nodes=2, time="1:00:00")`; True for this process's own job.
     - interface: the network interface that connects all hosts. sync: whether to copy the working directory there.
     - cluster: a running ipyparallel cluster, as PROFILE/ID, its id or its connection file.
+    - debug: `off`, `info` or `detail`; env: environment variables of the ranks.
 
     Raises BadInput for an impossible placement, AgentFailed for a host that does not start.
     """
@@ -103,6 +105,8 @@ class Pool:
         interface: str | None = None,
         sync: bool = False,
         cluster: str | None = None,
+        debug: str | None = None,
+        env: Mapping[str, str] | None = None,
         agent: Agent | None = None,
     ):
         self.spec = LaunchSpec(
@@ -110,6 +114,7 @@ class Pool:
             elastic=nnodes if isinstance(nnodes, tuple) else None, visible=visible,
             oversubscribe=oversubscribe, device=device, hosts=hosts, ssh_config=ssh_config, python=python, setup=setup,
             via=via, slurm=Slurm() if slurm is True else slurm or None, interface=interface, sync=sync, cluster=cluster,
+            debug=debug, env=variables.checked(debug, env or {}),
         )  # fmt: skip
         self._given_agent = agent
         self._takes = agent is not None  # whether a warm process of an earlier kernel may be taken
@@ -199,9 +204,14 @@ class Pool:
         if self.group.running:
             self.group.wire.connection.ask()
         self._with_living_nodes(self.reaching.check, self.spec, progress)
-        self._have_agent()
+        self._leave_dead()
         merged, visible = self._merge(spec)
+        setting = Setting(self.group.variables, merged, first=not self.workers)
+        if setting.imports and self.group.nodes:
+            self._stop(keep=False)
+        self._have_agent(setting.imported)
         self.reaching.warm(merged, self.spec if self.topology is not None else None, progress)
+        told = setting.checked(self.group)
         keep, unkept = self._keep if merged.keep_warm is None else merged.keep_warm, self.group.nodes[0].warm["unkept"]
         if merged.keep_warm and unkept:
             raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {unkept}; leave it out")
@@ -216,8 +226,10 @@ class Pool:
             with uninterrupted():
                 group.start_cluster(progress)
         old, calls = group.topology, self.runs.call_exits
-        notes = group.match(topology, visible, fresh=spec.fresh, before_end=calls, progress=progress)
-        notes = [*self.reaching.told, *notes, *filter(None, [self.elsewhere.reminder()])]
+        group.variables = setting.wanted
+        renewed = spec.fresh or bool(setting.once)
+        notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
+        notes = [*told, *self.reaching.told, *notes, *filter(None, [self.elsewhere.reminder()])]
         self.reaching.told = []
         if spec.gpus_per_proc and not spec.visible:
             notes += topology.device_notes(visible)
@@ -230,20 +242,27 @@ class Pool:
         group.nodes[0].keep(keep)
         self.elsewhere.keep(self.spec)
         self._trials.begin(group.agent)
+        if setting.living and old is not None and not renewed:
+            self.answers("environment", variables=setting.living)
         return notes
 
-    def _have_agent(self) -> None:
-        """Have an agent on this machine, which may still warm up; of a pool that has ended nothing is left."""
-        if self.group.nodes and not self.group.alive:
-            self._forget_all()
+    def _have_agent(self, imported: Mapping[str, str] | None = None) -> None:
+        """Have an agent on this machine, which may still warm up; of a pool that has ended nothing is left. imported:
+        variables besides the notebook's with which it imports torch."""
+        self._leave_dead()
         if not self.group.nodes:
+            env = {**os.environ, **(imported or {})}
             given = self._given_agent if self._given_agent and self._given_agent.alive else None
             self._given_agent = None
-            if given is not None and environment.needs_new_agent(given.env, os.environ):
+            if given is not None and environment.needs_new_agent(given.env, env):
                 given.close()
                 given = None
-            agent = given or Agent.launch(os.environ, Agent.ask(os.environ) if self._takes else None)
+            agent = given or Agent.launch(env, Agent.ask(env) if self._takes else None)
             self.group.take(agent)
+
+    def _leave_dead(self) -> None:
+        if self.group.nodes and not self.group.alive:
+            self._forget_all()
 
     def sync(self, progress: Callable[[str], None] = lambda text: None) -> list[str]:
         """Copy this process's working directory to the pool's hosts (`nbddp.pool.copying`). Returns what was copied, as
@@ -279,6 +298,8 @@ class Pool:
             slurm=old.slurm if spec.slurm in (None, Slurm()) and old.slurm else spec.slurm,
             keep_alive=old.keep_alive if spec.keep_alive is None else spec.keep_alive,
             interface=spec.interface or old.interface,
+            debug=spec.debug or old.debug,
+            env=variables.merged(old.env, spec.env),
             cluster=spec.cluster or (None if spec.hosts or spec.slurm else old.cluster),
         )
         visible = spec.visible or (old.visible if self.topology else None)

@@ -56,7 +56,8 @@ class Call:
             return self.op if self.peer is None else f"{self.op} {_to(self.kind == 'send', self.peer)}"
         number = f" #{self.sequence}{self.of}" if self.sequence else ""
         if self.kind == "backward":
-            return f"backward, {self.made_of}{number}" if self.made_of else "backward"
+            made_of = self.made_of or ("collective" if number else "")
+            return f"backward, {made_of}{number}" if made_of else "backward"
         if self.kind == "wait":
             return f"wait() for {self.made_of}{number}" if self.made_of else self._wait_words()
         return f"{self.op}{number}"
@@ -70,7 +71,9 @@ class Call:
         return "wait() for a recv" if source == ANY else f"wait() for a recv {_to(False, source)}"
 
     def fits(self, made_of: str, what: str, root: int | None = None) -> bool:
-        """Whether another rank's call can be the other end of this one."""
+        """Whether another rank's call can be the other end of this one; one that is not known can."""
+        if not (made_of and self.made_of):
+            return True
         same_root = None in (self.root, root) or self.root == root
         return self.made_of == made_of and same_root and (made_of not in UNIFORM or self.what == what)
 
@@ -183,7 +186,7 @@ def _call_of(facts: Mapping[str, Any]) -> Call | None:
     if call is None and pending is None:
         return None
     if call is None:
-        call = {"op": pending["op"], "kind": "pending"}
+        call = {"op": pending["op"] or "collective", "kind": "pending"}
     known: dict[str, Any] = {"op": call["op"], "kind": call["kind"], "peer": call.get("peer")}
     if call["kind"] == "init" and facts.get("inits", 0) > 1:
         known["op"] = f"{call['op']} #{facts['inits']}"

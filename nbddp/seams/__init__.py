@@ -49,6 +49,8 @@ SEAMS = (
     Seam("sockets of a new group", TORCH, "a rank that destroys an NCCL group at once may cut off a slow rank"),
     Seam("store on a given socket", TORCH, "no cell can call init_process_group", needed=True),
     Seam("store out of reach", TORCH, "any local process can reach the store where the ranks meet"),
+    Seam("checks of DETAIL", TORCH, "under TORCH_DISTRIBUTED_DEBUG=DETAIL no deadlock is found"),
+    Seam("C++'s log level", TORCH, "--debug changes C++'s log only after %ddp stop"),
     Seam("frames of backward", TORCH, "a rank blocked in backward is not recognized"),
     Seam("marks on Work and Store", TORCH, "a rank blocked in wait() or a store is not located"),
     Seam("DDP's reducer", TORCH, "no timings, no traces of buckets, no forecast"),

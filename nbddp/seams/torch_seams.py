@@ -24,11 +24,15 @@ LOADERS = "/torch/utils/data/"
 WAIT_IN_NATIVE = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/_ops.py", "/torch/autograd/graph.py")
 ALL_GATHER_BASE, REDUCE_SCATTER_BASE = "_allgather_base", "_reduce_scatter_base"  # methods of ProcessGroup
 NEW_GROUP = "_new_process_group_helper"  # in distributed_c10d: every group is made by it
+CHECKED, WRAPPER = "_create_process_group_wrapper", "_ProcessGroupWrapper"  # there too, for debug level DETAIL
 # in torch's library, of gloo's classes of sends and receives: the table of virtual functions, and the one that aborts
 TRANSFERS = (
     ("_ZTVN4c10d16ProcessGroupGloo8SendWorkE", "_ZN4c10d16ProcessGroupGloo8SendWork5abortEv"),
     ("_ZTVN4c10d16ProcessGroupGloo8RecvWorkE", "_ZN4c10d16ProcessGroupGloo8RecvWork5abortEv"),
 )
+LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+# in the library of torch's base: reads LOG_LEVEL, as it does while torch is imported; and where it keeps the level
+READS_LEVEL, KEEPS_LEVEL = "_ZN3c1011initLoggingEv", "FLAGS_caffe2_log_level"
 TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state")
 
 
@@ -43,6 +47,7 @@ NAMES = {
     "abort of groups": (f"{C10D}:_abort_process_group",),
     "store of env://": ("torch.distributed.rendezvous:_create_c10d_store",),
     "sockets of a new group": (f"{C10D}:{NEW_GROUP}",),
+    "checks of DETAIL": (f"{C10D}:{CHECKED}", f"{C10D}:{WRAPPER}"),
     "frames of backward": (f"torch.autograd.graph:{BACKWARD}",),
     "marks on Work and Store": (f"{BINDINGS}:Work.wait", f"{BINDINGS}:Store.get", f"{BINDINGS}:Store.wait"),
     "DDP's reducer": ("torch.distributed:Reducer",),
@@ -248,6 +253,31 @@ def share_backends(real: Any, other: Any) -> str:
     return str(real.name())
 
 
+def wrap_checks(note: Callable[[str, Any], None]) -> None:
+    """Call `note` with a group's name and the gloo group in which its ranks meet before each collective, when torch
+    makes that for debug level DETAIL."""
+    module: Any = importlib.import_module(C10D)
+    create, wrapper = getattr(module, CHECKED, None), getattr(module, WRAPPER, None)
+    if create is None or wrapper is None:
+        return
+    names: list[str] = []
+
+    def created(wrapped_pg: Any, store_prefix: str, *args: Any, **kwargs: Any) -> Any:
+        names.append(store_prefix)
+        try:
+            return create(wrapped_pg, store_prefix, *args, **kwargs)
+        finally:
+            names.pop()
+
+    def wrapped(backend: Any, helper: Any) -> Any:
+        if names:
+            note(names[-1], helper)
+        return wrapper(backend, helper)
+
+    setattr(module, CHECKED, created)
+    setattr(module, WRAPPER, wrapped)
+
+
 def serves(group: Any, device: str) -> str:
     """Name of the group's backend for this type of device; empty where it has none or torch does not tell."""
     for known in getattr(group, "_device_types", ()):
@@ -266,6 +296,23 @@ def wrap_create_store(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) 
     if create is not None:
         rendezvous._create_c10d_store = wrap(create)
     return create is not None
+
+
+# -- C++'s log ------------------------------------------------------------------------------------
+
+
+def read_log_level() -> int | None:
+    """Have C++ read TORCH_CPP_LOG_LEVEL again; the level that it has then (0: INFO, 1: WARNING), or None where torch's
+    library has no such function."""
+    import torch
+
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    try:
+        library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", f"libc10.{suffix}"))
+        library[READS_LEVEL]()
+        return ctypes.c_int.in_dll(library, KEEPS_LEVEL).value
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 # -- DDP, autograd and tensors ------------------------------------------------------------------

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -85,10 +85,10 @@ class StrangersPool(Pool):
         super().__init__(nproc=nproc, device="cpu", agent=agent, oversubscribe=True)
         self._bounding = agent
 
-    def _have_agent(self) -> None:
+    def _have_agent(self, imported: Mapping[str, str] | None = None) -> None:
         if not self._bounding.alive:
             raise PoolNotRunning("the process that starts the ranks has ended")
-        super()._have_agent()
+        super()._have_agent(imported)
 
 
 def exercises() -> dict[str, Exercise]:

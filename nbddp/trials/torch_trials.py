@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 from nbddp.base import system
 from nbddp.seams import Failed, Untried, expect, torch_seams
-from nbddp.worker import flight, noted
+from nbddp.worker import checked, flight, noted
 
 SOON = 5.0  # seconds that a wait which was ended has to return
 
@@ -186,6 +188,55 @@ def marks() -> None:
         expect(store.get("key") == b"value", "a store returns something else")
 
 
+def log_level() -> None:
+    found = []
+    before = os.environ.get(torch_seams.LOG_LEVEL)
+    for level in ("ERROR", "INFO"):
+        os.environ[torch_seams.LOG_LEVEL] = level
+        found.append(torch_seams.read_log_level())
+    del os.environ[torch_seams.LOG_LEVEL]
+    if before is not None:
+        os.environ[torch_seams.LOG_LEVEL] = before
+    expect(found == [2, 0], f"levels ERROR and INFO became {found}")
+
+
+def checks_of_detail() -> None:
+    """Two ranks of one process: one comes to a collective, and its helper's count says that it waits there."""
+    import torch
+    import torch.distributed as dist
+
+    helpers: dict[int, Any] = {}
+    groups: dict[int, Any] = {}
+    torch_seams.wrap_checks(lambda name, helper: helpers.update({helper.rank(): helper}))
+    store, soon = dist.HashStore(), timedelta(seconds=SOON)
+    numbers = [torch.ones(1), torch.ones(1)]
+
+    def make(rank: int) -> None:
+        own = dist.ProcessGroupGloo(dist.PrefixStore("own", store), rank, 2, soon)
+        groups[rank] = getattr(dist.distributed_c10d, torch_seams.CHECKED)(own, "name", store, rank, 2, soon)
+
+    _both(make)
+    expect(len(helpers) == 2, "a group is checked in another way")
+    first = threading.Thread(target=lambda: groups[1].allreduce([numbers[1]]).wait(), daemon=True)
+    first.start()
+    until = time.monotonic() + SOON
+    while not checked.waits(helpers[1]) and time.monotonic() < until:
+        time.sleep(0.01)
+    expect(checked.waits(helpers[1]), "a rank that waits in a check is not seen")
+    expect(not checked.waits(helpers[0]), "a rank that has called nothing seems to wait")
+    groups[0].allreduce([numbers[0]]).wait()
+    first.join(SOON)
+    expect(not any(map(checked.waits, helpers.values())), "a rank that is through a check seems to wait")
+
+
+def _both(make: Callable[[int], None]) -> None:
+    threads = [threading.Thread(target=make, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+
+
 TRIALS: dict[str, Callable[[], None]] = {
     "flight recorder": flight_recorder,
     "NCCL's flight recorder": nccl_recorder,
@@ -202,4 +253,6 @@ TRIALS: dict[str, Callable[[], None]] = {
     "store on a given socket": store_on_a_socket,
     "store out of reach": store_out_of_reach,
     "marks on Work and Store": marks,
+    "checks of DETAIL": checks_of_detail,
+    "C++'s log level": log_level,
 }

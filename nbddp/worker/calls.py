@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from nbddp.seams import torch_seams
-from nbddp.worker import check, failure, flight, groups, noted, threads
+from nbddp.worker import check, checked, failure, flight, groups, noted, threads
 from nbddp.worker.noted import ANY, NOTES, Note
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
@@ -56,7 +56,7 @@ def position(names: dict[str, str], groups: Any, since_ns: int, recorded: list[f
     call = _owned(_call(inside), groups)
     serial, note = NOTES.waiting.get(ident, (0, None)) if _in_wait(inside) else (0, None)
     peer = note is not None and note.is_peer
-    claim = _claimed(frames)
+    claim = _claimed(frames) or _met(call, inside)
     found: dict[str, Any] = {
         "user": [*_place(frames[at], names)] if at < len(frames) else None,
         "call": {**call, **_channel(note)} if call is not None and note is not None and peer else call,
@@ -132,6 +132,7 @@ def record(checker: check.Checker, entries: list[flight.Entry]) -> dict[str, Any
     history: dict[str, list[list[Any]]] = dict(checker.called)
     called = NOTES.called()
     latest = {**dict.fromkeys(called, 0), **(dict.fromkeys(map(check.name_of, noted.groups().values()), 0))}
+    latest |= checked.CHECKS.counted(called)
     by_key: dict[str, list[flight.Entry]] = {}
     for e in entries:
         by_key.setdefault(key_of(e), []).append(e)
@@ -202,6 +203,18 @@ def _claimed(frames: list[FrameType]) -> dict[str, Any] | None:
             claim = frame.f_locals["claim"]
             return {**claim, "seen": True} if claim["sequence"] else None
     return None
+
+
+def _met(call: dict[str, Any] | None, frames: list[FrameType]) -> dict[str, Any] | None:
+    """The collective before which a rank waits in a check of torch's (debug level DETAIL). Which one is not known."""
+    if (call or {}).get("kind", "collective") not in ("collective", "backward") or not _in_native(frames):
+        return None
+    meeting = checked.CHECKS.meeting()
+    if meeting is None:
+        return None
+    group, key, sequence = meeting
+    return {**_group(key, group.group_name, group.group_desc), "backend": "", "sequence": sequence, "op": "",
+            "what": "", "root": None, "seen": True}  # fmt: skip
 
 
 def _place(frame: FrameType, names: dict[str, str]) -> tuple[str, int, str]:

@@ -26,6 +26,7 @@ from traitlets.config import Config
 from nbddp.agent import hardware, keepalive
 from nbddp.agent import home as homes
 from nbddp.base.system import LOOPBACK
+from nbddp.seams import torch_seams
 from nbddp.worker import calls, flight, foreign, kept, streams
 from nbddp.worker.kernel import WorkerKernel
 from nbddp.worker.printed import Printed, know_threads
@@ -143,6 +144,8 @@ def prepare_torch() -> None:
 
     if forked:  # a spawned worker's import has read it all
         torch.set_num_threads(threads(os.environ, len(hardware.allowed_cores())))
+        if torch_seams.LOG_LEVEL in os.environ:
+            torch_seams.read_log_level()
     if torch.distributed.is_available():
         flight.switch_on()
         set_level = getattr(torch.distributed, "set_debug_level_from_env", None)

@@ -106,6 +106,8 @@ def _of_dump(dump: Mapping[str, Any]) -> list[Entry]:
         alone = same[e["pg_id"], e["collective_seq_id"]] == 1
         evident = not name.startswith(NCCL) or (alone and _is_open(e, status))
         group, description = e["process_group"]
+        if not group:  # one that debug level DETAIL has wrapped, or the one in which it checks: which, is not said
+            continue
         if not name.endswith(":coalesced"):
             found.append(
                 Entry(name, group, description, e["collective_seq_id"], what(e), e["time_created_ns"],

@@ -38,7 +38,7 @@ from typing import Any
 
 from nbddp.base import system
 from nbddp.seams import torch_seams
-from nbddp.worker import flight, foreign, loopback, noted, pairs, shared
+from nbddp.worker import checked, flight, foreign, loopback, noted, pairs, shared
 from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
@@ -87,6 +87,7 @@ class Groups:
         self._gives_store = not torch_seams.wrap_create_store(self._wrap_create)
         _wrap(dist.TCPStore, "__init__", self._wrap_store)
         loopback.install()
+        checked.CHECKS.install()
         if hasattr(dist, "ProcessGroupGloo"):
             _wrap(dist.ProcessGroupGloo, "__init__", self._wrap_gloo)
         _wrap(distributed_c10d, torch_seams.NEW_GROUP, self._wrap_new_group)
@@ -298,7 +299,10 @@ class Groups:
                     ended = [*noted.groups().values(), torch_seams.default_group()] if all_of_them else [group]
                     self._destroyed += [weakref.ref(g) for g in ended if isinstance(g, dist.ProcessGroup)]
                     del ended
-            return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                checked.CHECKS.let_go()
 
         return destroy_process_group
 
@@ -417,3 +421,4 @@ def _forget() -> None:
     then the next init waits under another prefix than its peers; or it leaves a group registered under
     a name that the next init needs."""
     torch_seams.forget_groups()
+    checked.CHECKS.let_go()

@@ -141,6 +141,16 @@ def _compare(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     return [values.pack_or_words(digests.measure(names, spec["spans"], buffers))]
 
 
+def _environment(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """Variables that a living process can take (`--env`); None takes one away."""
+    for name, value in spec["variables"].items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    return []
+
+
 # each is given the worker, the request's fields and its buffers, and answers with buffers
 REQUESTS: dict[str, Callable[[Worker, Spec, Sequence[Any]], list[bytes]]] = {
     "call": _call,
@@ -158,4 +168,5 @@ REQUESTS: dict[str, Callable[[Worker, Spec, Sequence[Any]], list[bytes]]] = {
     "named_memory": _named_memory,
     "allocations": _allocations,
     "compare": _compare,
+    "environment": _environment,
 }

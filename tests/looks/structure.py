@@ -3,6 +3,7 @@ to run. Pure."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ CHANGES = (
     (re.compile(r"\b\d+\.\d+(\.\d+)*(\+\w+)?\b|\b\d[\d,]*\b"), "0"),
     (re.compile(r"\b0( ?)(ns|µs|ms|s|B|KiB|MiB|GiB|TiB|KB|MB|GB|KB/s|MB/s|GB/s)\b"), r"0\1U"),
     (re.compile(r"[█▏▎▍▌▋▊▉░]+"), "█"),
+    (re.compile(r"\[rank\d+\]:\[([A-Z])\d{4} "), r"[rank0]:[\g<1>0 "),  # a line of C++, with its day
 )
 
 
@@ -54,11 +56,17 @@ class Seen:
 
 
 def steady(text: str) -> Iterable[str]:
-    """Lines of a text, without what changes from run to run."""
-    for line in text.rstrip().splitlines():
-        for pattern, instead in CHANGES:
-            line = pattern.sub(instead, line)
-        yield line.rstrip()
+    """Lines of a text, without what changes from run to run: the order of lines of several ranks, too."""
+    lines = [_steady(line) for line in text.rstrip().splitlines()]
+    for of_ranks, group in itertools.groupby(lines, key=lambda line: line.startswith("rank 0 │")):
+        some = list(group)
+        yield from sorted(some) if of_ranks else some
+
+
+def _steady(line: str) -> str:
+    for pattern, instead in CHANGES:
+        line = pattern.sub(instead, line)
+    return line.rstrip()
 
 
 def kept(front: str, name: str) -> Path:

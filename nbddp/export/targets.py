@@ -1,0 +1,283 @@
+"""A launch and a job → the text that starts it on torchrun, Slurm, SkyPilot, Kubeflow, TorchX or Ray.
+
+Pure functions, none of which imports what it writes for. Values are quoted for what reads them: words of a shell by
+shlex, YAML by JSON (which is YAML), Python by repr. Fields and flags are those of SkyPilot 0.14, Kubeflow's Trainer SDK
+0.5, the training operator's PyTorchJob v1, TorchX 0.7 and Ray 2.60.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from nbddp.errors import BadInput
+from nbddp.export.launch import (
+    SRUN,
+    STATIC,
+    AsIs,
+    Launch,
+    c10d_words,
+    shell_line,
+    static_words,
+    torchrun_line,
+    torchrun_words,
+)
+from nbddp.export.slurm import Job, sbatch_script
+
+Text = Callable[[Launch, Job, str], str]
+PYTORCH_IMAGE = "pytorch/pytorch:latest"
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def torchrun(launch: Launch, job: Job, source: str = "") -> str:
+    """A line for each node."""
+    if launch.rendezvous == SRUN:
+        raise BadInput(f"with --rendezvous {SRUN} Slurm starts every process; use --to slurm, or another rendezvous")
+    prefix = "".join(f"{line}\n" for line in (*job.setup, *_installing(job)))
+    if launch.nnodes == 1:
+        return f"{prefix}{torchrun_line(launch)}\n"
+    if launch.rendezvous != STATIC:
+        return f"{prefix}# on each of {launch.nnodes} nodes\n{torchrun_line(launch)}\n"
+    return prefix + "".join(f"# on node {n}\n{torchrun_line(launch, n)}\n" for n in range(launch.nnodes))
+
+
+def slurm(launch: Launch, job: Job, source: str = "") -> str:
+    return sbatch_script(launch, job)
+
+
+def sky(launch: Launch, job: Job, source: str = "") -> str:
+    """A task of SkyPilot: `sky launch train.yaml`. Its nodes are as many as are asked for."""
+    _refuse_elastic(launch, "SkyPilot starts a fixed number of nodes")
+    addr, rank = AsIs('"$MASTER_ADDR"'), AsIs('"$SKYPILOT_NODE_RANK"')
+    if launch.nnodes == 1:
+        start = ["--standalone"]
+    elif launch.rendezvous == STATIC:
+        start = static_words(launch, rank, addr, str(launch.port))
+    else:
+        start = c10d_words(launch, AsIs(f'"$MASTER_ADDR:{launch.port}"'), AsIs('"$SKYPILOT_TASK_ID"'))
+    meet = 'MASTER_ADDR=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)\n' if launch.nnodes > 1 else ""
+    gpus = launch.nproc * launch.gpus_per_proc
+    if gpus and not job.gpu:
+        raise BadInput("SkyPilot chooses machines by the type of their GPUs; add --gpu, such as --gpu A100")
+    resources: dict[str, Any] = {"accelerators": f"{job.gpu}:{gpus}"} if gpus else {"cpus": f"{job.cores(launch)}+"}
+    if job.image:
+        resources["image_id"] = f"docker:{job.image}"
+    setup = "\n".join((*job.setup, *_installing(job)))
+    return _yaml({
+        "name": job.name, "num_nodes": launch.nnodes, "resources": resources, "workdir": ".",
+        "envs": dict(launch.env) or None, "setup": setup or None,
+        "run": meet + shell_line(torchrun_words(launch, start)),
+    })  # fmt: skip
+
+
+def pytorchjob(launch: Launch, job: Job, source: str = "") -> str:
+    """A PyTorchJob of Kubeflow's training operator, which gives torchrun its options as PET_ variables."""
+    _check_name(job.name)
+    container: dict[str, Any] = {
+        "name": "pytorch", "image": job.image or PYTORCH_IMAGE, "command": _command(launch, job),
+        "env": [{"name": name, "value": value} for name, value in launch.env] or None,
+        "resources": _limits(launch, job),
+    }  # fmt: skip
+    pod = {"replicas": 1, "restartPolicy": "OnFailure" if launch.max_restarts else "Never",
+           "template": {"spec": {"containers": [_without_none(container)]}}}  # fmt: skip
+    ends = {"activeDeadlineSeconds": seconds(job.time)}
+    spec: dict[str, Any] = {"nprocPerNode": str(launch.nproc), "runPolicy": ends}
+    if launch.min_nodes is not None:
+        spec["elasticPolicy"] = {"rdzvBackend": "c10d", "minReplicas": launch.min_nodes, "maxReplicas": launch.nnodes,
+                                 "maxRestarts": launch.max_restarts}  # fmt: skip
+        spec["pytorchReplicaSpecs"] = {"Worker": {**pod, "replicas": launch.nnodes}}
+    else:
+        workers = {"Worker": {**pod, "replicas": launch.nnodes - 1}} if launch.nnodes > 1 else {}
+        spec["pytorchReplicaSpecs"] = {"Master": pod, **workers}
+    return _yaml({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": job.name}, "spec": spec})
+
+
+def kubeflow(launch: Launch, job: Job, source: str = "") -> str:
+    """A program that hands the script to Kubeflow's Trainer. source: the script's text, which goes along, since
+    only the text of the function does; without it the script has to be in the image."""
+    _refuse_elastic(launch, "Kubeflow's Trainer starts a fixed number of nodes")
+    options = [
+        "func=train", f"num_nodes={launch.nnodes}", f"resources_per_node={_limits(launch, job)['limits']!r}",
+        *([f"image={job.image!r}"] if job.image else []),
+        *([f"packages_to_install={list(job.packages)!r}"] if job.packages else []),
+        *([f"env={dict(launch.env)!r}"] if launch.env else []),
+    ]  # fmt: skip
+    return f"""\
+from kubeflow.trainer import CustomTrainer, TrainerClient
+
+
+def train():
+{textwrap.indent(_running(launch, source), "    ")}
+
+trainer = CustomTrainer(
+{textwrap.indent("".join(f"{option},{chr(10)}" for option in options), "    ")})
+client = TrainerClient()
+name = client.train(trainer=trainer, runtime="torch-distributed")
+client.wait_for_job_status(name, timeout={seconds(job.time)})
+"""
+
+
+def torchx(launch: Launch, job: Job, source: str = "") -> str:
+    """A line of TorchX; `-s` selects the scheduler."""
+    nodes = str(launch.nnodes) if launch.min_nodes is None else f"{launch.min_nodes}:{launch.nnodes}"
+    words = ["torchx", "run", "-s", "local_cwd", "dist.ddp", "-j", f"{nodes}x{launch.nproc}", "--script",
+             launch.program[0], "--name", job.name, "--cpu", str(job.cores(launch))]  # fmt: skip
+    gpus = launch.nproc * launch.gpus_per_proc
+    words += ["--gpu", str(gpus)] if gpus else []
+    words += ["--max_retries", str(launch.max_restarts)] if launch.max_restarts else []
+    words += ["--image", job.image] if job.image else []
+    for name, value in launch.env:
+        if any(c in value for c in ",;"):
+            raise BadInput(f"TorchX reads --env as a list, so no value can have a comma or semicolon; leave out {name}")
+    words += ["--env", ",".join(f"{name}={value}" for name, value in launch.env)] if launch.env else []
+    return shell_line([*words, *(["--", *launch.arguments] if launch.arguments else [])]) + "\n"
+
+
+def ray(launch: Launch, job: Job, source: str = "") -> str:
+    """A program that trains on a Ray cluster; Ray makes the process group."""
+    workers = launch.nnodes * launch.nproc
+    number = str(workers) if launch.min_nodes is None else f"({launch.min_nodes * launch.nproc}, {workers})"
+    each: dict[str, int] = {"CPU": job.cpus_per_proc}
+    if launch.gpus_per_proc:
+        each["GPU"] = launch.gpus_per_proc
+    failures = f", failure_config=FailureConfig(max_failures={launch.max_restarts})" if launch.max_restarts else ""
+    environment: dict[str, Any] = {"env_vars": dict(launch.env)} if launch.env else {}
+    environment |= {"pip": list(job.packages)} if job.packages else {}
+    start = f"ray.init(runtime_env={environment | {'working_dir': '.'}!r})"
+    return f"""\
+import ray
+from ray.train import {"FailureConfig, " * bool(failures)}RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+
+def train():
+    import torch.distributed as dist
+
+    dist.init_process_group = lambda *args, **options: None  # Ray has made the group
+{textwrap.indent(_running(launch, source), "    ")}
+
+{start}
+trainer = TorchTrainer(
+    train,
+    torch_config=TorchConfig(backend={launch.backend!r}),
+    scaling_config=ScalingConfig(
+        num_workers={number}, use_gpu={bool(launch.gpus_per_proc)}, resources_per_worker={each!r}
+    ),
+    run_config=RunConfig(name={job.name!r}{failures}),
+)
+trainer.fit()
+"""
+
+
+TARGETS: dict[str, Text] = {
+    "torchrun": torchrun, "slurm": slurm, "sky": sky, "kubeflow": kubeflow, "pytorchjob": pytorchjob, "torchx": torchx,
+    "ray": ray,
+}  # fmt: skip
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def seconds(time: str) -> int:
+    """Slurm's `hours:minutes:seconds`, `minutes:seconds`, `minutes` or `days-hours:minutes:seconds`."""
+    days, dash, rest = time.rpartition("-")
+    parts = rest.split(":")
+    if not all(p.isascii() and p.isdigit() for p in (*parts, *([days] if dash else []))) or len(parts) > 3:
+        raise BadInput(f"{time} is not a time; write it as hours:minutes:seconds, such as 01:30:00")
+    numbers = [int(p) for p in parts]
+    if dash:
+        numbers += [0] * (3 - len(numbers))
+    elif len(numbers) == 1:
+        numbers = [0, numbers[0], 0]
+    else:
+        numbers = [0] * (3 - len(numbers)) + numbers
+    return int(days or 0) * 86400 + numbers[0] * 3600 + numbers[1] * 60 + numbers[2]
+
+
+def _running(launch: Launch, source: str) -> str:
+    """The body of a function that runs the script: its text, which each process writes for itself, since another could
+    read half a file; or, without the text, the file of that name in a folder of sys.path."""
+    name, *arguments = launch.program
+    if source:
+        find = f"""\
+path = os.path.join(tempfile.mkdtemp(), {name.rpartition("/")[2]!r})
+with open(path, "w", encoding="utf-8") as file:
+    file.write({source!r})
+"""
+    else:
+        find = f"""\
+found = (os.path.join(folder, {name!r}) for folder in ["", *sys.path])
+path = next((path for path in found if os.path.exists(path)), {name!r})
+"""
+    return f"""\
+import os, runpy, sys, tempfile
+{find}sys.argv = [path, *{arguments!r}]
+runpy.run_path(path, run_name="__main__")
+"""
+
+
+def _installing(job: Job) -> list[str]:
+    return [shell_line(["pip", "install", *job.packages])] if job.packages else []
+
+
+def _command(launch: Launch, job: Job) -> list[str]:
+    first = [*job.setup, *_installing(job)]
+    words = ["torchrun", *launch.program]
+    return ["bash", "-c", "\n".join(["set -e", *first, f"exec {shell_line(words)}"])] if first else words
+
+
+def _limits(launch: Launch, job: Job) -> dict[str, Any]:
+    gpus = launch.nproc * launch.gpus_per_proc
+    return {"limits": {"cpu": job.cores(launch), **({"nvidia.com/gpu": gpus} if gpus else {})}}
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise BadInput(f"{name!r} is no name of a Kubernetes object; use small letters, digits and -, as in --name ddp")
+
+
+def _refuse_elastic(launch: Launch, why: str) -> None:
+    if launch.min_nodes is not None:
+        raise BadInput(f"{why}; use --nnodes {launch.nnodes}, or --to torchrun, torchx, pytorchjob or ray")
+    if launch.rendezvous == SRUN:
+        raise BadInput(f"--rendezvous {SRUN} is Slurm's; use --to slurm, or leave it out")
+
+
+def _without_none(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _yaml(data: dict[str, Any], depth: int = 0) -> str:
+    """Mappings and lists as YAML's blocks, scalars as JSON, texts of several lines as a block of lines."""
+    return "".join(_rows(_without_none(data), depth))
+
+
+def _rows(data: Any, depth: int) -> list[str]:
+    pad, rows = "  " * depth, []
+    if isinstance(data, list):
+        for item in data:
+            inner = _rows(item, depth + 1) if isinstance(item, (dict, list)) else [f"{pad}  {json.dumps(item)}\n"]
+            rows += [f"{pad}- {inner[0].lstrip(' ')}", *inner[1:]]
+        return rows
+    for name, value in data.items():
+        if isinstance(value, (dict, list)):
+            rows += [f"{pad}{_key(name)}:\n", *_rows(value, depth + 1)]
+        elif isinstance(value, str) and "\n" in value and _is_block(value):
+            rows += [f"{pad}{_key(name)}: |-\n", *(f"{pad}  {line}\n" if line else "\n" for line in value.split("\n"))]
+        else:
+            rows.append(f"{pad}{_key(name)}: {json.dumps(value)}\n")
+    return rows
+
+
+def _key(name: str) -> str:
+    """JSON, unless it is plain, and not one of YAML's words for true and false."""
+    plain = re.fullmatch(r"[A-Za-z]\w{2,}", name) and name.lower() not in ("true", "false", "null", "yes", "off")
+    return name if plain else json.dumps(name)
+
+
+def _is_block(text: str) -> bool:
+    """Whether YAML's block of lines holds this text as it is."""
+    return text == text.strip() and text.isprintable() is False and all(line.isprintable() for line in text.split("\n"))

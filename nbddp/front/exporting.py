@@ -1,0 +1,198 @@
+"""`%ddp export`: what has run in this notebook, or a notebook's file, → a script, or the text of a job for it.
+
+The texts are `nbddp.export`'s; here is what reads and writes files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbddp.errors import BadInput
+from nbddp.export import targets, values
+from nbddp.export.notebook import cells_of
+from nbddp.export.program import Cell, program
+from nbddp.export.slurm import Job
+from nbddp.front import export_options
+from nbddp.plan import variables
+
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A `%%ddp` cell or a `%ddp push` of this notebook. line: None for values; where: the front end's name of the
+    cell, if it has one."""
+
+    number: int
+    line: str | None
+    body: str = ""
+    pushed: Mapping[str, Any] | None = None
+    ranks: tuple[int, ...] | None = None
+    where: str = ""
+    ok: bool = True
+
+
+class History:
+    """What has run, in the order of the notebook: a cell that ran again stands where it ran first."""
+
+    def __init__(self) -> None:
+        self._ran: list[Ran] = []
+
+    def add(self, ran: Ran) -> None:
+        self._ran.append(ran)
+
+    def chosen(self, numbers: Collection[int] | None) -> list[Ran]:
+        """The cells that ended well, each as it ran last; or those of these `In[n]`, with the values that were pushed.
+        Raises BadInput for a number of none."""
+        if numbers is not None:
+            known = {ran.number for ran in self._ran if ran.line is not None}
+            missing = sorted(set(numbers) - known)
+            if missing:
+                have = ", ".join(f"In[{n}]" for n in sorted(known)) or "none yet"
+                raise BadInput(f"In[{missing[0]}] was no %%ddp cell; those that ran are {have}")
+            return [ran for ran in self._ran if ran.line is None or ran.number in numbers]
+        found: dict[object, Ran] = {}
+        for ran in self._ran:
+            if ran.ok:
+                found[(ran.line is None, ran.where or (ran.line, ran.body, *(ran.pushed or ())))] = ran
+        return list(found.values())
+
+
+def cells_of_history(ran: Sequence[Ran], file: str) -> tuple[list[Cell], dict[str, tuple[bytes, ...]]]:
+    """Pieces of a program, and what is to be saved in `file` beside it."""
+    found, saved = [], {}
+    for one in ran:
+        label = f"In[{one.number}]"
+        if one.pushed is None:
+            found.append(Cell(label, one.line, one.body))
+            continue
+        code, kept = values.code_of(one.pushed, label, file)
+        saved.update(kept)
+        found.append(Cell(label, None, code, one.ranks))
+    return found, saved
+
+
+def cells_of_file(path: Path, numbers: Collection[int] | None, tag: str) -> list[Cell]:
+    """Those of a notebook's file. Raises BadInput if it cannot be read."""
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise BadInput(f"{path} cannot be read: {e.strerror}; name the notebook's file") from None
+    except ValueError:
+        raise BadInput(f"{path} is no notebook; name a file such as training.ipynb") from None
+    if not isinstance(notebook, dict) or "cells" not in notebook:
+        raise BadInput(f"{path} is no notebook of format 4; open it in Jupyter and save it")
+    return cells_of(notebook, path.name, numbers, tag)
+
+
+def write(
+    target: Path, cells: Sequence[Cell], saved: Mapping[str, tuple[bytes, ...]], started_by: str, force: bool
+) -> list[str]:
+    """Write the script, and the file of its values; what to say. Raises BadInput if it is there, unless `force`."""
+    refuse_existing(target, force)
+    labels = ", ".join(cell.label for cell in cells if cell.line is not None)
+    whole = f"{target.name}: cells {labels} of a notebook.\n\n"
+    text, notes = program(cells, f"{whole}Start it with\n\n    {started_by}\n")
+    target.write_text(formatted(text), encoding="utf-8")
+    if saved:
+        beside = values_file(target)
+        beside.write_bytes(pickle.dumps({label: tuple(map(pickle.loads, kept)) for label, kept in saved.items()}))
+        notes = [*notes, f"values that are no literals are in {beside.name}, which {target.name} reads"]
+    return [f"{target} written; start it with {started_by}", *notes]
+
+
+def refuse_existing(target: Path, force: bool) -> None:
+    if target.exists() and not force:
+        raise BadInput(f"{target} exists; --force replaces it")
+    if not target.parent.is_dir():
+        raise BadInput(f"there is no folder {target.parent}")
+
+
+def values_file(target: Path) -> Path:
+    return target.with_name(f"{target.stem}-values.pkl")
+
+
+def formatted(text: str) -> str:
+    """As ruff or black formats it, where one of them is installed."""
+    here = [os.path.dirname(sys.executable), os.environ.get("PATH", "")]
+    for words in (["ruff", "format", "--line-length", str(WIDTH), "-"], ["black", "-q", "-l", str(WIDTH), "-"]):
+        found = shutil.which(words[0], path=os.pathsep.join(here))
+        if found is None:
+            continue
+        done = subprocess.run([found, *words[1:]], input=text, capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode == 0 and done.stdout:
+            return done.stdout
+    return text
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def carry_out(
+    args: Mapping[str, Any], pool: Mapping[str, Any], history: History | None, argv: Sequence[str] = ()
+) -> list[str]:
+    """Do what a line of `%ddp export` asks; what to print. pool: as `export_options.launch_of` has it. history: None in
+    a terminal, where `notebook` names a file."""
+    notebook, script = _files(args, history)
+    export_options.check_words(args, history is not None)
+    target = Path(script)
+    if args["to"]:
+        return _job({**args, "script": script}, pool, target, argv)
+    numbers = args["cells"]
+    saved: dict[str, tuple[bytes, ...]] = {}
+    if history is not None and not notebook:
+        cells, saved = cells_of_history(history.chosen(numbers), values_file(target).name)
+    else:
+        cells = cells_of_file(Path(notebook or ""), numbers, args["tag"])
+    shape = {**pool, **_shape_of(cells)} if history is None else pool
+    launch = export_options.launch_of({**args, "script": target.name}, shape, tuple(argv) or _argv(cells))
+    return write(target, cells, saved, targets.torchrun(launch, Job()).strip().replace("\n", "\n    "), args["force"])
+
+
+def _argv(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """What all cells have behind `--`; where they differ, the script sets it."""
+    found = {cell.spec.argv for cell in cells if cell.line is not None}
+    return found.pop() if len(found) == 1 else ()
+
+
+def _files(args: Mapping[str, Any], history: History | None) -> tuple[str | None, str]:
+    """The notebook and the script. In a terminal the first file with `--to` alone is the script."""
+    if history is None and args["to"] and args["script"] == export_options.SCRIPT:
+        return None, str(args["notebook"])
+    return args["notebook"], str(args["script"])
+
+
+def _shape_of(cells: Sequence[Cell]) -> dict[str, Any]:
+    """What the lines of a file's cells say of the pool."""
+    found: dict[str, Any] = {}
+    for spec in (cell.spec for cell in cells if cell.line is not None):
+        said = {
+            "nproc": spec.nproc if isinstance(spec.nproc, int) else None, "nnodes": spec.elastic or spec.nnodes,
+            "gpus_per_proc": spec.gpus_per_proc, "max_restarts": spec.max_restarts or None,
+        }  # fmt: skip
+        found.update({name: value for name, value in said.items() if value is not None})
+        found["env"] = {**found.get("env", {}), **variables.wanted(spec.debug, spec.env)}
+    return found
+
+
+def _job(args: Mapping[str, Any], pool: Mapping[str, Any], script: Path, argv: Sequence[str]) -> list[str]:
+    launch, job = export_options.launch_of(args, pool, argv), export_options.job_of(args)
+    source = script.read_text(encoding="utf-8") if script.is_file() else ""
+    text = targets.TARGETS[args["to"]](launch, job, source)
+    missing = [] if source else [f"there is no {script} yet; %ddp export {shlex.quote(str(script))} writes it"]
+    if not args["output"]:
+        return [text.rstrip("\n"), *missing]
+    output = Path(args["output"])
+    refuse_existing(output, args["force"])
+    output.write_text(text, encoding="utf-8")
+    return [f"{output} written", *missing]
