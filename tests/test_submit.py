@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from nbddp.front.commands import complete_command, parse_command
 from nbddp.front.submitting import Log
 from nbddp.plan.submitted import Look, look, number_of
 from tests import slurm_hosts
+from tests.kernels import Kernel
 
 # -- tables ------------------------------------------------------------------------------------------
 
@@ -208,3 +210,21 @@ def test_stop_says_what_it_did_to_the_job(here: Path, cancels: bool) -> None:
         assert f"Slurm job {job} goes on; %ddp submit --follow {job} follows it" in str(e.value)
         assert state() == "RUNNING"
         subprocess.run(["scancel", str(job)], check=True)
+
+
+def test_the_magic_shows_the_log_and_the_end(here: Path, new_kernel: Kernel) -> None:
+    (here / "job.sh").write_text("#!/bin/bash\n#SBATCH --output=job.out\necho from the job\nexit $1\n")
+    shown = new_kernel.run(f"import os; os.chdir({str(here)!r})\n%ddp submit job.sh 0")
+    assert shown.ok, shown.error
+    said = shown.text()
+    assert re.search(r"^Slurm job \d+ submitted$", said, re.MULTILINE)
+    assert said.endswith(
+        f"from the job\n{re.findall('Slurm job [0-9]+', said)[0]} completed; its log is {here}/job.out\n"
+    )
+    failed = new_kernel.run("%ddp submit job.sh 4")
+    assert not failed.ok
+    assert "has failed with exit code 4" in failed.error
+    left = new_kernel.run("%ddp submit --detach job.sh 0").text()
+    number = re.findall("Slurm job ([0-9]+) submitted", left)[0]
+    assert f"%ddp submit --follow {number} follows it; !scancel {number} cancels it" in left
+    assert "completed" in new_kernel.run(f"%ddp submit --follow {number}").text()
