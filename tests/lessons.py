@@ -62,12 +62,12 @@ def exercise(lesson: str, name: str) -> Any:
 
 
 def _one(sources: list[str], lesson: str, name: str) -> Any:
-    found = [s for s in sources if name in _assigned(s)]
+    found = [s for s in sources if name in assigned(s)]
     assert len(found) == 1, f"lesson {lesson} defines {name} in {len(found)} cells of its kind"
     return defined(found[0], name)
 
 
-def _assigned(source: str) -> set[str]:
+def assigned(source: str) -> set[str]:
     """Names that a cell binds at its top level."""
     found: set[str] = set()
     for node in ast.parse(source).body:

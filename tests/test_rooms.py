@@ -83,7 +83,7 @@ def test_pure_modules_import_nothing_heavy(room: str) -> None:
 
 def test_each_library_has_its_room() -> None:
     rooms = {
-        "torch": r"worker\.|seams\.|trials\.|agent\.store_host|lessons\.exercise|lessons\..*\.on_rank",
+        "torch": r"worker\.|seams\.|trials\.|agent\.store_host|lessons\.(exercise|waiting|worlds)|lessons\..*\.on_rank",
         "matplotlib": r"draw\.|lessons\..*\.figure",
         "ipyparallel": r"seams\.|worker\.|pool\.|agent\.|trials\.",
     }

@@ -108,6 +108,10 @@ def after(body: str, each: str = "p", over: str = "model.parameters()") -> str:
 MEAN_OF = "dist.all_reduce(p.grad); p.grad /= n"
 AVERAGE_PARAMETERS = "with torch.no_grad():\n    dist.all_reduce(p); p /= n"
 WRONG_AFTER = [
+    Mutant("no wait", after("dist.all_reduce(p.grad, async_op=True); p.grad /= n"),
+           "all_reduce was started with async_op=True and nothing waits for it: the answer differs from run to run"),
+    Mutant("the pool's size, written", after("dist.all_reduce(p.grad); p.grad /= 2"),
+           "on 1 rank: rank 0, layer 0.weight: yours is 0.50 × the reference: the sum is divided by 2, and the world"),
     Mutant("unwritten", after("..."), "rank 0, layer 0.weight: yours is this rank's own gradient: nothing was"),
     Mutant("sum only", after("dist.all_reduce(p.grad)"),
            "layer 0.weight: yours is 2.00 × the reference: you summed but did not divide by the world size"),

@@ -152,6 +152,11 @@ for i, (x, y) in enumerate(micro_batches):
 """
 LATER = "model.no_sync() if i + 1 < n else contextlib.nullcontext()"
 WRONG_SUMS = [
+    Mutant("no_sync without with", body("n = len(micro_batches)\nmodel.no_sync()\nfor x, y in micro_batches: "
+           "(loss_of(model(x), y) / n).backward()"),
+           "were exchanged 5 times: model.no_sync() was called and never entered; it is a context manager"),
+    Mutant("targets first", body(GUARDED.format(guard=LATER, scale=" / n").replace("loss_of(model(x), y)",
+           "loss_of(y, model(x))")), "loss_of takes the outputs first, then the targets"),
     Mutant("not divided", body(GUARDED.format(guard=LATER, scale="")),
            "rank 0, 0.weight, 5 micro-batches: yours is 5.00 × the reference: you added up 5 micro-batches"),
     Mutant("every time", body(GUARDED.format(guard="contextlib.nullcontext()", scale=" / n")),

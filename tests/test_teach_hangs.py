@@ -242,6 +242,8 @@ EACH = "for b in batches{}: step(model, optimizer, b)"
 FIRST = "with 3 batches on rank 0, 2 on rank 1: "
 WRONG_TRAININGS = [
     Mutant("as it was", train(EACH.format("")), FIRST + "deadlock: rank 0 waits in backward, all_reduce #"),
+    Mutant("the mean", train("n = agreed(len(batches), dist.ReduceOp.SUM) // world\n" + EACH.format("[:n]")),
+           "with 2 batches on rank 0, 4 on rank 1: deadlock: rank 1 waits in backward"),
     Mutant("nothing", train("..."), "no step was taken"),
     Mutant("no_sync", train("with model.no_sync():\n    " + EACH.format("")), "end with different parameters"),
     Mutant("module", train("model = model.module\n" + EACH.format("")), "end with different parameters"),
@@ -308,7 +310,7 @@ def test_the_lessons_solution_passes_and_its_exercise_hangs(pool: nbddp.Pool) ->
 
 
 def test_the_kernels_name_for_a_cells_file_is_left_out() -> None:
-    said = "rank 0 waits in backward, all_reduce #9 (2111313174.py line 9, in train_uneven); rank 1 has finished"
+    said = "rank 0 waits in backward, all_reduce #9 (cell line 9, in train_uneven); rank 1 has finished"
     assert (
         without_file(said) == "rank 0 waits in backward, all_reduce #9 (line 9, in train_uneven); rank 1 has finished"
     )

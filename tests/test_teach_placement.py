@@ -79,7 +79,9 @@ WRONG_GPUS = [
     Mutant("names", GPUS + "return [f'cuda:{i}' for i in range(g)]", "whole numbers"),
     Mutant("backwards", GPUS + "l = rank % n; return [*range(l * g, l * g + g)][::-1]", "in another order"),
     Mutant("unwritten", GPUS + "...", "still to be written"),
-    Mutant("not implemented", GPUS + "raise NotImplementedError", "still to be written"),
+    Mutant("not implemented", GPUS + "raise NotImplementedError", "gpus_of raised NotImplementedError: it is still"),
+    Mutant("no such name", "def gpus_of(rank, n, own):\n    first = rank\n    return [last]",
+           "raised NameError: name 'last' is not defined (line 3, in gpus_of)"),
     Mutant("raises", GPUS + "return [[0][rank]]", "gpus_of(1, 4, 1) raised IndexError: list index out of range"),
     Mutant("arguments", "def gpus_of(rank):\n    return [rank]", "raised TypeError: gpus_of() takes 1 positional"),
     Mutant(
@@ -143,6 +145,21 @@ WRONG_PLACES = [
     Mutant("a map", PLACE + "map(int, divmod(rank, n))", "is <map object>, right is [0, 0]: a pair is wanted"),
 ]
 RIGHT_PLACES = [PLACE + "(rank // n, rank % n)", PLACE + "[(rank - rank % n) // n, rank - rank // n * n]"]
+
+
+LOCKED = """
+import threading
+guard = threading.Lock()
+def place_of(rank, n):
+    with guard:
+        return divmod(rank, n)
+"""
+
+
+def test_a_name_that_cannot_be_sent_is_reported(pool: nbddp.Pool) -> None:
+    line = check.place_of(defined(LOCKED, "place_of")).line
+    assert line.startswith("place_of uses guard, which cannot be sent to the ranks (TypeError: cannot pickle"), line
+    assert line.endswith("create it inside place_of")
 
 
 @pytest.mark.parametrize("mutant", WRONG_PLACES, ids=str)

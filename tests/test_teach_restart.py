@@ -100,6 +100,8 @@ class Checkpoint:
             os.replace(self.path + ".new", self.path)
     def load(self, model, optimizer, batches):
         import torch, torch.distributed as dist
+        if not os.path.exists(self.path):
+            return 0
         state = torch.load(self.path)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
@@ -147,6 +149,9 @@ WRONG = [
            "the weights are not those of the checkpoint"),
     Mutant("wrong place", changed("torch.load(self.path)", "torch.load(self.path + '.old')"),
            "load: a rank raised FileNotFoundError: [Errno 2] No such file or directory: 'checkpoint.pt.old'"),
+    Mutant("no first start", changed("        if not os.path.exists(self.path):\n            return 0\n", ""),
+           "rank 0: load raises FileNotFoundError at the first start, when there is no checkpoint yet; return 0 if"),
+    Mutant("begins at 1", changed("return 0", "return 1"), "rank 0: load returns 1 at the first start"),
     Mutant("save raises", changed("step=step", "step=steps"), "save: rank 0 raised NameError"),
     Mutant("only rank 0 gathers", changed("        dist.all_gather_object(dice, torch.get_rng_state())\n",
            "        if dist.get_rank() == 0: dist.all_gather_object(dice, torch.get_rng_state())\n"), "save: "),
@@ -183,6 +188,7 @@ class Checkpoint:
         os.rename(self.own() + "~", self.own())
     def load(self, model, optimizer, batches):
         import torch
+        if not os.path.exists(self.own()): return 0
         *states, dice, step = torch.load(self.own())
         for part, state in zip((model, optimizer, batches), states):
             part.load_state_dict(state)
@@ -195,7 +201,8 @@ NUMBERED = """os.replace(self.path + ".new", f"{self.path}.{step}")
             if os.path.exists(old):
                 os.remove(old)"""
 THE_LAST_TWO = changed("import os", "import os, glob", changed(
-    "torch.load(self.path)", "torch.load(max(glob.glob(self.path + '.?')))", changed(REPLACE, NUMBERED)
+    "torch.load(self.path)", "torch.load(max(glob.glob(self.path + '.?')))", changed(
+        "os.path.exists(self.path)", "glob.glob(self.path + '.?')", changed(REPLACE, NUMBERED))
 ))  # fmt: skip
 PICKLED = changed("torch.load(self.path)", "pickle.load(open(self.path, 'rb'))", changed(
     'torch.save(state, self.path + ".new")', "pathlib.Path(self.path + '.new').write_bytes(pickle.dumps(state))",

@@ -101,6 +101,12 @@ HEAD = """
         padded = list(DistributedSampler(dataset, shuffle=False))
 """
 WRONG_ACCURACIES = [
+    Mutant("reads twice, own only",
+           "return sum(float(model(dataset[i][0]).argmax() == dataset[i][1]) for i in mine) / len(mine)",
+           "each is the accuracy of the rank's own samples"),
+    Mutant("reads twice, wrong",
+           "return total(sum(float(model(dataset[i][0]).argmax() != dataset[i][1]) for i in mine)) / n",
+           "that is the share of wrong predictions"),
     Mutant("padded", "h = sum(map(hit, padded)); return total(h) / total(len(padded))",
            "is 0.300, right is 0.333: sample 0 is read by more than one rank (DistributedSampler pads) and counted"),
     Mutant("padded mean", "return total(sum(map(hit, padded)) / len(padded)) / world", "and counted each time"),

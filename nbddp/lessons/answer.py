@@ -81,8 +81,10 @@ class Exercise:
         return f"check.{self.name}(your {self.takes}), with {len(self.hints)} hints: hint=True"
 
 
-def not_written(name: str) -> str:
-    """The line for a function that is still as the lesson has it."""
+def not_written(name: str, raised: bool = False) -> str:
+    """The line for a function that is still as the lesson has it. raised: it raised NotImplementedError."""
+    if raised:
+        return f"{name} raised NotImplementedError: it is still to be written"
     return f"{name} returned None: it is still to be written, or its return statement is missing"
 
 

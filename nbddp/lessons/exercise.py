@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 import os
 import random
+import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 from nbddp.worker import values
 from nbddp.worker.plain import plain
 
+CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<cell>$|^<ipython-input")  # the file of code from a notebook's cell
 SEED = 1000  # a rank's own seed is SEED + rank: ranks that must agree have to make themselves agree
 
 
@@ -27,7 +30,7 @@ def tabulate(function: Callable[..., Any], cases: Sequence[tuple[Any, ...]]) -> 
     one that draws lots answers alike in every run, and otherwise on other ranks.
     """
     with _chance(SEED + int(os.environ.get("RANK", 0))):
-        return [_outcome(function, copy.deepcopy(case)) for case in cases]
+        return [outcome(function, copy.deepcopy(case)) for case in cases]
 
 
 @contextmanager
@@ -46,13 +49,20 @@ def _chance(seed: int) -> Iterator[None]:
             numpy.random.set_state(theirs)
 
 
-def _outcome(function: Callable[..., Any], case: tuple[Any, ...]) -> tuple[str, Any]:
+def outcome(function: Callable[..., Any], case: tuple[Any, ...]) -> tuple[str, Any]:
+    """Of one call, as `tabulate` has it."""
     try:
         return "value", plain(function(*case))
     except NotImplementedError:
         return "unwritten", None
     except Exception as error:
-        return "raised", values.reason(error)
+        return "raised", values.reason(error) + place(error)
+
+
+def place(error: BaseException) -> str:
+    """` (line 3, in share_of)`: where a learner's code raised it; empty if no frame of the traceback is in a cell."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if CELL.search(f.filename)]
+    return f" (line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
 
 
 def enter() -> bool:

@@ -5,6 +5,7 @@ The pool is the notebook's own, with all names on its ranks; where there is none
 
 from __future__ import annotations
 
+import inspect
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,9 @@ from nbddp.errors import BadInput, RankStatus, RunHung, RunStopped, RunTimedOut,
 from nbddp.lessons.answer import Wrong, watched_by
 from nbddp.lessons.exercise import enter, leave, seeded, tabulate
 from nbddp.lessons.raised import explained
+from nbddp.lessons.sending import refuse_unsendable
 from nbddp.lessons.tables import Table
+from nbddp.lessons.worlds import end_worlds, make_world, within
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import rank_words
 from nbddp.pool.pool import Pool
@@ -86,7 +89,14 @@ def on_ranks(
     workers = pool(at_least)
     seen = screen or (_screens[-1] if _screens else None)
     with _told(limit):
-        found = workers.call(function, args, ranks=ranks, screen=seen, hang_after=hang_after, timeout=limit)
+        try:
+            found = workers.call(function, args, ranks=ranks, screen=seen, hang_after=hang_after, timeout=limit)
+        except BadInput:
+            for handed in filter(
+                inspect.isfunction, [*args, *(a for some in args if type(some) is tuple for a in some)]
+            ):
+                refuse_unsendable(handed)
+            raise
     asked = range(workers.world_size) if ranks is None else ranks
     left = sorted(set(asked) - set(found.ranks))
     if left:
@@ -118,6 +128,7 @@ def grouped(at_least: int = 2) -> Iterator[None]:
     try:
         yield
     finally:
+        on_ranks(end_worlds, screen=Silent())
         if any(made):
             on_ranks(leave, screen=Silent())
 
@@ -133,6 +144,21 @@ def in_group(
     with grouped(at_least):
         found = on_ranks(seeded, function, *args, at_least=at_least, screen=screen)
     return found.by_rank()
+
+
+def in_world(size: int, function: Callable[..., Any], *args: Any, screen: Screen | None = None) -> dict[int, Any]:
+    """As `in_group`, in a world of the first `size` ranks, inside a block of `grouped`. All ranks take part, and what
+    only some wait for ends with the block."""
+    on_ranks(make_world, size, at_least=size, screen=Silent())
+    found = on_ranks(within, size, function, args, at_least=size, screen=screen)
+    return {rank: found[rank] for rank in range(size)}
+
+
+def world_sizes() -> tuple[int, int]:
+    """World sizes on which an exercise is tried: the pool's, and one rank less. No number written in the place of the
+    world size is right on both."""
+    whole = pool(at_least=2).world_size
+    return whole, whole - 1
 
 
 class Reference:
@@ -221,6 +247,10 @@ def failure_words(failed: WorkerFailed) -> str:
         return f"the connection between two ranks broke, as it does when tensors of different sizes meet: {ALIKE}"
     place = next((f" (line {f.line}, in {f.name})" for f in reversed(last.frames) if f.user), "")
     message = last.message.splitlines()[0] if last.message else ""
+    if last.type == "Misused":
+        return last.message
+    if last.type == "NotImplementedError" and not message:
+        return f"{who} raised NotImplementedError{place}: that part is still to be written"
     told, semicolon, means = explained(message).partition("; ") if message else ("", "", "")
     return f"{who} raised {last.type}{': ' * bool(told)}{told}{place}{semicolon}{means}"
 

@@ -50,7 +50,7 @@ class Table:
         ranks = sorted(by_rank)
         first = by_rank[ranks[0]]
         if all(kind == "unwritten" or (kind == "value" and value is None) for kind, value in first):
-            return not_written(self.name)
+            return not_written(self.name, first[0][0] == "unwritten")
         return depends(self.name, self.cases, by_rank) or self._line(first)
 
     def _line(self, outcomes: Sequence[Outcome]) -> str:

@@ -13,6 +13,8 @@ from nbddp.plan.machine import spans
 from nbddp.plan.topology import rank_words
 from nbddp.run.paint import PLAIN, Plain
 
+CELL = re.compile(r"^Cell In\[|ipykernel_\d+/\d+\.py$")  # of code on a rank, and sent from the notebook
+
 OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
 NO_HOST = "The next cell reports the state of the pool."
 STAY = "A rank that leaves ends the other ranks' collectives: every rank must make the same calls before it leaves."
@@ -128,7 +130,7 @@ def place(file: str, line: int, name: str) -> str:
     Neither a cell's number nor a folder: a saved notebook's messages are compared, and both
     change from run to run. The traceback has them.
     """
-    where = "cell" if file.startswith("Cell In[") else file.replace("\\", "/").rsplit("/", 1)[-1]
+    where = "cell" if CELL.search(file.replace("\\", "/")) else file.replace("\\", "/").rsplit("/", 1)[-1]
     return f"{where} line {line}{inside(name)}"
 
 

@@ -107,7 +107,7 @@ class Checkpoint:
         ...  # your code
 
     def load(self, model, optimizer, batches):
-        """Put everything back; return the step to go on with."""
+        """Put everything back and return the step to go on with: 0 if there is no checkpoint yet."""
         ...  # your code
 
 
@@ -146,7 +146,7 @@ class Checkpoint:
             os.replace(self.path + ".new", self.path)  # in one go: the old one or the new one is there, whole
 
     def load(self, model, optimizer, batches):
-        """Put everything back; return the step to go on with."""
+        """Put everything back and return the step to go on with: 0 if there is no checkpoint yet."""
         import torch
         import torch.distributed as dist
 

@@ -14,7 +14,8 @@ from typing import Any
 from nbddp.errors import RunHung
 from nbddp.lessons.answer import OK, Exercise, Wrong
 from nbddp.lessons.averaging.on_rank import averaged, expected
-from nbddp.lessons.running import Reference, grouped, in_group
+from nbddp.lessons.running import Reference, grouped, in_world, world_sizes
+from nbddp.plan.topology import counted
 
 CLOSE = 1e-4  # of the largest number: float32 sums in another order are closer
 Numbers = Sequence[float]
@@ -204,18 +205,28 @@ def close(one: Numbers | None, other: Numbers | None) -> bool:
 
 
 def judged(name: str, hooks: bool) -> Callable[[Any], str]:
-    """Run the function on all ranks, and judge what they bring."""
+    """Run the function on all ranks, then on all but the last, and judge what they bring."""
 
     def judge_function(function: Callable[..., Any]) -> str:
         with grouped():
             right = EXPECTED.by_rank()
-            try:
-                found = in_group(averaged, function, hooks)
-            except Wrong as wrong:
-                raise Wrong(f"{wrong}{_circle(wrong.__cause__)}") from wrong
-        return judge({r: beside(right[r], found[r]) for r in right}, name, hooks)
+            for which, size in enumerate(world_sizes()):
+                expects = {r: right[r][which] for r in range(size)}
+                line = judge(_brought(function, hooks, expects), name, hooks)
+                if line != OK:
+                    return f"on {counted(size, 'rank')}: {line}" if which else line
+        return OK
 
     return judge_function
+
+
+def _brought(function: Callable[..., Any], hooks: bool, right: Mapping[int, Mapping[str, Any]]) -> Found:
+    """What the ranks of a world bring, beside what is right there."""
+    try:
+        found = in_world(len(right), averaged, function, hooks)
+    except Wrong as wrong:
+        raise Wrong(f"{wrong}{_circle(wrong.__cause__)}") from wrong
+    return {r: beside(right[r], found[r]) for r in right}
 
 
 def beside(right: Mapping[str, Any], brought: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from nbddp.lessons.waiting import waited
+
 SHARD = 4  # samples of each rank
 RATE = 0.5  # learning rate between the two steps
 COMMON = 7  # seed of the data, and of the equal start
@@ -23,15 +25,25 @@ def averaged(function: Callable[..., Any], hooks: bool) -> dict[str, Any]:
     NotImplementedError.
     """
     try:
-        return _both(lambda: _steps(function, hooks, _model()), lambda: _apart(function, hooks, _model()))
+        with waited():
+            return _both(lambda: _steps(function, hooks, _model()), lambda: _apart(function, hooks, _model()))
     except NotImplementedError:
         return {"unwritten": True}
 
 
-def expected() -> dict[str, Any]:
-    """What is right: as `averaged`, with the gradients "own" (this rank's, before any exchange) and "reference" (one
-    process, all shards) of each step, and "own" and the parameters "before" of the one from different parameters."""
-    return _both(lambda: _right_steps(_model()), lambda: _own_apart(_model()))
+def expected() -> list[dict[str, Any] | None]:
+    """What is right in a world of all ranks, and in one without the last; None for a world without this rank.
+
+    As `averaged`, with the gradients "own" (this rank's, before any exchange) and "reference" (one process, all shards)
+    of each step, and "own" and the parameters "before" of the one from different parameters."""
+    import torch.distributed as dist
+
+    rank, whole = dist.get_rank(), dist.get_world_size()
+    return [_expected(rank, size) if rank < size else None for size in (whole, whole - 1)]
+
+
+def _expected(rank: int, size: int) -> dict[str, Any]:
+    return _both(lambda: _right_steps(_model(), rank, size), lambda: _own_apart(_model(), rank, size))
 
 
 def _both(equal: Callable[[], Any], different: Callable[[], Any]) -> dict[str, Any]:
@@ -51,12 +63,16 @@ def _model() -> Any:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
-def _data() -> tuple[Any, Any, slice]:
-    """All inputs and targets, the same on every rank, and where this rank's shard is: every rank-th sample."""
-    import torch
+def _place() -> tuple[int, int]:
     import torch.distributed as dist
 
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _data(rank: int, world_size: int) -> tuple[Any, Any, slice]:
+    """All inputs and targets, the same on every rank, and where a rank's shard is: every world_size-th sample."""
+    import torch
+
     common = torch.Generator().manual_seed(COMMON)
     x = torch.randn(SHARD * world_size, 3, generator=common)
     y = x.sum(1, keepdim=True) + torch.randn(len(x), 1, generator=common)
@@ -66,7 +82,7 @@ def _data() -> tuple[Any, Any, slice]:
 def _steps(function: Callable[..., Any], hooks: bool, model: Any) -> list[dict[str, Any]]:
     import torch
 
-    x, y, mine = _data()
+    x, y, mine = _data(*_place())
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     if hooks:
         function(model)
@@ -81,10 +97,10 @@ def _steps(function: Callable[..., Any], hooks: bool, model: Any) -> list[dict[s
     return steps
 
 
-def _right_steps(model: Any) -> list[dict[str, Any]]:
+def _right_steps(model: Any, rank: int, size: int) -> list[dict[str, Any]]:
     import torch
 
-    x, y, mine = _data()
+    x, y, mine = _data(rank, size)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     steps = []
     for _ in range(2):
@@ -97,7 +113,7 @@ def _right_steps(model: Any) -> list[dict[str, Any]]:
 
 
 def _apart(function: Callable[..., Any], hooks: bool, model: Any) -> dict[str, Any]:
-    x, y, mine = _data()
+    x, y, mine = _data(*_place())
     if hooks:
         function(model)
     _backward(model, x[mine], y[mine])
@@ -106,8 +122,8 @@ def _apart(function: Callable[..., Any], hooks: bool, model: Any) -> dict[str, A
     return {"yours": _gradients(model), "after": _parameters(model)}
 
 
-def _own_apart(model: Any) -> dict[str, Any]:
-    x, y, mine = _data()
+def _own_apart(model: Any, rank: int, size: int) -> dict[str, Any]:
+    x, y, mine = _data(rank, size)
     return {"own": _own(model, x[mine], y[mine]), "before": _parameters(model)}
 
 

@@ -6,18 +6,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nbddp.lessons.waiting import waited
 from nbddp.worker.plain import plain
 
 Rows = Sequence[Sequence[float]]  # samples × features
 
 
 def statistics(function: Callable[..., Any], shards: Sequence[Rows]) -> Any:
-    """What `function(x)` gives for this rank's shard, as plain data; None if it is unwritten."""
-    x = _own(shards)
-    try:
-        return plain(function(x))
-    except NotImplementedError:
-        return None
+    """What `function(x)` gives for this rank's shard, as plain data."""
+    with waited():
+        return plain(function(_own(shards)))
 
 
 def normalised(
@@ -25,16 +23,13 @@ def normalised(
 ) -> tuple[Any, Any]:
     """`function(x, eps)` for this rank's shard and the gradient of sum(weights × output) with respect to x.
 
-    Both as plain data; the output is None if it is unwritten, the gradient None if the output is no tensor of the shape
-    of x, and "none" if it has no gradient.
+    Both as plain data; the gradient is None if the output is no tensor of the shape of x, and "none" if it has no
+    gradient.
     """
     import torch
 
     x = _own(shards).requires_grad_()
-    try:
-        y = function(x, eps)
-    except NotImplementedError:
-        return None, None
+    y = function(x, eps)
     if not isinstance(y, torch.Tensor) or y.shape != x.shape:
         return plain(y), None
     if not y.requires_grad:

@@ -38,9 +38,11 @@ class Taken:
     gradients: Mapping[str, Sequence[float] | None]
     reference: Gradients
     last: Gradients
+    called: int
     entered: int
     exchanged: Sequence[bool]
     kept: int
+    turned: bool
     moved: bool
 
     @property
@@ -88,6 +90,8 @@ def diagnose(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
 def _line(taken: Taken) -> str:
     if taken.moved:
         return f"rank {taken.rank}: a parameter changed; accumulate leaves gradients, and its caller takes the step"
+    if taken.turned:
+        return f"rank {taken.rank}: loss_of takes the outputs first, then the targets: loss_of(model(inputs), targets)"
     gradients: dict[str, Sequence[float]] = {}
     for name, values in taken.gradients.items():
         if values is None:
@@ -113,6 +117,11 @@ def _structure(taken: Taken) -> str:
         return (
             f"the gradients are right, but {_micro(n)} went through the model in {_times(passes, 'forward')}: that "
             "needs the activations of all of them at once, which accumulation is there to avoid"
+        )
+    if taken.called and not taken.entered:
+        return (
+            f"the gradients are right, but were exchanged {_times(taken.exchanges)}: model.no_sync() was called and "
+            "never entered; it is a context manager, so write `with model.no_sync():`"
         )
     if taken.entered and taken.exchanges == n:
         return (

@@ -30,7 +30,7 @@ PATIENCE, SHORT = 15.0, 1.0  # seconds to find each other; where it is known tha
 def processes_of(name: str, outcomes: Sequence[tuple[str, Any]]) -> list[Process]:
     """The processes, from what the function gave for each of PLACES. Raises Wrong for what is no environment."""
     if all(kind != "raised" and value is None for kind, value in outcomes):
-        raise Wrong(not_written(name))
+        raise Wrong(not_written(name, outcomes[0][0] == "unwritten"))
     made = []
     for (node, local), (kind, value) in zip(PLACES, outcomes, strict=True):
         call = f"{name}({node}, {local})"

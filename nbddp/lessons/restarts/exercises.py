@@ -181,7 +181,21 @@ def judge(make: Callable[[str], Any]) -> str:
             return not_written("save").replace("returned None", "wrote no file")
         resumed = _run("load", make, path, resumed=True)
     runs = [{r: run[r] for r in ranks} for run in (reference, saving, resumed)]
-    return undisturbed(runs[0], runs[1]) or judged(runs[0], runs[2])
+    line = undisturbed(runs[0], runs[1]) or judged(runs[0], runs[2])
+    return (_first_start(runs[1]) or OK) if line == OK else line
+
+
+def _first_start(saving: Run) -> str:
+    """Whether `load` begins at step 0 where no checkpoint has been written yet."""
+    for rank, run in saving.items():
+        kind, value = run["first"]
+        if (kind, value) != ("value", 0) or type(value) is not int:
+            told = f"returns {value!r}" if kind == "value" else f"raises {str(value).partition(':')[0]}"
+            return (
+                f"rank {rank}: load {told} at the first start, when there is no checkpoint yet; return 0 if "
+                "os.path.exists(self.path) is false"
+            )
+    return ""
 
 
 def _fail(make: Callable[[str], Any], path: str) -> None:

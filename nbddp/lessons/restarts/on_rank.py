@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from nbddp.lessons.exercise import outcome
+
 if TYPE_CHECKING:
     import torch
 
@@ -74,11 +76,13 @@ def seen(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Batc
 
 
 def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, resumed: bool) -> dict[str, Any]:
-    """STEPS steps; with `make`, a checkpoint after every EVERY, and first of all the one at `path` is loaded.
+    """STEPS steps; with `make`, a checkpoint after every EVERY, and first of all `load` is called: with `resumed` there
+    is a checkpoint at `path`, otherwise none.
 
     fail_at: the last rank raises Failure before this step; the others wait for it in theirs.
-    Returns `began` (what load returned), `states` (step → what is seen before it), `final`, `wrote` and `read`
-    (files), `moved` (where files were renamed to), `gap` (those of these that were removed before). In a process group.
+    Returns `began` (what load returned), `first` (the outcome of a load without a checkpoint), `states` (step →
+    what is seen before it), `final`, `wrote` and `read` (files), `moved` (where files were renamed to), `gap` (those of
+    these that were removed before). In a process group.
     """
     import torch
     import torch.distributed as dist
@@ -92,10 +96,13 @@ def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, res
     torch.manual_seed((OTHER_SEED if resumed else SEED) + rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2 if not resumed else 0.3, momentum=0.9)
     batches, states, began = Batches(SAMPLES, BATCH, rank, world_size), {}, 0
+    first: tuple[str, Any] = ("value", 0)
     with files() as touched:
         checkpoint = make(path) if make else None
         if checkpoint and resumed:
             began = checkpoint.load(model, optimizer, batches)
+        elif checkpoint:
+            first = outcome(checkpoint.load, (model, optimizer, batches))
         copy = DistributedDataParallel(model)
         settle(copy, x)
         for step in range(began if type(began) is int and 0 <= began <= STEPS else STEPS, STEPS):
@@ -112,7 +119,7 @@ def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, res
             if checkpoint and (step + 1) % EVERY == 0:
                 checkpoint.save(copy, optimizer, batches, step + 1)
                 dist.barrier()
-    return {"began": began, "states": states, "final": seen(model, optimizer, batches), **touched}
+    return {"began": began, "first": first, "states": states, "final": seen(model, optimizer, batches), **touched}
 
 
 def settle(copy: Any, x: torch.Tensor) -> None:

@@ -17,11 +17,14 @@ from typing import Any
 from nbddp.errors import RankStatus, RunHung, WorkerFailed
 from nbddp.lessons.answer import OK, Exercise, Wrong, not_written
 from nbddp.lessons.exercise import seeded, tabulate
-from nbddp.lessons.ring.on_rank import BASE, Misused, all_reduced, end_worlds
+from nbddp.lessons.ring.on_rank import BASE, all_reduced
 from nbddp.lessons.ring.simulation import Parts, Schedule, complete, faults, follow, letters, part, simulate
 from nbddp.lessons.running import grouped, on_ranks
 from nbddp.lessons.tables import nothing, raised
+from nbddp.lessons.waiting import Misused
+from nbddp.lessons.worlds import make_world
 from nbddp.plan.topology import counted, rank_words
+from nbddp.run.screen import Silent
 
 # -- the schedule, on symbols ------------------------------------------------------------------
 
@@ -46,7 +49,7 @@ STILL = next(iter(RULES))
 def judge_schedule(outcomes: Sequence[tuple[str, Any]]) -> str:
     """The line for the outcome of each of CASES."""
     if all(kind == "unwritten" or (kind == "value" and value is None) for kind, value in outcomes):
-        return not_written("chunk_to_send")
+        return not_written("chunk_to_send", outcomes[0][0] == "unwritten")
     table = {}
     for case, (kind, value) in zip(CASES, outcomes, strict=True):
         if kind != "value":
@@ -227,6 +230,11 @@ def _why(size: int, segments: Sequence[Segment]) -> str:
         return "nothing was added to anything: start from what is in x, not from zeros"
     if all(s.parts[r] == part(r, size) for s in segments for r in range(size)):
         return "every rank has only what it had: the sum must come back in what you return"
+    if all(sum(map(bool, parts)) == 1 for s in segments for parts in s.parts):
+        return (
+            "what arrived took the place of your chunk, and nothing was added: receive into a buffer of its own, then "
+            "add it to the chunk in the first world_size - 1 steps"
+        )
     if all(len(set(s.parts)) == 1 and sum(s.parts[0]) == size - 1 for s in segments):
         return "the chunks went round one step too early: world_size - 1 steps add, yours adds in one step less"
     if all(count == 1 for count in ready):
@@ -272,10 +280,7 @@ def _not_a_ring(found: Mapping[int, Mapping[str, Any]]) -> str:
 
 def sums_judge(function: Callable[..., Any]) -> str:
     with grouped(at_least=max(WORLDS)):
-        try:
-            return next((line for case in TENSORS if (line := _sums(function, *case)) != OK), OK)
-        finally:
-            on_ranks(end_worlds)
+        return next((line for case in TENSORS if (line := _sums(function, *case)) != OK), OK)
 
 
 def numbers(size: int, length: int) -> list[list[float]]:
@@ -286,6 +291,7 @@ def numbers(size: int, length: int) -> list[list[float]]:
 
 def _sums(function: Callable[..., Any], size: int, length: int) -> str:
     given = numbers(size, length)
+    on_ranks(make_world, size, screen=Silent())
     try:
         brought = on_ranks(seeded, all_reduced, function, given)
     except Wrong as wrong:

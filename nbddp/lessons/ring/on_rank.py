@@ -1,7 +1,6 @@
 """What a rank does for lesson 04's check: an all-reduce of the learner's on the first few ranks, and what it sent.
 
-The first `size` ranks of the pool get a default process group of their own for it, so that the function sees a world of
-that size; a group that a cell has left is put back. What is sent is seen at torch's ProcessGroup, below all the ways
+What is sent is seen at torch's ProcessGroup, below all the ways
 to import its functions.
 """
 
@@ -13,24 +12,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from nbddp.seams import torch_seams
+from nbddp.lessons.waiting import Misused
+from nbddp.lessons.worlds import STANDS, world_of
 from nbddp.worker.check import COLLECTIVES
 from nbddp.worker.plain import plain
 
 BASE = 16  # a rank's part is BASE ** rank: the digits of a sum say how often each part is in it
 ANY = "recv_anysource"  # recv without a sender
 MESSAGES = ("send", "recv", ANY)
-STANDS = "who calls the function has made the process group, and still needs it"
 GROUP_CALLS = ("init_process_group", "destroy_process_group")
 DROPPED = (
     "a send lasts only as long as its Work is kept: write work = dist.isend(chunk, right), then recv, then wait for "
     "the send with work.wait()"
 )
-
-
-class Misused(Exception):
-    """What a learner's function asked of the process group and cannot have. The text is for the learner; it is the same
-    on whichever rank it is raised first."""
 
 
 def all_reduced(function: Callable[..., Any], given: Sequence[Sequence[float]]) -> dict[str, Any] | None:
@@ -52,26 +46,9 @@ def all_reduced(function: Callable[..., Any], given: Sequence[Sequence[float]]) 
         return {"digits": digits, "numbers": _called(function, torch.tensor(given[rank])), **heard}
 
 
-_worlds: dict[int, Any] = {}  # size → the group of the first ranks; a run that fails ends them all
-
-
-def end_worlds() -> None:
-    """End the groups that `world_of` has made. Not done there: a rank that ends first would cut off a neighbour that
-    still waits for it, which then sees a broken connection instead of a deadlock."""
-    import torch.distributed as dist
-
-    for group in _worlds.values():
-        if group in torch_seams.world().pg_map:
-            dist.destroy_process_group(group)
-    _worlds.clear()
-
-
 def _called(function: Callable[..., Any], tensor: Any) -> Any:
-    try:
-        with left_standing():
-            return plain(function(tensor))
-    except NotImplementedError:
-        return None
+    with left_standing():
+        return plain(function(tensor))
 
 
 @contextmanager
@@ -94,29 +71,6 @@ def left_standing() -> Iterator[None]:
     finally:
         for owner, name, original in originals:
             setattr(owner, name, original)
-
-
-@contextmanager
-def world_of(size: int) -> Iterator[bool]:
-    """The first `size` ranks as the default process group of each of them; whether this rank is one. All call it."""
-    import torch.distributed as dist
-
-    whole, rank = torch_seams.default_group(), dist.get_rank()
-    if size not in _worlds:
-        _worlds[size] = dist.new_group(list(range(size)))
-    if rank >= size:
-        yield False
-        return
-    torch_seams.set_default_group(_worlds[size])
-    try:
-        yield True
-    finally:
-        stands = whole in torch_seams.world().pg_map
-        torch_seams.set_default_group(whole if stands else None)
-        if not stands:  # the function has ended it, or made another: nothing of it may come back
-            _worlds.clear()
-    if not stands:
-        raise Misused(STANDS)
 
 
 def _there(peer: int, rank: int, size: int) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from math import isnan
 from typing import Any
 
-from nbddp.lessons.answer import OK, Exercise, not_written
-from nbddp.lessons.running import in_group, pool, this_screen
+from nbddp.lessons.answer import OK, Exercise, Wrong, not_written
+from nbddp.lessons.running import grouped, in_world, pool, this_screen, world_sizes
 from nbddp.lessons.samples import on_rank
 from nbddp.lessons.samples.simulation import pooled, repeated
 from nbddp.plan.machine import several
 from nbddp.plan.topology import rank_words
+from nbddp.run.screen import Screen
 
 NEAR = 1e-5  # counts are small, so float32 is exact but for the division
 EPOCHS = 4
@@ -58,7 +60,7 @@ def judge_accuracy(right: Sequence[bool], found: Found) -> str:
                 "every rank is to return it, and all_reduce brings the sums to all of them"
                 if got is None else "a number from 0 to 1 is wanted"
             )  # fmt: skip
-    reads = [found[r][1] for r in ranks]
+    reads = [[s for s, _ in groupby(found[r][1])] for r in ranks]  # dataset[i][0], dataset[i][1] is one reading
     numbers = [v for v in values.values() if v is not None]
     if all(near(v, pooled(right, [range(len(right))])) for v in numbers):
         return _shared(head, right, reads)
@@ -87,7 +89,7 @@ def near(a: float, b: float) -> bool:
 def _shared(head: str, right: Sequence[bool], reads: Sequence[Sequence[int]]) -> str:
     """Right numbers are ok if the ranks shared the work."""
     whole = [r for r, read in enumerate(reads) if len(set(read)) == len(right)]
-    if whole:
+    if whole and len(reads) > 1:
         return f"{head} is right, but {rank_words(whole)} read all of them; each rank is to read its share"
     return OK
 
@@ -116,9 +118,7 @@ def why_accuracy(value: float, right: Sequence[bool], reads: Sequence[Sequence[i
     own = [pooled(right, [read]) for read in reads]
     twice, lost = repeated(reads), sorted(set(range(n)) - {s for read in reads for s in read})
     hits = sum(right[s] for read in reads for s in read)
-    again = f"{several('sample', twice)} {_is(twice)} read by more than one rank (DistributedSampler pads)" * bool(
-        twice
-    )
+    again = _again(twice, reads)
     if lost == list(range(n)):
         return "no rank has read any sample: dataset[i] gives one"
     if isnan(value):
@@ -140,6 +140,16 @@ def why_accuracy(value: float, right: Sequence[bool], reads: Sequence[Sequence[i
     return next((words for v, words in _slips(truth, hits, len(reads)) if near(value, v)), "")
 
 
+def _again(twice: Sequence[int], reads: Sequence[Sequence[int]]) -> str:
+    """Who read the samples that were read more than once; empty if none were."""
+    if not twice:
+        return ""
+    head = f"{several('sample', twice)} {_is(twice)} read"
+    if repeated([sorted(set(read)) for read in reads]):
+        return f"{head} by more than one rank (DistributedSampler pads)"
+    return f"{head} more than once by one rank"
+
+
 def _slips(truth: float, hits: int, world_size: int) -> list[tuple[float, str]]:
     return [
         (1 - truth, "that is the share of wrong predictions"),
@@ -153,16 +163,19 @@ def _slips(truth: float, hits: int, world_size: int) -> list[tuple[float, str]]:
 
 
 def accuracy_line(function: Any) -> str:
-    """Run the learner's evaluation on all ranks and judge it."""
+    """Run the learner's evaluation on all ranks, then on all but the last, and judge it."""
     screen = this_screen()
-    for right in sets_for(pool(at_least=2).world_size):
-        found = in_group(on_rank.evaluated, function, right, screen=screen)
-        if all(value is None for value, _ in found.values()):
-            return not_written("accuracy")
-        line = judge_accuracy(right, found)
-        if line != OK:
-            return line
-    return OK
+    with grouped():
+        runs = ((right, _evaluated(function, right, n, screen)) for n in world_sizes() for right in sets_for(n))
+        return next((line for right, found in runs if (line := judge_accuracy(right, found)) != OK), OK)
+
+
+def _evaluated(function: Any, right: Sequence[bool], size: int, screen: Screen) -> Found:
+    """Raises Wrong if the function is unwritten."""
+    found = in_world(size, on_rank.evaluated, function, right, screen=screen)
+    if all(value is None for value, _ in found.values()):
+        raise Wrong(not_written("accuracy"))
+    return found
 
 
 # -- epochs ----------------------------------------------------------------------------------
@@ -253,9 +266,14 @@ def why_order(epochs: Sequence[Sequence[Sequence[int]]]) -> str:
 
 
 def epochs_line(function: Any) -> str:
-    """Run the learner's epochs on all ranks and judge them."""
-    samples = 6 * pool(at_least=2).world_size + 1
-    return judge_epochs(samples, in_group(on_rank.epochs, function, samples, EPOCHS))
+    """Run the learner's epochs on all ranks, then on all but the last if there are others, and judge them."""
+    with grouped():
+        for size in filter(lambda n: n > 1, world_sizes()):
+            samples = 6 * size + 1
+            line = judge_epochs(samples, in_world(size, on_rank.epochs, function, samples, EPOCHS))
+            if line != OK:
+                return line if size == pool().world_size else f"on {size} ranks: {line}"
+    return OK
 
 
 def _is(some: Sequence[int]) -> str:

@@ -38,7 +38,7 @@ def line(by_rank: Mapping[int, Sequence[Outcome]]) -> str:
     """The answer's line, from what the function gave for CASES on every rank of the pool."""
     first = by_rank[min(by_rank)]
     if all(kind != "raised" and value is None for kind, value in first):
-        return not_written(NAME)
+        return not_written(NAME, first[0][0] == "unwritten")
     other = depends(NAME, CASES, by_rank)
     if other:
         return other
