@@ -239,6 +239,18 @@ def test_a_worker_there_gets_nothing_of_this_machines_environment(far: nbddp.Poo
     assert "PATH" not in asked["env"]
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process has mapped")
+def test_torch_is_imported_where_workers_start_and_not_beside_the_notebook(far: nbddp.Pool) -> None:
+    """So three imports of torch do not share the cores of a machine that has two hosts and the notebook."""
+    home = far.group.nodes[0].agent
+    assert home.process is not None
+    assert "libtorch" not in Path(f"/proc/{home.process.pid}/maps").read_text()
+    assert any(c["kind"] == "controller" for c in home.request("status")["children"]), "it serves all the same"
+    seen = far.run_cell("open('/proc/self/maps').read().count('libtorch') > 0", want_value=True, screen=Silent())
+    assert list(seen) == [True] * 4
+    assert home.wait_warm()["unkept"] == "the pool's workers are on other hosts"
+
+
 def test_what_has_started_an_agent_there_is_none_of_the_pool(tmp_path: Path) -> None:
     """ssh's own process, through which others may forward connections, does not pass the gate."""
     agent = ReachedAgent(tmp_path, 1, {"cwd": ""})

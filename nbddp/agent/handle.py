@@ -45,6 +45,7 @@ class Agent:
         self.home, self.env = home, dict(env)
         self.hello: Message = {}
         self.warm: Message | None = None
+        self.controls_only = False
         self.process: subprocess.Popen[bytes] | None = None
         self._read, self._write = read, write
         self.inherited: Message = {}  # what the agent's process began with, where it was launched here
@@ -62,10 +63,11 @@ class Agent:
         threading.Thread(target=self._listen, name="nbddp-agent", daemon=True).start()
 
     @classmethod
-    def launch(cls, env: Mapping[str, str], asked: taking.Asked | None = None) -> Agent:
+    def launch(cls, env: Mapping[str, str], asked: taking.Asked | None = None, controls_only: bool = False) -> Agent:
         """Start an agent on this machine; returns at once, while it warms up.
 
-        asked: a warm process that becomes the agent instead, if it is still good for it.
+        asked: a warm process that becomes the agent instead, if it is still good for it. controls_only: the workers
+        will be on other hosts, so torch is not imported here.
         """
         inherited = footprint.inherited(env) if system.is_linux() else {}
         connection = asked.answer() if asked is not None else None
@@ -73,15 +75,16 @@ class Agent:
             return cls._of(connection, asked.home, env, inherited, owned=True)
         homes.running()  # sweeps what a killed agent left
         home = homes.new_home()
+        what = ["--controls-only"] if controls_only else []
         with open(home / "agent.log", "ab") as log, without_stop():
             process = subprocess.Popen(
-                [sys.executable, "-m", "nbddp.agent.main", str(home), str(os.getpid())],
+                [sys.executable, "-m", "nbddp.agent.main", str(home), str(os.getpid()), *what],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_own(env), start_new_session=True,
             )  # fmt: skip
         assert process.stdin is not None
         assert process.stdout is not None
         agent = cls(home, process.stdout, process.stdin, env)  # type: ignore[arg-type]
-        agent.process, agent.inherited = process, inherited
+        agent.process, agent.inherited, agent.controls_only = process, inherited, controls_only
         return agent
 
     @classmethod

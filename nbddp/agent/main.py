@@ -63,6 +63,8 @@ WARM = (
     "bdb",
     "nbddp.worker.engine",
 )
+CONTROLS = ("ipyparallel.controller.app", "tornado.platform.asyncio", "tornado.queues")  # of a pool on other hosts
+CONTROLS_ONLY = "--controls-only"
 LOOK_EVERY = 1.0  # seconds
 MOST_PIPES = 8  # that a child sends at once
 LARGEST_PIPE = 1 << 20  # bytes; what Linux lets a user have
@@ -100,13 +102,19 @@ class Agent:
 
     patience = 5.0  # seconds that a client of the socket may take to read what it is sent
 
-    def __init__(self, folder: Path, owner: int | None = None, imports: footprint.Imports | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        owner: int | None = None,
+        imports: footprint.Imports | None = None,
+        modules: tuple[str, ...] = WARM,
+    ):
         """owner: whose agent it is; default: the process that has started it. imports: what the process has read, where
-        it may be kept."""
+        it may be kept. modules: those to import before anything is started."""
         self.home = folder
         self.owner_pid = os.getppid() if owner is None else owner
         self.keep = 0.0  # seconds that the warm process waits for another owner
-        self.imports = imports
+        self.imports, self.modules = imports, modules
         self.inherited: Message = {}  # what it began with, as its owner says (`agent.footprint`)
         self.children: dict[int, Child] = {}
         self.peers: list[Peer] = []
@@ -155,7 +163,7 @@ class Agent:
     def _warm_up(self) -> None:
         began = time.monotonic()
         gc.disable()  # what it would free leaves holes that every child fills, and so copies, page by page
-        missing = _import_all(WARM) if not children.why_not_fork() else ""
+        missing = _import_all(self.modules) if not children.why_not_fork() else ""
         reason = children.why_not_fork()
         found = devices.gpus(os.environ) if _torch_has_cuda() else devices.told([])
         cores = hardware.allowed_cores()
@@ -174,7 +182,7 @@ class Agent:
             interfaces=hardware.interfaces(),
             host=socket.gethostname(),
             unguarded=peers.unguarded(self.owner_pid),
-            unkept=keeping.why_not(),
+            unkept=keeping.why_not() if self.modules is WARM else "the pool's workers are on other hosts",
         )
 
     def _watch_owner(self) -> None:
@@ -605,12 +613,14 @@ def _torch_has_cuda() -> bool:
 
 
 def main() -> None:
-    """`python -m nbddp.agent.main HOME OWNER_PID`."""
+    """`python -m nbddp.agent.main HOME OWNER_PID [--controls-only]`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
     children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
     children.adopt_orphans()
-    agent: Agent | None = Agent(Path(sys.argv[1]), imports=footprint.Imports() if system.is_linux() else None)
+    modules = CONTROLS if CONTROLS_ONLY in sys.argv[3:] else WARM
+    imports = footprint.Imports() if system.is_linux() else None
+    agent: Agent | None = Agent(Path(sys.argv[1]), imports=imports, modules=modules)
     while agent is not None:
         agent.serve()
         agent = agent.go_on()

@@ -167,7 +167,8 @@ class WorkerGroup:
         """Wait until the agent of this machine is warm."""
         node = self.nodes[0]
         if not node.warm:
-            progress("importing torch in the warm process, once")
+            only = node.agent.controls_only
+            progress("starting the node agent" if only else "importing torch in the warm process, once")
         node.agent.wait_warm()
 
     def leave_hosts(self) -> None:

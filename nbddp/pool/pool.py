@@ -209,7 +209,7 @@ class Pool:
         setting = Setting(self.group.variables, merged, first=not self.workers)
         if setting.imports and self.group.nodes:
             self._stop(keep=False)
-        self._have_agent(setting.imported)
+        self._have_agent(setting.imported, controls_only=bool(elsewhere.where(merged)))
         self.reaching.warm(merged, self.spec if self.topology is not None else None, progress)
         told = setting.checked(self.group)
         keep, unkept = self._keep if merged.keep_warm is None else merged.keep_warm, self.group.nodes[0].warm["unkept"]
@@ -246,9 +246,9 @@ class Pool:
             self.answers("environment", variables=setting.living)
         return notes
 
-    def _have_agent(self, imported: Mapping[str, str] | None = None) -> None:
+    def _have_agent(self, imported: Mapping[str, str] | None = None, controls_only: bool = False) -> None:
         """Have an agent on this machine, which may still warm up; of a pool that has ended nothing is left. imported:
-        variables besides the notebook's with which it imports torch."""
+        variables besides the notebook's with which it imports torch. controls_only: no worker will start here."""
         self._leave_dead()
         if not self.group.nodes:
             env = {**os.environ, **(imported or {})}
@@ -257,7 +257,7 @@ class Pool:
             if given is not None and environment.needs_new_agent(given.env, env):
                 given.close()
                 given = None
-            agent = given or Agent.launch(env, Agent.ask(env) if self._takes else None)
+            agent = given or Agent.launch(env, Agent.ask(env) if self._takes else None, controls_only)
             self.group.take(agent)
 
     def _leave_dead(self) -> None:

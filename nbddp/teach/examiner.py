@@ -85,10 +85,10 @@ class StrangersPool(Pool):
         super().__init__(nproc=nproc, device="cpu", agent=agent, oversubscribe=True)
         self._bounding = agent
 
-    def _have_agent(self, imported: Mapping[str, str] | None = None) -> None:
+    def _have_agent(self, imported: Mapping[str, str] | None = None, controls_only: bool = False) -> None:
         if not self._bounding.alive:
             raise PoolNotRunning("the process that starts the ranks has ended")
-        super()._have_agent(imported)
+        super()._have_agent(imported, controls_only)
 
 
 def exercises() -> dict[str, Exercise]:
