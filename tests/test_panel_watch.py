@@ -6,13 +6,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import zmq
+from jupyter_client.session import Session
 
 from nbddp.errors import RankStatus
 from nbddp.panel import page
 from nbddp.panel import state as rules
+from nbddp.panel.pump import Pump
 from nbddp.panel.state import State
 from nbddp.panel.watched import Look, Pace, Use, merged, rate, rows, share, slowest
 from nbddp.plan.machine import Node
@@ -97,6 +101,42 @@ def test_the_slowest_rank_is_the_one_that_works_clearly_longer(works: Sequence[f
 
 def test_a_rank_of_which_no_step_is_known_leaves_it_open_who_is_slowest() -> None:
     assert slowest({0: paces(0.02, 0.02), 1: paces(0.04, 0), 2: ()}) is None
+
+
+# -- what comes on the shell channel while a cell runs ---------------------------------------------
+
+
+class Channel:
+    """In the place of a kernel's: what was said, and what was left for later."""
+
+    def __init__(self) -> None:
+        self.session, self.reply, self.cell = Session(key=b"key"), None, {}
+        self.said, self.left, self.handled = list[str](), list[Any](), list[str]()
+        self.shell_handlers = {"comm_msg": lambda stream, idents, message: self.handled.append(message["msg_id"])}
+
+    def say(self, status: str, parent: Any) -> None:
+        self.said.append(status)
+
+    def later(self, loop: Any, raw: list[Any]) -> None:
+        self.left.append(raw)
+
+
+def test_what_cannot_be_read_is_left_to_ipykernel_and_the_cell_goes_on() -> None:
+    channel = Channel()
+    hears = Pump.__new__(Pump)
+    hears.shell = hears.kernel = channel
+    hears.loop = None
+    stranger = Session(key=b"another")
+    click, later = (Session(key=b"key").msg(kind) for kind in ("comm_msg", "execute_request"))
+    bad = [
+        [b"junk"], [b"<IDS|MSG>"], [b"<IDS|MSG>", b"signature", b"{not json", b"{}", b"{}", b"{}"],
+        [b"<IDS|MSG>", b"", b"[]", b"{}", b"{}", b"{}"], stranger.serialize(stranger.msg("comm_msg")),
+    ]  # fmt: skip
+    for raw in [*bad, channel.session.serialize(later), channel.session.serialize(click)]:
+        hears._handle([zmq.Message(part) for part in raw])
+    assert len(channel.left) == len(bad) + 1
+    assert channel.handled == [click["msg_id"]]
+    assert channel.said == ["busy", "idle", "busy"]
 
 
 # -- a queue that hears something beside -------------------------------------------------------------

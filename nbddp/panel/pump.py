@@ -60,21 +60,28 @@ class Pump:
             self._handle(raw)
 
     def _handle(self, raw: list[Any]) -> None:
-        session = self.kernel.session
-        idents, frames = session.feed_identities(raw, copy=False) if len(raw) > 1 else ([], [])
-        kind = json.loads(bytes(frames[1].buffer))["msg_type"] if len(frames) > 1 else ""
-        if kind not in NOW:
+        try:
+            idents, message = self._read(raw)
+        except Exception:  # malformed, or signed wrongly: ipykernel says so, and the cell that waits here is not ended
+            idents, message = [], None
+        if message is None:
             self.shell.later(self.loop, raw)
             return
-        message = session.deserialize(frames, content=True, copy=False)
         self.shell.say("busy", message)
         try:
-            answer = self.kernel.shell_handlers[kind](self.shell.reply, idents, message)
+            answer = self.kernel.shell_handlers[message["msg_type"]](self.shell.reply, idents, message)
             if inspect.iscoroutine(answer):
                 _run_now(answer)
         finally:
             self.shell.say("idle", message)
             self.shell.say("busy", self.shell.cell)
+
+    def _read(self, raw: list[Any]) -> tuple[list[Any], Any]:
+        """Who sent a message, and the message; None for one that is for later."""
+        session = self.kernel.session
+        idents, frames = session.feed_identities(raw, copy=False)
+        kind = json.loads(bytes(frames[1].buffer))["msg_type"]
+        return idents, session.deserialize(frames, content=True, copy=False) if kind in NOW else None
 
 
 def _run_now(answer: Any) -> None:
