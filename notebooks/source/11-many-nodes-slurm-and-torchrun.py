@@ -102,6 +102,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import psutil
+
 env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # where torchrun is installed
 options = {"shell": True, "cwd": folder.name, "env": env, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
 with socket.socket() as holder:
@@ -114,7 +116,8 @@ with socket.socket() as holder:
         try:
             shells[node].wait(timeout=patience)
         except subprocess.TimeoutExpired:  # the other's process did not end well, for which torchrun waits five minutes
-            shells[node].terminate()
+            for process in [*psutil.Process(shells[node].pid).children(recursive=True), shells[node]]:
+                process.kill()  # in that wait it does not hear SIGTERM
     for node, shell in enumerate(shells):
         print(f"node {node}:")
         print(shell.communicate()[0], end="")
