@@ -14,6 +14,7 @@ from nbddp.lessons.beyond.exercises import accumulate, bytes_per_rank
 from nbddp.lessons.buckets.exercises import exposed, pack
 from nbddp.lessons.hangs.exercises import missing_ranks, train_uneven
 from nbddp.lessons.launching.exercises import nodes_of, variables_of
+from nbddp.lessons.pipelines.exercises import run_stage, schedule_1f1b
 from nbddp.lessons.placement.exercises import gpus_of, place_of
 from nbddp.lessons.rendezvous.exercises import by_address, by_host, by_rank, by_size
 from nbddp.lessons.restarts.exercises import Checkpoint
@@ -46,6 +47,8 @@ __all__ = [
     "pack",
     "place_of",
     "ring_all_reduce",
+    "run_stage",
+    "schedule_1f1b",
     "share_of",
     "sync_batch_norm",
     "train_uneven",

@@ -8,6 +8,7 @@ from nbddp.lessons.beyond.explorer import zero
 from nbddp.lessons.buckets.explorer import buckets, measured_buckets
 from nbddp.lessons.hangs.explorer import collectives
 from nbddp.lessons.launching.explorer import launch
+from nbddp.lessons.pipelines.explorer import pipeline
 from nbddp.lessons.placement.explorer import layout
 from nbddp.lessons.rendezvous.explorer import arrived
 from nbddp.lessons.restarts.explorer import restarts
@@ -25,6 +26,7 @@ __all__ = [
     "layout",
     "measured_buckets",
     "order",
+    "pipeline",
     "restarts",
     "ring",
     "samples",
