@@ -12,7 +12,8 @@ from nbddp.front.exporting import Ran
 
 @dataclass(frozen=True)
 class Made:
-    """What cells of a notebook have made on the ranks: names in the order in which they came, `In[n]` of the cells."""
+    """What cells of a notebook have made on the ranks: names in the order in which they came, `In[n]` of the cells in the
+    order of the notebook."""
 
     names: tuple[str, ...]
     cells: tuple[int, ...]
