@@ -33,7 +33,6 @@ from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import rank_words
 from nbddp.pool import footing
 from nbddp.pool.elsewhere import offer
-from nbddp.pool.elsewhere import where as elsewhere_asked
 from nbddp.pool.pool import Pool
 from nbddp.run import between, failures
 from nbddp.run import cell as cells
@@ -232,8 +231,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _is_elsewhere(self, spec: LaunchSpec) -> bool:
         """Whether workers have other files than this machine's."""
-        asked = (spec.hosts, spec.slurm, spec.cluster)
-        return any(asked) or bool(self.pool.running and elsewhere_asked(self.pool.spec))
+        return spec.elsewhere or (self.pool.running and self.pool.spec.elsewhere)
 
     def _errors(self, command: Command) -> Any:
         run = self.pool.last_run
@@ -261,7 +259,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         screen.finish([])
         assert self.pool.topology is not None
         print(self.pool.topology.equation())
-        if offer() and not elsewhere_asked(self.pool.spec):
+        if offer() and not self.pool.spec.elsewhere:
             print(offer())
         self._tell_shortcomings()
 

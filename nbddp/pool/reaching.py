@@ -351,7 +351,7 @@ class Reaching:
 def _refuse_unmet(spec: LaunchSpec, old: LaunchSpec | None) -> None:
     """Raises BadInput for options of other hosts that cannot be met any more, or where there are none."""
     asked = f"--interface {spec.interface}" * bool(spec.interface) or "--sync" * spec.sync
-    if asked and (spec.cluster or not elsewhere.where(spec)):
+    if asked and not spec.on_hosts:
         raise BadInput(f"{asked} is for other hosts; add --hosts, or leave it out")
     if old is not None and spec.interface != old.interface:
         raise BadInput(
