@@ -41,15 +41,32 @@ class Ran:
     where: str = ""
     ok: bool = True
 
+    def beside(self, other: Ran) -> bool:
+        """Whether both are pushes of one run of a cell."""
+        both = self.pushed is not None and other.pushed is not None
+        return both and bool(self.where) and (self.where, self.number) == (other.where, other.number)
+
+    def replaces(self, old: Ran) -> bool:
+        """Whether this push is an older one again: of a cell that runs again, or of the same names."""
+        if self.pushed is None or old.pushed is None or self.where != old.where:
+            return False
+        same = (self.pushed.keys(), self.ranks) == (old.pushed.keys(), old.ranks)
+        return same or (bool(self.where) and self.number != old.number)
+
 
 class History:
-    """What has run, in the order of the notebook: a cell that ran again stands where it ran first."""
+    """What has run, in the order of the notebook: a cell that ran again stands where it ran first. Values are kept of
+    the newest push of a cell alone, since they may be large."""
 
     def __init__(self) -> None:
         self._ran: list[Ran] = []
 
     def add(self, ran: Ran) -> None:
-        self._ran.append(ran)
+        replaced = [i for i, old in enumerate(self._ran) if ran.replaces(old)]
+        beside = [i + 1 for i, old in enumerate(self._ran) if ran.beside(old)]
+        at = replaced[0] if replaced else beside[-1] if beside else len(self._ran)
+        self._ran = [old for old in self._ran if not ran.replaces(old)]
+        self._ran.insert(at, ran)
 
     def chosen(self, numbers: Collection[int] | None) -> list[Ran]:
         """The cells that ended well, each as it ran last; or those of these `In[n]`, with the values that were pushed.
@@ -64,7 +81,7 @@ class History:
         found: dict[object, Ran] = {}
         for ran in self._ran:
             if ran.ok:
-                found[(ran.line is None, ran.where or (ran.line, ran.body, *(ran.pushed or ())))] = ran
+                found[id(ran) if ran.pushed is not None else ran.where or (ran.line, ran.body)] = ran
         return list(found.values())
 
 
