@@ -172,11 +172,14 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if spec.trace is not None:
             self._trace(spec.trace)
         if spec.memory:
-            data, metadata = self._figure_of_allocations(None)._repr_mimebundle_()
-            self.shell.display_pub.publish(data, metadata)
+            self._publish(self._figure_of_allocations(None))
         if spec.show_timings:
-            data, metadata = self._figure_of_timings(None)._repr_mimebundle_()
-            self.shell.display_pub.publish(data, metadata)
+            self._publish(self._figure_of_timings(None))
+
+    def _publish(self, figure: Any) -> None:
+        """Display it in front of what the magic returns."""
+        data, metadata = figure._repr_mimebundle_()
+        self.shell.display_pub.publish(data, metadata)
 
     def _trace_if_possible(self, name: str) -> None:
         """As `_trace`, for a cell that failed: that is the report, whatever becomes of the trace."""
@@ -203,8 +206,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
             print(e)
             return
         for each in (found, shown):
-            data, metadata = each._repr_mimebundle_()
-            self.shell.display_pub.publish(data, metadata)
+            self._publish(each)
 
     def _number(self) -> int:
         """The n of this cell's In[n]; `execution_count` is that or one more, as IPython's version has it."""
