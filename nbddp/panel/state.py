@@ -177,11 +177,6 @@ def placed(state: State, now: Topology | None) -> State:
     return replace(state, placed=now, plan=plan, considered=considered(plan, state.machine))
 
 
-def ended(state: State, words: str) -> State:
-    """There is no pool any more."""
-    return replace(state, stage=None, placed=None, ranks=(), program="", notice=words)
-
-
 class Model:
     """The state that is now, and who is told of the next."""
 
