@@ -136,7 +136,7 @@ def refuse_existing(target: Path, force: bool) -> None:
 
 
 def values_file(target: Path) -> Path:
-    return target.with_name(f"{target.stem}-values.pkl")
+    return target.with_name(f"{target.stem}{values.FILE}")
 
 
 def formatted(text: str) -> str:
@@ -204,12 +204,29 @@ def _shape_of(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def _job(args: Mapping[str, Any], pool: Mapping[str, Any], script: Path, argv: Sequence[str]) -> list[str]:
     launch, job = export_options.launch_of(args, pool, argv), export_options.job_of(args)
-    source = script.read_text(encoding="utf-8") if script.is_file() else ""
-    text = targets.TARGETS[args["to"]](launch, job, source)
-    missing = [] if source else [f"there is no {script} yet; %ddp export {shlex.quote(str(script))} writes it"]
+    files, notes = files_of(script)
+    text = targets.TARGETS[args["to"]](launch, job, files)
+    if args["to"] == "pytorchjob":
+        names = " and ".join(filter(None, [script.name, files.values_name]))
+        notes.append(f"a PyTorchJob carries no files: its image needs {names} in the working directory")
     if not args["output"]:
-        return [text.rstrip("\n"), *missing]
+        return [text.rstrip("\n"), *notes]
     output = Path(args["output"])
     refuse_existing(output, args["force"])
     output.write_text(text, encoding="utf-8")
-    return [f"{output} written", *missing]
+    return [f"{output} written", *notes]
+
+
+def files_of(script: Path) -> tuple[targets.Files, list[str]]:
+    """The script's text and the values that it reads, as far as they are there; and what is not there, in words."""
+    again = f"%ddp export {shlex.quote(str(script))}"
+    if not script.is_file():
+        return targets.NONE, [f"there is no {script} yet; {again} writes it"]
+    source = script.read_text(encoding="utf-8")
+    name = next(iter(values.files_read(source)), "")
+    beside = script.with_name(name) if name else None
+    if beside is None:
+        return targets.Files(source), []
+    if not beside.is_file():
+        return targets.Files(source, name), [f"there is no {beside}, which {script} reads; {again} --force writes it"]
+    return targets.Files(source, name, beside.read_bytes()), []
