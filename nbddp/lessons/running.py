@@ -144,7 +144,7 @@ def _cost() -> list[str]:
 
     if not _gone or _given:
         return []
-    made = remade.made(standing_history().chosen(None))
+    made = remade.made(standing_history().every())
     if not made.names:
         return []
     ranks = sorted(_gone)
