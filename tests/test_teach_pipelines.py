@@ -192,7 +192,7 @@ BLOCKING = (("sends.append(dist.isend(y.detach(), rank + 1))", "dist.send(y.deta
 WRONG_STEPS = [
     Mutant("blocking", changed(*BLOCKING), "1F1B, 4 ranks, 6 micro-batches: deadlock: rank 0 waits in send to rank 1"),
     Mutant("blocking, why", changed(*BLOCKING), "Start sends with isend, keep what it returns, and wait for all of"),
-    Mutant("waits at once", changed(*((old, new.replace("dist.send", "dist.isend") + ".wait()") for old, new in BLOCKING)),
+    Mutant("waits at once", changed(*((a, b.replace("dist.send", "dist.isend") + ".wait()") for a, b in BLOCKING)),
            "Start sends with isend, keep what it returns, and wait for all of them at the end"),
     Mutant("sends before it receives", changed(("            y = stage(x)\n", ""),
            ("            if rank == 0: x", "            y = stage(x)\n            if rank == 0: x")), "GPipe, 4 ranks"),

@@ -12,8 +12,9 @@ from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
 from nbddp.lessons.pipelines import predictions as pipelines
 from nbddp.lessons.placement import predictions as placement
+from nbddp.lessons.spmd import predictions as spmd
 
-LESSONS = (placement, pipelines)
+LESSONS = (spmd, placement, pipelines)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
