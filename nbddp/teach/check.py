@@ -12,6 +12,7 @@ from nbddp.lessons.averaging.exercises import attach_averaging, average_gradient
 from nbddp.lessons.batch_norm.exercises import batch_statistics, sync_batch_norm
 from nbddp.lessons.beyond.exercises import accumulate, bytes_per_rank
 from nbddp.lessons.buckets.exercises import exposed, pack
+from nbddp.lessons.capstone.exercises import capstone
 from nbddp.lessons.hangs.exercises import missing_ranks, train_uneven
 from nbddp.lessons.launching.exercises import nodes_of, variables_of
 from nbddp.lessons.pipelines.exercises import run_stage, schedule_1f1b
@@ -37,6 +38,7 @@ __all__ = [
     "by_rank",
     "by_size",
     "bytes_per_rank",
+    "capstone",
     "chunk_to_send",
     "epochs_of",
     "exposed",

@@ -10,11 +10,12 @@ from difflib import get_close_matches
 
 from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
+from nbddp.lessons.capstone import predictions as capstone
 from nbddp.lessons.pipelines import predictions as pipelines
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.spmd import predictions as spmd
 
-LESSONS = (spmd, placement, pipelines)
+LESSONS = (spmd, placement, pipelines, capstone)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}

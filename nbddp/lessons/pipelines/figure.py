@@ -7,12 +7,12 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.patches import Patch, Rectangle
 
-from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
+from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.draw.sheet import sheet
 from nbddp.draw.shown import Shown
-from nbddp.lessons.pipelines.simulation import FORWARD, Done, Shot
+from nbddp.lessons.pipelines.simulation import BACKWARD, FORWARD, Done, Shot
 
-LOOKS = {FORWARD: (TINTS[0], FILLS[0], INK), "B": (FILLS[1], FILLS[1], PAPER)}  # fill, edge, text
+LOOKS = {FORWARD: FILLS[0], BACKWARD: FILLS[1]}  # with numbers in PAPER
 LEFT, RIGHT, HEAD, ROW, FOOT = 0.62, 1.12, 0.78, 0.4, 0.42  # inches
 WIDE, NARROW, ROOM = 0.34, 0.125, 7.2  # of a tick: the most, the least; and for all of them
 
@@ -54,10 +54,11 @@ def _row(axes: Any, shot: Shot, stage: int, tick: float) -> None:
 
 def _block(axes: Any, done: Done, stop: int, y: float, tick: float) -> None:
     """A step, as far as it has come."""
-    fill, _, ink = LOOKS[done.step[0]]
     x, wide = LEFT + done.start * tick, (stop - done.start) * tick
-    axes.add_patch(Rectangle((x, y + 0.04), wide, ROW - 0.08, facecolor=fill, edgecolor=PAPER, linewidth=0.8))
-    axes.text(x + wide / 2, y + ROW / 2, str(done.step[1]), size=6.5, ha="center", va="center", color=ink)
+    axes.add_patch(
+        Rectangle((x, y + 0.04), wide, ROW - 0.08, facecolor=LOOKS[done.step[0]], edgecolor=PAPER, linewidth=0.8)
+    )
+    axes.text(x + wide / 2, y + ROW / 2, str(done.step[1]), size=6.5, ha="center", va="center", color=PAPER)
 
 
 def _clock(axes: Any, shot: Shot, tick: float) -> None:
@@ -72,7 +73,7 @@ def _clock(axes: Any, shot: Shot, tick: float) -> None:
 
 def _key() -> list[Any]:
     return [
-        Patch(facecolor=LOOKS[FORWARD][0], edgecolor=LOOKS[FORWARD][1], label="forward (1 tick)"),
-        Patch(facecolor=LOOKS["B"][0], edgecolor=LOOKS["B"][1], label="backward (2 ticks)"),
+        Patch(facecolor=LOOKS[FORWARD], label="forward (1 tick)"),
+        Patch(facecolor=LOOKS[BACKWARD], label="backward (2 ticks)"),
         Patch(facecolor=FRAME, edgecolor=MUTED, linewidth=0.6, label="idle: the bubble"),
     ]
