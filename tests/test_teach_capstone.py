@@ -57,6 +57,8 @@ WRONG = [
            "✗ 0/1 only rank 0 logs, and logs the loss of the whole batch: ranks 1–3 printed too"),
     Mutant("its own loss", changed(("            dist.all_reduce(mean)\n", "            mean *= world_size\n")),
            "loss printed, loss of the whole batch: "),
+    Mutant("another step", changed(("step {step + 1}:", "step {step}:")),
+           "rank 0 named the steps 9, 19; right is 10, 20"),
     Mutant("silent", changed(("print(f", "str(f")), "rank 0 printed 0 losses in 20 steps; one after every 10 steps is"),
     Mutant("its own rows", changed(("return (sums[0] / sums[1]).item()", "return loss.item()")),
            "✗ 0/2 unbiased evaluation: rank 0 returned"),

@@ -30,7 +30,7 @@ Run = Mapping[int, Mapping[str, Any]]  # rank → what `trained` returns
 LAST_SAVE = FAIL_AT // EVERY * EVERY
 NEAR, NEARER = 0.03, 0.01  # right is 0.002 where bfloat16 rounds other sums, and nearly 0 for the same ones
 EXPECTED = Reference(alone)
-NUMBER = re.compile(r"loss\D{0,3}(\d+\.\d+)")
+LOGGED = re.compile(r"step\D{0,3}(\d+)\D+loss\D{0,3}(\d+\.\d+)")
 
 ASKS = (
     Mark("the same weights on all ranks", 2),
@@ -131,12 +131,16 @@ def logged(run: Run, right: Mapping[str, Any]) -> str:
     talks = [r for r in run if r and run[r]["printed"]]
     if talks:
         return f"{rank_words(talks)} printed too; print if rank == 0"
-    found = [float(n) for line in run[0]["printed"] for n in NUMBER.findall(line)]
+    lines = [match for line in run[0]["printed"] for match in LOGGED.findall(line)]
+    found = [float(loss) for _, loss in lines]
     wanted = [right["losses"][s] for s in range(STEPS) if (s + 1) % EVERY == 0]
     if len(found) != len(wanted):
         return (
             f"rank 0 printed {counted(len(found), 'loss')} in {STEPS} steps; one after every {EVERY} steps is asked for"
         )
+    named, due = [int(step) for step, _ in lines], [s + 1 for s in range(STEPS) if (s + 1) % EVERY == 0]
+    if named != due:
+        return f"rank 0 named the steps {', '.join(map(str, named))}; right is {', '.join(map(str, due))}"
     off = next((f"{a:.3f}, {b:.3f}" for a, b in zip(found, wanted, strict=True) if abs(a - b) > 0.05 * b + 5e-3), "")
     return f"loss printed, loss of the whole batch: {off}; average it over the ranks first" if off else ""
 
