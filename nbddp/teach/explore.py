@@ -8,6 +8,7 @@ from nbddp.lessons.beyond.explorer import zero
 from nbddp.lessons.buckets.explorer import buckets, measured_buckets
 from nbddp.lessons.hangs.explorer import collectives
 from nbddp.lessons.launching.explorer import launch
+from nbddp.lessons.mean_of_means.explorer import weights
 from nbddp.lessons.placement.explorer import layout
 from nbddp.lessons.rendezvous.explorer import arrived
 from nbddp.lessons.restarts.explorer import restarts
@@ -29,6 +30,7 @@ __all__ = [
     "ring",
     "samples",
     "statistics",
+    "weights",
     "what_if",
     "zero",
 ]
