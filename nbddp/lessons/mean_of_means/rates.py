@@ -81,8 +81,6 @@ RATES = Table(
         Mistake("that begins at 0; this warm-up begins at base, which is known to work", by(start=lambda a, b: 0.0)),
         Mistake("that is one step ahead: step 0 has base, and step `warmup` is the first one with all of it",
                 by(part=_ramp(1))),
-        Mistake("that is one step late: step `warmup` is the first one with all of it",
-                by(part=lambda step, warmup: min(1.0, step / (warmup + 1)))),
         Mistake("that goes on growing after the warm-up",
                 by(part=lambda step, warmup: step / warmup if warmup else 1.0)),
         Mistake("that stays at base until the warm-up is over; it grows by the same amount at each step",

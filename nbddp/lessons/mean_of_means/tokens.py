@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from nbddp.lessons.answer import OK, Exercise
@@ -116,10 +117,13 @@ def explained(step: Step, weights: Sequence[float]) -> str:
     for words, would in KNOWN:
         if all(near(step.tokens * w, step.tokens * would(step, p)) for w, p in zip(weights, step.filled, strict=True)):
             return words
-    pairs = sorted(zip(weights, step.filled, strict=True), key=lambda pair: pair[0])
-    (least, one), (most, other) = pairs[0], pairs[-1]
+    pairs = [(float(f"{w:.6g}"), p) for w, p in zip(weights, step.filled, strict=True)]  # ties: the first rank's
+    (least, one), (most, other) = (pick(pairs, key=lambda pair: pair[0]) for pick in (min, max))
     right = f"right is 1/{step.tokens}, {1 / step.tokens:.3f}, for every token"
     if near(least, most):
+        factor = weights[0] * step.tokens * step.world
+        if near(factor, round(factor)):
+            return f"you multiply by {factor:.0f}, and the world size is {step.world}: dist.get_world_size()"
         return f"every token counts {least:.3g}; {right}"
     return (
         f"a token of rank {other.rank}'s micro-batch {other.number} counts {most:.3g}, one of rank {one.rank}'s "
@@ -146,8 +150,8 @@ def _line(step: Step, rank: int, did: Mapping[str, Any]) -> str:
     missing = next((name for name, values in did["gradients"].items() if values is None), "")
     if missing:
         return f": {missing} has no gradient"
-    if any(x != x for values in did["gradients"].values() for x in values):
-        return ": a gradient is nan: the mean of a micro-batch that is all padding is 0 / 0"
+    if not all(isfinite(x) for values in did["gradients"].values() for x in values):
+        return ": a gradient is nan or infinite"
     count = sum(p.rank == rank for p in step.pieces)
     passes = Passes(count, did["called"], did["entered"], did["exchanged"], did["kept"])
     weights = combination([p.gradient for p in step.filled], did["gradients"])
