@@ -95,7 +95,7 @@ def test_a_link_to_nothing_would_be_seen() -> None:
 def test_every_lesson_has_its_badges(service: str) -> None:
     prefix = SERVICES[service]
     opened = re.findall(re.escape(f"[{service}]]({prefix}") + r"([^)]+)\)", README)
-    lessons = [f"solutions/{name}" if service == "nbviewer" else name for name in NOTEBOOKS[1:]]  # for reading: results
+    lessons = [f"solutions/{name}" if service == "nbviewer" else name for name in NOTEBOOKS[1:]]
     assert opened == [NOTEBOOKS[0], NOTEBOOKS[0], *lessons], (
         "one at the top, then a row for each in the table, in order"
     )

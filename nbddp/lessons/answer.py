@@ -20,11 +20,13 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """`line` is `ok` or what is wrong; `hint` is what was asked for with `hint=True`, or empty."""
+    """`line` is `ok` or what is wrong; `hint` is what was asked for with `hint=True`, or empty; `cost` says which names
+    the ranks have lost by it and which cells make them again, or is empty."""
 
     ok: bool
     line: str
     hint: str = ""
+    cost: str = ""
 
     def __bool__(self) -> bool:
         return self.ok
@@ -33,12 +35,13 @@ class Answer:
         """Shows nothing: the line has been printed."""
 
 
-Watch = Callable[[str], AbstractContextManager[None]]
-_watch: list[Watch] = [lambda words: nullcontext()]
+Watch = Callable[[str], AbstractContextManager[list[str]]]
+_watch: list[Watch] = [lambda words: nullcontext([])]
 
 
 def watched_by(watch: Watch) -> None:
-    """Have `watch` show that a check runs: it is entered with words for it, and left when there is an answer."""
+    """Have `watch` show that a check runs: it is entered with words for it, and left when there is an answer. The list
+    that it gives has what the check has cost, in sentences."""
     _watch[:] = [watch]
 
 
@@ -57,12 +60,11 @@ class Exercise:
 
     def __call__(self, handed_in: Any = None, *, hint: bool = False) -> Answer:
         """Run what was handed in, print the answer's line and return it; `hint=True` adds the next hint."""
-        with _watch[-1](f"checking {self.name}"):
+        with _watch[-1](f"checking {self.name}") as costs:
             line = one_line(self._line(handed_in))
-        answer = Answer(line == OK, line, self._next_hint() if hint and line != OK else "")
-        print(answer.line)
-        if answer.hint:
-            print(answer.hint)
+        hint_line = self._next_hint() if hint and line != OK else ""
+        answer = Answer(line == OK, line, hint_line, "; ".join(costs))
+        print(*filter(None, [answer.line, answer.cost, answer.hint]), sep="\n")
         return answer
 
     def _line(self, handed_in: Any) -> str:
