@@ -16,6 +16,7 @@ from nbddp.lessons.hangs.exercises import missing_ranks, train_uneven
 from nbddp.lessons.launching.exercises import nodes_of, variables_of
 from nbddp.lessons.mean_of_means.exercises import accumulate, learning_rate, token_weighted_backward
 from nbddp.lessons.placement.exercises import gpus_of, place_of
+from nbddp.lessons.precision.exercises import clip_global_norm, step_together
 from nbddp.lessons.rendezvous.exercises import by_address, by_host, by_rank, by_size
 from nbddp.lessons.restarts.exercises import Checkpoint
 from nbddp.lessons.ring.exercises import chunk_to_send, ring_all_reduce
@@ -38,6 +39,7 @@ __all__ = [
     "by_size",
     "bytes_per_rank",
     "chunk_to_send",
+    "clip_global_norm",
     "epochs_of",
     "exposed",
     "gpus_of",
@@ -49,6 +51,7 @@ __all__ = [
     "place_of",
     "ring_all_reduce",
     "share_of",
+    "step_together",
     "sync_batch_norm",
     "token_weighted_backward",
     "train_uneven",

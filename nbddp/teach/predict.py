@@ -12,8 +12,9 @@ from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
 from nbddp.lessons.mean_of_means import predictions as mean_of_means
 from nbddp.lessons.placement import predictions as placement
+from nbddp.lessons.precision import predictions as precision
 
-LESSONS = (placement, mean_of_means)
+LESSONS = (placement, mean_of_means, precision)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
