@@ -123,7 +123,7 @@ for step in (1, 2, 3, 4):
     if step == 2:
         gradient[2] = torch.inf
     shard.grad = torch.empty(2)
-    dist.reduce_scatter_tensor(shard.grad, scaler.scale(gradient))
+    dist.reduce_scatter(shard.grad, list(scaler.scale(gradient).chunk(world_size)))
     scaler.step(optimizer)
     scaler.update()
     took = "skipped" if torch.equal(before, shard) else "taken"

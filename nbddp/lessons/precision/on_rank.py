@@ -97,14 +97,15 @@ def clipped(function: Callable[..., Any], layout: int, limit: float) -> dict[str
     _, shards = layouts(world)[layout]
     own = [shard(values, shards, rank % shards) for values in SHARDED]
     sharded = [_with_gradient(values) for values in own]
-    replicated = [_with_gradient(list(REPLICATED)), torch.nn.Parameter(torch.ones(2))]
+    unused = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    copied = _with_gradient(list(REPLICATED))
     group = _groups[shards][rank // shards]
     with torch.no_grad(), waited():
-        returned = function(sharded, replicated, limit, group)
-    both = [*sharded, replicated[0]]
+        returned = function([*sharded, unused[0]], [copied, unused[1]], limit, group)
+    both = [*sharded, copied]
     return {
         "gradients": [None if p.grad is None else p.grad.tolist() for p in both],
-        "parameter": any(bool((p != 1).any()) for p in (*both, replicated[1])),
+        "parameter": any(bool((p != 1).any()) for p in (*both, *unused)),
         "returned": _number(returned),
     }
 

@@ -12,10 +12,10 @@ STEPS = (  # scale, who finds something, in which parameter, and what
     (512.0, NOBODY, 0, 0.0),
     (512.0, FIRST, 0, float("nan")),
     (8.0, ALL, 0, float("inf")),
-    (8.0, MIDDLE, 1, float("-inf")),
+    (1.0, MIDDLE, 1, float("-inf")),
     (2.0, NOBODY, 0, 0.0),
 )
-SHARDED, REPLICATED = ((3.0, -4.0, 1.0, 2.0, -2.0, 5.0, 1.5), (6.0, -1.0)), (2.0, -3.0, 0.5)
+SHARDED, REPLICATED = ((1.0, 1.5, -2.0, 2.0, 3.0, -4.0, 5.0), (-1.0, 6.0)), (2.0, -3.0, 0.5)
 LIMITS = (1.0, 4.0, 100.0)  # max_norm; the last is above the norm
 
 

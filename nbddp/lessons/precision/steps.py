@@ -53,7 +53,7 @@ def _skipped(row: Sequence[Taken], who: Sequence[int], scale: float) -> str:
     took = [t.rank for t in row if t.moved]
     found = f"{rank_words(who)} found inf or nan"
     if not took:
-        return _returned(row, scale / 2, f"{found}, so all ranks halve the scale")
+        return _returned(row, scale / 2, f"{found}, so all ranks halve the scale to {scale / 2:g}")
     if not set(took) & set(who):
         left = [t.rank for t in row if not t.moved]
         return (
@@ -78,7 +78,7 @@ def _stepped(row: Sequence[Taken], speeds: dict[int, list[float]], number: int, 
         line = _update(yours, right, scale)
         if line:
             return f"rank {t.rank}: {line}"
-    return _returned(row, scale, "no rank found inf or nan, so the scale stays")
+    return _returned(row, scale, f"no rank found inf or nan, so the scale stays {scale:g}")
 
 
 def _update(yours: Sequence[float], right: Sequence[float], scale: float) -> str:
@@ -107,7 +107,7 @@ def _returned(row: Sequence[Taken], right: float, why: str) -> str:
     if not wrong:
         return ""
     fine = next((t for t in row if isclose(t.returned, right)), None)
-    line = f"{why} to {right:g}; rank {wrong[0].rank} returned {wrong[0].returned:g}"
+    line = f"{why}; rank {wrong[0].rank} returned {wrong[0].returned:g}"
     if fine is None:
         return line
     return f"{line}, and rank {fine.rank} {fine.returned:g}: from here on ranks scale their losses differently"
