@@ -99,4 +99,5 @@ learning_rate = Exercise(
         "that; a warm-up of 0 steps is over at step 0",
         "if step >= warmup: return target; return base + (target - base) * step / warmup",
     ),
+    verifies="5 settings at 8 steps each, one without warm-up",
 )

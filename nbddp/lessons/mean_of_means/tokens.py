@@ -191,4 +191,5 @@ token_weighted_backward = Exercise(
         "scale = dist.get_world_size() / tokens; then (scale * loss_sum(model(inputs), targets)).backward(), all but "
         "the last inside `with model.no_sync():`",
     ),
+    verifies="every token of all ranks counts the same, padding counts nothing, for one exchange",
 )

@@ -170,4 +170,5 @@ clip_global_norm = Exercise(
         "norm = (sharded_squares + replicated_squares).sqrt(); multiply every gradient in place by min(1, max_norm / "
         "norm); return norm; p.grad may be None",
     ),
+    verifies="the norm of the whole gradient on every mesh of replicas and shards, clipped and not",
 )

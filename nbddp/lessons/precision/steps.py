@@ -126,4 +126,5 @@ step_together = Exercise(
         "finds inf and nan",
         "if found: return scale / 2; otherwise g /= scale for every gradient, optimizer.step(), return scale",
     ),
+    verifies="7 steps equal SGD on finite gradients; inf or nan on any rank, and all skip",
 )
