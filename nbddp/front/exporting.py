@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,11 +78,17 @@ class History:
                 have = ", ".join(f"In[{n}]" for n in sorted(known)) or "none yet"
                 raise BadInput(f"In[{missing[0]}] was no %%ddp cell; those that ran are {have}")
             return [ran for ran in self._ran if ran.line is None or ran.number in numbers]
-        found: dict[object, Ran] = {}
-        for ran in self._ran:
-            if ran.ok:
-                found[id(ran) if ran.pushed is not None else ran.where or (ran.line, ran.body)] = ran
-        return list(found.values())
+        return _latest(ran for ran in self._ran if ran.ok)
+
+    def every(self) -> list[Ran]:
+        """All cells and pushes, each as it ran last, also those that failed: they may have made names before."""
+        return _latest(self._ran)
+
+
+def _latest(ran: Iterable[Ran]) -> list[Ran]:
+    """Each cell as it ran last, where it ran first."""
+    found = {id(one) if one.pushed is not None else one.where or (one.line, one.body): one for one in ran}
+    return list(found.values())
 
 
 def cells_of_history(ran: Sequence[Ran], file: str) -> tuple[list[Cell], dict[str, tuple[bytes, ...]]]:

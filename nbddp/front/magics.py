@@ -586,6 +586,12 @@ def standing_pool() -> Pool | None:
     return None if magics is None else magics.pool
 
 
+def standing_history() -> History:
+    """The `%%ddp` cells of the running shell; none if `%load_ext nbddp` has not run."""
+    magics = _loaded.get(id(get_ipython()))
+    return History() if magics is None else magics.history
+
+
 def _import_ahead() -> None:
     import nbddp.pool.launcher
     import nbddp.pool.wire  # noqa: F401

@@ -57,7 +57,7 @@ count
 #
 # So a program must not set a name on some ranks and use it on all. **Predict:** which ranks fail here?
 
-# %% tags=raises-exception
+# %% tags=["raises-exception"]
 # %%ddp
 if rank < 3:
     secret = 42
@@ -74,7 +74,7 @@ print(secret + rank)
 # **Predict:** each of four ranks prints `before`, works, and prints `after`. In how many orders may the eight lines appear? And if all wait for each other
 # after the work, at a **barrier**?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
 
 explore.order()
@@ -117,7 +117,7 @@ dist.destroy_process_group()
 # no rank has two items more than another. Each rank calls it with its own number. The check looks at the shares of all ranks together.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def share_of(items, rank, world_size):
     """The items of the list that are this rank's, as a list."""
     ...  # your code
@@ -132,7 +132,7 @@ check.share_of(share_of)
 # Stuck? `check.share_of(share_of, hint=True)` gives a hint, and another one each time it is run.
 
 
-# %% solution
+# %% tags=["solution"]
 def share_of(items, rank, world_size):
     """The items of the list that are this rank's, as a list."""
     return items[rank::world_size]

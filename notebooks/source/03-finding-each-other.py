@@ -81,7 +81,7 @@ dist.destroy_process_group()
 # **Predict:** three of four processes have started. Does any of them get out of `init_process_group`? And what if `MASTER_ADDR` is
 # `localhost` everywhere?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
 
 explore.arrived()
@@ -100,7 +100,7 @@ explore.arrived()
 # ### The first
 
 
-# %% exercise
+# %% tags=["exercise"]
 def by_address(node, local_rank):
     return {
         "MASTER_ADDR": "localhost",
@@ -116,7 +116,7 @@ from nbddp.teach import check
 check.by_address(by_address)
 
 
-# %% solution
+# %% tags=["solution"]
 def by_address(node, local_rank):
     return {
         "MASTER_ADDR": "node0",  # rank 0's node, for everybody
@@ -130,7 +130,7 @@ def by_address(node, local_rank):
 # ### The second
 
 
-# %% exercise
+# %% tags=["exercise"]
 def by_rank(node, local_rank):
     return {
         "MASTER_ADDR": "node0",
@@ -144,7 +144,7 @@ def by_rank(node, local_rank):
 check.by_rank(by_rank)
 
 
-# %% solution
+# %% tags=["solution"]
 def by_rank(node, local_rank):
     return {
         "MASTER_ADDR": "node0",
@@ -158,7 +158,7 @@ def by_rank(node, local_rank):
 # ### The third
 
 
-# %% exercise
+# %% tags=["exercise"]
 def by_size(node, local_rank):
     return {
         "MASTER_ADDR": "node0",
@@ -172,7 +172,7 @@ def by_size(node, local_rank):
 check.by_size(by_size)
 
 
-# %% solution
+# %% tags=["solution"]
 def by_size(node, local_rank):
     return {
         "MASTER_ADDR": "node0",
@@ -186,7 +186,7 @@ def by_size(node, local_rank):
 # ### The fourth
 
 
-# %% exercise
+# %% tags=["exercise"]
 def by_host(node, local_rank):
     return {
         "MASTER_ADDR": "node0",
@@ -200,7 +200,7 @@ def by_host(node, local_rank):
 check.by_host(by_host)
 
 
-# %% solution
+# %% tags=["solution"]
 def by_host(node, local_rank):
     return {
         "MASTER_ADDR": "node0",

@@ -44,7 +44,7 @@ sum(p.numel() * p.element_size() for p in net.parameters())
 #
 # **Predict:** with more nodes, and as many samples on each rank: which of latency and bandwidth will make the step longer?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 # %ddp forecast --nodes 64 --inter-node 12.5GB/s --latency 10us
 
 # %% [markdown]
@@ -59,7 +59,7 @@ sum(p.numel() * p.element_size() for p in net.parameters())
 # **Predict** for a model of 10⁹ parameters on 8 nodes with links of 100 Gb/s: which share of the time do the GPUs compute? Then, which of
 # these helps most: half the latency, ten times the parameters, or eight micro-batches to an exchange?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import check, explore
 
 explore.what_if()
@@ -82,7 +82,7 @@ explore.what_if()
 # **once**. The check runs it on ranks with samples of their own, compares with one process that sees all samples, and counts exchanges.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def accumulate(model, micro_batches, loss_of):
     """model: a DDP without gradients; micro_batches: a list of (inputs, targets), all of one size;
     loss_of(outputs, targets): the mean loss of a micro-batch."""
@@ -96,7 +96,7 @@ check.accumulate(accumulate)
 # Stuck? `check.accumulate(accumulate, hint=True)` gives a hint, and another one each time it is run.
 
 
-# %% solution
+# %% tags=["solution"]
 def accumulate(model, micro_batches, loss_of):
     """model: a DDP without gradients; micro_batches: a list of (inputs, targets), all of one size;
     loss_of(outputs, targets): the mean loss of a micro-batch."""
@@ -171,7 +171,7 @@ if rank == 0:
 #
 # **Predict** for 7.5 · 10⁹ parameters on 64 GPUs: what does a rank hold at each stage? And is it less or more in float32?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 explore.zero()
 
 # %% [markdown]
@@ -184,7 +184,7 @@ explore.zero()
 # Write the function, for Adam in mixed precision. All sizes divide evenly.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def bytes_per_rank(stage, parameters, ranks):
     """Bytes of parameters, gradients and optimizer state that one rank holds at a stage of ZeRO, 0 to 3."""
     ...  # your code
@@ -194,7 +194,7 @@ def bytes_per_rank(stage, parameters, ranks):
 check.bytes_per_rank(bytes_per_rank)
 
 
-# %% solution
+# %% tags=["solution"]
 def bytes_per_rank(stage, parameters, ranks):
     """Bytes of parameters, gradients and optimizer state that one rank holds at a stage of ZeRO, 0 to 3."""
     optimizer = 12 * parameters // (ranks if stage >= 1 else 1)
