@@ -63,6 +63,25 @@ def test_the_published_definition_accepts_a_pytorchjob(name: str) -> None:
     jsonschema.validate(yaml.safe_load(targets.pytorchjob(LAUNCHES[name], Job(image="a/b:c"))), published())
 
 
+def test_a_definition_is_read_strictly(tmp_path: Path) -> None:
+    """Unknown fields are refused but where the definition keeps them; quantities are numbers or texts."""
+    quantity = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
+    inner = {
+        "kept": {"type": "object", "properties": {"a": {}}, "x-kubernetes-preserve-unknown-fields": True},
+        "free": {"type": "object", "additionalProperties": {"type": "object", "properties": {"n": quantity}}},
+        "some": {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "string"}}}},
+    }
+    schema = {"openAPIV3Schema": {"type": "object", "properties": inner}}
+    crd = tmp_path / "crd.yaml"
+    crd.write_text(yaml.safe_dump({"spec": {"versions": [{"name": "v1", "schema": schema}]}}))
+    found = schema_of(crd, "v1")
+    for good in ({"kept": {"b": 1}}, {"free": {"any": {"n": 1}, "other": {"n": "1Gi"}}}, {"some": [{"a": "x"}]}):
+        jsonschema.validate(good, found)
+    for bad in ({"other": 1}, {"free": {"any": {"m": 1}}}, {"free": {"any": {"n": 1.5}}}, {"some": [{"b": "x"}]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(bad, found)
+
+
 def nested(found: Any) -> Iterator[dict[str, Any]]:
     """Every mapping of an object."""
     if isinstance(found, dict):
