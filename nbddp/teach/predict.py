@@ -16,13 +16,7 @@ from nbddp.lessons.precision import predictions as precision
 from nbddp.lessons.rendezvous import predictions as rendezvous
 from nbddp.lessons.spmd import predictions as spmd
 
-LESSONS = (
-    spmd,
-    placement,
-    rendezvous,
-    mean_of_means,
-    precision,
-)
+LESSONS = (spmd, placement, rendezvous, mean_of_means, precision,)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
