@@ -11,8 +11,9 @@ from difflib import get_close_matches
 from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
 from nbddp.lessons.placement import predictions as placement
+from nbddp.lessons.sharding import predictions as sharding
 
-LESSONS = (placement,)
+LESSONS = (placement, sharding)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
