@@ -26,7 +26,7 @@ from nbddp.run.screen import Silent
 from nbddp.teach import explore
 from nbddp.worker.plain import Strange, plain
 from tests.kernels import Kernel
-from tests.lessons import SOURCES, builder, defined, pool_of
+from tests.lessons import SOURCES, builder, defined, is_ok, pool_of
 
 build = builder()
 SMALL = """\
@@ -132,13 +132,9 @@ def test_learners_notebooks_give_nothing_away_and_solved_ones_are_right(source: 
     code = [c for c in learner.cells if c.cell_type == "code"]
     assert not any(c.outputs or c.execution_count for c in code)
     assert all(c.execution_count for c in solved.cells if c.cell_type == "code"), "run notebooks/build.py"
-    checks = [
-        [o.text for o in c.outputs if "text" in o]
-        for c in solved.cells
-        if "\ncheck." in f"\n{c.source}" and c.cell_type == "code"
-    ]
+    checks = [c for c in solved.cells if c.cell_type == "code" and "\ncheck." in f"\n{c.source}"]
     assert checks
-    assert all("".join(texts).rstrip().split("\n")[-1] == "ok" for texts in checks)
+    assert all(is_ok(c.outputs) for c in checks)
 
 
 # -- answers ---------------------------------------------------------------------------------
@@ -239,7 +235,8 @@ def test_a_check_runs_on_the_notebooks_own_pool_and_keeps_its_names(four: Kernel
     shown = four.run(
         "from nbddp.teach import check\nchecked = check.place_of(lambda rank, n: divmod(rank, n))\nchecked"
     )
-    assert shown.text() == "ok\n", shown.error
+    assert is_ok(shown.outputs), shown.error
+    assert "✓ ok</span> 30 ranks of 4 layouts" in shown.displays[0]["text/html"]
     assert not [kind for _, kind, _ in shown.messages if kind == "execute_result"], "the line is there already"
     assert four.run("%%ddp\nassert kept == 41").ok
     assert "41" in four.run("bool(checked) and checked.line == 'ok' and 41").displays[0]["text/plain"]
@@ -250,7 +247,7 @@ def test_a_check_runs_on_the_notebooks_own_pool_and_keeps_its_names(four: Kernel
 
 def test_a_check_without_a_pool_starts_two_workers_and_shows_what_is_printed(new_kernel: Kernel) -> None:
     shown = new_kernel.run(PLACE + "check.place_of(place_of)")
-    assert shown.text().endswith("ok\n"), shown.error
+    assert is_ok(shown.outputs), shown.error
     assert "ranks 0–1 │ called" in shown.text(), "prints help whoever looks for a mistake"
     assert "2 processes" in new_kernel.run("%ddp topology").displays[0]["text/plain"]
 
@@ -324,7 +321,8 @@ def test_an_impossible_setting_says_so_instead_of_a_picture() -> None:
 
 def test_buttons_take_a_step_and_stay_at_the_ends() -> None:
     _, row, _, picture, *_ = explore.ring().widget().children
-    slider, back, forward = row.children
+    slider, play, back, forward = row.children
+    assert (play.min, play.max) == (slider.min, slider.max)
     seen = []
     for button in (back, back, forward):
         button.click()

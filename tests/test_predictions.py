@@ -13,7 +13,7 @@ from nbddp.errors import BadInput
 from nbddp.lessons.question import Question
 from nbddp.teach import predict
 from tests.kernels import Kernel
-from tests.lessons import SOURCES, builder
+from tests.lessons import SOURCES, builder, text_of
 
 ASK = re.compile(r"predict\.(\w+)\(")
 TYPED = Question("size", "What is the world size?", came="4")
@@ -63,14 +63,8 @@ def asked(source: Path) -> dict[str, str]:
     for i, cell in enumerate(code):
         if "prediction" in cell.metadata.get("tags", ()):
             after = next(c for c in code[i + 1 :] if "prediction" not in c.metadata.get("tags", ()))
-            found |= dict.fromkeys(ASK.findall(cell.source), text_of(after))
+            found |= dict.fromkeys(ASK.findall(cell.source), text_of(after.outputs))
     return found
-
-
-def text_of(cell: nbformat.NotebookNode) -> str:
-    return "\n".join(
-        o.get("text", "") + o.get("data", {}).get("text/plain", "") + o.get("evalue", "") for o in cell.outputs
-    )
 
 
 def test_every_question_is_asked_once_and_what_came_is_what_the_solved_lesson_shows() -> None:

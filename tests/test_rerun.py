@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernels import Kernel, Shown
-from tests.lessons import SOURCES, builder
+from tests.lessons import SOURCES, builder, is_ok
 
 ALWAYS = ("05",)
 LESSONS = [s if s.name[:2] in ALWAYS else pytest.param(s, marks=pytest.mark.lessons) for s in SOURCES]
@@ -50,7 +50,7 @@ def test_every_cell_may_be_run_twice(fresh: Kernel, source: Path) -> None:
             shown = fresh.run(code)
             assert shown.ok != fails, f"{turn} run of\n{code}\n{shown.error or shown.text()}"
             if CHECK.search(code):
-                assert shown.text().rstrip().split("\n")[-1] == "ok", f"{turn} run of {code}: {shown.text()}"
+                assert is_ok(shown.outputs), f"{turn} run of {code}: {shown.text()}"
 
 
 @pytest.mark.parametrize("source", LESSONS, ids=lambda p: p.stem)
@@ -70,8 +70,8 @@ def test_after_a_killed_rank_the_named_cells_bring_the_lesson_back(fresh: Kernel
             said = fresh.run(KILLED.format(name)).text()
             for number in map(int, AGAIN.findall(said)):
                 run(*ran[number])
-            answered = run(code, fails).text()
-            assert answered.rstrip().split("\n")[-1] == "ok", f"{code}\nafter {said}\n{answered}"
+            answered = run(code, fails).outputs
+            assert is_ok(answered), f"{code}\nafter {said}\n{answered}"
 
 
 def test_a_check_that_costs_names_says_which_and_which_cells_make_them(fresh: Kernel) -> None:

@@ -12,29 +12,32 @@ from nbddp.front.exporting import Ran
 
 @dataclass(frozen=True)
 class Made:
-    """What cells of a notebook have made on the ranks: names in the order in which they came, `In[n]` of the cells."""
+    """What cells have made on the ranks: names in the order in which they came, `In[n]` of the cells in the notebook's
+    order."""
 
     names: tuple[str, ...]
     cells: tuple[int, ...]
 
 
 def made(ran: Sequence[Ran]) -> Made:
-    """By all of these cells and pushes. One that only prints has made nothing."""
+    """By all of these cells and pushes. One that only prints has made nothing. One that failed counts if no other makes
+    some name of it."""
     names: dict[str, None] = {}
     cells = []
-    for one in ran:
-        mine = one.pushed if one.pushed is not None else _bound(one.body)
-        if mine:
-            names |= dict.fromkeys(mine)
+    makes = [(one, set(one.pushed) if one.pushed is not None else _bound(one.body)) for one in ran]
+    whole = set().union(*(mine for one, mine in makes if one.ok))
+    for one, mine in makes:
+        if mine and (one.ok or mine - whole):
+            names |= dict.fromkeys(sorted(mine))
             cells.append(one.number)
     return Made(tuple(names), tuple(cells))
 
 
-def _bound(body: str) -> list[str]:
+def _bound(body: str) -> set[str]:
     """Names that a cell sets, imports among them."""
     lines = ["" if line.startswith(("%", "!")) else line for line in body.splitlines()]
     try:
         nodes = ast.parse("\n".join(lines)).body
     except SyntaxError:  # IPython's own syntax within: that it ran is known, and no more
-        return []
-    return sorted(bound(nodes))
+        return set()
+    return bound(nodes)

@@ -9,11 +9,12 @@ import inspect
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from html import escape
 from typing import Any
 
 from nbddp.errors import BadInput, RankStatus, RunFailed, RunHung, RunStopped, RunTimedOut, WorkerFailed
 from nbddp.front import remade
-from nbddp.lessons.answer import Wrong, watched_by
+from nbddp.lessons.answer import Answer, Wrong, shown_by, watched_by
 from nbddp.lessons.exercise import enter, leave, seeded, tabulate
 from nbddp.lessons.raised import explained
 from nbddp.lessons.sending import refuse_unsendable
@@ -30,6 +31,7 @@ from nbddp.run.values import RankValues
 DEADLINE = 20.0  # seconds a check's run may take
 ALIKE = "all ranks call the same collectives in the same order, with tensors of one shape"
 HANG_AFTER = 1.0  # seconds a deadlock stands before it is told
+BADGE = "border: 1.5px solid #2e9e5b; border-radius: 4px; padding: 1px 8px; margin-right: 6px; font-weight: 600"
 NAMES = 8  # of those that are lost, that a line has
 ENDINGS = (RankStatus.DIED, RankStatus.REPLACED, RankStatus.ENDED)  # with its process a rank loses its names
 WORKERS = LaunchSpec(nproc=2, device="cpu")  # where no pool stands; two ranks communicate, and a CPU is everywhere
@@ -142,14 +144,14 @@ def _cost() -> list[str]:
 
     if not _gone or _given:
         return []
-    made = remade.made(standing_history().chosen(None))
+    made = remade.made(standing_history().every())
     if not made.names:
         return []
     ranks = sorted(_gone)
     who = f"rank {ranks[0]}'s process" if len(ranks) == 1 else f"the processes of {rank_words(ranks)}"
     more = [f"{len(made.names) - NAMES} more"] if len(made.names) > NAMES else []
     names, are = listed([*made.names[:NAMES], *more]), "is" if len(made.names) == 1 else "are"
-    cells = listed([f"In[{n}]" for n in sorted(made.cells)])
+    cells = listed([f"In[{n}]" for n in made.cells])
     return [f"{who} ended, and with {'it' if len(ranks) == 1 else 'them'} {names} {are} gone: run {cells} again"]
 
 
@@ -257,7 +259,20 @@ def _watched(words: str) -> Iterator[list[str]]:
         _screens.pop().ready()
 
 
+def _shown(answer: Answer) -> None:
+    """In a notebook an `ok` that says what was verified is a badge; all else is printed."""
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    if not answer.verified or getattr(shell, "kernel", None) is None:
+        print(answer.words())
+        return
+    html = f'<div><span style="{BADGE}">✓ {answer.line}</span> {escape(answer.verified)}</div>'
+    shell.display_pub.publish({"text/plain": answer.words(), "text/html": html})
+
+
 watched_by(_watched)
+shown_by(_shown)
 
 
 def failure_words(failed: WorkerFailed) -> str:

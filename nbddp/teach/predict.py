@@ -10,10 +10,21 @@ from difflib import get_close_matches
 
 from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
+from nbddp.lessons.mean_of_means import predictions as mean_of_means
 from nbddp.lessons.placement import predictions as placement
+from nbddp.lessons.precision import predictions as precision
+from nbddp.lessons.rendezvous import predictions as rendezvous
 from nbddp.lessons.sharding import predictions as sharding
+from nbddp.lessons.spmd import predictions as spmd
 
-LESSONS = (placement, sharding)
+LESSONS = (
+    spmd,
+    placement,
+    rendezvous,
+    mean_of_means,
+    precision,
+    sharding,
+)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}

@@ -3,8 +3,8 @@
 #
 # DDP keeps a whole model on every rank and exchanges all gradients once a step. How far does that carry, and what comes after it?
 #
-# **After this lesson you can** say what a step would take on more nodes before you rent them, make ranks exchange less often and
-# fewer bytes, and shard a model over ranks with FSDP2 and tensor parallelism.
+# **After this lesson you can** say what a step would take on more nodes before you rent them, make ranks exchange fewer bytes, and
+# shard a model over ranks with FSDP2 and tensor parallelism.
 
 # %%
 # %load_ext nbddp
@@ -51,6 +51,34 @@ sum(p.numel() * p.element_size() for p in net.parameters())
 # the model's alone. The diamond is the step as it was recorded: if the line passes far from it, the machine was busy with other things. What the forecast takes
 # for granted belongs to its answer: `print(_)` shows the figure in words.
 #
+# ### Exercise: seconds of an all-reduce
+#
+# Write the model down: a ring all-reduce, alone on its links.
+
+
+# %% tags=["exercise"]
+def all_reduce_seconds(ranks, size, latency, bandwidth):
+    """Seconds of a ring all-reduce of `size` bytes, with a latency in seconds and a bandwidth in bytes per second."""
+    ...  # your code
+
+
+# %%
+from nbddp.teach import check, explore
+
+check.all_reduce_seconds(all_reduce_seconds)
+
+# %% [markdown]
+# Stuck? `check.all_reduce_seconds(all_reduce_seconds, hint=True)` gives a hint, and another one each time it is run.
+
+
+# %% tags=["solution"]
+def all_reduce_seconds(ranks, size, latency, bandwidth):
+    """Seconds of a ring all-reduce of `size` bytes, with a latency in seconds and a bandwidth in bytes per second."""
+    messages = 2 * (ranks - 1)
+    return messages * (latency + size / ranks / bandwidth)
+
+
+# %% [markdown]
 # ## What if?
 #
 # The same α–β model, now of a machine on paper: nodes of eight GPUs with 150 TFLOP/s each, and 4096 tokens in a micro-batch of a GPU.
@@ -59,8 +87,6 @@ sum(p.numel() * p.element_size() for p in net.parameters())
 # these helps most: half the latency, ten times the parameters, or eight micro-batches to an exchange?
 
 # %% tags=["nbval-ignore-output"]
-from nbddp.teach import check, explore
-
 explore.what_if()
 
 # %% [markdown]
@@ -68,48 +94,7 @@ explore.what_if()
 # well, so the share stays. Half the latency saves 2 %: at this size it is bytes that count. Set the parameters to 10 M, the link to
 # 1600Gb/s and the latency to 250us, and it is messages.
 #
-# ## Exchange less often: gradient accumulation
-#
-# `backward()` *adds* to `.grad`. So a large batch can be taken as several micro-batches, one after another, and the optimizer steps once. DDP
-# would still exchange the gradients in every `backward()`. Inside `model.no_sync()` it does not.
-#
-# **Predict:** what does DDP exchange in the first `backward()` after `no_sync`: the gradients of that micro-batch, or all that has been added up?
-#
-# ### Exercise: the gradients of the large batch
-#
-# Write `accumulate`: afterwards every parameter's `.grad` is that of the **mean** loss over all samples of all ranks, and gradients have been exchanged
-# **once**. The check runs it on ranks with samples of their own, compares with one process that sees all samples, and counts exchanges.
-
-
-# %% tags=["exercise"]
-def accumulate(model, micro_batches, loss_of):
-    """model: a DDP without gradients; micro_batches: a list of (inputs, targets), all of one size;
-    loss_of(outputs, targets): the mean loss of a micro-batch."""
-    ...  # your code
-
-
-# %%
-check.accumulate(accumulate)
-
-# %% [markdown]
-# Stuck? `check.accumulate(accumulate, hint=True)` gives a hint, and another one each time it is run.
-
-
-# %% tags=["solution"]
-def accumulate(model, micro_batches, loss_of):
-    """model: a DDP without gradients; micro_batches: a list of (inputs, targets), all of one size;
-    loss_of(outputs, targets): the mean loss of a micro-batch."""
-    *early, last = micro_batches
-    with model.no_sync():
-        for inputs, targets in early:
-            (loss_of(model(inputs), targets) / len(micro_batches)).backward()
-    inputs, targets = last
-    (loss_of(model(inputs), targets) / len(micro_batches)).backward()
-
-
-# %% [markdown]
-# It exchanges all that has been added up: a bucket is filled from `.grad` when the last micro-batch's gradient has been added to it. Whether
-# `backward()` will exchange is decided in **forward**, so forward belongs inside `no_sync` too.
+# Several micro-batches to an exchange are called gradient accumulation. Lesson 13 is about it, and about what goes wrong with it.
 #
 # ## Exchange fewer bytes: a comm hook
 #
@@ -257,7 +242,7 @@ if rank == 0:
 # ## To remember
 #
 # - A step waits for what backward does not hide of the exchange: bytes by bandwidth, and messages by latency. Forecast it, and look which of the two it is.
-# - Accumulating *k* micro-batches under `no_sync` pays one exchange for *k* times the computation; divide by *k*, and leave the last one outside.
+# - A comm hook takes the place of the all-reduce: half the bytes, and gradients that are the same on all ranks but rounded.
 # - DDP keeps a whole model on every rank, FSDP shares it out (lesson 15); tensor parallel cuts the computation itself, within a node.
 #
 # **On real GPUs:** `%ddp forecast` on one node, then rent two and compare. In the last two cells only `init_device_mesh("cuda", ...)` changes,

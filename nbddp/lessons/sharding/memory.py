@@ -106,4 +106,5 @@ bytes_per_rank = Exercise(
         "stage 3 on",
         "optimizer = 12 * parameters // (ranks if stage >= 1 else 1), and so on; return the sum",
     ),
+    verifies="bytes at all four stages, for four models on 1 to 64 ranks",
 )

@@ -136,4 +136,5 @@ rest_of_epoch = Exercise(
         "r-th",
         "order[start::step] does both at once: which start, which step?",
     ),
+    verifies="each sample that is left is read once, the next ones first, on 1 to 4 ranks",
 )

@@ -214,4 +214,6 @@ sharded_step = Exercise(
         "all_gather_into_tensor(whole, own) brings all shards side by side; cut whole[:count].split([p.numel() for p "
         "in parameters]) and write each piece back with p.data.copy_(piece.view_as(p))",
     ),
+    verifies="parameters after three steps, on all ranks and on one rank less, and no collective moved more than it "
+    "must",
 )
