@@ -11,7 +11,7 @@ from nbddp.lessons.answer import Exercise
 from nbddp.lessons.running import judged_by
 from nbddp.lessons.tables import Case, Mistake, Table
 
-SETTINGS = ((2.0**28, 2.0**-14, 2.0**33), (2.0**12, 2.0**-12, 2.0**30), (2.0**20, 2.0**-16, 2.0**35))
+SETTINGS = ((2.0**28, 2.0**-14, 2.0**33), (2**4, 2.0**-12, 2.0**12), (2.0**20, 2.0**-16, 2.0**35))
 CASES = tuple((ranks, *setting) for setting in SETTINGS for ranks in (8, 2, 64, 1))
 
 
