@@ -14,9 +14,10 @@ from nbddp.lessons.mean_of_means import predictions as mean_of_means
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.precision import predictions as precision
 from nbddp.lessons.rendezvous import predictions as rendezvous
+from nbddp.lessons.sharding import predictions as sharding
 from nbddp.lessons.spmd import predictions as spmd
 
-LESSONS = (spmd, placement, rendezvous, mean_of_means, precision,)
+LESSONS = (spmd, placement, rendezvous, mean_of_means, precision, sharding,)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}

@@ -3,9 +3,8 @@
 #
 # DDP keeps a whole model on every rank and exchanges all gradients once a step. How far does that carry, and what comes after it?
 #
-# **After this lesson you can** say what a step would take on more nodes before you rent them, make ranks exchange
-# fewer bytes, work out what a rank must hold in memory, and shard a model over ranks with FSDP2 and
-# tensor parallelism.
+# **After this lesson you can** say what a step would take on more nodes before you rent them, make ranks exchange fewer bytes, and
+# shard a model over ranks with FSDP2 and tensor parallelism.
 
 # %%
 # %load_ext nbddp
@@ -52,6 +51,34 @@ sum(p.numel() * p.element_size() for p in net.parameters())
 # the model's alone. The diamond is the step as it was recorded: if the line passes far from it, the machine was busy with other things. What the forecast takes
 # for granted belongs to its answer: `print(_)` shows the figure in words.
 #
+# ### Exercise: seconds of an all-reduce
+#
+# Write the model down: a ring all-reduce, alone on its links.
+
+
+# %% tags=["exercise"]
+def all_reduce_seconds(ranks, size, latency, bandwidth):
+    """Seconds of a ring all-reduce of `size` bytes, with a latency in seconds and a bandwidth in bytes per second."""
+    ...  # your code
+
+
+# %%
+from nbddp.teach import check, explore
+
+check.all_reduce_seconds(all_reduce_seconds)
+
+# %% [markdown]
+# Stuck? `check.all_reduce_seconds(all_reduce_seconds, hint=True)` gives a hint, and another one each time it is run.
+
+
+# %% tags=["solution"]
+def all_reduce_seconds(ranks, size, latency, bandwidth):
+    """Seconds of a ring all-reduce of `size` bytes, with a latency in seconds and a bandwidth in bytes per second."""
+    messages = 2 * (ranks - 1)
+    return messages * (latency + size / ranks / bandwidth)
+
+
+# %% [markdown]
 # ## What if?
 #
 # The same α–β model, now of a machine on paper: nodes of eight GPUs with 150 TFLOP/s each, and 4096 tokens in a micro-batch of a GPU.
@@ -60,8 +87,6 @@ sum(p.numel() * p.element_size() for p in net.parameters())
 # these helps most: half the latency, ten times the parameters, or eight micro-batches to an exchange?
 
 # %% tags=["nbval-ignore-output"]
-from nbddp.teach import check, explore
-
 explore.what_if()
 
 # %% [markdown]
@@ -122,48 +147,7 @@ if rank == 0:
 # All ranks get the same sum, so the replicas stay together; but it has been rounded. Whether training bears that is a matter of the model. PyTorch
 # has such hooks ready (`fp16_compress_hook`, `bf16_compress_hook`, `powerSGD_hook`).
 #
-# ## What a rank must hold
-#
-# Adam in mixed precision keeps 16 bytes per parameter: 2 of the parameter, 2 of its gradient, and 12 that only the optimizer reads (a float32
-# copy of the parameter, momentum, variance). Under DDP every rank keeps all of them. ZeRO shards them over the ranks in stages: first the optimizer's
-# state, then the gradients too, then the parameters too.
-#
-# **Predict** for 7.5 · 10⁹ parameters on 64 GPUs: what does a rank hold at each stage? And is it less or more in float32?
-
-# %% tags=["nbval-ignore-output"]
-explore.zero()
-
-# %% [markdown]
-# Without sharding both take 16 bytes. Mixed precision saves nothing there; it moves bytes to the optimizer, the part that stage 1 shards. Stages 1 and 2
-# move as many bytes in a step as DDP's all-reduce, which is a reduce-scatter and an all-gather anyway. Stage 3 gathers the parameters in forward and
-# again in backward, half as much again.
-#
-# ### Exercise: bytes per rank
-#
-# Write the function, for Adam in mixed precision. All sizes divide evenly.
-
-
-# %% tags=["exercise"]
-def bytes_per_rank(stage, parameters, ranks):
-    """Bytes of parameters, gradients and optimizer state that one rank holds at a stage of ZeRO, 0 to 3."""
-    ...  # your code
-
-
-# %%
-check.bytes_per_rank(bytes_per_rank)
-
-
-# %% tags=["solution"]
-def bytes_per_rank(stage, parameters, ranks):
-    """Bytes of parameters, gradients and optimizer state that one rank holds at a stage of ZeRO, 0 to 3."""
-    optimizer = 12 * parameters // (ranks if stage >= 1 else 1)
-    gradients = 2 * parameters // (ranks if stage >= 2 else 1)
-    own = 2 * parameters // (ranks if stage >= 3 else 1)
-    return optimizer + gradients + own
-
-
-# %% [markdown]
-# ## FSDP2: stage 3 in PyTorch
+# ## FSDP2
 #
 # `fully_shard` makes every parameter a `DTensor`: one tensor to look at, of which each rank holds its rows. Layers are gathered when they are needed, and
 # dropped again. Applied to each layer, and last to the whole, only one layer at a time is there in full. The mesh says among which ranks, and on which kind of
@@ -259,7 +243,7 @@ if rank == 0:
 #
 # - A step waits for what backward does not hide of the exchange: bytes by bandwidth, and messages by latency. Forecast it, and look which of the two it is.
 # - A comm hook takes the place of the all-reduce: half the bytes, and gradients that are the same on all ranks but rounded.
-# - 16 bytes per parameter under Adam: DDP keeps them on every rank, ZeRO and FSDP share them out; tensor parallel cuts the computation itself, within a node.
+# - DDP keeps a whole model on every rank, FSDP shares it out (lesson 15); tensor parallel cuts the computation itself, within a node.
 #
 # **On real GPUs:** `%ddp forecast` on one node, then rent two and compare. In the last two cells only `init_device_mesh("cuda", ...)` changes,
 # and on which device the tensors are. `%ddp memory` shows what each rank holds under DDP and under `fully_shard`, and `%%ddp --trace` whether gathering is hidden.
