@@ -10,9 +10,10 @@ from difflib import get_close_matches
 
 from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
+from nbddp.lessons.buckets import predictions as buckets
 from nbddp.lessons.placement import predictions as placement
 
-LESSONS = (placement,)
+LESSONS = (placement, buckets)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
