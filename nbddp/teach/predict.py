@@ -12,8 +12,9 @@ from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
 from nbddp.lessons.buckets import predictions as buckets
 from nbddp.lessons.placement import predictions as placement
+from nbddp.lessons.what_if import predictions as what_if
 
-LESSONS = (placement, buckets)
+LESSONS = (placement, buckets, what_if)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
