@@ -11,10 +11,11 @@ from difflib import get_close_matches
 from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
 from nbddp.lessons.buckets import predictions as buckets
+from nbddp.lessons.hangs import predictions as hangs
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.what_if import predictions as what_if
 
-LESSONS = (placement, buckets, what_if)
+LESSONS = (placement, buckets, hangs, what_if)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
