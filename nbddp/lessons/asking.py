@@ -93,7 +93,8 @@ class Asked:
             bundle |= widgets.view_of(self.widget())
         return bundle, {}
 
-    def _ipython_display_(self) -> None:
+    def show(self) -> None:
+        """Show it in the cell that runs; outside a notebook as words."""
         from IPython.core.getipython import get_ipython
 
         shell = get_ipython()
@@ -112,13 +113,13 @@ class Prediction:
         self.question, self._asked = question, asked
         self.__name__, self.__doc__ = question.name, question.words()
 
-    def __call__(self, answer: object = None) -> Asked:
-        """The question as it is shown. Raises BadInput for an answer that is none of the options."""
+    def __call__(self, answer: object = None) -> None:
+        """Show the question. Raises BadInput for an answer that is none of the options."""
         made = Asked(self.question)
         if answer is not None:
             made.keep(answer)
         self._asked.add(made)
-        return made
+        made.show()
 
     def compare(self) -> None:
         """Show what was predicted beside what came. Raises BadInput if nothing was predicted."""

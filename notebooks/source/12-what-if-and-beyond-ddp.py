@@ -3,7 +3,7 @@
 #
 # DDP keeps a whole model on every rank and exchanges all gradients once a step. How far does that carry, and what comes after it?
 #
-# **After this lesson you can** say what a step would take on more nodes before you rent them, make ranks exchange less often and
+# **After this lesson you can** say what a step would take on more nodes before you rent them, make ranks exchange
 # fewer bytes, work out what a rank must hold in memory, and shard a model over ranks with FSDP2 and
 # tensor parallelism.
 
@@ -114,48 +114,7 @@ explore.what_if()
 #
 # Set the parameters to 10 M, the link to 1600Gb/s and the latency to 250us, and messages dominate.
 #
-# ## Exchange less often: gradient accumulation
-#
-# `backward()` *adds* to `.grad`. So a large batch can be taken as several micro-batches, one after another, and the optimizer steps once. DDP
-# would still exchange the gradients in every `backward()`. Inside `model.no_sync()` it does not.
-#
-# **Predict:** what does DDP exchange in the first `backward()` after `no_sync`: the gradients of that micro-batch, or all that has been added up?
-#
-# ### Exercise: the gradients of the large batch
-#
-# Write `accumulate`: afterwards every parameter's `.grad` is that of the **mean** loss over all samples of all ranks, and gradients have been exchanged
-# **once**. The check runs it on ranks with samples of their own, compares with one process that sees all samples, and counts exchanges.
-
-
-# %% tags=["exercise"]
-def accumulate(model, micro_batches, loss_of):
-    """model: a DDP without gradients; micro_batches: a list of (inputs, targets), all of one size;
-    loss_of(outputs, targets): the mean loss of a micro-batch."""
-    ...  # your code
-
-
-# %%
-check.accumulate(accumulate)
-
-# %% [markdown]
-# Stuck? `check.accumulate(accumulate, hint=True)` gives a hint, and another one each time it is run.
-
-
-# %% tags=["solution"]
-def accumulate(model, micro_batches, loss_of):
-    """model: a DDP without gradients; micro_batches: a list of (inputs, targets), all of one size;
-    loss_of(outputs, targets): the mean loss of a micro-batch."""
-    *early, last = micro_batches
-    with model.no_sync():
-        for inputs, targets in early:
-            (loss_of(model(inputs), targets) / len(micro_batches)).backward()
-    inputs, targets = last
-    (loss_of(model(inputs), targets) / len(micro_batches)).backward()
-
-
-# %% [markdown]
-# It exchanges all that has been added up: a bucket is filled from `.grad` when the last micro-batch's gradient has been added to it. Whether
-# `backward()` will exchange is decided in **forward**, so forward belongs inside `no_sync` too.
+# Several micro-batches per exchange are called gradient accumulation. Lesson 13 explains it, and what goes wrong with it.
 #
 # ## Exchange fewer bytes: a comm hook
 #
@@ -350,7 +309,6 @@ if rank == 0:
 # - A step waits for the part of the exchange that backward does not hide: bytes pay for bandwidth, messages for latency. Forecast the step, and find out which of the two dominates.
 # - Check a forecast on the ranks you have. It leaves out contention and late ranks, which matters most for short steps.
 # - A comm hook replaces DDP's all-reduce. All ranks must return the same result, or the replicas diverge.
-# - Accumulating *k* micro-batches under `no_sync` pays one exchange for *k* times the computation; divide by *k*, and leave the last one outside.
 # - 16 bytes per parameter under Adam: DDP keeps them on every rank, ZeRO and FSDP share them out; tensor parallel cuts the computation itself, within a node.
 #
 # **On real GPUs:** `%ddp forecast` on one node, then rent two and compare. In the last two cells only `init_device_mesh("cuda", ...)` changes,
