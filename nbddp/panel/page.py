@@ -176,15 +176,21 @@ def _line(stream: str, text: str, search: str) -> str:
 # -- timings ---------------------------------------------------------------------------------------
 
 
+def newest(state: State) -> str:
+    """The newest step in words."""
+    if not state.curve.drawn:
+        return "<small>no steps of DDP yet; a training cell records them</small>"
+    number, step, exposed = state.curve.points[-1]
+    return f"<div>step {number}: {duration(step)}, of it {duration(exposed)} exposed communication</div>"
+
+
 def curves(state: State) -> str:
     """Step time and exposed communication over the steps, which grow while a loop runs."""
     found = state.curve
-    if len(found.points) < 2:
-        return "<small>no steps of DDP yet; a training cell records them</small>"
-    high, width = curve.top(found), curve.WIDTH
-    number, step, exposed = found.points[-1]
-    said = f"step {number}: {duration(step)}, of it {duration(exposed)} exposed communication"
-    foot = curve.HEIGHT - curve.BOTTOM
+    if not found.drawn:
+        return ""
+    high, width, number = curve.top(found), curve.WIDTH, found.points[-1][0]
+    foot, said = curve.HEIGHT - curve.BOTTOM, f"step time and exposed communication up to step {number}"
     texts = (
         (curve.LEFT - 8, 12, "end", duration(high)), (curve.LEFT - 8, foot, "end", "0"),
         (curve.LEFT, curve.HEIGHT - 4, "start", f"step {found.points[0][0]}"),
@@ -192,18 +198,27 @@ def curves(state: State) -> str:
     )  # fmt: skip
     labels = "".join(f'<text x="{x}" y="{y}" text-anchor="{at}">{escape(t)}</text>' for x, y, at, t in texts)
     return (
-        f'<div>{escape(said)}</div><svg class="curves" viewBox="0 0 {width} {curve.HEIGHT}" role="img" '
-        f'aria-label="{escape(said)}"><path d="M{curve.LEFT},0 V{foot} H{width}"/>'
+        f'<svg class="curves" viewBox="0 0 {width} {curve.HEIGHT}" role="img" aria-label="{said}">'
+        f'<path d="M{curve.LEFT},0 V{foot} H{width}"/>'
         f'<polyline points="{curve.line(found, 1, high)}"/>'
         f'<polyline class="exposed" points="{curve.line(found, 2, high)}"/>{labels}</svg>'
-        "<small>━ step time of the slowest rank&emsp;┅ exposed communication, the longest</small>"
+    )
+
+
+def legend(state: State) -> str:
+    """What the lines are, and what a click does."""
+    if not state.curve.drawn:
+        return ""
+    return (
+        "<small>━ step time of the slowest rank&emsp;┅ exposed communication, the longest&emsp;"
+        "│ the selected step: click on the curve, or press ← and → there</small>"
     )
 
 
 def timeline(state: State) -> str:
     """The step that is selected: picture, and words."""
     if state.step is None:
-        return "<small>choose a step and press Show to see its timeline</small>"
+        return "<small>click on the curve, or choose a step and press Show, to see the step's timeline</small>"
     return f"{state.step.picture}<pre>{escape(state.step.words)}</pre>"
 
 
