@@ -117,7 +117,7 @@ def click_on_a_step(shown: Panel) -> None:
     shown.says("exposed communication")
     curve = shown.at.locator(".nbddp-steps .noUi-base")
     until(lambda: last_step(shown) > 20, "some steps")
-    box = curve.bounding_box()
+    box = until(curve.bounding_box, "the curve")
     before = last_step(shown)
     shown.page.page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
     shown.at.locator("img.nbddp-picture").wait_for()
@@ -157,6 +157,44 @@ def reopen(page: Page) -> None:
     assert "world size 4" in str(picture.get_attribute("alt"))
 
 
+def debug_without_a_panel(page: Page) -> None:
+    """A breakpoint opens the box that `input()` opens, and Stop ends the cell that waits there."""
+    page.ended(page.begin(0))
+    cell = page.begin(4)
+    box = cell.locator(".jp-Stdin-input")
+    box.fill("p rank * 7")
+    box.press("Enter")
+    sync_api.expect(cell).to_contain_text("rank 1 │ 7")
+    box.wait_for()
+    page.command("notebook:interrupt-kernel")
+    page.ended(cell)
+    sync_api.expect(cell.locator(".jp-OutputArea").first).to_contain_text("stopped by the user")
+    sync_api.expect(box).to_have_count(0)
+
+
+def reopen_without_kernel(page: Page) -> None:
+    """The page is closed before the kernel ends, which can take nothing back: what stands for the panel is seen."""
+    understudy, panel = page.page.locator(".nbddp-understudy"), page.page.locator(".nbddp-panel").first
+    page.ended(page.begin(1))
+    panel.wait_for()
+    sync_api.expect(understudy).to_be_hidden()
+    page.command("docmanager:save")
+    page.page.wait_for_function("() => !window.jupyterapp.shell.currentWidget.context.model.dirty")
+    kernel = page.page.evaluate("() => window.jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.id")
+    page.page.goto("about:blank")
+    server, _, token = page.address.partition("doc/tree/")
+    ended = page.page.request.delete(f"{server}api/kernels/{kernel}?{token.partition('?')[2]}")
+    assert ended.ok, ended.text()
+    page.page.goto(page.address)
+    sync_api.expect(understudy).to_be_visible()
+    sync_api.expect(page.page.locator(".jp-OutputArea", has=understudy)).not_to_contain_text("model not found")
+    assert "world size" in str(understudy.get_attribute("aria-label"))
+    if folder := os.environ.get("NBDDP_PICTURES", ""):
+        for theme in THEMES:
+            page.wear(theme)
+            page.cells.nth(1).screenshot(path=Path(folder) / f"panel-without-kernel-{theme}.png")
+
+
 @pytest.mark.timeout(300)
 def test_a_pool_is_started_watched_stopped_and_debugged_with_the_mouse_in_jupyterlab(tmp_path: Path) -> None:
     errors: list[str] = []
@@ -166,6 +204,8 @@ def test_a_pool_is_started_watched_stopped_and_debugged_with_the_mouse_in_jupyte
         change_plan(shown)
         assert not errors
         reopen(shown.page)
+        debug_without_a_panel(shown.page)
+        reopen_without_kernel(shown.page)
 
 
 @pytest.mark.panel
@@ -203,7 +243,7 @@ def test_buttons_act_while_a_cell_runs(tmp_path: Path) -> None:
         shown.press("Debugger")
         shown.says("Cell In[3] is running")
         took = [shown.page.page.evaluate(CLICK, [shown.at.element_handle(), *SAYS[i % 2]]) for i in range(20)]
-        if path := os.environ.get("NBDDP_FIGURES"):
+        if path := os.environ.get("NBDDP_FIGURES", ""):
             Path(path).write_text(json.dumps(took))
         assert max(took) < 1000 * AT_ONCE, took
         shown.press("Ranks")

@@ -215,19 +215,20 @@ def test_ipythons_own_prompt_line_completes_names_of_the_stopped_ranks(
 ) -> None:
     monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # this terminal does not say where its cursor is
     terminal = opened("-m", "IPython", "--no-banner", "--no-confirm-exit", "--colors=NoColor")
-    terminal.prompt()
-    terminal.type("%load_ext nbddp")
-    terminal.type("%ddp start --nproc 2")
+    for number, line in enumerate(("%load_ext nbddp", "%ddp start --nproc 2"), 1):
+        terminal.until(rf"In \[{number}\]:")
+        terminal.program.send(f"{line}\r")
+    terminal.until(r"In \[3\]:")
     terminal.begin("steps")
-    terminal.until("ranks 0–1 ddp> ")
+    terminal.until("ranks 0–1 ddp>")
     terminal.program.send("p scale_o\t")
     terminal.until("f_rank")
     terminal.program.send("\r")
     terminal.until("rank 1 │ 41")
-    terminal.until("ranks 0–1 ddp> ")
+    terminal.until("ranks 0–1 ddp>")
     terminal.program.send("\x03")
     terminal.until("stopped by the user")
-    terminal.prompt()
+    terminal.until(r"In \[4\]:")
 
 
 FILE = """%load_ext nbddp

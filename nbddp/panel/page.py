@@ -3,9 +3,11 @@ or a sign says too."""
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterator
 from html import escape
 
+from nbddp.draw.page import DARK, RULE, SHEET, STYLE
 from nbddp.panel import curves as curve
 from nbddp.panel.plan import Considered
 from nbddp.panel.printed import Output, chosen
@@ -91,6 +93,34 @@ def _stages(text: str, at: int) -> str:
         f"<li{CURRENT * (i == at)}>{sign} {name}</li>" for i, (sign, name) in enumerate(zip(signs, STAGES, strict=True))
     )
     return f'<ol class="stages">{"".join(items)}</ol><small role="status">{escape(text)} …</small>'
+
+
+# -- a saved notebook ------------------------------------------------------------------------------
+
+UNDERSTUDY = "nbddp-understudy"
+DEAD = ".jp-OutputArea:not(:has(.nbddp-panel))"  # a cell's outputs without a panel that lives
+AFTER = (
+    f".{UNDERSTUDY} {{display: none}} "
+    f"{DEAD}:has(.jupyter-widgets) .{UNDERSTUDY} {{display: block; white-space: pre-wrap; line-height: 1.35}} "
+    f"{DEAD}:has(.{UNDERSTUDY}) .jupyter-widgets {{display: none}} "
+    f".{UNDERSTUDY}::before {{content: ''; display: block; width: var(--width); max-width: 100%; "
+    "aspect-ratio: var(--shape); background: #ffffff var(--picture) no-repeat; background-size: contain} "
+    f".{UNDERSTUDY}::after {{content: attr(data-words); font-family: var(--jp-code-font-family, monospace)}} "
+)
+
+
+def understudy(png: str, width: int, said: str) -> str:
+    """What a page shows in the place of widgets whose kernel is gone, and hides as long as they live. All of it is CSS:
+    where that is removed, or the outputs of a cell are arranged in another way, nothing is shown. png: as base64;
+    width: CSS pixels."""
+    data = b64decode(png[:48])
+    shape = f"{int.from_bytes(data[16:20], 'big')} / {int.from_bytes(data[20:24], 'big')}"
+    places = f"--width: {width}px; --shape: {shape}; --picture: url(data:image/png;base64,{png})"
+    dark = f"{', '.join(f'{theme} .{UNDERSTUDY}::before' for theme in DARK)} {{{RULE}}} "
+    return (
+        f'<style>{STYLE}{AFTER}{dark}</style><div class="{UNDERSTUDY} {SHEET}" role="img" style="{places}" '
+        f'aria-label="{escape(said.partition(chr(10))[0])}" data-words="{escape(said)}"></div>'
+    )
 
 
 # -- ranks -----------------------------------------------------------------------------------------

@@ -128,6 +128,22 @@ class Shell:
         else:
             self.kernel.schedule_dispatch(self.kernel.dispatch_shell, raw)
 
+    def taken(self) -> list[list[Any]]:
+        """Messages that ipykernel 6 has read and keeps until the cell has ended: they came with the cell's own. All
+        that is no message of this channel stays in its order."""
+        queue = getattr(self.kernel, "msg_queue", None)
+        if self.threaded or queue is None:
+            return []
+        found = []
+        for _ in range(queue.qsize()):
+            entry = queue.get_nowait()
+            _, dispatch, args = entry
+            if dispatch == self.kernel.dispatch_shell:
+                found.append(args[0])
+            else:
+                queue.put_nowait(entry)
+        return found
+
     def say(self, status: str, parent: Any) -> None:
         """Publish `busy` or `idle` for a message."""
         self.kernel._publish_status(status, "shell", parent=parent)

@@ -35,6 +35,7 @@ class Page:
 
     def __init__(self, page: Any, address: str, outputs: Sequence[Output], folder: Path):
         self.page, self.outputs, self.folder, self.theme = page, outputs, folder, ""
+        self.address = address
         page.set_default_timeout(1000 * PATIENCE)
         page.goto(address)
         self.cells = page.locator(".jp-CodeCell")
