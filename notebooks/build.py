@@ -2,30 +2,32 @@
 
     python notebooks/build.py            all lessons
     python notebooks/build.py 02 03      these
-    python notebooks/build.py --source   without running them (outputs are left out)
+    python notebooks/build.py --source   without running them
 
-`source/NN-name.py` is a Python file in the percent format. A line `# %%` begins a cell of code, `# %% [markdown]` one
-of text (its lines begin with `# `). Lines that are magics in a notebook are comments here: `# %load_ext nbddp`,
-`# %%ddp --nproc 4`. Also:
+`source/NN-name.py` is a notebook in jupytext's percent format, which JupyterLab and VS Code open as a notebook too.
+Magics are comments in it: `# %load_ext nbddp`, `# %%ddp --nproc 4`. Tags of its cells:
 
-    # %% exercise                   a function to be written; the solved notebook does not have this cell
-    # %% solution                   in the solved notebook it stands where the exercise was; the learner's has it as
-                                    text that is folded away, so that running all cells does not run it
-    # %% tags=raises-exception,x    tags of nbval and nbclient
+    # %% tags=["exercise"]           a function to be written; the solved notebook does not have this cell
+    # %% tags=["solution"]           in the solved notebook it takes the place of the exercise; the learner's has it as
+                                     text that is folded away, so that running all cells does not run it
+    # %% tags=["prediction"]         a question that the learner answers before the next cell shows the answer
+    # %% tags=["hidden"]             its code is folded away in both notebooks
+    # %% tags=["raises-exception"]   tags of nbval and nbclient
 
-Both notebooks are run and keep their outputs. They hold no times, no versions and no ids of widgets, so that the same
-source gives the same file.
+The learner's notebook has no outputs, so that nothing is given away. The solved one is run and keeps them, for
+readers. They hold no times, no versions and no ids of widgets, so that the same source gives the same file.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jupytext
 import nbformat
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -33,8 +35,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 HERE = Path(__file__).parent
 SOURCE, SOLUTIONS = HERE / "source", HERE / "solutions"
 CELL_TIMEOUT = 90  # seconds
-HEADER = re.compile(r"# %%(?:\s+(?P<words>.*))?$")
-MAGIC = re.compile(r"^# (%{1,2}[a-z].*)$")
+EXERCISE, SOLUTION, PREDICTION, HIDDEN = "exercise", "solution", "prediction", "hidden"
+THEIRS = ("nbval-ignore-output", "nbval-skip", "raises-exception")  # tags that nbval and nbclient read
+TAGS = (EXERCISE, SOLUTION, PREDICTION, HIDDEN, *THEIRS)
 WIDGET = "application/vnd.jupyter.widget-view+json"
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -45,7 +48,7 @@ FOLDED = "<details>\n<summary><b>Solution</b> (when you have tried)</summary>\n\
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a source: `kind` is "markdown", "code", "exercise" or "solution"."""
+    """One cell of a source: `kind` is "markdown", "code", "exercise", "solution" or "prediction"."""
 
     kind: str
     text: str
@@ -58,61 +61,49 @@ class BadSource(ValueError):
 
 def parse(text: str) -> list[Cell]:
     """The cells of a source. Raises BadSource for what is no cell."""
-    lines = text.splitlines()
-    if lines and not HEADER.match(lines[0]):
-        raise BadSource(f"the first line must begin a cell, # %% or # %% [markdown], not {lines[0]!r}")
-    parts: list[tuple[str, list[str]]] = []
-    for line in lines:
-        header = HEADER.match(line)
-        if header:
-            parts.append((header["words"] or "", []))
-        else:
-            parts[-1][1].append(line)
-    cells = [_cell(words, body) for words, body in parts]
+    first = text.partition("\n")[0]
+    if text and not first.startswith("# %%"):
+        raise BadSource(f"the first line must begin a cell, # %% or # %% [markdown], not {first!r}")
+    cells = [_cell(cell) for cell in jupytext.reads(text, fmt="py:percent").cells]
     _check_pairs(cells)
     return cells
 
 
-def _cell(words: str, body: Sequence[str]) -> Cell:
-    kind, tags = "code", ()
-    for word in words.split():
-        if word.startswith("tags="):
-            tags = tuple(word.removeprefix("tags=").split(","))
-        elif word in ("[markdown]", "exercise", "solution"):
-            kind = word.strip("[]")
-        else:
-            raise BadSource(f"# %% {words}: {word!r} is none of [markdown], exercise, solution, tags=...")
-    lines = [_text_line(line) for line in body] if kind == "markdown" else [MAGIC.sub(r"\1", line) for line in body]
-    return Cell(kind, "\n".join(lines).strip("\n"), tags)
-
-
-def _text_line(line: str) -> str:
-    if line and not line.startswith("#"):
-        raise BadSource(f"a line of a markdown cell begins with '# ', not {line!r}")
-    return line.removeprefix("#").removeprefix(" ")
+def _cell(made: Any) -> Cell:
+    """A cell as jupytext has read it. Words in its header that are no tags are its title there."""
+    tags = tuple(made.metadata.get("tags", ()))
+    if "title" in made.metadata:
+        raise BadSource(f'# %% {made.metadata["title"]}: a header has [markdown] and tags=["..."] and no more')
+    for tag in tags:
+        if tag not in TAGS:
+            raise BadSource(f"tag {tag!r} is none of {', '.join(TAGS)}")
+    kinds = [tag for tag in (EXERCISE, SOLUTION, PREDICTION) if tag in tags]
+    if len(kinds) > 1:
+        raise BadSource(f"a cell has one of the tags {', '.join(kinds)}")
+    return Cell(kinds[0] if kinds else made.cell_type, made.source, tags)
 
 
 def _check_pairs(cells: Iterable[Cell]) -> None:
     """Every exercise is followed by its solution before the next exercise comes."""
     waiting = False
     for cell in cells:
-        if cell.kind in ("exercise", "solution"):
-            if waiting == (cell.kind == "exercise"):
-                raise BadSource("exercises and solutions come in pairs: # %% exercise, later its # %% solution")
+        if cell.kind in (EXERCISE, SOLUTION):
+            if waiting == (cell.kind == EXERCISE):
+                raise BadSource("exercises and solutions come in pairs: an exercise, later its solution")
             waiting = not waiting
     if waiting:
-        raise BadSource("the last exercise has no # %% solution")
+        raise BadSource("the last exercise has no solution")
 
 
 def learners(cells: Sequence[Cell]) -> list[Cell]:
     """The cells a learner gets: the unfinished functions, the solutions as folded text."""
-    return [Cell("markdown", FOLDED.format(c.text), c.tags) if c.kind == "solution" else c for c in cells]
+    return [Cell("markdown", FOLDED.format(c.text), c.tags) if c.kind == SOLUTION else c for c in cells]
 
 
 def solved(cells: Sequence[Cell]) -> list[Cell]:
     """The cells with each solution in its exercise's place."""
-    answers = iter([c for c in cells if c.kind == "solution"])
-    return [next(answers) if c.kind == "exercise" else c for c in cells if c.kind != "solution"]
+    answers = iter([c for c in cells if c.kind == SOLUTION])
+    return [next(answers) if c.kind == EXERCISE else c for c in cells if c.kind != SOLUTION]
 
 
 def solutions(cells: Sequence[Cell]) -> list[str]:
@@ -130,9 +121,17 @@ def notebook(cells: Sequence[Cell]) -> nbformat.NotebookNode:
     book = new_notebook(metadata=METADATA)
     for i, cell in enumerate(cells):
         make = new_markdown_cell if cell.kind == "markdown" else new_code_cell
-        metadata = {"tags": list(cell.tags)} if cell.tags else {}
-        book.cells.append(make(cell.text, id=f"c{i:02d}", metadata=metadata))
+        book.cells.append(make(cell.text, id=f"c{i:02d}", metadata=_metadata(cell.tags)))
     return book
+
+
+def _metadata(tags: Sequence[str]) -> dict[str, Any]:
+    if PREDICTION in tags:
+        tags = [*tags, "nbval-ignore-output"]  # a live notebook has a widget there, a saved one its words
+    metadata: dict[str, Any] = {"tags": list(tags)} if tags else {}
+    if HIDDEN in tags:
+        metadata["jupyter"] = {"source_hidden": True}  # JupyterLab, Notebook 7 and Colab fold the cell's code
+    return metadata
 
 
 def run(book: nbformat.NotebookNode, folder: Path) -> None:
@@ -172,13 +171,18 @@ def places(source: Path) -> tuple[Path, Path]:
 def build(source: Path, execute: bool = True) -> None:
     """Write both notebooks of a lesson."""
     cells = parse(source.read_text(encoding="utf-8"))
-    for made, place in zip((learners(cells), solved(cells)), places(source), strict=True):
-        book = notebook(made)
-        if execute:
-            run(book, place.parent)
-        nbformat.validate(book)
-        nbformat.write(book, place)
-        print(place.relative_to(HERE))
+    learner, reader = places(source)
+    write(notebook(learners(cells)), learner)
+    book = notebook(solved(cells))
+    if execute:
+        run(book, reader.parent)
+    write(book, reader)
+
+
+def write(book: nbformat.NotebookNode, place: Path) -> None:
+    nbformat.validate(book)
+    nbformat.write(book, place)
+    print(place.relative_to(HERE))
 
 
 def main(words: Sequence[str]) -> None:

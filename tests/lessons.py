@@ -19,7 +19,7 @@ import ast
 import importlib.util
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,17 @@ def solution(lesson: str, name: str) -> Any:
 def exercise(lesson: str, name: str) -> Any:
     """The unfinished `name` that the lesson gives a learner."""
     return _one(builder().exercises(cells(lesson)), lesson, name)
+
+
+def text_of(outputs: Iterable[Any]) -> str:
+    """What a notebook's outputs say: streams, and displays as text."""
+    return "".join(o.get("text", "") + o.get("data", {}).get("text/plain", "") + o.get("evalue", "") for o in outputs)
+
+
+def is_ok(outputs: Iterable[Any]) -> bool:
+    """Whether the last line is a check's `ok`, with what was verified or without."""
+    last = text_of(outputs).rstrip().split("\n")[-1]
+    return last == "ok" or last.startswith("ok: ")
 
 
 def _one(sources: list[str], lesson: str, name: str) -> Any:

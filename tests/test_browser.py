@@ -22,6 +22,7 @@ from typing import Any
 import nbformat
 import pytest
 
+from nbddp.lessons.explorer import Steps
 from nbddp.teach import explore
 from tests.lessons import NOTEBOOKS, builder, cells
 
@@ -32,6 +33,11 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]  # a container's root, and its small /dev/shm
 PATIENCE = 60.0  # seconds that something may take on busy cores
 LESSONS = ("02", "04", "07")
+QUESTIONS = (
+    "from nbddp.teach import predict\npredict.global_rank_as_device()",
+    "predict.local_rank()",
+    "print('what the lesson shows')",
+)
 EXPLORERS = len(LESSONS)  # one in a cell
 TABS = 60  # more than there are places to stop at between the notebook and its last control
 SETTINGS = {
@@ -141,6 +147,7 @@ def lab(base: Path, book: Any, name: str) -> Iterator[str]:
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The explorers' address."""
     book = builder().notebook([c for n in LESSONS for c in cells(n) if "explore." in c.text and c.kind == "code"])
+    book.cells += [nbformat.v4.new_code_cell(text) for text in QUESTIONS]
     with lab(tmp_path_factory.mktemp("lab"), book, "explorers.ipynb") as opened:
         yield opened
 
@@ -170,13 +177,13 @@ class Notebook:
         page.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
         page.goto(address)
         self.cells = page.locator(".jp-CodeCell")
-        sync_api.expect(self.cells).to_have_count(EXPLORERS)
+        sync_api.expect(self.cells).to_have_count(EXPLORERS + len(QUESTIONS))
         page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()  # before, a run would be lost
         page.wait_for_function("document.querySelector('.jp-Notebook')?.contains(document.activeElement)")
 
     def run(self) -> None:
         """Run all cells, wait for their explorers, and go back to the first cell."""
-        for cell in self.cells.all():
+        for cell in self.cells.all()[:EXPLORERS]:
             until(lambda cell=cell: begun(self.page, cell), "the run of a cell")
             sync_api.expect(cell.locator("img.widget-image")).to_be_visible()
             self.page.keyboard.press("ArrowDown")
@@ -218,7 +225,7 @@ def test_sliders_and_lists_move_by_keys_and_change_picture_and_words(notebook: N
     chosen = dict(layout.settings[0])
     notebook.shows(0, layout.show(**chosen))
     for place, (name, key, value) in enumerate(
-        [("nodes", "ArrowRight", 3), ("gpus", "End", layout.controls[1].high), ("per_process", "ArrowLeft", 1)]
+        [("nodes", "ArrowRight", 2), ("gpus", "End", layout.controls[1].high), ("per_process", "ArrowRight", 2)]
     ):
         notebook.reach(notebook.cells.nth(0).get_by_role("slider").nth(place))
         notebook.page.keyboard.press(key)
@@ -244,6 +251,17 @@ def test_buttons_take_the_next_step_and_the_one_before(notebook: Notebook) -> No
         sync_api.expect(button).to_be_focused()
 
 
+def test_play_takes_one_step_after_another_to_the_last(notebook: Notebook) -> None:
+    ring, cell = explore.ring(), notebook.cells.nth(1)
+    start, last = ring.settings[0], max(c.high for c in ring.controls if isinstance(c, Steps))
+    first = cell.locator(".widget-html pre").inner_text()
+    play = cell.locator(".widget-play button").first
+    play.focus()
+    notebook.page.keyboard.press("Enter")
+    sync_api.expect(cell.locator(".widget-html pre")).not_to_have_text(first)
+    notebook.shows(1, ring.show(**{**start, "step": last}))
+
+
 def test_labels_are_not_cut_and_controls_stand_in_line(notebook: Notebook) -> None:
     for number in range(EXPLORERS):
         labels = notebook.cells.nth(number).locator(".widget-vbox .widget-label:not(.widget-html .widget-label)").all()
@@ -252,6 +270,33 @@ def test_labels_are_not_cut_and_controls_stand_in_line(notebook: Notebook) -> No
         ends = {round(box["x"] + box["width"]) for box in (e.bounding_box() for e in labels) if box}
         assert len(ends) == 1, "labels end on one line"
         assert all(e.get_attribute("title") in (None, e.inner_text()) for e in labels)
+
+
+def test_a_prediction_is_chosen_and_typed_by_keys_and_compared_when_the_next_cell_has_run(notebook: Notebook) -> None:
+    chosen, typed, after = (notebook.cells.nth(EXPLORERS + i) for i in range(3))
+    for cell in (chosen, typed):
+        cell.locator(".jp-InputPrompt").click()
+        until(lambda cell=cell: begun(notebook.page, cell), "the run of a cell")
+    radio = chosen.get_by_role("radio", name="all of them")
+    radio.focus()
+    notebook.page.keyboard.press("Space")
+    sync_api.expect(chosen).to_contain_text("You predicted: all of them. Now run the next cell.")
+    box = typed.get_by_role("textbox").last
+    box.fill("0")
+    box.press("Enter")
+    sync_api.expect(typed).to_contain_text("You predicted: 0. Now run the next cell.")
+    sync_api.expect(after).not_to_contain_text("you predicted")
+    after.locator(".jp-InputPrompt").click()
+    until(lambda: begun(notebook.page, after), "the run of a cell")
+    sync_api.expect(after).to_contain_text("✓ 0, as you predicted")
+    sync_api.expect(typed).to_contain_text("✓ 0, as you predicted")
+    sync_api.expect(after).not_to_contain_text("ranks 0–3")
+    button = after.get_by_role("button", name="Compare with what came")
+    button.focus()
+    notebook.page.keyboard.press("Enter")
+    sync_api.expect(after).to_contain_text("✗ ranks 0–3; you predicted all of them")
+    if os.environ.get("SHOTS"):
+        notebook.page.screenshot(path=os.environ["SHOTS"])
 
 
 def test_the_page_complains_of_nothing(notebook: Notebook) -> None:

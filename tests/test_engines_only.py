@@ -95,6 +95,14 @@ def test_engines_are_ranks_and_meet(
     ]
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process has mapped")
+def test_torch_is_imported_before_the_store_of_the_ranks_is_needed(taken: nbddp.Pool) -> None:
+    """The store is on this machine, and its process is forked from the agent's: it would import torch by itself."""
+    assert taken.agent is not None
+    assert taken.agent.process is not None
+    assert "libtorch" in Path(f"/proc/{taken.agent.process.pid}/maps").read_text()
+
+
 @needs_recorder
 def test_a_failure_frees_the_others_and_a_deadlock_is_told(taken: nbddp.Pool) -> None:
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: mine") as caught:

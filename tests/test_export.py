@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import os
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +160,35 @@ def test_a_cell_that_ran_again_stands_where_it_ran_first() -> None:
         history.chosen((9,))
 
 
+class Large:
+    """A value, as a tensor is one: it can be watched."""
+
+
+def test_a_push_that_runs_again_replaces_its_older_values_which_are_freed() -> None:
+    history, first, second = History(), Large(), Large()
+    watched = weakref.ref(first)
+    history.add(Ran(1, None, pushed={"a": first, "b": 1}, where="P"))
+    history.add(Ran(1, None, pushed={"c": 2}, where="P"))
+    history.add(Ran(2, "", "use", where="C"))
+    history.add(Ran(3, None, pushed={"a": second}, where="P"))
+    history.add(Ran(3, None, pushed={"c": 3}, where="P"))
+    del first
+    gc.collect()
+    assert watched() is None
+    for numbers in (None, (2,)):
+        assert [ran.pushed for ran in history.chosen(numbers)] == [{"a": second}, {"c": 3}, None]
+
+
+def test_without_the_front_ends_name_of_a_cell_a_push_is_known_by_its_names_and_ranks() -> None:
+    history = History()
+    for n, value in enumerate((1, 2), 1):
+        history.add(Ran(n, None, pushed={"a": value}))
+        history.add(Ran(n, None, pushed={"a": -value}, ranks=(0,)))
+        history.add(Ran(n, None, pushed={"b": value}))
+    assert [(ran.pushed, ran.ranks) for ran in history.chosen(None)] == [({"a": 2}, None), ({"a": -2}, (0,)),
+                                                                         ({"b": 2}, None)]  # fmt: skip
+
+
 def notebook(*cells: tuple[str, int | None, list[str]]) -> dict[str, object]:
     return {
         "cells": [
@@ -265,6 +296,16 @@ def under_torchrun(script: Path, *options: str) -> str:
     return done.stdout
 
 
+FREED = """\
+import gc, time
+end = time.monotonic() + 20
+while old() is not None and time.monotonic() < end:  # a thread of pyzmq's lets go of what has been sent
+    gc.collect()
+    time.sleep(0.01)
+print(old() if old() is None else gc.get_referrers(old()))
+"""
+
+
 def test_exported_cells_train_to_the_same_losses_under_torchrun(new_kernel: Kernel, tmp_path: Path) -> None:
     def run(code: str) -> str:
         shown = new_kernel.run(code)
@@ -276,7 +317,9 @@ def test_exported_cells_train_to_the_same_losses_under_torchrun(new_kernel: Kern
         f"folder = {str(tmp_path)!r}"
     )
     run("%ddp start --nproc 2")
-    run("%ddp push lr factor data folder")
+    run("import weakref; old = weakref.ref(data)\n%ddp push lr factor data folder")
+    run("data = data.copy()\n%ddp push lr factor data folder")
+    assert run(FREED).strip() == "None", "nothing keeps what was pushed before"
     run(SETUP)
     assert not new_kernel.run("%%ddp\nraise ValueError('this cell is left out')").ok
     run(SETUP)

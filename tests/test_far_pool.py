@@ -22,6 +22,7 @@ import nbddp
 from nbddp.agent import peers, store_host
 from nbddp.agent.far import FarAgent
 from nbddp.agent.reached import ReachedAgent
+from nbddp.base.share import Step
 from nbddp.errors import AgentFailed, PoolNotRunning, WorkerFailed
 from nbddp.front.status import table
 from nbddp.plan.logs import Logs
@@ -50,8 +51,16 @@ def on(hosts: Hosts, names: str = "nodea,nodeb", **more: object) -> nbddp.Pool:
 
 
 @pytest.fixture(scope="module")
-def far(hosts: Hosts) -> Iterator[nbddp.Pool]:
-    with on(hosts) as pool:
+def said() -> list[str]:
+    """What the start of the pool reported while it went on."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def far(hosts: Hosts, said: list[str]) -> Iterator[nbddp.Pool]:
+    pool = on(hosts)
+    pool.ensure(pool.spec, said.append)
+    with pool:
         yield pool
 
 
@@ -249,6 +258,13 @@ def test_torch_is_imported_where_workers_start_and_not_beside_the_notebook(far: 
     seen = far.run_cell("open('/proc/self/maps').read().count('libtorch') > 0", want_value=True, screen=Silent())
     assert list(seen) == [True] * 4
     assert home.wait_warm()["unkept"] == "the pool's workers are on other hosts"
+
+
+def test_a_start_reports_its_stages_as_values(far: nbddp.Pool, said: list[str]) -> None:
+    stage = {str(text): text.stage for text in said if isinstance(text, Step)}
+    assert stage["connecting to nodea, nodeb"] == stage["importing torch on nodea, once"] == "agent"
+    assert stage.get("waiting for the node agent", "agent") == "agent", "it may be there already"
+    assert list(dict.fromkeys(stage.values())) == ["agent", "controller", "engines"]
 
 
 def test_what_has_started_an_agent_there_is_none_of_the_pool(tmp_path: Path) -> None:

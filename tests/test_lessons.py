@@ -26,7 +26,7 @@ from nbddp.run.screen import Silent
 from nbddp.teach import explore
 from nbddp.worker.plain import Strange, plain
 from tests.kernels import Kernel
-from tests.lessons import SOURCES, builder, defined, pool_of
+from tests.lessons import SOURCES, builder, defined, is_ok, pool_of
 
 build = builder()
 SMALL = """\
@@ -39,15 +39,18 @@ SMALL = """\
 # %%ddp --nproc 2
 x = 1  # %%ddp is no magic here
 
-# %% exercise
+# %% tags=["exercise"]
 def f():
     ...
 
 
-# %% tags=raises-exception,mine
+# %% tags=["raises-exception", "hidden"]
 check.f(f)
 
-# %% solution
+# %% tags=["prediction"]
+predict.f()
+
+# %% tags=["solution"]
 def f():
     return 1
 """
@@ -55,34 +58,37 @@ def f():
 
 def test_cells_are_told_apart() -> None:
     cells = build.parse(SMALL)
-    assert [c.kind for c in cells] == ["markdown", "code", "exercise", "code", "solution"]
+    assert [c.kind for c in cells] == ["markdown", "code", "exercise", "code", "prediction", "solution"]
     assert cells[0].text == "# Title\n\nText"
     assert cells[1].text == "%%ddp --nproc 2\nx = 1  # %%ddp is no magic here"
-    assert cells[3].tags == ("raises-exception", "mine")
+    assert cells[3].tags == ("raises-exception", "hidden")
 
 
 def test_learner_and_solved_differ_in_exercise_and_solution_alone() -> None:
     cells = build.parse(SMALL)
     learner, solved = build.learners(cells), build.solved(cells)
-    assert [c.kind for c in learner] == ["markdown", "code", "exercise", "code", "markdown"]
+    assert [c.kind for c in learner] == ["markdown", "code", "exercise", "code", "prediction", "markdown"]
     assert "<details>" in learner[-1].text
     assert "return 1" in learner[-1].text
-    assert [c.text for c in solved] == [cells[0].text, cells[1].text, cells[4].text, cells[3].text]
+    assert [c.text for c in solved] == [cells[i].text for i in (0, 1, 5, 3, 4)]
     book = build.notebook(solved)
     nbformat.validate(book)
-    assert [c.id for c in book.cells] == ["c00", "c01", "c02", "c03"]
-    assert book.cells[3].metadata == {"tags": ["raises-exception", "mine"]}
+    assert [c.id for c in book.cells] == ["c00", "c01", "c02", "c03", "c04"]
+    folded = {"tags": ["raises-exception", "hidden"], "jupyter": {"source_hidden": True}}
+    assert book.cells[3].metadata == folded
+    assert book.cells[4].metadata == {"tags": ["prediction", "nbval-ignore-output"]}
 
 
 @pytest.mark.parametrize(
     ("source", "says"),
     [
         ("x = 1\n", "the first line must begin a cell"),
-        ("# %% sloution\n", "'sloution' is none of"),
-        ("# %% [markdown]\nno comment\n", "begins with '# '"),
-        ("# %% exercise\n# %% exercise\n", "in pairs"),
-        ("# %% solution\n", "in pairs"),
-        ("# %% exercise\n", "has no # %% solution"),
+        ("# %% solution\ny = 1\n", "a header has [markdown]"),
+        ('# %% tags=["sloution"]\ny = 1\n', "tag 'sloution' is none of"),
+        ('# %% tags=["solution", "exercise"]\ny = 1\n', "a cell has one of the tags exercise, solution"),
+        ('# %% tags=["exercise"]\nx\n# %% tags=["exercise"]\ny\n', "in pairs"),
+        ('# %% tags=["solution"]\nx\n', "in pairs"),
+        ('# %% tags=["exercise"]\nx\n', "has no solution"),
     ],
 )
 def test_a_wrong_source_is_told(source: str, says: str) -> None:
@@ -119,15 +125,16 @@ def test_lessons_keep_to_their_size_and_hold_nothing_of_the_machine(source: Path
                 assert build.WIDGET not in output.get("data", {})
 
 
-def test_learners_notebooks_do_not_hold_an_answer() -> None:
-    """An unfinished exercise is answered by a line that is not ok."""
-    for source in SOURCES:
-        learner, solved = (nbformat.read(p, 4) for p in build.places(source))
-        lines = [[o.text for c in b.cells if "check." in c.source for o in c.get("outputs", ()) if "text" in o]
-                 for b in (learner, solved)]  # fmt: skip
-        assert lines[0], source.stem
-        assert not any(text.rstrip().endswith("\nok") or text == "ok\n" for text in lines[0]), source.stem
-        assert all(text.rstrip().split("\n")[-1] == "ok" for text in lines[1]), source.stem
+@pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.stem)
+def test_learners_notebooks_give_nothing_away_and_solved_ones_are_right(source: Path) -> None:
+    """No output stands under a question; every check of the solved one has said ok."""
+    learner, solved = (nbformat.read(p, 4) for p in build.places(source))
+    code = [c for c in learner.cells if c.cell_type == "code"]
+    assert not any(c.outputs or c.execution_count for c in code)
+    assert all(c.execution_count for c in solved.cells if c.cell_type == "code"), "run notebooks/build.py"
+    checks = [c for c in solved.cells if c.cell_type == "code" and "\ncheck." in f"\n{c.source}"]
+    assert checks
+    assert all(is_ok(c.outputs) for c in checks)
 
 
 # -- answers ---------------------------------------------------------------------------------
@@ -228,7 +235,8 @@ def test_a_check_runs_on_the_notebooks_own_pool_and_keeps_its_names(four: Kernel
     shown = four.run(
         "from nbddp.teach import check\nchecked = check.place_of(lambda rank, n: divmod(rank, n))\nchecked"
     )
-    assert shown.text() == "ok\n", shown.error
+    assert is_ok(shown.outputs), shown.error
+    assert "✓ ok</span> 30 ranks of 4 layouts" in shown.displays[0]["text/html"]
     assert not [kind for _, kind, _ in shown.messages if kind == "execute_result"], "the line is there already"
     assert four.run("%%ddp\nassert kept == 41").ok
     assert "41" in four.run("bool(checked) and checked.line == 'ok' and 41").displays[0]["text/plain"]
@@ -239,7 +247,7 @@ def test_a_check_runs_on_the_notebooks_own_pool_and_keeps_its_names(four: Kernel
 
 def test_a_check_without_a_pool_starts_two_workers_and_shows_what_is_printed(new_kernel: Kernel) -> None:
     shown = new_kernel.run(PLACE + "check.place_of(place_of)")
-    assert shown.text().endswith("ok\n"), shown.error
+    assert is_ok(shown.outputs), shown.error
     assert "ranks 0–1 │ called" in shown.text(), "prints help whoever looks for a mistake"
     assert "2 processes" in new_kernel.run("%ddp topology").displays[0]["text/plain"]
 
@@ -313,7 +321,8 @@ def test_an_impossible_setting_says_so_instead_of_a_picture() -> None:
 
 def test_buttons_take_a_step_and_stay_at_the_ends() -> None:
     _, row, _, picture, *_ = explore.ring().widget().children
-    slider, back, forward = row.children
+    slider, play, back, forward = row.children
+    assert (play.min, play.max) == (slider.min, slider.max)
     seen = []
     for button in (back, back, forward):
         button.click()

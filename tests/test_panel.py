@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from nbddp.base.share import Share
+from nbddp.base.share import STAGES, Share, Step
 from nbddp.panel import page, words
 from nbddp.panel import state as rules
 from nbddp.panel.plan import DEFAULT, Plan, considered, plan_of
-from nbddp.panel.state import STAGES, Model, State
+from nbddp.panel.state import Model, State
 from nbddp.plan import options
 from nbddp.plan.machine import Device, Node
 from nbddp.plan.options import LaunchSpec
@@ -113,12 +113,12 @@ def test_a_start_goes_through_its_stages_and_may_fail() -> None:
     state = rules.began(rules.known(State(), CPU))
     assert not state.may_start
     seen = []
-    for text in ("importing torch in the warm process, once", "starting the controller", "starting 4 workers",
-                 Share("engines registered", 3, 4)):  # fmt: skip
+    for text in (Step("x", "agent"), Step("x", "controller"), Step("starting the controller", "engines"),
+                 "importing torch in", Share("engines registered", 3, 4, "engines")):  # fmt: skip
         state = rules.reached(state, text)
         assert state.stage is not None
         seen.append(state.stage.part)
-    assert seen == ["agent", "controller", "engines", "engines"]
+    assert seen == ["agent", "controller", "engines", "engines", "engines"], "by the value, whatever the words"
     assert state.pool_words() == "starting: engines registered (3 of 4) …"
     assert 'aria-current="step">▸ engines' in page.start(state)
     failed = rules.failed(state, "rank 0 ended", [f"line {i}" for i in range(99)])

@@ -1,27 +1,30 @@
 """One job as text for seven engines: what each would read is what was asked, for values with every sort of quote.
 
 The texts are read back by what reads them: a shell, a YAML parser with the fields of each kind (`tests/data`), Python.
-Where an engine's own package is installed, it checks the text too.
+What the engines themselves say of them is in `test_job_engines.py`.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import yaml
 
 from nbddp.errors import BadInput
 from nbddp.export import SRUN, STATIC, Job, Launch, targets
-from nbddp.export.targets import TARGETS, seconds
+from nbddp.export.program import Cell
+from nbddp.export.targets import LONGEST_COMMAND, LONGEST_FUNCTION, NONE, TARGETS, Files, seconds
+from nbddp.export.values import code_of
 from nbddp.front import cli
+from nbddp.front.exporting import files_of, write
 
 FIELDS = json.loads((Path(__file__).parent / "data" / "job_fields.json").read_text())
 HARD = ("--lr", "$HOME 'it\" #", "a\\b", "", "ü: - {x}")
@@ -108,7 +111,7 @@ def test_kubeflows_function_stands_alone_and_runs_the_script(
 ) -> None:
     launch, out = LAUNCHES[name], tmp_path / "said.json"
     source = f"import json, sys\nwith open({str(out)!r}, 'w') as f: json.dump([__name__, sys.argv[1:]], f)\n"
-    text = targets.kubeflow(launch, JOB, source)
+    text = targets.kubeflow(launch, JOB, Files(source))
     tree = ast.parse(text)
     [train] = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     monkeypatch.setattr(sys, "argv", ["x"])
@@ -121,6 +124,76 @@ def test_kubeflows_function_stands_alone_and_runs_the_script(
     limits = {"cpu": 4, **({"nvidia.com/gpu": 2} if launch.gpus_per_proc else {})}
     assert said == {"num_nodes": launch.nnodes, "resources_per_node": limits, "packages_to_install": ["einops>=0.7"],
                     "env": dict(ENV)}  # fmt: skip
+
+
+def train_of(text: str) -> str:
+    """The source of the function that goes to the cluster; nothing else of the program does."""
+    [train] = [n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)]
+    return "\n".join(text.splitlines()[train.lineno - 1 : train.end_lineno])
+
+
+def test_kubeflows_function_is_the_same_behind_the_shell_that_it_is_sent_through() -> None:
+    """Kubeflow's Trainer writes the function with a here-document whose mark is not quoted, where a shell expands $,
+    backquotes and backslashes."""
+    source = "print('a\\n$HOME `date` $(date)', r'\\d\\\\')\n"
+    sent = train_of(targets.kubeflow(Launch(SCRIPT, HARD), Job(), Files(source, "v.pkl", b"\x00")))
+    line = f"read -r -d '' SCRIPT << EOM\n\n{sent}\n\nEOM\nprintf '%s' \"$SCRIPT\""
+    came = subprocess.run(["bash", "-c", line], text=True, capture_output=True, check=True).stdout
+    assert came.strip() == sent.strip()
+    texts = [n.value for n in ast.walk(ast.parse(came)) if isinstance(n, ast.Constant)]
+    assert {source, *HARD} <= {*texts}
+
+
+@pytest.mark.parametrize("target", ["kubeflow", "ray"])
+def test_pushed_values_go_along_with_the_script(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+
+    monkeypatch.setattr(dist, "init_process_group", dist.init_process_group)  # put back: Ray's function replaces it
+    monkeypatch.setattr(sys, "argv", ["x"])
+    out = tmp_path / "said.json"
+    script = exported(
+        tmp_path, f"import json, pathlib\npathlib.Path({str(out)!r}).write_text(json.dumps(data.tolist()))\n"
+    )
+    files, notes = files_of(script)
+    assert (files.values_name, notes) == ("train-values.pkl", [])
+    text = TARGETS[target](Launch(script.name), Job(), files)
+    for path in (script, script.with_name(files.values_name)):
+        path.unlink()
+    names: dict[str, Any] = {}
+    exec(train_of(text), names)
+    names["train"]()
+    assert json.loads(out.read_text()) == [0, 1, 2]
+
+
+def exported(folder: Path, more: str) -> Path:
+    """A script with a pushed array `data`, as `%ddp export` writes it."""
+    code, saved = code_of({"data": np.arange(3)}, "In[1]", "train-values.pkl")
+    script = folder / "train.py"
+    write(script, [Cell("In[1]", None, code), Cell("In[2]", "", more)], saved, "torchrun", False)
+    return script
+
+
+@pytest.mark.parametrize(("target", "most"), [("kubeflow", LONGEST_COMMAND), ("ray", LONGEST_FUNCTION)])
+def test_values_that_are_too_large_to_go_along_are_refused(target: str, most: int) -> None:
+    with pytest.raises(BadInput, match=rf"which can have {most // 1000} kB, .* read them from storage that the nodes"):
+        TARGETS[target](Launch(), Job(), Files("1", "v.pkl", b"1" * most))
+
+
+def test_what_a_script_reads_and_nothing_carries_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exported(tmp_path, "print(data)").rename("go.py")
+    said = {}
+    for target in TARGETS:
+        assert cli.main(["export", "go.py", "--to", target, "--gpus-per-proc", "0"]) == 0
+        said[target] = capsys.readouterr().out
+    needs = "its image needs go.py and train-values.pkl in the working directory"
+    assert {target for target, text in said.items() if needs in text} == {"pytorchjob"}
+    assert 'workdir: "."' in said["sky"]
+    Path("train-values.pkl").unlink()
+    assert cli.main(["export", "go.py", "--to", "ray"]) == 0
+    assert "there is no train-values.pkl, which go.py reads; %ddp export go.py --force" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [*LAUNCHES])
@@ -142,7 +215,9 @@ def test_rays_program_asks_for_what_was_meant(name: str) -> None:
     assert said("TorchConfig") == {"backend": launch.backend}
     assert said("init") == {"runtime_env": {"env_vars": dict(ENV), "pip": ["einops>=0.7"], "working_dir": "."}}
     assert ("FailureConfig" in calls) == (name == "elastic")
-    assert any(isinstance(n, ast.Assign) and ast.unparse(n.value) == f"[path, *{[*HARD]!r}]" for n in ast.walk(tree))
+    [argv] = [n.value for n in ast.walk(tree) if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "sys.argv"]
+    assert isinstance(argv, ast.List)
+    assert [ast.literal_eval(word) for word in argv.elts[1:]] == [*HARD]
 
 
 @pytest.mark.parametrize("name", [*LAUNCHES])
@@ -176,7 +251,7 @@ def test_a_batch_script_exports_variables_before_all_else() -> None:
 )
 def test_what_a_target_does_not_have_is_refused(target: str, launch: Launch, words: str) -> None:
     with pytest.raises(BadInput) as e:
-        TARGETS[target](launch, Job(), "")
+        TARGETS[target](launch, Job(), NONE)
     assert words in str(e.value)
 
 
@@ -205,23 +280,3 @@ def test_a_terminal_prints_a_job_and_writes_it(
     assert cli.main(["export", "go.py", "--to", "sky", "--gpus-per-proc", "0", "-o", "task.yaml"]) == 0
     assert "task.yaml written" in capsys.readouterr().out
     jsonschema.validate(yaml.safe_load((tmp_path / "task.yaml").read_text()), FIELDS["sky"])
-
-
-# -- the engines' own word, where they are installed ------------------------------------------------
-
-
-def test_skypilot_accepts_its_tasks() -> None:
-    sky = pytest.importorskip("sky", reason="SkyPilot is not installed (pip install skypilot)")
-    for launch in FIXED.values():
-        assert sky.Task.from_yaml_config(yaml.safe_load(targets.sky(launch, JOB))).num_nodes == launch.nnodes
-
-
-def test_torchx_runs_its_line(tmp_path: Path) -> None:
-    if shutil.which("torchx") is None:
-        pytest.skip("TorchX is not installed (pip install torchx)")
-    (tmp_path / "train.py").write_text(
-        "import json, os, sys\njson.dump([sys.argv[1:], os.environ['A']], open('out' + os.environ['RANK'], 'w'))\n"
-    )
-    line = targets.torchx(Launch("train.py", HARD, nproc=2, gpus_per_proc=0, env=(("A", "x y"),)), Job(cpus_per_proc=1))
-    subprocess.run(line.replace("dist.ddp", "--wait dist.ddp"), shell=True, cwd=tmp_path, check=True, timeout=120)
-    assert [json.loads((tmp_path / f"out{r}").read_text()) for r in range(2)] == [[[*HARD], "x y"]] * 2

@@ -1,4 +1,4 @@
-"""Lesson 12: the what-if and the memory of ZeRO against closed forms, and the checks of its exercises on real ranks."""
+"""Lesson 12: the what-if and the memory of ZeRO against closed forms, and the check of its exercise on real ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.base.units import speed
-from nbddp.lessons.beyond import exercises as beyond
 from nbddp.lessons.beyond.figure import zero as drawn_bars
 from nbddp.lessons.beyond.simulation import PRECISIONS, share, stages
 from nbddp.lessons.what_if.figure import what_if as drawn_step
@@ -129,146 +128,6 @@ def test_the_bars_are_as_long_as_the_bytes() -> None:
     assert {"120 GB", "31.4 GB", "16.6 GB", "1.88 GB", "a GPU of 80 GB"} <= set(texts)
     assert all(t.get_fontsize() >= 6.5 for t in axes.texts)
     assert shown.words == made.words()
-
-
-# -- accumulate ------------------------------------------------------------------------------
-
-HEAD = """
-import contextlib
-def accumulate(model, micro_batches, loss_of):
-    n = len(micro_batches)
-"""
-
-
-def body(text: str) -> str:
-    return HEAD + "\n".join("    " + line for line in text.strip("\n").splitlines())
-
-
-GUARDED = """
-for i, (x, y) in enumerate(micro_batches):
-    with {guard}:
-        loss = loss_of(model(x), y){scale}
-        loss.backward()
-"""
-LATER = "model.no_sync() if i + 1 < n else contextlib.nullcontext()"
-WRONG_SUMS = [
-    Mutant("no_sync without with", body("n = len(micro_batches)\nmodel.no_sync()\nfor x, y in micro_batches: "
-           "(loss_of(model(x), y) / n).backward()"),
-           "were exchanged 5 times: model.no_sync() was called and never entered; it is a context manager"),
-    Mutant("targets first", body(GUARDED.format(guard=LATER, scale=" / n").replace("loss_of(model(x), y)",
-           "loss_of(y, model(x))")), "loss_of takes the outputs first, then the targets"),
-    Mutant("not divided", body(GUARDED.format(guard=LATER, scale="")),
-           "rank 0, 0.weight, 5 micro-batches: yours is 5.00 × the reference: you added up 5 micro-batches"),
-    Mutant("every time", body(GUARDED.format(guard="contextlib.nullcontext()", scale=" / n")),
-           "right, but were exchanged 5 times for 5 micro-batches, where once will do"),
-    Mutant("never", body(GUARDED.format(guard="model.no_sync()", scale=" / n")),
-           "rank 0, 5 micro-batches: no gradients were exchanged, so every rank has its own"),
-    Mutant("the first", body(GUARDED.format(guard="model.no_sync() if i else contextlib.nullcontext()", scale=" / n")),
-           "exchanged in micro-batch 1, and what came after it is every rank's own"),
-    Mutant("forward outside", body("""
-for i, (x, y) in enumerate(micro_batches):
-    loss = loss_of(model(x), y) / n
-    with model.no_sync() if i + 1 < n else contextlib.nullcontext():
-        loss.backward()
-"""), "although no_sync was entered: DDP decides in forward"),
-    Mutant("every other", body(GUARDED.format(guard="model.no_sync() if i % 2 else contextlib.nullcontext()",
-                                             scale=" / n")),
-           "exchanged 3 times for 5 micro-batches"),
-    Mutant("by the world size", body("import torch.distributed as dist\nw = dist.get_world_size()\n"
-                                     + GUARDED.format(guard=LATER, scale=" / w")),
-           "you divided by the world size, which DDP does itself"),
-    Mutant("by both", body("import torch.distributed as dist\nw = dist.get_world_size()\n"
-                           + GUARDED.format(guard=LATER, scale=" / n / w")),
-           "yours is 0.50 × the reference: you divided by the world size too"),
-    Mutant("twice", body(GUARDED.format(guard=LATER, scale=" / n / n")), "by the number of micro-batches twice"),
-    Mutant("always five", body(GUARDED.format(guard=LATER, scale=" / 5")),
-           "rank 0, 0.weight, 3 micro-batches: yours is 0.60 × the reference; each micro-batch's loss counts 1/3"),
-    Mutant("set to zero", body("""
-for i, (x, y) in enumerate(micro_batches):
-    model.zero_grad()
-    with model.no_sync() if i + 1 < n else contextlib.nullcontext():
-        (loss_of(model(x), y) / n).backward()
-"""), "yours is of the last micro-batch alone"),
-    Mutant("past DDP", body(GUARDED.format(guard=LATER, scale=" / n").replace("model(x)", "model.module(x)")),
-           "nothing went through DDP; call model(inputs)"),
-    Mutant("all at once", body("""
-import torch
-x, y = (torch.cat(some) for some in zip(*micro_batches))
-loss_of(model(x), y).backward()
-"""), "5 micro-batches went through the model in 1 forward"),
-    Mutant("by hand", body("""
-import torch.distributed as dist
-with model.no_sync():
-    for x, y in micro_batches:
-        (loss_of(model(x), y) / n).backward()
-for p in model.parameters():
-    dist.all_reduce(p.grad)
-    p.grad /= dist.get_world_size()
-"""), "the gradients are right, but DDP exchanged none of them"),
-    Mutant("steps", body(GUARDED.format(guard=LATER, scale=" / n") + "import torch\n"
-                         "torch.optim.SGD(model.parameters(), lr=0.1).step()"), "a parameter changed"),
-    Mutant("one left out", body(GUARDED.format(guard=LATER, scale=" / n").replace("(micro_batches)",
-                                                                                "(micro_batches[1:], 1)")),
-           "yours differs from the reference by up to"),
-    Mutant("cleared", body(GUARDED.format(guard=LATER, scale=" / n") + "model.zero_grad()"), "has no gradient after"),
-    Mutant("one backward", body("sum(loss_of(model(x), y) / n for x, y in micro_batches).backward()"),
-           "up to 5 losses waited for backward() at a time"),
-    Mutant("last forgotten", body("with model.no_sync():\n    for x, y in micro_batches[:-1]: "
-                                  "(loss_of(model(x), y) / n).backward()"),
-           "4 forwards, all inside no_sync, so no gradients were exchanged: the last micro-batch is missing"),
-    Mutant("last whole", body(GUARDED.format(guard=LATER, scale=" / (n if i + 1 < n else 1)")),
-           "the last micro-batch counts 1.00 and each before it 0.20, right is 1/5 for each"),
-    Mutant("by those before", body(GUARDED.format(guard=LATER, scale=" / (n - 1 if i + 1 < n else n)")),
-           "the last micro-batch counts 0.20 and each before it 0.25"),
-    Mutant("zeros", body(GUARDED.format(guard=LATER, scale=" / n") + "for p in model.parameters(): p.grad.zero_()"),
-           "set to zero after the last backward()"),
-    Mutant("sum over ranks", body(GUARDED.format(guard=LATER, scale=" / n") + "import torch.distributed as dist\n"
-                                  "for p in model.parameters(): dist.all_reduce(p.grad)"),
-           "yours is 2.00 × the reference: you added up over the ranks"),
-    Mutant("unwritten", HEAD + "    ...", "still to be written"),
-    Mutant("raises", body("return micro_batches[9]"), "raised IndexError: list index out of range"),
-    Mutant("one rank alone", body("import torch.distributed as dist\nif dist.get_rank():\n    return\n"
-                                  + GUARDED.format(guard=LATER, scale=" / n")), "deadlock: rank 0"),
-]  # fmt: skip
-RIGHT_SUMS = [
-    body("""
-*early, last = micro_batches
-with model.no_sync():
-    for x, y in early:
-        loss_of(model(x), y).div(n).backward()
-loss_of(model(last[0]), last[1]).div(n).backward()
-"""),
-    body("""
-for i, (x, y) in enumerate(micro_batches):
-    model.require_backward_grad_sync = i == n - 1
-    loss_of(model(x), y).backward()
-for p in model.parameters():
-    p.grad.div_(n)
-"""),
-]
-
-
-@pytest.mark.parametrize("mutant", WRONG_SUMS, ids=str)
-def test_wrong_accumulation_is_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
-    mutant.meets(check.accumulate)
-
-
-def test_right_accumulation_passes(pool: nbddp.Pool) -> None:
-    assert check.accumulate(solution("12", "accumulate"))
-    for source in RIGHT_SUMS:
-        assert check.accumulate(defined(source, "accumulate")), source
-    assert "still to be written" in check.accumulate(exercise("12", "accumulate")).line
-
-
-@given(c=st.floats(-100, 100), of=st.lists(st.floats(-10, 10), min_size=2, max_size=9))
-def test_a_multiple_is_found_and_nothing_else(c: float, of: list[float]) -> None:
-    if sum(abs(x) > 1e-3 for x in of) < 2:
-        return
-    found = beyond.multiple([c * x for x in of], of)
-    assert found == pytest.approx(c, rel=1e-6, abs=1e-6)
-    largest = max(range(len(of)), key=lambda i: abs(of[i]))
-    spoilt = [c * x + (abs(of[largest]) if i == largest else 0) for i, x in enumerate(of)]
-    assert beyond.multiple(spoilt, of) is None
 
 
 # -- bytes_per_rank --------------------------------------------------------------------------

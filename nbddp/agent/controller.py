@@ -40,7 +40,6 @@ from nbddp.base.system import LOOPBACK
 
 BEAT_MS = 200
 BEATS = b"heartmonitor"  # topic
-
 MOST_FILES = 10240  # macOS's OPEN_MAX
 PORTS = 40  # more than a controller of ipyparallel 9 binds; beyond them it chooses its own
 LOWEST_PORT = 10_000

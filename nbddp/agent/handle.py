@@ -75,7 +75,7 @@ class Agent:
             return cls._of(connection, asked.home, env, inherited, owned=True)
         homes.running()  # sweeps what a killed agent left
         home = homes.new_home()
-        what = ["--controls-only"] if controls_only else []
+        what = [footprint.CONTROLS_ONLY] if controls_only else []
         with open(home / "agent.log", "ab") as log, without_stop():
             process = subprocess.Popen(
                 [sys.executable, "-m", "nbddp.agent.main", str(home), str(os.getpid()), *what],

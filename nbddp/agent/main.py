@@ -64,7 +64,6 @@ WARM = (
     "nbddp.worker.engine",
 )
 CONTROLS = ("ipyparallel.controller.app", "tornado.platform.asyncio", "tornado.queues")  # of a pool on other hosts
-CONTROLS_ONLY = "--controls-only"
 LOOK_EVERY = 1.0  # seconds
 MOST_PIPES = 8  # that a child sends at once
 LARGEST_PIPE = 1 << 20  # bytes; what Linux lets a user have
@@ -618,7 +617,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
     children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
     children.adopt_orphans()
-    modules = CONTROLS if CONTROLS_ONLY in sys.argv[3:] else WARM
+    modules = CONTROLS if footprint.CONTROLS_ONLY in sys.argv[3:] else WARM
     imports = footprint.Imports() if system.is_linux() else None
     agent: Agent | None = Agent(Path(sys.argv[1]), imports=imports, modules=modules)
     while agent is not None:

@@ -1,24 +1,41 @@
-"""Progress as text that knows how much is done: a bar in words for a terminal, a real one for a page. Pure."""
+"""Progress as text that carries what it is about as values: the stage of a pool's start, and how much is done (a bar
+in words for a terminal, a real one for a page). Pure."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 CELLS = 24  # characters of a bar in words
+Stage = Literal["agent", "controller", "engines", "devices", "ready"]
+STAGES: tuple[Stage, ...] = get_args(Stage)  # of a pool's start, in their order
 
 
-class Share(str):
+class Step(str):
+    """A sentence of progress, and the stage of a start that it belongs to; None: of none."""
+
+    stage: Stage | None
+
+    def __new__(cls, words: str, stage: Stage | None) -> Step:
+        made = super().__new__(cls, words)
+        made.stage = stage
+        return made
+
+    def __getnewargs__(self) -> Any:
+        return str(self), self.stage
+
+
+class Share(Step):
     """`████░░░░ 3/9  all_reduce of 64 KiB`; `words` is what is done, `done` and `of` how much of it."""
 
     words: str
     done: int
     of: int
 
-    def __new__(cls, words: str, done: int, of: int) -> Share:
+    def __new__(cls, words: str, done: int, of: int, stage: Stage | None = None) -> Share:
         full = CELLS * done // of
-        made = super().__new__(cls, f"{'█' * full}{'░' * (CELLS - full)} {done}/{of}  {words}")
-        made.words, made.done, made.of = words, done, of
+        made = str.__new__(cls, f"{'█' * full}{'░' * (CELLS - full)} {done}/{of}  {words}")
+        made.words, made.done, made.of, made.stage = words, done, of, stage
         return made
 
     def __getnewargs__(self) -> Any:
-        return self.words, self.done, self.of
+        return self.words, self.done, self.of, self.stage

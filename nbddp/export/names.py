@@ -7,7 +7,6 @@ import builtins
 from collections.abc import Iterable, Iterator
 
 BUILTINS = frozenset(dir(builtins)) | {"__name__", "__file__", "__doc__"}
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 SEE_ALL = ("globals", "locals", "vars", "eval", "exec")  # functions that find names by their text
 

@@ -7,10 +7,12 @@ shlex, YAML by JSON (which is YAML), Python by repr. Fields and flags are those 
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from nbddp.errors import BadInput
@@ -27,12 +29,26 @@ from nbddp.export.launch import (
 )
 from nbddp.export.slurm import Job, sbatch_script
 
-Text = Callable[[Launch, Job, str], str]
+
+@dataclass(frozen=True)
+class Files:
+    """What goes along with a text whose engine copies no files: the script's own text, and the file of pushed values
+    that it reads from beside it, by name and content. An empty text: the script is where the processes start."""
+
+    source: str = ""
+    values_name: str = ""
+    values: bytes = b""
+
+
+NONE = Files()
+Text = Callable[[Launch, Job, Files], str]
+LONGEST_COMMAND = 120_000  # bytes; Linux takes 131072 as one word of a command, and Kubeflow adds some lines
+LONGEST_FUNCTION = 10_000_000  # bytes; Ray warns of larger ones, and refuses 95 MiB
 PYTORCH_IMAGE = "pytorch/pytorch:latest"
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
-def torchrun(launch: Launch, job: Job, source: str = "") -> str:
+def torchrun(launch: Launch, job: Job, files: Files = NONE) -> str:
     """A line for each node."""
     if launch.rendezvous == SRUN:
         raise BadInput(f"with --rendezvous {SRUN} Slurm starts every process; use --to slurm, or another rendezvous")
@@ -44,11 +60,11 @@ def torchrun(launch: Launch, job: Job, source: str = "") -> str:
     return prefix + "".join(f"# on node {n}\n{torchrun_line(launch, n)}\n" for n in range(launch.nnodes))
 
 
-def slurm(launch: Launch, job: Job, source: str = "") -> str:
+def slurm(launch: Launch, job: Job, files: Files = NONE) -> str:
     return sbatch_script(launch, job)
 
 
-def sky(launch: Launch, job: Job, source: str = "") -> str:
+def sky(launch: Launch, job: Job, files: Files = NONE) -> str:
     """A task of SkyPilot: `sky launch train.yaml`. Its nodes are as many as are asked for."""
     _refuse_elastic(launch, "SkyPilot starts a fixed number of nodes")
     addr, rank = AsIs('"$MASTER_ADDR"'), AsIs('"$SKYPILOT_NODE_RANK"')
@@ -73,7 +89,7 @@ def sky(launch: Launch, job: Job, source: str = "") -> str:
     })  # fmt: skip
 
 
-def pytorchjob(launch: Launch, job: Job, source: str = "") -> str:
+def pytorchjob(launch: Launch, job: Job, files: Files = NONE) -> str:
     """A PyTorchJob of Kubeflow's training operator, which gives torchrun its options as PET_ variables."""
     _check_name(job.name)
     container: dict[str, Any] = {
@@ -95,9 +111,11 @@ def pytorchjob(launch: Launch, job: Job, source: str = "") -> str:
     return _yaml({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": job.name}, "spec": spec})
 
 
-def kubeflow(launch: Launch, job: Job, source: str = "") -> str:
-    """A program that hands the script to Kubeflow's Trainer. source: the script's text, which goes along, since
-    only the text of the function does; without it the script has to be in the image."""
+def kubeflow(launch: Launch, job: Job, files: Files = NONE) -> str:
+    """A program that hands the script to Kubeflow's Trainer, which sends the text of the function and nothing else.
+    Raises BadInput if that is too large."""
+    running = textwrap.indent(_running(launch, files), "    ")
+    _refuse_large(running, LONGEST_COMMAND, "Kubeflow's Trainer sends the script in one command")
     _refuse_elastic(launch, "Kubeflow's Trainer starts a fixed number of nodes")
     options = [
         "func=train", f"num_nodes={launch.nnodes}", f"resources_per_node={_limits(launch, job)['limits']!r}",
@@ -110,7 +128,7 @@ from kubeflow.trainer import CustomTrainer, TrainerClient
 
 
 def train():
-{textwrap.indent(_running(launch, source), "    ")}
+{running}
 
 trainer = CustomTrainer(
 {textwrap.indent("".join(f"{option},{chr(10)}" for option in options), "    ")})
@@ -120,7 +138,7 @@ client.wait_for_job_status(name, timeout={seconds(job.time)})
 """
 
 
-def torchx(launch: Launch, job: Job, source: str = "") -> str:
+def torchx(launch: Launch, job: Job, files: Files = NONE) -> str:
     """A line of TorchX; `-s` selects the scheduler."""
     nodes = str(launch.nnodes) if launch.min_nodes is None else f"{launch.min_nodes}:{launch.nnodes}"
     words = ["torchx", "run", "-s", "local_cwd", "dist.ddp", "-j", f"{nodes}x{launch.nproc}", "--script",
@@ -136,8 +154,11 @@ def torchx(launch: Launch, job: Job, source: str = "") -> str:
     return shell_line([*words, *(["--", *launch.arguments] if launch.arguments else [])]) + "\n"
 
 
-def ray(launch: Launch, job: Job, source: str = "") -> str:
-    """A program that trains on a Ray cluster; Ray makes the process group."""
+def ray(launch: Launch, job: Job, files: Files = NONE) -> str:
+    """A program that trains on a Ray cluster; Ray makes the process group. The script goes along in the function,
+    since Ray leaves out what git ignores when it copies a folder."""
+    running = textwrap.indent(_running(launch, files), "    ")
+    _refuse_large(running, LONGEST_FUNCTION, "Ray's program has the script in a function")
     workers = launch.nnodes * launch.nproc
     number = str(workers) if launch.min_nodes is None else f"({launch.min_nodes * launch.nproc}, {workers})"
     each: dict[str, int] = {"CPU": job.cpus_per_proc}
@@ -157,7 +178,7 @@ def train():
     import torch.distributed as dist
 
     dist.init_process_group = lambda *args, **options: None  # Ray has made the group
-{textwrap.indent(_running(launch, source), "    ")}
+{running}
 
 {start}
 trainer = TorchTrainer(
@@ -197,26 +218,47 @@ def seconds(time: str) -> int:
     return int(days or 0) * 86400 + numbers[0] * 3600 + numbers[1] * 60 + numbers[2]
 
 
-def _running(launch: Launch, source: str) -> str:
+def _running(launch: Launch, files: Files) -> str:
     """The body of a function that runs the script: its text, which each process writes for itself, since another could
     read half a file; or, without the text, the file of that name in a folder of sys.path."""
     name, *arguments = launch.program
-    if source:
+    modules, argv = "os, runpy, sys, tempfile", ", ".join(["path", *map(_quoted, arguments)])
+    if files.source:
         find = f"""\
-path = os.path.join(tempfile.mkdtemp(), {name.rpartition("/")[2]!r})
+path = os.path.join(tempfile.mkdtemp(), {_quoted(name.rpartition("/")[2])})
 with open(path, "w", encoding="utf-8") as file:
-    file.write({source!r})
+    file.write({_quoted(files.source)})
 """
     else:
         find = f"""\
-found = (os.path.join(folder, {name!r}) for folder in ["", *sys.path])
-path = next((path for path in found if os.path.exists(path)), {name!r})
+found = (os.path.join(folder, {_quoted(name)}) for folder in ["", *sys.path])
+path = next((path for path in found if os.path.exists(path)), {_quoted(name)})
+"""
+    if files.source and files.values:
+        modules = f"base64, {modules}"
+        find += f"""\
+with open(os.path.join(os.path.dirname(path), {_quoted(files.values_name)}), "wb") as file:
+    file.write(base64.b64decode({base64.b64encode(files.values).decode()!r}))
 """
     return f"""\
-import os, runpy, sys, tempfile
-{find}sys.argv = [path, *{arguments!r}]
+import {modules}
+{find}sys.argv = [{argv}]
 runpy.run_path(path, run_name="__main__")
 """
+
+
+def _quoted(text: str) -> str:
+    """A literal of Python that a shell's here-document leaves as it is: Kubeflow's Trainer sends a function in one."""
+    return re.sub(r"\\\\|[$`]", lambda found: f"\\x{ord(found[0][0]):02x}", repr(text))
+
+
+def _refuse_large(text: str, most: int, why: str) -> None:
+    size = len(text.encode())
+    if size > most:
+        raise BadInput(
+            f"{why}, which can have {most // 1000} kB, but the script and its values are {size // 1000} kB; create "
+            "large values in a %%ddp cell, or read them from storage that the nodes reach"
+        )
 
 
 def _installing(job: Job) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 from nbddp.errors import BadInput
 
 LONGEST = 2000  # characters of a literal
+FILE = "-values.pkl"  # how the name of a script's file of values ends
 LOAD = """\
 import os
 import pickle
@@ -37,6 +38,16 @@ def code_of(values: Mapping[str, Any], label: str, file: str) -> tuple[str, dict
     if saved:
         lines.append(LOAD.format(file=file, label=label, names="".join(f"{name}, " for name in saved).rstrip(" ")))
     return "\n".join(lines) + "\n", {label: tuple(saved.values())} if saved else {}
+
+
+def files_read(source: str) -> list[str]:
+    """The files of values that a script names; the script may have been renamed since it was written."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # as whoever runs it will say
+        return []
+    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return list(dict.fromkeys(text for text in texts if text.endswith(FILE)))
 
 
 def _source(name: str, value: Any) -> str | None:

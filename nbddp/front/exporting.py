@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,15 +41,32 @@ class Ran:
     where: str = ""
     ok: bool = True
 
+    def beside(self, other: Ran) -> bool:
+        """Whether both are pushes of one run of a cell."""
+        both = self.pushed is not None and other.pushed is not None
+        return both and bool(self.where) and (self.where, self.number) == (other.where, other.number)
+
+    def replaces(self, old: Ran) -> bool:
+        """Whether this push is an older one again: of a cell that runs again, or of the same names."""
+        if self.pushed is None or old.pushed is None or self.where != old.where:
+            return False
+        same = (self.pushed.keys(), self.ranks) == (old.pushed.keys(), old.ranks)
+        return same or (bool(self.where) and self.number != old.number)
+
 
 class History:
-    """What has run, in the order of the notebook: a cell that ran again stands where it ran first."""
+    """What has run, in the order of the notebook: a cell that ran again stands where it ran first. Values are kept of
+    the newest push of a cell alone, since they may be large."""
 
     def __init__(self) -> None:
         self._ran: list[Ran] = []
 
     def add(self, ran: Ran) -> None:
-        self._ran.append(ran)
+        replaced = [i for i, old in enumerate(self._ran) if ran.replaces(old)]
+        beside = [i + 1 for i, old in enumerate(self._ran) if ran.beside(old)]
+        at = replaced[0] if replaced else beside[-1] if beside else len(self._ran)
+        self._ran = [old for old in self._ran if not ran.replaces(old)]
+        self._ran.insert(at, ran)
 
     def chosen(self, numbers: Collection[int] | None) -> list[Ran]:
         """The cells that ended well, each as it ran last; or those of these `In[n]`, with the values that were pushed.
@@ -61,11 +78,17 @@ class History:
                 have = ", ".join(f"In[{n}]" for n in sorted(known)) or "none yet"
                 raise BadInput(f"In[{missing[0]}] was no %%ddp cell; those that ran are {have}")
             return [ran for ran in self._ran if ran.line is None or ran.number in numbers]
-        found: dict[object, Ran] = {}
-        for ran in self._ran:
-            if ran.ok:
-                found[(ran.line is None, ran.where or (ran.line, ran.body, *(ran.pushed or ())))] = ran
-        return list(found.values())
+        return _latest(ran for ran in self._ran if ran.ok)
+
+    def every(self) -> list[Ran]:
+        """All cells and pushes, each as it ran last, also those that failed: they may have made names before."""
+        return _latest(self._ran)
+
+
+def _latest(ran: Iterable[Ran]) -> list[Ran]:
+    """Each cell as it ran last, where it ran first."""
+    found = {id(one) if one.pushed is not None else one.where or (one.line, one.body): one for one in ran}
+    return list(found.values())
 
 
 def cells_of_history(ran: Sequence[Ran], file: str) -> tuple[list[Cell], dict[str, tuple[bytes, ...]]]:
@@ -119,7 +142,7 @@ def refuse_existing(target: Path, force: bool) -> None:
 
 
 def values_file(target: Path) -> Path:
-    return target.with_name(f"{target.stem}-values.pkl")
+    return target.with_name(f"{target.stem}{values.FILE}")
 
 
 def formatted(text: str) -> str:
@@ -187,12 +210,29 @@ def _shape_of(cells: Sequence[Cell]) -> dict[str, Any]:
 
 def _job(args: Mapping[str, Any], pool: Mapping[str, Any], script: Path, argv: Sequence[str]) -> list[str]:
     launch, job = export_options.launch_of(args, pool, argv), export_options.job_of(args)
-    source = script.read_text(encoding="utf-8") if script.is_file() else ""
-    text = targets.TARGETS[args["to"]](launch, job, source)
-    missing = [] if source else [f"there is no {script} yet; %ddp export {shlex.quote(str(script))} writes it"]
+    files, notes = files_of(script)
+    text = targets.TARGETS[args["to"]](launch, job, files)
+    if args["to"] == "pytorchjob":
+        names = " and ".join(filter(None, [script.name, files.values_name]))
+        notes.append(f"a PyTorchJob carries no files: its image needs {names} in the working directory")
     if not args["output"]:
-        return [text.rstrip("\n"), *missing]
+        return [text.rstrip("\n"), *notes]
     output = Path(args["output"])
     refuse_existing(output, args["force"])
     output.write_text(text, encoding="utf-8")
-    return [f"{output} written", *missing]
+    return [f"{output} written", *notes]
+
+
+def files_of(script: Path) -> tuple[targets.Files, list[str]]:
+    """The script's text and the values that it reads, as far as they are there; and what is not there, in words."""
+    again = f"%ddp export {shlex.quote(str(script))}"
+    if not script.is_file():
+        return targets.NONE, [f"there is no {script} yet; {again} writes it"]
+    source = script.read_text(encoding="utf-8")
+    name = next(iter(values.files_read(source)), "")
+    beside = script.with_name(name) if name else None
+    if beside is None:
+        return targets.Files(source), []
+    if not beside.is_file():
+        return targets.Files(source, name), [f"there is no {beside}, which {script} reads; {again} --force writes it"]
+    return targets.Files(source, name, beside.read_bytes()), []

@@ -33,7 +33,6 @@ from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import rank_words
 from nbddp.pool import footing
 from nbddp.pool.elsewhere import offer
-from nbddp.pool.elsewhere import where as elsewhere_asked
 from nbddp.pool.pool import Pool
 from nbddp.run import between, failures
 from nbddp.run import cell as cells
@@ -173,11 +172,14 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if spec.trace is not None:
             self._trace(spec.trace)
         if spec.memory:
-            data, metadata = self._figure_of_allocations(None)._repr_mimebundle_()
-            self.shell.display_pub.publish(data, metadata)
+            self._publish(self._figure_of_allocations(None))
         if spec.show_timings:
-            data, metadata = self._figure_of_timings(None)._repr_mimebundle_()
-            self.shell.display_pub.publish(data, metadata)
+            self._publish(self._figure_of_timings(None))
+
+    def _publish(self, figure: Any) -> None:
+        """Display it in front of what the magic returns."""
+        data, metadata = figure._repr_mimebundle_()
+        self.shell.display_pub.publish(data, metadata)
 
     def _trace_if_possible(self, name: str) -> None:
         """As `_trace`, for a cell that failed: that is the report, whatever becomes of the trace."""
@@ -204,8 +206,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
             print(e)
             return
         for each in (found, shown):
-            data, metadata = each._repr_mimebundle_()
-            self.shell.display_pub.publish(data, metadata)
+            self._publish(each)
 
     def _number(self) -> int:
         """The n of this cell's In[n]; `execution_count` is that or one more, as IPython's version has it."""
@@ -232,8 +233,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _is_elsewhere(self, spec: LaunchSpec) -> bool:
         """Whether workers have other files than this machine's."""
-        asked = (spec.hosts, spec.slurm, spec.cluster)
-        return any(asked) or bool(self.pool.running and elsewhere_asked(self.pool.spec))
+        return spec.elsewhere or (self.pool.running and self.pool.spec.elsewhere)
 
     def _errors(self, command: Command) -> Any:
         run = self.pool.last_run
@@ -261,7 +261,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         screen.finish([])
         assert self.pool.topology is not None
         print(self.pool.topology.equation())
-        if offer() and not elsewhere_asked(self.pool.spec):
+        if offer() and not self.pool.spec.elsewhere:
             print(offer())
         self._tell_shortcomings()
 
@@ -588,6 +588,12 @@ def standing_pool() -> Pool | None:
     """The pool of the running shell, started or not; None if `%load_ext nbddp` has not run."""
     magics = _loaded.get(id(get_ipython()))
     return None if magics is None else magics.pool
+
+
+def standing_history() -> History:
+    """The `%%ddp` cells of the running shell; none if `%load_ext nbddp` has not run."""
+    magics = _loaded.get(id(get_ipython()))
+    return History() if magics is None else magics.history
 
 
 def _import_ahead() -> None:

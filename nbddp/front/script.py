@@ -29,7 +29,7 @@ FAILED = 1
 def run(command: Command) -> int:
     """Run a script on a pool of its own; the exit status. Raises BadInput before anything is started."""
     asked = command.launch
-    spec, said = launching.made_ready(asked, elsewhere=any((asked.hosts, asked.slurm, asked.cluster)))
+    spec, said = launching.made_ready(asked, asked.elsewhere)
     for line in (*command.notes, *said):
         print(line, file=sys.stderr)
     _leave_working_directory()

@@ -20,26 +20,45 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """`line` is `ok` or what is wrong; `hint` is what was asked for with `hint=True`, or empty."""
+    """`line` is `ok` or what is wrong; `hint` is what was asked for with `hint=True`, or empty; `cost` says which names
+    the ranks have lost by it and which cells make them again, or is empty; `verified` says of a right answer what it
+    was compared with."""
 
     ok: bool
     line: str
     hint: str = ""
+    cost: str = ""
+    verified: str = ""
+
+    def words(self) -> str:
+        """All that is shown: `ok: ` and what was verified, or the line, what it has cost, and the hint."""
+        line = f"{self.line}: {self.verified}" if self.ok and self.verified else self.line
+        return "\n".join(filter(None, [line, self.cost, self.hint]))
 
     def __bool__(self) -> bool:
         return self.ok
 
     def _ipython_display_(self) -> None:
-        """Shows nothing: the line has been printed."""
+        """Shows nothing: it has been shown."""
 
 
-Watch = Callable[[str], AbstractContextManager[None]]
-_watch: list[Watch] = [lambda words: nullcontext()]
+Watch = Callable[[str], AbstractContextManager[list[str]]]
+_watch: list[Watch] = [lambda words: nullcontext([])]
 
 
 def watched_by(watch: Watch) -> None:
-    """Have `watch` show that a check runs: it is entered with words for it, and left when there is an answer."""
+    """Have `watch` show that a check runs: it is entered with words for it, and left when there is an answer. The list
+    that it gives has what the check has cost, in sentences."""
     _watch[:] = [watch]
+
+
+Show = Callable[[Answer], None]
+_show: list[Show] = [lambda answer: print(answer.words())]
+
+
+def shown_by(show: Show) -> None:
+    """Have `show` put answers where a learner sees them."""
+    _show[:] = [show]
 
 
 class Exercise:
@@ -48,21 +67,24 @@ class Exercise:
     judge: what was handed in → the line, `ok` if it is right; it may raise Wrong.
     hints: from the first nudge to nearly the solution.
     takes: what is handed in, in a word; `function` must be callable.
+    verifies: what a right answer was compared with, in words that are the same in every run.
     """
 
-    def __init__(self, name: str, judge: Callable[[Any], str], hints: Sequence[str], takes: str = "function"):
+    def __init__(
+        self, name: str, judge: Callable[[Any], str], hints: Sequence[str], takes: str = "function", verifies: str = ""
+    ):
         self.name, self.judge, self.hints, self.takes = name, judge, tuple(hints), takes
+        self.verifies = verifies
         self._given = 0
         self.__name__ = name
 
     def __call__(self, handed_in: Any = None, *, hint: bool = False) -> Answer:
-        """Run what was handed in, print the answer's line and return it; `hint=True` adds the next hint."""
-        with _watch[-1](f"checking {self.name}"):
+        """Run what was handed in, show the answer and return it; `hint=True` adds the next hint."""
+        with _watch[-1](f"checking {self.name}") as costs:
             line = one_line(self._line(handed_in))
-        answer = Answer(line == OK, line, self._next_hint() if hint and line != OK else "")
-        print(answer.line)
-        if answer.hint:
-            print(answer.hint)
+        hint_line = self._next_hint() if hint and line != OK else ""
+        answer = Answer(line == OK, line, hint_line, "; ".join(costs), self.verifies if line == OK else "")
+        _show[-1](answer)
         return answer
 
     def _line(self, handed_in: Any) -> str:

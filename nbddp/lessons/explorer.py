@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nbddp.draw import widgets
 from nbddp.draw.page import page, words_of
 from nbddp.draw.page import picture as on_page
 from nbddp.draw.shown import Shown, width_of
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
 
-WIDGET = "application/vnd.jupyter.widget-view+json"
-VIEW = {"version_major": 2, "version_minor": 0}  # ipywidgets 7 and 8; 7 shows a widget itself and has no bundle of it
 SLIDER_KEYS = "← and → move a slider"
 LIST_KEYS = "Space opens a list, ↑, ↓ and Enter choose"  # closed, JupyterLab takes the arrows: they go to another cell
 BUTTON_KEYS = "Space presses a button"
 KEYS = '<small style="opacity: 0.75">{}</small>'
+PACE = 1000  # milliseconds from a step to the next, when it is played
 LETTER, FIELD = 0.58, 22.0  # em: a letter, with something to spare; a slider with its number
 
 
@@ -44,7 +44,7 @@ class Slider:
 
 @dataclass(frozen=True)
 class Steps(Slider):
-    """The moves of something that goes on by itself: a slider with a button back and a button forward."""
+    """The moves of something that goes on by itself: a slider with Play, a button back and a button forward."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class Explorer:
         words, data = self.words(), self.stills()
         html = page(data, width_of(data), words)
         bundle: dict[str, Any] = {"text/html": html, "text/plain": words, "image/png": b64encode(data).decode()}
-        if _widgets_may_be_shown():
-            bundle[WIDGET] = {**VIEW, "model_id": self.widget().model_id}
+        if widgets.may_be_shown():
+            bundle |= widgets.view_of(self.widget())
         return bundle, {"image/png": {"alt": words, "width": width_of(data)}}
 
 
@@ -139,8 +139,8 @@ def _control(w: Any, control: Slider | Choice, value: Any, label: float) -> Any:
 
 
 def _with_buttons(w: Any, slider: Any) -> Any:
-    """The slider, and beside it a button that takes a step back and one that takes the next. Both can always be
-    pressed: one that is switched off at the end would drop the keyboard's focus."""
+    """The slider, and beside it what plays it, a button that takes a step back and one that takes the next. Both can
+    always be pressed: one that is switched off at the end would drop the keyboard's focus."""
 
     def button(text: str, by: int) -> Any:
         made = w.Button(description=text, tooltip=f"{slider.description}: {text}", layout=w.Layout(width="5em"))
@@ -151,17 +151,7 @@ def _with_buttons(w: Any, slider: Any) -> Any:
         made.on_click(press)
         return made
 
-    return w.HBox([slider, button("back", -1), button("next", 1)])
-
-
-def _widgets_may_be_shown() -> bool:
-    """Whether a front end may be there that shows widgets: not in a terminal's IPython, nor without ipywidgets."""
-    from IPython.core.getipython import get_ipython
-
-    if getattr(get_ipython(), "kernel", None) is None:
-        return False
-    try:
-        import ipywidgets  # noqa: F401
-    except ImportError:  # not installed, or installed and broken: the still pictures and the words are there
-        return False
-    return True
+    play = w.Play(min=slider.min, max=slider.max, step=slider.step, value=slider.value, interval=PACE)
+    play.show_repeat = False
+    w.jslink((play, "value"), (slider, "value"))  # in the front end, so that it plays while the kernel draws
+    return w.HBox([slider, play, button("back", -1), button("next", 1)])

@@ -9,15 +9,18 @@ import inspect
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from html import escape
 from typing import Any
 
-from nbddp.errors import BadInput, RankStatus, RunHung, RunStopped, RunTimedOut, WorkerFailed
-from nbddp.lessons.answer import Wrong, watched_by
+from nbddp.errors import BadInput, RankStatus, RunFailed, RunHung, RunStopped, RunTimedOut, WorkerFailed
+from nbddp.front import remade
+from nbddp.lessons.answer import Answer, Wrong, shown_by, watched_by
 from nbddp.lessons.exercise import enter, leave, seeded, tabulate
 from nbddp.lessons.raised import explained
 from nbddp.lessons.sending import refuse_unsendable
 from nbddp.lessons.tables import Table
 from nbddp.lessons.worlds import end_worlds, make_world, within
+from nbddp.plan.machine import listed
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import rank_words
 from nbddp.pool.pool import Pool
@@ -28,12 +31,16 @@ from nbddp.run.values import RankValues
 DEADLINE = 20.0  # seconds a check's run may take
 ALIKE = "all ranks call the same collectives in the same order, with tensors of one shape"
 HANG_AFTER = 1.0  # seconds a deadlock stands before it is told
+BADGE = "border: 1.5px solid #2e9e5b; border-radius: 4px; padding: 1px 8px; margin-right: 6px; font-weight: 600"
+NAMES = 8  # of those that are lost, that a line has
+ENDINGS = (RankStatus.DIED, RankStatus.REPLACED, RankStatus.ENDED)  # with its process a rank loses its names
 WORKERS = LaunchSpec(nproc=2, device="cpu")  # where no pool stands; two ranks communicate, and a CPU is everywhere
 
 _given: list[Pool] = []
 _known: list[Mapping[str, Any]] = []
 _own: list[Pool] = []
 _screens: list[Screen] = []  # of the check that runs
+_gone: set[int] = set()  # ranks whose processes have ended in the check that runs
 
 
 @contextmanager
@@ -109,7 +116,8 @@ def on_ranks(
 def _told(limit: float) -> Iterator[None]:
     """Whatever ends the run inside, of at most `limit` seconds, becomes Wrong with the learner's line."""
     try:
-        yield
+        with _ranks_that_end():
+            yield
     except WorkerFailed as failed:
         raise Wrong(failure_words(failed)) from failed
     except RunTimedOut as late:
@@ -118,6 +126,33 @@ def _told(limit: float) -> Iterator[None]:
         raise Wrong("stopped before there was an answer") from stopped
     except (RunHung, BadInput) as told:
         raise Wrong(str(told)) from told
+
+
+@contextmanager
+def _ranks_that_end() -> Iterator[None]:
+    """Keep in mind which ranks' processes end in the run inside: names on them are gone."""
+    try:
+        yield
+    except RunFailed as failed:
+        _gone.update(s.rank for s in failed.states if s.status in ENDINGS)
+        raise
+
+
+def _cost() -> list[str]:
+    """Which names the ranks have lost, and which cells make them again, in a sentence; none if nothing is lost."""
+    from nbddp.front.magics import standing_history
+
+    if not _gone or _given:
+        return []
+    made = remade.made(standing_history().every())
+    if not made.names:
+        return []
+    ranks = sorted(_gone)
+    who = f"rank {ranks[0]}'s process" if len(ranks) == 1 else f"the processes of {rank_words(ranks)}"
+    more = [f"{len(made.names) - NAMES} more"] if len(made.names) > NAMES else []
+    names, are = listed([*made.names[:NAMES], *more]), "is" if len(made.names) == 1 else "are"
+    cells = listed([f"In[{n}]" for n in made.cells])
+    return [f"{who} ended, and with {'it' if len(ranks) == 1 else 'them'} {names} {are} gone: run {cells} again"]
 
 
 @contextmanager
@@ -211,17 +246,33 @@ def this_screen() -> Screen:
 
 
 @contextmanager
-def _watched(words: str) -> Iterator[None]:
-    """Shows that a check runs, until there is an answer."""
+def _watched(words: str) -> Iterator[list[str]]:
+    """Shows that a check runs, until there is an answer; gives what the check has cost."""
+    costs: list[str] = []
     _screens.append(this_screen())
+    _gone.clear()
     try:
         _screens[-1].progress(words)
-        yield
+        yield costs
+        costs += _cost()
     finally:
         _screens.pop().ready()
 
 
+def _shown(answer: Answer) -> None:
+    """In a notebook an `ok` that says what was verified is a badge; all else is printed."""
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    if not answer.verified or getattr(shell, "kernel", None) is None:
+        print(answer.words())
+        return
+    html = f'<div><span style="{BADGE}">✓ {answer.line}</span> {escape(answer.verified)}</div>'
+    shell.display_pub.publish({"text/plain": answer.words(), "text/html": html})
+
+
 watched_by(_watched)
+shown_by(_shown)
 
 
 def failure_words(failed: WorkerFailed) -> str:

@@ -7,11 +7,12 @@ from base64 import b64decode
 from collections.abc import Iterator
 from html import escape
 
+from nbddp.base.share import STAGES
 from nbddp.draw.page import DARK, RULE, SHEET, STYLE
 from nbddp.panel import curves as curve
 from nbddp.panel.plan import Considered
 from nbddp.panel.printed import Output, chosen
-from nbddp.panel.state import STAGES, State
+from nbddp.panel.state import State
 from nbddp.panel.watched import SIGNS, Rank
 from nbddp.plan.machine import Node
 from nbddp.plan.topology import Topology, counted

@@ -9,6 +9,7 @@ import functools
 from typing import Any
 from uuid import uuid4
 
+from nbddp.draw import widgets
 from nbddp.draw.shown import Shown
 from nbddp.draw.topology import topology
 from nbddp.panel import words
@@ -18,9 +19,6 @@ from nbddp.panel.session import Session, session_of
 from nbddp.panel.state import State
 from nbddp.plan.topology import Topology
 from nbddp.pool.pool import Pool
-
-WIDGET = "application/vnd.jupyter.widget-view+json"
-VERSION = {"version_major": 2, "version_minor": 0}
 
 
 class PoolPanel:
@@ -85,7 +83,7 @@ class PoolPanel:
     def _last(self) -> None:
         """The kernel ends: the picture and the words alone, or a front end looks for widgets that are gone."""
         data, metadata = self._repr_mimebundle_()
-        self._publish({kind: shown for kind, shown in data.items() if kind != WIDGET}, metadata)
+        self._publish({kind: shown for kind, shown in data.items() if kind != widgets.WIDGET}, metadata)
 
     def _publish(self, data: dict[str, Any], metadata: dict[str, Any], update: bool = True) -> None:
         """update: wherever it is shown; else in the newest place. With widgets goes what is to be seen once they are
@@ -109,22 +107,9 @@ class PoolPanel:
         metadata: dict[str, Any] = {}
         if (placed := self.state.placed or self.state.considered.topology or on_paper(self.state.plan)) is not None:
             bundle, metadata = Shown(topology(placed).figure, said)._repr_mimebundle_()
-        if may_have_widgets():
-            bundle[WIDGET] = {**VERSION, "model_id": self.view.widget.model_id}
+        if widgets.may_be_shown():
+            bundle |= widgets.view_of(self.view.widget)
         return bundle, metadata
-
-
-def may_have_widgets() -> bool:
-    """Whether a front end may be there that shows widgets: not in a terminal's IPython, nor without ipywidgets."""
-    from IPython.core.getipython import get_ipython
-
-    if getattr(get_ipython(), "kernel", None) is None:
-        return False
-    try:
-        import ipywidgets  # noqa: F401
-    except ImportError:  # not installed, or installed and broken: the picture and the words are there
-        return False
-    return True
 
 
 def shown(pool: Pool) -> tuple[dict[str, Any], dict[str, Any]] | None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nbddp.base.share import Share
+from nbddp.base import share
+from nbddp.base.share import STAGES, Share, Step
 from nbddp.panel.curves import Curve
 from nbddp.panel.plan import Considered, Plan, considered
 from nbddp.panel.printed import Output, Showing
@@ -20,20 +21,15 @@ from nbddp.plan.machine import Node
 from nbddp.plan.topology import Topology
 from nbddp.run.debugged import Talk
 
-STAGES = ("agent", "controller", "engines", "devices", "ready")  # of a start, in their order
-PARTS = (  # words that a start reports → its stage
-    ("starting the controller", "controller"), ("starting", "engines"), ("engines", "engines"),
-    ("importing torch in", "agent"),
-)  # fmt: skip
 LOG = 40  # lines of a log that are shown
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a start is at: `done` of `of`, where that can be counted. `part`: one of STAGES."""
+    """What a start is at: `done` of `of`, where that can be counted."""
 
     words: str
-    part: str = STAGES[0]
+    part: share.Stage = STAGES[0]
     done: int = 0
     of: int = 0
 
@@ -118,11 +114,11 @@ def began(state: State) -> State:
 
 
 def reached(state: State, text: str) -> State:
-    """A start has come to this stage."""
+    """A start reports this; a text that belongs to no stage leaves it where it is."""
     before = state.stage.part if state.stage is not None else STAGES[0]
-    part = next((part for words, part in PARTS if text.startswith(words)), before)
+    part = (text.stage if isinstance(text, Step) else None) or before
     if isinstance(text, Share):
-        return replace(state, stage=Stage(text.words, STAGES[2], text.done, text.of))
+        return replace(state, stage=Stage(text.words, part, text.done, text.of))
     return replace(state, stage=Stage(text, part))
 
 
@@ -179,11 +175,6 @@ def placed(state: State, now: Topology | None) -> State:
     nnodes = now.nnodes if not state.plan.hosts.strip() else state.plan.nnodes
     plan = replace(state.plan, nproc=now.nproc_per_node, nnodes=nnodes)
     return replace(state, placed=now, plan=plan, considered=considered(plan, state.machine))
-
-
-def ended(state: State, words: str) -> State:
-    """There is no pool any more."""
-    return replace(state, stage=None, placed=None, ranks=(), program="", notice=words)
 
 
 class Model:

@@ -109,6 +109,11 @@ def node_of(data: Mapping[str, Any]) -> Node:
     return Node(**{**data, **made})
 
 
+def listed(texts: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else "".join(texts)
+
+
 def counted(n: int, noun: str) -> str:
     """`1 node`, `2 nodes`, `2 processes`."""
     plural = noun + ("es" if noun.endswith("s") else "s")

@@ -94,6 +94,17 @@ class LaunchSpec:
     logs: Logs | None = None
     program: Program | None = None
 
+    @property
+    def on_hosts(self) -> bool:
+        """Whether the pool's own agents start the workers on other hosts."""
+        return bool(self.hosts) or self.slurm is not None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the workers may have other files and another environment than this process: on other hosts, or as
+        engines of a cluster."""
+        return self.on_hosts or bool(self.cluster)
+
     def asks_for_pool(self) -> bool:
         """True if the line says anything about the pool."""
         return (

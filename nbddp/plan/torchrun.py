@@ -51,11 +51,6 @@ UNREAD = ("no_python", "run_path", "standalone", "module", "virtual_local_rank")
 NOT_FROM_ENV = ("logs_specs", "numa_binding", "use_env")  # torchrun reads no variable for these
 
 
-def is_typed(words: Sequence[str]) -> bool:
-    """Whether these words begin as a torchrun command line does."""
-    return _split(words) is not None
-
-
 def rewritten(words: Sequence[str]) -> list[str]:
     """`python -m torch.distributed.run …` and `python …/distributed/launch.py …` as `torchrun …` and `launch …`."""
     found = _split(words)

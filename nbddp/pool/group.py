@@ -17,7 +17,7 @@ from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import START_TIMEOUT, Agent
 from nbddp.agent.round import Round, end_all
 from nbddp.base import stop
-from nbddp.base.share import Share
+from nbddp.base.share import Share, Step
 from nbddp.base.stop import uninterrupted
 from nbddp.base.system import LOOPBACK
 from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning
@@ -168,7 +168,8 @@ class WorkerGroup:
         node = self.nodes[0]
         if not node.warm:
             only = node.agent.controls_only
-            progress("starting the node agent" if only else "importing torch in the warm process, once")
+            words = "waiting for the node agent" if only else "importing torch in the warm process, once"
+            progress(Step(words, "agent"))
         node.agent.wait_warm()
 
     def leave_hosts(self) -> None:
@@ -205,7 +206,7 @@ class WorkerGroup:
         if self.joined is not None:
             self.cluster = self.joined.cluster
             return
-        progress("starting the controller")
+        progress(Step("starting the controller", "controller"))
         from ipyparallel import Cluster as Parallel
 
         from nbddp.pool.launcher import AgentControllerLauncher, AgentEngineSetLauncher
@@ -268,10 +269,10 @@ class WorkerGroup:
         before_end(change.end)
         self.end(change.end)
         if change.start and self.joined is not None:
-            progress(f"importing torch in {counted(len(change.start), 'engine')}")
+            progress(Step(f"importing torch in {counted(len(change.start), 'engine')}", "engines"))
             return self._take_engines(self.joined, topology, visible, change.start)
         if change.start:
-            progress(f"starting {counted(len(change.start), 'worker')}")
+            progress(Step(f"starting {counted(len(change.start), 'worker')}", "engines"))
             self._start_workers(topology, visible, change.start, progress)
         return [*change.notes]
 
@@ -475,7 +476,7 @@ class Remains:
 
 
 def _engines_words(progress: Callable[[str], None], of: int, count: int) -> None:
-    progress(Share("engines registered", count, of))
+    progress(Share("engines registered", count, of, "engines"))
 
 
 def _nobody(*told: Any) -> None:

@@ -209,7 +209,7 @@ class Pool:
         setting = Setting(self.group.variables, merged, first=not self.workers)
         if setting.imports and self.group.nodes:
             self._stop(keep=False)
-        self._have_agent(setting.imported, controls_only=bool(elsewhere.where(merged)))
+        self._have_agent(setting.imported, controls_only=merged.on_hosts)
         self.reaching.warm(merged, self.spec if self.topology is not None else None, progress)
         told = setting.checked(self.group)
         keep, unkept = self._keep if merged.keep_warm is None else merged.keep_warm, self.group.nodes[0].warm["unkept"]
@@ -467,7 +467,7 @@ class Pool:
         there. Other arguments and exceptions are as for `run_cell`.
         """
         program = Program(script, module, keep)
-        if not elsewhere.where(self.spec):
+        if not self.spec.elsewhere:
             check_file(program, os.getcwd())
         self.ensure(replace(LaunchSpec() if self.running else self.spec, fresh=not keep))
         request = Request(

@@ -12,6 +12,7 @@ from typing import Any
 from nbddp.agent.far import FarAgent
 from nbddp.agent.versions import versions
 from nbddp.base import stop
+from nbddp.base.share import Step
 from nbddp.base.stop import uninterrupted
 from nbddp.base.units import lasts
 from nbddp.errors import AgentFailed, BadInput, PoolNotRunning
@@ -114,13 +115,13 @@ class Reaching:
         places = self.elsewhere.places(spec, self.group.nodes[0].agent.home, progress)
         least, most = spec.elastic or (len(places), len(places))
         members = Members(least, most, min(most, len(places)), places, self._begin)
-        progress(f"connecting to {', '.join(str(place.host) for place in places[: members.target])}")
+        progress(Step(f"connecting to {', '.join(str(place.host) for place in places[: members.target])}", "agent"))
         for place in places[: members.target]:
             self.group.take(self._begin(place))
         self.group.warm_here(progress)
         failed: list[AgentFailed] = []
         for node in self.group.spread:
-            progress(f"importing torch on {node.agent.host}, once")
+            progress(Step(f"importing torch on {node.agent.host}, once", "agent"))
             try:
                 node.agent.wait_warm()
             except AgentFailed as e:
@@ -351,7 +352,7 @@ class Reaching:
 def _refuse_unmet(spec: LaunchSpec, old: LaunchSpec | None) -> None:
     """Raises BadInput for options of other hosts that cannot be met any more, or where there are none."""
     asked = f"--interface {spec.interface}" * bool(spec.interface) or "--sync" * spec.sync
-    if asked and (spec.cluster or not elsewhere.where(spec)):
+    if asked and not spec.on_hosts:
         raise BadInput(f"{asked} is for other hosts; add --hosts, or leave it out")
     if old is not None and spec.interface != old.interface:
         raise BadInput(

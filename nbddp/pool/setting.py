@@ -9,7 +9,6 @@ from nbddp.errors import BadInput
 from nbddp.plan import variables
 from nbddp.plan.environment import INTERFACES
 from nbddp.plan.options import LaunchSpec
-from nbddp.pool import elsewhere
 from nbddp.pool.group import WorkerGroup
 
 
@@ -35,7 +34,7 @@ class Setting:
                 f"the engines of cluster {spec.cluster} keep the environment that they have; set {changed[0]} where "
                 "the cluster is started"
             )
-        if at_import and elsewhere.where(spec):
+        if at_import and spec.elsewhere:
             raise BadInput(
                 f"{at_import[0]} is read while torch is imported, before a host's workers start; %ddp stop, then "
                 f"%ddp start --setup 'export {at_import[0]}={self.wanted.get(at_import[0], '')}'"

@@ -10,11 +10,13 @@ from __future__ import annotations
 from nbddp.lessons.answer import Answer, Exercise
 from nbddp.lessons.averaging.exercises import attach_averaging, average_gradients
 from nbddp.lessons.batch_norm.exercises import batch_statistics, sync_batch_norm
-from nbddp.lessons.beyond.exercises import accumulate, bytes_per_rank
+from nbddp.lessons.beyond.exercises import bytes_per_rank
 from nbddp.lessons.buckets.exercises import exposed, pack
 from nbddp.lessons.hangs.exercises import missing_ranks, train_uneven
 from nbddp.lessons.launching.exercises import nodes_of, variables_of
+from nbddp.lessons.mean_of_means.exercises import accumulate, learning_rate, token_weighted_backward
 from nbddp.lessons.placement.exercises import gpus_of, place_of
+from nbddp.lessons.precision.exercises import clip_global_norm, step_together
 from nbddp.lessons.rendezvous.exercises import by_address, by_host, by_rank, by_size
 from nbddp.lessons.restarts.exercises import Checkpoint
 from nbddp.lessons.ring.exercises import chunk_to_send, ring_all_reduce
@@ -37,9 +39,11 @@ __all__ = [
     "by_size",
     "bytes_per_rank",
     "chunk_to_send",
+    "clip_global_norm",
     "epochs_of",
     "exposed",
     "gpus_of",
+    "learning_rate",
     "missing_ranks",
     "nodes_of",
     "on",
@@ -47,7 +51,9 @@ __all__ = [
     "place_of",
     "ring_all_reduce",
     "share_of",
+    "step_together",
     "sync_batch_norm",
+    "token_weighted_backward",
     "train_uneven",
     "variables_of",
 ]

@@ -8,7 +8,9 @@ from nbddp.lessons.beyond.explorer import zero
 from nbddp.lessons.buckets.explorer import buckets, measured_buckets
 from nbddp.lessons.hangs.explorer import collectives
 from nbddp.lessons.launching.explorer import launch
+from nbddp.lessons.mean_of_means.explorer import weights
 from nbddp.lessons.placement.explorer import layout
+from nbddp.lessons.precision.explorer import loss_scale
 from nbddp.lessons.rendezvous.explorer import arrived
 from nbddp.lessons.restarts.explorer import restarts
 from nbddp.lessons.ring.explorer import ring
@@ -23,12 +25,14 @@ __all__ = [
     "collectives",
     "launch",
     "layout",
+    "loss_scale",
     "measured_buckets",
     "order",
     "restarts",
     "ring",
     "samples",
     "statistics",
+    "weights",
     "what_if",
     "zero",
 ]

@@ -23,7 +23,7 @@ from nbddp.trace.steps import Span
 
 Event = Mapping[str, Any]
 Key = tuple[str, int, int]  # group, sequence number, and which of several inits that gave both anew
-INPUT, COPY, FORWARD, BACKWARD, OPTIMIZER, CODE = PHASES = (
+INPUT, COPY, FORWARD, BACKWARD, OPTIMIZER, CODE = (
     "input (data loader)", "host-to-device copy", "forward", "backward", "optimizer", "Python outside of operations",
 )  # fmt: skip
 COLLECTIVE = re.compile(r"c10d::|_c10d_functional|record_param_comms")

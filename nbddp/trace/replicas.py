@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.plan.topology import counted, rank_words
+from nbddp.plan.machine import counted, listed
+from nbddp.plan.topology import rank_words
 
 MOST_NORMS = 4
 TENSORS = ("parameter", "buffer", "state tensor", "tensor")
@@ -214,7 +215,7 @@ class Compared:
         for x in told:
             kinds[x.kind] = kinds.get(x.kind, 0) + 1
         each = f" ({_bytes(size)} each)" if size else ""
-        said = f"{_and([counted(n, k) for k, n in kinds.items()])} equal {where}{each}"
+        said = f"{listed([counted(n, k) for k, n in kinds.items()])} equal {where}{each}"
         return f"{said}; {tail}" if tail else said
 
     def _sharded(self, path: str) -> bool:
@@ -256,16 +257,12 @@ def largest_words(largest: float | None, before: str = "") -> str:
 
 def shown_words(shown: Sequence[str]) -> str:
     """`1.2345 and 1.2346`, of many the first few."""
-    return _and([*shown[:MOST_NORMS], *["…"] * (len(shown) > MOST_NORMS)])
+    return listed([*shown[:MOST_NORMS], *["…"] * (len(shown) > MOST_NORMS)])
 
 
 def agreeing_words(d: Difference) -> str:
     """Which other ranks have the reference's value: `ranks 1, 3`, `none`."""
     return rank_words(d.classes[0][1:]) if len(d.classes[0]) > 1 else "none"
-
-
-def _and(texts: Sequence[str]) -> str:
-    return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else "".join(texts)
 
 
 def _bytes(n: int) -> str:

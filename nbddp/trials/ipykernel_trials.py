@@ -12,8 +12,6 @@ from typing import Any
 
 from nbddp.seams import Untried, expect, ipykernel_seams, ipyparallel_seams
 
-PATIENCE = 2.0  # seconds for a reader thread
-
 
 def _takes(method: str, *wanted: str) -> None:
     taken = ipykernel_seams.parameters(method)

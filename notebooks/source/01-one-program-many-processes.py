@@ -1,11 +1,14 @@
 # %% [markdown]
 # # One program, many processes
 #
-# Distributed training in PyTorch is one program, started several times. Each copy is a **process** of its own, with its own memory and, on a
-# GPU machine, its own GPU. This way of working is called **SPMD**: single program, multiple data.
+# Distributed training in PyTorch runs one program several times at once. Each copy is a separate **process** with its own memory and, on a
+# GPU machine, its own GPU. This model is called **SPMD**: single program, multiple data.
 #
-# **After this lesson you can** read a program as every one of its processes reads it, tell what they share (nothing), and split work among
-# them.
+# **After this lesson you can**
+#
+# - read a program from the point of view of each of its processes;
+# - say what the processes share (nothing);
+# - split work among them.
 
 # %%
 # %load_ext nbddp
@@ -13,10 +16,16 @@
 # %% [markdown]
 # ## The same lines, four times
 #
-# A cell that begins with `%%ddp` runs on every worker process, as a script does that `torchrun` has started. The processes are numbered, and
-# a process finds its number, the **rank**, in its environment.
+# A cell that begins with `%%ddp` runs on every worker process, as a script does under `torchrun`. The processes are numbered from 0. A
+# process reads its number, its **rank**, from its environment.
 #
-# **Predict** before you run the cell: how many lines does this print?
+# A question like the next one comes before most results. Commit to an answer before you run the cell after it. What you predicted then
+# appears beside what came.
+
+# %% tags=["prediction", "hidden"]
+from nbddp.teach import predict
+
+predict.lines()
 
 # %%
 # %%ddp --nproc 4
@@ -26,11 +35,14 @@ rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 print("rank", rank, "of", world_size)
 
 # %% [markdown]
-# Four, one from each. The program is the same to the letter; what differs is `rank`, and all that is worked out from it.
+# Each process runs every line of the cell. Only `rank` differs, and everything that the program computes from it.
 #
 # ## Nothing is shared
 #
-# **Predict:** what is `count` on each rank after this loop?
+# Here each rank counts in steps of 10.
+
+# %% tags=["prediction", "hidden"]
+predict.count_on_rank_2()
 
 # %%
 # %%ddp
@@ -40,54 +52,64 @@ for _ in range(rank + 1):
 print(count)
 
 # %% [markdown]
-# Each process has a `count` of its own. There is a fifth Python here as well, the notebook's kernel, in which cells without `%%ddp` run.
-#
-# **Predict:** the kernel sets `count`. What do the ranks print then?
+# Each process has its own `count`. A fifth Python process takes part too: the notebook's kernel, which runs the cells without `%%ddp`. It
+# assigns `count` as well.
 
 # %%
 count = "the kernel's"
+
+# %% tags=["prediction", "hidden"]
+predict.count_after_the_kernel()
 
 # %%
 # %%ddp
 count
 
 # %% [markdown]
-# Their own numbers, as before: a name is not a place that processes share. If one process should know what another has worked out, it must be
-# **sent**; all of `torch.distributed` is about that.
+# A name refers to a value in one process. If another process needs the value, the program must **send** it. That is what `torch.distributed`
+# is for.
 #
-# So a program must not set a name on some ranks and use it on all. **Predict:** which ranks fail here?
+# So do not assign a name on some ranks and use it on all.
 
-# %% tags=raises-exception
+# %% tags=["prediction", "hidden"]
+predict.ranks_that_fail()
+
+# %% tags=["raises-exception"]
 # %%ddp
 if rank < 3:
     secret = 42
 print(secret + rank)
 
 # %% [markdown]
-# Rank 3 has no `secret`. The report says which rank failed and how the others ended; all of them live on.
+# The report names the rank that failed and says how the others ended. All four processes are still alive, and the next cell can use them.
 #
 # ## In which order?
 #
-# Processes do not take turns. Each runs as fast as it can, and which line comes first on a shared terminal is a matter of chance. `%%ddp`
-# sorts what it shows by rank when the cell has ended, so that you can read it.
+# Processes do not take turns. Each runs as fast as it can, so the order of lines on a shared terminal is random. `%%ddp` sorts its output by
+# rank when the cell ends, so that you can read it.
 #
-# **Predict:** each of four ranks prints `before`, works, and prints `after`. In how many orders may the eight lines appear? And if all wait for each other
-# after the work, at a **barrier**?
+# In the explorer each rank prints `before`, works, and prints `after`. At a **barrier** every rank waits until all have arrived.
 
-# %% tags=nbval-ignore-output
+# %% tags=["prediction", "hidden"]
+predict.first_after()
+predict.orders()
+
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
 
 explore.order()
 
 # %% [markdown]
-# Each rank's own lines keep their order; beyond that nothing is certain, unless the program makes the ranks wait for each other. With the
-# barrier the slow rank holds up all others. Training is like this: every step ends with a wait for the slowest.
+# Choose a slow rank, then add the barrier. Each rank's own lines keep their order. Nothing else is certain unless the program makes ranks wait
+# for each other. With the barrier, the slow rank delays all others. Training behaves like this: every step waits for the slowest rank.
 #
-# Four copies of each message are seldom wanted, so programs let one rank speak: `if rank == 0: print(...)`. The same goes for writing a
-# file that all could write.
+# You rarely want four copies of a message, so programs let one rank print: `if rank == 0: print(...)`. The same applies to writing a file.
 #
-# **Predict:** the ranks share the numbers 0 to 7 and add up their own; `all_reduce` then adds up the ranks' sums. What does rank 0 print, and how
-# many lines come in all?
+# In the next cell the ranks split the numbers 0 to 7, and each adds up its own. Then `all_reduce` adds up the ranks' sums and gives every
+# rank the result.
+
+# %% tags=["prediction", "hidden"]
+predict.lines_of_the_sum()
 
 # %%
 # %%ddp
@@ -107,19 +129,23 @@ print("my share was", mine)
 dist.destroy_process_group()
 
 # %% [markdown]
-# There is the second half of SPMD, the multiple data: eight numbers, two for each rank, and one `all_reduce` that adds up what the ranks have worked
-# out. `DistributedDataParallel` is built like this. Every process has a copy of the model, works out gradients on its own part of
-# each batch, and then all average their gradients, so that the copies stay equal.
+# This is the second half of SPMD, multiple data: eight numbers, two per rank, and one `all_reduce` that combines the results.
+# `DistributedDataParallel` (DDP) works the same way. Every process has a copy of the model and computes gradients on its own part of each
+# batch. Then the processes average their gradients, so the copies stay equal.
 #
 # ## Exercise: share the work
 #
-# Eight numbers on four ranks were easy to share. Write the function for any number of items and ranks: every item belongs to exactly one rank, and
-# no rank has two items more than another. Each rank calls it with its own number. The check looks at the shares of all ranks together.
+# Eight numbers are easy to split among four ranks. Write the function for any number of items and ranks:
+#
+# - every item belongs to exactly one rank;
+# - no rank has two items more than another.
+#
+# Each rank calls it with its own number. The check compares the shares of all ranks.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def share_of(items, rank, world_size):
-    """The items of the list that are this rank's, as a list."""
+    """This rank's items, as a list."""
     ...  # your code
 
 
@@ -129,24 +155,39 @@ from nbddp.teach import check
 check.share_of(share_of)
 
 # %% [markdown]
-# Stuck? `check.share_of(share_of, hint=True)` gives a hint, and another one each time it is run.
+# Stuck? `check.share_of(share_of, hint=True)` gives a hint, and the next one each time you run it.
 
 
-# %% solution
+# %% tags=["solution"]
 def share_of(items, rank, world_size):
-    """The items of the list that are this rank's, as a list."""
+    """This rank's items, as a list."""
     return items[rank::world_size]
 
 
 # %% [markdown]
 # ## To remember
 #
-# - One program runs in many processes; the rank tells them apart, and every decision that differs is worked out from it.
-# - Processes share no names and take no turns: what another must know is sent, and what must come first is waited for.
-# - Data parallel training is SPMD: the same model everywhere, another part of the data on each rank, gradients averaged.
+# - One program runs in many processes. The rank distinguishes them: everything that differs is computed from it.
+# - Processes share no names and take no turns. Send what another process must know; wait for what must come first.
+# - Data-parallel training is SPMD: the same model on every rank, a different part of the data on each, and averaged gradients.
 #
-# **On real GPUs:** save the cell with the sum, without its first line, to a file and start it with `torchrun --nproc-per-node 2 file.py`. Run it a few times: in which order do the lines
-# come?
+# **On real GPUs:** save the cell with the sum, without its first line, to a file. Start it with `torchrun --nproc-per-node 2 file.py` a few times. In
+# which order do the lines appear?
+#
+# ## Glossary
+#
+# - **process**: a running program with its own memory.
+# - **SPMD** (single program, multiple data): every process runs the same program on different data.
+# - **rank**: the number of a process, from 0 to world size − 1.
+# - **world size**: the number of processes.
+# - **barrier**: a point that no rank passes before all ranks have reached it.
+# - **all-reduce**: combines a value of every rank, by a sum for example, and gives every rank the result.
+#
+# ## Further reading
+#
+# - [Distributed communication package, torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html), PyTorch documentation
+# - [torchrun (Elastic Launch)](https://docs.pytorch.org/docs/stable/elastic/run.html), PyTorch documentation
+# - Darema, [The SPMD Model: Past, Present and Future](https://doi.org/10.1007/3-540-45417-9_1), EuroPVM/MPI 2001
 
 # %%
 # %ddp stop

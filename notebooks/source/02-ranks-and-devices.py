@@ -21,7 +21,13 @@
 # A node is a machine; the number of processes on it is the local world size, `LOCAL_WORLD_SIZE`. We start four processes on two
 # simulated nodes: one machine that behaves as two would, so far as the program can see.
 #
-# **Predict** before you run the cell: which local rank has rank 2?
+# A question like the next one comes before most results. Commit to an answer before you run the cell after it: what you predicted then
+# appears beside what came.
+
+# %% tags=["prediction", "hidden"]
+from nbddp.teach import predict
+
+predict.local_rank()
 
 # %%
 # %%ddp --nnodes 2 --nproc 2
@@ -37,7 +43,7 @@ print("local rank", env["LOCAL_RANK"], "of", env["LOCAL_WORLD_SIZE"], "on node",
 #
 # **Predict** the picture of it: how many boxes for nodes, and which ranks in which? On this machine the processes run on the CPU if there are no GPUs.
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 # %ddp topology
 
 # %% [markdown]
@@ -47,7 +53,7 @@ print("local rank", env["LOCAL_RANK"], "of", env["LOCAL_WORLD_SIZE"], "on node",
 # and its local rank. The check calls it on every rank of the pool for layouts of one to four processes per node.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def place_of(rank, nproc_per_node):
     """The node of a rank and its local rank there, as a pair of whole numbers."""
     ...  # your code
@@ -62,7 +68,7 @@ check.place_of(place_of)
 # Stuck? `check.place_of(place_of, hint=True)` gives a hint, and another one each time it is run.
 
 
-# %% solution
+# %% tags=["solution"]
 def place_of(rank, nproc_per_node):
     """The node of a rank and its local rank there, as a pair of whole numbers."""
     return divmod(rank, nproc_per_node)
@@ -74,10 +80,12 @@ def place_of(rank, nproc_per_node):
 # A GPU's index is a matter of its node: CUDA on each node counts its own GPUs from `cuda:0`. Two nodes with four GPUs have no
 # `cuda:5`; they have `cuda:1` twice.
 #
-# **Predict:** two nodes with four GPUs each, one process per GPU. A program takes `cuda:{RANK}` as its device. Which ranks start?
-# And on a single node with eight GPUs?
+# A program takes `cuda:{RANK}` as its device. That works on one node with eight GPUs. And on two nodes with four each?
 
-# %% tags=nbval-ignore-output
+# %% tags=["prediction", "hidden"]
+predict.global_rank_as_device()
+
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
 
 explore.layout()
@@ -88,17 +96,21 @@ explore.layout()
 # moves to a second node. It is a common one: PyTorch's own page on this example passes the global rank as the device index.
 #
 # The same layouts as plans, from a line. With **one process per GPU** (the usual way: each process reads its own data and drives
-# its own GPU) there are eight ranks. **Predict:** which GPU does rank 6 own?
+# its own GPU) there are eight ranks.
 
-# %% tags=nbval-ignore-output
+# %% tags=["prediction", "hidden"]
+predict.own_gpu()
+
+# %% tags=["nbval-ignore-output"]
 # %ddp topology --nnodes 2 --gpus-per-node 4
 
 # %% [markdown]
 # Rank 6 is local rank 2 of node 1, and owns GPU 2 there. With **two GPUs per process** there are four ranks. Such a process holds a model whose layers lie on two GPUs.
-#
-# **Predict:** which GPUs does rank 3 own?
 
-# %% tags=nbval-ignore-output
+# %% tags=["prediction", "hidden"]
+predict.world_size()
+
+# %% tags=["nbval-ignore-output"]
 # %ddp topology --nnodes 2 --gpus-per-node 4 --gpus-per-proc 2
 
 # %% [markdown]
@@ -109,7 +121,7 @@ explore.layout()
 # Each process owns `gpus_per_proc` GPUs that lie side by side, local rank 0 the first ones. Write the function for any layout.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def gpus_of(rank, nproc_per_node, gpus_per_proc):
     """The device indices of a rank's own GPUs, as a list; the first is the one for torch.cuda.set_device."""
     ...  # your code
@@ -119,7 +131,7 @@ def gpus_of(rank, nproc_per_node, gpus_per_proc):
 check.gpus_of(gpus_of)
 
 
-# %% solution
+# %% tags=["solution"]
 def gpus_of(rank, nproc_per_node, gpus_per_proc):
     """The device indices of a rank's own GPUs, as a list; the first is the one for torch.cuda.set_device."""
     local_rank = rank % nproc_per_node

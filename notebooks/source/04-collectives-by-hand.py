@@ -149,7 +149,7 @@ theirs == all_gather(mine), turned.tolist() == numbers(all_to_all(pieces)), adde
 #
 # **Predict:** every rank sends, then receives. What happens?
 
-# %% tags=raises-exception
+# %% tags=["raises-exception"]
 # %%ddp --hang-after 1
 right, left = (rank + 1) % world_size, (rank - 1) % world_size
 dist.send(mine, right)
@@ -186,7 +186,7 @@ dist.destroy_process_group()
 # **Predict** for 4 ranks: after how many steps is the first chunk complete, and on how many ranks is it then? If the adding stops one step
 # early, what is missing in the end, and where?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
 
 explore.ring()
@@ -201,7 +201,7 @@ explore.ring()
 # symbols, on two, three and four ranks.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def chunk_to_send(rank, step, world_size):
     """The number of the chunk that a rank sends to its right neighbour in this step."""
     ...  # your code
@@ -213,7 +213,7 @@ from nbddp.teach import check
 check.chunk_to_send(chunk_to_send)
 
 
-# %% solution
+# %% tags=["solution"]
 def chunk_to_send(rank, step, world_size):
     """The number of the chunk that a rank sends to its right neighbour in this step."""
     return (rank - step) % world_size
@@ -229,7 +229,7 @@ def chunk_to_send(rank, step, world_size):
 # some of them shorter, even empty. (`x.chunk(4)` cuts 5 numbers into only three.)
 
 
-# %% exercise
+# %% tags=["exercise"]
 def ring_all_reduce(x):
     """The sum of all ranks' x (one dimension, any length), by send and recv along the ring."""
     import torch
@@ -242,7 +242,7 @@ def ring_all_reduce(x):
 check.ring_all_reduce(ring_all_reduce)
 
 
-# %% solution
+# %% tags=["solution"]
 def ring_all_reduce(x):
     """The sum of all ranks' x (one dimension, any length), by send and recv along the ring."""
     import torch

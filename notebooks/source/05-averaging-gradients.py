@@ -64,7 +64,7 @@ print(f"own {own:.3f}, mean of all {mean:.3f}, one process with all the data {wh
 # 2. Every rank starts from its own random parameters, gradients are averaged: does averaging bring the ranks together?
 # 3. All start equal, gradients are summed and not divided: what do you see in the loss, and in the distance?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
 
 explore.averaging()
@@ -84,7 +84,7 @@ explore.averaging()
 # It is called after `backward()`, on every rank. Whatever it leaves in `p.grad` the optimizer takes.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def average_gradients(model):
     """Put into each p.grad the mean of all ranks' p.grad."""
     import torch.distributed as dist
@@ -98,7 +98,7 @@ from nbddp.teach import check
 check.average_gradients(average_gradients)
 
 
-# %% solution
+# %% tags=["solution"]
 def average_gradients(model):
     """Put into each p.grad the mean of all ranks' p.grad."""
     import torch.distributed as dist
@@ -159,7 +159,7 @@ print("the loss falls:", losses == sorted(losses, reverse=True))
 # run the check on it as it is and see whether you were right.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def attach_averaging(model):
     """From now on every backward leaves the mean of all ranks' gradients in p.grad."""
     import torch.distributed as dist
@@ -176,7 +176,7 @@ def attach_averaging(model):
 check.attach_averaging(attach_averaging)
 
 
-# %% solution
+# %% tags=["solution"]
 def attach_averaging(model):
     """From now on every backward leaves the mean of all ranks' gradients in p.grad."""
     import torch.distributed as dist

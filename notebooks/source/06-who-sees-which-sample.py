@@ -45,7 +45,7 @@ for drop_last in (False, True):
 # The sampler does not know which epoch it is. **Predict:** what does a rank read in the second epoch if nobody tells it? And what is
 # lost for good when `drop_last` comes on top?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
 
 explore.samples()
@@ -71,7 +71,7 @@ print("epoch 1 after set_epoch: ", list(sampler))
 # ranks, each of which is seeded differently (as ranks are that nobody seeds), and compares what they read.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def epochs_of(dataset, n_epochs):
     """For each epoch the list of samples that this rank reads, in order; the dataset holds whole numbers."""
     ...  # your code
@@ -86,7 +86,7 @@ check.epochs_of(epochs_of)
 # Stuck? `check.epochs_of(epochs_of, hint=True)` gives a hint, and another one each time it is run.
 
 
-# %% solution
+# %% tags=["solution"]
 def epochs_of(dataset, n_epochs):
     """For each epoch the list of samples that this rank reads, in order; the dataset holds whole numbers."""
     from torch.utils.data import DataLoader, DistributedSampler
@@ -131,7 +131,7 @@ for world_size in range(1, 9):
 # is to read its own share, and every rank is to return the accuracy over the whole set, as a number.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def accuracy(model, dataset):
     """The share of samples whose class the model predicts, over all ranks: the same number on every rank."""
     ...  # your code
@@ -141,7 +141,7 @@ def accuracy(model, dataset):
 check.accuracy(accuracy)
 
 
-# %% solution
+# %% tags=["solution"]
 def accuracy(model, dataset):
     """The share of samples whose class the model predicts, over all ranks: the same number on every rank."""
     import torch

@@ -40,7 +40,7 @@ print(f"mean of my samples {mine.mean(0)[0]:+.2f} · outputs differ by up to {of
 #
 # How much does it matter? **Predict:** two samples per rank or thirty-two, which is worse? And what if each rank reads another kind of data?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
 
 explore.statistics()
@@ -61,7 +61,7 @@ explore.statistics()
 #
 # PyTorch has a layer that merges. One line puts it in the place of every batch norm of a model. **Predict** whether it runs on a CPU.
 
-# %% tags=raises-exception
+# %% tags=["raises-exception"]
 # %%ddp --show 0
 synced = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
 print(type(synced[1]).__name__)
@@ -77,7 +77,7 @@ if rank == 0:
 # each feature over the samples of all ranks. The variance divides by *n*, as batch norm's does. The process group is there.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def batch_statistics(x):
     """Mean and variance of each feature over all samples of all ranks, both of shape (features,)."""
     ...  # your code
@@ -92,7 +92,7 @@ check.batch_statistics(batch_statistics)
 # Stuck? `check.batch_statistics(batch_statistics, hint=True)` gives a hint, and another one each time it is run.
 
 
-# %% solution
+# %% tags=["solution"]
 def batch_statistics(x):
     """Mean and variance of each feature over all samples of all ranks, both of shape (features,)."""
     import torch
@@ -142,7 +142,7 @@ print(f"total {total.item():.0f}, gradient {x.grad.item():.0f}")
 # batch. Then it calls `backward` on all ranks and compares the gradients of `x`, for the sum of all ranks' losses.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def sync_batch_norm(x, eps):
     """x of shape (samples, features), normalised by the statistics of all ranks' samples; differentiable."""
     ...  # your code
@@ -152,7 +152,7 @@ def sync_batch_norm(x, eps):
 check.sync_batch_norm(sync_batch_norm)
 
 
-# %% solution
+# %% tags=["solution"]
 def sync_batch_norm(x, eps):
     """x of shape (samples, features), normalised by the statistics of all ranks' samples; differentiable."""
     import torch

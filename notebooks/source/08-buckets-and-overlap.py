@@ -65,7 +65,7 @@ train()
 #
 # **Predict:** which of the two buckets sticks out from under backward?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 # %ddp timings
 
 # %% [markdown]
@@ -85,7 +85,7 @@ train()
 # **Predict:** eight layers of 4 MiB, on eight ranks. The default makes buckets of 4 and 28 MiB. Which share of the exchange is hidden with
 # `bucket_cap_mb=4`, and which bucket can never be?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
 
 explore.buckets()
@@ -101,7 +101,7 @@ explore.buckets()
 # the others. `pack([2, 2, 2, 2], 2, 4)` is `[[3], [2, 1], [0]]`.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def pack(sizes, first, cap):
     """The buckets in the order in which they are sent, each a list of positions in sizes."""
     ...  # your code
@@ -113,7 +113,7 @@ from nbddp.teach import check
 check.pack(pack)
 
 
-# %% solution
+# %% tags=["solution"]
 def pack(sizes, first, cap):
     """The buckets in the order in which they are sent, each a list of positions in sizes."""
     buckets, bucket, limit = [], [], first
@@ -144,7 +144,7 @@ for cap in (25, 1, 3):
 #
 # **Predict:** what will be the same in both, the buckets, the times, or both?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 parameters = [(f"{i}.{kind}", 4 * n) for i in range(8) for kind, n in (("weight", 512 * 512), ("bias", 512))]
 explore.measured_buckets(parameters, cap_mb=3)
 
@@ -159,7 +159,7 @@ explore.measured_buckets(parameters, cap_mb=3)
 #
 # **Predict:** on which rank do the buckets look long?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 # %%ddp --timings
 import time
 
@@ -199,7 +199,7 @@ import tempfile
 
 os.chdir(tempfile.mkdtemp())
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 # %%ddp --trace
 train(before=late, bucket_cap_mb=3)["then"]
 
@@ -238,7 +238,7 @@ print("from the third step on", len(steady), "· rank 1 calls last in", late)
 # on their way at the same time, and one that was sent later may be done earlier. `exposed(20, [(5, 9), (12, 18), (20, 26)])` is `6`.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def exposed(backward_end, spans):
     """The time after backward that the step waits for its buckets. spans: (sent, done) of each."""
     ...  # your code
@@ -248,7 +248,7 @@ def exposed(backward_end, spans):
 check.exposed(exposed)
 
 
-# %% solution
+# %% tags=["solution"]
 def exposed(backward_end, spans):
     """The time after backward that the step waits for its buckets. spans: (sent, done) of each."""
     done = [done for sent, done in spans]

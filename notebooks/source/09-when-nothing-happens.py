@@ -30,7 +30,7 @@ rank = dist.get_rank()
 #
 # (`--hang-after 2` says how many seconds a deadlock may stand before it is told; it is 5 if you say nothing.)
 
-# %% tags=raises-exception
+# %% tags=["raises-exception"]
 # %%ddp --hang-after 2
 loss = torch.tensor([float(rank)])
 if rank != 2:
@@ -43,7 +43,7 @@ if rank != 2:
 # The ranks were freed. What was in their memory is still there; only the process group is gone. `%ddp stacks` shows where each rank was, with the Python
 # stack down into torch. It works while a cell runs, too: type `python -m nbddp stacks` in a terminal.
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 # %ddp stacks
 
 # %% [markdown]
@@ -69,7 +69,7 @@ dist.get_world_size()
 #
 # **Predict:** all four ranks make two calls below. What is said this time: who waits for whom?
 
-# %% tags=raises-exception
+# %% tags=["raises-exception"]
 # %%ddp --hang-after 2
 if rank == 1:
     dist.barrier()
@@ -87,7 +87,7 @@ else:
 # **Predict** for "rank 0 alone makes a call" (an evaluation on rank 0, say) and for "a ring, all receive first" which ranks stand still, and then look. Which
 # program goes through although it is wrong?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
 
 explore.collectives()
@@ -100,7 +100,7 @@ explore.collectives()
 # that have not: here `(2, [1])`. If all have called as many, the answer is `None`.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def missing_ranks(log):
     """The number of the collective that holds the ranks up, and the ranks not in it; or None."""
     ...  # your code
@@ -112,7 +112,7 @@ from nbddp.teach import check
 check.missing_ranks(missing_ranks)
 
 
-# %% solution
+# %% tags=["solution"]
 def missing_ranks(log):
     """The number of the collective that holds the ranks up, and the ranks not in it; or None."""
     calls = {rank: len(names) for rank, names in log.items()}
@@ -184,7 +184,7 @@ except RuntimeError as error:
 # The check trains for real with three different layouts of batches, and compares the parameters with those of one process that has all shards.
 
 
-# %% exercise
+# %% tags=["exercise"]
 import torch
 import torch.distributed as dist
 
@@ -201,7 +201,7 @@ def train_uneven(model, optimizer, batches):
 check.train_uneven(train_uneven)
 
 
-# %% solution
+# %% tags=["solution"]
 import torch
 import torch.distributed as dist
 

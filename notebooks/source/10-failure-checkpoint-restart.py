@@ -72,7 +72,7 @@ print("attempt", attempt, "· the earlier name is", "there" if "kept" in globals
 # A checkpoint every few steps bounds what is lost. **Predict** before you move the sliders: a failure comes after every seven steps.
 # Is it better to write a checkpoint after every four steps or after every eight?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
 
 explore.restarts()
@@ -94,7 +94,7 @@ explore.restarts()
 # it, and has `state_dict()` and `load_state_dict()`. Dropout takes its masks from the rank's own random numbers,
 # `torch.get_rng_state()`. A process may die at any moment, **also in the middle of `save`**.
 
-# %% exercise
+# %% tags=["exercise"]
 import os
 
 
@@ -119,7 +119,7 @@ check.Checkpoint(Checkpoint)
 # %% [markdown]
 # Most wrong answers train without an error. Weights alone look fine, and the loss does; only the comparison shows that it is another run.
 
-# %% solution
+# %% tags=["solution"]
 import os
 
 

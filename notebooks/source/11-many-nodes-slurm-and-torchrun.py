@@ -132,7 +132,7 @@ folder.cleanup()
 # **Predict** before you move a slider: what in the lines below depends on the number of nodes, what on the processes per node, what
 # on the backend?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
 
 explore.launch()
@@ -172,7 +172,7 @@ print(subprocess.run(["bash", "-c", batch], capture_output=True, text=True).stdo
 # lists with at most one pair of brackets.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def nodes_of(nodelist):
     """The hosts of a list such as gpu[01-03,07], in order, as a list of names."""
     ...  # your code
@@ -184,7 +184,7 @@ from nbddp.teach import check
 check.nodes_of(nodes_of)
 
 
-# %% solution
+# %% tags=["solution"]
 def nodes_of(nodelist):
     """The hosts of a list such as gpu[01-03,07], in order, as a list of names."""
     name, bracket, rest = nodelist.partition("[")
@@ -214,7 +214,7 @@ def nodes_of(nodelist):
 # yours to choose; all tasks have to choose the same.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def variables_of(slurm, hosts):
     """RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as a dict of texts."""
     ...  # your code
@@ -224,7 +224,7 @@ def variables_of(slurm, hosts):
 check.variables_of(variables_of)
 
 
-# %% solution
+# %% tags=["solution"]
 def variables_of(slurm, hosts):
     """RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as a dict of texts."""
     return {

@@ -3,7 +3,7 @@
 #
 # DDP keeps a whole model on every rank and exchanges all gradients once a step. How far does that carry, and what comes after it?
 #
-# **After this lesson you can** say what a step would take on more nodes before you rent them, make ranks exchange less often and
+# **After this lesson you can** say what a step would take on more nodes before you rent them, make ranks exchange
 # fewer bytes, work out what a rank must hold in memory, and shard a model over ranks with FSDP2 and
 # tensor parallelism.
 
@@ -44,7 +44,7 @@ sum(p.numel() * p.element_size() for p in net.parameters())
 #
 # **Predict:** with more nodes, and as many samples on each rank: which of latency and bandwidth will make the step longer?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 # %ddp forecast --nodes 64 --inter-node 12.5GB/s --latency 10us
 
 # %% [markdown]
@@ -59,7 +59,7 @@ sum(p.numel() * p.element_size() for p in net.parameters())
 # **Predict** for a model of 10⁹ parameters on 8 nodes with links of 100 Gb/s: which share of the time do the GPUs compute? Then, which of
 # these helps most: half the latency, ten times the parameters, or eight micro-batches to an exchange?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 from nbddp.teach import check, explore
 
 explore.what_if()
@@ -69,48 +69,7 @@ explore.what_if()
 # well, so the share stays. Half the latency saves 2 %: at this size it is bytes that count. Set the parameters to 10 M, the link to
 # 1600Gb/s and the latency to 250us, and it is messages.
 #
-# ## Exchange less often: gradient accumulation
-#
-# `backward()` *adds* to `.grad`. So a large batch can be taken as several micro-batches, one after another, and the optimizer steps once. DDP
-# would still exchange the gradients in every `backward()`. Inside `model.no_sync()` it does not.
-#
-# **Predict:** what does DDP exchange in the first `backward()` after `no_sync`: the gradients of that micro-batch, or all that has been added up?
-#
-# ### Exercise: the gradients of the large batch
-#
-# Write `accumulate`: afterwards every parameter's `.grad` is that of the **mean** loss over all samples of all ranks, and gradients have been exchanged
-# **once**. The check runs it on ranks with samples of their own, compares with one process that sees all samples, and counts exchanges.
-
-
-# %% exercise
-def accumulate(model, micro_batches, loss_of):
-    """model: a DDP without gradients; micro_batches: a list of (inputs, targets), all of one size;
-    loss_of(outputs, targets): the mean loss of a micro-batch."""
-    ...  # your code
-
-
-# %%
-check.accumulate(accumulate)
-
-# %% [markdown]
-# Stuck? `check.accumulate(accumulate, hint=True)` gives a hint, and another one each time it is run.
-
-
-# %% solution
-def accumulate(model, micro_batches, loss_of):
-    """model: a DDP without gradients; micro_batches: a list of (inputs, targets), all of one size;
-    loss_of(outputs, targets): the mean loss of a micro-batch."""
-    *early, last = micro_batches
-    with model.no_sync():
-        for inputs, targets in early:
-            (loss_of(model(inputs), targets) / len(micro_batches)).backward()
-    inputs, targets = last
-    (loss_of(model(inputs), targets) / len(micro_batches)).backward()
-
-
-# %% [markdown]
-# It exchanges all that has been added up: a bucket is filled from `.grad` when the last micro-batch's gradient has been added to it. Whether
-# `backward()` will exchange is decided in **forward**, so forward belongs inside `no_sync` too.
+# Several micro-batches to an exchange are called gradient accumulation. Lesson 13 is about it, and about what goes wrong with it.
 #
 # ## Exchange fewer bytes: a comm hook
 #
@@ -171,7 +130,7 @@ if rank == 0:
 #
 # **Predict** for 7.5 · 10⁹ parameters on 64 GPUs: what does a rank hold at each stage? And is it less or more in float32?
 
-# %% tags=nbval-ignore-output
+# %% tags=["nbval-ignore-output"]
 explore.zero()
 
 # %% [markdown]
@@ -184,7 +143,7 @@ explore.zero()
 # Write the function, for Adam in mixed precision. All sizes divide evenly.
 
 
-# %% exercise
+# %% tags=["exercise"]
 def bytes_per_rank(stage, parameters, ranks):
     """Bytes of parameters, gradients and optimizer state that one rank holds at a stage of ZeRO, 0 to 3."""
     ...  # your code
@@ -194,7 +153,7 @@ def bytes_per_rank(stage, parameters, ranks):
 check.bytes_per_rank(bytes_per_rank)
 
 
-# %% solution
+# %% tags=["solution"]
 def bytes_per_rank(stage, parameters, ranks):
     """Bytes of parameters, gradients and optimizer state that one rank holds at a stage of ZeRO, 0 to 3."""
     optimizer = 12 * parameters // (ranks if stage >= 1 else 1)
@@ -299,7 +258,7 @@ if rank == 0:
 # ## To remember
 #
 # - A step waits for what backward does not hide of the exchange: bytes by bandwidth, and messages by latency. Forecast it, and look which of the two it is.
-# - Accumulating *k* micro-batches under `no_sync` pays one exchange for *k* times the computation; divide by *k*, and leave the last one outside.
+# - A comm hook takes the place of the all-reduce: half the bytes, and gradients that are the same on all ranks but rounded.
 # - 16 bytes per parameter under Adam: DDP keeps them on every rank, ZeRO and FSDP share them out; tensor parallel cuts the computation itself, within a node.
 #
 # **On real GPUs:** `%ddp forecast` on one node, then rent two and compare. In the last two cells only `init_device_mesh("cuda", ...)` changes,

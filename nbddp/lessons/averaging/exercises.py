@@ -261,6 +261,7 @@ average_gradients = Exercise(
         "dist.all_reduce(t) puts the sum of all ranks' t into t, on every rank; a mean is a sum divided by how many",
         "for p in model.parameters(): dist.all_reduce(p.grad), then p.grad /= dist.get_world_size()",
     ),
+    verifies="two steps on real ranks equal one process with all shards, on all ranks and on one less",
 )
 attach_averaging = Exercise(
     "attach_averaging",
@@ -270,4 +271,5 @@ attach_averaging = Exercise(
         "register_post_accumulate_grad_hook calls its hook with the parameter, when its gradient is ready in p.grad",
         "put p.grad in the place of p.data, in both lines",
     ),
+    verifies="two steps on real ranks equal one process with all shards, on all ranks and on one less",
 )

@@ -155,6 +155,7 @@ batch_statistics = Exercise(
         "the count, the sum and the sum of squares: variance = squares / count − mean²",
         "put them into one tensor with torch.cat, so that one all_reduce will do",
     ),
+    verifies="mean and variance of unequal shards equal those of the whole batch, on every rank",
 )
 sync_batch_norm = Exercise(
     "sync_batch_norm",
@@ -165,4 +166,5 @@ sync_batch_norm = Exercise(
         "class Sum(torch.autograd.Function): forward(ctx, t): t = t.clone(); dist.all_reduce(t); return t; the same in "
         "backward(ctx, g); then call Sum.apply where batch_statistics calls all_reduce",
     ),
+    verifies="outputs and gradients of unequal shards equal those of one process with the whole batch",
 )

@@ -328,6 +328,7 @@ pack = Exercise(
         "a bucket is full when the sum of its sizes is >= its limit; then the next one is begun, with the limit cap",
         "what is open at the end is a bucket too, unless it is empty",
     ),
+    verifies=f"{len(PACK_CASES)} lists of gradients, on every rank of the pool",
 )
 exposed = Exercise(
     "exposed",
@@ -337,4 +338,5 @@ exposed = Exercise(
         "compare the latest `done` with backward_end, and mind the case where all are done earlier",
         "max([backward_end, *(done for sent, done in spans)]) - backward_end",
     ),
+    verifies=f"{len(EXPOSED_CASES)} steps, on every rank of the pool",
 )

@@ -274,6 +274,7 @@ train_uneven = Exercise(
         "a rank knows len(batches) of its own; an all_reduce with ReduceOp.MIN tells all ranks the smallest",
         "steps = torch.tensor(len(batches)); dist.all_reduce(steps, op=dist.ReduceOp.MIN); then batches[:steps]",
     ),
+    verifies="with equal and unequal numbers of batches nobody hangs, and all ranks end with the right weights",
 )
 missing_ranks = Exercise(
     "missing_ranks",
@@ -283,4 +284,5 @@ missing_ranks = Exercise(
         "if the fewest calls are n, the ranks are held up in collective n + 1",
         "fewest = min(len(calls) for calls in log.values()), and the ranks whose list has that length",
     ),
+    verifies=f"{len(LOG_CASES)} logs, on every rank of the pool",
 )

@@ -237,6 +237,7 @@ variables_of = Exercise(
         "the world size is SLURM_NTASKS; rank 0 runs on the first host, hosts[0], so the store is there",
         "all tasks must come to the same port without talking: str(20000 + int(slurm['SLURM_JOB_ID']) % 10000)",
     ),
+    verifies=f"{len(TASKS)} tasks of three jobs, on every rank of the pool",
 )
 
 
@@ -309,4 +310,5 @@ nodes_of = Exercise(
         "inside the brackets every part between commas is a number, or first-last; range() leaves the last one out",
         "f'{n:0{len(first)}d}' writes n with as many digits as the first number of the range has",
     ),
+    verifies=f"{len(NODELISTS)} node lists, on every rank of the pool",
 )

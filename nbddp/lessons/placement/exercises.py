@@ -148,6 +148,7 @@ gpus_of = Exercise(
         "the local rank is rank % nproc_per_node; each local rank before this one owns gpus_per_proc GPUs",
         "the first GPU is local_rank × gpus_per_proc, and there are gpus_per_proc in a row: list(range(first, ...))",
     ),
+    verifies=f"{len(GPU_CASES)} ranks of {len(LAYOUTS)} layouts on two nodes, on every rank of the pool",
 )
 place_of = Exercise(
     "place_of",
@@ -157,4 +158,5 @@ place_of = Exercise(
         "how many full nodes come before this rank? And how many ranks of its own node?",
         "divmod(rank, nproc_per_node) gives both at once",
     ),
+    verifies=f"{len(PLACE_CASES)} ranks of 4 layouts on three nodes, on every rank of the pool",
 )

@@ -19,7 +19,7 @@ def layout() -> Explorer:
             Choice("by", "device taken by", (LOCAL, GLOBAL)),
         ),
         (
-            {"nodes": 2, "gpus": 4, "per_process": 2, "by": LOCAL},
+            {"nodes": 1, "gpus": 4, "per_process": 1, "by": LOCAL},
             {"nodes": 2, "gpus": 4, "per_process": 1, "by": GLOBAL},
         ),
     )

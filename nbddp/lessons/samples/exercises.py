@@ -288,6 +288,7 @@ accuracy = Exercise(
         "two numbers are to be added up over the ranks: how many were right, and how many were read",
         "range(rank, len(dataset), world_size) has every sample once; one all_reduce after the loop, then divide",
     ),
+    verifies="every sample counts once on real ranks, on all of them and on one less",
 )
 epochs_of = Exercise(
     "epochs_of",
@@ -297,4 +298,5 @@ epochs_of = Exercise(
         "which number does the sampler shuffle by? It does not know by itself which epoch it is in",
         "in the loop over epochs: sampler.set_epoch(epoch), then a list of all samples of all batches",
     ),
+    verifies=f"{EPOCHS} epochs on real ranks: each has its own share, shuffled anew in every epoch",
 )

@@ -18,17 +18,17 @@ NAME = "share_of"
 JOBS = ((8, 4), (7, 3), (11, 4), (2, 3), (5, 1))  # items, ranks
 CASES = tuple((list("abcdefghijkl"[:items]), rank, size) for items, size in JOBS for rank in range(size))
 MISTAKES = (
-    Mistake("that is for 4 ranks; world_size says how many there are", lambda items, rank, size: items[rank::4]),
+    Mistake("that is right for 4 ranks only; use world_size", lambda items, rank, size: items[rank::4]),
     Mistake(
-        "that is two for each rank; how many it has to be follows from the number of items and world_size",
+        "that is two items per rank; the number follows from len(items) and world_size",
         lambda items, rank, size: items[2 * rank : 2 * rank + 2],
     ),
     Mistake(
-        "a share is not world_size items long; it is one world_size-th of the items",
+        "a share does not have world_size items; it has about len(items) / world_size",
         lambda items, rank, size: items[rank * size : (rank + 1) * size],
     ),
     Mistake(
-        "items[a:b] has all from a up to b; items[a::step], with two colons, has every step-th from a on",
+        "items[a:b] is a range from a up to b; items[a::step], with two colons, is every step-th item from a on",
         lambda items, rank, size: items[rank:size],
     ),
 )
@@ -61,14 +61,12 @@ def strange(some: Sequence[tuple[tuple[Any, ...], Outcome]]) -> str:
         if kind == "raised":
             return f"{call(NAME, case)} {raised(value)}"
         if not isinstance(value, list):
-            return f"{call(NAME, case)} is {value!r}; {nothing(value) or 'a list of items is wanted'}"
+            return f"{call(NAME, case)} is {value!r}; {nothing(value) or 'return a list of items'}"
         if value and all(isinstance(v, list) for v in value):
             return f"{call(NAME, case)} is {value!r}; return the share of this one rank, not a list of shares"
         foreign = [v for v in value if v not in case[0]]
         if foreign:
-            return (
-                f"{call(NAME, case)} has {foreign[0]!r}, which is none of the items; take the items, not where they are"
-            )
+            return f"{call(NAME, case)} has {foreign[0]!r}; return the items, not their positions"
     return ""
 
 
@@ -76,20 +74,20 @@ def unfair(items: Sequence[str], shares: Sequence[list[str]]) -> str:
     """What is wrong with the shares of all ranks together; empty if they are as they should be."""
     head = f"{counted(len(items), 'item')} on {counted(len(shares), 'rank')}: "
     if len(shares) > 1 and all(share == list(items) for share in shares):
-        return f"{head}every rank takes all of them, and the work is done {len(shares)} times; share it by the rank"
+        return f"{head}every rank takes all of them, so the work is done {len(shares)} times; choose by the rank"
     for item in items:
         takers = [r for r, share in enumerate(shares) for taken in share if taken == item]
         if len(takers) > 1:
             return f"{head}{item!r} is taken by {_and(takers)}; each item belongs to one rank"
     missing = [i for i in items if not any(i in share for share in shares)]
     if missing:
-        return f"{head}nobody takes {', '.join(map(repr, missing))}{_hint(items, shares, missing)}"
+        return f"{head}no rank takes {', '.join(map(repr, missing))}{_hint(items, shares, missing)}"
     sizes = [len(share) for share in shares]
     if max(sizes) - min(sizes) > 1:
         most, least = sizes.index(max(sizes)), sizes.index(min(sizes))
         return (
-            f"{head}rank {most} takes {max(sizes)} and rank {least} {min(sizes) or 'none'}; all wait for the one with "
-            "the most, so shares may differ by one item at most"
+            f"{head}rank {most} takes {max(sizes)} and rank {least} {min(sizes) or 'none'}; all ranks wait for the "
+            "one with the most, so shares may differ by at most one item"
         )
     return ""
 
@@ -97,7 +95,7 @@ def unfair(items: Sequence[str], shares: Sequence[list[str]]) -> str:
 def _hint(items: Sequence[str], shares: Sequence[list[str]], missing: Sequence[str]) -> str:
     rest = len(items) % len(shares)
     if rest and list(missing) == list(items[-rest:]):
-        return f"; {len(items)} is not a multiple of {len(shares)}, and what is left over must be done too"
+        return f"; {len(items)} is not a multiple of {len(shares)}, and some rank must take the rest"
     if items[0] in missing:
         return "; ranks are counted from 0, and so are items"
     return ""
@@ -116,8 +114,9 @@ share_of = Exercise(
     NAME,
     judge,
     (
-        "deal the items out like cards: to whom does the first go, the second, the one after the last rank's?",
+        "deal the items like cards: who gets the first, the second, and the one after the last rank's?",
         "rank r takes the items at r, r + world_size, r + 2 × world_size and so on",
         "a slice has a start and a step: items[start::step]",
     ),
+    verifies=f"{len(CASES)} calls on every rank: each item goes to one rank, and shares differ by one item at most",
 )

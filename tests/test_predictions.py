@@ -1,0 +1,142 @@
+"""Questions of the lessons: asked before the answer is seen, kept, and compared with what came, which is true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from nbddp.draw.widgets import WIDGET
+from nbddp.errors import BadInput
+from nbddp.lessons.question import Question
+from nbddp.teach import predict
+from tests.kernels import Kernel
+from tests.lessons import SOURCES, builder, text_of
+
+ASK = re.compile(r"predict\.(\w+)\(")
+TYPED = Question("size", "What is the world size?", came="4")
+CHOSEN = Question("who", "Which ranks start?", came="rank 0", options=("rank 0", "all of them"), because="It is alone.")
+
+
+def test_answers_are_read_as_they_are_meant() -> None:
+    assert CHOSEN.read(" Rank  0 ") == "rank 0"
+    assert TYPED.read(4) == "4"
+    assert TYPED.met("4.0")
+    assert not TYPED.met("5")
+    assert TYPED.compared("5") == "What is the world size?\n✗ 4; you predicted 5"
+    assert CHOSEN.compared("rank 0") == "Which ranks start?\n✓ rank 0, as you predicted\nIt is alone."
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "says"),
+    [
+        (CHOSEN, "rank 1", "predict.who('rank 1'): the answer is one of 'rank 0', 'all of them'"),
+        (TYPED, " ", "the answer is a number or a word"),
+    ],
+)
+def test_an_answer_that_cannot_be_meant_is_refused(question: Question, answer: str, says: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(says)):
+        question.read(answer)
+
+
+def test_what_came_is_one_of_the_options() -> None:
+    with pytest.raises(ValueError, match="none of the options"):
+        Question("who", "Which?", came="rank 2", options=("rank 0",))
+
+
+def test_a_question_that_is_not_there_is_an_error_that_names_near_ones() -> None:
+    with pytest.raises(AttributeError, match="no question 'local_rnk'; did you mean local_rank"):
+        predict.local_rnk  # noqa: B018
+    assert "local_rank" in dir(predict)
+
+
+# -- in the lessons --------------------------------------------------------------------------
+
+
+def asked(source: Path) -> dict[str, str]:
+    """By question, the text of the next cell's outputs in the solved lesson."""
+    saved = nbformat.read(builder().places(source)[1], 4)
+    code = [c for c in saved.cells if c.cell_type == "code"]
+    found: dict[str, str] = {}
+    for i, cell in enumerate(code):
+        if "prediction" in cell.metadata.get("tags", ()):
+            after = next(c for c in code[i + 1 :] if "prediction" not in c.metadata.get("tags", ()))
+            found |= dict.fromkeys(ASK.findall(cell.source), text_of(after.outputs))
+    return found
+
+
+def test_every_question_is_asked_once_and_what_came_is_what_the_solved_lesson_shows() -> None:
+    lessons = [asked(source) for source in SOURCES]
+    names = [name for lesson in lessons for name in lesson]
+    assert sorted(names) == sorted(set(dir(predict)) - {"summary"})
+    for lesson in lessons:
+        for name, text in lesson.items():
+            question = getattr(predict, name).question
+            assert re.search(question.seen, text), f"{name}: {question.seen!r} is not in\n{text}"
+
+
+# -- in a notebook ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asking(kernel: Kernel) -> Kernel:
+    assert kernel.run("from nbddp.teach import predict").ok
+    return kernel
+
+
+def test_a_prediction_is_compared_below_the_next_cells_output(asking: Kernel) -> None:
+    shown = asking.run("predict.local_rank(0)")
+    assert "You predicted: 0. Now run the next cell." in shown.displays[0]["text/plain"]
+    after = asking.run("print('rank 2 │ local rank 0')")
+    assert after.text() == (
+        "rank 2 │ local rank 0\nWhat is rank 2's local rank?\n✓ 0, as you predicted\n"
+        "It is the first process on node 1: local ranks begin again at 0 on every node.\n"
+    )
+    updates = [c for _, kind, c in after.messages if kind == "update_display_data"]
+    assert "✓ 0, as you predicted" in updates[-1]["data"]["text/plain"], "the saved question has it too"
+    assert "predicted" not in asking.run("1").text()
+
+
+def test_a_prediction_is_compared_below_what_the_ranks_print(four: Kernel) -> None:
+    four.run("from nbddp.teach import predict\npredict.world_size(2)")
+    assert four.run("%%ddp\nprint('here')").text() == (
+        "ranks 0–3 │ here\nThe same two nodes with two GPUs per process. What is the world size?\n"
+        "✗ 4; you predicted 2\n"
+        "The world size counts processes, not GPUs.\n"
+    )
+
+
+def test_who_predicts_nothing_is_shown_nothing(asking: Kernel) -> None:
+    shown = asking.run("predict.local_rank()")
+    assert {"text/plain", "text/html", WIDGET} <= set(shown.displays[0])
+    assert asking.run("print('seen')").text() == "seen\n"
+
+
+def test_a_cell_that_could_not_be_read_shows_nothing_yet_and_a_second_question_waits_too(asking: Kernel) -> None:
+    asking.run("predict.own_gpu(6)")
+    asking.run("predict.world_size('8')")
+    assert "predicted" not in asking.run("1 +").text()
+    assert asking.run("1").text().count("; you predicted") == 2
+
+
+def test_an_explorers_answer_is_behind_a_button(asking: Kernel) -> None:
+    asking.run("predict.global_rank_as_device('all of them')")
+    shown = asking.run("1")
+    (button,) = [d for d in shown.displays if WIDGET in d and "compare()" in d["text/plain"]]
+    assert "ranks 0–3" not in shown.text() + button["text/plain"]
+    assert "✗ ranks 0–3; you predicted all of them" in asking.run("predict.global_rank_as_device.compare()").text()
+
+
+def test_the_summary_has_what_was_predicted(asking: Kernel) -> None:
+    asking.run("predict.local_rank(1)")
+    asking.run("pass")
+    table = asking.run("predict.summary()").displays[0]["text/plain"]
+    assert re.search(r"What is rank 2's local rank\? +1 +0 +✗", table), table
+
+
+def test_an_answer_that_is_no_option_is_refused_and_the_next_cell_goes_on(asking: Kernel) -> None:
+    refused = asking.run("predict.global_rank_as_device('rank 9')")
+    assert "the answer is one of 'all of them'" in refused.evalue
+    assert asking.run("print(1)").text() == "1\n"
