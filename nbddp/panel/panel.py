@@ -88,7 +88,7 @@ class PoolPanel:
     def _publish(self, data: dict[str, Any], metadata: dict[str, Any], update: bool = True) -> None:
         """update: wherever it is shown; else in the newest place. With widgets goes what is to be seen once they are
         gone: the page may be closed before the kernel ends, and then nothing can be taken back."""
-        has_widgets = WIDGET in data and "image/png" in data
+        has_widgets = widgets.WIDGET in data and "image/png" in data
         after = {"text/plain": ""}
         if has_widgets:
             width = metadata["image/png"]["width"]
