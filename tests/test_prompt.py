@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from nbddp.errors import BadInput, Cause, Frame, Raised
+from nbddp.errors import BadInput, Cause, Frame, Raised, RankStatus
 from nbddp.plan.topology import rank_words
-from nbddp.run.debugged import Line, chosen, folded, read
+from nbddp.run import prompt as prompts
+from nbddp.run.debugged import Debugged, Line, chosen, folded, read
+from nbddp.run.positions import Position
 from nbddp.run.postmortem import PostMortem
 from nbddp.worker.debugger import completions
 from tests.kernels import Kernel, Shown, loaded
@@ -102,6 +104,80 @@ def test_after_a_failure_words_are_of_the_frame_and_expressions_of_the_rank(type
     if typed == ["w"]:
         answer = "  cell line 9: train(3)\n> cell line 4, in train: 1 / n"
     assert found == answer
+
+
+class Typist:
+    """A keyboard whose questions are kept, and run whose ranks are moved by hand."""
+
+    def __init__(self) -> None:
+        self.open, self.asked, self.debugged, self.positions = False, list[str](), Debugged(), dict[int, Position]()
+        self.looked_at, self.sent = 0.0, list[tuple[tuple[int, ...], str]]()
+
+    def ask(self, prompt: str, complete: object) -> None:
+        self.open = True
+        self.asked.append(prompt)
+
+    def hear(self, descriptor: int, seconds: float | None) -> str | None:
+        raise AssertionError("lines are typed by `type`")
+
+    def hide(self) -> None: ...
+    def show(self) -> None: ...
+
+    def withdraw(self) -> None:
+        self.open = False
+
+    def running(self) -> tuple[int, ...]:
+        return (0, 1)
+
+    def send_line(self, ranks: Sequence[int], line: str) -> None:
+        self.sent.append((tuple(ranks), line))
+        self.debugged.sent(ranks, line)
+
+    def stop(self) -> None: ...
+    def names(self, rank: int, text: str, hear: object) -> None: ...
+
+    def says(self, rank: int, text: str, stopped: bool = True) -> None:
+        self.debugged.heard(rank, {"stopped": stopped, "said": text, "place": ["Cell In[2]", 3, "f"]})
+
+
+def test_a_question_waits_for_ranks_that_make_a_step_and_for_none_that_wait_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(prompts.time, "monotonic", lambda: clock[0])
+    by = Typist()
+    prompt = prompts.Prompt(by, by)
+    by.debugged.views["prompt"] = prompt.told
+
+    def look() -> float | None:
+        return prompt.look(lambda: None, over=False)
+
+    def types(line: str) -> None:
+        by.open = False
+        prompt._take(line)
+
+    assert look() is None, "no rank has stopped"
+    by.says(0, "here")
+    assert look() == prompts.PATIENCE, "the other rank may stop as well"
+    by.says(1, "here")
+    assert (look(), by.asked) == (None, ["ranks 0–1 ddp> "])
+    types("n")
+    by.says(0, "", stopped=False)
+    by.says(0, "there")
+    assert look() == prompts.PATIENCE
+    by.positions[1] = Position(1, RankStatus.BLOCKED)
+    assert look() == prompts.PATIENCE, "that was seen before the step"
+    clock[0], by.looked_at = 100.2, 100.1
+    assert (look(), by.asked[-1]) == (None, "rank 0 ddp> ")
+    types("@0 n")
+    by.says(0, "on")
+    assert look() == prompts.PATIENCE, "rank 1 still makes its step, and may be free by now"
+    clock[0] += prompts.PATIENCE + 0.1
+    assert (look(), len(by.asked)) == (None, 3)
+    types("c")
+    by.says(0, "", stopped=False)
+    assert (look(), by.open) == (None, False)
+    assert by.sent == [((0, 1), "n"), ((0,), "n"), ((0,), "c")]
 
 
 # -- in a kernel that is answered ------------------------------------------------------------------

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from nbddp.errors import BadInput, RankStatus
@@ -156,8 +156,16 @@ class Prompt:
 
     def _print(self, text: str) -> None:
         if text:
-            self._keyboard.hide()
-            print(text, end="", flush=True)
+            with self.aside():
+                print(text, end="", flush=True)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While something is printed, also by others: the question is below it again."""
+        self._keyboard.hide()
+        try:
+            yield
+        finally:
             self._keyboard.show()
 
     # -- what is typed -------------------------------------------------------------------------

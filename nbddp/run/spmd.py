@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -400,7 +400,7 @@ class Run:
             self._output_until = time.monotonic() + LAST_OUTPUT
         for stream, line in self.outputs[rank].take(kind, content):
             if rank in self.shown:
-                self.screen.line(rank, stream, line)
+                self._show_line(rank, stream, line)
         if kind in widgets.SHOWING:
             self._end_bars(rank, 1)
 
@@ -412,6 +412,10 @@ class Run:
         else:
             self._printed(rank, "stream", {"name": "stderr", "text": text})
 
+    def _show_line(self, rank: int, stream: str, line: str) -> None:
+        with nullcontext() if self._prompt is None else self._prompt.aside():
+            self.screen.line(rank, stream, line)
+
     def _end_bars(self, rank: int, newest: int = 0) -> None:
         """A bar that is over is a line like any other; one that was closed is gone. newest: look at so many alone."""
         out = self.outputs[rank]
@@ -420,7 +424,7 @@ class Run:
             if rank in self.shown:
                 shown.told = True
                 for line in (self.widgets.words(shown.data) or "").splitlines():
-                    self.screen.line(rank, "stdout", line)
+                    self._show_line(rank, "stdout", line)
 
     def _settle_widgets(self) -> None:
         """What stays of the widgets that were shown."""
