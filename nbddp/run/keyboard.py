@@ -95,15 +95,16 @@ class Edited:
 
     def ask(self, prompt: str, complete: Complete) -> None:
         self.open, self._ends = True, os.pipe()
-        self._thread = threading.Thread(target=self._read, args=(prompt, complete), name="nbddp-prompt", daemon=True)
+        asked = (_session(), prompt, complete)
+        self._thread = threading.Thread(target=self._read, args=asked, name="nbddp-prompt", daemon=True)
         self._thread.start()
 
-    def _read(self, prompt: str, complete: Complete) -> None:
+    def _read(self, session: Any, prompt: str, complete: Complete) -> None:
         from prompt_toolkit.patch_stdout import patch_stdout
 
         try:
             with patch_stdout(raw=True):
-                self._typed.put(_session().prompt(prompt, completer=_completer(complete), handle_sigint=False))
+                self._typed.put(session.prompt(prompt, completer=_completer(complete), handle_sigint=False))
         except BaseException as e:  # Ctrl-C, Ctrl-D, or why there is no prompt: raised in the run's thread
             self._typed.put(e)
         os.write(self._ends[1], b".")
