@@ -146,9 +146,9 @@ WRONG = [
     Mutant("a typing error", config("by_address").replace("MASTER_ADDR", "MASTER_ADRR"), "does not set MASTER_ADDR"),
     Mutant("small letters", config("by_address").replace("'RANK'", "'rank'"), "does not set RANK"),
     Mutant("the environment", "def by_address(node, local_rank):\n    import os\n    return os.environ",
-           "by_address(0, 0) is os.environ; a dict of MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE is wanted"),
+           "by_address(0, 0) is os.environ; return a dict with MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE"),
     Mutant("unwritten", "def by_address(node, local_rank): ...", "still to be written"),
-    Mutant("a list", "def by_address(node, local_rank): return [1]", "by_address(0, 0) is [1]; a dict of MASTER_ADDR"),
+    Mutant("a list", "def by_address(node, local_rank): return [1]", "is [1]; return a dict with MASTER_ADDR"),
     Mutant("raises", "def by_address(node, local_rank): return 1 // node", "by_address(0, 0) raised ZeroDivisionError"),
 ]  # fmt: skip
 

@@ -37,7 +37,7 @@ def processes_of(name: str, outcomes: Sequence[tuple[str, Any]]) -> list[Process
         if kind == "raised":
             raise Wrong(f"{call} {raised(value)}")
         if not isinstance(value, Mapping):
-            raise Wrong(f"{call} is {value!r}; {nothing(value) or 'a dict of ' + ', '.join(NAMES) + ' is wanted'}")
+            raise Wrong(f"{call} is {value!r}; {nothing(value) or 'return a dict with ' + ', '.join(NAMES)}")
         made.append(Process(node, local, _environment(call, value)))
     return made
 
@@ -130,7 +130,7 @@ by_address = exercise(
     "by_address",
     (
         "which machine is localhost for a process on node1?",
-        "the store is on rank 0's node; the others must look for it by that node's name",
+        "the store is on rank 0's node; the others must use that node's name",
         "MASTER_ADDR is node0 for every process",
     ),
 )
@@ -138,7 +138,7 @@ by_rank = exercise(
     "by_rank",
     (
         "write down RANK for all four processes",
-        "a local rank begins at 0 on every node; a rank must be there once",
+        "local ranks begin at 0 on every node; each rank must occur once",
         "every node before this one has nproc_per_node ranks: RANK is node * nproc_per_node + local_rank",
     ),
 )
@@ -146,7 +146,7 @@ by_size = exercise(
     "by_size",
     (
         "how many processes does each of the four wait for?",
-        "WORLD_SIZE counts the processes of the whole job that are really started",
+        "WORLD_SIZE is the number of processes that the job starts",
         "two nodes with two processes each are 4",
     ),
 )
