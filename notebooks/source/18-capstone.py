@@ -308,8 +308,9 @@ steps()
 steps(bucket_cap_mb=0.1)
 
 # %% [markdown]
-# Compare what is hidden behind backward. Between two processes of one machine there is little to gain: a message costs about as much as it hides. Over a network, with a
-# model of gigabytes, overlap is worth far more than the messages. What always helps is to exchange less often: accumulate micro-batches under `no_sync`.
+# Compare what is hidden behind backward, and what a step takes. More buckets hide more, and cost more messages; between two processes of one machine neither counts for
+# much. Over a network, with a model of gigabytes, overlap is worth far more than the messages. What always helps is to exchange less often: accumulate micro-batches
+# under `no_sync`.
 
 # %% [markdown]
 # ## To remember
