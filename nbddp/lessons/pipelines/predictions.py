@@ -17,7 +17,7 @@ QUESTIONS = (
         came="the gradient of the loss with respect to rank 3's input",
         because="Rank 3's input is rank 2's output, and y.backward(gradient) goes on from there. It has the shape of "
         "the activations.",
-        seen=r"rank 3\s+│ .*sent back \(24, 16\)",
+        seen=r"ranks 1–3 │ .*sent back \(24, 16\)",
     ),
     Question(
         "one_micro_batch",
