@@ -159,11 +159,7 @@ WRONG = [
     Mutant("the environment", "def by_address(node, local_rank):\n    import os\n    return os.environ",
            "by_address(0, 0) is os.environ; return a dict with MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE"),
     Mutant("unwritten", "def by_address(node, local_rank): ...", "still to be written"),
-<<<<<<< HEAD
-    Mutant("a list", "def by_address(node, local_rank): return [1]", "is [1]; return a dict with MASTER_ADDR"),
-=======
     Mutant("a list", "def by_address(node, local_rank): return [1]", "by_address(0, 0) is [1]; return a dict with"),
->>>>>>> edition1
     Mutant("raises", "def by_address(node, local_rank): return 1 // node", "by_address(0, 0) raised ZeroDivisionError"),
 ]  # fmt: skip
 

@@ -1,11 +1,7 @@
 # %% [markdown]
 # # Finding each other
 #
-<<<<<<< HEAD
-# The processes that a launcher starts do not know each other. Before they can sum a single gradient, they must meet. This meeting is called
-=======
 # The processes that a launcher starts do not know each other. Before they can add up a single gradient they must meet. This meeting is called
->>>>>>> edition1
 # the **rendezvous**.
 #
 # **After this lesson you can**
@@ -13,11 +9,7 @@
 # - say what `init_process_group` reads and what it waits for;
 # - choose a backend;
 # - read a `torchrun` command line;
-<<<<<<< HEAD
-# - find the mistake when `init_process_group` never returns.
-=======
 # - find the mistake when `init_process_group` does not return.
->>>>>>> edition1
 
 # %%
 # %load_ext nbddp
@@ -25,13 +17,8 @@
 # %% [markdown]
 # ## Four variables
 #
-<<<<<<< HEAD
-# A process reads from its environment where to meet the others and which rank it has. We start four processes on two simulated nodes and
-# print MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK.
-=======
 # A process reads from its environment where to meet the others and which rank it has. The next cell starts four processes on two simulated
 # nodes and prints these variables: `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE` and `RANK`.
->>>>>>> edition1
 
 # %% tags=["prediction", "hidden"]
 from nbddp.teach import predict
@@ -46,22 +33,6 @@ print(*(f"{name}={os.environ[name]}" for name in ("MASTER_ADDR", "WORLD_SIZE", "
 print("MASTER_PORT is a number:", os.environ["MASTER_PORT"].isdecimal())
 
 # %% [markdown]
-<<<<<<< HEAD
-# - `MASTER_ADDR` and `MASTER_PORT` are the meeting point. The address is `localhost` because our two nodes are one machine; on two machines it
-#   is the name of one of them.
-# - `WORLD_SIZE` is the number of processes to wait for.
-# - `RANK` is the number of this process.
-#
-# ## The meeting point is a store
-#
-# At that address a small server keeps a dictionary, the **store**. Any process may `set` a key. `get` returns the value of a key, and **waits
-# until some process has set it**. This wait makes the store a meeting point.
-#
-# In the next cell rank 3 sets its key a second later than the others.
-
-# %% tags=["prediction", "hidden"]
-predict.found_by_rank_0()
-=======
 # `MASTER_ADDR` and `MASTER_PORT` are the meeting point of all processes. `WORLD_SIZE` is the number of processes to wait for. (The address is
 # `localhost` because our two nodes are one machine. On two machines it is the name of one of them.)
 #
@@ -74,7 +45,6 @@ predict.found_by_rank_0()
 
 # %% tags=["prediction", "hidden"]
 predict.late_key()
->>>>>>> edition1
 
 # %%
 # %%ddp
@@ -91,30 +61,13 @@ print("found:", [r for r in range(world_size) if store.get(f"hello from {r}") ==
 del store
 
 # %% [markdown]
-<<<<<<< HEAD
-# `init_process_group` does the same with more keys. Each rank writes its network address to the store and reads the addresses of the others.
-# Then the ranks connect to each other, and the store is no longer needed. The library that moves tensors over these connections is the
-# **backend**:
-=======
 # `init_process_group` does the same with more keys. Each rank writes its network address into the store and reads the addresses of the others.
 # Then the ranks connect to each other. From then on, tensors travel over these connections, and not through the store.
->>>>>>> edition1
 #
 # The library that moves the tensors is the **backend**:
 #
 # | backend | moves | use it |
 # |---|---|---|
-<<<<<<< HEAD
-# | **gloo** | CPU tensors; CUDA tensors through a copy in CPU memory | on CPUs, as in these lessons |
-# | **NCCL** | CUDA tensors, from GPU to GPU | training on NVIDIA GPUs: the fastest backend there. Each process needs its own GPU. NCCL finds InfiniBand between nodes by itself; on Ethernet you may have to name the network interface: `NCCL_SOCKET_IFNAME=eth0` |
-# | **MPI** | CPU tensors; CUDA tensors if the MPI library can | on clusters built for MPI. It needs a torch that was built from source on a machine with MPI (`libopenmpi-dev`, for example). `mpirun` starts the processes and gives them rank and world size instead of the variables |
-#
-# The next cell calls `init_process_group` without arguments, and prints which backends this torch has.
-
-# %% tags=["prediction", "hidden"]
-predict.source_of_the_rank()
-predict.mpi_from_pip()
-=======
 # | **gloo** | CPU tensors; CUDA tensors through a copy on the CPU | on CPUs, as in these lessons |
 # | **NCCL** | CUDA tensors, from GPU to GPU | for training on NVIDIA GPUs, where it is the fastest. Each process needs its own GPU. NCCL finds InfiniBand by itself; on Ethernet you may have to name the network interface, as in `NCCL_SOCKET_IFNAME=eth0` |
 # | **MPI** | CPU tensors; CUDA tensors if the MPI library supports them | on clusters built for MPI. It requires a torch built from source with MPI installed (for example `libopenmpi-dev`). `mpirun` starts the processes and sets rank and world size instead of the variables |
@@ -123,7 +76,6 @@ predict.mpi_from_pip()
 
 # %% tags=["prediction", "hidden"]
 predict.backends_from_pip()
->>>>>>> edition1
 
 # %%
 # %%ddp
@@ -133,16 +85,6 @@ print(f"gloo: {dist.is_gloo_available()}, MPI: {dist.is_mpi_available()}")
 dist.destroy_process_group()
 
 # %% [markdown]
-<<<<<<< HEAD
-# Without arguments `init_process_group` uses the four variables (`init_method="env://"`). The tensor's device then selects the backend: gloo for CPU
-# tensors, NCCL for CUDA tensors. `init_process_group("nccl")` allows NCCL only. End a group with `destroy_process_group` when you no longer need it.
-#
-# ## Who has arrived?
-#
-# Which process hosts the store? Under `torchrun` the launcher does. Without a launcher **rank 0 hosts it**, on its own node at `MASTER_PORT`, and the
-# others look for it at `MASTER_ADDR`. The explorer shows this case with two nodes, `node0` and `node1`. Start the processes one by one, then try the
-# mistakes.
-=======
 # Reading the four variables is the default, `init_method="env://"`. Without a backend argument, the tensor decides: gloo if it is on the CPU,
 # NCCL if it is on a GPU. `init_process_group("nccl")` sets up NCCL only. Call `destroy_process_group` at the end of the program.
 #
@@ -154,7 +96,6 @@ dist.destroy_process_group()
 # - Without a launcher, **the process with rank 0 hosts it** on its own node, at `MASTER_PORT`. The others look for it at `MASTER_ADDR`.
 #
 # The explorer shows the second case, with two nodes called `node0` and `node1`.
->>>>>>> edition1
 
 # %% tags=["prediction", "hidden"]
 predict.three_of_four()
@@ -166,20 +107,6 @@ from nbddp.teach import explore
 explore.arrived()
 
 # %% [markdown]
-<<<<<<< HEAD
-# No process continues before all have arrived. So a mistake in one process's variables stops **all** of them, and the processes with correct variables
-# seem to hang. After the timeout (30 minutes, or 10 for `"nccl"`) the error names a socket or a key, not the mistake. Try each mistake in the list, and
-# see who waits for whom.
-#
-# ## Four broken configurations
-#
-# Each function below returns the variables of one process. There are two nodes, `node0` and `node1`, with two processes each. Each function has one
-# mistake:
-#
-# 1. Look for it.
-# 2. Run the check. It starts four processes with these variables and says what happened.
-# 3. Correct the function.
-=======
 # No process continues before all have arrived. So a mistake in one process's variables blocks **all** processes, also those with correct
 # variables. After the timeout (30 minutes, or 10 with `"nccl"`) the error names a socket or a key, but not the mistake. Choose each mistake in
 # the list and look who waits for whom.
@@ -192,7 +119,6 @@ explore.arrived()
 # 1. Look for the mistake.
 # 2. Run the check. It lets four processes meet with these variables and reports what happened.
 # 3. Correct the function and run the check again.
->>>>>>> edition1
 #
 # ### The first
 
@@ -216,11 +142,7 @@ check.by_address(by_address)
 # %% tags=["solution"]
 def by_address(node, local_rank):
     return {
-<<<<<<< HEAD
-        "MASTER_ADDR": "node0",  # rank 0's node, for every process
-=======
         "MASTER_ADDR": "node0",  # rank 0's node, for all processes
->>>>>>> edition1
         "MASTER_PORT": 29400,
         "WORLD_SIZE": 4,
         "RANK": 2 * node + local_rank,
@@ -278,11 +200,7 @@ def by_size(node, local_rank):
     return {
         "MASTER_ADDR": "node0",
         "MASTER_PORT": 29400,
-<<<<<<< HEAD
-        "WORLD_SIZE": 4,  # as many processes as are started
-=======
         "WORLD_SIZE": 4,  # the number of processes that are started
->>>>>>> edition1
         "RANK": 2 * node + local_rank,
     }
 
@@ -318,11 +236,7 @@ def by_host(node, local_rank):
 # %% [markdown]
 # ## The launcher sets them for you
 #
-<<<<<<< HEAD
-# `torchrun` starts the processes of one node and sets their variables. On several nodes you run the same command once on each node:
-=======
 # `torchrun` starts the processes of one node and sets their variables. For several nodes, start it once on each node with the same command:
->>>>>>> edition1
 #
 # ```sh
 # torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=job7 train.py
@@ -330,26 +244,6 @@ def by_host(node, local_rank):
 #
 # | option | meaning |
 # |---|---|
-<<<<<<< HEAD
-# | `--nnodes=2` | number of nodes; with `1:4` nodes may join and leave, from one to four |
-# | `--nproc-per-node=4` | processes per node, the local world size |
-# | `--rdzv-endpoint=node0:29400` | where the **launchers** meet; they agree on the node numbers and assign the ranks |
-# | `--rdzv-backend=c10d` | how they meet: at a store like the one above, hosted at the endpoint. With `etcd-v2` or `etcd` the endpoint is your own etcd server with API v2 enabled |
-# | `--rdzv-id=job7` | name of the job; launchers with another id do not join |
-# | `--standalone` | replaces all of these on a single node: a store on a free port |
-#
-# So there are two meetings. First the launchers meet at the endpoint. Then the workers meet at `MASTER_ADDR` and `MASTER_PORT`, which the launchers have
-# chosen. After a restart the launchers assign ranks again, so a program must not rely on keeping its rank.
-#
-# The launcher sets more than the four variables. For each worker there is its number among
-#
-# - the workers of its node: `LOCAL_RANK`;
-# - the nodes: `GROUP_RANK`;
-# - the workers of its **role**: `ROLE_RANK`.
-
-# %% tags=["prediction", "hidden"]
-predict.role_rank_differs()
-=======
 # | `--nnodes=2` | number of nodes; with `1:4`, one to four nodes, which may join and leave |
 # | `--nproc-per-node=4` | processes per node, the local world size |
 # | `--rdzv-endpoint=node0:29400` | where the **launchers** meet. There they agree on the node numbers and assign the ranks |
@@ -368,7 +262,6 @@ predict.role_rank_differs()
 
 # %% tags=["prediction", "hidden"]
 predict.role_rank()
->>>>>>> edition1
 predict.local_rank_differs()
 
 # %%
@@ -379,13 +272,6 @@ for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"):
 print("ROLE_NAME", os.environ["ROLE_NAME"])
 
 # %% [markdown]
-<<<<<<< HEAD
-# All four have the same role, `default`, as in nearly every job. With `--role=trainer` on the first node and `--role=evaluator` on the second, ranks 2 and 3 have
-# `ROLE_RANK` 0 and 1 and a `ROLE_WORLD_SIZE` of 2, while `RANK` and `WORLD_SIZE` still count all four. `init_process_group` reads `RANK` and `WORLD_SIZE` only.
-#
-# `python -m torch.distributed.launch` is the older launcher and is deprecated. It sets the same variables, but also passes the local rank as an argument, `--local-rank=3`, unless
-# you add `--use-env`. A script that reads the argument runs under both launchers like this:
-=======
 # Nearly every job has one role, `default`. To have two, start the launcher on the first node with `--role=trainer` and the one on the second
 # with `--role=evaluator`. Then `ROLE_NAME` differs, and ranks 2 and 3 get the `ROLE_RANK` 0 and 1 with a `ROLE_WORLD_SIZE` of 2. `RANK` and
 # `WORLD_SIZE` still count all four processes. `init_process_group` reads only these two.
@@ -394,7 +280,6 @@ print("ROLE_NAME", os.environ["ROLE_NAME"])
 #
 # `python -m torch.distributed.launch` is deprecated. It sets the same variables, but it also passes the local rank as an argument,
 # `--local-rank=3`, unless you give it `--use-env`. A script that reads the argument runs under both launchers if it has this default:
->>>>>>> edition1
 #
 # ```python
 # parser.add_argument("--local-rank", "--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
@@ -402,37 +287,6 @@ print("ROLE_NAME", os.environ["ROLE_NAME"])
 #
 # Both launchers
 #
-<<<<<<< HEAD
-# - run `train.py` with their own Python interpreter; set `PYTHON_EXEC` to use another one;
-# - expect the program of **one** worker, which reads rank and world size from the environment and does not start others with `torch.multiprocessing.spawn`. The cells of
-#   these lessons are such programs;
-# - set `OMP_NUM_THREADS` to 1 if there are several processes per node and you have not set it. Otherwise every process would start a thread on every core.
-#
-# ## To remember
-#
-# - `init_process_group()` reads `MASTER_ADDR`, `MASTER_PORT`, `RANK` and `WORLD_SIZE`, and returns when `WORLD_SIZE` ranks have met.
-# - They meet at a store, a dictionary whose `get` waits for the `set`. The launcher hosts it, or else rank 0.
-# - If it never returns, ask which rank is missing: one that has not started, that exists twice, or that looks for the store at another address.
-#
-# **On real GPUs:** on two machines, run the command above with a script that prints rank and world size. Then change `--rdzv-id` on one of them. Which message
-# appears, on which machine, and after how long?
-#
-# ## Glossary
-#
-# - **rendezvous**: the meeting in which processes find each other before they communicate.
-# - **store**: a dictionary on a server that all processes can reach; `get` waits until a key is set.
-# - **process group**: processes that communicate by collectives. `init_process_group` makes the default group of all ranks.
-# - **backend**: the library that moves tensors between processes: gloo, NCCL or MPI.
-# - **launcher**: the program that starts the workers of a node and sets their variables, such as `torchrun`.
-# - **endpoint**: host and port at which launchers meet.
-# - **role**: a name for a kind of worker in a job.
-#
-# ## Further reading
-#
-# - [torchrun (Elastic Launch)](https://docs.pytorch.org/docs/stable/elastic/run.html) and [Rendezvous](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html), PyTorch documentation
-# - [Distributed communication package: backends, initialization, TCPStore](https://docs.pytorch.org/docs/stable/distributed.html), PyTorch documentation
-# - [NCCL environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html), NVIDIA
-=======
 # - run `train.py` with the Python that runs them; `PYTHON_EXEC` names another one;
 # - expect a script that is the program of **one** worker: it reads rank and world size from the environment and starts no processes with
 #   `torch.multiprocessing.spawn`. The cells of these lessons are such scripts;
@@ -464,7 +318,6 @@ print("ROLE_NAME", os.environ["ROLE_NAME"])
 #   initialization, stores, backends
 # - [Rendezvous](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html), PyTorch documentation
 # - [NCCL environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html), NVIDIA documentation
->>>>>>> edition1
 
 # %%
 # %ddp stop

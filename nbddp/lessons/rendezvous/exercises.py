@@ -129,26 +129,16 @@ def exercise(name: str, hints: Sequence[str]) -> Exercise:
 by_address = exercise(
     "by_address",
     (
-<<<<<<< HEAD
-        "which machine is localhost for a process on node1?",
-        "the store is on rank 0's node; the others must use that node's name",
-=======
         "which machine does localhost mean for a process on node1?",
         "the store is on rank 0's node; all processes must use that node's name",
->>>>>>> edition1
         "MASTER_ADDR is node0 for every process",
     ),
 )
 by_rank = exercise(
     "by_rank",
     (
-<<<<<<< HEAD
-        "write down RANK for all four processes",
-        "local ranks begin at 0 on every node; each rank must occur once",
-=======
         "write down RANK of all four processes",
         "local ranks begin at 0 on every node; each rank may occur only once",
->>>>>>> edition1
         "every node before this one has nproc_per_node ranks: RANK is node * nproc_per_node + local_rank",
     ),
 )
@@ -156,13 +146,8 @@ by_size = exercise(
     "by_size",
     (
         "how many processes does each of the four wait for?",
-<<<<<<< HEAD
-        "WORLD_SIZE is the number of processes that the job starts",
-        "two nodes with two processes each are 4",
-=======
         "WORLD_SIZE is the number of processes that the whole job starts",
         "two nodes with two processes each make 4",
->>>>>>> edition1
     ),
 )
 by_host = exercise(

@@ -17,11 +17,7 @@ def arrived() -> Explorer:
             Choice("fault", "mistake", FAULTS),
         ),
         (
-<<<<<<< HEAD
-            {"arrived": 1, "last_first": False, "fault": NOTHING},
-=======
             {"arrived": 4, "last_first": False, "fault": NOTHING},
->>>>>>> edition1
             {"arrived": 4, "last_first": False, "fault": OWN},
         ),
     )

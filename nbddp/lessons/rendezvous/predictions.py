@@ -7,36 +7,6 @@ from nbddp.lessons.question import Question
 QUESTIONS = (
     Question(
         "variables_that_differ",
-<<<<<<< HEAD
-        "Which of the four variables differ between ranks?",
-        came="RANK only",
-        options=("RANK only", "RANK and MASTER_PORT", "RANK and WORLD_SIZE", "all four"),
-        because="All ranks share one meeting point, and all wait for the same number of processes.",
-        seen=r"(?s)MASTER_ADDR=localhost WORLD_SIZE=4 RANK=0.*MASTER_ADDR=localhost WORLD_SIZE=4 RANK=3",
-    ),
-    Question(
-        "found_by_rank_0",
-        "What does rank 0 print?",
-        came="[0, 1, 2, 3], after a second",
-        options=("[0, 1, 2], at once", "[0, 1, 2, 3], after a second", "an error: rank 3's key is missing"),
-        because="get waits until rank 3 has set its key.",
-        seen=r"ranks 0–3 │ found: \[0, 1, 2, 3\]",
-    ),
-    Question(
-        "source_of_the_rank",
-        "Where does init_process_group read the rank?",
-        came="from the environment",
-        options=("from the environment", "from the store", "from the order in which processes arrive"),
-        because="The launcher has set RANK for each process.",
-        seen=r"rank 0 of 4;",
-    ),
-    Question(
-        "mpi_from_pip",
-        "Does a torch from pip install have MPI?",
-        came="no",
-        options=("yes", "no"),
-        because="MPI is in a torch only if it was built from source where MPI is installed. gloo is always there.",
-=======
         "Four processes on two nodes. Which of MASTER_ADDR, WORLD_SIZE and RANK differ from process to process?",
         came="only RANK",
         options=("only RANK", "RANK and MASTER_ADDR", "RANK and WORLD_SIZE", "all three"),
@@ -57,41 +27,12 @@ QUESTIONS = (
         came="gloo only",
         options=("both", "gloo only", "MPI only", "neither"),
         because="MPI must be there when torch is built, so only a torch built from source has it.",
->>>>>>> edition1
         seen=r"gloo: True, MPI: False",
     ),
     Question(
         "three_of_four",
         "Three of four processes have started. How many of them return from init_process_group?",
         came="0",
-<<<<<<< HEAD
-        because="Each of them waits until all four have met.",
-        explored=True,
-        seen=r"processes have started: init_process_group blocks on each of them",
-    ),
-    Question(
-        "localhost_everywhere",
-        "MASTER_ADDR is localhost for all four. Who waits for ever?",
-        came="all four",
-        options=("nobody", "the two on node1", "all four"),
-        because="On node1 localhost is node1, where nobody hosts a store. The two on node0 wait for them.",
-        explored=True,
-        seen=r"all 4 have started and none goes on",
-    ),
-    Question(
-        "role_rank_differs",
-        "On how many of the four ranks does ROLE_RANK differ from RANK?",
-        came="0",
-        because="All four have one role, so the number within the role is the rank.",
-        seen=r"(?s)RANK 2 of 4 .* ROLE_RANK 2 of 4.*RANK 3 of 4 .* ROLE_RANK 3 of 4",
-    ),
-    Question(
-        "local_rank_differs",
-        "And LOCAL_RANK?",
-        came="2",
-        because="Ranks 2 and 3 are the local ranks 0 and 1 of node 1.",
-        seen=r"(?s)RANK 2 of 4 · LOCAL_RANK 0 of 2.*RANK 3 of 4 · LOCAL_RANK 1 of 2",
-=======
         because="Each waits until WORLD_SIZE processes are there.",
         explored=True,
     ),
@@ -117,6 +58,5 @@ QUESTIONS = (
         came="2",
         because="Ranks 2 and 3 are local ranks 0 and 1 of node 1.",
         seen=r"(?s)RANK 1 of 4 · LOCAL_RANK 1 of 2.*RANK 2 of 4 · LOCAL_RANK 0 of 2.*RANK 3 of 4 · LOCAL_RANK 1 of 2",
->>>>>>> edition1
     ),
 )
