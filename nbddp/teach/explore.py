@@ -11,7 +11,7 @@ from nbddp.lessons.launching.explorer import launch
 from nbddp.lessons.placement.explorer import layout
 from nbddp.lessons.rendezvous.explorer import arrived
 from nbddp.lessons.restarts.explorer import restarts
-from nbddp.lessons.ring.explorer import ring
+from nbddp.lessons.ring.explorer import before_after, ring
 from nbddp.lessons.samples.explorer import samples
 from nbddp.lessons.spmd.explorer import order
 from nbddp.lessons.what_if.explorer import what_if
@@ -19,6 +19,7 @@ from nbddp.lessons.what_if.explorer import what_if
 __all__ = [
     "arrived",
     "averaging",
+    "before_after",
     "buckets",
     "collectives",
     "launch",

@@ -12,9 +12,10 @@ from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.rendezvous import predictions as rendezvous
+from nbddp.lessons.ring import predictions as ring
 from nbddp.lessons.spmd import predictions as spmd
 
-LESSONS = (spmd, placement, rendezvous)
+LESSONS = (spmd, placement, rendezvous, ring)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
