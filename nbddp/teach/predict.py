@@ -10,12 +10,13 @@ from difflib import get_close_matches
 
 from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
+from nbddp.lessons.averaging import predictions as averaging
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.rendezvous import predictions as rendezvous
 from nbddp.lessons.ring import predictions as ring
 from nbddp.lessons.spmd import predictions as spmd
 
-LESSONS = (spmd, placement, rendezvous, ring)
+LESSONS = (spmd, placement, rendezvous, ring, averaging)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
