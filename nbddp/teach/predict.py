@@ -14,9 +14,10 @@ from nbddp.lessons.averaging import predictions as averaging
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.rendezvous import predictions as rendezvous
 from nbddp.lessons.ring import predictions as ring
+from nbddp.lessons.samples import predictions as samples
 from nbddp.lessons.spmd import predictions as spmd
 
-LESSONS = (spmd, placement, rendezvous, ring, averaging)
+LESSONS = (spmd, placement, rendezvous, ring, averaging, samples)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
