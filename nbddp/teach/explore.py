@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nbddp.lessons.averaging.explorer import averaging
 from nbddp.lessons.batch_norm.explorer import statistics
-from nbddp.lessons.beyond.explorer import zero
 from nbddp.lessons.buckets.explorer import buckets, measured_buckets
 from nbddp.lessons.hangs.explorer import collectives
 from nbddp.lessons.launching.explorer import launch
@@ -15,6 +14,7 @@ from nbddp.lessons.rendezvous.explorer import arrived
 from nbddp.lessons.restarts.explorer import restarts
 from nbddp.lessons.ring.explorer import ring
 from nbddp.lessons.samples.explorer import samples
+from nbddp.lessons.sharding.explorer import gathers, zero
 from nbddp.lessons.spmd.explorer import order
 from nbddp.lessons.what_if.explorer import what_if
 
@@ -23,6 +23,7 @@ __all__ = [
     "averaging",
     "buckets",
     "collectives",
+    "gathers",
     "launch",
     "layout",
     "loss_scale",

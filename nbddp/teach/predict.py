@@ -10,19 +10,17 @@ from difflib import get_close_matches
 
 from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
+from nbddp.lessons.buckets import predictions as buckets
+from nbddp.lessons.hangs import predictions as hangs
 from nbddp.lessons.mean_of_means import predictions as mean_of_means
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.precision import predictions as precision
 from nbddp.lessons.rendezvous import predictions as rendezvous
+from nbddp.lessons.sharding import predictions as sharding
 from nbddp.lessons.spmd import predictions as spmd
+from nbddp.lessons.what_if import predictions as what_if
 
-LESSONS = (
-    spmd,
-    placement,
-    rendezvous,
-    mean_of_means,
-    precision,
-)
+LESSONS = (spmd, placement, rendezvous, buckets, hangs, what_if, mean_of_means, precision, sharding,)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
