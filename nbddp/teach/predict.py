@@ -20,7 +20,17 @@ from nbddp.lessons.sharding import predictions as sharding
 from nbddp.lessons.spmd import predictions as spmd
 from nbddp.lessons.what_if import predictions as what_if
 
-LESSONS = (spmd, placement, rendezvous, buckets, hangs, what_if, mean_of_means, precision, sharding,)
+LESSONS = (
+    spmd,
+    placement,
+    rendezvous,
+    buckets,
+    hangs,
+    what_if,
+    mean_of_means,
+    precision,
+    sharding,
+)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
