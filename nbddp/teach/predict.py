@@ -10,6 +10,7 @@ from difflib import get_close_matches
 
 from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
+from nbddp.lessons.averaging import predictions as averaging
 from nbddp.lessons.buckets import predictions as buckets
 from nbddp.lessons.capstone import predictions as capstone
 from nbddp.lessons.hangs import predictions as hangs
@@ -18,23 +19,16 @@ from nbddp.lessons.pipelines import predictions as pipelines
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.precision import predictions as precision
 from nbddp.lessons.rendezvous import predictions as rendezvous
+from nbddp.lessons.ring import predictions as ring
+from nbddp.lessons.samples import predictions as samples
 from nbddp.lessons.sharding import predictions as sharding
 from nbddp.lessons.spmd import predictions as spmd
 from nbddp.lessons.what_if import predictions as what_if
 
 LESSONS = (
-    spmd,
-    placement,
-    rendezvous,
-    buckets,
-    hangs,
-    what_if,
-    mean_of_means,
-    precision,
-    sharding,
-    pipelines,
-    capstone,
-)
+    spmd, placement, rendezvous, ring, averaging, samples, buckets, hangs, what_if, mean_of_means, precision, sharding,
+    pipelines, capstone,
+)  # fmt: skip
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
