@@ -223,7 +223,8 @@ WRONG_STEPS = [
     Mutant("no return", changed(("    return total", "")), "but run_stage returned None on the last stage"),
     Mutant("the loss's sum", changed(("total += y.item()", "total += y.item() * count")),
            "returned the sum of the micro-batches' losses; return their mean"),
-    Mutant("not waited for", changed(("    for send in sends: send.wait()\n", "")), "a send ends when its Work object is deleted"),
+    Mutant("not waited for", changed(("    for send in sends: send.wait()\n", "")),
+           "a send ends when its Work object is deleted"),
     Mutant("broadcast", changed(("    for send", "    dist.barrier(); dist.all_reduce(torch.ones(1))\n    for send")),
            "the gradients are right, but all_reduce was called"),
     Mutant("inputs everywhere", changed(("if rank == 0: x = inputs[i]", "count = len(inputs)\n"
