@@ -12,8 +12,10 @@ from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
 from nbddp.lessons.averaging import predictions as averaging
 from nbddp.lessons.buckets import predictions as buckets
+from nbddp.lessons.capstone import predictions as capstone
 from nbddp.lessons.hangs import predictions as hangs
 from nbddp.lessons.mean_of_means import predictions as mean_of_means
+from nbddp.lessons.pipelines import predictions as pipelines
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.precision import predictions as precision
 from nbddp.lessons.rendezvous import predictions as rendezvous
@@ -23,7 +25,22 @@ from nbddp.lessons.sharding import predictions as sharding
 from nbddp.lessons.spmd import predictions as spmd
 from nbddp.lessons.what_if import predictions as what_if
 
-LESSONS = (spmd, placement, rendezvous, ring, averaging, samples, buckets, hangs, what_if, mean_of_means, precision, sharding,)
+LESSONS = (
+    spmd,
+    placement,
+    rendezvous,
+    ring,
+    averaging,
+    samples,
+    buckets,
+    hangs,
+    what_if,
+    mean_of_means,
+    precision,
+    sharding,
+    pipelines,
+    capstone,
+)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
