@@ -26,9 +26,21 @@ from nbddp.lessons.spmd import predictions as spmd
 from nbddp.lessons.what_if import predictions as what_if
 
 LESSONS = (
-    spmd, placement, rendezvous, ring, averaging, samples, buckets, hangs, what_if, mean_of_means, precision, sharding,
-    pipelines, capstone,
-)  # fmt: skip
+    spmd,
+    placement,
+    rendezvous,
+    ring,
+    averaging,
+    samples,
+    buckets,
+    hangs,
+    what_if,
+    mean_of_means,
+    precision,
+    sharding,
+    pipelines,
+    capstone,
+)
 
 _asks = Asks()
 _all = {q.name: Prediction(q, _asks) for lesson in LESSONS for q in lesson.QUESTIONS}
