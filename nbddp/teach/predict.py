@@ -12,8 +12,10 @@ from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
 from nbddp.lessons.averaging import predictions as averaging
 from nbddp.lessons.buckets import predictions as buckets
+from nbddp.lessons.capstone import predictions as capstone
 from nbddp.lessons.hangs import predictions as hangs
 from nbddp.lessons.mean_of_means import predictions as mean_of_means
+from nbddp.lessons.pipelines import predictions as pipelines
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.precision import predictions as precision
 from nbddp.lessons.rendezvous import predictions as rendezvous
@@ -36,6 +38,8 @@ LESSONS = (
     mean_of_means,
     precision,
     sharding,
+    pipelines,
+    capstone,
 )
 
 _asks = Asks()
