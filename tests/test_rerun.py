@@ -1,4 +1,5 @@
-"""Lessons as they are really used: every cell is run twice, and in every exercise one rank's process is killed.
+"""Lessons as they are really used: every cell is run twice, and every exercise gets an answer in which one rank's
+process is killed, and one that hangs.
 
 Solved lessons are run. After a check that has cost names, the cells that its line names are run again, and the rest of
 the lesson works. Some minutes for all, run by `-m lessons`; one is always run.
@@ -25,6 +26,13 @@ def killed(*args, **kwargs):
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
 check.{}(killed)
+"""
+HANGING = """
+def hanging(*args, **kwargs):
+    import torch.distributed as dist
+    if dist.is_initialized() and dist.get_rank():
+        dist.barrier()
+check.{}(hanging)
 """
 
 
@@ -55,7 +63,7 @@ def test_every_cell_may_be_run_twice(fresh: Kernel, source: Path) -> None:
 
 @pytest.mark.parametrize("source", LESSONS, ids=lambda p: p.stem)
 @pytest.mark.timeout(400)
-def test_after_a_killed_rank_the_named_cells_bring_the_lesson_back(fresh: Kernel, source: Path) -> None:
+def test_after_a_killed_rank_or_a_hang_the_named_cells_bring_the_lesson_back(fresh: Kernel, source: Path) -> None:
     ran: dict[int, tuple[str, bool]] = {}
 
     def run(code: str, fails: bool) -> Shown:
@@ -67,7 +75,7 @@ def test_after_a_killed_rank_the_named_cells_bring_the_lesson_back(fresh: Kernel
     for code, fails in cells_of(source):
         run(code, fails)
         for name, _ in CHECK.findall(code):
-            said = fresh.run(KILLED.format(name)).text()
+            said = "\n".join(fresh.run(answer.format(name)).text() for answer in (HANGING, KILLED))
             for number in map(int, AGAIN.findall(said)):
                 run(*ran[number])
             answered = run(code, fails).outputs
