@@ -12,6 +12,7 @@ from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
 from nbddp.lessons.buckets import predictions as buckets
 from nbddp.lessons.hangs import predictions as hangs
+from nbddp.lessons.launching import predictions as launching
 from nbddp.lessons.mean_of_means import predictions as mean_of_means
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.precision import predictions as precision
@@ -25,6 +26,7 @@ LESSONS = (
     rendezvous,
     buckets,
     hangs,
+    launching,
     what_if,
     mean_of_means,
     precision,
