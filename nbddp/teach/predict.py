@@ -17,6 +17,7 @@ from nbddp.lessons.mean_of_means import predictions as mean_of_means
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.precision import predictions as precision
 from nbddp.lessons.rendezvous import predictions as rendezvous
+from nbddp.lessons.restarts import predictions as restarts
 from nbddp.lessons.spmd import predictions as spmd
 from nbddp.lessons.what_if import predictions as what_if
 
@@ -26,6 +27,7 @@ LESSONS = (
     rendezvous,
     buckets,
     hangs,
+    restarts,
     launching,
     what_if,
     mean_of_means,
