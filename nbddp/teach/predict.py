@@ -10,6 +10,7 @@ from difflib import get_close_matches
 
 from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
+from nbddp.lessons.batch_norm import predictions as batch_norm
 from nbddp.lessons.buckets import predictions as buckets
 from nbddp.lessons.hangs import predictions as hangs
 from nbddp.lessons.launching import predictions as launching
@@ -25,6 +26,7 @@ LESSONS = (
     spmd,
     placement,
     rendezvous,
+    batch_norm,
     buckets,
     hangs,
     restarts,
