@@ -10,11 +10,12 @@ from __future__ import annotations
 from nbddp.lessons.answer import Answer, Exercise
 from nbddp.lessons.averaging.exercises import attach_averaging, average_gradients
 from nbddp.lessons.batch_norm.exercises import batch_statistics, sync_batch_norm
-from nbddp.lessons.beyond.exercises import bytes_per_rank
 from nbddp.lessons.buckets.exercises import exposed, pack
+from nbddp.lessons.capstone.exercises import capstone
 from nbddp.lessons.hangs.exercises import missing_ranks, train_uneven
 from nbddp.lessons.launching.exercises import nodes_of, variables_of
 from nbddp.lessons.mean_of_means.exercises import accumulate, learning_rate, token_weighted_backward
+from nbddp.lessons.pipelines.exercises import run_stage, schedule_1f1b
 from nbddp.lessons.placement.exercises import gpus_of, place_of
 from nbddp.lessons.precision.exercises import clip_global_norm, step_together
 from nbddp.lessons.rendezvous.exercises import by_address, by_host, by_rank, by_size
@@ -22,7 +23,9 @@ from nbddp.lessons.restarts.exercises import Checkpoint
 from nbddp.lessons.ring.exercises import chunk_to_send, ring_all_reduce
 from nbddp.lessons.running import on
 from nbddp.lessons.samples.exercises import accuracy, epochs_of
+from nbddp.lessons.sharding.exercises import bytes_per_rank, rest_of_epoch, sharded_step
 from nbddp.lessons.spmd.exercises import share_of
+from nbddp.lessons.what_if.exercises import all_reduce_seconds
 
 __all__ = [
     "Answer",
@@ -30,6 +33,7 @@ __all__ = [
     "Exercise",
     "accumulate",
     "accuracy",
+    "all_reduce_seconds",
     "attach_averaging",
     "average_gradients",
     "batch_statistics",
@@ -38,6 +42,7 @@ __all__ = [
     "by_rank",
     "by_size",
     "bytes_per_rank",
+    "capstone",
     "chunk_to_send",
     "clip_global_norm",
     "epochs_of",
@@ -49,7 +54,11 @@ __all__ = [
     "on",
     "pack",
     "place_of",
+    "rest_of_epoch",
     "ring_all_reduce",
+    "run_stage",
+    "schedule_1f1b",
+    "sharded_step",
     "share_of",
     "step_together",
     "sync_batch_norm",

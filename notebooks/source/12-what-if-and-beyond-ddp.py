@@ -3,9 +3,8 @@
 #
 # DDP keeps a whole model on every rank and exchanges all gradients once a step. How far does that carry, and what comes after it?
 #
-# **After this lesson you can** say what a step would take on more nodes before you rent them, make ranks exchange
-# fewer bytes, work out what a rank must hold in memory, and shard a model over ranks with FSDP2 and
-# tensor parallelism.
+# **After this lesson you can** say what a step would take on more nodes before you rent them, make ranks exchange fewer bytes, and
+# shard a model over ranks with FSDP2 and tensor parallelism.
 
 # %%
 # %load_ext nbddp
@@ -90,6 +89,34 @@ predict.grows_with_nodes()
 # the extra milliseconds are hidden behind a backward of 60 ms. They can double a step of 4 ms. A second term is missing too: a rank that
 # starts late makes the others wait, while the model assumes that all ranks start together.
 #
+# ### Exercise: seconds of an all-reduce
+#
+# Write the model down: a ring all-reduce, alone on its links.
+
+
+# %% tags=["exercise"]
+def all_reduce_seconds(ranks, size, latency, bandwidth):
+    """Seconds of a ring all-reduce of `size` bytes, with a latency in seconds and a bandwidth in bytes per second."""
+    ...  # your code
+
+
+# %%
+from nbddp.teach import check, explore
+
+check.all_reduce_seconds(all_reduce_seconds)
+
+# %% [markdown]
+# Stuck? `check.all_reduce_seconds(all_reduce_seconds, hint=True)` gives a hint, and another one each time it is run.
+
+
+# %% tags=["solution"]
+def all_reduce_seconds(ranks, size, latency, bandwidth):
+    """Seconds of a ring all-reduce of `size` bytes, with a latency in seconds and a bandwidth in bytes per second."""
+    messages = 2 * (ranks - 1)
+    return messages * (latency + size / ranks / bandwidth)
+
+
+# %% [markdown]
 # ## What if?
 #
 # The same α–β model, now for a machine on paper: nodes of eight GPUs with 150 TFLOP/s each, and 4096 tokens per GPU in a micro-batch.
@@ -103,8 +130,6 @@ predict.share_of_computing()
 predict.helps_most()
 
 # %% tags=["nbval-ignore-output"]
-from nbddp.teach import check, explore
-
 explore.what_if()
 
 # %% [markdown]
@@ -171,48 +196,7 @@ if rank == 0:
 # All ranks get the same rounded sum, so the replicas stay equal. Whether training tolerates the rounding depends on the model. PyTorch has ready hooks: `fp16_compress_hook`,
 # `bf16_compress_hook` and `powerSGD_hook`.
 #
-# ## What a rank must hold
-#
-# Adam in mixed precision keeps 16 bytes per parameter: 2 of the parameter, 2 of its gradient, and 12 that only the optimizer reads (a float32
-# copy of the parameter, momentum, variance). Under DDP every rank keeps all of them. ZeRO shards them over the ranks in stages: first the optimizer's
-# state, then the gradients too, then the parameters too.
-#
-# **Predict** for 7.5 · 10⁹ parameters on 64 GPUs: what does a rank hold at each stage? And is it less or more in float32?
-
-# %% tags=["nbval-ignore-output"]
-explore.zero()
-
-# %% [markdown]
-# Without sharding both take 16 bytes. Mixed precision saves nothing there; it moves bytes to the optimizer, the part that stage 1 shards. Stages 1 and 2
-# move as many bytes in a step as DDP's all-reduce, which is a reduce-scatter and an all-gather anyway. Stage 3 gathers the parameters in forward and
-# again in backward, half as much again.
-#
-# ### Exercise: bytes per rank
-#
-# Write the function, for Adam in mixed precision. All sizes divide evenly.
-
-
-# %% tags=["exercise"]
-def bytes_per_rank(stage, parameters, ranks):
-    """Bytes of parameters, gradients and optimizer state that one rank holds at a stage of ZeRO, 0 to 3."""
-    ...  # your code
-
-
-# %%
-check.bytes_per_rank(bytes_per_rank)
-
-
-# %% tags=["solution"]
-def bytes_per_rank(stage, parameters, ranks):
-    """Bytes of parameters, gradients and optimizer state that one rank holds at a stage of ZeRO, 0 to 3."""
-    optimizer = 12 * parameters // (ranks if stage >= 1 else 1)
-    gradients = 2 * parameters // (ranks if stage >= 2 else 1)
-    own = 2 * parameters // (ranks if stage >= 3 else 1)
-    return optimizer + gradients + own
-
-
-# %% [markdown]
-# ## FSDP2: stage 3 in PyTorch
+# ## FSDP2
 #
 # `fully_shard` makes every parameter a `DTensor`: one tensor to look at, of which each rank holds its rows. Layers are gathered when they are needed, and
 # dropped again. Applied to each layer, and last to the whole, only one layer at a time is there in full. The mesh says among which ranks, and on which kind of
@@ -309,7 +293,7 @@ if rank == 0:
 # - A step waits for the part of the exchange that backward does not hide: bytes pay for bandwidth, messages for latency. Forecast the step, and find out which of the two dominates.
 # - Check a forecast on the ranks you have. It leaves out contention and late ranks, which matters most for short steps.
 # - A comm hook replaces DDP's all-reduce. All ranks must return the same result, or the replicas diverge.
-# - 16 bytes per parameter under Adam: DDP keeps them on every rank, ZeRO and FSDP share them out; tensor parallel cuts the computation itself, within a node.
+# - DDP keeps a whole model on every rank, and FSDP shards it (lesson 15). Tensor parallel splits the computation itself, within a node.
 #
 # **On real GPUs:** `%ddp forecast` on one node, then rent two and compare. In the last two cells only `init_device_mesh("cuda", ...)` changes,
 # and on which device the tensors are. `%ddp memory` shows what each rank holds under DDP and under `fully_shard`, and `%%ddp --trace` whether gathering is hidden.

@@ -1,4 +1,4 @@
-"""Lesson 12's second explorer: what the states of a model take on each rank, by the stage of ZeRO.
+"""Lesson 15's first explorer: what the states of a model take on each rank, by the stage of ZeRO.
 
 The closed forms of Rajbhandari, Rasley, Ruwase and He, "ZeRO: Memory optimizations toward training trillion parameter
 models", SC 2020, section 3 and figure 1: with mixed precision Adam keeps, of every parameter, 2 bytes of
