@@ -17,8 +17,9 @@ from nbddp.lessons.batch_norm import norms
 from nbddp.lessons.batch_norm.exercises import judge_norm, judge_statistics
 from nbddp.lessons.batch_norm.figure import moments as figure
 from nbddp.lessons.batch_norm.simulation import EQUAL, UNEQUAL, Moments, merge, merged, moments, sharded, two
-from nbddp.teach import check
-from tests.lessons import Mutant, defined, exercise, solution
+from nbddp.teach import check, explore, predict
+from tests.kernels import Kernel
+from tests.lessons import Mutant, builder, cells, defined, exercise, solution
 
 numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=9)
 
@@ -63,6 +64,15 @@ def test_words_say_what_averaging_variances_lacks() -> None:
     assert made.verdict().endswith("by the ranks' own: +0.78, -1.27")
     assert sharded(4, 1).verdict() == "one rank has the whole batch: nothing to merge"
     assert two(-0.001) == "0.00"
+
+
+def test_two_samples_per_rank_are_further_off_than_thirty_two() -> None:
+    few, many = (max(abs(made.becomes(r)) for r in range(4)) for made in (sharded(2, 4), sharded(32, 4)))
+    assert few > 2 * many
+    assert predict.worse_number_of_samples.question.came == "2"
+    alone, apart = (explore.statistics().show(**s).words for s in explore.statistics().settings)
+    assert "nothing to merge" in alone
+    assert "47 % less than the variance of the whole" in apart
 
 
 def test_the_figure_has_a_row_for_each_rank_and_two_for_the_whole() -> None:
@@ -162,27 +172,27 @@ WRONG_STATISTICS = [
     Mutant("variances averaged", "return mean, total(own_var) / world()", "the variances are averaged: that leaves"),
     Mutant("variances weighed", "return mean, total(own_var * own_n) / n", "the variances are averaged: that leaves"),
     Mutant("own variance", "return mean, own_var", "variance of feature 0 is"),
-    Mutant("unbiased", "return mean, var * n / (n - 1)", "it divides by n − 1, and batch norm normalises by n"),
+    Mutant("unbiased", "return mean, var * n / (n - 1)", "it divides by n − 1, but batch norm divides by n"),
     Mutant("averaged unbiased", "return mean, total(x.var(0)) / world()", "and n − 1 is for estimates"),
-    Mutant("squares", "return mean, q / n", "the square of the mean is still to be taken off"),
+    Mutant("squares", "return mean, q / n", "subtract the square of the mean from"),
     Mutant("squares by own count", "return mean, q / own_n - mean**2", "the sum of squares over all ranks is divided"),
     Mutant("centred by own count", "return mean, total(((x - mean)**2).sum(0)) / own_n", "the sum of squares over all"),
-    Mutant("deviation", "return mean, var.sqrt()", "that is the standard deviation; its square is wanted"),
+    Mutant("deviation", "return mean, var.sqrt()", "that is the standard deviation; return its square"),
     Mutant("variances added", "return mean, total(own_var)", "the ranks' variances are added up"),
     Mutant("sums squared", "return mean, total(x.sum(0) ** 2) / n - mean**2", "each rank's sum is squared instead"),
     Mutant("misplaced bracket", "return mean, q / n - s / n**2", "the square of the mean is (sum / n) ** 2, not"),
     Mutant("turned", "return mean, mean**2 - q / n", "variance of feature 0 is -"),
-    Mutant("swapped", "return var, mean", "that is the variance; the mean comes first"),
-    Mutant("all numbers", "return s / total(x.numel()), var", "the count is one of numbers (samples × features)"),
-    Mutant("features", "return s / total(x.shape[1]), var", "the count is one of features; x.shape[0] counts samples"),
+    Mutant("swapped", "return var, mean", "that is the variance; return the mean first"),
+    Mutant("all numbers", "return s / total(x.numel()), var", "the count is the number of values (samples × features)"),
+    Mutant("features", "return s / total(x.shape[1]), var", "the count is the number of features;"),
     Mutant("by ranks", "return s / world(), var", "divided by the number of ranks, not of samples"),
     Mutant("by 16", "return s / 20, var", "the sum of all samples is divided by 20, and there are 8"),
     Mutant("own around all", "return mean, ((x - mean)**2).mean(0)", "though around the mean of all"),
     Mutant("distances", "return mean, total(((x - mean)**2).sum(0))", "squared distances is not divided by the number"),
     Mutant("mean distances", "return mean, total(((x - mean)**2).mean(0)) / world()", "the ranks' mean squares are"),
-    Mutant("one number", "return mean", "rank 0 returned [1.550, 0.585]; a pair is wanted"),
-    Mutant("over features", "return mean.mean(), var.mean()", "a pair is wanted, means and variances, each of shape"),
-    Mutant("one rank", "return (mean, var) if rank() == 0 else None", "rank 1 returned None; a pair is wanted"),
+    Mutant("one number", "return mean", "rank 0 returned [1.550, 0.585]; return a pair"),
+    Mutant("over features", "return mean.mean(), var.mean()", "return a pair, means and variances, each of shape"),
+    Mutant("one rank", "return (mean, var) if rank() == 0 else None", "rank 1 returned None; return a pair"),
     Mutant("alone", "if rank() == 0: total(0)\n        return mean, var", "deadlock: rank 0 waits in all_reduce"),
     Mutant("unwritten", "...", "still to be written"),
 ]  # fmt: skip
@@ -255,18 +265,18 @@ WRONG_NORMS = [
     Mutant("variances averaged", "return (x - mean) / (reduced(own_var) / world() + eps).sqrt()",
            "shards of 3 and 5 samples: rank 0, output of sample 0, feature 0 is"),
     Mutant("variances averaged, why", "return (x - mean) / (reduced(own_var) / world() + eps).sqrt()",
-           ": the variance: the variances are averaged: that leaves out how far the ranks' means lie apart"),
+           ": the variance: the variances are averaged: that leaves out the distance between the ranks' means"),
     Mutant("all averaged", "return (x - reduced(own) / world()) / (reduced(own_var) / world() + eps).sqrt()",
-           "the mean: ranks have unlike numbers of samples"),
+           "the mean: ranks have different numbers of samples"),
     Mutant("own count", "return (x - mean * n / len(x)) / (var + eps).sqrt()", "is divided by the rank's own count"),
     Mutant("unbiased", "return (x - mean) / (var * n / (n - 1) + eps).sqrt()", "the variance: it divides by n − 1"),
-    Mutant("eps outside", "return (x - mean) / (var.sqrt() + eps)", "the scale: eps is added under the root"),
-    Mutant("own eps", "return (x - mean) / (var + 1e-5).sqrt()", "the scale: eps is left out, or not the argument's"),
-    Mutant("variance for root", "return (x - mean) / (var + eps)", "it is divided by the variance; divide by its root"),
+    Mutant("eps outside", "return (x - mean) / (var.sqrt() + eps)", "the scale: eps belongs under the root"),
+    Mutant("own eps", "return (x - mean) / (var + 1e-5).sqrt()", "the scale: eps is left out or is not the argument"),
+    Mutant("variance for root", "return (x - mean) / (var + eps)", "it is divided by the variance; divide by its"),
     Mutant("not centred", "return x / (var + eps).sqrt()", "the mean: it is taken as 0"),
-    Mutant("not scaled", "return x - mean", ": the scale: nothing is divided by sqrt(variance + eps)"),
+    Mutant("not scaled", "return x - mean", ": the scale: divide by sqrt(variance + eps)"),
     Mutant("constants", "return (x - mean) / (var + eps).sqrt()",
-           "the gradient must go through the statistics too: here mean and variance are taken as constants"),
+           "the gradient must go through the statistics too: here mean and variance are constants"),
     Mutant("constants, where", "return (x - mean) / (var + eps).sqrt()", THROUGH),
     Mutant("plain all_reduce", "return normal(x, eps, reduced)",
            "it has the part of this rank's own outputs, not of the other ranks'; autograd does not know of"),
@@ -302,20 +312,20 @@ WRONG_NORMS = [
            "            def backward(ctx, g):\n"
            "                return (g - g.mean(0) - ctx.y * (g * ctx.y).mean(0)) / ctx.s\n"
            "        return F.apply(x)",
-           "it is as if the rank's own samples were the whole batch"),
+           "it treats the rank's own samples as the whole batch"),
     Mutant("detached", "return ((x - mean) / (var + eps).sqrt()).detach()",
            "rank 0, x gets no gradient: is it detached"),
     Mutant("halved", "y = normal(x, eps, right); return y.detach() + (y - y.detach()) / 2",
            "all gradients are 0.50 × the right ones"),
-    Mutant("numpy", "return normal(x, eps, right).detach().numpy()", "outputs are right; rank 0 returns no tensor"),
+    Mutant("numpy", "return normal(x, eps, right).detach().numpy()", "outputs are right; rank 0 does not return"),
     Mutant("nothing returned", "return normal(x, eps, summed(reduced and (lambda g: None)))", "backward returns"),
     Mutant("forward", "return normal(x, eps, right.__self__.forward)", "an autograd Function is called by its .apply"),
     Mutant("one sum plain", "m, q = right(x.sum(0)) / n, reduced((x * x).sum(0)) / n; "
-           "return (x - m) / (q - m**2 + eps).sqrt()", "look at the way back of each sum"),
+           "return (x - m) / (q - m**2 + eps).sqrt()", "look at the backward of each sum"),
     Mutant("in place", "x -= mean; return x", "in-place operation; make a new tensor, such as x - m"),
     Mutant("own count alone", "k = len(x); m, q = right(x.sum(0)) / k, right((x * x).sum(0)) / k; "
            "return (x - m) / (q - m**2 - 9).sqrt()", "that is the root of a negative variance"),
-    Mutant("mean alone", "return mean", "rank 0: a tensor of the shape of x, (3, 2), is wanted"),
+    Mutant("mean alone", "return mean", "rank 0: return a tensor of the shape of x, (3, 2)"),
     Mutant("layer", "return torch.nn.SyncBatchNorm(2, affine=False)(x)", "SyncBatchNorm expected input tensor to be"),
     Mutant("one rank's backward", "return normal(x, eps, summed(lambda g: reduced(g) if dist.get_rank() else g))",
            "deadlock: rank 1 waits in all_reduce"),
@@ -351,3 +361,24 @@ def test_right_norms_pass(pool: nbddp.Pool) -> None:
     for source in RIGHT_NORMS:
         assert check.sync_batch_norm(defined(source, "sync_batch_norm")), source
     assert "still to be written" in check.sync_batch_norm(exercise("07", "sync_batch_norm")).line
+
+
+# -- the lesson ------------------------------------------------------------------------------
+
+HANGS = """
+def hangs(*args):
+    import torch.distributed as dist
+    dist.get_rank() and dist.barrier()
+check.{}(hangs)
+"""
+
+
+def test_after_an_answer_that_hangs_the_rest_of_the_lesson_works(four: Kernel) -> None:
+    for cell in builder().solved(cells("07")):
+        if cell.kind == "markdown" or cell.text.startswith(("%load_ext", "%ddp stop")):
+            continue
+        shown = four.run(cell.text)
+        assert shown.ok != ("raises-exception" in cell.tags), f"{cell.text}\n{shown.error or shown.text()}"
+        if cell.text.startswith("check.") or "\ncheck." in cell.text:
+            name = cell.text.split("check.")[1].partition("(")[0]
+            assert "deadlock: " in four.run(HANGS.format(name)).text()

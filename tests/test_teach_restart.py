@@ -16,7 +16,7 @@ from nbddp.lessons.restarts.exercises import LAST_SAVE, judged
 from nbddp.lessons.restarts.figure import restarts as drawn
 from nbddp.lessons.restarts.simulation import FAILED, KEPT, LOST, STEPS, restarts, training
 from nbddp.run.screen import Silent
-from nbddp.teach import check
+from nbddp.teach import check, predict
 from tests.lessons import Mutant, cells, defined, exercise, solution
 
 NPROC = 4  # of the module's pool
@@ -50,7 +50,7 @@ def test_attempts_follow_the_closed_form(steps: int, every: int, life: int) -> N
     made = training(steps, every, [life] * 30)
     if advance == 0 and life < steps:
         assert not made.finished
-        assert "more restarts would not help" in made.verdict()
+        assert "more restarts do not help" in made.verdict()
     else:
         failing = max(0, -(-(steps - life) // advance)) if advance else 0
         assert len(made.attempts) == failing + 1
@@ -59,15 +59,25 @@ def test_attempts_follow_the_closed_form(steps: int, every: int, life: int) -> N
 
 
 def test_words_of_the_two_settings() -> None:
-    assert restarts(4, 7, 4).verdict() == "finished in 5 attempts: 32 steps done, 12 of them again"
+    assert restarts(4, 7, 4).verdict() == "finished in 5 attempts: 32 steps done, 12 of them repeated"
     assert restarts(4, 7, 4).words().splitlines()[0] == (
         "attempt 0: starts at step 0, does steps 0–6, fails in step 7; steps 4–6 are lost"
     )
     assert restarts(8, 7, 4).verdict().startswith("not finished: the restarts are used up, and 0 steps of 20 are ")
     assert restarts(4, 7, 1).verdict() == "not finished: the restarts are used up, and 8 steps of 20 are safe"
-    assert restarts(3, STEPS, 0).verdict() == "finished in 1 attempt: 20 steps done, none of them twice"
-    with pytest.raises(BadInput, match="one attempt or more"):
+    assert restarts(3, STEPS, 0).verdict() == "finished in 1 attempt: 20 steps done, none repeated"
+    with pytest.raises(BadInput, match="and one attempt"):
         training(3, 1, [])
+
+
+def test_what_came_of_the_lessons_questions_is_what_happens() -> None:
+    four, eight = restarts(4, 7, 4), restarts(8, 7, 4)
+    assert (four.finished, eight.finished) == (True, False)
+    assert predict.better_interval.question.came == "four steps"
+    (first, second) = training(12, 5, [7, 12]).attempts
+    assert [s for s in range(12) if first.kind(s) == LOST] == [5, 6]
+    assert predict.steps_done_twice.question.came == "5 and 6"
+    assert str(second.start) == predict.second_attempt_starts.question.came
 
 
 def test_the_figure_counts_as_the_words_do() -> None:
@@ -124,18 +134,18 @@ def changed(old: str, new: str, source: str = ANSWER) -> str:
 
 WRONG = [
     Mutant("no weights", changed(LOADS["model"], ""), "rank 0, 0.weight: the weights are not those of the checkpoint"),
-    Mutant("no optimizer", changed(LOADS["optimizer"], ""), "ranks 0–3: the optimizer's momentum is gone"),
+    Mutant("no optimizer", changed(LOADS["optimizer"], ""), "ranks 0–3: the optimizer's momentum is lost"),
     Mutant(
         "no param_groups",
         changed(LOADS["optimizer"], GROUPS + LOADS["optimizer"]),
-        "ranks 0–3: the learning rate is the one of the beginning",
+        "ranks 0–3: the learning rate is the initial one",
     ),
-    Mutant("no sampler", changed(LOADS["batches"], ""), "ranks 0–3: the sampler begins its epoch again"),
-    Mutant("no dice", changed(DICE, ""), "ranks 0–3: the random numbers are not restored"),
+    Mutant("no sampler", changed(LOADS["batches"], ""), "ranks 0–3: the sampler restarts its epoch"),
+    Mutant("no dice", changed(DICE, ""), "ranks 0–3: the random state is not restored"),
     Mutant("one die", changed("[dist.get_rank()]", "[0]"), "ranks 1–3: the random state is rank 0's"),
-    Mutant("no step", changed('state["step"]', "0"), "rank 0 goes on with step 0"),
-    Mutant("step before", changed('state["step"]', 'state["step"] - 1'), "goes on with step 3, right is 4"),
-    Mutant("step after", changed('state["step"]', 'state["step"] + 1'), "goes on with step 5, right is 4"),
+    Mutant("no step", changed('state["step"]', "0"), "rank 0 continues with step 0"),
+    Mutant("step before", changed('state["step"]', 'state["step"] - 1'), "continues with step 3, right is 4"),
+    Mutant("step after", changed('state["step"]', 'state["step"] + 1'), "continues with step 5, right is 4"),
     Mutant("nothing returned", changed('        return state["step"]\n', ""), "load returns None"),
     Mutant("a tensor", changed('return state["step"]', 'return torch.tensor(state["step"])'), "a whole number"),
     Mutant("all write", changed("if dist.get_rank() == 0:", "if True:").replace('".new"', 'f".{dist.get_rank()}"'),
@@ -168,10 +178,10 @@ class Checkpoint:
            "            os.rename(self.path"), "removed before the new one has its name"),
     Mutant("loads DDP's", changed("        model.load", "        model.module.load"),
            "there is no model.module yet"),
-    Mutant("an object in it", changed("batches=batches.state_dict()", "batches=batches"), "no other objects"),
+    Mutant("an object in it", changed("batches=batches.state_dict()", "batches=batches"), "not other objects"),
     Mutant("renamed by all", changed("            os.replace(self", "        os.replace(self"),
            "No such file or directory: 'checkpoint.pt.new' -> 'checkpoint.pt'"),
-    Mutant("an object", ANSWER + "\nCheckpoint = Checkpoint('x').save", "hand in the class itself"),
+    Mutant("an object", ANSWER + "\nCheckpoint = Checkpoint('x').save", "pass the class itself"),
 ]  # fmt: skip
 FILE_EACH = """
 import os
@@ -239,7 +249,7 @@ def test_the_judge_without_a_pool() -> None:
     later = {**good, "states": {LAST_SAVE: state, LAST_SAVE + 1: ends}}
     assert judged({0: good}, {0: good}) == "ok"
     assert f"from step {LAST_SAVE + 1} on" in judged({0: good}, {0: later})
-    assert judged({0: good}, {0: {**good, "final": ends}}) == "rank 0 ends with another state than the undisturbed run"
+    assert judged({0: good}, {0: {**good, "final": ends}}) == "rank 0 ends in another state than the undisturbed run"
 
 
 def test_torchrun_reads_the_lessons_elastic_line() -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import nbformat
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +28,7 @@ from nbddp.lessons.launching.exercises import RIGHT, TASKS, hosts_of, judged
 from nbddp.lessons.launching.figure import launching
 from nbddp.lessons.launching.simulation import GLOO, NCCL, plan
 from nbddp.teach import check
-from tests.lessons import Mutant, defined, exercise, solution
+from tests.lessons import NOTEBOOKS, Mutant, cells, defined, exercise, solution
 
 AWKWARD = (
     "two words",
@@ -299,6 +304,39 @@ def test_layout_and_commands_agree(nodes: int, processes: int, backend: str, ren
     assert sum(len(on) for on, _ in made.lines()) == nodes
 
 
+def test_the_backend_changes_the_batch_script_and_the_program_but_not_the_torchrun_lines() -> None:
+    for rendezvous in (C10D, STATIC):
+        gpus, cpus = (plan(2, 4, backend, rendezvous) for backend in (NCCL, GLOO))
+        assert gpus.lines() == cpus.lines()
+        assert gpus.sbatch() != cpus.sbatch()
+        assert gpus.program() != cpus.program()
+
+
+def test_the_saved_lesson_prints_the_same_losses_under_torchrun_as_in_the_notebook() -> None:
+    (path,) = (NOTEBOOKS / "solutions").glob("11-*.ipynb")
+    printed = [
+        re.findall(r"step \d: .*", "".join(o.get("text", "") for o in c.outputs))
+        for c in nbformat.read(path, 4).cells
+        if c.cell_type == "code"
+    ]
+    (here, there) = [lines for lines in printed if lines]
+    assert here == there
+    assert len(here) == 3
+
+
+def test_the_lesson_ends_a_node_that_waits_for_one_that_failed_and_tells_why(tmp_path: Path) -> None:
+    (text,) = [c.text for c in cells("11") if "def run_nodes" in c.text]
+    space: dict[str, Any] = {"Path": Path, "tempfile": tempfile, "folder": SimpleNamespace(name=str(tmp_path))}
+    exec(text.partition("\nfor _ in range(2):")[0], space)
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(99)"
+    waits = f"{sys.executable} -c '{deaf}'"
+    began = time.monotonic()
+    printed, errors = space["run_nodes"]([waits, "sh -c 'sleep 1; echo broken >&2; exit 1'"], rest=0.5)
+    assert time.monotonic() - began < 20
+    assert printed == ["1\n", ""]
+    assert errors == "broken\n"
+
+
 def test_the_figure_has_the_commands_and_the_words_of_the_plan() -> None:
     made = plan(2, 2, GLOO, STATIC)
     shown = launching(made)
@@ -341,27 +379,27 @@ WRONG_VARIABLES = [
     wrong("nodes", "found['WORLD_SIZE'] = slurm['SLURM_NNODES']", "number of nodes; ranks are processes"),
     wrong("local size", "found['WORLD_SIZE'] = str(int(slurm['SLURM_NTASKS']) // len(hosts))", "the local world size"),
     wrong("one less", "found['WORLD_SIZE'] = str(int(slurm['SLURM_NTASKS']) - 1)", "one more"),
-    wrong("own node", "found['MASTER_ADDR'] = slurm['SLURMD_NODENAME']", "would wait for all ranks at itself"),
+    wrong("own node", "found['MASTER_ADDR'] = slurm['SLURMD_NODENAME']", "would wait at itself for all ranks"),
     wrong("last node", "found['MASTER_ADDR'] = hosts[-1]", "runs on the first node"),
-    wrong("the list", "found['MASTER_ADDR'] = slurm['SLURM_JOB_NODELIST']", "one host's name is wanted"),
+    wrong("the list", "found['MASTER_ADDR'] = slurm['SLURM_JOB_NODELIST']", "return one host's name"),
     wrong("localhost", "found['MASTER_ADDR'] = 'localhost'", "its own localhost"),
     wrong("own port", "found['MASTER_PORT'] = str(20000 + int(slurm['SLURM_PROCID']))", "differs from task 0's"),
     wrong("random port", "import random; found['MASTER_PORT'] = str(random.randint(2000, 60000))", "differs from"),
     wrong("job id", "found['MASTER_PORT'] = slurm['SLURM_JOB_ID'][:3]", "from 1024 to 65535"),
-    wrong("numbers", "found['RANK'] = int(found['RANK'])", "RANK is 0; an environment variable is text: '0'"),
-    wrong("left out", "del found['MASTER_PORT']", "MASTER_PORT is not in the dict"),
-    wrong("pairs", "found = list(found.items())", "a dict is wanted"),
+    wrong("numbers", "found['RANK'] = int(found['RANK'])", "RANK is 0; an environment variable is a string: '0'"),
+    wrong("left out", "del found['MASTER_PORT']", "MASTER_PORT is missing in the dict"),
+    wrong("pairs", "found = list(found.items())", "return a dict of"),
     wrong("own environment", "import os; found['RANK'] = os.environ['SLURM_PROCID']", "task 0 of 8 on gpu01: it"),
-    wrong("its own", "import os; found['MASTER_PORT'] = '1' + os.environ['RANK'] * 4", "from the arguments alone"),
+    wrong("its own", "import os; found['MASTER_PORT'] = '1' + os.environ['RANK'] * 4", "use only the arguments"),
     wrong("own rank", "import os; found['RANK'] = os.environ['RANK']", "different answers for RANK"),
     wrong("torch's", "import torch.distributed as d; found['RANK'] = str(d.get_rank())", "the arguments say it all"),
-    wrong("all hosts", "found['MASTER_ADDR'] = ','.join(hosts)", "one host's name is wanted, where"),
-    wrong("a list", "found['MASTER_ADDR'] = hosts", "an environment variable is one text"),
-    wrong("with its port", "found['MASTER_ADDR'] += ':29500'", "the port has a variable of its own"),
+    wrong("all hosts", "found['MASTER_ADDR'] = ','.join(hosts)", "the name of the one where"),
+    wrong("a list", "found['MASTER_ADDR'] = hosts", "an environment variable is one string"),
+    wrong("with its port", "found['MASTER_ADDR'] += ':29500'", "the port belongs in MASTER_PORT"),
     wrong("always 8", "found['WORLD_SIZE'] = '8'", "the same for every task of every job"),
     wrong("times nodes", "found['WORLD_SIZE'] = str(int(slurm['SLURM_NTASKS']) * len(hosts))", "all nodes already"),
     wrong("nodes by tasks", "found['RANK'] = str(int(slurm['SLURM_NODEID']) * int(slurm['SLURM_NTASKS']) + "
-          "int(slurm['SLURM_LOCALID']))", "SLURM_NTASKS counts the tasks of all nodes; on one of them"),
+          "int(slurm['SLURM_LOCALID']))", "SLURM_NTASKS counts the tasks of all nodes; a node has"),
     Mutant("unwritten", "def variables_of(slurm, hosts): ...", "still to be written"),
 ]  # fmt: skip
 RIGHT_VARIABLES = [
@@ -418,21 +456,21 @@ def spelled(alone: str = "[text]", each: str = "f'{name}{n:0{len(a)}d}'", whole:
 
 
 WRONG_NODES = [
-    Mutant("as it came", NODES + "return [text]", "that is the list as it came"),
+    Mutant("as it came", NODES + "return [text]", "that is the list as Slurm writes it"),
     Mutant("no zeros", spelled(each="f'{name}{n}'"), "there is a gpu01 and no gpu1"),
     Mutant("end left out", spelled().replace("int(b or a) + 1", "int(b or int(a) + 1)"), "the range ends with its"),
     Mutant("commas", NODES + "return text.split(',')", "separates numbers, not hosts"),
-    Mutant("numbers", spelled(each="f'{n:0{len(a)}d}'"), "the name in front belongs to each"),
+    Mutant("numbers", spelled(each="f'{n:0{len(a)}d}'"), "each needs the name in front"),
     Mutant("first", spelled(whole="found[:1]"), "the first host alone"),
-    Mutant("a text", spelled(alone="text"), "a list of names is wanted"),
+    Mutant("a text", spelled(alone="text"), "return a list of names"),
     Mutant("raises", spelled().replace("int(b or a)", "int(b)"), "nodes_of('gpu[01-03,07]') raised ValueError"),
     Mutant("unwritten", NODES + "...", "still to be written"),
     Mutant("letters", spelled(each="n").replace("[n for n in range(int(a), int(b or a) + 1)]", "name + part"),
            "adds its letters one by one"),
-    Mutant("two digits", spelled(each="f'{name}{n:02d}'"), "zeros in front included"),
+    Mutant("two digits", spelled(each="f'{name}{n:02d}'"), "keep the leading zeros"),
     Mutant("early return", spelled().replace("    return found", "        return found"), "a return inside the loop"),
     Mutant("ends", spelled().replace("for n in range(int(a), int(b or a) + 1)", "for n in map(int, part.split('-'))"),
-           "the numbers between its ends too"),
+           "the numbers between its ends"),
     Mutant("a set", spelled(whole="set(found)"), "is {'gpu1', 'gpu2', 'gpu3'}, right is"),
     Mutant("yields", NODES + "yield text", "is <generator object nodes_of>, right is"),
     Mutant("prints", spelled(alone="[text]", whole="print(found)"), "without a value to return"),

@@ -11,14 +11,17 @@ from difflib import get_close_matches
 from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
 from nbddp.lessons.averaging import predictions as averaging
+from nbddp.lessons.batch_norm import predictions as batch_norm
 from nbddp.lessons.buckets import predictions as buckets
 from nbddp.lessons.capstone import predictions as capstone
 from nbddp.lessons.hangs import predictions as hangs
+from nbddp.lessons.launching import predictions as launching
 from nbddp.lessons.mean_of_means import predictions as mean_of_means
 from nbddp.lessons.pipelines import predictions as pipelines
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.precision import predictions as precision
 from nbddp.lessons.rendezvous import predictions as rendezvous
+from nbddp.lessons.restarts import predictions as restarts
 from nbddp.lessons.ring import predictions as ring
 from nbddp.lessons.samples import predictions as samples
 from nbddp.lessons.sharding import predictions as sharding
@@ -32,8 +35,11 @@ LESSONS = (
     ring,
     averaging,
     samples,
+    batch_norm,
     buckets,
     hangs,
+    restarts,
+    launching,
     what_if,
     mean_of_means,
     precision,

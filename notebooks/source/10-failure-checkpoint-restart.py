@@ -1,26 +1,32 @@
 # %% [markdown]
 # # Failure, checkpoint, restart
 #
-# The more nodes and the longer the run, the surer it is that something fails. All ranks depend on each other, so one that
-# dies ends all. What is left is what was written down.
+# The more nodes and the longer the run, the more likely a failure. All ranks depend on each other, so one failed rank ends the training. Only what is in files survives.
 #
-# **After this lesson you can** let a failed training start again by itself, say how much work a failure costs, and write a
-# checkpoint from which it goes on as if nothing had happened, bit for bit.
+# **After this lesson you can**
+#
+# - let a failed training restart by itself;
+# - say how much work a failure costs;
+# - write a checkpoint from which the training continues as if nothing had happened, bit for bit.
 
 # %%
 # %load_ext nbddp
 
 # %% [markdown]
-# ## One dies, all start again
+# ## One rank dies
 #
-# torchrun and `%%ddp` have `--max-restarts`: when a rank fails, the processes of **all** ranks are ended and new ones
-# start the program from its first line. `TORCHELASTIC_RESTART_COUNT` says how often that has happened.
+# With `--max-restarts`, torchrun and `%%ddp` start the program again from its first line when a rank fails. `TORCHELASTIC_RESTART_COUNT` is the number of restarts so far.
 #
-# Rank 2 kills itself in the first attempt. **Predict:** what is printed, and is `kept` there in the second attempt?
+# Rank 2 kills itself in the first attempt. An earlier cell has set the name `kept` on all ranks.
 
 # %%
 # %%ddp --nproc 4
 kept = "a name from an earlier cell"
+
+# %% tags=["prediction", "hidden"]
+from nbddp.teach import predict
+
+predict.ranks_that_keep_names()
 
 # %%
 # %%ddp --max-restarts 1
@@ -36,41 +42,45 @@ if attempt == 0:
 print("attempt", attempt, "· the earlier name is", "there" if "kept" in globals() else "gone")
 
 # %% [markdown]
-# All four processes are new, not only rank 2's, and nothing that was in memory is left. (The line counts attempts from 1, the
-# variable counts restarts.) What a program needs for going on must be in a file.
+# All four processes are new, not only rank 2's, and nothing that was in memory is left. (The report counts attempts from 1; the variable counts restarts.) Whatever a program needs to
+# continue must be in a file.
 #
-# torchrun says why a worker failed only if it is told: put `@record` from `torch.distributed.elastic.multiprocessing.errors` before the main
-# function. An exception that leaves it is written to the file in `TORCHELASTIC_ERROR_FILE` (an `error.json` for each attempt and local rank), and
-# torchrun's summary shows its traceback under *Root Cause*; without it you see `exitcode: 1`, and *To enable traceback see*. A killed process
-# writes nothing. In `%%ddp` each failure is told with its traceback anyway, and the variable is set: a program with `@record` runs unchanged.
+# To see in torchrun why a worker failed, put `@record` from `torch.distributed.elastic.multiprocessing.errors` before the main function. It writes an exception that leaves the
+# function to the file in `TORCHELASTIC_ERROR_FILE` (an `error.json` per attempt and local rank), and torchrun's summary shows the traceback under *Root Cause*. Without it, the summary shows
+# `exitcode: 1` and *To enable traceback see*. A killed process writes nothing. `%%ddp` reports each failure with its traceback anyway. It also sets the variable, so a program with `@record` runs unchanged.
 #
-# ## Nodes that come and go
+# ## Nodes that join and leave
 #
-# With two numbers in `--nnodes` a training is **elastic**: this line, the same on every node, goes on with one node to four.
+# With two numbers in `--nnodes`, a training is **elastic**. This line, the same on every node, runs with one to four nodes:
 #
 # ```
 # torchrun --nnodes=1:4 --nproc-per-node=8 --max-restarts=3 \
 #     --rdzv-id=run7 --rdzv-backend=c10d --rdzv-endpoint=node0:29400 train.py
 # ```
 #
-# It begins when four nodes are there, or at least one and no other for 30 s. **Predict:** what happens to the ranks that train when a node
-# joins? And when one leaves?
+# It starts when four nodes have arrived, or when at least one has arrived and no other for 30 s. Later, nodes may come and go:
 #
-# | | what happens | of `--max-restarts` |
+# | event | what happens | uses up `--max-restarts` |
 # |---|---|---|
-# | a node **joins** | all workers are stopped; the nodes meet again, and start new ones with new `RANK` and `WORLD_SIZE` | nothing |
-# | a node **leaves** | the next collective of the others fails, so their workers do, and those who are left meet again | one |
+# | a node **joins** | all workers are stopped; the nodes meet again and start new workers with a new `RANK` and `WORLD_SIZE` | no |
+# | a node **leaves** | the next collective of the others fails, and so do their workers; the remaining nodes meet again | one |
 #
-# So **ranks are not stable**: rank 0 can be another process on another node after that, and the world size another number. A program must take both
-# from the environment each time it starts, deal out its data by them, and read a checkpoint that does not depend on who wrote it. Even
-# `TORCHELASTIC_RESTART_COUNT` is each node's own: one that joins late counts from 0. (PyTorch 2.13 admits a node that joins late
-# only with `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` before torchrun on every node; without it all wait for each other and end after a minute.
-# And the node of the endpoint has to stay: it holds the store at which the others meet.)
+# So **ranks are not stable**. Afterwards rank 0 can be another process on another node, and the world size can be another number. A program must
+#
+# - read both from the environment each time it starts,
+# - distribute its data by them,
+# - read a checkpoint that does not depend on which rank wrote it.
+#
+# Even `TORCHELASTIC_RESTART_COUNT` belongs to each node: a node that joins late counts from 0. Two limits apply. PyTorch 2.13 admits a node that joins late only with
+# `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1` set before torchrun on every node; otherwise all nodes wait for each other and end after a minute. And the node in `--rdzv-endpoint` must stay, because it
+# runs the store where the others meet.
 #
 # ## What a failure costs
 #
-# A checkpoint every few steps bounds what is lost. **Predict** before you move the sliders: a failure comes after every seven steps.
-# Is it better to write a checkpoint after every four steps or after every eight?
+# A checkpoint every few steps limits the loss. In the explorer, a training of 20 steps fails again and again. Suppose that each attempt fails after seven steps.
+
+# %% tags=["prediction", "hidden"]
+predict.better_interval()
 
 # %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
@@ -78,21 +88,19 @@ from nbddp.teach import explore
 explore.restarts()
 
 # %% [markdown]
-# With eight steps to a checkpoint no attempt ever comes to one: the training does not advance, and more restarts do not help. With one
-# step to a checkpoint nothing is lost, but writing takes time too. Half an interval is lost per failure on average; how long an
-# interval should be follows from how long a checkpoint takes and how often something fails.
+# With eight steps per checkpoint, no attempt reaches a checkpoint. The training makes no progress, and more restarts do not help. With one step per checkpoint nothing is lost, but writing takes time
+# too. A failure loses half an interval on average. The best interval depends on how long a checkpoint takes and how often failures occur.
 #
-# ## Exercise: a checkpoint that holds everything
+# ## Exercise: a complete checkpoint
 #
-# The check trains a small network with dropout on all ranks, lets the last rank fail in the middle of a step, starts again with new
-# objects and new random numbers, and compares each following step with a run that nothing disturbed, **bit by bit**. Write the two methods:
+# The check trains a small network with dropout on all ranks, lets the last rank fail in the middle of a step, restarts with new objects and new random numbers, and compares each
+# following step with an undisturbed run, **bit by bit**. Write the two methods:
 #
-# - `save` is called on **every** rank after every second step, with the model **wrapped by DDP**;
+# - `save` is called on **every** rank after every second step, with the model **wrapped in DDP**.
 # - `load` is called on every rank of the next attempt, **before** DDP wraps the model.
 #
-# The optimizer has momentum, and its learning rate has changed on the way. `batches` is a sampler: it knows its epoch and its position in
-# it, and has `state_dict()` and `load_state_dict()`. Dropout takes its masks from the rank's own random numbers,
-# `torch.get_rng_state()`. A process may die at any moment, **also in the middle of `save`**.
+# The optimizer has momentum, and its learning rate has changed during training. `batches` is a sampler: it knows its epoch and its position in the epoch, and has `state_dict()` and
+# `load_state_dict()`. Dropout uses the rank's own random state, `torch.get_rng_state()`. A process may die at any moment, **also during `save`**.
 
 # %% tags=["exercise"]
 import os
@@ -117,7 +125,7 @@ from nbddp.teach import check
 check.Checkpoint(Checkpoint)
 
 # %% [markdown]
-# Most wrong answers train without an error. Weights alone look fine, and the loss does; only the comparison shows that it is another run.
+# Most wrong answers train without an error. With the weights alone, even the loss looks fine. Only the comparison shows that it is a different run.
 
 # %% tags=["solution"]
 import os
@@ -132,18 +140,18 @@ class Checkpoint:
         import torch
         import torch.distributed as dist
 
-        dice = [None] * dist.get_world_size()
-        dist.all_gather_object(dice, torch.get_rng_state())  # every rank has its own
+        random_states = [None] * dist.get_world_size()
+        dist.all_gather_object(random_states, torch.get_rng_state())  # every rank has its own
         if dist.get_rank() == 0:
             state = {
                 "model": model.module.state_dict(),  # without DDP's "module." before the names
                 "optimizer": optimizer.state_dict(),
                 "batches": batches.state_dict(),
                 "step": step,
-                "dice": dice,
+                "random_states": random_states,
             }
             torch.save(state, self.path + ".new")
-            os.replace(self.path + ".new", self.path)  # in one go: the old one or the new one is there, whole
+            os.replace(self.path + ".new", self.path)  # atomic: there is always one complete file
 
     def load(self, model, optimizer, batches):
         """Put everything back and return the step to go on with: 0 if there is no checkpoint yet."""
@@ -156,29 +164,33 @@ class Checkpoint:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         batches.load_state_dict(state["batches"])
-        torch.set_rng_state(state["dice"][dist.get_rank()])
+        torch.set_rng_state(state["random_states"][dist.get_rank()])
         return state["step"]
 
 
 # %% [markdown]
 # ## The whole program, killed
 #
-# Now a real death: rank 3 is killed before step 7 of the first attempt, and the second attempt goes on from the checkpoint. Then the
-# same program trains from the beginning, with no failure and no checkpoint, and the weights are compared. (Seeds follow from
-# the step here, so no random state has to be saved: the other way to have the same dice again.)
+# Now a real failure. Rank 3 is killed before step 7 of the first attempt, and the second attempt continues from the checkpoint. Checkpoints are written after every five steps.
+# Then the same program trains from the beginning, without failure and checkpoint, and the weights are compared. Here the seeds are computed from the step, so no random state
+# has to be saved; this is the other way to get the same random numbers again.
 #
-# **Predict:** with which step does the second attempt begin, and which steps are done twice?
-#
-# `settle` is for the last bit. DDP lays out its buckets anew after its first step, so in the step after a restart four ranks' gradients would be
-# added up in another order than in the undisturbed run. A pass that changes nothing else comes before.
+# `settle` is needed for equality to the last bit. DDP rebuilds its buckets after the first step. In the step after a restart, the gradients of four ranks would be added in another order than in the
+# undisturbed run. So each run first makes one pass that changes nothing else.
 
 # %%
 import tempfile
 
 folder = tempfile.TemporaryDirectory()
 
+# %% tags=["prediction", "hidden"]
+predict.second_attempt_starts()
+
+# %% tags=["prediction", "hidden"]
+predict.steps_done_twice()
+
 # %%
-# %%ddp --max-restarts 1 -- {folder.name}
+# %%ddp --max-restarts 1 -- {tempfile.mkdtemp(dir=folder.name)}
 import os
 import signal
 import sys
@@ -233,18 +245,34 @@ print("the killed run and the undisturbed one have the same weights, bit for bit
 dist.destroy_process_group()
 
 # %% [markdown]
-# With step 5: the checkpoint is of the first five steps, 0 to 4, so 5 and 6 were done twice.
+# The checkpoint contains the first five steps, 0 to 4. So the second attempt begins with step 5, and steps 5 and 6 were done twice.
 #
 # ## To remember
 #
-# - When one rank fails, all are started again from the first line, as new processes; only files are left.
-# - A checkpoint holds model, optimizer, step, the sampler's position and every rank's random state; one rank writes a file, under another
-#   name first, then `os.replace`.
+# - When one rank fails, all ranks are restarted from the first line, as new processes. Only files survive.
+# - A checkpoint contains the model, the optimizer, the step, the sampler's position and every rank's random state. One rank writes the file, under another
+#   name first, and then calls `os.replace`.
 # - A restart costs the steps since the last checkpoint, so the interval must be shorter than the time between failures.
 #
-# **On real GPUs:** save `torch.cuda.get_rng_state()` too, and load with `map_location` so that not every rank fills GPU 0. Let a run go to
-# its end twice without any failure first: are two undisturbed runs equal there, bit for bit? (`torch.use_deterministic_algorithms(True)`.)
-# Then kill one process of a torchrun with `--max-restarts 3` and watch it come back.
+# ## On real GPUs
+#
+# Save `torch.cuda.get_rng_state()` too, and load with `map_location`, so that not every rank fills GPU 0. First let two runs finish without a failure: are they equal, bit for bit?
+# (`torch.use_deterministic_algorithms(True)`.) Then kill one process of a torchrun with `--max-restarts 3`, and watch it come back.
+#
+# ## Glossary
+#
+# - **checkpoint**: a file from which a training can continue.
+# - **attempt**: one start of all workers; a restart begins the next one.
+# - **elastic**: a training whose number of nodes may change.
+# - **atomic**: done completely or not at all, as `os.replace` is.
+# - **random state**: the state of a random number generator, from which its next numbers follow.
+#
+# ## Further reading
+#
+# - [torchrun (Elastic Launch)](https://docs.pytorch.org/docs/stable/elastic/run.html): restarts, elastic nodes, and what a script must do.
+# - [Error propagation](https://docs.pytorch.org/docs/stable/elastic/errors.html): `@record` and the error files.
+# - [Reproducibility](https://docs.pytorch.org/docs/stable/notes/randomness.html): seeds and deterministic algorithms.
+# - J. Young, "A first order approximation to the optimum checkpoint interval", *Communications of the ACM* 17, 1974.
 
 # %%
 folder.cleanup()

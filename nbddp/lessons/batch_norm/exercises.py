@@ -34,8 +34,8 @@ from nbddp.lessons.batch_norm.norms import (
 )
 from nbddp.lessons.running import in_group, pool
 
-WAY_BACK = "look at the way back of each sum: each needs a backward that adds up the gradients of all ranks"
-ROOT = "that is the root of a negative variance; add up the count over the ranks, too"
+WAY_BACK = "look at the backward of each sum: each must add up the gradients of all ranks"
+ROOT = "that is the root of a negative variance; add up the counts over the ranks too"
 MEAN, VARIANCE, OUTPUT, GRADIENT = "mean", "variance", "output", "gradient"
 
 
@@ -49,7 +49,7 @@ def judge_statistics(shards: Sequence[Rows], by_rank: Mapping[int, Any]) -> str:
         return not_written("batch_statistics")
     for r in ranks:
         if not _is_table(by_rank[r], 2, FEATURES):
-            wanted = f"a pair is wanted, means and variances, each of shape ({FEATURES},)"
+            wanted = f"return a pair, means and variances, each of shape ({FEATURES},)"
             return f"rank {r} returned {_short(by_rank[r])}; {wanted}"
     for which, (name, ways) in enumerate(((MEAN, MEANS), (VARIANCE, VARIANCES))):
         right = [ways[0].of(known(feature(shards, f))[0]) for f in range(FEATURES)]
@@ -99,7 +99,7 @@ def judge_norm(shards: Sequence[Rows], weights: Sequence[Rows], by_rank: Mapping
         return not_written("sync_batch_norm")
     for r in ranks:
         if not _is_table(by_rank[r][0], len(shards[r]), FEATURES):
-            return f"rank {r}: a tensor of the shape of x, ({len(shards[r])}, {FEATURES}), is wanted"
+            return f"rank {r}: return a tensor of the shape of x, ({len(shards[r])}, {FEATURES})"
     outputs = [by_rank[r][0] for r in ranks]
     right = [forward(feature(shards, f), MEANS[0], VARIANCES[0], SCALES[0][1]) for f in range(FEATURES)]
     line = _line(shards, OUTPUT, outputs, right, lambda x, y: why_output(x, y) or ROOT * _any_nan(y))
@@ -107,9 +107,11 @@ def judge_norm(shards: Sequence[Rows], weights: Sequence[Rows], by_rank: Mapping
         return line
     for r in ranks:
         if by_rank[r][1] is None:
-            return f"outputs are right; rank {r} returns no tensor, and without one there is no backward"
+            return f"outputs are right; rank {r} does not return a tensor, so there is no backward"
         if not _is_table(by_rank[r][1], len(shards[r]), FEATURES):
-            return f"outputs are right; rank {r}, x gets no gradient: is it detached, or all under torch.no_grad()?"
+            return (
+                f"outputs are right; rank {r}, x gets no gradient: is it detached, or computed under torch.no_grad()?"
+            )
     right = [gradients(feature(shards, f), feature(weights, f), GRADIENTS[0]) for f in range(FEATURES)]
     given = [by_rank[r][1] for r in ranks]
     return _line(shards, GRADIENT, given, right, lambda x, g: why_gradient(x, weights, g) or WAY_BACK)
@@ -153,7 +155,7 @@ batch_statistics = Exercise(
     (
         "which three numbers of each rank, added up over the ranks, give mean and variance of the whole batch?",
         "the count, the sum and the sum of squares: variance = squares / count − mean²",
-        "put them into one tensor with torch.cat, so that one all_reduce will do",
+        "put them into one tensor with torch.cat, so that one all_reduce is enough",
     ),
     verifies="mean and variance of unequal shards equal those of the whole batch, on every rank",
 )
@@ -161,7 +163,7 @@ sync_batch_norm = Exercise(
     "sync_batch_norm",
     norm_line,
     (
-        "first the outputs: batch_statistics has all you need; then ask what autograd makes of its all_reduce",
+        "first the outputs: batch_statistics has all you need; then ask what autograd does with its all_reduce",
         "write a torch.autograd.Function whose forward is an all_reduce of a copy, and whose backward is one too",
         "class Sum(torch.autograd.Function): forward(ctx, t): t = t.clone(); dist.all_reduce(t); return t; the same in "
         "backward(ctx, g); then call Sum.apply where batch_statistics calls all_reduce",

@@ -18,7 +18,7 @@ def statistics() -> Explorer:
             Choice("sizes", "shards", (EQUAL, UNEQUAL)),
         ),
         (
-            {"per_rank": 4, "ranks": 4, "shift": 0, "sizes": EQUAL},
+            {"per_rank": 8, "ranks": 1, "shift": 0, "sizes": EQUAL},
             {"per_rank": 8, "ranks": 2, "shift": 20, "sizes": UNEQUAL},
         ),
     )

@@ -99,9 +99,13 @@ def known(columns: Columns) -> list[Known]:
     return [Known(r, ranks, merge(ranks)) for r in range(len(ranks))]
 
 
-UNLIKE = "ranks have unlike numbers of samples, so it is not the mean of the ranks' means; divide sums by counts"
-MEAN_SQUARES = "the ranks' mean squares are averaged, and ranks have unlike numbers of samples; divide sums by counts"
-SPREAD = "the variances are averaged: that leaves out how far the ranks' means lie apart; merge them, or add up squares"
+UNLIKE = "ranks have different numbers of samples, so it is not the mean of the ranks' means; divide sums by counts"
+MEAN_SQUARES = (
+    "the ranks' mean squares are averaged, but ranks have different numbers of samples; divide sums by counts"
+)
+SPREAD = (
+    "the variances are averaged: that leaves out the distance between the ranks' means; merge them, or add up squares"
+)
 MEANS = (
     Way("", lambda k: k.whole.mean),
     Way("it is of the rank's own samples; add up sums and counts over all ranks", lambda k: k.own.mean),
@@ -116,12 +120,15 @@ MEANS = (
     Way("the sum over all ranks is not divided by the number of samples", lambda k: k.total),
     Way("the ranks' means are added up, not averaged", lambda k: sum(m.mean for m in k.ranks)),
     Way("it is taken as 0", lambda k: 0.0),
-    Way("that is the variance; the mean comes first", lambda k: k.whole.variance),
+    Way("that is the variance; return the mean first", lambda k: k.whole.variance),
     Way(
-        "the count is one of numbers (samples × features); count samples, len(x)",
+        "the count is the number of values (samples × features); count samples, len(x)",
         lambda k: k.whole.mean / FEATURES,
     ),
-    Way("the count is one of features; x.shape[0] counts samples", lambda k: k.total / len(k.ranks) / FEATURES),
+    Way(
+        "the count is the number of features; x.shape[0] is the number of samples",
+        lambda k: k.total / len(k.ranks) / FEATURES,
+    ),
     Way("the sum is divided by the number of ranks, not of samples", lambda k: k.total / len(k.ranks)),
 )
 
@@ -157,13 +164,13 @@ def unbiased(m: Moments) -> float:
 VARIANCES = (
     Way("", lambda k: k.whole.variance),
     Way("it is of the rank's own samples", lambda k: k.own.variance),
-    Way("it divides by n − 1, and batch norm normalises by n: unbiased=False", lambda k: unbiased(k.whole)),
+    Way("it divides by n − 1, but batch norm divides by n: unbiased=False", lambda k: unbiased(k.whole)),
     Way(SPREAD, lambda k: k.plain(lambda m: m.variance)),
     Way(SPREAD, lambda k: k.weighted(lambda m: m.variance)),
     Way(SPREAD + "; and n − 1 is for estimates", lambda k: k.plain(unbiased)),
     Way(SPREAD + "; and n − 1 is for estimates", lambda k: k.weighted(unbiased)),
     Way("it is of the rank's own samples, and divides by n − 1", lambda k: unbiased(k.own)),
-    Way("the square of the mean is still to be taken off the mean of the squares", lambda k: k.squares / k.whole.n),
+    Way("subtract the square of the mean from the mean of the squares", lambda k: k.squares / k.whole.n),
     Way(
         "the sum of squares over all ranks is divided by the rank's own count; add up the counts too",
         lambda k: k.squares / k.own.n - k.whole.mean**2,
@@ -185,7 +192,7 @@ VARIANCES = (
         lambda k: k.plain(lambda m: m.variance + m.mean**2) - k.plain(lambda m: m.mean) ** 2,
     ),
     Way("the ranks' variances are added up", lambda k: sum(m.variance for m in k.ranks)),
-    Way("that is the standard deviation; its square is wanted", lambda k: sqrt(k.whole.variance)),
+    Way("that is the standard deviation; return its square", lambda k: sqrt(k.whole.variance)),
     Way(
         "each rank's sum is squared instead of its samples: (x * x).sum(0), not x.sum(0) ** 2",
         lambda k: sum((m.n * m.mean) ** 2 for m in k.ranks) / k.whole.n - k.whole.mean**2,
@@ -195,7 +202,7 @@ VARIANCES = (
         lambda k: k.squares / k.whole.n - k.total / k.whole.n**2,
     ),
     Way(
-        "the sign is the other way round: it is the mean of the squares less the square of the mean",
+        "the sign is reversed: it is the mean of the squares minus the square of the mean",
         lambda k: -k.whole.variance,
     ),
     Way("the sum of squared distances is not divided by the number of samples", lambda k: k.whole.n * k.whole.variance),
@@ -210,10 +217,10 @@ VARIANCES = (
 )
 SCALES: tuple[tuple[str, Callable[[float, float], float]], ...] = (
     ("", lambda v, eps: sqrt(v + eps)),
-    ("eps is added under the root: sqrt(variance + eps)", lambda v, eps: sqrt(v) + eps),
-    ("eps is left out, or not the argument's: sqrt(variance + eps)", lambda v, eps: sqrt(v)),
-    ("it is divided by the variance; divide by its root", lambda v, eps: v + eps),
-    ("nothing is divided by sqrt(variance + eps)", lambda v, eps: 1.0),
+    ("eps belongs under the root: sqrt(variance + eps)", lambda v, eps: sqrt(v) + eps),
+    ("eps is left out or is not the argument: sqrt(variance + eps)", lambda v, eps: sqrt(v)),
+    ("it is divided by the variance; divide by its square root", lambda v, eps: v + eps),
+    ("divide by sqrt(variance + eps)", lambda v, eps: 1.0),
 )
 
 
@@ -303,7 +310,7 @@ def over_own_too_often(slope: Slope, terms: Columns) -> float:
 THROUGH = "the gradient must go through the statistics too: "
 GRADIENTS: tuple[tuple[str, float, float, Callable[[Slope, Columns], float]], ...] = (
     ("", 1, 1, over_all),
-    (THROUGH + "here mean and variance are taken as constants, as where backward returns nothing", 0, 0, over_all),
+    (THROUGH + "here mean and variance are constants, as when backward returns nothing", 0, 0, over_all),
     (THROUGH + "what comes through the variance is lost", 1, 0, over_all),
     (THROUGH + "what comes through the mean is lost", 0, 1, over_all),
     (
@@ -312,7 +319,7 @@ GRADIENTS: tuple[tuple[str, float, float, Callable[[Slope, Columns], float]], ..
     ),
     (THROUGH + "what comes through the variance is lost, and of the mean's the other ranks' part", 1, 0, over_own),
     (THROUGH + "what comes through the mean is lost, and of the variance's the other ranks' part", 0, 1, over_own),
-    ("it is as if the rank's own samples were the whole batch: add up over all ranks", 1, 1, over_own_by_own),
+    ("it treats the rank's own samples as the whole batch: add up over all ranks", 1, 1, over_own_by_own),
     ("the sums over all ranks are divided by the rank's own count, not by the whole batch's", 1, 1, over_all_by_own),
     (
         "what comes through the statistics is divided by the world size: in backward the gradients of all ranks are "

@@ -70,7 +70,7 @@ RIGHT: Mapping[str, Callable[[dict[str, str], list[str]], str]] = {
 MISTAKES: Mapping[str, Sequence[Mistake]] = {
     "RANK": (
         Mistake(
-            "that is the task's number on its own node, which begins at 0 again on every node; two processes would "
+            "that is the task's number on its own node, which restarts at 0 on every node; two processes would "
             "both be rank 0",
             lambda slurm, hosts: slurm["SLURM_LOCALID"],
         ),
@@ -83,7 +83,7 @@ MISTAKES: Mapping[str, Sequence[Mistake]] = {
             lambda slurm, hosts: str(int(slurm["SLURM_PROCID"]) + 1),
         ),
         Mistake(
-            "SLURM_NTASKS counts the tasks of all nodes; on one of them are SLURM_NTASKS // SLURM_NNODES",
+            "SLURM_NTASKS counts the tasks of all nodes; a node has SLURM_NTASKS // SLURM_NNODES of them",
             lambda slurm, hosts: str(
                 int(slurm["SLURM_NODEID"]) * int(slurm["SLURM_NTASKS"]) + int(slurm["SLURM_LOCALID"])
             ),
@@ -116,15 +116,15 @@ MISTAKES: Mapping[str, Sequence[Mistake]] = {
     ),
     "MASTER_ADDR": (
         Mistake(
-            "that is the task's own node: each node would wait for all ranks at itself, for ever",
+            "that is the task's own node: each node would wait at itself for all ranks, forever",
             lambda slurm, hosts: slurm["SLURMD_NODENAME"],
         ),
         Mistake("rank 0 opens the store, and it runs on the first node, not the last", lambda slurm, hosts: hosts[-1]),
         Mistake(
-            "that is the list as Slurm writes it; one host's name is wanted",
+            "that is the list as Slurm writes it; return one host's name",
             lambda slurm, hosts: slurm["SLURM_JOB_NODELIST"],
         ),
-        Mistake("those are all hosts; one host's name is wanted, where the ranks meet",
+        Mistake("those are all hosts; return the name of the one where the ranks meet",
                 lambda slurm, hosts: ",".join(hosts)),
         Mistake("every node is its own localhost: they would never meet", lambda slurm, hosts: "localhost"),
         Mistake("every node is its own 127.0.0.1: they would never meet", lambda slurm, hosts: "127.0.0.1"),
@@ -158,7 +158,7 @@ def _all(name: str, outcomes: Sequence[Outcome]) -> list[Any]:
 
 
 def _depends(name: str, one: int, other: int) -> str:
-    return f"ranks {one} and {other} of the pool get different answers for {name}: take it from the arguments alone"
+    return f"ranks {one} and {other} of the pool get different answers for {name}: use only the arguments"
 
 
 def _task(task: Task) -> str:
@@ -172,17 +172,16 @@ def _shape(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
         if kind != "value":
             return f"{_task(task)}: it {raised(value)}"
         if not isinstance(value, dict):
-            return f"{_task(task)}: it is {value!r}; a dict is wanted, of {', '.join(WANTED)}"
+            return f"{_task(task)}: it is {value!r}; return a dict of {', '.join(WANTED)}"
         missing = [name for name in WANTED if name not in value]
         if missing:
-            return f"{_task(task)}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not in the dict"
+            return f"{_task(task)}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing in the dict"
         for name in WANTED:
             if isinstance(value[name], list | dict) or value[name] is None:
-                return f"{_task(task)}: {name} is {value[name]!r}; an environment variable is one text"
+                return f"{_task(task)}: {name} is {value[name]!r}; an environment variable is one string"
             if not isinstance(value[name], str):
-                return (
-                    f"{_task(task)}: {name} is {value[name]!r}; an environment variable is text: {str(value[name])!r}"
-                )
+                text = str(value[name])
+                return f"{_task(task)}: {name} is {value[name]!r}; an environment variable is a string: {text!r}"
     return ""
 
 
@@ -202,9 +201,9 @@ def _values(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
 def _why(name: str, got: Sequence[str], task: Task) -> str:
     """What is said of values that no known mistake gives."""
     if len(set(got)) == 1:
-        return "that is the same for every task of every job; take it from the variables"
+        return "that is the same for every task of every job; read it from the variables"
     if name == "MASTER_ADDR" and any(host.partition(":")[0] == RIGHT[name](*task) for host in got):
-        return "that is more than the host's name; the port has a variable of its own"
+        return "that is more than the host's name; the port belongs in MASTER_PORT"
     return ""
 
 
@@ -233,9 +232,9 @@ variables_of = Exercise(
     "variables_of",
     judge_variables,
     (
-        "Slurm's word for a process is task: SLURM_PROCID counts through the job, SLURM_LOCALID on the node",
+        "Slurm calls a process a task: SLURM_PROCID counts tasks in the job, SLURM_LOCALID on the node",
         "the world size is SLURM_NTASKS; rank 0 runs on the first host, hosts[0], so the store is there",
-        "all tasks must come to the same port without talking: str(20000 + int(slurm['SLURM_JOB_ID']) % 10000)",
+        "all tasks must choose the same port without communicating: str(20000 + int(slurm['SLURM_JOB_ID']) % 10000)",
     ),
     verifies=f"{len(TASKS)} tasks of three jobs, on every rank of the pool",
 )
@@ -257,16 +256,16 @@ def _ends(nodelist: str) -> list[str]:
 
 
 def why_not_these(case: Case, answer: Any) -> str:
-    """What cannot be about a list of hosts that no known mistake gives."""
+    """What is wrong with a list of hosts that no known mistake gives."""
     right = hosts_of(*case)
     if not isinstance(answer, list):
-        return "a list of names is wanted"
+        return "return a list of names"
     if answer and answer == right[: len(answer)]:
         return "the rest is missing; a return inside the loop ends it early"
     if any(isinstance(host, str) and len(host) == 1 for host in answer):
-        return "adding a text to a list with += adds its letters one by one; append it"
+        return "adding a string to a list with += adds its letters one by one; use append"
     if [_number(host) for host in answer] == [_number(host) for host in right]:
-        return "a number has as many digits as the list writes it with, zeros in front included"
+        return "keep the leading zeros: a number has as many digits as in the list"
     return ""
 
 
@@ -281,17 +280,17 @@ HOSTS = Table(
     tuple((nodelist,) for nodelist in NODELISTS),
     hosts_of,
     (
-        Mistake("that is the list as it came; each host by its own name is wanted", lambda text: [text]),
+        Mistake("that is the list as Slurm writes it; return every host's name", lambda text: [text]),
         Mistake("the range ends with its last number: 1-3 is 1, 2, 3", lambda text: _ranges(text, last=0)),
         Mistake(
-            "the zeros in front are a part of the name: there is a gpu01 and no gpu1",
+            "leading zeros are part of the name: there is a gpu01 and no gpu1",
             lambda text: _ranges(text, keep=False),
         ),
         Mistake("the comma inside the brackets separates numbers, not hosts", lambda text: text.split(",")),
-        Mistake("these are the numbers; the name in front belongs to each",
+        Mistake("these are the numbers; each needs the name in front of the bracket",
                 lambda text: [h.removeprefix(text.split("[")[0]) if "[" in text else h for h in hosts_of(text)]),
-        Mistake("that is the first host alone; all are wanted", lambda text: hosts_of(text)[:1]),
-        Mistake("a range has the numbers between its ends too", lambda text: _ends(text)),
+        Mistake("that is the first host alone; return all", lambda text: hosts_of(text)[:1]),
+        Mistake("a range includes the numbers between its ends", lambda text: _ends(text)),
     ),
     why_not_these,
 )  # fmt: skip

@@ -20,7 +20,7 @@ def launch() -> Explorer:
             Choice("rendezvous", "rendezvous", (C10D, STATIC, SRUN)),
         ),
         (
-            {"nodes": 2, "processes": 4, "backend": NCCL, "rendezvous": C10D},
-            {"nodes": 2, "processes": 2, "backend": GLOO, "rendezvous": STATIC},
+            {"nodes": 1, "processes": 2, "backend": GLOO, "rendezvous": C10D},
+            {"nodes": 2, "processes": 4, "backend": NCCL, "rendezvous": STATIC},
         ),
     )

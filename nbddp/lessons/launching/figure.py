@@ -53,7 +53,7 @@ def _parts(plan: Plan) -> list[tuple[str, list[Frame]]]:
         for nodes, line in plan.lines()
     ]
     return [
-        ("what Slurm tells the processes" if by_slurm else "typed on each node", each),
+        ("Slurm's variables on each node" if by_slurm else "typed on each node", each),
         ("in the program", [("", list(plan.program()), MUTED)]),
         ("or, on a cluster with Slurm: sbatch", [("", plan.sbatch().rstrip().splitlines(), MUTED)]),
     ]

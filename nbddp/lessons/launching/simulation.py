@@ -12,9 +12,9 @@ from nbddp.plan.topology import Topology, planned
 
 NCCL, GLOO = "nccl", "gloo"
 FOUND = {
-    C10D: "c10d: the line is the same on every node; the nodes agree among themselves on who is node 0",
-    STATIC: "static: the lines differ in --node-rank alone; node 0 is the one at --master-addr",
-    SRUN: "srun: no torchrun; Slurm starts every process and says which it is, in variables of its own",
+    C10D: "c10d: the line is the same on every node; the nodes agree on which of them is node 0",
+    STATIC: "static: the lines differ only in --node-rank; node 0 is the host in --master-addr",
+    SRUN: "srun: no torchrun; Slurm starts every process and sets its own variables",
 }
 
 
@@ -57,7 +57,7 @@ class Plan:
     def verdict(self) -> str:
         """How the ranks find each other, in a sentence."""
         if self.launch.nnodes == 1 and self.launch.rendezvous != SRUN:
-            return "one node: nothing to agree on; --standalone finds a free port by itself"
+            return "one node: nothing to agree on; --standalone chooses a free port"
         return FOUND[self.launch.rendezvous]
 
     def words(self) -> str:

@@ -32,7 +32,7 @@ def undisturbed(reference: Run, saving: Run) -> str:
             if changed:
                 return (
                     f"rank {rank}, step {step}: a run that only saves has another {NAMES[changed]} than one without "
-                    "checkpoints; save must leave everything as it is"
+                    "checkpoints; save must not change anything"
                 )
     return ""
 
@@ -61,16 +61,16 @@ def _progress(resumed: Run) -> str:
     for rank, run in resumed.items():
         began = run["began"]
         if began is None:
-            return "load returns None; it must return the step to go on with, which save is given"
+            return "load returns None; it must return the step to continue with, which save received"
         if type(began) is not int:
-            return f"load returns {began!r} on rank {rank}; it must return the step to go on with, a whole number"
+            return f"load returns {began!r} on rank {rank}; it must return the step to continue with, a whole number"
         if began == 0:
             return (
-                f"rank {rank} goes on with step 0: the step is not in the checkpoint or not returned, and all steps "
-                "would be done again on weights that have seen them"
+                f"rank {rank} continues with step 0: the step is not in the checkpoint or not returned, and all steps "
+                "would be repeated on weights that are already trained"
             )
         if began != LAST_SAVE:
-            return f"rank {rank} goes on with step {began}, right is {LAST_SAVE}: return the step just as save got it"
+            return f"rank {rank} continues with step {began}, right is {LAST_SAVE}: return the step that save received"
     return ""
 
 
@@ -90,17 +90,16 @@ def _state(reference: Run, resumed: Run) -> str:
 
 PARTS = {
     "optimizer": (
-        "the optimizer's momentum is gone: the weights are right and the next step is not; save and load "
+        "the optimizer's momentum is lost: the weights are right, but the next step is not; save and load "
         "optimizer.state_dict()"
     ),
-    "lr": "the learning rate is the one of the beginning: load the optimizer's whole state_dict, param_groups too",
+    "lr": "the learning rate is the initial one: load the optimizer's whole state_dict, param_groups too",
     "sampler": (
-        "the sampler begins its epoch again: samples are seen twice and others never; save and load "
+        "the sampler restarts its epoch: some samples are seen twice and others never; save and load "
         "batches.state_dict()"
     ),
     "rng": (
-        "the random numbers are not restored, and dropout draws another mask; save torch.get_rng_state() and "
-        "set it again in load"
+        "the random state is not restored, so dropout draws another mask; save torch.get_rng_state() and set it in load"
     ),
 }
 
@@ -126,8 +125,8 @@ def _shared_file(resumed: Run) -> str:
     for ranks in writers.values():
         if len(ranks) > 1:
             return (
-                f"{several('rank', ranks)} write the same file, one over the other: let rank 0 write alone, or give "
-                "each rank a file of its own"
+                f"{several('rank', ranks)} write the same file, each over the other's: let only rank 0 write, or give "
+                "each rank its own file"
             )
     return ""
 
@@ -137,8 +136,8 @@ def _not_atomic(resumed: Run) -> str:
     read = {file for run in resumed.values() for file in run["read"]}
     if any(file in read for run in resumed.values() for file in run["wrote"]):
         return (
-            "the checkpoint is written over the last good one: a failure in the middle of save leaves neither; write "
-            "to another name first, then os.replace it"
+            "the checkpoint is written over the last good one: a failure during save leaves neither; write "
+            "to another name first, then call os.replace"
         )
     return ""
 
@@ -149,7 +148,7 @@ def _gap(resumed: Run) -> str:
     if any(file in read for run in resumed.values() for file in run["gap"]):
         return (
             "the last good checkpoint is removed before the new one has its name: a failure in between leaves none; "
-            "os.replace puts the new one in its place in one go"
+            "os.replace replaces it atomically"
         )
     return ""
 
@@ -161,14 +160,14 @@ def _to_the_end(reference: Run, resumed: Run) -> str:
             if step >= LAST_SAVE and run["states"].get(step) != was:
                 return f"rank {rank} differs from the undisturbed run from step {step} on"
         if run["final"] != reference[rank]["final"]:
-            return f"rank {rank} ends with another state than the undisturbed run"
+            return f"rank {rank} ends in another state than the undisturbed run"
     return ""
 
 
 def judge(make: Callable[[str], Any]) -> str:
     """Train, save, fail, train again; the line."""
     if not (isinstance(make, type) or getattr(make, "is_class", False)):  # a Handed is none itself
-        return "hand in the class itself, as check.Checkpoint(Checkpoint)"
+        return "pass the class itself: check.Checkpoint(Checkpoint)"
     ranks = range(pool(2).world_size)
     with tempfile.TemporaryDirectory() as folder:
         path, other = (str(Path(folder, name, "checkpoint.pt").resolve()) for name in ("failing", "undisturbed"))
@@ -221,12 +220,12 @@ def _run(
 
 ERRORS = {
     "Error(s) in loading state_dict": (
-        "the names in the checkpoint begin with module. because save took them from the DDP model, and load "
+        "the names in the checkpoint begin with module. because save took them from the DDP model, but load "
         "gets the model before DDP wraps it; save model.module.state_dict()"
     ),
     "has no attribute 'module'": "load gets the model before DDP wraps it, so there is no model.module yet; load into "
     "model",
-    "UnpicklingError": "torch.load reads tensors and plain containers, no other objects (weights_only); save "
+    "UnpicklingError": "torch.load reads only tensors and plain containers, not other objects (weights_only); save "
     "state_dict()s instead of the objects",
 }  # what is in torch's error → what to say
 
@@ -235,7 +234,7 @@ Checkpoint = Exercise(
     "Checkpoint",
     judge,
     (
-        "what does the next step depend on? weights, the optimizer's memory, which samples come next, the dice",
+        "what does the next step depend on? the weights, the optimizer's state, the next samples, random numbers",
         "each rank has its own random state: dist.all_gather_object gives all ranks the list of all of them",
         "only rank 0 writes: torch.save(state, path + '.new'), then os.replace(path + '.new', path)",
         "load: state = torch.load(path), then load_state_dict three times, torch.set_rng_state(state['rng'][rank])",

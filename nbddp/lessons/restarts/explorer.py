@@ -13,12 +13,12 @@ def restarts() -> Explorer:
     return Explorer(
         lambda **chosen: restarts_drawn(restarted(**chosen)),
         (
-            Slider("every", "steps to a checkpoint", 1, STEPS),
-            Slider("life", "steps to a failure", 0, STEPS),
+            Slider("every", "steps per checkpoint", 1, STEPS),
+            Slider("life", "steps until a failure", 0, STEPS),
             Slider("max_restarts", "--max-restarts", 0, 7),
         ),
         (
-            {"every": 4, "life": 7, "max_restarts": 4},
+            {"every": 5, "life": STEPS, "max_restarts": 4},
             {"every": 8, "life": 7, "max_restarts": 4},
         ),
     )

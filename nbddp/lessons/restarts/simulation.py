@@ -62,17 +62,17 @@ class Training:
     def verdict(self) -> str:
         """What it came to, in a sentence."""
         if self.finished:
-            more = f", {self.repeated} of them again" if self.repeated else ", none of them twice"
+            more = f", {self.repeated} of them repeated" if self.repeated else ", none repeated"
             return f"finished in {counted(len(self.attempts), 'attempt')}: {counted(self.done, 'step')} done{more}"
         safe = self.attempts[-1].kept
         stuck = len(self.attempts) > 1 and safe == self.attempts[-1].start
-        why = ": each attempt fails before it comes to a checkpoint, and more restarts would not help" if stuck else ""
+        why = ": no attempt reaches a checkpoint, so more restarts do not help" if stuck else ""
         return f"not finished: the restarts are used up, and {counted(safe, 'step')} of {self.steps} are safe{why}"
 
     def words(self) -> str:
         lines = []
         for k, a in enumerate(self.attempts):
-            did = f"does {several('step', range(a.start, a.stop))}" if a.stop > a.start else "does no step"
+            did = f"does {several('step', range(a.start, a.stop))}" if a.stop > a.start else "does no steps"
             end = f"fails in step {a.stop}" if a.fails else "ends"
             lost = f"; {several('step', range(a.kept, a.stop))} {'are' if a.lost > 1 else 'is'} lost" if a.lost else ""
             lines.append(f"attempt {k}: starts at step {a.start}, {did}, {end}{lost}")
@@ -85,7 +85,7 @@ def training(steps: int, every: int, lives: Sequence[int]) -> Training:
     Raises BadInput for what is no training.
     """
     if steps < 1 or every < 1 or not lives or min(lives) < 0:
-        raise BadInput("a training has one step or more, a checkpoint after one or more, and one attempt or more")
+        raise BadInput("a training needs at least one step, one step per checkpoint, and one attempt")
     attempts: list[Attempt] = []
     start = 0
     for life in lives:
