@@ -16,6 +16,7 @@ from nbddp.lessons.precision import predictions as precision
 from nbddp.lessons.rendezvous import predictions as rendezvous
 from nbddp.lessons.sharding import predictions as sharding
 from nbddp.lessons.spmd import predictions as spmd
+from nbddp.lessons.tensor_parallel import predictions as tensor_parallel
 
 LESSONS = (
     spmd,
@@ -24,6 +25,7 @@ LESSONS = (
     mean_of_means,
     precision,
     sharding,
+    tensor_parallel,
 )
 
 _asks = Asks()
