@@ -214,3 +214,24 @@ def test_under_detail_a_rank_that_is_late_is_waited_for(detail: nbddp.Pool) -> N
 def test_under_detail_torchs_own_word_on_a_mismatch_is_reported(detail: nbddp.Pool) -> None:
     with pytest.raises(WorkerFailed, match="Detected mismatch between collectives on ranks"):
         detail.run_cell(INIT + "dist.all_reduce(x) if rank else dist.broadcast(x, 0)", screen=Silent())
+
+
+def test_under_detail_collectives_are_shown_and_what_is_missing_is_said(detail: nbddp.Pool) -> None:
+    """Those that Python calls are noted as they are called; of others torch's recorder does not say the group."""
+    detail.restart()
+    init, missing = (
+        INIT.removesuffix("dist.all_reduce(x)\n"),
+        "under TORCH_DISTRIBUTED_DEBUG=DETAIL torch does not record",
+    )
+    detail.run_cell(init, screen=Silent())
+    with pytest.raises(BadInput, match="no collective has been recorded; call some"):
+        detail.collectives()
+    cpp = "import torch.distributed._functional_collectives as f\nf.all_reduce(x, 'sum', list(range(3))).sum().item()\n"
+    detail.run_cell(cpp, screen=Silent())
+    with pytest.raises(BadInput, match=f"no collective has been recorded, because {missing}"):
+        detail.collectives()
+    for program, complete in (("dist.all_reduce(x)\n", True), (f"dist.all_reduce(x)\n{cpp}", False), (cpp, False)):
+        detail.run_cell(program, screen=Silent())
+        found = detail.collectives()
+        assert [(kind.op, kind.count) for kind in found.kinds] == [("all_reduce", 1)]
+        assert any(missing in note for note in found.notes) is not complete, program

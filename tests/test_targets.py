@@ -1,14 +1,13 @@
 """One job as text for seven engines: what each would read is what was asked, for values with every sort of quote.
 
 The texts are read back by what reads them: a shell, a YAML parser with the fields of each kind (`tests/data`), Python.
-Where an engine's own package is installed, it checks the text too.
+What the engines themselves say of them is in `test_job_engines.py`.
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -281,23 +280,3 @@ def test_a_terminal_prints_a_job_and_writes_it(
     assert cli.main(["export", "go.py", "--to", "sky", "--gpus-per-proc", "0", "-o", "task.yaml"]) == 0
     assert "task.yaml written" in capsys.readouterr().out
     jsonschema.validate(yaml.safe_load((tmp_path / "task.yaml").read_text()), FIELDS["sky"])
-
-
-# -- the engines' own word, where they are installed ------------------------------------------------
-
-
-def test_skypilot_accepts_its_tasks() -> None:
-    sky = pytest.importorskip("sky", reason="SkyPilot is not installed (pip install skypilot)")
-    for launch in FIXED.values():
-        assert sky.Task.from_yaml_config(yaml.safe_load(targets.sky(launch, JOB))).num_nodes == launch.nnodes
-
-
-def test_torchx_runs_its_line(tmp_path: Path) -> None:
-    if shutil.which("torchx") is None:
-        pytest.skip("TorchX is not installed (pip install torchx)")
-    (tmp_path / "train.py").write_text(
-        "import json, os, sys\njson.dump([sys.argv[1:], os.environ['A']], open('out' + os.environ['RANK'], 'w'))\n"
-    )
-    line = targets.torchx(Launch("train.py", HARD, nproc=2, gpus_per_proc=0, env=(("A", "x y"),)), Job(cpus_per_proc=1))
-    subprocess.run(line.replace("dist.ddp", "--wait dist.ddp"), shell=True, cwd=tmp_path, check=True, timeout=120)
-    assert [json.loads((tmp_path / f"out{r}").read_text()) for r in range(2)] == [[[*HARD], "x y"]] * 2

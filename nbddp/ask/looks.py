@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nbddp.ask import bench as benches
@@ -27,6 +28,10 @@ from nbddp.trace.untraced import cell_from
 from nbddp.trace.untraced import program as untraced
 from nbddp.worker import values
 
+UNSEEN = (
+    "under TORCH_DISTRIBUTED_DEBUG=DETAIL torch does not record the groups of collectives that C++ calls (of FSDP, "
+    "tensor parallel or DDP's constructor); type %ddp start --debug off and run the cell again"
+)
 RECORDED_BY = {"DDP's reducer", "end of backward"}  # seams without which nothing is recorded
 
 
@@ -51,14 +56,19 @@ def timings(ranks: Ranks) -> Recording:
 
 def collectives(ranks: Ranks) -> Breakdown:
     """What `Pool.collectives` does."""
-    found = _unpacked(ranks.answers("together"))
+    answered = _unpacked(ranks.answers("together"))
+    found = {r: f if f and f["run"] is not None else None for r, f in answered.items()}
     if not any(found.values()):
+        if any(answered.values()):
+            raise BadInput(f"no collective has been recorded, because {UNSEEN}")
         raise BadInput("no collective has been recorded; call some in a %%ddp cell first")
     newest = max((f for f in found.values() if f), key=lambda f: f["run"])
     of_it = {r: f for r, f in found.items() if f and f["run"] == newest["run"]}
     by_rank = clocks(ranks)
     cells = {r: cell_from(f, by_rank.get(r, Clock())) for r, f in of_it.items()}
-    return untraced(cells, sorted(set(found) - set(of_it)), origin(newest["run"], newest["cell"], ranks.newest()))
+    shown = untraced(cells, sorted(set(found) - set(of_it)), origin(newest["run"], newest["cell"], ranks.newest()))
+    more = [f"Not all of its collectives were recorded: {UNSEEN}"] if any(f["unseen"] for f in of_it.values()) else []
+    return replace(shown, notes=[*shown.notes, *more])
 
 
 def trace(ranks: Ranks) -> Merged:

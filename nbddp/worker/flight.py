@@ -96,6 +96,13 @@ def entries(dumped: Iterable[Mapping[str, Any]]) -> list[Entry]:
     return sorted(found, key=lambda e: e.created_ns)
 
 
+def nameless(dumped: Iterable[Mapping[str, Any]]) -> list[int]:
+    """When (time.time_ns()) collectives began of which the recorder does not say the group, as under debug level
+    DETAIL: those of wrapped groups, and those in which the ranks compare them."""
+    raw = (e for dump in dumped for e in dump.get("entries", ()) if not e["is_p2p"])
+    return [e["time_created_ns"] for e in raw if not e["process_group"][0]]
+
+
 def _of_dump(dump: Mapping[str, Any]) -> list[Entry]:
     raw = [e for e in dump.get("entries", ()) if not e["is_p2p"]]  # an empty dump of NCCL's has no entries
     same = Counter((e["pg_id"], e["collective_seq_id"]) for e in raw)

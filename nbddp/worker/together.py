@@ -9,20 +9,27 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbddp.worker import calls, flight
+from nbddp.worker.checked import GATHERS
 from nbddp.worker.noted import NOTES, STORE, UNKNOWN, Run, Spent
 from nbddp.worker.recorder import Recorder
 
 Calls = dict[tuple[str, int], dict[str, Any]]
+CHECKED = 1 + GATHERS  # entries of a recorder for a collective under debug level DETAIL
 
 
 def collect(recorder: Recorder) -> dict[str, Any] | None:
-    """The run, its collectives and where its time went, as plain data; None if no run has called a collective."""
-    by_run = _by_run()
+    """The run, its collectives and where its time went, as plain data; None if no run has called a collective.
+    `unseen`: there were others that C++ called in groups of which torch does not say the name; `run` is None if there
+    were no others."""
+    dumped = flight.dumps(active=False)
+    by_run, nameless = _by_run(dumped), _nameless(dumped)
     if not by_run:
-        return None
+        return {"run": None, "unseen": True} if nameless else None
     run = max(by_run, key=lambda r: r.run)
     end = run.end or (time.perf_counter_ns(), time.thread_time_ns())
     spent = [s for s in list(NOTES.spent) if run.begin[0] <= s.begin <= end[0]]
@@ -37,23 +44,34 @@ def collect(recorder: Recorder) -> dict[str, Any] | None:
         "calls": list(by_run[run].values()), "blocked": [[s.begin, s.end] for s in mine],
         "own": [list(o) for o in list(recorder.own) if run.begin[0] <= o[1] <= end[0]],
         "gpu": _uses_gpu(),
+        "unseen": nameless[run] > CHECKED * len(by_run[run]) or any(later.run > run.run for later in nameless),
     }  # fmt: skip
 
 
-def _by_run() -> dict[Run, Calls]:
+def _run_at(runs: Sequence[Run], at: int) -> Run | None:
+    """The run that was on at this time (time.perf_counter_ns())."""
+    i = bisect_right(runs, at, key=lambda r: r.begin[0]) - 1
+    return None if i < 0 or at > (runs[i].end or (at, 0))[0] else runs[i]
+
+
+def _nameless(dumped: Sequence[Mapping[str, Any]]) -> Counter[Run]:
+    """Run → how many entries of its collectives have no group."""
+    runs, behind = list(NOTES.runs), time.time_ns() - time.perf_counter_ns()
+    found = (_run_at(runs, at - behind) for at in flight.nameless(dumped))
+    return Counter(run for run in found if run is not None)
+
+
+def _by_run(dumped: Sequence[Mapping[str, Any]]) -> dict[Run, Calls]:
     runs = list(NOTES.runs)
-    starts = [r.begin[0] for r in runs]
     found: dict[Run, Calls] = {}
 
     def of(at: int) -> Calls | None:
-        i = bisect_right(starts, at) - 1
-        if i < 0 or at > (runs[i].end or (at, 0))[0]:
-            return None
-        return found.setdefault(runs[i], {})
+        run = _run_at(runs, at)
+        return None if run is None else found.setdefault(run, {})
 
     members = NOTES.members()
     behind = time.time_ns() - time.perf_counter_ns()
-    for e in flight.entries(flight.dumps(active=False)):
+    for e in flight.entries(dumped):
         own = of(e.created_ns - behind)
         if own is not None and e.sequence:
             key = calls.key_of(e)
@@ -64,7 +82,7 @@ def _by_run() -> dict[Run, Calls]:
             assert s.note is not None
             op, key, sequence = s.note
             _add(own, key, sequence, op, members.get(key, []), s.begin)
-    return found
+    return {run: own for run, own in found.items() if own}
 
 
 def _is_call(s: Spent) -> bool:

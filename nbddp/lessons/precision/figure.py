@@ -58,7 +58,7 @@ def _lines(axes: Any, chosen: Scaled) -> None:
         x = [LEFT + i * CELL for i in range(len(own) + 1)]
         y = [height(s) + (rank - 1.5) * APART for s in [*own, own[-1]]]
         axes.step(x[: len(own)], y[: len(own)], where="post", color=FILLS[rank], lw=1.3, solid_capstyle="butt")
-    axes.text(LEFT - 0.1, TITLE + LINES / 2, "loss scale", size=7.5, ha="right", va="center", color=MUTED)
+    axes.text(0, TITLE, "loss scale", size=7.5, va="center", color=MUTED)
 
 
 def _row(axes: Any, chosen: Scaled, rank: int, y: float) -> None:
