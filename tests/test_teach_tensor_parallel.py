@@ -118,6 +118,7 @@ WRONG_LAYERS = [
            "4 ranks: the outputs are right; rank 0: the gradient of down[0][0]"),
     Mutant("by four", body("return G(torch.relu(F(x) @ up.T) @ down.T) * 4 / dist.get_world_size()"),
            "3 ranks: rank 0"),
+    Mutant("f and g swapped", body("return F(torch.relu(G(x) @ up.T) @ down.T)"), "compare relu(x @ up.T) @ down.T"),
     Mutant("no relu", body("return G(F(x) @ up.T @ down.T)"), "compare relu(x @ up.T) @ down.T on this rank's parts"),
     Mutant("relu after", body("return torch.relu(G(F(x) @ up.T @ down.T))"), "compare relu"),
     Mutant("detached", body("return G((torch.relu(F(x) @ up.T) @ down.T).detach())"), "has no graph"),

@@ -60,10 +60,10 @@ def _output(right: Rows, r: int, by_rank: Mapping[int, Mapping[str, Any]], world
     if near(found, right):
         return ""
     every = [by_rank[k]["output"] for k in sorted(by_rank)]
-    if all(by_rank[k]["shape"] == size for k in by_rank) and near(_sum(every), right):
-        why = "each rank has its own part of a sum; all-reduce the parts"
-    elif near(found, _times(right, 1 / world)):
+    if near(found, _times(right, 1 / world)):
         why = "that is the sum divided by the world size; the parts are added up, not averaged"
+    elif all(by_rank[k]["shape"] == size for k in by_rank) and near(_sum(every), right):
+        why = "each rank has its own part of a sum; all-reduce the parts"
     elif near(found, _times(right, world)):
         why = "that is the world size × the sum: it was added up twice"
     else:
