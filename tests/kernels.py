@@ -90,7 +90,7 @@ class Kernel:
         return int(self.manager.provisioner.pid)
 
     def send(self, code: str) -> str:
-        return str(self.client.execute(code))
+        return str(self.client.execute(code, allow_stdin=False))
 
     def collect(self, msg_id: str, timeout: float = CELL_TIMEOUT) -> Shown:
         shown = Shown(began=time.monotonic())

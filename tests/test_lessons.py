@@ -324,11 +324,11 @@ def test_buttons_take_a_step_and_stay_at_the_ends() -> None:
     slider, play, back, forward = row.children
     assert (play.min, play.max) == (slider.min, slider.max)
     seen = []
-    for button in (back, back, forward):
+    for button in (back, forward, forward, back):
         button.click()
         seen.append((slider.value, picture.value))
-    assert [value for value, _ in seen] == [2, 1, 2]
-    assert seen[0][1] == seen[2][1] != seen[1][1]
+    assert [value for value, _ in seen] == [0, 1, 2, 1]
+    assert seen[1][1] == seen[3][1] != seen[2][1]
     for _ in range(slider.max + 1):
         forward.click()
     assert slider.value == slider.max

@@ -241,14 +241,15 @@ def test_start_starts_what_is_planned_and_all_panels_show_it(shown: Kernel) -> N
 
 def test_a_panel_is_a_picture_and_words_and_widgets_in_one_output(shown: Kernel) -> None:
     for code in ("%ddp panel", "nbddp.Panel()", "from nbddp.front.magics import standing_pool; standing_pool()"):
-        (bundle,) = shown.run(code).displays
+        bundle, *understudy = shown.run(code).displays
+        assert len(understudy) == ("standing_pool" not in code)
         assert {"text/plain", "text/html", "image/png", "application/vnd.jupyter.widget-view+json"} <= set(bundle)
         assert bundle["text/plain"].startswith("ready: world size")
 
 
 def test_a_saved_panel_has_the_picture_of_the_pool_as_the_next_cell_finds_it(shown: Kernel) -> None:
     first = shown.run("%ddp panel")
-    (ident,) = [c["transient"]["display_id"] for _, kind, c in first.messages if kind == "display_data"]
+    ident, _ = [c["transient"]["display_id"] for _, kind, c in first.messages if kind == "display_data"]
     found: list[str] = []
 
     def run(code: str) -> None:
@@ -262,6 +263,15 @@ def test_a_saved_panel_has_the_picture_of_the_pool_as_the_next_cell_finds_it(sho
     run("1")
     assert len(found) == 1, "a picture is renewed once for each change"
     assert "world size 3 =" in found[0]
+
+
+def test_what_is_seen_once_the_widgets_are_gone_is_made_of_css_alone(shown: Kernel) -> None:
+    """Where CSS is removed nothing of it is seen, as the output before has the picture."""
+    _, understudy = shown.run("%ddp panel").displays
+    found = re.sub(r"<style>.*?</style>", "", understudy["text/html"], flags=re.S)
+    assert re.sub(r"<[^>]*>", "", found) == understudy["text/plain"] == ""
+    assert "world size" in found
+    Balanced(understudy["text/html"])
 
 
 def test_a_pool_that_has_not_started_has_its_repr(shown: Kernel) -> None:
@@ -286,7 +296,7 @@ def test_panels_that_are_closed_leave_nothing(shown: Kernel) -> None:
 
 def test_when_the_kernel_ends_or_restarts_the_picture_and_the_words_stay(new_kernel: Kernel) -> None:
     first = new_kernel.run("%ddp panel")
-    (ident,) = [c["transient"]["display_id"] for _, kind, c in first.messages if kind == "display_data"]
+    ident, _ = [c["transient"]["display_id"] for _, kind, c in first.messages if kind == "display_data"]
     new_kernel.client.shutdown(restart=True)
     end, last = time.monotonic() + 60, None
     while last is None and time.monotonic() < end:

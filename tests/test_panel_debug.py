@@ -174,4 +174,4 @@ def test_a_breakpoint_that_nobody_would_hear_raises_and_says_where_it_stops(pane
     assert panel.run("panel.close()").ok
     done = panel.run("%%ddp\nbreakpoint()")
     assert not done.ok
-    assert "%ddp panel opens one" in done.error
+    assert "or in %ddp panel" in done.error

@@ -91,7 +91,10 @@ def test_the_drawing_stays_within_its_box_and_says_itself_in_words() -> None:
             assert 0 <= y <= curves.HEIGHT - curves.BOTTOM
     shown = page.curves(rules.timed(State(), 1, found))
     Balanced(shown)
-    assert 'role="img" aria-label="step 40: 58.0 s, of it 0 ms exposed communication"' in shown
+    assert 'role="img" aria-label="step time and exposed communication up to step 40"' in shown
+    assert "step 40: 58.0 s, of it 0 ms exposed communication" in page.newest(rules.timed(State(), 1, found))
+    for nothing in (page.curves(State()), page.legend(State())):
+        assert nothing == ""
 
 
 def test_another_run_has_no_step_selected() -> None:
@@ -139,6 +142,16 @@ def test_a_step_that_is_selected_shows_its_timeline(panel: Kernel) -> None:
     assert shown.startswith("step 4 of Linear")
     assert panel.run("view.step.value = 99\nview.buttons['Show'].click()").ok
     until(panel, "panel.state.notice", lambda notice: "step 99 is not recorded on ranks 0–1" in notice)
+
+
+def test_a_click_on_the_curve_selects_a_step_in_all_panels(panel: Kernel) -> None:
+    """The slider that lies over the curve gets it; what the model says moves it and asks for nothing."""
+    until(panel, "panel.state.curve.last", lambda last: last == 5)
+    assert panel.run("beside = nbddp.Panel().view\nview.slider.value = 2").ok
+    until(panel, "panel.state.step and panel.state.step.number", lambda number: number == 2)
+    seen = "[[v.slider.min, v.slider.max, v.slider.value, v.step.value] for v in (view, beside)]"
+    until(panel, seen, lambda found: found == [[0, 5, 2, 2]] * 2)
+    assert panel.run("beside.close()").ok
 
 
 def test_rank_search_and_differences_are_the_same_in_all_panels(panel: Kernel) -> None:

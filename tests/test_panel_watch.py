@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,6 +25,7 @@ from nbddp.plan.machine import Node
 from nbddp.plan.topology import Topology
 from nbddp.run.events import Events
 from nbddp.run.positions import Call, Position
+from nbddp.seams import ipykernel_seams
 from tests.kernels import Kernel, loaded
 from tests.test_panel import Balanced, asked, until
 
@@ -111,6 +114,7 @@ class Channel:
 
     def __init__(self) -> None:
         self.session, self.reply, self.cell = Session(key=b"key"), None, {}
+        self.stream = SimpleNamespace(flush=lambda flag: None)
         self.said, self.left, self.handled = list[str](), list[Any](), list[str]()
         self.shell_handlers = {"comm_msg": lambda stream, idents, message: self.handled.append(message["msg_id"])}
 
@@ -139,6 +143,29 @@ def test_what_cannot_be_read_is_left_to_ipykernel_and_the_cell_goes_on() -> None
     assert channel.said == ["busy", "idle", "busy"]
 
 
+def test_a_click_that_ipykernel_6_has_read_with_the_cell_is_not_left_until_it_has_ended() -> None:
+    click, cell = [b"click"], [b"next cell"]
+    kernel = SimpleNamespace(msg_queue=queue.Queue(), dispatch_shell=lambda raw: None)
+    entries = [(1, print, ()), (2, kernel.dispatch_shell, (click,)), (3, str, ()), (4, kernel.dispatch_shell, (cell,))]
+    for entry in entries:
+        kernel.msg_queue.put(entry)
+    shell = ipykernel_seams.Shell.__new__(ipykernel_seams.Shell)
+    shell.kernel, shell.threaded = kernel, False
+    assert shell.taken() == [click, cell]
+    assert list(kernel.msg_queue.queue) == [entries[0], entries[2]], "what is none of the channel's keeps its order"
+    shell.threaded = True
+    assert shell.taken() == []
+
+
+def test_messages_that_no_wait_has_handled_go_back() -> None:
+    channel = Channel()
+    hears = Pump.__new__(Pump)
+    hears.shell = hears.kernel = channel
+    hears.loop, hears._early = None, [[b"click"]]
+    hears.close()
+    assert channel.left == [[b"click"]]
+
+
 # -- a queue that hears something beside -------------------------------------------------------------
 
 
@@ -159,7 +186,6 @@ class Counting:
 
 
 def test_a_run_that_hears_something_beside_wakes_for_its_own_events() -> None:
-    import queue
     import threading
 
     events, beside = Events(), Counting()

@@ -340,7 +340,7 @@ def test_a_program_that_asks_is_told_how_to_hand_it_over(one: nbddp.Pool, asks: 
     ],
 )
 def test_a_debugger_on_a_rank_says_what_to_do_and_where_it_is(one: nbddp.Pool, asks: str) -> None:
-    with pytest.raises(nbddp.WorkerFailed, match=r"no prompt for a debugger.*use %debug in a cell without") as caught:
+    with pytest.raises(nbddp.WorkerFailed, match=r"no prompt of its own.*use %ddp debug in a cell without") as caught:
         value(one, f"def within():\n    {asks.replace(chr(10), chr(10) + '    ')}\nwithin()")
     assert "in within" in str(caught.value)
     assert value(one, "1 + 1") == 2
@@ -361,6 +361,7 @@ step(torch.ones(2, 3), Says())
 def test_debug_shows_the_ranks_frames_with_values_and_none_of_ours(new_kernel: Kernel) -> None:
     assert new_kernel.run(FAILS).evalue == "rank 1 raised ValueError: bad (cell line 8, in step)"
     shown = new_kernel.run("%debug").text()
+    assert new_kernel.run("%ddp debug").text() == shown
     for line in (
         "---->    9 step(torch.ones(2, 3), Says())",
         '---->    8     if rank == 1: raise ValueError("bad")',
@@ -380,7 +381,7 @@ def test_debug_shows_the_ranks_frames_with_values_and_none_of_ours(new_kernel: K
 
 def asked_by_debugger(kernel: Kernel) -> str:
     """What IPython's debugger asks for a command with; it is told to quit."""
-    cell = kernel.send("%debug")
+    cell = kernel.client.execute("%debug", allow_stdin=True)
     prompt: str = kernel.client.get_stdin_msg(timeout=30)["content"]["prompt"]
     kernel.client.input("q")
     assert kernel.collect(cell).ok

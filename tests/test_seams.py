@@ -103,6 +103,7 @@ TRIED = {
     "_allgather_base": "methods of collectives", "_reduce_scatter_base": "methods of collectives",
     "_comm_hooks": "DDP's list of hooks", "_orig_mod": "compiled modules", "_local_tensor": "shards of DTensors",
     "_supports_kernel_subshells": "status messages",
+    **dict.fromkeys(("_get_shell_context_var", "_shell_parent_ident", "_parent_ident"), "questions of a cell"),
     "_format_exception_for_storage": "history of errors", "_last_traceback": "traceback of a reply",
     "_mux_stream": "client's connection",
     "_control_stream": "client's connection", "_query_stream": "client's connection",

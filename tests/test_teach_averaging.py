@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import nbddp
 from nbddp.lessons.averaging.figure import averaging as figure
 from nbddp.lessons.averaging.simulation import MEAN, NOTHING, OWN, RATE, SAME, SUM, averaging, gradient, loss, shards
-from nbddp.teach import check
+from nbddp.teach import check, explore
 from tests.lessons import Mutant, defined, exercise, solution
 
 ranks = st.integers(2, 4)
@@ -72,7 +72,7 @@ def test_a_sum_is_a_mean_with_n_times_the_learning_rate(n: int) -> None:
         (SAME, MEAN, "in every step equal to one process"),
         (SAME, SUM, "not equal to one process: each step is 4 times as long"),
         (SAME, NOTHING, "start equal and drift apart"),
-        (OWN, MEAN, "equal steps from different places"),
+        (OWN, MEAN, "equal steps from different starts"),
         (OWN, NOTHING, "start apart and end apart"),
     ],
 )
@@ -84,10 +84,39 @@ def test_verdicts_and_figures(begin: str, exchange: str, says: str) -> None:
     texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
     assert ("ranks 0–3" in texts) == (begin == SAME and exchange != NOTHING)
     assert "one process (dots)" in texts
-    heights = sorted(t.get_position()[1] for t in shown.figure.axes[0].texts)
-    assert all(b - a > 0.07 for a, b in itertools.pairwise(heights)), "labels do not lie on each other"
+    fitted, losses, distances = shown.figure.axes
+    for axes in (fitted, losses):
+        heights = sorted(t.get_position()[1] for t in axes.texts)
+        assert all(b - a > 0.07 for a, b in itertools.pairwise(heights)), "labels do not lie on each other"
     assert all(t.get_fontsize() >= 6.5 for axes in shown.figure.axes for t in axes.texts)
-    assert math.isclose(max(shown.figure.axes[1].lines[0].get_ydata()), max(fit.distances()), abs_tol=1e-12)
+    assert math.isclose(max(distances.lines[0].get_ydata()), max(fit.distances()), abs_tol=1e-12)
+
+
+@pytest.mark.parametrize(("begin", "exchange"), [(b, e) for b in (SAME, OWN) for e in (NOTHING, MEAN, SUM)])
+def test_the_picture_has_each_ranks_points_and_line(begin: str, exchange: str) -> None:
+    fit = averaging(4, 30, begin, exchange)
+    fitted = figure(fit).figure.axes[0]
+    points, lines = fitted.lines[:4], fitted.lines[4:]
+    for drawn, shard in zip(points, shards(4), strict=True):
+        assert list(zip(drawn.get_xdata(), drawn.get_ydata(), strict=True)) == shard
+    assert len({(p.get_color(), p.get_marker()) for p in points}) == 4
+    held = [fit.lines[group[0]][-1] for group in fit.groups()] + [fit.alone[-1]]
+    assert [tuple(line.get_ydata()) for line in lines] == [(b - w, b + w) for w, b in held]
+    low, high = fitted.get_ylim()
+    assert all(low < y < high for line in fitted.lines for y in line.get_ydata()), "nothing is cut off"
+
+
+def test_what_the_lessons_questions_about_the_explorer_say() -> None:
+    apart = averaging(4, 200, SAME, NOTHING).distances()
+    assert apart[0] == 0
+    assert max(apart[-50:]) - min(apart[-50:]) < 0.05 * max(apart), "it grows, then stays about the same"
+    summed = averaging(4, 30, SAME, SUM)
+    assert max(summed.distances()) < 1e-9
+    losses = summed.losses(summed.lines[0])
+    assert losses == sorted(losses, reverse=True), "the loss falls"
+    first, second = explore.averaging().settings
+    assert (first["begin"], first["exchange"]) == (SAME, MEAN), "the plain case answers no question"
+    assert (second["begin"], second["exchange"]) == (SAME, NOTHING)
 
 
 # -- average_gradients -----------------------------------------------------------------------
@@ -111,14 +140,14 @@ WRONG_AFTER = [
     Mutant("no wait", after("dist.all_reduce(p.grad, async_op=True); p.grad /= n"),
            "all_reduce was started with async_op=True and nothing waits for it: the answer differs from run to run"),
     Mutant("the pool's size, written", after("dist.all_reduce(p.grad); p.grad /= 2"),
-           "on 1 rank: rank 0, layer 0.weight: yours is 0.50 × the reference: the sum is divided by 2, and the world"),
+           "on 1 rank: rank 0, layer 0.weight: yours is 0.50 × the reference: the sum is divided by 2, but the world"),
     Mutant("unwritten", after("..."), "rank 0, layer 0.weight: yours is this rank's own gradient: nothing was"),
     Mutant("sum only", after("dist.all_reduce(p.grad)"),
            "layer 0.weight: yours is 2.00 × the reference: you summed but did not divide by the world size"),
-    Mutant("parameters", after(AVERAGE_PARAMETERS), "own gradient: you averaged the parameters; it is p.grad that"),
+    Mutant("parameters", after(AVERAGE_PARAMETERS), "own gradient: you averaged the parameters; average p.grad, not p"),
     Mutant("skips the last", after(MEAN_OF, over="list(model.parameters())[:-1]"),
-           "rank 0, layer 2.bias: yours is this rank's own gradient: 0.weight, 0.bias, 2.weight are right, and this"),
-    Mutant("rank 0's", after("dist.broadcast(p.grad, 0)"), "all ranks have rank 0's gradient: a broadcast hands"),
+           "rank 0, layer 2.bias: yours is this rank's own gradient: 0.weight, 0.bias, 2.weight are right, but this"),
+    Mutant("rank 0's", after("dist.broadcast(p.grad, 0)"), "all ranks have rank 0's gradient: broadcast copies"),
     Mutant("zero", after("p.grad.zero_()"), "the gradient is all zeros"),
     Mutant("divides only", after("p.grad /= n"), "0.50 × this rank's own gradient: you divided but did not sum"),
     Mutant("twice divided", after(MEAN_OF + "; p.grad /= n"), "yours is 0.50 × the reference: you divided by"),
@@ -126,11 +155,11 @@ WRONG_AFTER = [
     Mutant("the largest", after("dist.all_reduce(p.grad, op=dist.ReduceOp.MAX)"), "has the largest of the ranks'"),
     Mutant("the smallest", after("dist.all_reduce(p.grad, op=dist.ReduceOp.MIN)"), "has the smallest of the ranks'"),
     Mutant("on rank 0 alone", after("dist.reduce(p.grad, 0)\nif dist.get_rank() == 0: p.grad /= n"),
-           "rank 1, layer 0.weight: rank 0 alone has the mean; reduce leaves"),
+           "rank 1, layer 0.weight: only rank 0 has the mean; reduce leaves"),
     Mutant("a copy", after("g = p.grad.clone(); dist.all_reduce(g); g /= n"), "the result was not put into p.grad"),
     Mutant("downhill", after(MEAN_OF + "; p.grad.neg_()"), "yours is -1.00 × the reference: the sign"),
     Mutant("rounded", after(MEAN_OF + "; p.grad = p.grad.round()"), "differs from the reference by up to"),
-    Mutant("None", after("p.grad = None"), "there is no gradient any more"),
+    Mutant("None", after("p.grad = None"), "p.grad is None now"),
     Mutant("nan", after("p.grad /= 0 * p.grad"), "is not finite"),
     Mutant("both", after(MEAN_OF + "\n" + AVERAGE_PARAMETERS), "gradients are right, but you averaged the parameters"),
     Mutant("steps too", after(MEAN_OF + "\np.data -= 0.1 * p.grad"), "the second step, rank 0, layer 0.weight: yours"),
@@ -139,11 +168,11 @@ WRONG_AFTER = [
     Mutant("raises", after("raise ValueError('no idea')"), "a rank raised ValueError: no idea"),
     Mutant("not implemented", after("raise NotImplementedError"), "average_gradients is still to be written"),
     Mutant("eight", after("dist.all_reduce(p.grad); p.grad /= 8"),
-           "0.25 × the reference: the sum is divided by 8, and the world size is 2: dist.get_world_size()"),
-    Mutant("by rank", after("dist.all_reduce(p.grad); p.grad /= dist.get_rank()"), "was it divided by 0, such as rank"),
+           "0.25 × the reference: the sum is divided by 8, but the world size is 2: dist.get_world_size()"),
+    Mutant("by rank", after("dist.all_reduce(p.grad); p.grad /= dist.get_rank()"), "did you divide by 0, such as rank"),
     Mutant("by rank + 1", after("dist.all_reduce(p.grad); p.grad /= dist.get_rank() + 1"),
-           "the ranks divide the sum by 1, 2; on every rank it is the world size"),
-    Mutant("its own mean", after(MEAN_OF + "; p.grad.fill_(p.grad.mean())"), "yours is one number in all places; the"),
+           "the ranks divide the sum by 1, 2; every rank must divide by the world size"),
+    Mutant("its own mean", after(MEAN_OF + "; p.grad.fill_(p.grad.mean())"), "yours is the same number everywhere"),
     Mutant("returned", after("p.grad = dist.all_reduce(p.grad) / n"), "in place and return None"),
     Mutant("not imported", "def average_gradients(model):\n    dist.barrier()", "not the names of %%ddp cells"),
     Mutant("a number", after("dist.all_reduce(p.grad.sum().item())"), "a collective takes a tensor; a number is none"),
@@ -203,15 +232,15 @@ def hooks(body: str, register: str = "register_post_accumulate_grad_hook") -> st
 
 WRONG_HOOKS = [
     Mutant("as it is", hooks("dist.all_reduce(p.data); p.data /= n"),
-           "rank 0, layer 0.weight: yours is this rank's own gradient: you averaged the parameters: such a hook is"),
+           "rank 0, layer 0.weight: yours is this rank's own gradient: you averaged the parameters: this hook"),
     Mutant("a copy", hooks("g = p.grad.clone(); dist.all_reduce(g); g /= n"), "nothing was exchanged: is the"),
     Mutant("sum only", hooks("dist.all_reduce(p.grad)"), "2.00 × the reference: you summed but did not divide"),
     Mutant("none", hooks("pass"), "nothing was exchanged: is the hook there?"),
     Mutant("divides only", hooks("p.grad /= n"), "you divided but did not sum"),
     Mutant("the last only", hooks(MEAN_OF).replace("        p.reg", "        pass\n    p.reg"),
-           "rank 0, layer 0.weight: yours is this rank's own gradient: 2.bias is right, and this layer was left out"),
+           "rank 0, layer 0.weight: yours is this rank's own gradient: 2.bias is right, but this layer was left out"),
     Mutant("the loop's own p", hooks(MEAN_OF).replace("average(p):", "average(_):"),
-           "2.bias is right, and this layer was left out; a hook is to use the parameter that it is handed"),
+           "2.bias is right, but this layer was left out; use the parameter that the hook receives"),
     Mutant("returns", hooks("return p.grad / n"), "hooks should return None; change p.grad in place instead"),
     Mutant("too often", hooks("[dist.all_reduce(p.grad) for _ in range(n + 1)]; p.grad /= n"), "it was summed more"),
     Mutant("at once", hooks(MEAN_OF).replace("(average)", "(average(p))"), "as it is before backward"),
@@ -234,7 +263,7 @@ def test_right_hooks_pass(pool: nbddp.Pool) -> None:
     assert check.attach_averaging(solution("05", "attach_averaging"))
     for source in RIGHT_HOOKS:
         assert check.attach_averaging(defined(source, "attach_averaging")), source
-    assert "is handed the parameter" in check.attach_averaging(exercise("05", "attach_averaging")).line
+    assert "this hook receives the parameter" in check.attach_averaging(exercise("05", "attach_averaging")).line
 
 
 def test_the_line_does_not_depend_on_who_is_first(pool: nbddp.Pool) -> None:

@@ -10,8 +10,8 @@ import nbddp
 from nbddp.base.units import speed
 from nbddp.lessons.what_if.figure import what_if as drawn_step
 from nbddp.lessons.what_if.simulation import DELAYS, GPUS, MODELS, SPEEDS, TOKENS, what_if
-from nbddp.teach import check
-from nbddp.trace.cost import Link
+from nbddp.teach import check, predict
+from nbddp.trace.cost import COSTS, Link
 from tests.lessons import Mutant, defined, exercise, solution
 
 # -- what if ---------------------------------------------------------------------------------
@@ -61,14 +61,36 @@ def test_the_size_of_a_model_matters_only_by_latency() -> None:
     assert shares[0] == pytest.approx(shares[1])
 
 
-def test_what_holds_a_step_up_is_said() -> None:
-    assert "a faster network would not be noticed" in what_if(nodes=1).words()
+def test_what_limits_a_step_is_said() -> None:
+    assert "a faster network would make no difference" in what_if(nodes=1).words()
     assert "most of the step is waiting" in what_if(nodes=8, link="10Gb/s").words()
-    assert "bandwidth holds the step up" in what_if(nodes=8, link="100Gb/s", micro_batches=4).words()
+    assert "bandwidth limits the step" in what_if(nodes=8, link="100Gb/s", micro_batches=4).words()
     slow = what_if(nodes=64, link="1600Gb/s", latency="250us", model="100 M")
     assert slow.between == Link(250e-6, 200e9)
-    assert "latency holds the step up" in slow.words()
+    assert "latency limits the step" in slow.words()
     assert f"({TOKENS * 8 * 8 / 1e3:.0f} thousand tokens" in what_if(nodes=8).words()
+
+
+def test_micro_batches_raise_the_efficiency_more_than_latency_or_parameters() -> None:
+    asked = {"nodes": 8, "link": "100Gb/s", "latency": "10us", "model": "1 B"}
+    found = {
+        name: what_if(**{**asked, **change}).chosen.efficiency  # type: ignore[arg-type]
+        for name, change in {
+            "half the latency": {"latency": "5us"},
+            "ten times the parameters": {"model": "10 B"},
+            "eight micro-batches per exchange": {"micro_batches": 8},
+        }.items()
+    }
+    question = predict.helps_most.question
+    assert set(question.options) == set(found)
+    assert max(found, key=lambda name: found[name]) == question.came
+    assert f"{found[question.came]:.0%}" == "87%"
+
+
+def test_only_the_latencies_of_a_ring_grow_without_limit() -> None:
+    few, many = (COSTS["ring"]["all_reduce"](ranks) for ranks in (8, 8000))
+    assert many[0] > 900 * few[0]
+    assert few[1] < many[1] < 2
 
 
 def test_the_step_is_drawn_to_scale() -> None:

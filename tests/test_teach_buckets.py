@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -74,7 +76,10 @@ def test_one_bucket_hides_nothing_and_a_free_link_exposes_nothing() -> None:
 
 
 def test_words_of_the_explorers_settings() -> None:
-    default, four = (explore.buckets().show(**s).words for s in explore.buckets().settings)
+    default, four = (
+        explore.buckets().show(**s).words
+        for s in ({**explore.buckets().settings[1], "cap_mb": DEFAULT}, explore.buckets().settings[1])
+    )
     assert "bucket 1: 6.bias … 0.weight (14), 28 MiB" in default
     assert "hidden behind backward and 4.18 ms exposed; the last bucket alone takes 4.18 ms" in default
     assert "bucket 7: 0.bias, 0.weight, 4.0 MiB" in four
@@ -84,7 +89,7 @@ def test_words_of_the_explorers_settings() -> None:
 def test_the_figure_fits_its_texts() -> None:
     shown = figures.exchange(exchange(24, 512, 1, 5, 512, "NVLink"))
     texts = [t for axes in shown.figure.axes for t in axes.texts]
-    assert any(t.get_text() == "gradients in the order in which they come" for t in texts)
+    assert any(t.get_text() == "gradients in the order in which they become ready" for t in texts)
     assert all(t.get_fontsize() >= 6.5 for t in texts)
 
 
@@ -124,12 +129,12 @@ def test_the_packers_buckets_are_ddps(pool: nbddp.Pool, layers: int, width: int,
     assert found[0] == found[1] == some.sizes()
     both = beside(pool.timings(), linear_layers(layers, width), cap)
     assert both.same_buckets
-    assert "DDP's buckets are these." in both.words()
+    assert "DDP's buckets are the same." in both.words()
     recorded = [b.names for b in both.measured.step.buckets]
     assert recorded == [tuple(some.names[i] for i in members) for members in some.buckets]
     assert both.measured.step.backward[0] == 0
     other = beside(pool.timings(), linear_layers(layers + 1, width), cap)
-    assert "DDP's buckets are others." in other.words()
+    assert "DDP's buckets differ." in other.words()
 
 
 def test_the_limits_are_torchs_own(pool: nbddp.Pool) -> None:
@@ -152,7 +157,7 @@ def test_a_recorded_step_is_drawn_beside_paper() -> None:
                       enumerate(zip(some.sizes(), (15_000_010, 30_000_010), strict=True))))  # fmt: skip
     both = beside(Recording({0: [step], 1: [step]}), linear_layers(2, 512), 1)
     shown = figures.beside(both)
-    assert "recorded on rank 0: backward 30.0 ms, all-reduce 28.0 ms, of which 50 % are hidden" in shown.words
+    assert "recorded on rank 0: backward 30.0 ms, all-reduce 28.0 ms, 50 % hidden" in shown.words
     assert "on paper: backward 30.0 ms, all-reduce 28.0 ms" in shown.words
     titles = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
     assert {"recorded on rank 0", "on paper"} <= set(titles)
@@ -201,30 +206,30 @@ def pack(sizes, first, cap):
 PACKS = "def pack(sizes, first, cap):\n    "
 WRONG_PACKS = [
     Mutant("forwards", loop(order="range(len(sizes))"), "the gradient of the last parameter comes first"),
-    Mutant("never over", NEVER_OVER, "which may take it over"),
+    Mutant("never over", NEVER_OVER, "that gradient may exceed it"),
     Mutant("more than", loop(full=">"), "holds exactly its limit is full"),
-    Mutant("first for all", loop(then="first"), "from the second on it is cap"),
-    Mutant("cap for all", loop().replace("[], [], first", "[], [], cap"), "it has its own, `first`"),
+    Mutant("first for all", loop(then="first"), "from the second bucket on it is cap"),
+    Mutant("cap for all", loop().replace("[], [], first", "[], [], cap"), "the first bucket's limit is `first`"),
     Mutant("rest lost", loop(rest=""), "is sent too, when backward is over"),
     Mutant("empty last", loop(rest="out += [now]"), "the last bucket is empty"),
-    Mutant("never reset", NEVER_RESET, "counted from 0 again"),
+    Mutant("never reset", NEVER_RESET, "reset the running sum to 0"),
     Mutant("other positions", loop(keep="len(sizes) - 1 - i").replace("sizes[k]", "sizes[len(sizes) - 1 - k]"),
            "counted in the reversed list"),
-    Mutant("one each", PACKS + "return [[i] for i in range(len(sizes))][::-1]", "as if there were no limits"),
-    Mutant("all in one", PACKS + "return [list(range(len(sizes)))[::-1]]", "one bucket for everything"),
+    Mutant("one each", PACKS + "return [[i] for i in range(len(sizes))][::-1]", "as if the limits were 0"),
+    Mutant("all in one", PACKS + "return [list(range(len(sizes)))[::-1]]", "one bucket for all gradients"),
     Mutant("sizes", loop(keep="sizes[i]", held="now"), "positions 0 to 3, each once; these are the sizes"),
-    Mutant("rising", loop().replace("now.append(i)", "now.insert(0, i)"), "within one the gradient of the later"),
-    Mutant("in reverse", loop().replace("return out", "return out[::-1]"), "they come in reverse"),
-    Mutant("counts", loop(held="1 for k in now"), "that counts gradients; a limit is one"),
-    Mutant("positions", loop(held="now"), "that adds up positions"),
-    Mutant("exactly", loop(full="=="), "a bucket that goes over its limit is full, too: >=, not =="),
-    Mutant("grows", loop(then="limit + cap"), "that adds cap to the limit with every bucket"),
-    Mutant("empty first", NEVER_OVER.replace("now and ", ""), "these buckets hold at most their limit, and one may be"),
-    Mutant("cleared", loop().replace("now, limit = [], cap", "limit = cap; now.clear()"), "begin a new one with []"),
-    Mutant("without 0", loop(order="range(len(sizes) - 1, 0, -1)"), "each once; position 0 is in none"),
-    Mutant("none", PACKS + "return []", "each once; position 0 is in none"),
-    Mutant("yields", PACKS + "yield [0]", "is <generator object pack>, right is [[3], [2, 1], [0]]: a list of buckets"),
-    Mutant("flat", PACKS + "return list(range(len(sizes)))", "a list of buckets is wanted"),
+    Mutant("rising", loop().replace("now.append(i)", "now.insert(0, i)"), "within a bucket the gradient of the later"),
+    Mutant("in reverse", loop().replace("return out", "return out[::-1]"), "but in reverse order"),
+    Mutant("counts", loop(held="1 for k in now"), "this counts gradients; the limit applies"),
+    Mutant("positions", loop(held="now"), "this adds positions"),
+    Mutant("exactly", loop(full="=="), "a bucket that exceeds its limit is full too: >=, not =="),
+    Mutant("grows", loop(then="limit + cap"), "this adds cap to the limit with every bucket"),
+    Mutant("empty first", NEVER_OVER.replace("now and ", ""), "these buckets never exceed their limit, and one may be"),
+    Mutant("cleared", loop().replace("now, limit = [], cap", "limit = cap; now.clear()"), "create a new one with []"),
+    Mutant("without 0", loop(order="range(len(sizes) - 1, 0, -1)"), "each once; position 0 is missing"),
+    Mutant("none", PACKS + "return []", "each once; position 0 is missing"),
+    Mutant("yields", PACKS + "yield [0]", "right is [[3], [2, 1], [0]]: return a list of buckets"),
+    Mutant("flat", PACKS + "return list(range(len(sizes)))", "return a list of buckets"),
     Mutant("unwritten", PACKS + "...", "still to be written"),
     Mutant("changes its input", PACKS + "return [[sizes.pop()] for _ in range(9)]", "pop from empty list"),
 ]  # fmt: skip
@@ -267,7 +272,7 @@ WRONG_TIMES = [
     Mutant("last sent", LATE + "max(0, spans[-1][1] - end) if spans else 0", "until all are done"),
     Mutant("negative", LATE + "max([d - end for s, d in spans], default=0)", "is -1, right is 0: it is negative"),
     Mutant("sums", LATE + "sum(d - s for s, d in spans)", "the sum of the buckets' times"),
-    Mutant("late ones whole", LATE + "sum(d - s for s, d in spans if d > end)", "from its beginning"),
+    Mutant("late ones whole", LATE + "sum(d - s for s, d in spans if d > end)", "from its start"),
     Mutant("an end", LATE + "max([d for s, d in spans], default=0)", "the step waits from backward_end on"),
     Mutant("hidden", LATE + "len({t for s, d in spans for t in range(s, min(d, end))})", "the hidden part"),
     Mutant("all", LATE + "len({t for s, d in spans for t in range(s, d)})", "all the time with a bucket"),
@@ -276,28 +281,32 @@ WRONG_TIMES = [
     Mutant(
         "in the loop",
         "def exposed(end, spans):\n    for s, d in spans:\n        return max(0, d - end)",
-        "stand inside",
+        "a return inside",
     ),
     Mutant(
-        "the earliest", LATE + "max(0, min([d for s, d in spans] or [0]) - end)", "of the bucket that is done first"
+        "the earliest",
+        LATE + "max(0, min([d for s, d in spans] or [0]) - end)",
+        "the end of the bucket that is done first",
     ),
     Mutant(
         "sent late", LATE + "sum(d - s for s, d in spans if s >= end)", "only buckets that were sent after backward"
     ),
     Mutant("the longest", LATE + "max([d - s for s, d in spans] or [0])", "that is the longest bucket's time"),
     Mutant(
-        "from the first", LATE + "max([d for s, d in spans] or [0]) - min([s for s, d in spans] or [0])", "sending;"
+        "from the first",
+        LATE + "max([d for s, d in spans] or [0]) - min([s for s, d in spans] or [0])",
+        "when the first bucket was sent;",
     ),
-    Mutant("turned", LATE + "end - max([end] + [d for s, d in spans])", "is -6, right is 6: the sign is the other way"),
+    Mutant("turned", LATE + "end - max([end] + [d for s, d in spans])", "is -6, right is 6: the sign is reversed"),
     Mutant(
         "largest pair", LATE + "max(spans)[1] - end if spans else 0", "is 3, right is 4: that is the end of the bucket"
     ),
     Mutant("each", LATE + "sum(d - end for s, d in spans)", "a time is never negative"),
-    Mutant("any way", LATE + "abs(max([d for s, d in spans] or [end]) - end)", "then nothing is exposed"),
+    Mutant("any way", LATE + "abs(max([d for s, d in spans] or [end]) - end)", "so nothing is exposed"),
     Mutant(
-        "a share", LATE + "(max([end] + [d for s, d in spans]) - end) / sum(d - s for s, d in spans)", "the time itself"
+        "a share", LATE + "(max([end] + [d for s, d in spans]) - end) / sum(d - s for s, d in spans)", "return the time"
     ),
-    Mutant("a list", LATE + "[d - end for s, d in spans]", "a number is wanted"),
+    Mutant("a list", LATE + "[d - end for s, d in spans]", "return a number"),
     Mutant("unwritten", LATE + "None", "still to be written"),
 ]
 RIGHT_TIMES = [
@@ -340,3 +349,17 @@ def test_the_examples_in_the_lesson_are_right() -> None:
     assert PACK.right(*PACK_CASES[0]) == [[3], [2, 1], [0]]
     assert "`exposed(20, [(5, 9), (12, 18), (20, 26)])` is `6`" in prose
     assert EXPOSED.right(*EXPOSED_CASES[0]) == 6
+
+
+def test_the_last_bucket_is_sent_at_the_end_of_backward_and_the_optimizer_starts_after_it(pool: nbddp.Pool) -> None:
+    (trains,) = [c.text for c in cells("08") if c.text.startswith("%%ddp --nproc 2")]
+    pool.run_cell(trains.partition("\n")[2], screen=Silent())
+    recording = pool.timings()
+    steps = [s for n in recording.numbers()[2:] for s in recording.step(n).values()]
+    assert len(steps) == 8
+    sent = [[(b.sent - s.backward[0]) / (s.backward[1] - s.backward[0]) for b in s.buckets] for s in steps]
+    assert median(first for first, _ in sent) < 0.5
+    assert median(last for _, last in sent) > 0.9
+    for s in steps:
+        assert s.optimizer is not None
+        assert s.optimizer[0] >= s.backward[2] >= max(b.done for b in s.buckets)

@@ -24,9 +24,10 @@ from nbddp.lessons.hangs.exercises import (
     without_file,
 )
 from nbddp.lessons.hangs.figure import collectives as figure
-from nbddp.lessons.hangs.simulation import PROGRAMS, Action, log, play
+from nbddp.lessons.hangs.simulation import ALONE, CROSSED, PROGRAMS, Action, log, play
 from nbddp.run.screen import Silent
-from nbddp.teach import check, explore
+from nbddp.teach import check, explore, predict
+from tests.kernels import Kernel
 from tests.lessons import Mutant, cells, defined, exercise, solution
 
 MANY = 30  # moves, more than any program has
@@ -37,7 +38,7 @@ MANY = 30  # moves, more than any program has
 HANGS = {
     "one batch fewer on the last rank": "ranks 0–2 wait in backward, all_reduce #3 (line 2); rank 3 has finished",
     "rank 0 alone makes a call": "rank 0 waits in broadcast #3 (line 4); ranks 1–3 have finished",
-    "rank 1 has two calls the other way round": "collective #2 differs between ranks",
+    "rank 1 makes two calls in the other order": "collective #2 differs between ranks",
     "rank 1 has another shape": "float[4] on ranks 0, 2–3 (line 3), float[8] on rank 1 (line 3)",
     "a ring, all receive first": "rank 3 waits in recv from rank 2 (line 2)",
 }
@@ -50,9 +51,9 @@ def test_which_programs_hang(program: str) -> None:
         assert HANGS[program] in found.verdict()
         assert found.waits
     else:
-        assert found.verdict() == "every rank comes to its end"
+        assert found.verdict() == "every rank reaches its end"
         assert found.ended == [0, 1, 2, 3]
-    assert bool(found.silent()) == (program == "the last rank takes MAX for SUM")
+    assert bool(found.silent()) == (program == "the last rank uses MAX instead of SUM")
 
 
 @given(program=st.sampled_from(list(PROGRAMS)), ranks=st.integers(2, 6), moves=st.integers(0, 20))
@@ -77,12 +78,12 @@ def test_a_slow_rank_is_waited_for_and_is_no_deadlock() -> None:
         "runs",
         "done",
     ]
-    assert log("the last rank is slow", 4, 0).verdict() == "nobody has begun"
+    assert log("the last rank is slow", 4, 0).verdict() == "no rank has started"
 
 
 def test_the_silent_mistake_is_told_with_its_ranks() -> None:
-    words = log("the last rank takes MAX for SUM", 3, MANY).words()
-    assert "all_reduce #2 took SUM on ranks 0–1, MAX on rank 2: nobody waits, and the numbers are wrong" in words
+    words = log("the last rank uses MAX instead of SUM", 3, MANY).words()
+    assert "all_reduce #2 used SUM on ranks 0–1, MAX on rank 2: nobody waits, and the numbers are wrong" in words
 
 
 REAL = """
@@ -155,8 +156,33 @@ def test_the_figure_shows_calls_and_arrows() -> None:
     assert sum(type(p).__name__ == "FancyArrowPatch" for p in graph.patches) == 3
     assert all(t.get_fontsize() >= 6.5 for axes in shown.figure.axes for t in axes.texts)
     first, second = (explore.collectives().show(**s).words for s in explore.collectives().settings)
-    assert "deadlock: ranks 0–2 wait in backward" in first
-    assert "no deadlock" in second
+    assert "no deadlock" in first
+    assert "deadlock: ranks 0–2 wait in backward" in second
+
+
+def test_what_came_in_the_explorer_is_what_the_programs_do() -> None:
+    def waiting(program: str) -> list[int]:
+        found = log(program, 4, MANY)
+        return sorted(found.waits) if found.deadlock else []
+
+    assert waiting(ALONE) == [0]
+    assert predict.waits_when_rank_0_is_alone.question.came == "rank 0"
+    assert waiting(CROSSED) == [0, 1, 2, 3]
+    assert predict.waits_in_the_ring.question.came == "all ranks"
+    asked = predict.wrong_but_finishes.question
+    assert [p for p in asked.options if not waiting(p)] == [asked.came]
+
+
+def test_the_demonstrations_end_in_the_same_deadlock_when_they_are_run_twice(four: Kernel) -> None:
+    code = [c.text for c in cells("09") if c.kind == "code"]
+    (start,) = [text for text in code if text.startswith("%%ddp --nproc 4")]
+    demonstrations = [text.replace("--hang-after 2", "--hang-after 0.5") for text in code if "--hang-after 2" in text]
+    assert len(demonstrations) == 2
+    assert four.run(start).ok
+    for text in demonstrations:
+        first, second = (four.run(text) for _ in range(2))
+        assert "deadlock: " in first.evalue
+        assert first.evalue == second.evalue
 
 
 # -- missing_ranks ---------------------------------------------------------------------------
@@ -166,18 +192,18 @@ MISSING = (
 )
 EVEN = "    if lo == hi: return None\n    return "
 WRONG_LOGS = [
-    Mutant("who waits", MISSING + EVEN + "lo + 1, sorted(r for r in n if n[r] > lo)", "the ones that they wait for"),
-    Mutant("all behind", MISSING + EVEN + "lo + 1, sorted(r for r in n if n[r] < hi)", "late only for a later one"),
-    Mutant("the last", MISSING + EVEN + "hi, sorted(r for r in n if n[r] < hi)", "the last collective that anybody"),
+    Mutant("who waits", MISSING + EVEN + "lo + 1, sorted(r for r in n if n[r] > lo)", "the ranks that they wait for"),
+    Mutant("all behind", MISSING + EVEN + "lo + 1, sorted(r for r in n if n[r] < hi)", "miss only a later one"),
+    Mutant("the last", MISSING + EVEN + "hi, sorted(r for r in n if n[r] < hi)", "the last collective that any rank"),
     Mutant("last common", MISSING + EVEN + "lo, sorted(r for r in n if n[r] == lo)", "the next one is where they wait"),
     Mutant("one only", MISSING + EVEN + "lo + 1, [min(r for r in n if n[r] == lo)]", "only one of the missing ranks"),
     Mutant("positions", MISSING + EVEN + "lo + 1, [i for i, r in enumerate(n) if n[r] == lo]", "not ranks"),
     Mutant("never None", MISSING + "    return lo + 1, sorted(r for r in n if n[r] == lo)", "nobody is missing"),
-    Mutant("ranks alone", MISSING + EVEN + "sorted(r for r in n if n[r] == lo)", "a pair is wanted"),
-    Mutant("out of order", MISSING + EVEN + "lo + 1, sorted((r for r in n if n[r] == lo), reverse=True)", "in order"),
+    Mutant("ranks alone", MISSING + EVEN + "sorted(r for r in n if n[r] == lo)", "return a pair"),
+    Mutant("out of order", MISSING + EVEN + "lo + 1, sorted((r for r in n if n[r] == lo), reverse=True)", "sort the"),
     Mutant("rank 0's", "def missing_ranks(log):\n    return len(log[0]), []", "the ranks are not"),
     Mutant("unwritten", "def missing_ranks(log):\n    ...", "still to be written"),
-    Mutant("as they come", MISSING + EVEN + "lo + 1, [r for r in n if n[r] == lo]", "ranks are wanted in order"),
+    Mutant("as they come", MISSING + EVEN + "lo + 1, [r for r in n if n[r] == lo]", "sort the ranks"),
     Mutant("its name", MISSING + EVEN + "log[max(n, key=n.get)][lo], [r for r in n if n[r] == lo]", "not its name"),
     Mutant("a set", MISSING + EVEN + "lo + 1, {r for r in n if n[r] == lo}", "is [3, {2}], right is [3, [2]]"),
 ]  # fmt: skip
@@ -261,7 +287,7 @@ WRONG_TRAININGS = [
            "\nfor p in model.parameters():\n    dist.all_reduce(p.data)\n    p.data /= world"),
            "DDP averages gradients in every step"),
     Mutant("rank 0's model", train("with model.no_sync():\n    " + EACH.format("") +
-           "\nfor p in model.parameters(): dist.broadcast(p.data, 0)"), "parameters that rank 0 comes to alone"),
+           "\nfor p in model.parameters(): dist.broadcast(p.data, 0)"), "rank 0 alone would get these parameters"),
     Mutant("sums", train("n = agreed(len(batches), dist.ReduceOp.MIN)\noptimizer.param_groups[0]['lr'] *= world\n" +
            EACH.format("[:n]")), "all ranks agree, but not on what averaged gradients give"),
     Mutant("agrees on one rank", train("n = agreed(len(batches), dist.ReduceOp.MIN) if rank == 0 else 2\n" +

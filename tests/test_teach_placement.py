@@ -67,17 +67,17 @@ def test_the_figure_says_what_each_rank_asks_for() -> None:
 GPUS = "def gpus_of(rank, n, g):\n    "
 WRONG_GPUS = [
     Mutant("global rank", GPUS + "return list(range(rank * g, rank * g + g))", "that counts GPUs over all nodes"),
-    Mutant("the tutorial's", GPUS + "return [rank]", "gpus_of(4, 4, 1) is [4], right is [0]: the global rank is no"),
+    Mutant("the tutorial's", GPUS + "return [rank]", "gpus_of(4, 4, 1) is [4], right is [0]: the global rank is not a"),
     Mutant("overlapping", GPUS + "l = rank % n; return list(range(l, l + g))", "the blocks overlap"),
-    Mutant("first only", GPUS + "return [rank % n * g]", "that is the first GPU of the process alone"),
+    Mutant("first only", GPUS + "return [rank % n * g]", "that is only the first GPU of the process"),
     Mutant("one each", GPUS + "return [rank % n]", "only if every process owns one GPU"),
-    Mutant("strided", GPUS + "return list(range(rank % n, n * g, n))", "lie side by side"),
+    Mutant("strided", GPUS + "return list(range(rank % n, n * g, n))", "a process owns consecutive GPUs"),
     Mutant("the node", GPUS + "l = rank // n; return list(range(l * g, l * g + g))", "is the node; the remainder"),
     Mutant("wrong divisor", GPUS + "l = rank % g; return list(range(l * g, l * g + g))", "not rank % gpus_per_proc"),
-    Mutant("one too many", GPUS + "l = rank % n; return list(range(l * g, l * g + g + 1))", "it has 2 where"),
-    Mutant("a number", GPUS + "return rank % n * g", "a list is wanted"),
-    Mutant("names", GPUS + "return [f'cuda:{i}' for i in range(g)]", "whole numbers"),
-    Mutant("backwards", GPUS + "l = rank % n; return [*range(l * g, l * g + g)][::-1]", "in another order"),
+    Mutant("one too many", GPUS + "l = rank % n; return list(range(l * g, l * g + g + 1))", "has 2 indices, but"),
+    Mutant("a number", GPUS + "return rank % n * g", "return a list with one index"),
+    Mutant("names", GPUS + "return [f'cuda:{i}' for i in range(g)]", "device indices are integers"),
+    Mutant("backwards", GPUS + "l = rank % n; return [*range(l * g, l * g + g)][::-1]", "right but in another order"),
     Mutant("unwritten", GPUS + "...", "still to be written"),
     Mutant("not implemented", GPUS + "raise NotImplementedError", "gpus_of raised NotImplementedError: it is still"),
     Mutant("no such name", "def gpus_of(rank, n, own):\n    first = rank\n    return [last]",
@@ -93,11 +93,11 @@ WRONG_GPUS = [
     Mutant("ends the process", GPUS + "import os; os._exit(7)", "died: its process ended with exit code 7"),
     Mutant("cannot be sent", "import threading\nlock = threading.Lock()\n" + GPUS + "return lock", "cannot be sent"),
     Mutant("returns early", GPUS + "some = []\n    for i in range(g):\n"
-           "        some.append(rank % n * g + i)\n        return some", "that is the first GPU of the process alone"),
+           "        some.append(rank % n * g + i)\n        return some", "that is only the first GPU of the process"),
     Mutant("what append gives", GPUS + "some = []\n    for i in range(g): some = some.append(i)\n    return some",
            "gpus_of(0, 4, 1) is None, right is [0]: here the function ends without a value to return"),
     Mutant("devices", GPUS + "import torch; return [torch.device('cuda', rank % n)]",
-           "device indices are whole numbers"),
+           "device indices are integers"),
     Mutant("a float", GPUS + "first = rank % n * g / 1; return list(range(first, first + g))",
            "/ gives a float, // a whole"),
     Mutant("the environment", GPUS + "import os; return os.environ", "gpus_of(0, 4, 1) is os.environ, right is [0]"),
@@ -124,25 +124,27 @@ def test_right_gpus_pass(pool: nbddp.Pool) -> None:
 
 PLACE = "def place_of(rank, n):\n    return "
 WRONG_PLACES = [
-    Mutant("swapped", PLACE + "rank % n, rank // n", "the other way round"),
-    Mutant("from one", PLACE + "rank // n + 1, rank % n + 1", "nodes and local ranks are counted from 0"),
-    Mutant("node from one", PLACE + "rank // n + 1, rank % n", "nodes are counted from 0"),
-    Mutant("global", PLACE + "rank // n, rank", "the second is the global rank"),
+    Mutant("swapped", PLACE + "rank % n, rank // n", "the two are swapped"),
+    Mutant("from one", PLACE + "rank // n + 1, rank % n + 1", "nodes and local ranks are numbered from 0"),
+    Mutant("node from one", PLACE + "rank // n + 1, rank % n", "nodes are numbered from 0"),
+    Mutant("global", PLACE + "rank // n, rank", "the second number is the global rank"),
     Mutant("dealt out", PLACE + "rank % 3, rank // 3", "torchrun fills node 0 first"),
-    Mutant("a float", PLACE + "rank / n, rank % n", "/ divides to a float"),
-    Mutant("the node alone", PLACE + "rank // n", "a pair is wanted"),
+    Mutant("a float", PLACE + "rank / n, rank % n", "/ gives a float; // gives"),
+    Mutant("the node alone", PLACE + "rank // n", "return a pair"),
     Mutant("unwritten", PLACE + "None", "still to be written"),
-    Mutant("two always", PLACE + "(rank // 2, rank % 2)", "that is for 2 processes per node; nproc_per_node says"),
-    Mutant("four always", PLACE + "divmod(rank, 4)", "that is for 4 processes per node"),
-    Mutant("rounded", PLACE + "(round(rank / n), rank % n)", "the node is how many full nodes come before this rank"),
-    Mutant("both the rest", PLACE + "(rank % n, rank % n)", "the node is how many full nodes come before"),
-    Mutant("both the node", PLACE + "(rank // n, rank // n)", "how many ranks of the same node come before this one"),
+    Mutant(
+        "two always", PLACE + "(rank // 2, rank % 2)", "that is right for 2 processes per node only; use nproc_per_node"
+    ),
+    Mutant("four always", PLACE + "divmod(rank, 4)", "that is right for 4 processes per node only"),
+    Mutant("rounded", PLACE + "(round(rank / n), rank % n)", "the node is the number of full nodes before this rank"),
+    Mutant("both the rest", PLACE + "(rank % n, rank % n)", "the node is the number of full nodes before"),
+    Mutant("both the node", PLACE + "(rank // n, rank // n)", "the number of ranks of the same node that come before"),
     Mutant(
         "two nodes", PLACE + "(0, rank) if rank < n else (1, rank - n)", "a node has 4 ranks here, so the last local"
     ),
-    Mutant("text", PLACE + "(str(rank // n), str(rank % n))", "is ['0', '0'], right is [0, 0]: both are whole numbers"),
+    Mutant("text", PLACE + "(str(rank // n), str(rank % n))", "is ['0', '0'], right is [0, 0]: both must be integers"),
     Mutant("one node", PLACE + "(0, rank) if rank < n else None", "here the function ends without a value to return"),
-    Mutant("a map", PLACE + "map(int, divmod(rank, n))", "is <map object>, right is [0, 0]: a pair is wanted"),
+    Mutant("a map", PLACE + "map(int, divmod(rank, n))", "is <map object>, right is [0, 0]: return a pair"),
 ]
 RIGHT_PLACES = [PLACE + "(rank // n, rank % n)", PLACE + "[(rank - rank % n) // n, rank - rank // n * n]"]
 

@@ -14,7 +14,7 @@ from nbddp.lessons.rendezvous import simulation as paper
 from nbddp.lessons.rendezvous.exercises import processes_of, reachable
 from nbddp.lessons.rendezvous.figure import arrivals
 from nbddp.run.screen import Silent
-from nbddp.teach import check
+from nbddp.teach import check, explore
 from tests.lessons import Mutant, defined, exercise, pool_of, solution
 
 NPROC = 4  # of the module's pool
@@ -46,10 +46,21 @@ def test_some_faults_do_not_show_on_one_node(per_node: int, fault: str) -> None:
     assert paper.meeting(paper.faulty(1, per_node, fault)).met
 
 
+def test_three_of_four_wait_and_localhost_is_another_machine_on_the_second_node() -> None:
+    """What the lesson's questions about the explorer say."""
+    made = paper.arrival(arrived=3)
+    assert [p.state for p in made.places] == [paper.HOSTS, paper.WAITS, paper.WAITS]
+    local = paper.arrival(fault=paper.OWN)
+    assert [p.state for p in local.places] == [paper.HOSTS, paper.WAITS, paper.SEEKS, paper.SEEKS]
+    first, second = explore.arrived().settings
+    assert paper.arrival(**first).met
+    assert paper.arrival(**second) == local
+
+
 def test_who_waits_for_whom_in_words() -> None:
     assert paper.arrival(arrived=3).words() == (
-        "3 of 4 processes have started: init_process_group blocks on each of them until the others come, or its timeout"
-        " ends it\n  rank 0 on node0: hosts and waits: for rank 3\n  rank 1 on node0: waits: for rank 3\n"
+        "3 of 4 processes have started: init_process_group blocks on each of them until all have started or it times"
+        " out\n  rank 0 on node0: hosts and waits: for rank 3\n  rank 1 on node0: waits: for rank 3\n"
         "  rank 2 on node1: waits: for rank 3"
     )
     assert "rank 3 on node1: finds no store: rank 0 hosts none at node0:29400" in (
@@ -111,35 +122,35 @@ def wrong(name: str, says: str, **parts: str) -> Mutant:
 
 
 WRONG = [
-    wrong("localhost", "localhost is its own node, and rank 0 is on another", MASTER_ADDR="'localhost'"),
-    wrong("127.0.0.1", "127.0.0.1 is its own node", MASTER_ADDR="'127.0.0.1'"),
+    wrong("localhost", "localhost means its own node, but rank 0 is on another", MASTER_ADDR="'localhost'"),
+    wrong("127.0.0.1", "127.0.0.1 means its own node", MASTER_ADDR="'127.0.0.1'"),
     wrong("the other node", "finds no store: rank 0 hosts none at node1:29400", MASTER_ADDR="'node1'"),
-    wrong("no such node", "looks for a host node7; the nodes are called node0 and node1", MASTER_ADDR="'node7'"),
+    wrong("no such node", "looks for a host called node7; the nodes are node0 and node1", MASTER_ADDR="'node7'"),
     wrong("local ranks", "rank 0 on node1 has no place: rank 0 is taken by rank 0 on node0", RANK="local_rank"),
     wrong("all rank 0", "rank 0 on node0 has no place: rank 0 is taken", RANK="0"),
-    wrong("from one", "nobody is rank 0, which hosts the store", RANK="2 * node + local_rank + 1"),
-    wrong("too many", "rank 0 on node0 waits for ranks 4–5, and 4 processes are all there are", WORLD_SIZE="6"),
+    wrong("from one", "no process has rank 0, which hosts the store", RANK="2 * node + local_rank + 1"),
+    wrong("too many", "rank 0 on node0 waits for ranks 4–5, but only 4 processes are started", WORLD_SIZE="6"),
     wrong("each node by itself", "rank 2 on node1 has no place: with WORLD_SIZE 2 the last rank is 1", WORLD_SIZE="2"),
-    wrong("sizes differ", "WORLD_SIZE must be the same everywhere, and is 4 and 5", WORLD_SIZE="4 + node"),
+    wrong("sizes differ", "WORLD_SIZE must be the same on every process; here it is 4 and 5", WORLD_SIZE="4 + node"),
     wrong("ports differ", "rank 2 on node1 finds no store: rank 0 hosts none at", MASTER_PORT="29400 + node"),
     wrong(
-        "everybody alone", "each process meets only itself; all 4 belong together",
+        "everybody alone", "each process meets only itself; all 4 must meet in one group",
         RANK="0", WORLD_SIZE="1", MASTER_ADDR="f'node{node}'", MASTER_PORT="29400 + local_rank",
     ),
     wrong(
-        "two groups", "each process meets only 2 of them; all 4 belong together",
+        "two groups", "each process meets only 2 of them; all 4 must meet in one group",
         RANK="local_rank", WORLD_SIZE="2", MASTER_ADDR="f'node{node}'",
     ),
     wrong("nothing said", "by_address(0, 0) does not set MASTER_PORT", MASTER_PORT=""),
     wrong("an empty one", "does not set MASTER_ADDR", MASTER_ADDR="''"),
-    wrong("words", "by_address(0, 0) sets RANK to 'first'; it must be a whole number", RANK="'first'"),
+    wrong("words", "by_address(0, 0) sets RANK to 'first'; it must be an integer", RANK="'first'"),
     wrong("no such port", "sets MASTER_PORT to 99999; ports are numbered from 1 to 65535", MASTER_PORT="99999"),
     wrong("port 0", "sets MASTER_PORT to 0; ports are numbered", MASTER_PORT="0"),
     wrong("below 0",
-           "by_address(1, 0) sets RANK to -2; it must be a whole number, 0 or more", RANK="local_rank - 2 * node"),
+           "by_address(1, 0) sets RANK to -2; it must be an integer, 0 or greater", RANK="local_rank - 2 * node"),
     wrong("backwards",
            "; rank 0 runs on node1, and its store is at port 29400 there", RANK="3 - 2 * node - local_rank"),
-    wrong("address and port", "looks for a host node0:29400; the nodes are called", MASTER_ADDR="'node0:29400'"),
+    wrong("address and port", "looks for a host called node0:29400; the nodes are", MASTER_ADDR="'node0:29400'"),
     Mutant("one node", "def by_address(node, local_rank):\n    if node == 0: return {'MASTER_ADDR': 'node0', "
            "'MASTER_PORT': 29400, 'WORLD_SIZE': 4, 'RANK': local_rank}",
            "by_address(1, 0) is None; here the function ends without a value"),
@@ -148,7 +159,7 @@ WRONG = [
     Mutant("the environment", "def by_address(node, local_rank):\n    import os\n    return os.environ",
            "by_address(0, 0) is os.environ; return a dict with MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE"),
     Mutant("unwritten", "def by_address(node, local_rank): ...", "still to be written"),
-    Mutant("a list", "def by_address(node, local_rank): return [1]", "is [1]; return a dict with MASTER_ADDR"),
+    Mutant("a list", "def by_address(node, local_rank): return [1]", "by_address(0, 0) is [1]; return a dict with"),
     Mutant("raises", "def by_address(node, local_rank): return 1 // node", "by_address(0, 0) raised ZeroDivisionError"),
 ]  # fmt: skip
 
@@ -176,7 +187,7 @@ def test_right_configurations_written_otherwise_meet(pool: nbddp.Pool) -> None:
 def test_a_group_that_still_stands_is_told(pool: nbddp.Pool) -> None:
     pool.run_cell("import torch.distributed as dist\ndist.init_process_group()", screen=Silent())
     answer = check.by_rank(solution("03", "by_rank"))
-    assert "an earlier cell has left a process group" in answer.line
+    assert "an earlier cell left a process group" in answer.line
     pool.run_cell("dist.destroy_process_group()", screen=Silent())
     assert check.by_rank(solution("03", "by_rank"))
 

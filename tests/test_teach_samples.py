@@ -23,7 +23,7 @@ from nbddp.lessons.samples.simulation import (
     repeated,
     shares,
 )
-from nbddp.teach import check
+from nbddp.teach import check, explore
 from tests.lessons import Mutant, defined, exercise, solution
 
 # -- the explorer ----------------------------------------------------------------------------
@@ -77,6 +77,16 @@ def test_the_figure_has_every_reader() -> None:
     assert len(samples(dealt(10, 4)).figure.axes[0].patches) == reads
 
 
+def test_what_the_lessons_questions_about_the_explorer_say() -> None:
+    untold = dealt(10, 4, UNTOLD, DROPPED)
+    assert all(untold.as_before(epoch) for epoch in range(1, 4))
+    assert len(untold.never()) == 2
+    assert dealt(10, 4).epochs[1][2] == (1, 9, 5)
+    first, second = (dealt(**setting) for setting in explore.samples().settings)
+    assert first.summary().endswith("every sample once"), "the plain case answers no question"
+    assert second == untold
+
+
 def test_padding_biases_an_accuracy() -> None:
     right = [i not in (0, 1) for i in range(10)]
     assert pooled(right, shares(10, 4, shuffle=False)) == 8 / 12
@@ -123,13 +133,13 @@ WRONG_ACCURACIES = [
     Mutant("own divisor", "return total(sum(map(hit, mine))) / len(mine)", "are divided by the rank's own number"),
     Mutant("own hits", "return sum(map(hit, mine)) / n", "own hits are divided by the size of the whole set"),
     Mutant("one rank", "a = total(sum(map(hit, mine))) / n; return a if rank == 0 else None",
-           "rank 1 returned None; every rank is to return it"),
+           "rank 1 returned None; every rank must return it"),
     Mutant("reduce", "t = torch.tensor([float(sum(map(hit, mine))), len(mine)]); dist.reduce(t, 0); "
-           "return (t[0] / t[1]).item() if rank == 0 else 0.75", "all_reduce brings the sum to every rank, reduce to"),
+           "return (t[0] / t[1]).item() if rank == 0 else 0.75", "all_reduce gives the sum to every rank, reduce to"),
     Mutant("everybody", "return sum(map(hit, range(n))) / n", "is right, but ranks 0–1 read all of them"),
     Mutant("divided again", "return total(sum(map(hit, mine))) / n / world", "by the world size once too often"),
     Mutant("hits alone", "return total(sum(map(hit, mine)))", "divide by the number of samples"),
-    Mutant("percent", "return 100 * total(sum(map(hit, mine))) / n", "that is in percent"),
+    Mutant("percent", "return 100 * total(sum(map(hit, mine))) / n", "that is a percentage"),
     Mutant("errors", "return 1 - total(sum(map(hit, mine))) / n", "the share of wrong predictions"),
     Mutant("a number of its own", "list(map(hit, mine)); return 0.123", "is 0.123, right is 0.333: every sample is"),
     Mutant("blocks, rest lost", "k = n // world; return total(sum(map(hit, range(rank * k, rank * k + k)))) / n",
@@ -137,9 +147,9 @@ WRONG_ACCURACIES = [
     Mutant("the first only", "return total(hit(rank)) / total(1)", "by no rank (does the loop end too early?)"),
     Mutant("nothing read", "return 1", "no rank has read any sample: dataset[i] gives one"),
     Mutant("rounded", "return round(total(sum(map(hit, mine))) / n, 2)", "is 0.330, right is 0.333: it is rounded"),
-    Mutant("whole numbers", "return total(sum(map(hit, mine))) // n", "is a share divided down to a whole number"),
+    Mutant("whole numbers", "return total(sum(map(hit, mine))) // n", "did // or int() round a fraction down"),
     Mutant("a slice", "return len(dataset[rank::world])", "this dataset gives one sample at a time: dataset[i]"),
-    Mutant("a word", "return 'good'", "rank 0 returned 'good'; a number from 0 to 1 is wanted"),
+    Mutant("a word", "return 'good'", "rank 0 returned 'good'; return a number from 0 to 1"),
     Mutant("in the loop", "h = sum(total(hit(i)) for i in mine); return h / n",
            "deadlock: rank 0 waits in all_reduce #5; rank 1 has finished the cell without calling it"),
     Mutant("raises", "if rank == 1: return hit(n)\n        return total(0)", "rank 1 raised IndexError: there is no"),
@@ -221,42 +231,42 @@ LOOP = """
         es = range(n_epochs)
 """
 WRONG_EPOCHS = [
-    Mutant("untold", "return [epoch(sampler) for e in es]", "all epochs are dealt out alike: call sampler.set_epoch"),
+    Mutant("untold", "return [epoch(sampler) for e in es]", "all epochs are shuffled alike: call sampler.set_epoch"),
     Mutant("too late", "return [(epoch(sampler), sampler.set_epoch(e))[0] for e in es]", "set_epoch comes too late"),
-    Mutant("always 1", "return [(sampler.set_epoch(1), epoch(sampler))[1] for e in es]", "are dealt out alike"),
+    Mutant("always 1", "return [(sampler.set_epoch(1), epoch(sampler))[1] for e in es]", "are shuffled alike"),
     Mutant("every other", "return [(sampler.set_epoch((e + 1) // 2), epoch(sampler))[1] for e in es]",
-           "epoch 2 is dealt out as epoch 1: call sampler.set_epoch(epoch) with every epoch's own number"),
-    Mutant("new sampler each", "return [epoch(DistributedSampler(dataset)) for e in es]", "are dealt out alike"),
+           "epoch 2 is the same as epoch 1: call sampler.set_epoch(epoch) with every epoch's own number"),
+    Mutant("new sampler each", "return [epoch(DistributedSampler(dataset)) for e in es]", "are shuffled alike"),
     Mutant("not shuffled", "return [epoch(DistributedSampler(dataset, shuffle=False)) for e in es]",
            "the samples come in the dataset's own order"),
     Mutant("own seed", "s = DistributedSampler(dataset, seed=rank)\n"
            "        return [(s.set_epoch(e), epoch(s))[1] for e in es]",
-           "the ranks must shuffle alike, by one seed and one epoch for all"),
+           "the ranks must shuffle alike, with the same seed and the same epoch"),
     Mutant("own randperm", "return [torch.randperm(n).tolist()[rank::world][:6] for e in es]", "must shuffle alike"),
     Mutant("no sampler", "return [epoch(None, shuffle=True) for e in es]",
-           "epoch 0: ranks 0–1 read all 13 samples; a DistributedSampler, handed to the DataLoader"),
+           "epoch 0: ranks 0–1 read all 13 samples; a DistributedSampler, passed to the DataLoader"),
     Mutant("same samples", "own = list(range(n))[:-1][rank::world]\n"
            "        return [[own[i] for i in all_of(e, len(own))] for e in es]",
            "rank 0 reads the same samples in every epoch, only in another order"),
     Mutant("unequal", "return [all_of(e)[rank::world] for e in es]",
-           "epoch 0: rank 0 reads 7 samples and rank 1 6: with DDP rank 0 would wait in its last step for ever"),
+           "epoch 0: rank 0 reads 7 samples and rank 1 6: with DDP rank 0 would wait forever in its last step"),
     Mutant("a part", "return [all_of(e)[rank::world][:3] for e in es]", "7 of 13 samples are read by no rank"),
     Mutant("one growing list", "read = []\n        for e in es:\n"
            "            sampler.set_epoch(e); read += epoch(sampler)\n"
-           "        return [read for e in es]", "all epochs are one and the same list, which grows"),
+           "        return [read for e in es]", "all epochs are the same list, which grows"),
     Mutant("all rank 0", "return [epoch(DistributedSampler(dataset, world, 0, seed=e)) for e in es]",
-           "epoch 0: all ranks read the same samples; the sampler's rank is to be"),
+           "epoch 0: all ranks read the same samples; the sampler's rank must be"),
     Mutant("world size 1", "return [epoch(DistributedSampler(dataset, 1, rank)) for e in es]",
            "rank 1 raised ValueError: Invalid rank; num_replicas is the world size"),
     Mutant("one of each batch", "return [(sampler.set_epoch(e), epoch(sampler)[::2])[1] for e in es]",
            "6 of 13 samples are read by no rank; at most 1"),
-    Mutant("its own epoch", "return [(sampler.set_epoch(e + rank), epoch(sampler))[1] for e in es]", "and one epoch"),
+    Mutant("its own epoch", "return [(sampler.set_epoch(e + rank), epoch(sampler))[1] for e in es]", "the same epoch"),
     Mutant("yields", "yield epoch(sampler)", "got <generator object epochs_of>"),
-    Mutant("one epoch", "return [epoch(sampler)]", "rank 0: a list of 4 lists is wanted, one for each epoch; got a"),
+    Mutant("one epoch", "return [epoch(sampler)]", "rank 0: return a list of 4 lists, one for each epoch; got a"),
     Mutant("batches", "return [list(DataLoader(dataset, 2, sampler=sampler)) for e in es]", "a list for each batch"),
-    Mutant("not samples", "return [[n + 1] for e in es]", "none of the dataset's samples, the numbers 0–12"),
-    Mutant("numbers", "return list(es)", "epoch 0 is 0; a list of the samples"),
-    Mutant("one rank", "return [epoch(sampler) for e in es] if rank == 0 else None", "rank 1: a list of 4 lists is"),
+    Mutant("not samples", "return [[n + 1] for e in es]", "contains values that are not samples; the samples are 0–12"),
+    Mutant("numbers", "return list(es)", "epoch 0 is 0; it must be a list of the samples"),
+    Mutant("one rank", "return [epoch(sampler) for e in es] if rank == 0 else None", "rank 1: return a list of 4"),
     Mutant("unwritten", "...", "still to be written"),
 ]  # fmt: skip
 RIGHT_EPOCHS = [

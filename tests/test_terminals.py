@@ -85,7 +85,7 @@ class Terminal:
     """A program in a pty. `said`: all that it has written."""
 
     def __init__(self, folder: Path, *words: str):
-        for name, body in (("bar", BAR), ("slider", SLIDER), ("hang", HANG)):
+        for name, body in (("bar", BAR), ("slider", SLIDER), ("hang", HANG), ("steps", STEPS)):
             (folder / name).write_text(body, encoding="utf-8")
         self.program = pexpect.spawn(
             sys.executable, list(words), env=environment(folder), cwd=str(folder), dimensions=SIZE,
@@ -110,6 +110,10 @@ class Terminal:
         """Run a line; what it wrote until the next prompt."""
         self.program.send(line + "\r")
         return self.prompt()
+
+    def begin(self, name: str) -> None:
+        """Begin to run the body of this name on every rank."""
+        self.program.send(f"get_ipython().run_cell_magic('ddp', '', open('{name}').read())\r")
 
     def cell(self, name: str, options: str = "") -> str:
         """Run the body of this name on every rank; what that wrote."""
@@ -165,6 +169,66 @@ def test_at_a_prompt_all_that_moves_is_seen_and_nothing_of_it_stays(opened: Any,
     assert "deadlock" in hang
     figure = rows(terminal.type("%ddp topology"))
     assert any(row.startswith("node 0, CPU: rank 0 (local rank 0) on cpu") for row in figure)
+
+
+STEPS = """
+import os
+rank = int(os.environ['RANK'])
+scale_of_rank = 40 + rank
+breakpoint()
+doubled = 2 * rank + 2
+print('doubled is', doubled)
+"""
+
+
+@pytest.mark.parametrize("words", [PROMPT, pytest.param(CONSOLE, marks=no_console)], ids=["ipython", "console"])
+def test_at_a_prompt_ranks_that_stop_are_stepped_together(opened: Any, words: tuple[str, ...]) -> None:
+    terminal = opened(*words)
+    terminal.prompt()
+    terminal.type("%load_ext nbddp")
+    terminal.type("%ddp start --nproc 2")
+    terminal.begin("steps")
+    said = ""
+    for line in ("p rank", "n", "@1 p doubled", "c"):
+        said += terminal.until(r"ranks 0–1 ddp> ")
+        terminal.program.send(f"{line}\r")
+    said += terminal.prompt()
+    shown = rows(said)
+    for row in ("rank 0 │ 0", "rank 1 │ 1", "ranks 0–1 │ > Cell In[3] line 7", "rank 1 │ 4", "rank 0 │ doubled is 2"):
+        assert row in shown, shown
+    assert "rank 0 │ 2" not in shown, "a line for rank 1 goes to no other"
+    terminal.begin("steps")
+    terminal.until(r"ranks 0–1 ddp> ")
+    terminal.program.sendintr()
+    assert "stopped by the user" in terminal.prompt()
+    terminal.type("get_ipython().run_cell_magic('ddp', '', 'made = 1 / 0')")
+    terminal.program.send("%ddp debug\r")
+    for line in ("p made", "q"):
+        said = terminal.until(r"rank \d post-mortem> ")
+        terminal.program.send(f"{line}\r")
+    assert "NameError: name 'made' is not defined" in said
+    terminal.prompt()
+
+
+def test_ipythons_own_prompt_line_completes_names_of_the_stopped_ranks(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMPT_TOOLKIT_NO_CPR", "1")  # this terminal does not say where its cursor is
+    terminal = opened("-m", "IPython", "--no-banner", "--no-confirm-exit", "--colors=NoColor")
+    for number, line in enumerate(("%load_ext nbddp", "%ddp start --nproc 2"), 1):
+        terminal.until(rf"In \[{number}\]:")
+        terminal.program.send(f"{line}\r")
+    terminal.until(r"In \[3\]:")
+    terminal.begin("steps")
+    terminal.until("ranks 0–1 ddp>")
+    terminal.program.send("p scale_o\t")
+    terminal.until("f_rank")
+    terminal.program.send("\r")
+    terminal.until("rank 1 │ 41")
+    terminal.until("ranks 0–1 ddp>")
+    terminal.program.send("\x03")
+    terminal.until("stopped by the user")
+    terminal.until(r"In \[4\]:")
 
 
 FILE = """%load_ext nbddp

@@ -54,7 +54,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         super().__init__(shell)
         self.assistant = Assistant(shell, lambda: self.pool)
         self.interrupts = Interrupts(shell)
-        self.debug = Debug(shell)
+        self.debug = Debug(shell, lambda: self.pool)
         self.history = History()
         self._told_of_system = False
 
@@ -335,6 +335,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
         return Panel(self.pool)
 
+    def _debug(self, command: Command) -> None:
+        self.debug.last()
+
     def _topology(self, command: Command) -> Any:
         from nbddp.draw.topology import topology
 
@@ -521,6 +524,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         "restart": _restart,
         "sync": _sync,
         "panel": _panel,
+        "debug": _debug,
         "status": _status,
         "topology": _topology,
         "timings": _timings,

@@ -20,6 +20,11 @@ class Curve:
     last: int = 0
     points: tuple[tuple[int, float, float], ...] = ()
 
+    @property
+    def drawn(self) -> bool:
+        """Whether there is a line to draw."""
+        return len(self.points) > 1
+
 
 def curve(paces: Mapping[int, Sequence[Pace]]) -> Curve:
     """Of the steps that all ranks have told of."""

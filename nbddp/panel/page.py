@@ -3,10 +3,12 @@ or a sign says too."""
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterator
 from html import escape
 
 from nbddp.base.share import STAGES
+from nbddp.draw.page import DARK, RULE, SHEET, STYLE
 from nbddp.panel import curves as curve
 from nbddp.panel.plan import Considered
 from nbddp.panel.printed import Output, chosen
@@ -94,6 +96,34 @@ def _stages(text: str, at: int) -> str:
     return f'<ol class="stages">{"".join(items)}</ol><small role="status">{escape(text)} …</small>'
 
 
+# -- a saved notebook ------------------------------------------------------------------------------
+
+UNDERSTUDY = "nbddp-understudy"
+DEAD = ".jp-OutputArea:not(:has(.nbddp-panel))"  # a cell's outputs without a panel that lives
+AFTER = (
+    f".{UNDERSTUDY} {{display: none}} "
+    f"{DEAD}:has(.jupyter-widgets) .{UNDERSTUDY} {{display: block; white-space: pre-wrap; line-height: 1.35}} "
+    f"{DEAD}:has(.{UNDERSTUDY}) .jupyter-widgets {{display: none}} "
+    f".{UNDERSTUDY}::before {{content: ''; display: block; width: var(--width); max-width: 100%; "
+    "aspect-ratio: var(--shape); background: #ffffff var(--picture) no-repeat; background-size: contain} "
+    f".{UNDERSTUDY}::after {{content: attr(data-words); font-family: var(--jp-code-font-family, monospace)}} "
+)
+
+
+def understudy(png: str, width: int, said: str) -> str:
+    """What a page shows in the place of widgets whose kernel is gone, and hides as long as they live. All of it is CSS:
+    where that is removed, or the outputs of a cell are arranged in another way, nothing is shown. png: as base64;
+    width: CSS pixels."""
+    data = b64decode(png[:48])
+    shape = f"{int.from_bytes(data[16:20], 'big')} / {int.from_bytes(data[20:24], 'big')}"
+    places = f"--width: {width}px; --shape: {shape}; --picture: url(data:image/png;base64,{png})"
+    dark = f"{', '.join(f'{theme} .{UNDERSTUDY}::before' for theme in DARK)} {{{RULE}}} "
+    return (
+        f'<style>{STYLE}{AFTER}{dark}</style><div class="{UNDERSTUDY} {SHEET}" role="img" style="{places}" '
+        f'aria-label="{escape(said.partition(chr(10))[0])}" data-words="{escape(said)}"></div>'
+    )
+
+
 # -- ranks -----------------------------------------------------------------------------------------
 
 COLUMNS = ("rank", "place", "state", "steps/s", "memory", "CPU", "GPU")
@@ -177,15 +207,21 @@ def _line(stream: str, text: str, search: str) -> str:
 # -- timings ---------------------------------------------------------------------------------------
 
 
+def newest(state: State) -> str:
+    """The newest step in words."""
+    if not state.curve.drawn:
+        return "<small>no steps of DDP yet; a training cell records them</small>"
+    number, step, exposed = state.curve.points[-1]
+    return f"<div>step {number}: {duration(step)}, of it {duration(exposed)} exposed communication</div>"
+
+
 def curves(state: State) -> str:
     """Step time and exposed communication over the steps, which grow while a loop runs."""
     found = state.curve
-    if len(found.points) < 2:
-        return "<small>no steps of DDP yet; a training cell records them</small>"
-    high, width = curve.top(found), curve.WIDTH
-    number, step, exposed = found.points[-1]
-    said = f"step {number}: {duration(step)}, of it {duration(exposed)} exposed communication"
-    foot = curve.HEIGHT - curve.BOTTOM
+    if not found.drawn:
+        return ""
+    high, width, number = curve.top(found), curve.WIDTH, found.points[-1][0]
+    foot, said = curve.HEIGHT - curve.BOTTOM, f"step time and exposed communication up to step {number}"
     texts = (
         (curve.LEFT - 8, 12, "end", duration(high)), (curve.LEFT - 8, foot, "end", "0"),
         (curve.LEFT, curve.HEIGHT - 4, "start", f"step {found.points[0][0]}"),
@@ -193,18 +229,27 @@ def curves(state: State) -> str:
     )  # fmt: skip
     labels = "".join(f'<text x="{x}" y="{y}" text-anchor="{at}">{escape(t)}</text>' for x, y, at, t in texts)
     return (
-        f'<div>{escape(said)}</div><svg class="curves" viewBox="0 0 {width} {curve.HEIGHT}" role="img" '
-        f'aria-label="{escape(said)}"><path d="M{curve.LEFT},0 V{foot} H{width}"/>'
+        f'<svg class="curves" viewBox="0 0 {width} {curve.HEIGHT}" role="img" aria-label="{said}">'
+        f'<path d="M{curve.LEFT},0 V{foot} H{width}"/>'
         f'<polyline points="{curve.line(found, 1, high)}"/>'
         f'<polyline class="exposed" points="{curve.line(found, 2, high)}"/>{labels}</svg>'
-        "<small>━ step time of the slowest rank&emsp;┅ exposed communication, the longest</small>"
+    )
+
+
+def legend(state: State) -> str:
+    """What the lines are, and what a click does."""
+    if not state.curve.drawn:
+        return ""
+    return (
+        "<small>━ step time of the slowest rank&emsp;┅ exposed communication, the longest&emsp;"
+        "│ the selected step: click on the curve, or press ← and → there</small>"
     )
 
 
 def timeline(state: State) -> str:
     """The step that is selected: picture, and words."""
     if state.step is None:
-        return "<small>choose a step and press Show to see its timeline</small>"
+        return "<small>click on the curve, or choose a step and press Show, to see the step's timeline</small>"
     return f"{state.step.picture}<pre>{escape(state.step.words)}</pre>"
 
 

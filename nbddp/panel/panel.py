@@ -13,6 +13,7 @@ from nbddp.draw import widgets
 from nbddp.draw.shown import Shown
 from nbddp.draw.topology import topology
 from nbddp.panel import words
+from nbddp.panel.page import understudy
 from nbddp.panel.plan import on_paper
 from nbddp.panel.session import Session, session_of
 from nbddp.panel.state import State
@@ -27,7 +28,7 @@ class PoolPanel:
         self.pool = pool
         self.session: Session = session_of(pool)
         self._view: Any = None
-        self._outputs: list[tuple[Any, str]] = []  # where it is shown: publisher and display
+        self._outputs: list[tuple[Any, str, str]] = []  # where it is shown: publisher, display, and its understudy's
         self._leave: Any = None
         self._drawn: Topology | None = None  # the pool as the picture has it
 
@@ -65,8 +66,8 @@ class PoolPanel:
             return
         data, metadata = self._repr_mimebundle_()
         self._drawn = self.state.placed
-        self._outputs.append((shell.display_pub, uuid4().hex))
-        shell.display_pub.publish(data, metadata, transient={"display_id": self._outputs[-1][1]})
+        self._outputs.append((shell.display_pub, uuid4().hex, uuid4().hex))
+        self._publish(data, metadata, update=False)
         if self._leave is None:
             shell.events.register("pre_run_cell", self._renew)
             self._leave = functools.partial(shell.events.unregister, "pre_run_cell", self._renew)
@@ -84,9 +85,18 @@ class PoolPanel:
         data, metadata = self._repr_mimebundle_()
         self._publish({kind: shown for kind, shown in data.items() if kind != widgets.WIDGET}, metadata)
 
-    def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
-        for publisher, ident in self._outputs:
-            publisher.publish(data, metadata, transient={"display_id": ident}, update=True)
+    def _publish(self, data: dict[str, Any], metadata: dict[str, Any], update: bool = True) -> None:
+        """update: wherever it is shown; else in the newest place. With widgets goes what is to be seen once they are
+        gone: the page may be closed before the kernel ends, and then nothing can be taken back."""
+        has_widgets = widgets.WIDGET in data and "image/png" in data
+        after = {"text/plain": ""}
+        if has_widgets:
+            width = metadata["image/png"]["width"]
+            after["text/html"] = understudy(data["image/png"], width, data["text/plain"])
+        for publisher, ident, other in self._outputs if update else self._outputs[-1:]:
+            publisher.publish(data, metadata, transient={"display_id": ident}, update=update)
+            if update or has_widgets:
+                publisher.publish(after, transient={"display_id": other}, update=update)
 
     def __repr__(self) -> str:
         return words.words(self.state)

@@ -2,8 +2,9 @@
 
 A running cell blocks the channel on which a front end says that a button was pressed. So where a run waits for its
 ranks, it waits for that channel too, and handles at once what concerns widgets, and a tab that has just been opened.
-All else is left to ipykernel, in its order, for when the cell has ended. With ipykernel 7.0 to 7.3 JupyterLab sends
-clicks to a thread, past this; with a kernel that cannot be heard so, they come after the cell.
+All else is left to ipykernel, in its order, for when the cell has ended. What was read together with the cell's own
+message is not on the channel any more: ipykernel 6 has it in a queue. With ipykernel 7.0 to 7.3 JupyterLab sends clicks
+to a thread, past this; with a kernel that cannot be heard so, they come after the cell.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ class Pump:
         self._poller = zmq.Poller()
         self._poller.register(self.shell.socket, zmq.POLLIN)
         self._heard: int | None = None
+        self._early = self.shell.taken()
 
     def wait(self, descriptor: int, seconds: float | None) -> None:
         """Handle messages until the descriptor can be read, or the time is over."""
         if self._heard != descriptor:
             self._poller.register(descriptor, zmq.POLLIN)
             self._heard = descriptor
+        early, self._early = self._early, []
+        for raw in early:
+            self._handle(raw)
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
@@ -49,6 +54,8 @@ class Pump:
 
     def close(self) -> None:
         """Have ipykernel hear the channel again."""
+        for raw in self._early:  # of a run that has waited for nothing
+            self.shell.later(self.loop, raw)
         self.shell.stream.flush(zmq.POLLIN)
 
     def _take(self) -> None:

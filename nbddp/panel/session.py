@@ -19,7 +19,7 @@ from nbddp.agent.handle import Agent
 from nbddp.draw.page import picture
 from nbddp.draw.shown import width_of
 from nbddp.draw.timings import timings
-from nbddp.errors import NbddpError, PoolError, RunFailed
+from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed
 from nbddp.panel import looking, printed, watched
 from nbddp.panel import state as rules
 from nbddp.panel.curves import curve
@@ -29,7 +29,7 @@ from nbddp.panel.state import Model, State
 from nbddp.plan.topology import Topology, rank_words
 from nbddp.pool.pool import Pool
 from nbddp.pool.stacks import live
-from nbddp.run import report
+from nbddp.run import debugged, report
 from nbddp.run.spmd import Run
 from nbddp.trace.steps import Recording
 
@@ -48,6 +48,7 @@ class Session:
         first = State(plan=plan_of(pool.spec, pool.topology), placed=pool.topology)
         self.model = Model(rules.known(first, machine))
         self._uses, self._paces = looking.Uses(), looking.Paces()
+        self._wanted = -1  # the step that was selected last
         self._after: Callable[[], None] | None = None  # what is to be done when that has ended
         pool.runs.beside = functools.partial(_beside, weakref.ref(self))
         pool.runs.debugs = functools.partial(_debugs, weakref.ref(self))
@@ -119,14 +120,14 @@ class Session:
             self._paces.new = False
             self.model.change(rules.timed, self._paces.run, curve(dict(self._paces.steps)))
         if last is not None and (run is not None or over):
-            last.debugged.told = functools.partial(self._talked, last)  # not twice a second alone, but at once
+            last.debugged.views["panel"] = functools.partial(self._talked, last)  # not twice a second, but at once
             self._talked(last)
             self.model.change(rules.printed, printed.outputs([last.outputs[r] for r in sorted(last.outputs)]))
         if over and last is not None:
             self._over = last.number
             self._ended(last)
 
-    def _talked(self, run: Run) -> None:
+    def _talked(self, run: Run, *news: Any) -> None:
         self.model.change(rules.talked, [talk for _, talk in sorted(run.debugged.talks.items())])
 
     def _ended(self, run: Run) -> None:
@@ -221,9 +222,9 @@ class Session:
         self.model.change(rules.showing, control, value)
 
     def select(self, number: int) -> None:
-        """Show the timeline of a step. Ranks of one machine are asked in a thread, also while they work; those of
-        several, whose clocks are compared first, when no cell runs."""
-        pool = self.pool
+        """Show the timeline of a step, of the last one if several are selected at once. Ranks of one machine are asked
+        in a thread, also while they work; those of several, whose clocks are compared first, when no cell runs."""
+        pool, self._wanted = self.pool, number
         if not pool.running or not self.model.state.curve.points:
             self._say("no step of DDP is recorded; a training cell records them")
         elif not pool.group.spread:
@@ -236,7 +237,9 @@ class Session:
 
     def _select(self, pool: Pool, run: int, number: int) -> None:
         try:
-            self._say(self._take_step(looking.step(pool, run, number), number))
+            recording = looking.step(pool, run, number)
+            if number == self._wanted:
+                self._say(self._take_step(recording, number))
         except NbddpError as e:
             self._say(str(e))
 
@@ -251,14 +254,22 @@ class Session:
         """A line for the debugger of a rank, or of all that stand in theirs."""
         if (run := self._busy("no cell is running; breakpoint() in a %%ddp cell stops its ranks there")) is None:
             return
-        stopped = run.debugged.stopped
-        chosen = [r for r in stopped if rank in (None, r)]
-        if not chosen:
-            where = "no rank" if rank is None else f"rank {rank} is not stopped, and no other rank"
-            self._say(f"{where} waits in a debugger" if not stopped else f"only {rank_words(stopped)} wait for a line")
+        try:
+            asked = debugged.read(line)
+            if asked.ends:
+                self.stop()
+                return
+            if asked.asks_help:
+                self.model.change(rules.said, "what a line may be", debugged.HELP)
+                return
+            if not asked.text:
+                raise BadInput(f"write a line after {line}, such as {line} p x")
+            ranks = debugged.chosen(run.debugged.stopped, asked.ranks if rank is None else (rank,))
+        except BadInput as e:
+            self._say(str(e))
             return
-        run.debug(chosen, line)
-        self._say(f"{line} was sent to {rank_words(chosen)}")
+        run.debug(ranks, asked.text)
+        self._say(f"{asked.text} was sent to {rank_words(ranks)}")
 
     def post_mortem(self) -> None:
         """The frames of the rank that failed first, and what its names held."""

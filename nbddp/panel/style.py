@@ -61,6 +61,18 @@ STYLE = """<style>
 .nbddp-panel .curves polyline { stroke: var(--ink); stroke-width: 1.5 }
 .nbddp-panel .curves .exposed { stroke: var(--brand); stroke-dasharray: 4 3 }
 .nbddp-panel .curves text { fill: var(--ink); font-size: 11px }
+.nbddp-panel .nbddp-plot { display: grid; width: 100%; max-width: 800px; min-width: 0 }
+.nbddp-panel .nbddp-plot > * { grid-area: 1 / 1; width: auto; margin: 0 }
+.nbddp-panel .nbddp-steps { z-index: 1; height: 87.5%; margin-left: 8.75% }
+.nbddp-panel .nbddp-steps .slider-container, .nbddp-panel .nbddp-steps .slider { height: 100%; margin: 0 }
+.nbddp-panel .nbddp-steps .noUi-target {
+  height: 100%; background: none; border: none; box-shadow: none; cursor: crosshair;
+}
+.nbddp-panel .nbddp-steps .noUi-connect { background: none }
+.nbddp-panel .nbddp-steps .noUi-handle {
+  width: 2px; height: 100%; top: 0; right: -1px; border: none; border-radius: 0; box-shadow: none; margin: 0;
+  background: var(--brand); transform: none;
+}
 .nbddp-panel .notice { min-height: 1.4em }
 .nbddp-panel :focus-visible { outline: 2px solid var(--brand); outline-offset: 1px }
 </style>"""

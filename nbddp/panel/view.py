@@ -43,6 +43,7 @@ class View:
 
         self.session, self._w, self._key = session, w, f"nbddp-panel-{next(_keys)}"
         self._shown: dict[int, str] = {}
+        self._step = -1  # the selected step as the number box was told
         self._drawing = 0  # the thread that draws: what it changes is not the user's doing
         self._parts: list[tuple[Any, Callable[[State], str]]] = []
         self.controls: dict[str, Any] = {}
@@ -80,6 +81,7 @@ class View:
         self._drawing = threading.get_ident()
         try:
             self._offer(state)
+            self._offer_steps(state)
             self._set(self.controls, state.plan)
             self._set(self.shown, state.showing)
         finally:
@@ -155,11 +157,39 @@ class View:
     # -- timings -------------------------------------------------------------------------------
 
     def _timings(self) -> Any:
+        """The curve lies under a slider as large as it is: a click there, or an arrow key, selects a step."""
         w = self._w
         self.step = w.BoundedIntText(min=0, max=10**9, description="step")
         show = self._button("Show", "the timeline of this step", lambda: self.session.select(self.step.value))
         row = w.Box([self.step, show], layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
-        return w.VBox([self._html(page.curves, min_height="220px"), row, self._html(page.timeline, overflow="auto")])
+        self.slider = w.IntSlider(min=0, max=1, readout=False, continuous_update=False, layout=w.Layout(display="none"))
+        self.slider.add_class("nbddp-steps")
+        self.slider.observe(self._slid, "value")
+        plot = w.Box([self._html(page.curves), self.slider], layout=w.Layout(overflow="visible"))
+        plot.add_class("nbddp-plot")
+        drawn = w.VBox([self._html(page.newest), plot, self._html(page.legend)], layout=w.Layout(min_height="220px"))
+        return w.VBox([drawn, row, self._html(page.timeline, overflow="auto")])
+
+    def _slid(self, change: Any) -> None:
+        if self._drawing != threading.get_ident():
+            self.session.select(change["new"])
+
+    def _offer_steps(self, state: State) -> None:
+        """The slider reaches from the first to the last step that is drawn, and stands at the selected one."""
+        slider, points = self.slider, state.curve.points
+        if not state.curve.drawn:
+            slider.layout.display = "none"
+            return
+        first, last = points[0][0], points[-1][0]
+        if (slider.min, slider.max) != (first, last):
+            with slider.hold_trait_notifications():
+                slider.min, slider.max = first, last
+        number = state.step.number if state.step is not None else first
+        if slider.value != min(max(number, first), last):
+            slider.value = number
+        if state.step is not None and self._step != number:
+            self._step = self.step.value = number
+        slider.layout.display = ""
 
     def _chosen(self) -> list[int] | None:
         return None if self.which.value == ALL else [self.which.value]

@@ -22,7 +22,9 @@ from nbddp.run import failures, logfile, outcome
 from nbddp.run.between import Between
 from nbddp.run.events import Beside
 from nbddp.run.failures import Seat
+from nbddp.run.keyboard import for_ranks
 from nbddp.run.logdir import Attempt, LogDir, read_text, readable
+from nbddp.run.prompt import Keyboard
 from nbddp.run.screen import Late, Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.run.values import check_ranks
@@ -147,7 +149,7 @@ class Runs:
         meet = environment.Rendezvous(hosts[0].address or MASTER, ports[0], run_id, attempt, request.max_restarts)
         common = {
             **request.wire(), "run": number, "injected": [meet.addr, meet.port], "shares_gpus": placed.oversubscribed,
-            "debug": self.debugs(),
+            "debug": self.debugs() or self._keyboard() is not None,
         }  # fmt: skip
         ways = [{"connect": [HOST, port], "listen": node.address} for node, port in zip(hosts, ports, strict=True)]
         errors = [str(node.errors_of(number)) for node in hosts]
@@ -229,6 +231,10 @@ class Runs:
 
     # -- a run, and after it -------------------------------------------------------------------------
 
+    def _keyboard(self) -> Keyboard | None:
+        """Where lines for ranks that stop are typed; None if a panel is open, or nobody is there to type."""
+        return None if self.debugs() else for_ranks(shell())
+
     def _carry_out(self, run: Run, ranks: Sequence[int], screen: Screen) -> None:
         """The run and what follows from it, as one step; Stop in the run itself is the run's."""
         group = self.group
@@ -237,6 +243,8 @@ class Runs:
             group.spent.update(ranks)
         if run.request.is_program and (beside := self.beside()) is not None:
             run.events.hear(beside)
+        if run.request.is_program and (keyboard := self._keyboard()) is not None:
+            run.ask_by(keyboard)
         try:
             run.execute()
         finally:

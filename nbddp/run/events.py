@@ -65,7 +65,9 @@ class Events:
             self._asleep = False
 
     def hear(self, beside: Beside) -> None:
-        """From here on this is heard as well."""
+        """From here on this is heard as well; nothing happens if something is."""
+        if self._beside is not None:
+            return
         self._ends = os.pipe()
         for end in self._ends:
             os.set_blocking(end, False)

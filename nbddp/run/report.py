@@ -197,7 +197,7 @@ def post_mortem(error: RunFailed) -> str:
     for frame in (f for raised in cause.chain for f in raised.frames if f.user):
         lines += [*frames_text([frame]), *(f"           {name} = {words}" for name, words in frame.values), ""]
     more = f"%%ddp --ranks {cause.rank} runs code there, with the names that it keeps"
-    return "\n".join([*lines, f"A rank has no prompt; {more}; %ddp stacks shows every rank."])
+    return "\n".join([*lines, f"{more}; %ddp stacks shows every rank."])
 
 
 def stack_text(frames: Iterable[Sequence[object]]) -> list[str]:

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from nbddp.run.failures import Failure
 from nbddp.run.logfile import LIMIT
 from nbddp.run.outcome import Ended
 from nbddp.run.positions import Position
+from nbddp.run.prompt import Keyboard, Prompt
 from nbddp.run.screen import Screen, Silent
 from nbddp.run.watch import Asked, RankWatcher
 from nbddp.run.widgets import Widgets
@@ -115,6 +116,7 @@ class Run:
         self._output_until = 0.0
         self._interrupted_at: float | None = None
         self.debugged = Debugged()
+        self._prompt: Prompt | None = None
         self._released = self._replaced = False
         self._given_up: set[int] = set()  # ranks that are replaced because somebody asked for it
         self._through_at: float | None = None
@@ -160,7 +162,17 @@ class Run:
 
     def debug(self, ranks: Sequence[int], line: str) -> None:
         """A line for the debuggers of these ranks, as far as they wait for one."""
-        self.events.put(("do", -1, lambda: self._debug(ranks, line)))
+        self.events.put(("do", -1, lambda: self.send_line(ranks, line)))
+
+    def names(self, rank: int, text: str, hear: Callable[[int, Any], None]) -> None:
+        """What may complete a line for a rank's debugger; `hear(rank, names)` in another thread."""
+        question = {"op": "debug_names", "text": text}
+        self.events.put(("do", -1, lambda: self.workers.look([rank], question, hear)))
+
+    def ask_by(self, keyboard: Keyboard) -> None:
+        """Have lines for ranks that stop typed there."""
+        self._prompt = Prompt(self, keyboard)
+        self.debugged.views["prompt"] = self._prompt.told
 
     def replace(self, ranks: Sequence[int]) -> None:
         """End the run as Stop does, and the processes of these ranks at once; the next run has new ones."""
@@ -280,8 +292,9 @@ class Run:
 
     def _take(self, patience: float | None) -> None:
         """Wait for one event and handle it and all that have come with it."""
-        look = self.screen.refresh([self.outputs[r] for r in self.shown], self.watcher.status)
-        due = (self._note_if_long(), self._look_if_due(), self._ask_through_if_due())
+        due = (self._note_if_long(), self._look_if_due(), self._ask_through_if_due(), self._ask_line_if_due())
+        asks = self._prompt is not None and self._prompt.open  # below what it has asked nothing is drawn
+        look = None if asks else self.screen.refresh([self.outputs[r] for r in self.shown], self.watcher.status)
         waits = [w for w in (patience, look, *due) if w is not None]
         try:
             event = self.events.get(timeout=max(0.0, min(waits)) if waits else None)
@@ -347,6 +360,7 @@ class Run:
     def _stopped_at(self, at: float) -> None:
         """Stop was pressed; it may have reached ranks before us."""
         self.stops += (at,)
+        self._close_prompt()
         for ended in self.ended.values():
             if ended.own_interrupt and at - ended.at < supervise.STOP_COMES:
                 ended.status = outcome.INTERRUPTED
@@ -386,7 +400,7 @@ class Run:
             self._output_until = time.monotonic() + LAST_OUTPUT
         for stream, line in self.outputs[rank].take(kind, content):
             if rank in self.shown:
-                self.screen.line(rank, stream, line)
+                self._show_line(rank, stream, line)
         if kind in widgets.SHOWING:
             self._end_bars(rank, 1)
 
@@ -398,6 +412,10 @@ class Run:
         else:
             self._printed(rank, "stream", {"name": "stderr", "text": text})
 
+    def _show_line(self, rank: int, stream: str, line: str) -> None:
+        with nullcontext() if self._prompt is None else self._prompt.aside():
+            self.screen.line(rank, stream, line)
+
     def _end_bars(self, rank: int, newest: int = 0) -> None:
         """A bar that is over is a line like any other; one that was closed is gone. newest: look at so many alone."""
         out = self.outputs[rank]
@@ -406,7 +424,7 @@ class Run:
             if rank in self.shown:
                 shown.told = True
                 for line in (self.widgets.words(shown.data) or "").splitlines():
-                    self.screen.line(rank, "stdout", line)
+                    self._show_line(rank, "stdout", line)
 
     def _settle_widgets(self) -> None:
         """What stays of the widgets that were shown."""
@@ -422,6 +440,7 @@ class Run:
     # -- the ladder ----------------------------------------------------------------------
 
     def _interrupt(self, action: supervise.Interrupt) -> None:
+        self._close_prompt()
         self.ended_by = action.why
         self.watcher.proven = action.why == supervise.HUNG
         until = self.watcher.look_for_report()
@@ -483,10 +502,22 @@ class Run:
         if blocked and not self._released:
             self._release(supervise.Release(blocked))
 
-    def _debug(self, ranks: Sequence[int], line: str) -> None:
+    def send_line(self, ranks: Sequence[int], line: str) -> None:
+        """As `debug`, in the run's own thread."""
         waiting = [r for r in ranks if r in self.debugged.stopped and r not in self.ended]
         self.debugged.sent(waiting, line)
         self.workers.look(waiting, {"op": "debug", "line": line}, lambda rank, took: None)
+
+    def _ask_line_if_due(self) -> float | None:
+        """Ask for a line for ranks that have stopped, if one is due; seconds until it may be."""
+        if self._prompt is None or not self.debugged.talks:
+            return None
+        self.events.hear(self._prompt)
+        return self._prompt.look(self.screen.ready, over=self._interrupted_at is not None)
+
+    def _close_prompt(self) -> None:
+        if self._prompt is not None:
+            self._prompt.close()
 
     def _give_up(self, ranks: Sequence[int]) -> None:
         self._given_up.update(ranks)
@@ -498,6 +529,10 @@ class Run:
     @property
     def positions(self) -> dict[int, Position]:
         return self.watcher.positions
+
+    @property
+    def looked_at(self) -> float:
+        return self.watcher.looked_at
 
     @property
     def facts(self) -> dict[int, dict[str, Any]]:

@@ -70,7 +70,12 @@ class RankWatcher:
         self._words: tuple[tuple[int, ...], str] = (), ""  # of the running ranks, until one moves
         self._owing: set[int] = set()  # ranks that have not answered the last question to them
         self._idle: set[int] = set()
-        self._next = self._under_way = self._assessed_at = 0.0
+        self._next = self._under_way = self._assessed_at = self._looked_at = 0.0
+
+    @property
+    def looked_at(self) -> float:
+        """When the ranks were asked for what is in `positions` (time.monotonic())."""
+        return self._looked_at
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -161,7 +166,7 @@ class RankWatcher:
         """All that can answer have: where is everybody, and is it a deadlock?"""
         this, stood_since = self._round, self._assessed_at or time.monotonic()
         this.whole, this.asked = set(this.answers) >= this.asked, set()
-        self._assessed_at = time.monotonic()
+        self._assessed_at, self._looked_at = time.monotonic(), this.at
         elapsed = this.at - this.before if this.before else float("inf")
         for rank in self._ranks:
             if rank in this.ranks or rank in self._ended:

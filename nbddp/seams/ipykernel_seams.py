@@ -20,6 +20,7 @@ OVERRIDES = ("_publish_status", "_cancel_on_sigint", "_supports_kernel_subshells
 NAMES = {
     "status messages": ("ipykernel.kernelbase:Kernel._publish_status",),
     "messages during a cell": ("ipykernel.kernelbase:Kernel._publish_status",),
+    "questions of a cell": ("ipykernel.kernelbase:Kernel._allow_stdin",),
     "interrupt of an await": ("ipykernel.ipkernel:IPythonKernel._cancel_on_sigint",),
     "topics of messages": (
         "ipyparallel.engine.kernel:IPythonParallelKernel._topic",
@@ -127,6 +128,22 @@ class Shell:
         else:
             self.kernel.schedule_dispatch(self.kernel.dispatch_shell, raw)
 
+    def taken(self) -> list[list[Any]]:
+        """Messages that ipykernel 6 has read and keeps until the cell has ended: they came with the cell's own. All
+        that is no message of this channel stays in its order."""
+        queue = getattr(self.kernel, "msg_queue", None)
+        if self.threaded or queue is None:
+            return []
+        found = []
+        for _ in range(queue.qsize()):
+            entry = queue.get_nowait()
+            _, dispatch, args = entry
+            if dispatch == self.kernel.dispatch_shell:
+                found.append(args[0])
+            else:
+                queue.put_nowait(entry)
+        return found
+
     def say(self, status: str, parent: Any) -> None:
         """Publish `busy` or `idle` for a message."""
         self.kernel._publish_status(status, "shell", parent=parent)
@@ -138,3 +155,27 @@ def lacks_of_shell(kernel_class: Any) -> list[str]:
     needed += ["shell_main"] if hasattr(kernel_class, "shell_main") else ["schedule_dispatch", "dispatch_shell"]
     named = {*dir(kernel_class), *getattr(kernel_class, "__annotations__", {}), "shell_handlers"}
     return [name for name in needed if name not in named]
+
+
+# -- what the reader is asked -------------------------------------------------------------------
+
+
+def may_ask(kernel: Any) -> bool:
+    """Whether the front end that has sent the running cell answers `input()`."""
+    return bool(getattr(kernel, "_allow_stdin", False)) and hasattr(kernel, "stdin_socket")
+
+
+def identity_of_cell(kernel: Any) -> Any:
+    """By what the front end that has sent the running cell is reached on the stdin channel."""
+    if hasattr(kernel, "_get_shell_context_var"):
+        return kernel._get_shell_context_var(kernel._shell_parent_ident)
+    known = getattr(kernel, "_shell_parent_ident", None)
+    return known.get() if known is not None else kernel._parent_ident["shell"]
+
+
+def lacks_of_stdin(kernel_class: Any) -> list[str]:
+    """What a question to the reader needs of a kernel's class and it does not have."""
+    named = {*dir(kernel_class), *getattr(kernel_class, "__annotations__", {})}
+    needed = ["get_parent", "session", "stdin_socket", "_allow_stdin"]
+    has_ident = "_get_shell_context_var" in named or "_parent_ident" in named or "_shell_parent_ident" in named
+    return [name for name in needed if name not in named] + ["_parent_ident"] * (not has_ident)

@@ -12,7 +12,7 @@ from nbddp.lessons.placement.explorer import layout
 from nbddp.lessons.precision.explorer import loss_scale
 from nbddp.lessons.rendezvous.explorer import arrived
 from nbddp.lessons.restarts.explorer import restarts
-from nbddp.lessons.ring.explorer import ring
+from nbddp.lessons.ring.explorer import before_after, ring
 from nbddp.lessons.samples.explorer import samples
 from nbddp.lessons.sharding.explorer import gathers, zero
 from nbddp.lessons.spmd.explorer import order
@@ -22,6 +22,7 @@ from nbddp.lessons.what_if.explorer import what_if
 __all__ = [
     "arrived",
     "averaging",
+    "before_after",
     "buckets",
     "collectives",
     "gathers",

@@ -10,6 +10,8 @@ from difflib import get_close_matches
 
 from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
+from nbddp.lessons.buckets import predictions as buckets
+from nbddp.lessons.hangs import predictions as hangs
 from nbddp.lessons.mean_of_means import predictions as mean_of_means
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.precision import predictions as precision
@@ -17,11 +19,15 @@ from nbddp.lessons.rendezvous import predictions as rendezvous
 from nbddp.lessons.sharding import predictions as sharding
 from nbddp.lessons.spmd import predictions as spmd
 from nbddp.lessons.tensor_parallel import predictions as tensor_parallel
+from nbddp.lessons.what_if import predictions as what_if
 
 LESSONS = (
     spmd,
     placement,
     rendezvous,
+    buckets,
+    hangs,
+    what_if,
     mean_of_means,
     precision,
     sharding,

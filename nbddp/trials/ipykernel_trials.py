@@ -33,6 +33,13 @@ def messages_during_a_cell() -> None:
     expect(not lacking, f"a kernel has no {', '.join(lacking)}")
 
 
+def questions_of_a_cell() -> None:
+    from ipykernel.ipkernel import IPythonKernel
+
+    lacking = ipykernel_seams.lacks_of_stdin(IPythonKernel)
+    expect(not lacking, f"a kernel has no {', '.join(lacking)}")
+
+
 def topics() -> None:
     from ipyparallel.engine.kernel import IPythonParallelKernel
 
@@ -95,6 +102,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "status messages": status_messages,
     "interrupt of an await": interrupt_of_an_await,
     "messages during a cell": messages_during_a_cell,
+    "questions of a cell": questions_of_a_cell,
     "topics of messages": topics,
     "history of errors": history_of_errors,
     "traceback of a reply": traceback_of_a_reply,

@@ -12,12 +12,16 @@ import io
 import linecache
 import pdb  # noqa: T100 - this is a debugger
 import queue
+import re
+import rlcompleter
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+WORD = re.compile(r"[^\W\d][\w.]*\Z")
+MOST = 200  # names that are offered
 Publish = Callable[[dict[str, Any]], None]
 
 
@@ -62,6 +66,15 @@ class Debugger:
             self._lines.put(text)
         return self.stopped
 
+    def names(self, text: str) -> list[str]:
+        """What may stand in the place of the last word of this line: names of the frame that the prompt is in."""
+        pdb_ = self._pdb
+        if not self.stopped or pdb_ is None or pdb_.curframe is None:
+            return []
+        held = getattr(pdb_, "curframe_locals", None)  # to read a frame's own again takes back what a line has set
+        known = {**pdb_.curframe.f_globals, **(pdb_.curframe.f_locals if held is None else held)}
+        return completions(text, known)
+
     def wait(self, said: str, place: list[Any]) -> str:
         """Say this, and wait for the next line."""
         self._publish({"stopped": True, "said": said, "place": place})
@@ -101,6 +114,16 @@ class _Pdb(pdb.Pdb):
         super().interaction(*args, **kwargs)
         self._debugger.goes_on(self._taken())
 
+    def do_interact(self, arg: str) -> None:
+        """Lines come one by one, each as a message: there is nothing that Python's own prompt could read from."""
+        self.message("interact has no prompt on a rank; type expressions and statements here")
+
+    def do_run(self, arg: str) -> None:
+        """A cell's run is the notebook's."""
+        self.message("q ends the cell; run it again from the notebook")
+
+    do_restart = do_run
+
     def _cmdloop(self) -> None:
         self.cmdloop()  # Stop ends the cell, and not the line
 
@@ -133,3 +156,13 @@ class _Pdb(pdb.Pdb):
 def _is_statement(frame: FrameType) -> bool:
     """Whether a frame is one of a cell's own level; IPython 7 and 8 call it `<cell line: 3>`."""
     return frame.f_code.co_name == "<module>" or frame.f_code.co_name.startswith("<cell line")
+
+
+def completions(text: str, known: dict[str, Any]) -> list[str]:
+    """Names, or attributes after a dot, that the last word of a line may become."""
+    found = WORD.search(text)
+    word = found[0] if found else ""
+    completer, names = rlcompleter.Completer(known), list[str]()
+    while word and (name := completer.complete(word, len(names))) is not None:
+        names.append(name.rstrip("( "))
+    return [name for name in dict.fromkeys(names) if name != word][:MOST]

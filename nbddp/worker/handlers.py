@@ -56,6 +56,15 @@ def _pull(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     return [values.pack_or_words(names[n]) if n in names else b"" for n in spec["names"]]
 
 
+def _evaluate(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+    """An expression of the names that cells have set: its value in words, or its error."""
+    try:
+        said = repr(eval(spec["text"], worker.shell.user_ns))
+    except Exception as e:
+        said = f"{type(e).__name__}: {e}"
+    return [said.encode("utf-8", "backslashreplace")]
+
+
 def _end_group(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """End the process group after a run that has broken it, and let go of what failed calls held."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ended whole, or the process is replaced
@@ -156,6 +165,7 @@ REQUESTS: dict[str, Callable[[Worker, Spec, Sequence[Any]], list[bytes]]] = {
     "call": _call,
     "push": _push,
     "pull": _pull,
+    "evaluate": _evaluate,
     "end_group": _end_group,
     "exits": _exits,
     "leave": _leave,

@@ -67,8 +67,9 @@ from nbddp.worker.tracing import Tracer
 OUTCOME, STOPPED = "nbddp_outcome", "nbddp_stopped"
 NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or pass it after %%ddp --"
 NO_PROMPT = (
-    "a rank has no prompt for a debugger without a panel: %ddp panel opens one, and breakpoint() stops ranks there; or "
-    "let it fail and use %debug in a cell without %%ddp, which shows each frame and what its names held"
+    "a rank has no prompt of its own: breakpoint() stops ranks and opens one where somebody can type (a terminal, a "
+    "console, a notebook that answers input()), or in %ddp panel; elsewhere let it fail and use %ddp debug in a cell "
+    "without %%ddp, which shows each frame and what its names held"
 )
 REQUEST, QUESTION = "nbddp_run", "nbddp_request"
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
@@ -536,6 +537,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """A line for the rank's debugger; whether it stands there."""
         return self.debugger.line(content["line"])
 
+    def _ask_debug_names(self, content: dict[str, Any]) -> list[str]:
+        """What may complete a line for the rank's debugger."""
+        return self.debugger.names(content["text"])
+
     def _recorded(self, whole: bool) -> flight.Held:
         """What the flight recorders hold; without `whole` only what may not be done. The first is kept for this run: a
         rank that is freed says which call it was freed from."""
@@ -643,6 +648,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         "seams": _ask_seams,
         "repeat": _ask_repeat,
         "debug": _ask_debug,
+        "debug_names": _ask_debug_names,
         "pace": _ask_pace,
         "step": _ask_step,
         "through": _ask_through,

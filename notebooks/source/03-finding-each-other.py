@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Finding each other
 #
-# The processes that a launcher starts do not know each other. Before they can sum a single gradient, they must meet. This meeting is called
+# The processes that a launcher starts do not know each other. Before they can add up a single gradient they must meet. This meeting is called
 # the **rendezvous**.
 #
 # **After this lesson you can**
@@ -9,7 +9,7 @@
 # - say what `init_process_group` reads and what it waits for;
 # - choose a backend;
 # - read a `torchrun` command line;
-# - find the mistake when `init_process_group` never returns.
+# - find the mistake when `init_process_group` does not return.
 
 # %%
 # %load_ext nbddp
@@ -17,8 +17,8 @@
 # %% [markdown]
 # ## Four variables
 #
-# A process reads from its environment where to meet the others and which rank it has. We start four processes on two simulated nodes and
-# print MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK.
+# A process reads from its environment where to meet the others and which rank it has. The next cell starts four processes on two simulated
+# nodes and prints these variables: `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE` and `RANK`.
 
 # %% tags=["prediction", "hidden"]
 from nbddp.teach import predict
@@ -30,23 +30,21 @@ predict.variables_that_differ()
 import os
 
 print(*(f"{name}={os.environ[name]}" for name in ("MASTER_ADDR", "WORLD_SIZE", "RANK")))
-print("a number as MASTER_PORT:", os.environ["MASTER_PORT"].isdecimal())
+print("MASTER_PORT is a number:", os.environ["MASTER_PORT"].isdecimal())
 
 # %% [markdown]
-# - `MASTER_ADDR` and `MASTER_PORT` are the meeting point. The address is `localhost` because our two nodes are one machine; on two machines it
-#   is the name of one of them.
-# - `WORLD_SIZE` is the number of processes to wait for.
-# - `RANK` is the number of this process.
+# `MASTER_ADDR` and `MASTER_PORT` are the meeting point of all processes. `WORLD_SIZE` is the number of processes to wait for. (The address is
+# `localhost` because our two nodes are one machine. On two machines it is the name of one of them.)
 #
 # ## The meeting point is a store
 #
-# At that address a small server keeps a dictionary, the **store**. Any process may `set` a key. `get` returns the value of a key, and **waits
-# until some process has set it**. This wait makes the store a meeting point.
+# At that address a small server keeps a dictionary, the **store**. Any process can `set` a key. `get` returns the value of a key and **waits
+# until some process has set it**. Because `get` waits, processes can meet at the store.
 #
-# In the next cell rank 3 sets its key a second later than the others.
+# In the next cell every rank sets a key of its own and reads the keys of all ranks. Rank 3 is a second late.
 
 # %% tags=["prediction", "hidden"]
-predict.found_by_rank_0()
+predict.late_key()
 
 # %%
 # %%ddp
@@ -63,21 +61,21 @@ print("found:", [r for r in range(world_size) if store.get(f"hello from {r}") ==
 del store
 
 # %% [markdown]
-# `init_process_group` does the same with more keys. Each rank writes its network address to the store and reads the addresses of the others.
-# Then the ranks connect to each other, and the store is no longer needed. The library that moves tensors over these connections is the
-# **backend**:
+# `init_process_group` does the same with more keys. Each rank writes its network address into the store and reads the addresses of the others.
+# Then the ranks connect to each other. From then on, tensors travel over these connections, and not through the store.
 #
-# | backend | carries | when |
+# The library that moves the tensors is the **backend**:
+#
+# | backend | moves | use it |
 # |---|---|---|
-# | **gloo** | CPU tensors; CUDA tensors through a copy in CPU memory | on CPUs, as in these lessons |
-# | **NCCL** | CUDA tensors, from GPU to GPU | training on NVIDIA GPUs: the fastest backend there. Each process needs its own GPU. NCCL finds InfiniBand between nodes by itself; on Ethernet you may have to name the network interface: `NCCL_SOCKET_IFNAME=eth0` |
-# | **MPI** | CPU tensors; CUDA tensors if the MPI library can | on clusters built for MPI. It needs a torch that was built from source on a machine with MPI (`libopenmpi-dev`, for example). `mpirun` starts the processes and gives them rank and world size instead of the variables |
+# | **gloo** | CPU tensors; CUDA tensors through a copy on the CPU | on CPUs, as in these lessons |
+# | **NCCL** | CUDA tensors, from GPU to GPU | for training on NVIDIA GPUs, where it is the fastest. Each process needs its own GPU. NCCL finds InfiniBand by itself; on Ethernet you may have to name the network interface, as in `NCCL_SOCKET_IFNAME=eth0` |
+# | **MPI** | CPU tensors; CUDA tensors if the MPI library supports them | on clusters built for MPI. It requires a torch built from source with MPI installed (for example `libopenmpi-dev`). `mpirun` starts the processes and sets rank and world size instead of the variables |
 #
-# The next cell calls `init_process_group` without arguments, and prints which backends this torch has.
+# The next cell calls `init_process_group` without arguments. Then it takes rank and world size from the four variables.
 
 # %% tags=["prediction", "hidden"]
-predict.source_of_the_rank()
-predict.mpi_from_pip()
+predict.backends_from_pip()
 
 # %%
 # %%ddp
@@ -87,14 +85,17 @@ print(f"gloo: {dist.is_gloo_available()}, MPI: {dist.is_mpi_available()}")
 dist.destroy_process_group()
 
 # %% [markdown]
-# Without arguments `init_process_group` uses the four variables (`init_method="env://"`). The tensor's device then selects the backend: gloo for CPU
-# tensors, NCCL for CUDA tensors. `init_process_group("nccl")` allows NCCL only. End a group with `destroy_process_group` when you no longer need it.
+# Reading the four variables is the default, `init_method="env://"`. Without a backend argument, the tensor decides: gloo if it is on the CPU,
+# NCCL if it is on a GPU. `init_process_group("nccl")` sets up NCCL only. Call `destroy_process_group` at the end of the program.
 #
 # ## Who has arrived?
 #
-# Which process hosts the store? Under `torchrun` the launcher does. Without a launcher **rank 0 hosts it**, on its own node at `MASTER_PORT`, and the
-# others look for it at `MASTER_ADDR`. The explorer shows this case with two nodes, `node0` and `node1`. Start the processes one by one, then try the
-# mistakes.
+# Which process hosts the store?
+#
+# - Under `torchrun` the launcher hosts it.
+# - Without a launcher, **the process with rank 0 hosts it** on its own node, at `MASTER_PORT`. The others look for it at `MASTER_ADDR`.
+#
+# The explorer shows the second case, with two nodes called `node0` and `node1`.
 
 # %% tags=["prediction", "hidden"]
 predict.three_of_four()
@@ -106,18 +107,18 @@ from nbddp.teach import explore
 explore.arrived()
 
 # %% [markdown]
-# No process continues before all have arrived. So a mistake in one process's variables stops **all** of them, and the processes with correct variables
-# seem to hang. After the timeout (30 minutes, or 10 for `"nccl"`) the error names a socket or a key, not the mistake. Try each mistake in the list, and
-# see who waits for whom.
+# No process continues before all have arrived. So a mistake in one process's variables blocks **all** processes, also those with correct
+# variables. After the timeout (30 minutes, or 10 with `"nccl"`) the error names a socket or a key, but not the mistake. Choose each mistake in
+# the list and look who waits for whom.
 #
 # ## Four broken configurations
 #
-# Each function below returns the variables of one process. There are two nodes, `node0` and `node1`, with two processes each. Each function has one
-# mistake:
+# Each function below returns the variables of one process: two nodes, `node0` and `node1`, with two processes each. Each function has one
+# mistake.
 #
-# 1. Look for it.
-# 2. Run the check. It starts four processes with these variables and says what happened.
-# 3. Correct the function.
+# 1. Look for the mistake.
+# 2. Run the check. It lets four processes meet with these variables and reports what happened.
+# 3. Correct the function and run the check again.
 #
 # ### The first
 
@@ -141,7 +142,7 @@ check.by_address(by_address)
 # %% tags=["solution"]
 def by_address(node, local_rank):
     return {
-        "MASTER_ADDR": "node0",  # rank 0's node, for every process
+        "MASTER_ADDR": "node0",  # rank 0's node, for all processes
         "MASTER_PORT": 29400,
         "WORLD_SIZE": 4,
         "RANK": 2 * node + local_rank,
@@ -199,7 +200,7 @@ def by_size(node, local_rank):
     return {
         "MASTER_ADDR": "node0",
         "MASTER_PORT": 29400,
-        "WORLD_SIZE": 4,  # as many processes as are started
+        "WORLD_SIZE": 4,  # the number of processes that are started
         "RANK": 2 * node + local_rank,
     }
 
@@ -228,14 +229,14 @@ def by_host(node, local_rank):
         "MASTER_ADDR": "node0",
         "MASTER_PORT": 29400,
         "WORLD_SIZE": 4,
-        "RANK": 2 * node + local_rank,  # from 0: rank 0 hosts the store
+        "RANK": 2 * node + local_rank,  # begins at 0: rank 0 hosts the store
     }
 
 
 # %% [markdown]
 # ## The launcher sets them for you
 #
-# `torchrun` starts the processes of one node and sets their variables. On several nodes you run the same command once on each node:
+# `torchrun` starts the processes of one node and sets their variables. For several nodes, start it once on each node with the same command:
 #
 # ```sh
 # torchrun --nnodes=2 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=node0:29400 --rdzv-id=job7 train.py
@@ -243,24 +244,24 @@ def by_host(node, local_rank):
 #
 # | option | meaning |
 # |---|---|
-# | `--nnodes=2` | number of nodes; with `1:4` nodes may join and leave, from one to four |
+# | `--nnodes=2` | number of nodes; with `1:4`, one to four nodes, which may join and leave |
 # | `--nproc-per-node=4` | processes per node, the local world size |
-# | `--rdzv-endpoint=node0:29400` | where the **launchers** meet; they agree on the node numbers and assign the ranks |
-# | `--rdzv-backend=c10d` | how they meet: at a store like the one above, hosted at the endpoint. With `etcd-v2` or `etcd` the endpoint is your own etcd server with API v2 enabled |
-# | `--rdzv-id=job7` | name of the job; launchers with another id do not join |
-# | `--standalone` | replaces all of these on a single node: a store on a free port |
+# | `--rdzv-endpoint=node0:29400` | where the **launchers** meet. There they agree on the node numbers and assign the ranks |
+# | `--rdzv-backend=c10d` | how they meet: at a store like the one above, hosted at the endpoint. With `etcd-v2` or `etcd` the endpoint is an etcd server that you run, with its v2 API enabled |
+# | `--rdzv-id=job7` | identifies the job; launchers with another id do not join |
+# | `--standalone` | replaces the three `--rdzv` options on one node: a store on a free port |
 #
-# So there are two meetings. First the launchers meet at the endpoint. Then the workers meet at `MASTER_ADDR` and `MASTER_PORT`, which the launchers have
-# chosen. After a restart the launchers assign ranks again, so a program must not rely on keeping its rank.
+# So there are two meetings. First the launchers meet at the endpoint. Then the workers meet at `MASTER_ADDR` and `MASTER_PORT`, which the
+# launchers have chosen. When workers are restarted, ranks are assigned anew. A program must not rely on keeping its rank.
 #
-# The launcher sets more than the four variables. For each worker there is its number among
+# The launcher sets further variables for each worker:
 #
-# - the workers of its node: `LOCAL_RANK`;
-# - the nodes: `GROUP_RANK`;
-# - the workers of its **role**: `ROLE_RANK`.
+# - `LOCAL_RANK`: its number among the workers of its node;
+# - `GROUP_RANK`: the number of its node;
+# - `ROLE_RANK`: its number among the workers with the same **role**.
 
 # %% tags=["prediction", "hidden"]
-predict.role_rank_differs()
+predict.role_rank()
 predict.local_rank_differs()
 
 # %%
@@ -271,11 +272,14 @@ for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"):
 print("ROLE_NAME", os.environ["ROLE_NAME"])
 
 # %% [markdown]
-# All four have the same role, `default`, as in nearly every job. With `--role=trainer` on the first node and `--role=evaluator` on the second, ranks 2 and 3 have
-# `ROLE_RANK` 0 and 1 and a `ROLE_WORLD_SIZE` of 2, while `RANK` and `WORLD_SIZE` still count all four. `init_process_group` reads `RANK` and `WORLD_SIZE` only.
+# Nearly every job has one role, `default`. To have two, start the launcher on the first node with `--role=trainer` and the one on the second
+# with `--role=evaluator`. Then `ROLE_NAME` differs, and ranks 2 and 3 get the `ROLE_RANK` 0 and 1 with a `ROLE_WORLD_SIZE` of 2. `RANK` and
+# `WORLD_SIZE` still count all four processes. `init_process_group` reads only these two.
 #
-# `python -m torch.distributed.launch` is the older launcher and is deprecated. It sets the same variables, but also passes the local rank as an argument, `--local-rank=3`, unless
-# you add `--use-env`. A script that reads the argument runs under both launchers like this:
+# ### The older launcher
+#
+# `python -m torch.distributed.launch` is deprecated. It sets the same variables, but it also passes the local rank as an argument,
+# `--local-rank=3`, unless you give it `--use-env`. A script that reads the argument runs under both launchers if it has this default:
 #
 # ```python
 # parser.add_argument("--local-rank", "--local_rank", type=int, default=int(os.environ.get("LOCAL_RANK", 0)))
@@ -283,35 +287,37 @@ print("ROLE_NAME", os.environ["ROLE_NAME"])
 #
 # Both launchers
 #
-# - run `train.py` with their own Python interpreter; set `PYTHON_EXEC` to use another one;
-# - expect the program of **one** worker, which reads rank and world size from the environment and does not start others with `torch.multiprocessing.spawn`. The cells of
-#   these lessons are such programs;
-# - set `OMP_NUM_THREADS` to 1 if there are several processes per node and you have not set it. Otherwise every process would start a thread on every core.
+# - run `train.py` with the Python that runs them; `PYTHON_EXEC` names another one;
+# - expect a script that is the program of **one** worker: it reads rank and world size from the environment and starts no processes with
+#   `torch.multiprocessing.spawn`. The cells of these lessons are such scripts;
+# - set `OMP_NUM_THREADS` to 1 if there are several processes on a node and you have not set it. Otherwise every process would start a thread
+#   per core.
 #
 # ## To remember
 #
-# - `init_process_group()` reads `MASTER_ADDR`, `MASTER_PORT`, `RANK` and `WORLD_SIZE`, and returns when `WORLD_SIZE` ranks have met.
-# - They meet at a store, a dictionary whose `get` waits for the `set`. The launcher hosts it, or else rank 0.
-# - If it never returns, ask which rank is missing: one that has not started, that exists twice, or that looks for the store at another address.
+# - `init_process_group()` reads `MASTER_ADDR`, `MASTER_PORT`, `RANK` and `WORLD_SIZE`. It returns when `WORLD_SIZE` ranks have met.
+# - They meet at a store, a dictionary in which `get` waits for `set`. The launcher hosts it, or rank 0 if there is no launcher.
+# - If `init_process_group` does not return, ask which rank is missing: it has not started, exists twice, or looks for the store elsewhere.
 #
-# **On real GPUs:** on two machines, run the command above with a script that prints rank and world size. Then change `--rdzv-id` on one of them. Which message
-# appears, on which machine, and after how long?
+# **On real GPUs:** on two machines, run the `torchrun` command above with a script that prints rank and world size. Then change `--rdzv-id` on
+# one of them. Which machine reports an error, what does it say, and after how long?
 #
 # ## Glossary
 #
-# - **rendezvous**: the meeting in which processes find each other before they communicate.
-# - **store**: a dictionary on a server that all processes can reach; `get` waits until a key is set.
-# - **process group**: processes that communicate by collectives. `init_process_group` makes the default group of all ranks.
-# - **backend**: the library that moves tensors between processes: gloo, NCCL or MPI.
+# - **rendezvous**: the meeting of a job's processes, or of its launchers.
+# - **store**: a key-value server at which they meet; `get` waits until the key is set.
+# - **process group**: the ranks that communicate with each other, set up by `init_process_group`.
+# - **backend**: the library that moves the tensors: gloo, NCCL or MPI.
 # - **launcher**: the program that starts the workers of a node and sets their variables, such as `torchrun`.
-# - **endpoint**: host and port at which launchers meet.
-# - **role**: a name for a kind of worker in a job.
+# - **role**: a name for workers that do the same job; ranks are also counted within a role.
 #
 # ## Further reading
 #
-# - [torchrun (Elastic Launch)](https://docs.pytorch.org/docs/stable/elastic/run.html) and [Rendezvous](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html), PyTorch documentation
-# - [Distributed communication package: backends, initialization, TCPStore](https://docs.pytorch.org/docs/stable/distributed.html), PyTorch documentation
-# - [NCCL environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html), NVIDIA
+# - [torchrun (Elastic Launch)](https://docs.pytorch.org/docs/stable/elastic/run.html), PyTorch documentation
+# - [Distributed communication package, torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html), PyTorch documentation:
+#   initialization, stores, backends
+# - [Rendezvous](https://docs.pytorch.org/docs/stable/elastic/rendezvous.html), PyTorch documentation
+# - [NCCL environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html), NVIDIA documentation
 
 # %%
 # %ddp stop

@@ -1,11 +1,14 @@
 # %% [markdown]
 # # Collectives by hand
 #
-# In training, ranks exchange tensors by **collectives**: operations that all ranks of a process group call together. All of them can be
-# made from two simpler things, a rank that sends and a rank that receives.
+# In training, ranks exchange tensors by **collectives**: operations that all ranks of a process group call together. Every collective can be
+# built from two operations: one rank sends, another receives.
 #
-# **After this lesson you can** say what broadcast, reduce, all-gather, reduce-scatter, all-to-all and all-reduce leave on which rank,
-# write them with `send` and `recv`, and write the ring all-reduce, which moves the gradients in data-parallel training.
+# **After this lesson you can**
+#
+# - say what each collective leaves on which rank;
+# - write collectives with `send` and `recv`;
+# - write the ring all-reduce, which moves the gradients in data-parallel training.
 
 # %%
 # %load_ext nbddp
@@ -13,13 +16,18 @@
 # %% [markdown]
 # ## Two ranks: send and receive
 #
-# `dist.send(tensor, dst)` gives a tensor to rank `dst`; `dist.recv(tensor, src)` waits for one from rank `src` and writes it into `tensor`,
-# which must have the same shape and dtype.
+# `dist.send(tensor, dst)` sends a tensor to rank `dst`. `dist.recv(tensor, src)` waits for a tensor from rank `src` and writes it into
+# `tensor`, which must have the same shape and dtype.
 #
-# Below, every rank has one number: 1 on rank 0, 10 on rank 1, 100 on rank 2, 1000 on rank 3. So a sum shows what it is made of: 1101 is
-# what ranks 0, 2 and 3 had.
+# Below, every rank has one number: 1 on rank 0, 10 on rank 1, 100 on rank 2, 1000 on rank 3. So you can see which ranks contributed to a sum:
+# 1101 is the sum of ranks 0, 2 and 3.
 #
-# **Predict:** what does rank 2 print?
+# Each cell calls `init_process_group`, as a script does. You can run any cell again.
+
+# %% tags=["prediction", "hidden"]
+from nbddp.teach import predict
+
+predict.received_by_rank_2()
 
 # %%
 # %%ddp --nproc 4
@@ -40,14 +48,18 @@ print("has", got.item())
 # %% [markdown]
 # ## One to all, all to one
 #
-# **Broadcast** leaves rank 0's tensor on every rank. **Reduce** leaves the sum of all tensors on rank 0. By hand, rank 0 does all the work
-# and the others queue up for it.
-#
-# **Predict** both results for rank 3. What does a rank other than 0 have after a reduce?
+# **Broadcast** copies rank 0's tensor to every rank. **Reduce** adds up the tensors of all ranks on rank 0. In both functions below, rank 0
+# sends or receives once for each other rank, one after the other.
 
+# %% tags=["prediction", "hidden"]
+predict.broadcast_on_rank_3()
+predict.reduce_on_rank_3()
 
 # %%
 # %%ddp
+dist.init_process_group()
+
+
 def broadcast(x):
     """Rank 0's x, on every rank."""
     if rank == 0:
@@ -75,23 +87,29 @@ print(f"broadcast {broadcast(mine).item()}, reduce {reduce(mine).item()}")
 # %% [markdown]
 # ## All to all
 #
-# Here every rank has a list of one piece for each rank.
+# Here every rank has a list with one piece for each rank.
 #
-# | collective | rank *r* has in the end |
+# | collective | result on rank *r* |
 # |---|---|
-# | **all-gather** | what every rank had (one piece each), side by side |
-# | **all-to-all** | piece *r* of every rank: rows become columns |
+# | **all-gather** | the tensors of all ranks, in rank order |
+# | **all-to-all** | piece *r* of every rank, in rank order |
 # | **reduce-scatter** | the sum of every rank's piece *r* |
 #
-# All-gather and reduce-scatter follow from all-to-all: give everyone the same piece, or add what you got. `isend` starts a send and returns
-# at once; `wait()` is when it must be over.
+# All-to-all gives us the other two. For all-gather, send the same piece to every rank. For reduce-scatter, add up what you receive.
 #
-# **Predict:** rank *r* has the pieces `10 * r, 10 * r + 1, 10 * r + 2, 10 * r + 3`. What does rank 1 have after the all-to-all, and after
-# the reduce-scatter?
+# `isend` starts a send and returns at once. `wait()` returns when that send has ended.
+#
+# In the next cell, rank *r* has the pieces `10 * r`, `10 * r + 1`, `10 * r + 2` and `10 * r + 3`.
 
+# %% tags=["prediction", "hidden"]
+predict.all_to_all_on_rank_1()
+predict.reduce_scatter_on_rank_1()
 
 # %%
 # %%ddp
+dist.init_process_group()
+
+
 def all_to_all(pieces):
     """Piece `rank` of every rank, in rank order."""
     got = [torch.empty_like(p) for p in pieces]
@@ -127,12 +145,12 @@ print("reduce-scatter", reduce_scatter(pieces).item(), end="   ")
 print("all-gather", numbers(all_gather(mine)))
 
 # %% [markdown]
-# PyTorch has all of these. In a program one calls them; which way the bytes take is then the backend's choice (gloo here, NCCL on GPUs).
-#
-# **Predict:** do they leave the same on every rank as ours?
+# PyTorch has all these collectives. A program calls them, and the backend (gloo here, NCCL on GPUs) decides how the bytes travel. The next cell
+# compares PyTorch's results with ours.
 
 # %%
 # %%ddp
+dist.init_process_group()
 theirs = [torch.empty_like(mine) for _ in range(world_size)]
 dist.all_gather(theirs, mine)
 turned = torch.empty(world_size, dtype=torch.int64)
@@ -143,28 +161,52 @@ dist.reduce_scatter(added, pieces)
 theirs == all_gather(mine), turned.tolist() == numbers(all_to_all(pieces)), added.equal(reduce_scatter(pieces))
 
 # %% [markdown]
-# ## When everyone sends first
+# ## Before and after
 #
-# Now each rank passes its tensor to its right neighbour, and the last one to rank 0: a ring.
+# The explorer shows what each rank has before and after a collective. A letter is a rank's tensor: A on rank 0, B on rank 1. A2 is piece 2 of
+# it. Letters in one frame are a sum, and a dash means no input or no result. Two collectives are new: **scatter** gives each rank a piece of rank 0's tensor, and **gather**
+# collects all tensors on rank 0.
+
+# %% tags=["prediction", "hidden"]
+predict.ranks_with_all_after_gather()
+predict.reduce_scatter_then_all_gather()
+
+# %% tags=["nbval-ignore-output"]
+from nbddp.teach import explore
+
+explore.before_after()
+
+# %% [markdown]
+# Choose each collective in the list. They differ in only three ways: who has the data before, who has the result after, and whether tensors are
+# added up.
 #
-# **Predict:** every rank sends, then receives. What happens?
+# ## When all ranks send first
+#
+# Now each rank passes its tensor to its right neighbour. The right neighbour of the last rank is rank 0, so the ranks form a **ring**.
+
+# %% tags=["prediction", "hidden"]
+predict.all_send_first()
 
 # %% tags=["raises-exception"]
 # %%ddp --hang-after 1
+dist.init_process_group()
 right, left = (rank + 1) % world_size, (rank - 1) % world_size
 dist.send(mine, right)
 dist.recv(got, left)
 
 # %% [markdown]
-# A `send` is over when the other side has received. All wait in `send`, so nobody gets to `recv`: a **deadlock**. (Some backends and
-# sizes let a send end early, and then such a program works, until the tensors grow.) With `isend` the send is under way while the
-# rank receives. The failed run has ended the process group, so the cell makes a new one.
+# A `send` ends when its receiver has received. All ranks are blocked in `send`, so none of them reaches `recv`: a **deadlock**. (With some
+# backends and sizes a send ends early. Then such a program works until the tensors grow.)
 #
-# **Predict:** what does rank 0 have in the end?
+# With `isend`, a rank can receive while its send is in progress.
+
+# %% tags=["prediction", "hidden"]
+predict.passed_to_rank_0()
 
 # %%
 # %%ddp
 dist.init_process_group()
+right, left = (rank + 1) % world_size, (rank - 1) % world_size
 work = dist.isend(mine, right)
 dist.recv(got, left)
 work.wait()
@@ -174,31 +216,34 @@ dist.destroy_process_group()
 # %% [markdown]
 # ## The ring all-reduce, on symbols
 #
-# **All-reduce** leaves the sum of all tensors on every rank. Reduce, then broadcast would do, but everything goes through rank 0: with *n*
-# ranks and *K* bytes it receives (*n* − 1) · *K* bytes and sends as many, while the others wait. The **ring all-reduce** has no such rank.
-# Each rank cuts its tensor into *n* chunks, and in every step each sends *one chunk* to its right neighbour:
+# **All-reduce** gives every rank the sum of all tensors. A reduce followed by a broadcast does the same, but everything goes through rank 0:
+# with *n* ranks and *K* bytes, rank 0 receives (*n* − 1) · *K* bytes and sends as many, while the others wait.
 #
-# 1. in the first *n* − 1 steps what arrives is **added** to the chunk that is there (a reduce-scatter);
-# 2. in the next *n* − 1 steps chunks that are complete go round and **replace** what is there (an all-gather).
+# The **ring all-reduce** spreads this work over all ranks. Each rank cuts its tensor into *n* **chunks**. In every step each rank sends *one
+# chunk* to its right neighbour:
 #
-# In the picture a letter is a rank's part of a chunk. A complete chunk has all letters, each once.
+# 1. In the first *n* − 1 steps, a rank **adds** the arriving chunk to its own. This is a reduce-scatter.
+# 2. In the next *n* − 1 steps, an arriving chunk is complete and **replaces** the rank's own. This is an all-gather.
 #
-# **Predict** for 4 ranks: after how many steps is the first chunk complete, and on how many ranks is it then? If the adding stops one step
-# early, what is missing in the end, and where?
+# In the explorer a letter is one rank's part of a chunk. A complete chunk has every letter once.
+
+# %% tags=["prediction", "hidden"]
+predict.steps_to_the_first_chunk()
+predict.chunks_short_of_a_part()
 
 # %% tags=["nbval-ignore-output"]
-from nbddp.teach import explore
-
 explore.ring()
 
 # %% [markdown]
-# After three steps every rank has one complete chunk; three more bring all to all. A program that adds one step less ends with one letter
-# missing in *every* chunk, on *all* ranks alike: comparing ranks with each other would find nothing wrong.
+# Press Play, or take the steps one by one. When the first half ends, every rank has one complete chunk, each rank a different one. The second
+# half copies them to all ranks.
+#
+# Now choose the program that adds one step less. It shows why comparing the ranks with each other is not a test: they agree on wrong sums.
 #
 # ## Exercise: which chunk?
 #
-# All depends on which chunk a rank sends in a step. Steps are counted from 0 to 2 (*n* − 1) − 1, through both halves. The check carries your schedule out on
-# symbols, on two, three and four ranks.
+# The algorithm depends on which chunk a rank sends in which step. Steps are numbered from 0 to 2 (*n* − 1) − 1, through both halves. The check
+# simulates your schedule on two, three and four ranks.
 
 
 # %% tags=["exercise"]
@@ -220,13 +265,15 @@ def chunk_to_send(rank, step, world_size):
 
 
 # %% [markdown]
-# Stuck? `check.chunk_to_send(chunk_to_send, hint=True)` gives a hint, and another one each time it is run.
+# Stuck? `check.chunk_to_send(chunk_to_send, hint=True)` gives a hint, and the next one each time you run it.
 #
 # ## Exercise: the ring all-reduce, on tensors
 #
-# Now with real tensors on real ranks, with nothing but sends and receives. The check runs it on 4, 3 and 2 ranks, on numbers that differ from
-# rank to rank. The length of `x` need not be a multiple of the world size: `x.tensor_split(world_size)` always makes `world_size` chunks,
-# some of them shorter, even empty. (`x.chunk(4)` cuts 5 numbers into only three.)
+# Now write the ring all-reduce for real tensors on real ranks, with only sends and receives. The check runs it on 4, 3 and 2 ranks, with
+# different numbers on each rank.
+#
+# The length of `x` need not be a multiple of the world size. `x.tensor_split(world_size)` always makes `world_size` chunks; some may be shorter
+# or empty. (`x.chunk(4)` cuts 5 numbers into only three chunks.)
 
 
 # %% tags=["exercise"]
@@ -235,7 +282,7 @@ def ring_all_reduce(x):
     import torch
     import torch.distributed as dist
 
-    ...  # your code: dist.get_rank() and dist.get_world_size() say who and how many
+    ...  # your code; use dist.get_rank() and dist.get_world_size()
 
 
 # %%
@@ -264,7 +311,11 @@ def ring_all_reduce(x):
 # %% [markdown]
 # ## What it costs
 #
-# **Predict:** a model has 400 MB of gradients. How much does each rank send, on 4 ranks? On 64? And rank 0 of a reduce and broadcast?
+# A model has 400 MB of gradients. How much does each rank send, in the ring and in a reduce followed by a broadcast?
+
+# %% tags=["prediction", "hidden"]
+predict.sent_in_the_ring()
+predict.sent_by_rank_0()
 
 # %%
 print("ranks   ring, each rank sends   reduce + broadcast, rank 0 sends")
@@ -272,18 +323,39 @@ for n in (2, 4, 16, 64):
     print(f"{n:5}   {2 * (n - 1) / n * 400:18.0f} MB   {(n - 1) * 400:29} MB")
 
 # %% [markdown]
-# In the ring each rank sends 2 (*n* − 1) chunks of *K*/*n* bytes, which stays below 2 *K* however many ranks there are. What grows is the
-# number of steps, and with it the latency: that is why DDP puts small gradients together into buckets before it sends them.
+# In the ring each rank sends 2 (*n* − 1) chunks of *K*/*n* bytes. This stays below 2 *K* for any number of ranks. The number of steps grows with
+# *n*, however, and each step adds latency. That is one reason why DDP collects small gradients in buckets before it sends them.
 #
 # ## To remember
 #
-# - A collective is called by all ranks of the group; reduce-scatter followed by all-gather is an all-reduce.
-# - A send waits for its receive: if all ranks send first, none goes on; start the send, receive, then wait.
-# - The ring all-reduce takes *n* − 1 steps that add and *n* − 1 that pass on, and each rank sends less than twice its tensor, for any *n*.
+# - All ranks of the group call a collective. A reduce-scatter followed by an all-gather is an all-reduce.
+# - A send waits for its receive. If all ranks send first, they deadlock: start the send, receive, then wait for the send.
+# - The ring all-reduce adds in *n* − 1 steps and passes on in *n* − 1 steps. Each rank sends less than twice its tensor, for any *n*.
 #
-# **On real GPUs:** put the tensors of `ring_all_reduce` on `torch.device("cuda", local_rank)` and time it against `dist.all_reduce` on a
-# gigabyte (call `torch.cuda.synchronize()` before you look at the clock). NCCL takes sends and receives of one step as a group: write the
-# step with `dist.batch_isend_irecv`. `%ddp bench` draws the bandwidth that NCCL reaches, and `NCCL_DEBUG=INFO` tells which rings it has built.
+# **On real GPUs:** put the tensors of `ring_all_reduce` on `torch.device("cuda", local_rank)` and compare its time with that of
+# `dist.all_reduce` on a gigabyte. (Call `torch.cuda.synchronize()` before you read the clock.) NCCL needs the send and the receive of a step as
+# one group: write the step with `dist.batch_isend_irecv`. `%ddp bench` draws the bandwidth that NCCL reaches, and `NCCL_DEBUG=INFO` logs the
+# rings it has built.
+#
+# ## Glossary
+#
+# - **collective**: an operation that all ranks of a process group call together.
+# - **broadcast**, **scatter**: give every rank a copy, or a piece, of one rank's tensor.
+# - **gather**, **all-gather**: collect the tensors of all ranks on one rank, or on all.
+# - **reduce**, **all-reduce**: add up the tensors of all ranks, on one rank, or on all.
+# - **reduce-scatter**: adds up the tensors of all ranks and leaves one piece of the sum on each.
+# - **all-to-all**: sends piece *r* of every rank to rank *r*.
+# - **deadlock**: ranks wait for each other, and none can continue.
+# - **chunk**: one of the *n* pieces into which the ring cuts a tensor.
+#
+# ## Further reading
+#
+# - Patarasuk and Yuan, [Bandwidth optimal all-reduce algorithms for clusters of
+#   workstations](https://doi.org/10.1016/j.jpdc.2008.09.002), Journal of Parallel and Distributed Computing 69 (2009)
+# - [Distributed communication package, torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html), PyTorch documentation: all
+#   collectives, `isend`, `batch_isend_irecv`
+# - [Collective operations](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html), NCCL documentation, with a figure
+#   of each
 
 # %%
 # %ddp stop

@@ -1,11 +1,15 @@
 # %% [markdown]
 # # Averaging gradients
 #
-# Data-parallel training has one idea: every rank holds the same model, works out gradients on its own part of the batch, and the ranks
-# average them before they step. All else that DistributedDataParallel does is about doing this fast.
+# Data-parallel training has one idea: every rank has the same model, computes gradients on its own part of the batch, and the ranks average
+# their gradients before each step. Everything else that DistributedDataParallel (DDP) does makes this fast.
 #
-# **After this lesson you can** say why the average is right, write it by hand, tell by what a wrong one gives itself away (and by what
-# it does not), and say what DDP does when it is made and in every `backward()`.
+# **After this lesson you can**
+#
+# - say why the average is right;
+# - write it by hand;
+# - say which tests detect a wrong average, and which do not;
+# - say what DDP does when it is constructed and in every `backward()`.
 
 # %%
 # %load_ext nbddp
@@ -13,10 +17,16 @@
 # %% [markdown]
 # ## Four ranks, four shards
 #
-# A batch of 32 samples; rank *r* takes every fourth, beginning with the *r*-th: the shards are **disjoint**, and together they are the batch.
-# The model starts equal on all ranks, because all use one seed. Each rank works out the gradients of the mean loss of its own 8 samples.
+# A rank's part of the data is its **shard**. The batch below has 32 samples, and rank *r* takes every fourth of them, starting with sample *r*.
+# The four shards are **disjoint**: no sample is in two of them. Together they are the batch.
 #
-# **Predict:** how does the mean of the four gradients compare with the gradient that one process gets from all 32 samples?
+# All ranks use the same seed, so their models start equal. Each rank computes the gradients of the mean loss over its own 8 samples. Beside it,
+# every rank also computes what one process gets from all 32 samples.
+
+# %% tags=["prediction", "hidden"]
+from nbddp.teach import predict
+
+predict.mean_of_four()
 
 # %%
 # %%ddp --nproc 4
@@ -50,19 +60,18 @@ mean /= world_size
 print(f"own {own:.3f}, mean of all {mean:.3f}, one process with all the data {whole[0].weight.grad[0, 0]:.3f}")
 
 # %% [markdown]
-# They are equal. The loss is a mean over samples, so its gradient is a mean of the samples' gradients, and the mean of four means over
-# equally many samples is the mean over all. (Shards of different sizes would have to be weighted.) A rank's own gradient may be far from it.
+# The loss is a mean over samples, so its gradient is the mean of the samples' gradients. If shards have different sizes, the mean must be
+# weighted by their sizes. A single rank's gradient can be far from the mean.
 #
 # ## What goes wrong without it
 #
-# The picture has a smaller model, a line *y = wx + b*, so that the parameters can be followed. Every rank sees another part of the points. The
-# dots are one process that has all of them.
-#
-# **Predict** before you move the controls:
-#
-# 1. All start equal, gradients are not exchanged: does the distance between ranks grow without end?
-# 2. Every rank starts from its own random parameters, gradients are averaged: does averaging bring the ranks together?
-# 3. All start equal, gradients are summed and not divided: what do you see in the loss, and in the distance?
+# The explorer trains a smaller model, a line *y = wx + b*. Each rank has its own points and, after some steps, its own line. The dotted line is
+# one process that has all points. The lower panels show the loss on all points, and the largest distance of any rank's (*w*, *b*) from rank 0's.
+
+# %% tags=["prediction", "hidden"]
+predict.distance_without_exchange()
+predict.distance_from_own_starts()
+predict.summed_gradients()
 
 # %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
@@ -70,18 +79,17 @@ from nbddp.teach import explore
 explore.averaging()
 
 # %% [markdown]
-# 1. No: each rank goes to the line that fits its own shard. None of them fits all points.
-# 2. No: all ranks take the *same step*, so the distance stays what it was at the start. Therefore parameters are **broadcast** once
-#    before training.
-# 3. Almost nothing: the ranks are equal, and the loss falls, here even faster. A sum is a mean with a learning rate that is 4 times as large.
-#    You would notice on the day you change the number of ranks.
+# Try the three cases:
 #
-# So equal ranks and a falling loss prove little. What proves it is the comparison with one process on all the data. That is how the check
-# judges your function.
+# - **not exchanged**: each rank moves to the line that fits its own points. None of these lines fits all points.
+# - **own starts**: averaging gradients does not make ranks equal. Therefore DDP **broadcasts** rank 0's parameters once before training.
+# - **summed**: with four ranks every step is four times as long. You notice it only when you change the number of ranks.
+#
+# So equal ranks and a falling loss prove little. Compare with one process on all the data instead. The check judges your function this way.
 #
 # ## Exercise: average the gradients
 #
-# It is called after `backward()`, on every rank. Whatever it leaves in `p.grad` the optimizer takes.
+# The check calls your function on every rank after `backward()`. The optimizer then uses what is in `p.grad`.
 
 
 # %% tags=["exercise"]
@@ -109,19 +117,17 @@ def average_gradients(model):
 
 
 # %% [markdown]
-# ## Earlier: averaging during backward
+# ## Averaging during backward
 #
-# Backward works out gradients from the last layer to the first. A layer's gradient is ready while the layers before it are still being
-# computed, so its all-reduce can start. PyTorch calls a function of yours at that moment:
-# `p.register_post_accumulate_grad_hook(hook)`.
+# `backward()` computes gradients from the last layer to the first. When the gradient of a layer is ready, its all-reduce can start, while
+# `backward()` still computes the layers before it. A **hook** is a function that PyTorch calls at such a moment. Register one for each parameter
+# with `p.register_post_accumulate_grad_hook(hook)`.
 #
-# Here is such an averaging as one finds it in the wild. Training runs, and the loss falls on all ranks.
-#
-# **Predict:** are the ranks' parameters equal after five steps, as they should be?
+# The next cell averages in a hook, with a bug that real programs have had. Training runs, and the loss falls on all ranks.
 
 # %%
 # %%ddp
-if not dist.is_initialized():  # an answer that failed has ended the group
+if not dist.is_initialized():  # an answer that failed ends the group
     dist.init_process_group()
 
 
@@ -146,22 +152,28 @@ for _ in range(5):
     losses.append(loss.item())
 print("the loss falls:", losses == sorted(losses, reverse=True))
 
+# %% [markdown]
+# `%ddp compare` compares every parameter of a model across the ranks.
+
+# %% tags=["prediction", "hidden"]
+predict.equal_after_the_hook()
+
 # %%
 # %ddp compare net
 
 # %% [markdown]
-# They are not, although there was an all-reduce for every parameter in every step, and the loss falls. `%ddp compare` looks at every
-# parameter on every rank.
+# The hook ran for every parameter in every step, and the loss fell. Still the average is wrong.
 #
 # ## Exercise: find the bug
 #
-# Mend the function so that `backward()` leaves the mean of the ranks' gradients, and nothing else is changed. First say what is wrong, then
-# run the check on it as it is and see whether you were right.
+# 1. Say what is wrong.
+# 2. Run the check on the function as it is, and see whether you were right.
+# 3. Fix the function, so that `backward()` leaves the mean of the ranks' gradients in `p.grad` and changes nothing else.
 
 
 # %% tags=["exercise"]
 def attach_averaging(model):
-    """From now on every backward leaves the mean of all ranks' gradients in p.grad."""
+    """Make every backward leave the mean of all ranks' gradients in p.grad."""
     import torch.distributed as dist
 
     def average(p):
@@ -178,7 +190,7 @@ check.attach_averaging(attach_averaging)
 
 # %% tags=["solution"]
 def attach_averaging(model):
-    """From now on every backward leaves the mean of all ranks' gradients in p.grad."""
+    """Make every backward leave the mean of all ranks' gradients in p.grad."""
     import torch.distributed as dist
 
     def average(p):
@@ -190,17 +202,21 @@ def attach_averaging(model):
 
 
 # %% [markdown]
-# This kind of hook is handed the *parameter*. (`p.register_hook(hook)` is the other kind: it is handed the gradient before it is added to
-# `p.grad`, and may return another.) A broken average of parameters often trains well enough to go unseen; well-known teaching code has
-# shipped with it.
+# This kind of hook receives the *parameter*. The other kind, `p.register_hook(hook)`, receives the gradient before it is added to `p.grad`, and
+# may return a different one. Averaging parameters by mistake often trains well enough to stay unnoticed.
 #
 # ## DDP
 #
-# DistributedDataParallel does both parts. When it is made it broadcasts rank 0's parameters; and it has hooks like yours, which put
-# gradients together into buckets and all-reduce a bucket as soon as it is full.
+# DDP does both parts:
 #
-# **Predict:** below every rank makes its model with a seed of its own. After five steps, how far is DDP from one process that started from
-# rank 0's seed and had all the data?
+# - When it is constructed, it broadcasts rank 0's parameters.
+# - In `backward()`, its hooks collect gradients in **buckets** and all-reduce each bucket as soon as it is full.
+#
+# In the next cell every rank makes its model with its own seed and trains it with DDP for five steps. Beside it, `whole` is one process that
+# starts from rank 0's seed and has all the data.
+
+# %% tags=["prediction", "hidden"]
+predict.ddp_and_one_process()
 
 # %%
 # %%ddp
@@ -232,18 +248,32 @@ dist.destroy_process_group()
 # %ddp compare net
 
 # %% [markdown]
-# Equal to the bit between the ranks: an all-reduce makes each sum in one place and hands it round, as in the lesson before. Equal to one process
-# but for rounding: there the sum is made in another order.
+# The ranks are equal to the last bit: an all-reduce computes each sum once and passes the result on, as in lesson 04. They equal one process
+# only up to rounding, because one process adds up in another order.
 #
 # ## To remember
 #
-# - With equal shards the mean of the ranks' gradients is the gradient of the whole batch, so *n* ranks train as one process would with *n*
+# - With shards of equal size, the mean of the ranks' gradients is the gradient of the whole batch. So *n* ranks train as one process with *n*
 #   times the batch.
-# - Averaging keeps equal ranks equal and does not make them so: parameters are broadcast once, gradients averaged in every step.
-# - Equal ranks and a falling loss prove nothing; compare with one process on the union of disjoint shards.
+# - Averaging keeps equal ranks equal, but it does not make them equal. DDP broadcasts parameters once and averages gradients in every step.
+# - Equal ranks and a falling loss prove nothing. Compare with one process that has all the shards.
 #
-# **On real GPUs:** put model and data on `torch.device("cuda", local_rank)`, give DDP `device_ids=[local_rank]`, and time a step of a large
-# model with `average_gradients` and with DDP. `%ddp timings` shows the difference: how much of the all-reduce DDP hides behind backward.
+# **On real GPUs:** put model and data on `torch.device("cuda", local_rank)` and give DDP `device_ids=[local_rank]`. Time a step of a large model
+# with `average_gradients` and with DDP. `%ddp timings` shows how much of the all-reduce DDP hides behind `backward()`.
+#
+# ## Glossary
+#
+# - **data parallel**: every rank has the whole model and computes gradients on a part of each batch.
+# - **shard**: a rank's part of the data.
+# - **hook**: a function that PyTorch calls when a gradient is ready.
+# - **bucket**: gradients of several parameters that DDP all-reduces together.
+#
+# ## Further reading
+#
+# - [DistributedDataParallel](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html), PyTorch
+#   documentation
+# - [Distributed Data Parallel](https://docs.pytorch.org/docs/stable/notes/ddp.html), PyTorch documentation: how DDP works inside
+# - Li et al., [PyTorch Distributed: Experiences on Accelerating Data Parallel Training](https://arxiv.org/abs/2006.15704), VLDB 2020
 
 # %%
 # %ddp stop

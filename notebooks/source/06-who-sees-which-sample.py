@@ -1,11 +1,14 @@
 # %% [markdown]
 # # Who sees which sample
 #
-# DDP averages gradients. That the gradients are of different data is the program's own task: every process has the whole dataset in
-# reach, and a sampler tells it which part to read.
+# DDP averages gradients. The program must make sure that each rank computes its gradients on different data. Every process can read the whole
+# dataset; a **sampler** selects the part that a rank reads.
 #
-# **After this lesson you can** say which rank reads which sample in which epoch, shuffle anew in every epoch, and measure an accuracy that
-# does not depend on the number of GPUs.
+# **After this lesson you can**
+#
+# - say which rank reads which sample in which epoch;
+# - shuffle differently in every epoch;
+# - measure an accuracy that does not depend on the number of GPUs.
 
 # %%
 # %load_ext nbddp
@@ -13,11 +16,17 @@
 # %% [markdown]
 # ## Ten samples, four ranks
 #
-# `DistributedSampler` deals samples out like cards: rank *r* gets every `world_size`-th one, beginning with the *r*-th. It asks
-# nobody: each rank works out its share from the length of the dataset, its rank and the world size.
+# `DistributedSampler` deals samples like cards: rank *r* gets every `world_size`-th sample, starting with sample *r*. The ranks do not
+# communicate for this. Each computes its share from the length of the dataset, its rank and the world size.
 #
-# Ten cards cannot be dealt evenly to four. **Predict** before you run the cell: how many samples does each rank read, and what happens to
-# the two that are left over?
+# Ten samples cannot be divided evenly among four ranks. The sampler has two ways to handle the remainder: by default it **pads**, so that no
+# sample is left out; with `drop_last=True` it drops samples.
+
+# %% tags=["prediction", "hidden"]
+from nbddp.teach import predict
+
+predict.samples_per_rank()
+predict.samples_dropped()
 
 # %%
 # %%ddp --nproc 4
@@ -32,18 +41,21 @@ for drop_last in (False, True):
     print(f"drop_last={drop_last!s:5}", list(sampler))
 
 # %% [markdown]
-# Three each, twelve in all: samples 0 and 1 are there twice, on ranks 2 and 3. With `drop_last=True` two each: samples 8 and 9 are not read.
+# Samples 0 and 1 are read twice: ranks 2 and 3 read them again as padding.
 #
-# All shares are equally long, and in training they have to be. DDP's backward is a collective: a rank with one batch more than the others
-# would wait in it for ever. So the sampler pads (the default) or drops.
+# All shares have the same length. Training needs this, because DDP's `backward()` contains collectives: a rank with one batch more than the
+# others would wait in it forever.
 #
 # ## Epoch by epoch
 #
-# With `shuffle=True` (also the default) all samples are shuffled before they are dealt out. All ranks must shuffle alike, or two of them would hold
-# the same card. They do so without a message: each seeds a generator of its own with the same number, `seed + epoch`.
+# With `shuffle=True`, the default, the sampler shuffles all samples before it divides them. All ranks must shuffle alike. Otherwise two ranks
+# could read the same sample. They need no communication for this either: each rank seeds its own generator with the same number, `seed + epoch`.
 #
-# The sampler does not know which epoch it is. **Predict:** what does a rank read in the second epoch if nobody tells it? And what is
-# lost for good when `drop_last` comes on top?
+# The sampler does not know the epoch. The program sets it with `sampler.set_epoch(epoch)`, and many programs forget to.
+
+# %% tags=["prediction", "hidden"]
+predict.second_epoch_without_set_epoch()
+predict.samples_never_read()
 
 # %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
@@ -51,29 +63,34 @@ from nbddp.teach import explore
 explore.samples()
 
 # %% [markdown]
-# Move the controls (without a mouse: Tab, then ← and →; Space opens a list). The upper picture is how it should be: each epoch another order, and the two
-# repeated samples are others each time. Below nobody called `set_epoch`: the epochs are the same, and the same two samples are left out until training
-# ends. No error tells you; the model just learns from less.
+# Move the controls (without a mouse: Tab, then ← and →; Space opens a list). Choose 10 samples, 4 ranks, and compare the orders with and without
+# `set_epoch`. With it, every epoch has a different order, and padding repeats different samples. Without it, `drop_last=True` leaves out the
+# same samples until training ends. No error reports this. The model only learns from less data.
 #
-# The picture is worked out without PyTorch, generator included. This cell asks the real sampler on the real ranks. **Predict** from the picture what rank 2 prints.
+# The explorer computes the permutations without PyTorch. The next cell runs the real sampler on the real ranks. You can find the answer to the
+# next question in the explorer.
+
+# %% tags=["prediction", "hidden"]
+predict.read_by_rank_2_in_epoch_1()
 
 # %%
 # %%ddp
+dist.init_process_group()
 sampler = DistributedSampler(dataset)  # shuffle=True, seed=0
-print("epochs 0, 1, nobody told:", list(sampler), list(sampler))
+print("epochs 0 and 1 without set_epoch:", list(sampler), list(sampler))
 sampler.set_epoch(1)
-print("epoch 1 after set_epoch: ", list(sampler))
+print("epoch 1 after set_epoch(1):", list(sampler))
 
 # %% [markdown]
 # ## Exercise: every epoch anew
 #
-# Write the frame of a training loop: for each epoch, what this rank reads. Batches of two, please, from a `DataLoader`. The check runs it on all
-# ranks, each of which is seeded differently (as ranks are that nobody seeds), and compares what they read.
+# Write the outer part of a training loop: for each epoch, collect the samples that this rank reads from a `DataLoader`, in batches of two. The
+# check runs your function on all ranks and compares what they read. Each rank has a different random seed, as in a program that sets none.
 
 
 # %% tags=["exercise"]
 def epochs_of(dataset, n_epochs):
-    """For each epoch the list of samples that this rank reads, in order; the dataset holds whole numbers."""
+    """For each epoch the list of samples that this rank reads, in order; the dataset contains integers."""
     ...  # your code
 
 
@@ -83,12 +100,12 @@ from nbddp.teach import check
 check.epochs_of(epochs_of)
 
 # %% [markdown]
-# Stuck? `check.epochs_of(epochs_of, hint=True)` gives a hint, and another one each time it is run.
+# Stuck? `check.epochs_of(epochs_of, hint=True)` gives a hint, and the next one each time you run it.
 
 
 # %% tags=["solution"]
 def epochs_of(dataset, n_epochs):
-    """For each epoch the list of samples that this rank reads, in order; the dataset holds whole numbers."""
+    """For each epoch the list of samples that this rank reads, in order; the dataset contains integers."""
     from torch.utils.data import DataLoader, DistributedSampler
 
     sampler = DistributedSampler(dataset)
@@ -101,12 +118,15 @@ def epochs_of(dataset, n_epochs):
 
 
 # %% [markdown]
-# ## A test set is something else
+# ## Evaluating on a test set
 #
-# In training a sample that is read twice does little harm. A measurement must not have it. Here a model is wrong about samples 0 and 1 and
-# right about all others: its accuracy is 8 of 10.
-#
-# **Predict** what four ranks find that count over a padded sampler. And eight? And three?
+# In training, a sample that is read twice does little harm. In a measurement it makes the result wrong. Suppose a model predicts samples 0 and 1
+# wrong and the other eight right. Its accuracy is 0.8. The next cell computes what 1 to 8 ranks would measure if they counted over padded
+# shares.
+
+# %% tags=["prediction", "hidden"]
+predict.accuracy_of_four_ranks()
+predict.world_sizes_with_the_right_accuracy()
 
 # %%
 from nbddp.lessons.samples.simulation import pooled, shares
@@ -118,22 +138,27 @@ for world_size in range(1, 9):
     print(f"world size {world_size}: {pooled(right, reads):.3f}, {repeats} samples counted twice")
 
 # %% [markdown]
-# The same model, the same data, and four different accuracies. With four ranks it is 8 of 12: the two wrong ones count twice. `drop_last=True` is no cure; it leaves
-# samples out, and which ones depends on the number of ranks again.
+# The same model and the same data give four different accuracies. Two remedies do not work:
 #
-# Taking the mean of the ranks' accuracies is none either: if one rank has three samples and another two, a sample of the first
-# weighs less. What can be added up without a loss are **counts**.
+# - `drop_last=True` leaves samples out, and which ones depends on the number of ranks.
+# - The mean of the ranks' accuracies is wrong if the ranks have different numbers of samples.
+#
+# **Counts** can be added up exactly: the number of right predictions and the number of samples.
 #
 # ## Exercise: an accuracy that counts every sample once
 #
-# Evaluation has no backward, so the shares need not be equally long, and nothing has to be padded. `dataset[i]` is a pair of
-# an input `x` and its class `y`; `model(x)` gives a score per class, and the highest is the prediction. The process group is there. Each rank
-# is to read its own share, and every rank is to return the accuracy over the whole set, as a number.
+# Evaluation has no `backward()`, so the shares may have different lengths and need no padding.
+#
+# - `dataset[i]` is a pair of an input `x` and its class `y`.
+# - `model(x)` returns a score per class; the class with the highest score is the prediction.
+# - The check has made the process group.
+#
+# Each rank must read only its own share. Every rank must return the accuracy over the whole set, as a number.
 
 
 # %% tags=["exercise"]
 def accuracy(model, dataset):
-    """The share of samples whose class the model predicts, over all ranks: the same number on every rank."""
+    """The fraction of samples that the model predicts right, over all ranks: the same number on every rank."""
     ...  # your code
 
 
@@ -143,7 +168,7 @@ check.accuracy(accuracy)
 
 # %% tags=["solution"]
 def accuracy(model, dataset):
-    """The share of samples whose class the model predicts, over all ranks: the same number on every rank."""
+    """The fraction of samples that the model predicts right, over all ranks: the same number on every rank."""
     import torch
     import torch.distributed as dist
 
@@ -158,20 +183,27 @@ def accuracy(model, dataset):
 
 
 # %% [markdown]
-# Two things bite in a real evaluation. The all-reduce belongs **after** the loop: inside it, a rank with one sample more would wait alone. And the
-# loop must not call the DDP-wrapped model if it has buffers, such as batch norm's: DDP broadcasts them from rank 0 in a forward, in `eval()` too
-# (under `no_grad` in the first one after a training step), and that is a collective again. Call `model.module`.
+# A real evaluation has two more pitfalls:
 #
-# ## Where there is no index
+# - The all-reduce belongs **after** the loop. Inside it, a rank with one sample more would wait alone.
+# - If the model has buffers, as batch norm does, call `model.module` and not the DDP wrapper. DDP broadcasts the buffers from rank 0 in forward,
+#   even in `eval()` mode (under `no_grad`, in the first forward after a training step). This broadcast is a collective too.
 #
-# A stream (`IterableDataset`) has no length, so no sampler can deal it out: every rank would read all of it. The program has to skip.
-# **Predict** what rank 1 reads of a stream 0, 1, 2, … with four ranks.
+# ## Streams
+#
+# A stream (`IterableDataset`) has no length, so no sampler can divide it. Without further code, every rank reads all of it. The dataset itself
+# must skip what others read. Below, four ranks read a stream 0, 1, 2, … up to 19.
+
+# %% tags=["prediction", "hidden"]
+predict.stream_on_rank_1()
 
 # %%
 # %%ddp
 from itertools import count, islice
 
 from torch.utils.data import IterableDataset, get_worker_info
+
+dist.init_process_group()
 
 
 class Stream(IterableDataset):
@@ -185,18 +217,32 @@ class Stream(IterableDataset):
 print([int(x) for x in DataLoader(Stream(), batch_size=None)])
 
 # %% [markdown]
-# Every fourth, beginning with 1. Each *reader* has to skip what the others read, and with `num_workers=2` a rank has two of them; the line with
-# `get_worker_info` sees to that.
+# With `num_workers=2`, each rank has two worker processes that read. Each of them must skip what all others read. `get_worker_info` gives the
+# number of the worker.
 #
 # ## To remember
 #
-# - `DistributedSampler` gives each rank every `world_size`-th sample of an order that all ranks shuffle alike, padded or cut so that all make the
-#   same number of steps.
-# - Without `sampler.set_epoch(epoch)` before each epoch, every epoch is the first one again.
-# - An accuracy is a sum of counts over all ranks, divided once; padding, `drop_last` and means of means make it depend on the number of GPUs.
+# - `DistributedSampler` shuffles alike on all ranks and gives each rank every `world_size`-th sample. It pads or drops, so that all ranks take
+#   the same number of steps.
+# - Without `sampler.set_epoch(epoch)` before each epoch, every epoch repeats the first one.
+# - Add up counts over all ranks and divide once. With padding, `drop_last` or a mean of means, the accuracy depends on the number of GPUs.
 #
-# **On real GPUs:** take your own training program, print the accuracy on one GPU and on all, over the same weights, to the last digit. If they
-# differ, you now know where to look.
+# **On real GPUs:** take your own training program. Print the accuracy of the same weights on one GPU and on all, to the last digit. Are they
+# equal?
+#
+# ## Glossary
+#
+# - **sampler**: yields the indices of the samples that a process reads.
+# - **epoch**: one pass through the dataset.
+# - **padding**: samples that are read again, so that all shares have the same length.
+# - **stream** (`IterableDataset`): a dataset that yields samples in order and has no index.
+#
+# ## Further reading
+#
+# - [torch.utils.data](https://docs.pytorch.org/docs/stable/data.html), PyTorch documentation: `DistributedSampler`, `IterableDataset`,
+#   `get_worker_info`
+# - [DistributedDataParallel](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html), PyTorch
+#   documentation: buffers and `broadcast_buffers`
 
 # %%
 # %ddp stop

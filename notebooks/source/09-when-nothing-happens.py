@@ -1,11 +1,15 @@
 # %% [markdown]
 # # When nothing happens
 #
-# A distributed program that goes wrong often does not stop. It stands still, without a word, until a timeout: half an hour with gloo, ten minutes with NCCL.
-# Or worse: it goes on, and its numbers are wrong.
+# A distributed program with a mistake often does not stop with an error. It waits in silence until a timeout: half an hour with Gloo, ten minutes with NCCL. Or
+# it continues, and its numbers are wrong.
 #
-# **After this lesson you can** tell a hang from a slow rank, find the rank that the others wait for, catch calls that do not fit together before they do
-# harm, and mend the most usual hang of all: ranks with different numbers of batches.
+# **After this lesson you can**
+#
+# - tell a hang from a slow rank;
+# - find the rank that the others wait for;
+# - catch mismatched calls before they do harm;
+# - fix the most common hang: ranks with different numbers of batches.
 
 # %%
 # %load_ext nbddp
@@ -13,7 +17,7 @@
 # %% [markdown]
 # ## A call that one rank does not make
 #
-# A collective is a meeting: **every rank of the group must call it, the same calls in the same order.** Here are four ranks, and one of them leaves a call out.
+# **Every rank of a group must make the same collective calls in the same order.** Here are four ranks, and one of them leaves out a call.
 
 # %%
 # %%ddp --nproc 4
@@ -26,32 +30,36 @@ dist.init_process_group()
 rank = dist.get_rank()
 
 # %% [markdown]
-# **Predict:** which ranks come to the end of the next cell?
-#
-# (`--hang-after 2` says how many seconds a deadlock may stand before it is told; it is 5 if you say nothing.)
+# `--hang-after 2` reports a deadlock after two seconds (the default is 5).
+
+# %% tags=["prediction", "hidden"]
+from nbddp.teach import predict
+
+predict.ranks_that_finish()
 
 # %% tags=["raises-exception"]
 # %%ddp --hang-after 2
+dist.init_process_group()
 loss = torch.tensor([float(rank)])
 if rank != 2:
     dist.all_reduce(loss)
 
 # %% [markdown]
-# Rank 2 alone, and it is the one with the mistake. That is the rule with hangs: **the ranks that stand still are not the ones to look at.** Look for the one that
-# they wait for.
+# Only rank 2 finishes, and rank 2 has the mistake. This is typical: **the ranks that hang are not the ones to look at.** Look for the rank that they wait for.
 #
-# The ranks were freed. What was in their memory is still there; only the process group is gone. `%ddp stacks` shows where each rank was, with the Python
-# stack down into torch. It works while a cell runs, too: type `python -m nbddp stacks` in a terminal.
+# nbddp freed the ranks. Their names are still there; only the process group is gone, so each cell below creates a new one. `%ddp stacks` shows where each rank was, with the Python
+# stack down into torch. It also works while a cell runs: type `python -m nbddp stacks` in a terminal.
 
 # %% tags=["nbval-ignore-output"]
 # %ddp stacks
 
 # %% [markdown]
-# ## A slow rank is no hang
+# ## A slow rank is not a hang
 #
-# Rank 2 now sleeps for three seconds before it comes, longer than `--hang-after`.
-#
-# **Predict:** does the next cell end with an error?
+# Rank 2 now sleeps for three seconds before its call. That is longer than `--hang-after`.
+
+# %% tags=["prediction", "hidden"]
+predict.end_with_a_slow_rank()
 
 # %%
 # %%ddp --hang-after 1
@@ -62,15 +70,19 @@ dist.all_reduce(loss)
 dist.get_world_size()
 
 # %% [markdown]
-# No. A deadlock is not "it takes long". It is a set of ranks that wait for ranks which **cannot** come: those have ended, failed, or wait themselves. Rank 2 was still
-# running, so it could come, and it did. (A timeout cannot tell the two apart. A low one kills slow programs; a high one leaves you waiting.)
+# A deadlock is not "it takes long". It is a set of ranks that wait for ranks that **cannot** arrive, because those have finished, have failed, or wait themselves. Rank 2 was still
+# running, so it could arrive, and it did. A timeout cannot tell the two cases apart: a short one kills slow programs, and a long one makes you wait.
 #
-# ## Two calls the other way round
+# ## Two calls in the other order
 #
-# **Predict:** all four ranks make two calls below. What is said this time: who waits for whom?
+# All four ranks make two calls below. Rank 1 makes them in the other order.
+
+# %% tags=["prediction", "hidden"]
+predict.waits_for_whom()
 
 # %% tags=["raises-exception"]
 # %%ddp --hang-after 2
+dist.init_process_group()
 if rank == 1:
     dist.barrier()
     dist.all_reduce(loss)
@@ -79,13 +91,22 @@ else:
     dist.barrier()
 
 # %% [markdown]
-# Everybody waits for everybody. Ranks do not meet by line or by name but by number: the second collective of one rank meets the second of all others, whatever it is. So
-# an `if rank == ...` around a collective is the first place to look at.
+# Every rank waits for another one. Collectives are not matched by line or by name but **by number**: the first collective of one rank meets the first collective of all others, whatever
+# it is. So `if rank == ...` around a collective is the first place to look at.
 #
-# The explorer plays such programs move by move. Each row is what a rank has called; the arrows lead from a rank that waits to those it waits for.
+# The explorer plays such programs move by move. A row shows what a rank has called. Arrows lead from a rank that waits to the ranks it waits for.
 #
-# **Predict** for "rank 0 alone makes a call" (an evaluation on rank 0, say) and for "a ring, all receive first" which ranks stand still, and then look. Which
-# program goes through although it is wrong?
+# - In "rank 0 alone makes a call", rank 0 broadcasts after two all-reduces that all ranks make. An evaluation on rank 0 is a typical case.
+# - In "a ring, all receive first", each rank receives from the rank before it, and then sends to the next one.
+
+# %% tags=["prediction", "hidden"]
+predict.waits_when_rank_0_is_alone()
+
+# %% tags=["prediction", "hidden"]
+predict.waits_in_the_ring()
+
+# %% tags=["prediction", "hidden"]
+predict.wrong_but_finishes()
 
 # %% tags=["nbval-ignore-output"]
 from nbddp.teach import explore
@@ -93,11 +114,15 @@ from nbddp.teach import explore
 explore.collectives()
 
 # %% [markdown]
-# ## Exercise: who has not come?
+# - The call of rank 0 alone holds up rank 0 alone. The others finish, which makes it easy to suspect the wrong rank.
+# - In the ring every rank waits for a rank that waits. If one rank sends first, the ring works.
+# - With different reduce operations nobody waits. That is the worst case, and the subject of the section after the exercise.
 #
-# On a cluster you often have no more than a log: what each rank has called, in order. `log` is a dict from rank to list, such as
-# `{0: ["broadcast", "all_reduce"], 1: ["broadcast"]}`. Answer with the number of the first collective that not every rank has called (counted from 1) and the ranks, in order,
-# that have not: here `(2, [1])`. If all have called as many, the answer is `None`.
+# ## Exercise: who is missing?
+#
+# On a cluster you often have only a log of what each rank has called, in order. `log` is a dict from rank to list, such as
+# `{0: ["broadcast", "all_reduce"], 1: ["broadcast"]}`. Return the number of the first collective that not every rank has called (counted from 1), and the sorted list of the ranks
+# that have not called it: here `(2, [1])`. If all ranks have made the same number of calls, return `None`.
 
 
 # %% tags=["exercise"]
@@ -125,11 +150,15 @@ def missing_ranks(log):
 # %% [markdown]
 # ## Wrong, and nobody waits
 #
-# A hang at least is noticed. Below, rank 3 asks for the maximum where all others ask for the sum of 0…7 plus their rank. The right sums are 6, 10, 14, 18, 22, 26, 30, 34.
+# You notice a hang. Below, rank 3 asks for the maximum, while all others ask for the sum of 0…7 plus their rank. The right sums are 6, 10, 14, 18, 22, 26, 30, 34.
 #
-# PyTorch has a debug mode that has ranks compare their calls, `TORCH_DISTRIBUTED_DEBUG=DETAIL`. This process group is made under it.
-#
-# **Predict:** does it hang? Do all ranks get the same numbers? And what does the debug mode say?
+# PyTorch has a debug mode in which ranks compare their calls, `TORCH_DISTRIBUTED_DEBUG=DETAIL`. The cell creates its process group in this mode.
+
+# %% tags=["prediction", "hidden"]
+predict.numbers_with_one_max()
+
+# %% tags=["prediction", "hidden"]
+predict.debug_mode_and_one_max()
 
 # %%
 # %%ddp
@@ -141,25 +170,28 @@ dist.all_reduce(numbers, op=dist.ReduceOp.MAX if rank == 3 else dist.ReduceOp.SU
 numbers.tolist()
 
 # %% [markdown]
-# No error, the same numbers everywhere, and from the third on they are wrong: each piece was reduced by several ranks in turn, and one of them took the maximum. The debug mode
-# compares shapes and types, but not the reduce operation. Other mistakes of this kind, as they behave with gloo on a CPU:
+# There is no error, all ranks have the same numbers, and from the third on they are wrong. Gloo reduces each piece of the tensor on several ranks in turn, and one of them took the maximum. The debug
+# mode compares shapes and types, but not the reduce operation. These are other mistakes of this kind, as they behave with Gloo on a CPU:
 #
-# | one rank has | what happens | what `DETAIL` says |
+# | one rank has | what happens | what `DETAIL` reports |
 # |---|---|---|
 # | another reduce operation | wrong numbers, no error | nothing |
-# | int32 for float32 | wrong numbers, no error | before the call, on every rank: `Detected mismatch between collectives`, its own call and another rank's |
+# | int32 instead of float32 | wrong numbers, no error | before the call, on every rank: `Detected mismatch between collectives`, with its own call and another rank's |
 # | another number of elements | a process dies, or a wrong sum, or a hang | the same |
 # | another collective | a hang | the same |
 # | one call fewer | a hang | after the timeout, on rank 0: `Ranks 3 failed to pass monitoredBarrier` |
 #
-# Set the variable before the processes start: in front of `torchrun`, or with `%env` before the pool's first cell. It says the call's number, not the line of your program.
-# (In PyTorch 2.13 with gloo, torchrun and `DETAIL`, a process dies with SIGSEGV where it wraps a model in DDP; other programs are well.)
+# Set the variable before the processes start: before `torchrun`, or with `%env` before the pool's first cell. The report has the number of the call, not the line of your program.
+# (In PyTorch 2.13 with Gloo, torchrun and `DETAIL`, a process that wraps a model in DDP dies with SIGSEGV. Other programs are not affected.)
 #
-# `--check` compares the reduce operation and the root as well, and in the first four cases says in one sentence what differs on which ranks, **before** each collective that your
-# Python code makes. The fifth is a deadlock, told as such in every cell. (It does not see the calls that DDP makes in C++, and it costs some tenths of a millisecond per call,
-# so it is for looking, not for training.)
+# `%%ddp --check` also compares the reduce operation and the root. In the first four cases it reports in one sentence what differs on which ranks, **before** each collective that your
+# Python code calls. The fifth case is a deadlock, which every cell reports. `--check` has two limits: it does not see the collectives that DDP calls in C++, and it costs some tenths of a millisecond
+# per call. Use it to debug, not to train.
 #
-# **Predict:** which ranks raise an error? Without the `try` the cell would end with it.
+# The next cell makes the same mistake with `--check`. Without the `try`, the cell would end with the error.
+
+# %% tags=["prediction", "hidden"]
+predict.ranks_with_an_error()
 
 # %%
 # %%ddp --check
@@ -173,15 +205,15 @@ except RuntimeError as error:
 # %% [markdown]
 # ## Exercise: one batch more
 #
-# DDP's backward is an all-reduce for each bucket. So **every rank must take the same number of steps.** Deal 97 samples out to 3 ranks:
-# one has 33, the others 32. In batches of 8 that is 5 batches against 4, and the last step waits for ever. `DistributedSampler` takes care by padding; your own data loader may not.
+# DDP's backward makes an all-reduce per bucket. So **every rank must take the same number of steps.** Distribute 97 samples over 3 ranks: one rank has 33, the others 32. In batches of 8
+# these are 5 batches against 4, and the last step waits forever. `DistributedSampler` prevents this by padding. Your own data loader may not.
 #
-# This loop is right on one rank and hangs on uneven ones. Run the check to see it, then mend the loop. There are two good ways:
+# The loop below works on one rank and hangs on ranks with different numbers of batches. Run the check to see it, then fix the loop. There are two good ways:
 #
-# - **agree on the count** with a collective of your own before the loop, or
-# - **`Join`** from `torch.distributed.algorithms.join`: inside `with Join([model]):` a rank that has run out of batches stands in for its part of the others' collectives.
+# - **Agree on the number** with a collective of your own before the loop.
+# - Use **`Join`** from `torch.distributed.algorithms.join`. Inside `with Join([model]):`, a rank that has no batches left takes part in the others' collectives.
 #
-# The check trains for real with three different layouts of batches, and compares the parameters with those of one process that has all shards.
+# The check trains on real ranks with four distributions of batches, and compares the parameters with those of one process that has all shards.
 
 
 # %% tags=["exercise"]
@@ -217,18 +249,36 @@ def train_uneven(model, optimizer, batches):
 
 
 # %% [markdown]
-# Agreeing on the smallest count leaves some batches out of this epoch; shuffle, and the next epoch has them. `Join` uses all, and in the last steps fewer ranks have a say.
+# With the smallest number, some batches are left out of this epoch; if you shuffle, the next epoch has them. `Join` uses all batches, and fewer ranks contribute to the last steps.
 #
 # ## To remember
 #
-# - Ranks meet by number: every rank of a group makes the same collectives in the same order, and `if rank == ...` around one is the usual suspect.
-# - In a hang, look for the rank that is *not* there: it has ended, failed, or stands in another call.
-# - What does not hang may still be wrong; while you write a program, run it with `--check`.
+# - Collectives are matched by number. Every rank of a group makes the same collectives in the same order, and `if rank == ...` around one is the usual suspect.
+# - In a hang, look for the rank that is *missing*: it has finished, has failed, or waits in another call.
+# - A program that does not hang may still be wrong. While you develop it, run it with `--check`.
 #
-# **On real GPUs:** the calls there are queued, so a rank stands still later than where it went wrong, at the next `.item()` or `synchronize()`. Run the first cells again on GPUs:
-# does `%ddp stacks` show the line of the collective, or a later one? And start once with `NCCL_DEBUG=INFO`: every rank then writes NCCL's version, the network interface it has chosen,
-# its rings, and by what way it reaches the next GPU: directly (`P2P`, over NVLink or PCIe), by shared memory (`SHM`) or by the network (`NET/IB`, `NET/Socket`). That is for ranks that
-# hang in their *first* collective or are far too slow, as with a wrong interface (`NCCL_SOCKET_IFNAME` sets it). Of calls that do not fit together it says nothing.
+# ## On real GPUs
+#
+# NCCL's calls are queued, so a rank hangs later than at its mistake: at the next `.item()` or `synchronize()`. Run the first cells again on GPUs. Does `%ddp stacks` show the line of
+# the collective, or a later one?
+#
+# Also start once with `NCCL_DEBUG=INFO`. Every rank then logs NCCL's version, the network interface it chose, its rings, and how it reaches the next GPU: directly (`P2P`, over NVLink or PCIe),
+# through shared memory (`SHM`), or over the network (`NET/IB`, `NET/Socket`). This helps if ranks hang in their *first* collective or are far too slow, as with a wrong interface
+# (`NCCL_SOCKET_IFNAME` sets it). It does not report mismatched calls.
+#
+# ## Glossary
+#
+# - **hang**: a program that makes no progress and does not end.
+# - **deadlock**: a set of ranks that wait for ranks that cannot arrive.
+# - **mismatch**: ranks meet in a collective with different operations, shapes, types or arguments.
+# - **timeout**: the time after which a process group gives up waiting.
+# - **`Join`**: a context manager for ranks with different numbers of batches.
+#
+# ## Further reading
+#
+# - [torch.distributed](https://docs.pytorch.org/docs/stable/distributed.html): collectives, timeouts, `monitored_barrier`, and `TORCH_DISTRIBUTED_DEBUG`.
+# - [Distributed Training with Uneven Inputs Using the Join Context Manager](https://docs.pytorch.org/tutorials/advanced/generic_join.html).
+# - [NCCL environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html): `NCCL_DEBUG`, `NCCL_SOCKET_IFNAME`.
 
 # %%
 # %ddp stop

@@ -61,10 +61,10 @@ print(
 )
 
 # %% [markdown]
-# **Autocast** casts the inputs of matrix products to 16 bits and computes losses and sums in float32. Parameters stay in float32, and so do their gradients
+# **Autocast** casts the inputs of matrix products to 16 bits and computes losses in float32. Parameters stay in float32, and so do their gradients
 # in `.grad`. But on the way there, backward computes in float16.
 #
-# So a small gradient is lost on the way. The remedy is a **loss scale**: multiply the loss by a large number before `backward()`, and divide the gradients by it
+# So a small gradient can be lost on the way. The remedy is a **loss scale**: multiply the loss by a large number before `backward()`, and divide the gradients by it
 # afterwards. All gradients are multiplied along. If the scale is too large, some gradient becomes inf.
 #
 # `torch.amp.GradScaler` looks for the right scale:
@@ -316,7 +316,7 @@ def clip_global_norm(sharded, replicated, max_norm, shard_group):
 # - Each number of the gradient counts once in the norm. Sum squares over the ranks that share a copy, never over replicas.
 #
 # **On real GPUs:** the same cells with `"cuda"` in the place of `"cpu"`, and tensors on the rank's device. Let `%ddp compare model` compare the ranks' parameters after 1000 steps of your own float16 training; they
-# must be equal. With `%%ddp --trace` look for the all-reduce of one number before the optimizer's step.
+# must be equal.
 #
 # ## Glossary
 #

@@ -3,6 +3,7 @@ looked at in both themes, some also while they run."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from base64 import b64decode
@@ -34,6 +35,7 @@ class Page:
 
     def __init__(self, page: Any, address: str, outputs: Sequence[Output], folder: Path):
         self.page, self.outputs, self.folder, self.theme = page, outputs, folder, ""
+        self.address = address
         page.set_default_timeout(1000 * PATIENCE)
         page.goto(address)
         self.cells = page.locator(".jp-CodeCell")
@@ -148,12 +150,24 @@ def book(outputs: Sequence[Output]) -> Any:
 
 @contextmanager
 def opened(
-    front: str, outputs: Sequence[Output], base: Path, *, python: str = sys.executable, scale: float = 2
+    front: str,
+    outputs: Sequence[Output],
+    base: Path,
+    *,
+    python: str = sys.executable,
+    scale: float = 2,
+    kernel: str = "",
 ) -> Iterator[Page]:
     """The notebook of these outputs in a front end of its own, in a new folder `base`.
 
-    python: the interpreter that has the front end; scale: pixels of a picture to one of the page's.
+    python: the interpreter that has the front end; scale: pixels of a picture to one of the page's; kernel: the
+    interpreter that cells run in, if it is another one.
     """
+    if kernel:
+        spec = {"argv": [kernel, "-m", "ipykernel_launcher", "-f", "{connection_file}"], "display_name": "Python 3"}
+        place = base / "_DATA_DIR" / "kernels" / "python3"  # found before JupyterLab's own
+        place.mkdir(parents=True)
+        (place / "kernel.json").write_text(json.dumps({**spec, "language": "python"}))
     folder = base / "books"
     folder.mkdir(parents=True)
     name = "outputs.ipynb"

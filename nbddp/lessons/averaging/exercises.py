@@ -25,8 +25,8 @@ Found = Mapping[
 EXPECTED = Reference(expected)
 
 PARAMETERS = {
-    False: "you averaged the parameters; it is p.grad that is to be averaged, not p",
-    True: "you averaged the parameters: such a hook is handed the parameter p, and its gradient is p.grad",
+    False: "you averaged the parameters; average p.grad, not p",
+    True: "you averaged the parameters: this hook receives the parameter p, whose gradient is p.grad",
 }
 
 
@@ -55,11 +55,11 @@ def _wrong(found: Found, number: int, rank: int, layer: str, hooks: bool) -> str
     step, size = found[rank]["steps"][number], len(found)
     yours, reference, own = (step[k][layer] for k in ("yours", "reference", "own"))
     if yours is None:
-        return "there is no gradient any more; change p.grad in place, or put a tensor there"
+        return "p.grad is None now; change it in place, or assign a tensor"
     if len(yours) != len(reference):
-        return "what is in p.grad has another shape"
+        return "p.grad has another shape"
     if not all(map(math.isfinite, yours)):
-        return "what is in p.grad is not finite; was it divided by 0, such as rank 0's rank?"
+        return "p.grad is not finite; did you divide by 0, such as rank 0's rank?"
     if not any(yours):
         return "the gradient is all zeros"
     alone = _unlike(found, number, layer) or _alone(found, number, layer)
@@ -84,7 +84,7 @@ def _unlike(found: Found, number: int, layer: str) -> str:
     if len(set(divisors)) == 1 or any(d != round(d) for d in divisors):
         return ""
     told = ", ".join(f"{d:.0f}" for d in divisors)
-    return f"the ranks divide the sum by {told}; on every rank it is the world size, dist.get_world_size()"
+    return f"the ranks divide the sum by {told}; every rank must divide by the world size, dist.get_world_size()"
 
 
 def _alone(found: Found, number: int, layer: str) -> str:
@@ -92,20 +92,20 @@ def _alone(found: Found, number: int, layer: str) -> str:
     steps = {r: f["steps"][number] for r, f in found.items()}
     right = [r for r, s in steps.items() if close(s["yours"][layer], s["reference"][layer])]
     if len(right) == 1:
-        return f"rank {right[0]} alone has the mean; reduce leaves the sum on one rank, all_reduce on all"
+        return f"only rank {right[0]} has the mean; reduce leaves the sum on one rank, all_reduce on all"
     for rank, theirs in steps.items():
         if all(close(s["yours"][layer], theirs["own"][layer]) for s in steps.values()):
-            return f"all ranks have rank {rank}'s gradient: a broadcast hands on one rank's, all_reduce sums all ranks'"
+            return f"all ranks have rank {rank}'s gradient: broadcast copies one rank's, all_reduce sums all ranks'"
     return ""
 
 
 def _picked(everyone: Sequence[Numbers]) -> Iterator[tuple[str, list[float]]]:
     """What is left when the ranks' gradients are not summed but one of them is taken."""
     for rank, theirs in enumerate(everyone):
-        yield f"yours is rank {rank}'s own gradient; the mean of all ranks' is wanted", list(theirs)
+        yield f"yours is rank {rank}'s own gradient, not the mean of all ranks'", list(theirs)
     for words, pick in (("largest", max), ("smallest", min)):
         taken = f"yours has the {words} of the ranks' numbers, not their mean"
-        yield f"{taken}: all_reduce sums if it is given no other op", [pick(c) for c in zip(*everyone, strict=True)]
+        yield f"{taken}: all_reduce sums by default", [pick(c) for c in zip(*everyone, strict=True)]
 
 
 def _scaled(own: Numbers, size: int) -> Iterator[tuple[str, list[float]]]:
@@ -114,7 +114,7 @@ def _scaled(own: Numbers, size: int) -> Iterator[tuple[str, list[float]]]:
         "for it if it is async"
     )
     yield share, [v / size for v in own]
-    yield f"yours is {size:.2f} × this rank's own gradient: that is no sum over the ranks", [v * size for v in own]
+    yield f"yours is {size:.2f} × this rank's own gradient: that is not a sum over the ranks", [v * size for v in own]
 
 
 def _ratio(yours: Numbers, reference: Numbers, size: int) -> str:
@@ -122,20 +122,20 @@ def _ratio(yours: Numbers, reference: Numbers, size: int) -> str:
     ratio = _multiple(yours, reference)
     if ratio is None:
         if len(yours) > 1 and close(yours, [yours[0]] * len(yours)):
-            return "yours is one number in all places; the mean is over the ranks, and keeps the gradient's shape"
+            return "yours is the same number everywhere; average over the ranks and keep the gradient's shape"
         apart = max(abs(a - b) for a, b in zip(yours, reference, strict=True))
-        return f"yours differs from the reference by up to {apart:.2g}, and is no multiple of it"
+        return f"yours differs from the reference by up to {apart:.2g} and is not a multiple of it"
     why = {
         size: "you summed but did not divide by the world size",
         1 / size: "you divided by the world size once too often",
         size**2: "it was summed more than once",
         size**3: "it was summed more than once",
-        -1: "the sign is the other way round",
+        -1: "the sign is reversed",
     }
     known = next((words for value, words in why.items() if abs(ratio - value) < 1e-3 * abs(value)), "")
     by = size / ratio if ratio else 0.0
     if not known and by > 1 and abs(by - round(by)) < 1e-3:
-        known = f"the sum is divided by {by:.0f}, and the world size is {size}: dist.get_world_size()"
+        known = f"the sum is divided by {by:.0f}, but the world size is {size}: dist.get_world_size()"
     return f"yours is {ratio:.2f} × the reference{': ' * bool(known)}{known}"
 
 
@@ -154,8 +154,8 @@ def _why_own(found: Found, number: int, rank: int, hooks: bool) -> str:
         return PARAMETERS[hooks]
     right = [n for n in step["yours"] if close(step["yours"][n], step["reference"][n])]
     if right:
-        own = "; a hook is to use the parameter that it is handed" * hooks
-        return f"{', '.join(right)} {'is' if len(right) == 1 else 'are'} right, and this layer was left out{own}"
+        own = "; use the parameter that the hook receives" * hooks
+        return f"{', '.join(right)} {'is' if len(right) == 1 else 'are'} right, but this layer was left out{own}"
     return "nothing was exchanged" + (
         ", or the result was not put into p.grad" if not hooks else ": is the hook there?"
     )
@@ -167,7 +167,7 @@ def _apart_line(found: Found, hooks: bool) -> str:
     if moved == "mean":
         return f"the gradients are right, but {PARAMETERS[hooks]}"
     if moved:
-        return "the gradients are right, but the parameters were changed too; that is the optimizer's part"
+        return "the gradients are right, but the parameters were changed too; only the optimizer may change them"
     size = len(found)
     for rank, brought in sorted(found.items()):
         for layer, yours in brought["apart"]["yours"].items():
@@ -258,7 +258,7 @@ average_gradients = Exercise(
     judged("average_gradients", hooks=False),
     (
         "after backward each parameter p of model.parameters() has this rank's own gradient in p.grad",
-        "dist.all_reduce(t) puts the sum of all ranks' t into t, on every rank; a mean is a sum divided by how many",
+        "dist.all_reduce(t) puts the sum of all ranks' t into t, on every rank; divide it by the number of ranks",
         "for p in model.parameters(): dist.all_reduce(p.grad), then p.grad /= dist.get_world_size()",
     ),
     verifies="two steps on real ranks equal one process with all shards, on all ranks and on one less",
@@ -268,8 +268,8 @@ attach_averaging = Exercise(
     judged("attach_averaging", hooks=True),
     (
         "which tensor does each line of the hook change? Which one should it change?",
-        "register_post_accumulate_grad_hook calls its hook with the parameter, when its gradient is ready in p.grad",
-        "put p.grad in the place of p.data, in both lines",
+        "register_post_accumulate_grad_hook calls the hook with the parameter p when its gradient is ready in p.grad",
+        "replace p.data by p.grad in both lines",
     ),
     verifies="two steps on real ranks equal one process with all shards, on all ranks and on one less",
 )

@@ -1,4 +1,4 @@
-"""Lesson 05: loss and distance of the ranks' parameters, by how they start and what they do with gradients."""
+"""Lesson 05: the ranks' lines, their loss and their distance, by how they start and what they do with gradients."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from nbddp.lessons.explorer import Choice, Explorer, Slider
 
 
 def averaging() -> Explorer:
-    """Lesson 05: loss and distance of the ranks' parameters, by how they start and what they do with gradients."""
+    """Lesson 05: the ranks' lines, their loss and their distance, by how they start and what they do with gradients."""
     return Explorer(
         lambda **chosen: averaging_figure(fitted(**chosen)),
         (
             Slider("ranks", "ranks", 2, 4),
-            Slider("steps", "steps", 5, 40, 5),
+            Slider("steps", "steps", 10, 200, 10),
             Choice("begin", "start", (SAME, OWN)),
             Choice("exchange", "gradients", (NOTHING, MEAN, SUM)),
         ),
         (
-            {"ranks": 4, "steps": 30, "begin": SAME, "exchange": NOTHING},
-            {"ranks": 4, "steps": 30, "begin": OWN, "exchange": MEAN},
+            {"ranks": 4, "steps": 30, "begin": SAME, "exchange": MEAN},
+            {"ranks": 4, "steps": 200, "begin": SAME, "exchange": NOTHING},
         ),
     )

@@ -1,4 +1,4 @@
-"""Lesson 05's figure: the loss of every rank's parameters on all the data, and how far apart the parameters are."""
+"""Lesson 05's figure: the points and the line of each rank, the loss of the lines on all points, and their distance."""
 
 from __future__ import annotations
 
@@ -11,23 +11,47 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from nbddp.draw.palette import FAINT, FILLS, INK, MUTED, RC
 from nbddp.draw.shown import Shown
-from nbddp.lessons.averaging.simulation import Fit
-from nbddp.plan.topology import rank_words
+from nbddp.lessons.averaging.simulation import Fit, shards
+from nbddp.plan.topology import counted, rank_words
 
 STYLES = ("-", (0, (6, 2)), (0, (4, 1.5, 1, 1.5)), (0, (2, 1.5)))
+MARKERS = ("o", "s", "^", "D")  # one per rank; the colour says it too
 CLOSE = 0.075  # of an axis: labels are at least so far apart
+ROOM = 0.06  # of the height of points and lines, above and below them
 
 
 def averaging(fit: Fit) -> Shown:
-    """Two panels over the steps; the words are the fit's."""
+    """The lines among the points, and two panels over the steps; the words are the fit's."""
     with rc_context(RC):
-        figure = Figure(figsize=(8.2, 2.9))
-        left, right = figure.add_axes((0.07, 0.17, 0.36, 0.63)), figure.add_axes((0.62, 0.17, 0.36, 0.63))
+        figure = Figure(figsize=(8.2, 5.6))
+        top = figure.add_axes((0.07, 0.52, 0.72, 0.37))
+        left, right = figure.add_axes((0.07, 0.09, 0.36, 0.3)), figure.add_axes((0.62, 0.09, 0.36, 0.3))
         head = f"{fit.ranks} ranks · start: {fit.start} · gradients {fit.exchange}"
-        figure.text(0.012, 0.955, head, size=9.5, weight="bold", va="center")
+        figure.text(0.012, 0.975, head, size=9.5, weight="bold", va="center")
         _losses(left, fit)
         _distances(right, fit)
+        _fitted(top, fit)
     return Shown(figure, fit.words())
+
+
+def _fitted(axes: Any, fit: Fit) -> None:
+    """Each rank's points, and the line that it has after the last step."""
+    points = shards(fit.ranks)
+    for rank, shard in enumerate(points):
+        xs, ys = zip(*shard, strict=True)
+        axes.plot(xs, ys, MARKERS[rank], color=FILLS[rank], markersize=5, linestyle="none")
+    lines = [(fit.lines[g[0]][-1], rank_words(g), FILLS[g[0]], STYLES[g[0]]) for g in fit.groups()]
+    lines.append((fit.alone[-1], "one process (dots)", INK, (0, (1, 2.5))))
+    ends = []
+    for (w, b), words, colour, style in lines:
+        axes.plot((-1, 1), (b - w, b + w), color=colour, linestyle=style, linewidth=2, solid_capstyle="butt")
+        ends.append((b + w, words, colour))
+    seen = [y for shard in points for _, y in shard] + [b + w * x for (w, b), *_ in lines for x in (-1, 1)]
+    low, high = min(seen), max(seen)
+    axes.set_ylim(low - ROOM * (high - low), high + ROOM * (high - low))
+    _framed(axes, f"each rank's points, and its line y = wx + b after {counted(fit.steps, 'step')}", "x")
+    axes.set_xlim(-1.03, 1.03)
+    _label(axes, 1, ends)
 
 
 def _losses(axes: Any, fit: Fit) -> None:
@@ -64,9 +88,13 @@ def _distances(axes: Any, fit: Fit) -> None:
 
 
 def _frame(axes: Any, fit: Fit, title: str) -> None:
-    axes.set_title(title, size=8.5, loc="left", color=MUTED, pad=6)
-    axes.set_xlabel("step", size=8, color=MUTED)
+    _framed(axes, title, "step")
     axes.set_xlim(0, fit.steps)
+
+
+def _framed(axes: Any, title: str, across: str) -> None:
+    axes.set_title(title, size=8.5, loc="left", color=MUTED, pad=6)
+    axes.set_xlabel(across, size=8, color=MUTED)
     axes.tick_params(labelsize=7.5, colors=MUTED, which="both")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -77,7 +105,7 @@ def _frame(axes: Any, fit: Fit, title: str) -> None:
 def _label(axes: Any, last: float, ends: Sequence[tuple[float, str, str]]) -> None:
     """The lines' names to the right of their ends, moved up where they would lie on each other."""
     transform = axes.transData + axes.transAxes.inverted()
-    at = -1.0
+    at = -CLOSE
     for y, words, colour in sorted((transform.transform((last, value))[1], w, c) for value, w, c in ends):
         at = max(y, at + CLOSE)
         axes.text(1.03, at, words, transform=axes.transAxes, size=7.8, va="center", color=colour)

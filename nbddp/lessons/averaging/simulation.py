@@ -100,18 +100,22 @@ class Fit:
                 f"{self.ranks} times the learning rate"
             )
         if max(apart) - min(apart) < EQUAL:
-            return "the distance stays what it was at the start: equal steps from different places"
+            return "the distance stays as it was at the start: equal steps from different starts"
         if apart[0] < EQUAL:
-            return "the ranks start equal and drift apart: each goes where its own shard pulls it"
-        return "the ranks start apart and end apart: each goes where its own shard pulls it"
+            return "the ranks start equal and drift apart: each moves to the line that fits its own shard"
+        return "the ranks start apart and end apart: each moves to the line that fits its own shard"
 
     def words(self) -> str:
         rows = [f"{rank_words(g)}: {_change(self.losses(self.lines[g[0]]))}" for g in self.groups()]
+        lines = [f"{rank_words(g)}: {_line(self.lines[g[0]][-1])}" for g in self.groups()]
+        lines.append(f"one process: {_line(self.alone[-1])}")
         apart = self.distances()
         return "\n".join(
             [
                 f"{counted(self.ranks, 'rank')}, start: {self.start}; gradients {self.exchange}; "
                 f"{counted(self.steps, 'step')}",
+                "lines after the last step:",
+                *(f"  {line}" for line in lines),
                 "loss on all the data:",
                 *(f"  {row}" for row in rows),
                 f"  one process: {_change(self.losses(self.alone))}",
@@ -124,6 +128,11 @@ class Fit:
 def _apart(one: Sequence[Line], other: Sequence[Line]) -> float:
     """The largest distance of two trajectories at the same step."""
     return max(math.dist(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _line(line: Line) -> str:
+    w, b = (round(v, 2) + 0.0 for v in line)
+    return f"y = {w:.2f}x {'-' if b < 0 else '+'} {abs(b):.2f}"
 
 
 def _change(losses: Sequence[float]) -> str:

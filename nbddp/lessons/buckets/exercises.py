@@ -110,7 +110,7 @@ def why_not_these_buckets(case: Case, answer: Any) -> str:
     """What cannot be about the buckets that were answered."""
     sizes = case[0]
     if not (isinstance(answer, list) and all(isinstance(some, list) for some in answer)):
-        return "a list of buckets is wanted, each a list of positions in sizes"
+        return "return a list of buckets, each a list of positions in sizes"
     flat = [i for some in answer for i in some]
     wanted = list(range(len(sizes)))
     if sorted(map(repr, flat)) != sorted(map(repr, wanted)):
@@ -124,11 +124,11 @@ def _not_once(sizes: Sequence[int], answer: Sequence[list[Any]], flat: Sequence[
     """Why these are not all positions, each once."""
     once = f"every parameter is in exactly one bucket: the positions 0 to {len(sizes) - 1}, each once"
     if len(answer) > 1 and answer[0] and all(some == answer[0] for some in answer):
-        return f"{once}; this is the same list several times, so begin a new one with [] instead of emptying it"
+        return f"{once}; this is the same list several times: create a new one with [] instead of emptying it"
     if flat == list(reversed(sizes)):
         return f"{once}; these are the sizes themselves"
     missing = next((i for i in range(len(sizes)) if i not in flat), None)
-    return once if missing is None else f"{once}; position {missing} is in none"
+    return once if missing is None else f"{once}; position {missing} is missing"
 
 
 PACK = Table(
@@ -137,7 +137,7 @@ PACK = Table(
     packed,
     (
         Mistake(
-            "that goes through the parameters from the first to the last; backward begins at the loss, so the gradient "
+            "these buckets go from the first parameter to the last; backward starts at the loss, so the gradient "
             "of the last parameter comes first",
             lambda sizes, first, cap: cut(sizes, first, cap, range(len(sizes)), lambda held, limit: held >= limit),
         ),
@@ -147,37 +147,37 @@ PACK = Table(
             lambda sizes, first, cap: simulation.pack(list(reversed(sizes)), first, cap),
         ),
         Mistake(
-            "the buckets are right, but within one the gradient of the later parameter comes first",
+            "the buckets are right, but within a bucket the gradient of the later parameter comes first",
             lambda sizes, first, cap: [sorted(some) for some in packed(sizes, first, cap)],
         ),
         Mistake(
-            "the buckets are right, but they come in reverse; the one that is sent first comes first",
+            "the buckets are right, but in reverse order; the bucket that is sent first comes first",
             lambda sizes, first, cap: packed(sizes, first, cap)[::-1],
         ),
         Mistake(
-            "that counts gradients; a limit is one for the sum of their sizes",
+            "this counts gradients; the limit applies to the sum of their sizes",
             lambda sizes, first, cap: packed([1] * len(sizes), first, cap),
         ),
         Mistake(
-            "that adds up positions; a limit is one for the sum of the sizes",
+            "this adds positions; the limit applies to the sum of the sizes",
             lambda sizes, first, cap: packed(range(len(sizes)), first, cap),
         ),
         Mistake(
-            "a bucket that goes over its limit is full, too: >=, not ==",
+            "a bucket that exceeds its limit is full too: >=, not ==",
             lambda sizes, first, cap: cut(sizes, first, cap, _backwards(sizes), lambda held, limit: held == limit),
         ),
         Mistake(
-            "that adds cap to the limit with every bucket; from the second on it is cap, for each",
+            "this adds cap to the limit with every bucket; from the second bucket on the limit is cap",
             lambda sizes, first, cap: growing(sizes, first, cap),
         ),
         Mistake(
-            "these buckets hold at most their limit, and one may be empty; DDP closes one after the gradient that "
+            "these buckets never exceed their limit, and one may be empty; DDP closes a bucket after the gradient that "
             "reaches the limit",
             lambda sizes, first, cap: never_over(sizes, first, cap, empty=True),
         ),
         Mistake(
-            "these buckets never hold more than their limit; DDP closes one after the gradient that reaches the limit, "
-            "which may take it over",
+            "these buckets never exceed their limit; DDP closes a bucket after the gradient that reaches the limit, "
+            "and that gradient may exceed it",
             never_over,
         ),
         Mistake(
@@ -185,25 +185,25 @@ PACK = Table(
             lambda sizes, first, cap: cut(sizes, first, cap, _backwards(sizes), lambda held, limit: held > limit),
         ),
         Mistake(
-            "that has the limit `first` for every bucket; from the second on it is cap",
+            "the limit is `first` for every bucket here; from the second bucket on it is cap",
             lambda sizes, first, cap: packed(sizes, first, first),
         ),
         Mistake(
-            "that has the limit `cap` for the first bucket too; it has its own, `first`",
+            "the limit is `cap` for the first bucket too; the first bucket's limit is `first`",
             lambda sizes, first, cap: packed(sizes, cap, cap),
         ),
         Mistake(
-            "the last gradients are in no bucket: a bucket that never gets full is sent too, when backward is over",
+            "the last gradients are in no bucket: a bucket that never fills is sent too, when backward is over",
             without_the_rest,
         ),
-        Mistake("the last bucket is empty; it is begun only when a gradient comes for it", with_an_empty_one),
-        Mistake("what a bucket holds is counted from 0 again when a new one is begun", never_reset),
+        Mistake("the last bucket is empty; open a bucket only when there is a gradient for it", with_an_empty_one),
+        Mistake("reset the running sum to 0 when you open a new bucket", never_reset),
         Mistake(
-            "that is one bucket for each gradient, as if there were no limits",
+            "this is one bucket per gradient, as if the limits were 0",
             lambda sizes, first, cap: [[i] for i in _backwards(sizes)],
         ),
         Mistake(
-            "that is one bucket for everything; it closes when it reaches its limit",
+            "this is one bucket for all gradients; a bucket closes when it reaches its limit",
             lambda sizes, first, cap: [_backwards(sizes)],
         ),
     ),
@@ -239,17 +239,17 @@ def why_not_this_time(case: Case, answer: Any) -> str:
     """What can be said of one answer, where the others tell of no single mistake."""
     end, spans = case
     if type(answer) not in (int, float):
-        return "a number is wanted, in the units of the trace"
+        return "return a number, in the units of the trace"
     right = exposed_time(end, spans)
     if answer < 0:
         turned = answer == -right
-        return "the sign is the other way round" if turned else "a time is never negative"
+        return "the sign is reversed" if turned else "a time is never negative"
     if right == 0:
-        return "all buckets are done before backward ends; then nothing is exposed"
+        return "all buckets are done before backward ends, so nothing is exposed"
     if answer == spans[-1][1] - end:
         return "that is the end of the bucket that was sent last; the step waits until all are done"
     if answer == right / sum(done - sent for sent, done in spans):
-        return "that is a share of the exchange; the time itself is wanted"
+        return "that is a share of the exchange; return the time"
     return ""
 
 
@@ -259,7 +259,7 @@ EXPOSED = Table(
     exposed_time,
     (
         Mistake(
-            "buckets that are on their way at the same time are counted twice; the step waits for them together",
+            "buckets in flight at the same time are counted twice; the step waits for them together",
             lambda end, spans: sum(max(0, done - end) for _, done in spans),
         ),
         Mistake(
@@ -271,44 +271,43 @@ EXPOSED = Table(
             lambda end, spans: next((done - end for _, done in spans if done > end), 0),
         ),
         Mistake(
-            "that is the first bucket alone; does a return stand inside the loop?",
+            "that is the first bucket alone; is there a return inside the loop?",
             lambda end, spans: max(0, spans[0][1] - end) if spans else None,
         ),
         Mistake(
-            "that is of the bucket that is done first; the step waits until all are done",
+            "that is the end of the bucket that is done first; the step waits until all are done",
             lambda end, spans: max(0, min((done for _, done in spans), default=0) - end),
         ),
         Mistake(
-            "that has only buckets that were sent after backward; one that was sent earlier may still be on its way",
+            "that counts only buckets that were sent after backward; one that was sent earlier may still be in flight",
             lambda end, spans: sum(done - sent for sent, done in spans if sent >= end),
         ),
         Mistake(
-            "that is the longest bucket's time; what backward hides of it costs the step nothing",
+            "that is the longest bucket's time; what backward hides of it costs no time",
             lambda end, spans: max((done - sent for sent, done in spans), default=0),
         ),
         Mistake(
-            "that is from the first bucket's sending; what backward hides costs the step nothing",
+            "that counts from when the first bucket was sent; what backward hides costs no time",
             lambda end, spans: max((d for _, d in spans), default=0) - min((s for s, _ in spans), default=0),
         ),
         Mistake(
-            "it is negative where all buckets are done before backward ends; then nothing is exposed",
+            "it is negative when all buckets are done before backward ends; nothing is exposed then",
             lambda end, spans: max([done - end for _, done in spans], default=0),
         ),
         Mistake(
-            "that is all the time with a bucket on its way; the part before backward ends costs the step nothing",
+            "that is all the time with a bucket in flight; the part before backward ends costs no time",
             lambda end, spans: _whole(spans),
         ),
         Mistake(
-            "that is the sum of the buckets' times; what backward hides costs the step nothing",
+            "that is the sum of the buckets' times; what backward hides costs no time",
             lambda end, spans: sum(done - sent for sent, done in spans),
         ),
         Mistake(
-            "that is the hidden part; the exposed one is what is left after backward",
+            "that is the hidden part; the exposed part is what remains after backward",
             lambda end, spans: _whole(spans) - exposed_time(end, spans),
         ),
         Mistake(
-            "that counts a bucket that ends after backward from its beginning; only what is after backward_end is "
-            "waited for",
+            "that counts a bucket that ends after backward from its start; the step waits only from backward_end on",
             lambda end, spans: sum(done - sent for sent, done in spans if done > end),
         ),
         Mistake(
@@ -324,9 +323,9 @@ pack = Exercise(
     "pack",
     judged_by(PACK),
     (
-        "go through the positions backwards, and add each to the bucket that is open",
-        "a bucket is full when the sum of its sizes is >= its limit; then the next one is begun, with the limit cap",
-        "what is open at the end is a bucket too, unless it is empty",
+        "go through the positions backwards, and add each to the open bucket",
+        "a bucket is full when the sum of its sizes is >= its limit; then open the next one, with the limit cap",
+        "the open bucket is sent at the end too, unless it is empty",
     ),
     verifies=f"{len(PACK_CASES)} lists of gradients, on every rank of the pool",
 )
@@ -334,8 +333,8 @@ exposed = Exercise(
     "exposed",
     judged_by(EXPOSED),
     (
-        "the optimizer begins when the last bucket is done; when could it have begun without communication?",
-        "compare the latest `done` with backward_end, and mind the case where all are done earlier",
+        "the optimizer starts when the last bucket is done; when could it have started without communication?",
+        "compare the latest `done` with backward_end, and consider the case in which all are done earlier",
         "max([backward_end, *(done for sent, done in spans)]) - backward_end",
     ),
     verifies=f"{len(EXPOSED_CASES)} steps, on every rank of the pool",

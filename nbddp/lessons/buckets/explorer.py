@@ -23,12 +23,12 @@ def buckets() -> Explorer:
             Choice("ranks", "ranks", (2, 8, 64, 512)),
             Choice("link", "link", tuple(simulation.LINKS)),
         ),
-        ({**start, "cap_mb": simulation.DEFAULT}, start),
+        ({**start, "layers": 1, "width": 512, "ranks": 2}, start),
     )
 
 
 def measured_buckets(model: Sequence[tuple[str, int]], cap_mb: float | str = simulation.DEFAULT) -> Shown:
-    """Lesson 08: the median step that the pool has recorded last, beside the packer's. model: name and bytes of each
+    """Lesson 08: the median step of the last recording, beside the packer's. model: name and bytes of each
     parameter, as `named_parameters()` has them. Raises BadInput where no exchange is recorded."""
     recording = running.pool().timings()
     return figure.beside(simulation.beside(recording, model, cap_mb))

@@ -58,7 +58,7 @@ def _gradients(axes: Any, some: Packed) -> None:
     whole = sum(some.bytes)
     axes.set(xlim=(0, whole), xticks=[])
     inch = whole / (WIDTH - LEFT - RIGHT)
-    axes.text(0, -0.1, "gradients in the order in which they come", size=8.5, weight="bold", va="bottom")
+    axes.text(0, -0.1, "gradients in the order in which they become ready", size=8.5, weight="bold", va="bottom")
     at = edges(some)
     for k, members in enumerate(some.buckets):
         left, right = at[members[0]][0], at[members[-1]][1]

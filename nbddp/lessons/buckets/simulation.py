@@ -74,7 +74,7 @@ class Packed:
 
     def rule(self) -> str:
         """`bucket_cap_mb=4`, or what holds where nobody says."""
-        said = "as DDP has it: 25, the first bucket 1" if self.cap_mb == DEFAULT else f"{float(self.cap_mb):g}"
+        said = "25 (default; the first bucket 1)" if self.cap_mb == DEFAULT else f"{float(self.cap_mb):g}"
         return f"bucket_cap_mb {said}"
 
     def words(self) -> str:
@@ -141,8 +141,8 @@ class Exchange:
         whole = length(communication(self.step))
         start, end = self.backward
         said = (
-            f"{self.what}: backward {duration((end - start) / 1e9)}, all-reduce {duration(whole / 1e9)}, of which "
-            f"{percent(hidden(self.step) / whole) if whole else '0 %'} are hidden behind backward and "
+            f"{self.what}: backward {duration((end - start) / 1e9)}, all-reduce {duration(whole / 1e9)}, "
+            f"{percent(hidden(self.step) / whole) if whole else '0 %'} hidden behind backward and "
             f"{duration(exposed(self.step) / 1e9)} exposed"
         )
         return f"{said}; the last bucket alone takes {duration(self.last / 1e9)}"
@@ -177,13 +177,13 @@ class Beside:
         return [b.bytes for b in self.measured.step.buckets] == self.foretold.packed.sizes()
 
     def words(self) -> str:
-        same = "DDP's buckets are these." if self.same_buckets else "DDP's buckets are others."
+        same = "DDP's buckets are the same." if self.same_buckets else "DDP's buckets differ."
         return "\n".join(
             [self.foretold.packed.words(), same, self.measured.sentence(), self.foretold.sentence(), WHY_APART]
         )
 
 
-WHY_APART = "On paper backward and the link do not disturb each other. On a CPU they share its cores."
+WHY_APART = "On paper, backward and the link do not slow each other. On a CPU they share the cores."
 
 
 def beside(recording: Recording, model: Sequence[tuple[str, int]], cap_mb: float | str) -> Beside:

@@ -103,10 +103,10 @@ def outcomes(held: Shards) -> list[Outcome]:
         Outcome(run(rows(held, most))),  # Join(divide_by_initial_world_size=False)
         Outcome(run(rows(held, most, lambda some, i: some[i % len(some)]))),  # begin again with the first batch
         Outcome(run(rows(held, most, lambda some, i: some[-1]))),  # repeat the last batch
-        Outcome(START, "the parameters are as they were: no step was taken"),
+        Outcome(START, "the parameters did not change: no step was taken"),
         Outcome(
             added_up(rows(held, fewest)),
-            "each step's gradients were added to those of the steps before: optimizer.zero_grad() is missing",
+            "each step's gradients were added to those of earlier steps: optimizer.zero_grad() is missing",
         ),
         *short,
         Outcome(
@@ -114,7 +114,7 @@ def outcomes(held: Shards) -> list[Outcome]:
             "each rank trained alone and the parameters were averaged at the end; DDP averages gradients in every step",
         ),
         *(
-            Outcome(own, f"these are the parameters that rank {r} comes to alone: the others' gradients are not in")
+            Outcome(own, f"rank {r} alone would get these parameters: the others' gradients are missing")
             for r, own in enumerate(alone)
         ),
     ]
@@ -216,17 +216,17 @@ def _ranks(log: Mapping[int, Sequence[str]], keep: Callable[[int], bool]) -> lis
 
 
 def why_not_this(case: Case, answer: Any) -> str:
-    """What cannot be about an answer."""
+    """What is wrong with an answer."""
     (log,) = case
     right = missing(log)
     if right is None:
-        return "every rank has called as many, whatever they are called: nobody is missing, and the answer is None"
+        return "all ranks made the same number of calls, whatever their names: nobody is missing, so return None"
     if not (isinstance(answer, list) and len(answer) == 2 and isinstance(answer[1], list)):
-        return "a pair is wanted: the number of the collective, and the list of the ranks that have not called it"
+        return "return a pair: the number of the collective, and the list of the ranks that have not called it"
     if answer[0] == right[0] and answer[1] != sorted(answer[1], key=repr) and sorted(answer[1], key=repr) == right[1]:
-        return "ranks are wanted in order"
+        return "sort the ranks"
     if isinstance(answer[0], str):
-        return "its number is wanted, counted from 1, not its name"
+        return "return the number of the collective, counted from 1, not its name"
     return "the number is right, the ranks are not" if answer[0] == right[0] else ""
 
 
@@ -236,16 +236,15 @@ LOGS = Table(
     missing,
     (
         Mistake(
-            "those are the ranks that wait; asked for are the ones that they wait for",
+            "those are the ranks that wait; return the ranks that they wait for",
             lambda log: _of(log, lambda low, high: [low + 1, _ranks(log, lambda n: n > low)]),
         ),
         Mistake(
-            "that names every rank behind the first one; but a rank may have called this collective and be late only "
-            "for a later one",
+            "that names every rank that is behind; a rank may have called this collective and miss only a later one",
             lambda log: _of(log, lambda low, high: [low + 1, _ranks(log, lambda n: n < high)]),
         ),
         Mistake(
-            "that is the last collective that anybody called; the first that not all have called holds up the others",
+            "that is the last collective that any rank called; the ranks wait in the first that not all have called",
             lambda log: _of(log, lambda low, high: [high, _ranks(log, lambda n: n < high)]),
         ),
         Mistake(
@@ -257,7 +256,7 @@ LOGS = Table(
             lambda log: _of(log, lambda low, high: [low + 1, _ranks(log, lambda n: n == low)[:1]]),
         ),
         Mistake(
-            "those are positions in the log, not ranks: a group need not have ranks 0, 1, 2",
+            "those are positions in the log, not ranks: a group may have ranks other than 0, 1, 2",
             lambda log: _of(
                 log, lambda low, high: [low + 1, [i for i, calls in enumerate(log.values()) if len(calls) == low]]
             ),
@@ -270,8 +269,8 @@ train_uneven = Exercise(
     "train_uneven",
     judge_training,
     (
-        "every backward is an all_reduce: all ranks must take the same number of steps, or be in Join",
-        "a rank knows len(batches) of its own; an all_reduce with ReduceOp.MIN tells all ranks the smallest",
+        "every backward is an all_reduce: all ranks must take the same number of steps, or use Join",
+        "a rank knows only its own len(batches); an all_reduce with ReduceOp.MIN gives all ranks the smallest",
         "steps = torch.tensor(len(batches)); dist.all_reduce(steps, op=dist.ReduceOp.MIN); then batches[:steps]",
     ),
     verifies="with equal and unequal numbers of batches nobody hangs, and all ranks end with the right weights",
@@ -280,8 +279,8 @@ missing_ranks = Exercise(
     "missing_ranks",
     judged_by(LOGS),
     (
-        "how many collectives has each rank called? The one with the fewest is who has not come",
-        "if the fewest calls are n, the ranks are held up in collective n + 1",
+        "how many collectives has each rank called? The rank with the fewest calls is missing",
+        "if the fewest calls are n, the others wait in collective n + 1",
         "fewest = min(len(calls) for calls in log.values()), and the ranks whose list has that length",
     ),
     verifies=f"{len(LOG_CASES)} logs, on every rank of the pool",

@@ -16,5 +16,8 @@ def collectives() -> Explorer:
             Slider("ranks", "ranks", 2, 6),
             Steps("moves", "moves", 0, 12),
         ),
-        ({"program": simulation.UNEVEN, "ranks": 4, "moves": 3}, {"program": simulation.SLOW, "ranks": 4, "moves": 2}),
+        (
+            {"program": simulation.ORDERED, "ranks": 4, "moves": 2},
+            {"program": simulation.UNEVEN, "ranks": 4, "moves": 3},
+        ),
     )

@@ -93,15 +93,18 @@ def _ordered(rank: int, ranks: int) -> list[Action]:
 
 
 UNEVEN, SLOW = "one batch fewer on the last rank", "the last rank is slow"
+ALONE, SHAPES = "rank 0 alone makes a call", "rank 1 has another shape"
+MAXIMUM = "the last rank uses MAX instead of SUM"
+CROSSED, ORDERED = "a ring, all receive first", "a ring, rank 0 sends first"
 PROGRAMS: dict[str, Callable[[int, int], list[Action]]] = {
     UNEVEN: _uneven,
-    "rank 0 alone makes a call": _alone,
-    "rank 1 has two calls the other way round": _swapped,
-    "rank 1 has another shape": _shapes,
-    "the last rank takes MAX for SUM": _maximum,
+    ALONE: _alone,
+    "rank 1 makes two calls in the other order": _swapped,
+    SHAPES: _shapes,
+    MAXIMUM: _maximum,
     SLOW: _slow,
-    "a ring, all receive first": _crossed,
-    "a ring, rank 0 sends first": _ordered,
+    CROSSED: _crossed,
+    ORDERED: _ordered,
 }
 
 
@@ -143,7 +146,7 @@ class Log:
         for number, by_reduce in called.items():
             if len(by_reduce) > 1:
                 each = ", ".join(f"{name} on {rank_words(ranks)}" for name, ranks in by_reduce.items())
-                return f"all_reduce #{number} took {each}: nobody waits, and the numbers are wrong on every rank"
+                return f"all_reduce #{number} used {each}: nobody waits, and the numbers are wrong on every rank"
         return ""
 
     def verdict(self) -> str:
@@ -152,11 +155,11 @@ class Log:
             said = f"deadlock: {'; '.join(self.deadlock.words)}"
             return f"{said}\n{self.deadlock.advice}" if self.deadlock.advice else said
         if len(self.ended) == len(self.entries):
-            return "every rank comes to its end"
+            return "every rank reaches its end"
         busy = [r for r in self.entries if r not in self.ended and r not in self.waits]
         if self.waits:
             return f"{rank_words(self.waits)} {_verb('wait', self.waits)}, but {_may_come(busy)}: no deadlock"
-        return f"nobody waits for long: {_may_come(busy)}" if self.moves else "nobody has begun"
+        return f"nobody waits for long: {_may_come(busy)}" if self.moves else "no rank has started"
 
     def words(self) -> str:
         """A line per rank, and the verdict."""
@@ -172,7 +175,7 @@ class Log:
                 said.append(e.words() if e.state == DONE else f"{e.words()} …")
         if rank in self.ended:
             said.append("end")
-        return " · ".join(said) or "not begun"
+        return " · ".join(said) or "not started"
 
 
 def _verb(word: str, ranks: Mapping[int, object]) -> str:

@@ -22,22 +22,26 @@ PLACE_CASES = tuple((rank, local) for local in (4, 2, 1, 3) for rank in range(3 
 
 
 def why_not_these(case: Case, answer: Any) -> str:
-    """What cannot be about the GPUs that were answered, in the order in which it would show on a machine."""
+    """Why these GPUs are wrong, in the order in which it would show on a machine."""
     rank, local, own = case
     if not isinstance(answer, list):
-        return "a list is wanted, of one index for each GPU of the process"
+        return "return a list with one index for each GPU of the process"
     if not all(type(i) is int for i in answer):
-        return "device indices are whole numbers: 0 is the first GPU of the node, cuda:0"
+        return "device indices are integers: 0 is the first GPU of the node, cuda:0"
     beyond = [i for i in answer if not 0 <= i < local * own]
     if beyond:
-        return f"the node has GPUs 0–{local * own - 1}, and {several('GPU', beyond)} {_is(beyond)} not there"
+        return f"the node has GPUs 0–{local * own - 1}, but not {several('GPU', beyond)}"
     if len(answer) != own:
-        return f"it has {len(answer)} where the process owns {own}"
+        return f"the list has {len(answer)} indices, but the process owns {counted(own, 'GPU')}"
     others = {i: r for r in range(local) if r != rank % local for i in block(r, own)}
     taken = [i for i in answer if i in others]
     if taken:
-        return f"{several('GPU', taken)} {_is(taken)} local rank {others[taken[0]]}'s on the same node"
-    return "they are the right ones in another order" if sorted(answer) == block(rank % local, own) else ""
+        return f"{several('GPU', taken)} {_is(taken)} owned by local rank {others[taken[0]]} on the same node"
+    return (
+        "the GPUs are right but in another order; the lowest index comes first"
+        if sorted(answer) == block(rank % local, own)
+        else ""
+    )
 
 
 def _is(some: list[int]) -> str:
@@ -45,22 +49,22 @@ def _is(some: list[int]) -> str:
 
 
 def why_not_there(case: Case, answer: Any) -> str:
-    """What cannot be about the pair that was answered, or what rule gives the right one."""
+    """Why this pair is wrong, or which rule gives the right one."""
     rank, local = case
     if not isinstance(answer, list) or len(answer) != 2:
-        return "a pair is wanted: (node, local rank)"
+        return "return a pair: (node, local rank)"
     if not all(type(i) is int for i in answer):
-        return "both are whole numbers"
+        return "both must be integers"
     if not 0 <= answer[1] < local:
         return f"a node has {counted(local, 'rank')} here, so the last local rank is {local - 1}"
     if answer[1] != rank % local:
-        return "the local rank is how many ranks of the same node come before this one"
-    return "the node is how many full nodes come before this rank: nproc_per_node ranks make one full"
+        return "the local rank is the number of ranks of the same node that come before this one"
+    return "the node is the number of full nodes before this rank; a full node has nproc_per_node ranks"
 
 
 def for_always(local: int) -> Mistake:
     return Mistake(
-        f"that is for {local} processes per node; nproc_per_node says how many there are",
+        f"that is right for {local} processes per node only; use nproc_per_node",
         lambda rank, _: [rank // local, rank % local],
     )
 
@@ -71,29 +75,29 @@ GPUS = Table(
     lambda rank, local, own: block(rank % local, own),
     (
         Mistake(
-            "that counts GPUs over all nodes, by the global rank; device indices begin at 0 again on every node, so "
-            "take the local rank",
+            "that counts GPUs over all nodes, by the global rank; device indices begin at 0 on every node, so use "
+            "the local rank",
             lambda rank, local, own: block(rank, own),
         ),
         Mistake(
-            "the global rank is no device index; indices begin at 0 again on every node, and a process owns "
-            "gpus_per_proc of them",
+            "the global rank is not a device index; indices begin at 0 on every node, and a process owns "
+            "gpus_per_proc GPUs",
             lambda rank, local, own: [rank],
         ),
         Mistake(
-            "the blocks overlap: local rank 1 begins where local rank 0's GPUs end, at 1 × gpus_per_proc",
+            "the blocks overlap: local rank 1's GPUs begin where local rank 0's end, at 1 × gpus_per_proc",
             lambda rank, local, own: list(range(rank % local, rank % local + own)),
         ),
         Mistake(
-            "that is the first GPU of the process alone; it owns gpus_per_proc of them",
+            "that is only the first GPU of the process; it owns gpus_per_proc GPUs",
             lambda rank, local, own: [rank % local * own],
         ),
         Mistake(
-            "that is the local rank, which is the device index only if every process owns one GPU",
+            "that is the local rank; it is the device index only if every process owns one GPU",
             lambda rank, local, own: [rank % local],
         ),
         Mistake(
-            "no GPU is taken twice, but a process owns GPUs that lie side by side, not every so many",
+            "no GPU is taken twice, but a process owns consecutive GPUs",
             lambda rank, local, own: [rank % local + k * local for k in range(own)],
         ),
         Mistake(
@@ -113,26 +117,26 @@ PLACES = Table(
     lambda rank, local: [rank // local, rank % local],
     (
         Mistake(
-            "the two are the other way round: the node first, then the local rank",
+            "the two are swapped: return the node first, then the local rank",
             lambda rank, local: [rank % local, rank // local],
         ),
         Mistake(
-            "nodes and local ranks are counted from 0, as ranks are",
+            "nodes and local ranks are numbered from 0, as ranks are",
             lambda rank, local: [rank // local + 1, rank % local + 1],
         ),
-        Mistake("nodes are counted from 0, as ranks are", lambda rank, local: [rank // local + 1, rank % local]),
+        Mistake("nodes are numbered from 0, as ranks are", lambda rank, local: [rank // local + 1, rank % local]),
         Mistake(
-            "the second is the global rank; local ranks begin at 0 again on every node",
+            "the second number is the global rank; local ranks begin at 0 on every node",
             lambda rank, local: [rank // local, rank],
         ),
         Mistake(
-            "that deals ranks out to the nodes in turn; torchrun fills node 0 first, then node 1",
+            "that deals the ranks to the nodes in turn; torchrun fills node 0 first, then node 1",
             lambda rank, local: [rank % 3, rank // 3],
         ),
         for_always(2),
         for_always(4),
         Mistake(
-            "/ divides to a float; // gives the whole number of full nodes before this rank",
+            "/ gives a float; // gives the number of full nodes before this rank",
             lambda rank, local: [rank / local, rank % local],
         ),
     ),
@@ -144,9 +148,9 @@ gpus_of = Exercise(
     "gpus_of",
     judged_by(GPUS),
     (
-        "device indices begin at 0 on every node, so the node a rank is on must not matter",
+        "device indices begin at 0 on every node, so the answer does not depend on the node",
         "the local rank is rank % nproc_per_node; each local rank before this one owns gpus_per_proc GPUs",
-        "the first GPU is local_rank × gpus_per_proc, and there are gpus_per_proc in a row: list(range(first, ...))",
+        "the first GPU is local_rank × gpus_per_proc, and gpus_per_proc follow in a row: list(range(first, ...))",
     ),
     verifies=f"{len(GPU_CASES)} ranks of {len(LAYOUTS)} layouts on two nodes, on every rank of the pool",
 )
@@ -155,7 +159,7 @@ place_of = Exercise(
     judged_by(PLACES),
     (
         "torchrun fills node 0 with the first nproc_per_node ranks, node 1 with the next, and so on",
-        "how many full nodes come before this rank? And how many ranks of its own node?",
+        "how many full nodes come before this rank? How many ranks of its own node?",
         "divmod(rank, nproc_per_node) gives both at once",
     ),
     verifies=f"{len(PLACE_CASES)} ranks of 4 layouts on three nodes, on every rank of the pool",

@@ -51,7 +51,7 @@ def _environment(call: str, given: Mapping[str, Any]) -> dict[str, str]:
     env[ADDR] = env[ADDR].lower()  # as names of hosts are compared
     for name in (PORT, RANK, WORLD):
         if not env[name].isdecimal():
-            raise Wrong(f"{call} sets {name} to {given[name]!r}; it must be a whole number, 0 or more")
+            raise Wrong(f"{call} sets {name} to {given[name]!r}; it must be an integer, 0 or greater")
     if not 0 < int(env[PORT]) <= LAST_PORT:
         raise Wrong(f"{call} sets {PORT} to {given[PORT]!r}; ports are numbered from 1 to {LAST_PORT}")
     return env
@@ -78,7 +78,7 @@ def line(processes: Sequence[Process], outcomes: Sequence[tuple[str, str, int]])
     """The answer's line from what really happened on each rank. `ok` also needs variables with which it can happen: a
     rank's word alone is not enough."""
     if any(kind == "standing" for kind, _, _ in outcomes):
-        return "an earlier cell has left a process group; end it with dist.destroy_process_group() in a %%ddp cell"
+        return "an earlier cell left a process group; end it with dist.destroy_process_group() in a %%ddp cell"
     why = unknown_node(processes) or differs(processes)
     if why:
         return why
@@ -94,7 +94,7 @@ def unknown_node(processes: Sequence[Process]) -> str:
     names = [node_name(n) for n in range(NODES)]
     for p in processes:
         if p.looks_at[0] not in names:
-            return f"{p.name} looks for a host {p.env[ADDR]}; the nodes are called {' and '.join(names)}"
+            return f"{p.name} looks for a host called {p.env[ADDR]}; the nodes are {' and '.join(names)}"
     return ""
 
 
@@ -122,23 +122,23 @@ def judged(name: str) -> Callable[[Any], str]:
 
 
 def exercise(name: str, hints: Sequence[str]) -> Exercise:
-    verifies = "four real processes met by your variables and added up their ranks"
+    verifies = "four real processes met with your variables and added up their ranks"
     return Exercise(name, judged(name), hints, verifies=verifies)
 
 
 by_address = exercise(
     "by_address",
     (
-        "which machine is localhost for a process on node1?",
-        "the store is on rank 0's node; the others must use that node's name",
+        "which machine does localhost mean for a process on node1?",
+        "the store is on rank 0's node; all processes must use that node's name",
         "MASTER_ADDR is node0 for every process",
     ),
 )
 by_rank = exercise(
     "by_rank",
     (
-        "write down RANK for all four processes",
-        "local ranks begin at 0 on every node; each rank must occur once",
+        "write down RANK of all four processes",
+        "local ranks begin at 0 on every node; each rank may occur only once",
         "every node before this one has nproc_per_node ranks: RANK is node * nproc_per_node + local_rank",
     ),
 )
@@ -146,15 +146,15 @@ by_size = exercise(
     "by_size",
     (
         "how many processes does each of the four wait for?",
-        "WORLD_SIZE is the number of processes that the job starts",
-        "two nodes with two processes each are 4",
+        "WORLD_SIZE is the number of processes that the whole job starts",
+        "two nodes with two processes each make 4",
     ),
 )
 by_host = exercise(
     "by_host",
     (
         "which process hosts the store?",
-        "the one with RANK 0; is there one?",
-        "ranks are counted from 0 to WORLD_SIZE - 1: leave out the + 1",
+        "the one with RANK 0; does any process have it?",
+        "ranks run from 0 to WORLD_SIZE - 1: leave out the + 1",
     ),
 )

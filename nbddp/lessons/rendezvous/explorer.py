@@ -17,7 +17,7 @@ def arrived() -> Explorer:
             Choice("fault", "mistake", FAULTS),
         ),
         (
-            {"arrived": 1, "last_first": False, "fault": NOTHING},
+            {"arrived": 4, "last_first": False, "fault": NOTHING},
             {"arrived": 4, "last_first": False, "fault": OWN},
         ),
     )

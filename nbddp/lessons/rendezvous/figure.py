@@ -82,7 +82,7 @@ def _store(axes: Any, at: tuple[str, str], top: float, places: list[Place]) -> N
     title = f"store at {at[0]}:{at[1]}"
     axes.text(STORE_AT + 0.1, top + 0.17, title, size=8.5, weight="bold", va="center", color=INK)
     if not hosted:
-        axes.text(STORE_AT + 0.1, top + 0.5, "nobody hosts it", size=8, va="center", color=MUTED)
+        axes.text(STORE_AT + 0.1, top + 0.5, "no process hosts it", size=8, va="center", color=MUTED)
         return
     size = max(p.process.world_size for p in places)
     taken = {p.process.rank: p for p in places if p.state != REFUSED}

@@ -82,18 +82,20 @@ class Meeting:
         return list(dict.fromkeys(p.process.looks_at for p in self.places))
 
     def verdict(self) -> str:
-        """What becomes of it, in a sentence."""
+        """The outcome, in a sentence."""
         if self.met:
             return f"all {self.expected} have met: init_process_group returns on every rank"
         if len(self.places) < self.expected:
             begun = f"{len(self.places)} of {self.expected} processes have started"
-            return f"{begun}: init_process_group blocks on each of them until the others come, or its timeout ends it"
+            return f"{begun}: init_process_group blocks on each of them until all have started or it times out"
         met = [p for p in self.places if p.state == MEETS]
         stuck = [p for p in self.places if p.state != MEETS]
         if not met:
-            return f"all {self.expected} have started and none goes on: init_process_group raises after its timeout"
+            return (
+                f"all {self.expected} have started but cannot meet: init_process_group raises on each after its timeout"
+            )
         if not stuck:
-            return "every process meets others, but not all in one group"
+            return "every process meets others, but they form more than one group"
         return f"{_names(met)} go on without {_names(stuck)}"
 
     def words(self) -> str:
@@ -171,28 +173,27 @@ def _names(places: Sequence[Place]) -> str:
 
 
 def differs(processes: Sequence[Process]) -> str:
-    """Why these do not all meet, in one line for whom who wrote them; empty if they do."""
+    """Why these do not all meet, in one line for the learner; empty if they do."""
     found = meeting(processes)
     if found.met:
         return ""
     sizes = sorted({p.world_size for p in processes})
     if len(sizes) > 1:
-        return f"WORLD_SIZE must be the same everywhere, and is {' and '.join(map(str, sizes))}"
+        return f"WORLD_SIZE must be the same on every process; here it is {' and '.join(map(str, sizes))}"
     one = next((p for p in found.places if p.state == REFUSED), None) or next(
         (p for p in found.places if p.state == SEEKS), None
     )
     if one is not None and one.state == SEEKS and one.process.env[ADDR] in OWN_NODE:
         addr = one.process.env[ADDR]
-        return (
-            f"{one.process.name} finds no store: {addr} is its own node, and rank 0 is on another; name rank 0's node"
-        )
+        why = f"{addr} means its own node, but rank 0 is on another; use the name of rank 0's node"
+        return f"{one.process.name} finds no store: {why}"
     if one is not None and one.state == SEEKS and all(p.rank for p in processes):
-        return "nobody is rank 0, which hosts the store; ranks are counted from 0"
+        return "no process has rank 0, which hosts the store; ranks begin at 0"
     one = one or next((p for p in found.places if p.state != MEETS), None)
     if one is None:
-        return f"each process meets only {_alone(processes)}; all {len(processes)} belong together"
+        return f"each process meets only {_alone(processes)}; all {len(processes)} must meet in one group"
     if one.state in (WAITS, HOSTS):
-        return f"{one.process.name} waits {one.why}, and {len(processes)} processes are all there are"
+        return f"{one.process.name} waits {one.why}, but only {len(processes)} processes are started"
     return f"{one.process.name} {one.state}: {one.why}{_elsewhere(one, processes)}"
 
 

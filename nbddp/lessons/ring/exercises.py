@@ -31,17 +31,17 @@ from nbddp.run.screen import Silent
 WORLDS = (4, 3, 2)  # most ranks first: mistakes are plainest there
 CASES = tuple((rank, step, n) for n in WORLDS for rank in range(n) for step in range(2 * (n - 1)))
 RULES: Mapping[str, Callable[[int, int, int], int]] = {
-    "every step sends the same chunk, so nothing that arrives is ever sent on; let the chunk change with the step": (
+    "every step sends the same chunk, so nothing that arrives is ever passed on; let the chunk change with the step": (
         lambda r, s, n: r
     ),
-    "that goes through the chunks the other way; what arrives from rank - 1 is chunk rank - 1 first, then rank - 2": (
+    "that goes through the chunks in the other direction; rank - 1 sends you chunk rank - 1 first, then rank - 2": (
         lambda r, s, n: (r + s) % n
     ),
-    "the second half begins again with the rank's own chunk, which is not the one that is complete there; just go on": (
+    "the second half starts over with the rank's own chunk, which is incomplete there; continue to count down": (
         lambda r, s, n: (r - s % (n - 1)) % n
     ),
-    "all ranks send the same chunk; each begins with another one": lambda r, s, n: s % n,
-    "there are world_size chunks, so count round by world_size and not by one less": lambda r, s, n: (r - s) % (n - 1),
+    "all ranks send the same chunk; each must begin with a different one": lambda r, s, n: s % n,
+    "there are world_size chunks, so take % world_size, not % (world_size - 1)": lambda r, s, n: (r - s) % (n - 1),
 }
 STILL = next(iter(RULES))
 
@@ -55,9 +55,9 @@ def judge_schedule(outcomes: Sequence[tuple[str, Any]]) -> str:
         if kind != "value":
             return f"{_call(case)} {raised(value)}"
         if value is None:
-            return f"{_call(case)} is None; {nothing(value)}, and each of the {2 * (case[2] - 1)} steps sends a chunk"
+            return f"{_call(case)} is None; {nothing(value)}, but each of the {2 * (case[2] - 1)} steps sends a chunk"
         if type(value) is not int or not 0 <= value < case[2]:
-            return f"{_call(case)} is {value!r}, and {case[2]} ranks have chunks 0 to {case[2] - 1}" + _modulo(
+            return f"{_call(case)} is {value!r}, but {case[2]} ranks have chunks 0 to {case[2] - 1}" + _modulo(
                 case, value
             )
         table[case] = value
@@ -74,7 +74,7 @@ def _call(case: tuple[int, int, int]) -> str:
 
 def _modulo(case: tuple[int, int, int], value: Any) -> str:
     wraps = type(value) is int and value % case[2] == follow(*case)
-    return ": % world_size brings it back among them" if wraps else ""
+    return ": apply % world_size" if wraps else ""
 
 
 def _fails(n: int, rule: Callable[[int, int, int], int]) -> str:
@@ -90,10 +90,10 @@ def _fails(n: int, rule: Callable[[int, int, int], int]) -> str:
             if step.adds and any(a and b for a, b in zip(own, m.parts, strict=True)):
                 return f"{sent} to rank {m.receiver}, which has {letters(own)} in it already"
             if not step.adds and not complete(m.parts):
-                return f"{sent}, which is not complete, and nothing is added any more"
+                return f"{sent}, which is incomplete, and nothing is added after this"
         before = step.after
     chunk, what, ranks = next(iter(faults(steps[-1].after)))
-    return f"on {n} ranks, chunk {chunk} is not complete in the end on {rank_words(ranks)}: {what}"
+    return f"on {n} ranks, chunk {chunk} is incomplete at the end on {rank_words(ranks)}: {what}"
 
 
 def chunk_judge(function: Callable[..., Any]) -> str:
@@ -105,18 +105,18 @@ chunk_to_send = Exercise(
     "chunk_to_send",
     chunk_judge,
     (
-        "in step 0 a rank sends its own chunk, chunk number rank; so its neighbour gets chunk number neighbour - 1",
-        "in every later step a rank sends the chunk that arrived in the step before, one number less each time",
-        "count back from the rank by the step, round the world size: (rank - step) % world_size, in both halves",
+        "in step 0 rank r sends chunk r, its own; so its right neighbour receives the chunk before its own",
+        "in every later step a rank sends the chunk that arrived in the step before, so the number goes down by one",
+        "count down from the rank by the step, modulo the world size: (rank - step) % world_size, in both halves",
     ),
-    verifies="the schedule was carried out for 4, 3 and 2 ranks, and every rank has every sum",
+    verifies="your schedule was simulated on 4, 3 and 2 ranks, and every rank ends with every sum",
 )
 
 # -- the all-reduce, on tensors ----------------------------------------------------------------
 
 TENSORS = ((4, 12), (4, 5), (3, 7), (2, 5), (3, 2))  # ranks, numbers
 LARGEST = 50  # of the whole numbers that are given
-PASSED_ON = "send on the chunk that has just arrived: (rank - step) % world_size, and take the left neighbour's"
+PASSED_ON = "send the chunk that has just arrived, (rank - step) % world_size, and receive the left neighbour's"
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _shape(answer: Any) -> str:
     if type(answer) in (int, float):
         return "a single number: all ranks' x are added up, number by number, not the numbers of x"
     if isinstance(answer, list) and all(isinstance(v, list) for v in answer):
-        return "several tensors, or one of two dimensions: torch.cat(chunks) puts chunks side by side"
+        return "several tensors, or one of two dimensions: torch.cat(chunks) joins chunks"
     return "no tensor of one dimension"
 
 
@@ -173,8 +173,8 @@ def _mixed(found: Mapping[int, Mapping[str, Any]]) -> str:
         sent, received = (sorted(set(d)) for d in brought["dtypes"])
         if sent and received and sent != received:
             return (
-                f"rank {rank} sends {' and '.join(sent)} and receives into {' and '.join(received)}; a buffer has the "
-                "dtype of what comes, as torch.empty_like(chunk) has"
+                f"rank {rank} sends {' and '.join(sent)} and receives into {' and '.join(received)}; the buffer needs "
+                "the dtype of the message, as torch.empty_like(chunk) has it"
             )
     return ""
 
@@ -187,7 +187,10 @@ def diagnose(size: int, digits: Sequence[Sequence[float]]) -> str:
     if all(abs(v * size - total) < 1e-3 * total for row in digits for v in row):
         return "every number is the sum divided by the world size: an all-reduce sums, and does not divide"
     if any(v != int(v) or not 0 <= v < BASE**size for row in digits for v in row):
-        return "some numbers are no sum of parts: only add what has arrived (wait() for an irecv), and start from x"
+        return (
+            "some numbers are not sums of the ranks' numbers: only add what has arrived (wait() for an irecv), and "
+            "start from x"
+        )
     segments = list(segments_of(size, digits))
     rank, where = next((r, s) for r in range(size) for s in segments if not complete(s.parts[r]))
     return f"rank {rank}, {where.words()}: {_gap(where.parts[rank])}; {_why(size, segments)}"
@@ -211,9 +214,10 @@ def _gap(parts: Parts) -> str:
     """`rank 3's part is missing`, `rank 0's part is in it twice`."""
     lacking = [r for r, count in enumerate(parts) if not count]
     if lacking:
-        return f"what {rank_words(lacking)} {'has' if len(lacking) == 1 else 'have'} there is missing"
+        one = len(lacking) == 1
+        return f"{rank_words(lacking)}'s part is missing" if one else f"the parts of {rank_words(lacking)} are missing"
     rank = next(r for r, count in enumerate(parts) if count > 1)
-    return f"what rank {rank} has there was added {'twice' if parts[rank] == 2 else f'{parts[rank]} times'}"
+    return f"rank {rank}'s part was added {'twice' if parts[rank] == 2 else f'{parts[rank]} times'}"
 
 
 def _why(size: int, segments: Sequence[Segment]) -> str:
@@ -225,24 +229,24 @@ def _why(size: int, segments: Sequence[Segment]) -> str:
         return "every rank has only its own numbers, more than once: what the others have must be sent and received"
     if any(count > 1 for s in segments for parts in s.parts for count in parts):
         if all(ready):
-            return "in the last world_size - 1 steps what arrives is complete and replaces yours; do not add it"
+            return "in the last world_size - 1 steps the arriving chunk is complete: replace yours, do not add"
         return f"a chunk was added that had that part in it already: {PASSED_ON}"
     if all(not count for s in segments for parts in s.parts for count in parts):
         return "nothing was added to anything: start from what is in x, not from zeros"
     if all(s.parts[r] == part(r, size) for s in segments for r in range(size)):
-        return "every rank has only what it had: the sum must come back in what you return"
+        return "every rank returned its own x: return the sum"
     if all(sum(map(bool, parts)) == 1 for s in segments for parts in s.parts):
         return (
-            "what arrived took the place of your chunk, and nothing was added: receive into a buffer of its own, then "
+            "what arrived replaced your chunk, and nothing was added: receive into a separate buffer, then "
             "add it to the chunk in the first world_size - 1 steps"
         )
     if all(len(set(s.parts)) == 1 and sum(s.parts[0]) == size - 1 for s in segments):
-        return "the chunks went round one step too early: world_size - 1 steps add, yours adds in one step less"
+        return "the adding stopped one step too early: the first world_size - 1 steps add"
     if all(count == 1 for count in ready):
-        return "each chunk is complete on one rank only, as after a reduce-scatter: world_size - 1 more steps pass on"
+        return "each chunk is complete on one rank only, as after a reduce-scatter: world_size - 1 more steps copy it"
     if all(count == size - 1 for count in ready):
-        return "each chunk has come to all ranks but one: world_size - 1 steps pass on, yours in one step less"
-    return f"a wrong chunk was sent or taken: {PASSED_ON}"
+        return "each chunk reached all ranks but one: the second half takes world_size - 1 steps"
+    return f"a wrong chunk was sent or received: {PASSED_ON}"
 
 
 def _misplaced(found: Mapping[int, Mapping[str, Any]]) -> str:
@@ -250,8 +254,8 @@ def _misplaced(found: Mapping[int, Mapping[str, Any]]) -> str:
     for rank, brought in sorted(found.items()):
         if brought["numbers"] != right:
             at = next(i for i, (a, b) in enumerate(zip(brought["numbers"], right, strict=True)) if a != b)
-            why = "the sums are there in another order" if sorted(brought["numbers"]) == sorted(right) else (
-                "a chunk was added to another one than it came from"
+            why = "the sums are right but in another order" if sorted(brought["numbers"]) == sorted(right) else (
+                "a chunk was added to a different chunk"
             )  # fmt: skip
             return f"rank {rank}, x[{at}]: it is {brought['numbers'][at]:g}, right is {right[at]:g}; {why}"
     return ""
@@ -262,13 +266,13 @@ def _not_a_ring(found: Mapping[int, Mapping[str, Any]]) -> str:
     size = len(found)
     used = sorted({name for f in found.values() for name in f["collectives"]})
     if used:
-        return f"the sum is right, but {', '.join(used)} made it; use send and recv (or isend, irecv) alone"
+        return f"the sum is right, but {', '.join(used)} computed it; use only send and recv (or isend, irecv)"
     for rank, brought in sorted(found.items()):
         to = sorted({receiver for receiver, _ in brought["sent"]})
         if len(to) > 1 or (to and to[0] not in ((rank + 1) % size, (rank - 1) % size)):
             return f"the sum is right, but rank {rank} sends to {rank_words(to)}; in a ring each rank has one receiver"
         if len(brought["sent"]) > 2 * (size - 1):
-            return f"the sum is right, but took {len(brought['sent'])} steps; a ring has it after {2 * (size - 1)}"
+            return f"the sum is right, but took {len(brought['sent'])} steps; a ring needs {2 * (size - 1)}"
         count = sum(n for _, n in brought["sent"])
         most = 2 * (size - 1) * -(-len(brought["given"]) // size)
         if count > most:
@@ -317,12 +321,12 @@ def stopped_because(cause: BaseException | None, size: int, length: int) -> str:
         if ended:
             return f"; {rank_words(ended)} took fewer steps: all ranks must send and receive equally often"
         return (
-            "; all wait in a circle: a send ends only when the other side receives, so if all send (or receive) "
-            "first, none goes on. Start the send with isend, then recv, then wait for the send; what goes to "
-            "one neighbour comes from the other"
+            "; the ranks wait in a circle: a send ends only when its receiver receives, so all block if all send "
+            "(or receive) first. Start the send with isend, then recv, then wait for the send; send to one "
+            "neighbour and receive from the other"
         )
     if isinstance(cause, WorkerFailed) and size != max(WORLDS) and length > size:
-        return f"; {max(WORLDS)} ranks came through: is {max(WORLDS)} written where dist.get_world_size() belongs?"
+        return f"; {max(WORLDS)} ranks succeeded: is {max(WORLDS)} written where dist.get_world_size() belongs?"
     if isinstance(cause, WorkerFailed) and length % size:
         return (
             f"; {counted(length, 'number')} make {size} chunks of different sizes: cut with x.tensor_split(world_size) "

@@ -1,11 +1,28 @@
-"""Lesson 04: which rank's part is in which chunk after some steps of the ring, and of three broken ones."""
+"""Lesson 04: what collectives leave on each rank; the ring all-reduce and three broken ones, step by step."""
 
 from __future__ import annotations
 
 from nbddp.lessons.explorer import Choice, Explorer, Slider, Steps
+from nbddp.lessons.ring.before_after import before_after as before_after_figure
+from nbddp.lessons.ring.collectives import BROADCAST, COLLECTIVES, REDUCE_SCATTER, collective
 from nbddp.lessons.ring.figure import ring as ring_figure
 from nbddp.lessons.ring.simulation import PROGRAMS, RING, SHORT
 from nbddp.lessons.ring.simulation import ring as ring_after
+
+
+def before_after() -> Explorer:
+    """Lesson 04: what each rank has before and after a collective."""
+    return Explorer(
+        lambda **chosen: before_after_figure(collective(**chosen)),
+        (
+            Choice("name", "collective", COLLECTIVES),
+            Slider("ranks", "ranks", 2, 4),
+        ),
+        (
+            {"name": BROADCAST, "ranks": 4},
+            {"name": REDUCE_SCATTER, "ranks": 4},
+        ),
+    )
 
 
 def ring() -> Explorer:
@@ -18,7 +35,7 @@ def ring() -> Explorer:
             Choice("program", "program", PROGRAMS),
         ),
         (
-            {"ranks": 4, "step": 3, "program": RING},
+            {"ranks": 4, "step": 0, "program": RING},
             {"ranks": 4, "step": 5, "program": SHORT},
         ),
     )

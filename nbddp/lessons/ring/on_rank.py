@@ -22,7 +22,7 @@ ANY = "recv_anysource"  # recv without a sender
 MESSAGES = ("send", "recv", ANY)
 GROUP_CALLS = ("init_process_group", "destroy_process_group")
 DROPPED = (
-    "a send lasts only as long as its Work is kept: write work = dist.isend(chunk, right), then recv, then wait for "
+    "a send ends when its Work object is deleted: write work = dist.isend(chunk, right), then recv, then wait for "
     "the send with work.wait()"
 )
 
@@ -77,16 +77,16 @@ def _there(peer: int, rank: int, size: int) -> None:
     """Raises Misused for a peer that a rank cannot have. gloo does not ask: the process aborts, or waits for ever."""
     if peer != rank and 0 <= peer < size:
         return
-    what = "the rank itself" if peer == rank else "a rank that is not there"
+    what = "the rank itself" if peer == rank else "a rank that does not exist"
     raise Misused(
-        f"a send or recv names {what}; there are ranks 0 to {size - 1}, and the neighbours are (rank + 1) % world_size "
+        f"a send or recv names {what}; the ranks are 0 to {size - 1}, and the neighbours are (rank + 1) % world_size "
         "and (rank - 1) % world_size, with world_size from dist.get_world_size()"
     )
 
 
 def _not_empty(tensors: list[Any]) -> None:
     if not all(t.numel() for t in tensors):
-        raise Misused("gloo takes no empty tensor from just any rank; name the sender: dist.recv(buffer, left)")
+        raise Misused("gloo cannot receive an empty tensor from any source; name the sender: dist.recv(buffer, left)")
 
 
 @contextmanager

@@ -151,7 +151,7 @@ class Shot:
         return f"after step {self.step} of {len(self.steps)}: what arrived was {self.did()}"
 
     def did(self) -> str:
-        return "added" if self.last is not None and self.last.adds else "put in the place of what was there"
+        return "added" if self.last is not None and self.last.adds else "put in place of what was there"
 
     def verdict(self) -> str:
         """How many chunks are complete; at the end, whether the program is right, and what is wrong if not."""
@@ -164,7 +164,7 @@ class Shot:
             return f"right: every rank has every chunk complete, {LETTERS[:n]}"
         bad = sum(len(ranks) for _, _, ranks in wrong)
         chunk, what, ranks = wrong[0]
-        return f"wrong: {bad} of {n * n} are not complete, as chunk {chunk} on {rank_words(ranks)}: {what}"
+        return f"wrong: {bad} of {n * n} chunks are incomplete, such as chunk {chunk} on {rank_words(ranks)}: {what}"
 
     def words(self) -> str:
         n = self.ranks

@@ -23,10 +23,10 @@ from nbddp.run.screen import Screen
 NEAR = 1e-5  # counts are small, so float32 is exact but for the division
 EPOCHS = 4
 ONCE = (
-    "every sample is read once, so look at what counts as right (model(x).argmax() == y), at the sum over the ranks "
-    "and at the division"
+    "every sample is read once, so check what counts as right (model(x).argmax() == y), the sum over the ranks "
+    "and the division"
 )
-COUNT = "count right predictions and samples over all ranks, and divide once in the end"
+COUNT = "count right predictions and samples over all ranks, and divide once at the end"
 Found = Mapping[int, tuple[Any, Sequence[int]]]  # by rank: what was returned, the samples that were read
 
 
@@ -57,8 +57,8 @@ def judge_accuracy(right: Sequence[bool], found: Found) -> str:
         if values[r] is None:
             got = found[r][0]
             return f"{head}: rank {r} returned {got!r}; " + (
-                "every rank is to return it, and all_reduce brings the sums to all of them"
-                if got is None else "a number from 0 to 1 is wanted"
+                "every rank must return it, and all_reduce gives all of them the sums"
+                if got is None else "return a number from 0 to 1"
             )  # fmt: skip
     reads = [[s for s, _ in groupby(found[r][1])] for r in ranks]  # dataset[i][0], dataset[i][1] is one reading
     numbers = [v for v in values.values() if v is not None]
@@ -90,7 +90,7 @@ def _shared(head: str, right: Sequence[bool], reads: Sequence[Sequence[int]]) ->
     """Right numbers are ok if the ranks shared the work."""
     whole = [r for r, read in enumerate(reads) if len(set(read)) == len(right)]
     if whole and len(reads) > 1:
-        return f"{head} is right, but {rank_words(whole)} read all of them; each rank is to read its share"
+        return f"{head} is right, but {rank_words(whole)} read all of them; each rank must read only its share"
     return OK
 
 
@@ -101,9 +101,7 @@ def _apart(right: Sequence[bool], reads: Sequence[Sequence[int]], values: Sequen
     if all(map(near, values, own)):
         return f"{told}: each is the accuracy of the rank's own samples; add up the counts of all ranks"
     if near(values[0], pooled(right, reads)):
-        return (
-            f"{told}: only rank 0 has the counts of all ranks; all_reduce brings the sum to every rank, reduce to one"
-        )
+        return f"{told}: only rank 0 has the counts of all ranks; all_reduce gives the sum to every rank, reduce to one"
     hits = sum(right[s] for read in reads for s in read)
     if all(near(v, hits / len(read)) for v, read in zip(values, reads, strict=True) if read):
         return f"{told}: the hits of all ranks are divided by the rank's own number of samples; add up both"
@@ -153,12 +151,12 @@ def _again(twice: Sequence[int], reads: Sequence[Sequence[int]]) -> str:
 def _slips(truth: float, hits: int, world_size: int) -> list[tuple[float, str]]:
     return [
         (1 - truth, "that is the share of wrong predictions"),
-        (100 * truth, "that is in percent; a number from 0 to 1 is wanted"),
+        (100 * truth, "that is a percentage; return a number from 0 to 1"),
         (truth / world_size, "the counts are divided by the world size once too often"),
         (truth * world_size, "the hits are summed over the ranks, the number of samples is not"),
         (hits, "that is the number of right predictions; divide by the number of samples"),
-        *((round(truth, digits), "it is rounded; return it as it is") for digits in (1, 2, 3, 4)),
-        (0.0, "0: is a share divided down to a whole number, by // or as int?"),
+        *((round(truth, digits), "it is rounded; return it unrounded") for digits in (1, 2, 3, 4)),
+        (0.0, "0: did // or int() round a fraction down?"),
     ]
 
 
@@ -192,7 +190,7 @@ def judge_epochs(samples: int, by_rank: Mapping[int, Any]) -> str:
             return f"rank {r}: {wrong}"
     epochs = [[by_rank[r][e] for r in ranks] for e in range(EPOCHS)]
     if all(e == epochs[0] for e in epochs) and len(epochs[0][0]) > samples / len(ranks) * (EPOCHS - 1):
-        return "all epochs are one and the same list, which grows; begin a new list in each epoch"
+        return "all epochs are the same list, which grows; start a new list in each epoch"
     for e, shares in enumerate(epochs):
         wrong = why_shares(samples, shares)
         if wrong:
@@ -203,15 +201,15 @@ def judge_epochs(samples: int, by_rank: Mapping[int, Any]) -> str:
 def _shape(answer: Any, samples: int) -> str:
     if not isinstance(answer, list) or len(answer) != EPOCHS:
         got = f"a list of {len(answer)}" if isinstance(answer, list) else repr(answer)
-        return f"a list of {EPOCHS} lists is wanted, one for each epoch; got {got}"
+        return f"return a list of {EPOCHS} lists, one for each epoch; got {got}"
     for e, read in enumerate(answer):
         if not isinstance(read, list):
-            return f"epoch {e} is {read!r}; a list of the samples that were read is wanted"
+            return f"epoch {e} is {read!r}; it must be a list of the samples that were read"
         odd = next((s for s in read if type(s) is not int), None)
         if isinstance(odd, list):
-            return f"epoch {e} holds a list for each batch; put the samples of all batches into one list"
+            return f"epoch {e} contains a list for each batch; put the samples of all batches into one list"
         if odd is not None or any(not 0 <= s < samples for s in read):
-            return f"epoch {e} holds what is none of the dataset's samples, the numbers 0–{samples - 1}"
+            return f"epoch {e} contains values that are not samples; the samples are 0–{samples - 1}"
     return ""
 
 
@@ -220,10 +218,10 @@ def why_shares(samples: int, shares: Sequence[Sequence[int]]) -> str:
     world_size = len(shares)
     whole = [r for r, read in enumerate(shares) if len(set(read)) == samples]
     if whole:
-        given = "a DistributedSampler, handed to the DataLoader as sampler=..., gives each rank its share"
+        given = "a DistributedSampler, passed to the DataLoader as sampler=..., gives each rank its share"
         return f"{rank_words(whole)} read all {samples} samples; {given}"
     if all(list(read) == list(shares[0]) for read in shares[1:]):
-        return "all ranks read the same samples; the sampler's rank is to be the process's own"
+        return "all ranks read the same samples; the sampler's rank must be the process's own"
     reads = Counter(s for read in shares for s in read)
     missing, over = samples - len(reads), sum(reads.values()) - len(reads)
     enough = sum(reads.values()) > samples - world_size
@@ -231,7 +229,7 @@ def why_shares(samples: int, shares: Sequence[Sequence[int]]) -> str:
         s = min(s for s, n in reads.items() if n > 1)
         on = [r for r, read in enumerate(shares) if s in read]
         lost = f", and {missing} of {samples} by none" if missing else ""
-        alike = "the ranks must shuffle alike, by one seed and one epoch for all"
+        alike = "the ranks must shuffle alike, with the same seed and the same epoch"
         return f"sample {s} is read by {rank_words(on)}{lost}: {alike}"
     if missing >= world_size:
         return f"{missing} of {samples} samples are read by no rank; at most {world_size - 1} may be left over"
@@ -240,7 +238,7 @@ def why_shares(samples: int, shares: Sequence[Sequence[int]]) -> str:
         long, short = lengths.index(max(lengths)), lengths.index(min(lengths))
         return (
             f"rank {long} reads {max(lengths)} samples and rank {short} {min(lengths)}: with DDP rank {long} would "
-            "wait in its last step for ever; pad or drop, as DistributedSampler does"
+            "wait forever in its last step; pad or drop, as DistributedSampler does"
         )
     return ""
 
@@ -250,17 +248,17 @@ def why_order(epochs: Sequence[Sequence[Sequence[int]]]) -> str:
     same = [e for e in range(1, len(epochs)) if epochs[e] == epochs[e - 1]]
     if len(same) == len(epochs) - 1:
         if all(list(read) == sorted(read) for read in (share[:-1] for share in epochs[0])):
-            return "all epochs: the samples come in the dataset's own order; the sampler's shuffle=True mixes them"
-        return "all epochs are dealt out alike: call sampler.set_epoch(epoch) before each"
+            return "all epochs: the samples come in the dataset's own order; use the sampler's shuffle=True"
+        return "all epochs are shuffled alike: call sampler.set_epoch(epoch) before each"
     if same == [1]:
-        return "epoch 1 is dealt out as epoch 0: set_epoch comes too late; call it before the loader is iterated"
+        return "epoch 1 is the same as epoch 0: set_epoch comes too late; call it before the loader is iterated"
     if same:
         told = "call sampler.set_epoch(epoch) with every epoch's own number"
-        return f"epoch {same[0]} is dealt out as epoch {same[0] - 1}: {told}"
+        return f"epoch {same[0]} is the same as epoch {same[0] - 1}: {told}"
     if all(set(share) == set(first) for epoch in epochs[1:] for share, first in zip(epoch, epochs[0], strict=True)):
         return (
-            "rank 0 reads the same samples in every epoch, only in another order: shuffle all samples before they are "
-            "dealt out to the ranks"
+            "rank 0 reads the same samples in every epoch, only in another order: shuffle all samples before you "
+            "divide them among the ranks"
         )
     return ""
 
@@ -285,7 +283,7 @@ accuracy = Exercise(
     accuracy_line,
     (
         "which samples does DistributedSampler give to two ranks? Rank r can read every world_size-th sample itself",
-        "two numbers are to be added up over the ranks: how many were right, and how many were read",
+        "add up two numbers over the ranks: how many predictions were right, and how many samples were read",
         "range(rank, len(dataset), world_size) has every sample once; one all_reduce after the loop, then divide",
     ),
     verifies="every sample counts once on real ranks, on all of them and on one less",
@@ -295,8 +293,8 @@ epochs_of = Exercise(
     epochs_line,
     (
         "make a DistributedSampler of the dataset, and a DataLoader with sampler=...",
-        "which number does the sampler shuffle by? It does not know by itself which epoch it is in",
-        "in the loop over epochs: sampler.set_epoch(epoch), then a list of all samples of all batches",
+        "the sampler shuffles by seed + epoch; which call sets the epoch?",
+        "in the loop over epochs call sampler.set_epoch(epoch), then collect all samples of all batches",
     ),
     verifies=f"{EPOCHS} epochs on real ranks: each has its own share, shuffled anew in every epoch",
 )

@@ -15,10 +15,10 @@ def samples() -> Explorer:
             Slider("samples", "samples", 1, 16),
             Slider("ranks", "ranks", 1, 4),
             Choice("order", "order", (TOLD, UNTOLD, STRAIGHT)),
-            Choice("tail", "what does not divide", (PADDED, DROPPED)),
+            Choice("tail", "remainder", (PADDED, DROPPED)),
         ),
         (
-            {"samples": 10, "ranks": 4, "order": TOLD, "tail": PADDED},
+            {"samples": 8, "ranks": 4, "order": TOLD, "tail": PADDED},
             {"samples": 10, "ranks": 4, "order": UNTOLD, "tail": DROPPED},
         ),
     )

@@ -1,4 +1,4 @@
-"""Lesson 12: a step on more nodes, with another network, model, and number of micro-batches to an exchange."""
+"""Lesson 12: a step on more nodes, with another network, model, and number of micro-batches per exchange."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nbddp.lessons.what_if.simulation import what_if as supposed
 
 
 def what_if() -> Explorer:
-    """Lesson 12: a step on more nodes, with another network, model, and number of micro-batches to an exchange."""
+    """Lesson 12: a step on more nodes, with another network, model, and number of micro-batches per exchange."""
     return Explorer(
         lambda **chosen: stepped(supposed(**chosen)),
         (
@@ -20,7 +20,7 @@ def what_if() -> Explorer:
             Slider("micro_batches", "micro-batches", 1, 16),
         ),
         (
+            {"nodes": 1, "link": "400Gb/s", "latency": "10us", "model": "100 M", "micro_batches": 1},
             {"nodes": 8, "link": "100Gb/s", "latency": "10us", "model": "1 B", "micro_batches": 1},
-            {"nodes": 8, "link": "100Gb/s", "latency": "10us", "model": "1 B", "micro_batches": 8},
         ),
     )

@@ -92,15 +92,15 @@ class WhatIf:
         )
 
     def verdict(self) -> str:
-        """What holds the step up, and what would help."""
+        """What limits the step, and what would help."""
         if self.chosen.efficiency >= GOOD:
-            return "the ranks compute nearly all the time: a faster network would not be noticed"
+            return "the ranks compute nearly all the time: a faster network would make no difference"
         if 2 * self.waits > self.chosen.communication:
             fewer = "fewer and larger buckets, or " if len(self.what.buckets) > 1 else ""
-            helps = f"{fewer}more micro-batches to an exchange help"
-            return f"latency holds the step up: {helps}; more bytes per second do not"
-        much = "most of the step is waiting" if self.chosen.efficiency < POOR else "bandwidth holds the step up"
-        return f"{much}: a faster link, fewer bytes (a comm hook), or more micro-batches to an exchange help"
+            helps = f"{fewer}more micro-batches per exchange help"
+            return f"latency limits the step: {helps}; more bandwidth does not"
+        much = "most of the step is waiting" if self.chosen.efficiency < POOR else "bandwidth limits the step"
+        return f"{much}: a faster link, fewer bytes (a comm hook), or more micro-batches per exchange help"
 
 
 def what_if(

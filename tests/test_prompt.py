@@ -1,0 +1,337 @@
+"""The prompt for stopped ranks where no panel is open, and the one after a failure: tables for the pure part, and a
+real kernel whose input requests are answered. Terminals are in test_terminals."""
+
+from __future__ import annotations
+
+import queue
+import re
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from nbddp.errors import BadInput, Cause, Frame, Raised, RankStatus
+from nbddp.plan.topology import rank_words
+from nbddp.run import prompt as prompts
+from nbddp.run.debugged import Debugged, Line, chosen, folded, read
+from nbddp.run.positions import Position
+from nbddp.run.postmortem import PostMortem
+from nbddp.worker.debugger import completions
+from tests.kernels import Kernel, Shown, loaded
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("p x", Line("p x")),
+        ("  n ", Line("n")),
+        ("@1 p x + 1", Line("p x + 1", (1,))),
+        ("@0,2-3 n", Line("n", (0, 2, 3))),
+        ("@2", Line("", (2,))),
+        ("@all", Line("", ())),
+        ("@all c", Line("c", ())),
+        ("", Line("")),
+    ],
+)
+def test_a_line_names_ranks_as_the_option_does(typed: str, line: Line) -> None:
+    assert read(typed) == line
+
+
+@pytest.mark.parametrize("typed", ["@", "@x p y", "@3-1 p y", "@none n", "@ 1 n"])
+def test_a_line_that_names_no_ranks_is_refused_with_what_to_write(typed: str) -> None:
+    with pytest.raises(BadInput, match="@1 p x, @0,2-3 p x or @all p x"):
+        read(typed)
+
+
+def test_a_line_goes_to_those_that_wait_for_one() -> None:
+    assert chosen([0, 1, 3], None) == chosen([0, 1, 3], ()) == [0, 1, 3]
+    assert chosen([0, 1, 3], (1, 2)) == [1]
+    with pytest.raises(BadInput, match=r"^rank 2 waits for no line; only ranks 0–1, 3 wait for one$"):
+        chosen([0, 1, 3], (2,))
+    with pytest.raises(BadInput, match=r"^no rank waits in a debugger$"):
+        chosen([], None)
+
+
+def test_equal_answers_are_shown_once() -> None:
+    found = folded({2: ["a"], 0: ["a"], 1: ["b", "c"], 3: [], 4: ["a"]})
+    shown = [(rank_words(ranks), *lines) for ranks, lines in found]
+    assert shown == [("ranks 0, 2, 4", "a"), ("rank 1", "b", "c")]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("p rank_", ["rank_of"]),
+        ("rank.re", ["rank.real"]),
+        ("x = wor", ["word"]),
+        ("rank ", []),
+        ("", []),
+        ("word", []),
+    ],
+)
+def test_names_of_the_frame_complete_the_last_word(text: str, found: list[str]) -> None:
+    assert completions(text, {"rank": 1, "rank_of": 2, "word": "", "__builtins__": {}}) == found
+
+
+CELL = Frame("Cell In[2]", 9, "<module>", True, ((9, "train(3)"),))
+WITHIN = Frame("Cell In[2]", 4, "train", True, ((3, "def train(n):"), (4, "    1 / n")), (("n", "0"), ("w", "[1]")))
+DEAD = Cause(1, 0, "raised", (Raised("E", "m", (CELL, Frame("torch.py", 1, "f", False), WITHIN)),))
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        (["p n"], "0"),
+        (["n"], "0"),
+        (["w"], "[1]"),  # pdb's own command comes before a name
+        (["p n + 1"], "n was 0; its value was let go of with the frame, so expressions cannot use it"),
+        (["p m"], "on the rank: m"),
+        (["u", "n"], "on the rank: n"),
+        (["u", "u"], "this is the oldest frame"),
+        (["u", "d", "d"], "this is the newest frame"),
+        (["a"], "n = 0\nw = [1]"),
+        (["u", "a"], "no names of this frame are known"),
+        (["p"], "on the rank: p"),
+        ([""], ""),
+        (["q"], None),
+    ],
+)
+def test_after_a_failure_words_are_of_the_frame_and_expressions_of_the_rank(typed: Sequence[str], answer: str) -> None:
+    dead = PostMortem(DEAD, lambda text: f"on the rank: {text}")
+    found = [dead.answer(line) for line in typed][-1]
+    if typed == ["w"]:
+        answer = "  cell line 9: train(3)\n> cell line 4, in train: 1 / n"
+    assert found == answer
+
+
+class Typist:
+    """A keyboard whose questions are kept, and run whose ranks are moved by hand."""
+
+    def __init__(self) -> None:
+        self.open, self.asked, self.debugged, self.positions = False, list[str](), Debugged(), dict[int, Position]()
+        self.looked_at, self.sent = 0.0, list[tuple[tuple[int, ...], str]]()
+
+    def ask(self, prompt: str, complete: object) -> None:
+        self.open = True
+        self.asked.append(prompt)
+
+    def hear(self, descriptor: int, seconds: float | None) -> str | None:
+        raise AssertionError("lines are typed by `type`")
+
+    def hide(self) -> None: ...
+    def show(self) -> None: ...
+
+    def withdraw(self) -> None:
+        self.open = False
+
+    def running(self) -> tuple[int, ...]:
+        return (0, 1)
+
+    def send_line(self, ranks: Sequence[int], line: str) -> None:
+        self.sent.append((tuple(ranks), line))
+        self.debugged.sent(ranks, line)
+
+    def stop(self) -> None: ...
+    def names(self, rank: int, text: str, hear: object) -> None: ...
+
+    def says(self, rank: int, text: str, stopped: bool = True) -> None:
+        self.debugged.heard(rank, {"stopped": stopped, "said": text, "place": ["Cell In[2]", 3, "f"]})
+
+
+def test_a_question_waits_for_ranks_that_make_a_step_and_for_none_that_wait_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(prompts.time, "monotonic", lambda: clock[0])
+    by = Typist()
+    prompt = prompts.Prompt(by, by)
+    by.debugged.views["prompt"] = prompt.told
+
+    def look() -> float | None:
+        return prompt.look(lambda: None, over=False)
+
+    def types(line: str) -> None:
+        by.open = False
+        prompt._take(line)
+
+    assert look() is None, "no rank has stopped"
+    by.says(0, "here")
+    assert look() == prompts.PATIENCE, "the other rank may stop as well"
+    by.says(1, "here")
+    assert (look(), by.asked) == (None, ["ranks 0–1 ddp> "])
+    types("n")
+    by.says(0, "", stopped=False)
+    by.says(0, "there")
+    assert look() == prompts.PATIENCE
+    by.positions[1] = Position(1, RankStatus.BLOCKED)
+    assert look() == prompts.PATIENCE, "that was seen before the step"
+    clock[0], by.looked_at = 100.2, 100.1
+    assert (look(), by.asked[-1]) == (None, "rank 0 ddp> ")
+    types("@0 n")
+    by.says(0, "on")
+    assert look() == prompts.PATIENCE, "rank 1 still makes its step, and may be free by now"
+    clock[0] += prompts.PATIENCE + 0.1
+    assert (look(), len(by.asked)) == (None, 3)
+    types("c")
+    by.says(0, "", stopped=False)
+    assert (look(), by.open) == (None, False)
+    assert by.sent == [((0, 1), "n"), ((0,), "n"), ((0,), "c")]
+
+
+# -- in a kernel that is answered ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with loaded(str(tmp_path_factory.mktemp("prompt"))) as kernel:
+        assert kernel.run("%ddp start --nproc 2").ok
+        yield kernel
+
+
+def talk(kernel: Kernel, code: str, lines: Sequence[str]) -> tuple[Shown, list[str]]:
+    """Run a cell and answer its questions with these lines; what it showed, and what it asked."""
+    cell, asked = str(kernel.client.execute(code, allow_stdin=True)), list[str]()
+    for line in lines:
+        asked.append(next_question(kernel))
+        kernel.client.input(line)
+    done = kernel.collect(cell)
+    with pytest.raises(queue.Empty):
+        asked.append(kernel.client.get_stdin_msg(timeout=0.2)["content"]["prompt"])
+    return done, asked
+
+
+def next_question(kernel: Kernel) -> str:
+    prompt: str = kernel.client.get_stdin_msg(timeout=60)["content"]["prompt"]
+    return prompt
+
+
+TOGETHER = """%%ddp --hang-after 0.5
+import os, torch, torch.distributed as dist
+dist.init_process_group()
+rank = dist.get_rank()
+def double(x):
+    y = x * 2
+    return y
+breakpoint()
+z = double(rank + 1)
+dist.barrier()
+print('z is', z)"""
+
+
+def test_a_breakpoint_asks_for_lines_for_all_ranks_and_steps_them_together(kernel: Kernel) -> None:
+    lines = ["p rank", "p 1 + 1", "s", "s", "@1 p y", "@9 n", "@x", "@1", "p x", "@all", "r", "n", "n", "c"]
+    done, asked = talk(kernel, TOGETHER, lines)
+    assert done.ok, done.error
+    said = done.text()
+    assert said.startswith("ranks 0–1 │ > Cell In[3] line 9\n          │ -> z = double(rank + 1)\na line goes to all")
+    shown = [
+        "rank 0 │ 0\nrank 1 │ 1\n", "ranks 0–1 │ 2\n", "ranks 0–1 │ > Cell In[3] line 6, in double\n",
+        "ranks 0–1 │ > Cell In[3] line 7, in double\n", "rank 1 │ 4\n",
+        "rank 9 waits for no line; only ranks 0–1 wait for one\n", "@x names no ranks", "rank 1 │ 2\n",
+        "ranks 0–1 │ --Return--\n", "rank 0 │ z is 2\nrank 1 │ z is 4\n",
+    ]  # fmt: skip
+    places = [said.index(text) for text in shown]
+    assert places == sorted(places), said
+    assert [a.removesuffix("ddp> ") for a in asked] == ["ranks 0–1 "] * 8 + ["rank 1 "] * 2 + ["ranks 0–1 "] * 4
+
+
+def test_who_waits_for_a_stopped_rank_is_named_and_no_deadlock_is_reported(kernel: Kernel) -> None:
+    cell = str(kernel.client.execute(TOGETHER, allow_stdin=True))
+    for line in ("@1 n", "@1 n"):
+        assert next_question(kernel) == "ranks 0–1 ddp> "
+        kernel.client.input(line)
+    assert next_question(kernel) == "rank 0 ddp> "
+    time.sleep(1.5)  # three times as long as a deadlock may take
+    kernel.client.input("n")
+    assert next_question(kernel) == "rank 0 ddp> "
+    kernel.client.input("n")
+    assert next_question(kernel) == "ranks 0–1 ddp> "
+    kernel.client.input("c")
+    done = kernel.collect(cell)
+    assert done.ok, done.error
+    assert re.search(r"rank 1: cell line 10, .*waiting in barrier #1 for rank 0\n", done.text())
+    assert "deadlock" not in done.text() + done.error
+
+
+@pytest.mark.parametrize("how", ["q", "\x04", "interrupt"])
+def test_the_cell_is_ended_as_by_stop_and_names_are_kept(kernel: Kernel, how: str) -> None:
+    cell = str(kernel.client.execute(f"%%ddp\nkept = {how!r}\nbreakpoint()\nkept = 2", allow_stdin=True))
+    assert next_question(kernel) == "ranks 0–1 ddp> "
+    if how == "interrupt":
+        kernel.interrupt()
+    else:
+        kernel.client.input(how)
+    done = kernel.collect(cell)
+    assert "stopped by the user" in done.error
+    assert "ranks 0–1: cell line 4, stopped by breakpoint()" in done.error
+    if how == "interrupt":
+        kernel.client.input("c")  # an answer that comes too late is nobody's
+    assert f"Out │ {how!r}" in kernel.run("%%ddp\nkept").text()
+
+
+def test_a_breakpoint_in_a_loop_asks_again_and_output_of_the_ranks_goes_on(kernel: Kernel) -> None:
+    code = "%%ddp\nimport os, time\nfor i in range(2):\n    breakpoint()\n    print('round', i)\ntime.sleep(0.1)"
+    done, asked = talk(kernel, code, ["p i", "c", "p i", "c"])
+    assert done.ok, done.error
+    assert len(asked) == 4
+    assert "ranks 0–1 │ round 0\n          │ round 1\n" in done.text()
+
+
+def test_only_ranks_that_stop_are_asked_for(kernel: Kernel) -> None:
+    done, asked = talk(kernel, "%%ddp\nimport os\nif os.environ['RANK'] == '1': breakpoint()\nprint('end')", ["c"])
+    assert done.ok, done.error
+    assert asked == ["rank 1 ddp> "]
+
+
+def test_a_rank_that_dies_closes_the_prompt(kernel: Kernel) -> None:
+    dies = "import os, time\nif os.environ['RANK'] == '1':\n    time.sleep(2.5)\n    os.kill(os.getpid(), 9)\n"
+    cell = str(kernel.client.execute(f"%%ddp\n{dies}breakpoint()\n1", allow_stdin=True))
+    assert next_question(kernel) == "rank 0 ddp> "
+    done = kernel.collect(cell)
+    assert done.evalue.startswith("rank 1 died"), done.error
+    assert kernel.run("%%ddp\n1").ok
+
+
+FAILS = """%%ddp
+import os
+scale = [1, 2]
+def step(x):
+    y = 2 * x
+    return 1 / (y - 2)
+step(int(os.environ['RANK']))"""
+
+
+def test_after_a_failure_the_prompt_is_on_the_rank_that_failed(kernel: Kernel) -> None:
+    assert not kernel.run(FAILS).ok
+    lines = ["p y", "y - 2", "u", "p scale[1]", "scale[7]", "w", "q"]
+    for command in ("%ddp debug", "%debug"):
+        done, asked = talk(kernel, command, lines)
+        assert done.ok, done.error
+        assert asked == ["rank 1 post-mortem> "] * len(lines)
+        *_, place, oldest = done.text().split("h for help, q to leave\n")[1].rstrip().rsplit("\n", 2)
+        assert "y was 2; its value was let go of with the frame" in done.text()
+        assert "\n2\nIndexError: list index out of range\n> cell line 7: step(" in done.text()
+        assert oldest.startswith("  cell line 6, in step: return 1 / (y - 2)"), place
+
+
+def test_stop_leaves_the_prompt_after_a_failure(kernel: Kernel) -> None:
+    assert not kernel.run("%%ddp\n1 / 0").ok
+    cell = str(kernel.client.execute("%ddp debug", allow_stdin=True))
+    next_question(kernel)
+    kernel.interrupt()
+    assert kernel.collect(cell).ok
+    assert kernel.run("1").ok
+
+
+def test_without_a_failure_there_is_nothing_to_debug(kernel: Kernel) -> None:
+    assert kernel.run("%%ddp\n1").ok
+    assert "breakpoint() in a %%ddp cell stops its ranks" in kernel.run("%ddp debug").error
+
+
+def test_where_nobody_types_a_breakpoint_raises_and_says_what_to_do(kernel: Kernel) -> None:
+    done = kernel.run("%%ddp\nbreakpoint()")
+    assert "opens one where somebody can type" in done.error
+    assert not kernel.run("%%ddp\nx = 1 / 0").ok
+    assert "----> " in kernel.run("%ddp debug").text()
