@@ -29,11 +29,12 @@ class Answer:
     hint: str = ""
     cost: str = ""
     verified: str = ""
+    parts: tuple[str, ...] = ()
 
     def words(self) -> str:
         """All that is shown: `ok: ` and what was verified, or the line, what it has cost, and the hint."""
         line = f"{self.line}: {self.verified}" if self.ok and self.verified else self.line
-        return "\n".join(filter(None, [line, self.cost, self.hint]))
+        return "\n".join(filter(None, [*(self.parts or [line]), self.cost, self.hint]))
 
     def __bool__(self) -> bool:
         return self.ok
@@ -83,9 +84,14 @@ class Exercise:
         with _watch[-1](f"checking {self.name}") as costs:
             line = one_line(self._line(handed_in))
         hint_line = self._next_hint() if hint and line != OK else ""
-        answer = Answer(line == OK, line, hint_line, "; ".join(costs), self.verifies if line == OK else "")
+        answer = Answer(line == OK, line, hint_line, "; ".join(costs), self.verifies if line == OK else "",
+                        self.parts(line))  # fmt: skip
         _show[-1](answer)
         return answer
+
+    def parts(self, line: str) -> tuple[str, ...]:
+        """A line taken apart, for an answer that has several."""
+        return ()
 
     def _line(self, handed_in: Any) -> str:
         if self.takes == "function" and not callable(handed_in):

@@ -115,8 +115,8 @@ def listed(texts: Sequence[str]) -> str:
 
 
 def counted(n: int, noun: str) -> str:
-    """`1 node`, `2 nodes`, `2 processes`."""
-    plural = noun + ("es" if noun.endswith("s") else "s")
+    """`1 node`, `2 nodes`, `2 processes`, `2 batches`."""
+    plural = noun + ("es" if noun.endswith(("s", "ch")) else "s")
     return f"{n} {noun if n == 1 else plural}"
 
 

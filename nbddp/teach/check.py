@@ -11,9 +11,11 @@ from nbddp.lessons.answer import Answer, Exercise
 from nbddp.lessons.averaging.exercises import attach_averaging, average_gradients
 from nbddp.lessons.batch_norm.exercises import batch_statistics, sync_batch_norm
 from nbddp.lessons.buckets.exercises import exposed, pack
+from nbddp.lessons.capstone.exercises import capstone
 from nbddp.lessons.hangs.exercises import missing_ranks, train_uneven
 from nbddp.lessons.launching.exercises import nodes_of, variables_of
 from nbddp.lessons.mean_of_means.exercises import accumulate, learning_rate, token_weighted_backward
+from nbddp.lessons.pipelines.exercises import run_stage, schedule_1f1b
 from nbddp.lessons.placement.exercises import gpus_of, place_of
 from nbddp.lessons.precision.exercises import clip_global_norm, step_together
 from nbddp.lessons.rendezvous.exercises import by_address, by_host, by_rank, by_size
@@ -41,6 +43,7 @@ __all__ = [
     "by_rank",
     "by_size",
     "bytes_per_rank",
+    "capstone",
     "chunk_to_send",
     "clip_global_norm",
     "column_then_row",
@@ -56,6 +59,8 @@ __all__ = [
     "place_of",
     "rest_of_epoch",
     "ring_all_reduce",
+    "run_stage",
+    "schedule_1f1b",
     "sharded_step",
     "share_of",
     "step_together",

@@ -8,6 +8,7 @@ from nbddp.lessons.buckets.explorer import buckets, measured_buckets
 from nbddp.lessons.hangs.explorer import collectives
 from nbddp.lessons.launching.explorer import launch
 from nbddp.lessons.mean_of_means.explorer import weights
+from nbddp.lessons.pipelines.explorer import pipeline
 from nbddp.lessons.placement.explorer import layout
 from nbddp.lessons.precision.explorer import loss_scale
 from nbddp.lessons.rendezvous.explorer import arrived
@@ -32,6 +33,7 @@ __all__ = [
     "measured_buckets",
     "mesh",
     "order",
+    "pipeline",
     "restarts",
     "ring",
     "samples",

@@ -335,7 +335,9 @@ class _Marking:
                 self._put(path, marks.as_csv([table.columns, *table.rows]))
 
     def _show(self) -> None:
-        text = f"{self.book.table()}\n\n{marks.frequent(self.book.sorted())}\n"
+        rows = self.book.sorted()
+        parts = [str(self.book.table()), str(marks.frequent(rows)), marks.rubrics(rows)]
+        text = "\n\n".join(filter(None, parts)) + "\n"
         encoding = sys.stdout.encoding or "utf-8"
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()

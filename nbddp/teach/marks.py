@@ -3,7 +3,8 @@
 What learners wrote comes in here as text alone. It is made harmless for who reads it: control characters of terminals
 go, and a cell that a spreadsheet would take for a formula gets an apostrophe in front. `Book` is a CSV file that is
 written row by row through one open file; what another process makes of the file meanwhile is seen, and undone.
-Pure but for the files: imports only the standard library, `nbddp.errors` and `nbddp.base.table`.
+Pure but for the files: imports only the standard library, `nbddp.errors`, `nbddp.base.table` and
+`nbddp.lessons.rubric`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
+from dataclasses import replace as replaced
 from pathlib import Path
 
 from nbddp.base.table import Table
 from nbddp.errors import BadInput
+from nbddp.lessons.rubric import lines_of
 
-LONGEST = 600  # characters of what is said of an answer
+LONGEST = 2400  # characters of what is said of an answer; a rubric has several lines
 NAME = 200  # bytes of a file's name; systems have 255, and some is put behind it
 FORMULA = "=+-@"
 YES, NO, ERROR = "yes", "no", "error"
@@ -39,6 +42,11 @@ class Row:
     file: str
     says: str
     digest: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """What is said, line by line where it is a rubric."""
+        return lines_of(self.says) or [self.says]
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -206,7 +214,7 @@ class Book:
         return [self.rows[key] for key in sorted(self.rows)]
 
     def table(self) -> Table:
-        return Table(SHOWN, [astuple(row)[:-1] for row in self.sorted()])
+        return Table(SHOWN, [astuple(replaced(row, says=row.lines[-1]))[:-1] for row in self.sorted()])
 
 
 def _read(path: Path) -> Iterator[Row]:
@@ -248,7 +256,7 @@ def frequent(rows: Sequence[Row]) -> Table:
     table = []
     for exercise in sorted({row.exercise for row in rows}):
         own = [row for row in rows if row.exercise == exercise]
-        (says, times), *_ = Counter(row.says for row in own if row.ok != YES).most_common(1) or [("", 0)]
+        (says, times), *_ = Counter(row.lines[-1] for row in own if row.ok != YES).most_common(1) or [("", 0)]
         table.append((exercise, len(own), sum(row.ok == YES for row in own), times, says))
     return Table(("exercise", "answers", "ok", "times", "most frequent message"), table)
 
@@ -257,7 +265,17 @@ def feedback(learner: str, rows: Sequence[Row]) -> str:
     """What one learner gets to read."""
     right = len({row.exercise for row in rows if row.ok == YES})
     head = f"{learner}: {right} of {len({row.exercise for row in rows})} exercises are right"
-    return "\n".join([head, "", *(f"{row.exercise} ({row.file})\n    {row.says}" for row in rows), ""])
+    said = (f"{row.exercise} ({row.file})\n" + "\n".join(f"    {line}" for line in row.lines) for row in rows)
+    return "\n".join([head, "", *said, ""])
+
+
+def rubrics(rows: Sequence[Row]) -> str:
+    """The marks of each answer that has several, one below the other; empty if there is none."""
+    some = [row for row in rows if len(row.lines) > 1]
+    heads = (f"{row.learner}, {row.exercise}: {row.lines[-1]}" for row in some)
+    return "\n\n".join(
+        "\n".join([head, *(f"    {line}" for line in row.lines[:-1])]) for head, row in zip(heads, some, strict=True)
+    )
 
 
 def feedback_name(learner: str, taken: Iterable[str] = ()) -> str:

@@ -10,12 +10,17 @@ from difflib import get_close_matches
 
 from nbddp.base.table import Table
 from nbddp.lessons.asking import Asks, Prediction
+from nbddp.lessons.averaging import predictions as averaging
 from nbddp.lessons.buckets import predictions as buckets
+from nbddp.lessons.capstone import predictions as capstone
 from nbddp.lessons.hangs import predictions as hangs
 from nbddp.lessons.mean_of_means import predictions as mean_of_means
+from nbddp.lessons.pipelines import predictions as pipelines
 from nbddp.lessons.placement import predictions as placement
 from nbddp.lessons.precision import predictions as precision
 from nbddp.lessons.rendezvous import predictions as rendezvous
+from nbddp.lessons.ring import predictions as ring
+from nbddp.lessons.samples import predictions as samples
 from nbddp.lessons.sharding import predictions as sharding
 from nbddp.lessons.spmd import predictions as spmd
 from nbddp.lessons.tensor_parallel import predictions as tensor_parallel
@@ -25,6 +30,9 @@ LESSONS = (
     spmd,
     placement,
     rendezvous,
+    ring,
+    averaging,
+    samples,
     buckets,
     hangs,
     what_if,
@@ -32,6 +40,8 @@ LESSONS = (
     precision,
     sharding,
     tensor_parallel,
+    pipelines,
+    capstone,
 )
 
 _asks = Asks()

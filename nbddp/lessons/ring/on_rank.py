@@ -21,6 +21,9 @@ BASE = 16  # a rank's part is BASE ** rank: the digits of a sum say how often ea
 ANY = "recv_anysource"  # recv without a sender
 MESSAGES = ("send", "recv", ANY)
 GROUP_CALLS = ("init_process_group", "destroy_process_group")
+NEIGHBOURS = (
+    "the neighbours are (rank + 1) % world_size and (rank - 1) % world_size, with world_size from dist.get_world_size()"
+)
 DROPPED = (
     "a send ends when its Work object is deleted: write work = dist.isend(chunk, right), then recv, then wait for "
     "the send with work.wait()"
@@ -73,15 +76,12 @@ def left_standing() -> Iterator[None]:
             setattr(owner, name, original)
 
 
-def _there(peer: int, rank: int, size: int) -> None:
+def _there(peer: int, rank: int, size: int, neighbours: str) -> None:
     """Raises Misused for a peer that a rank cannot have. gloo does not ask: the process aborts, or waits for ever."""
     if peer != rank and 0 <= peer < size:
         return
     what = "the rank itself" if peer == rank else "a rank that does not exist"
-    raise Misused(
-        f"a send or recv names {what}; the ranks are 0 to {size - 1}, and the neighbours are (rank + 1) % world_size "
-        "and (rank - 1) % world_size, with world_size from dist.get_world_size()"
-    )
+    raise Misused(f"a send or recv names {what}; the ranks are 0 to {size - 1}, and {neighbours}")
 
 
 def _not_empty(tensors: list[Any]) -> None:
@@ -90,8 +90,11 @@ def _not_empty(tensors: list[Any]) -> None:
 
 
 @contextmanager
-def listening() -> Iterator[dict[str, list[Any]]]:
-    """What this process sends while the block lasts: {"sent": [(receiver, count), ...], "collectives": [name, ...]}."""
+def listening(neighbours: str = NEIGHBOURS) -> Iterator[dict[str, list[Any]]]:
+    """What this process sends while the block lasts: {"sent": [(receiver, count), ...], "collectives": [name, ...]}.
+
+    neighbours: what to say of them to who names a rank that is not there.
+    """
     import torch.distributed as dist
 
     heard: dict[str, list[Any]] = {"sent": [], "collectives": [], "dtypes": [[], []]}
@@ -104,7 +107,7 @@ def listening() -> Iterator[dict[str, list[Any]]]:
             if name == ANY:
                 _not_empty(args[0])
             elif name in MESSAGES:
-                _there(args[1], rank, size)
+                _there(args[1], rank, size, neighbours)
                 heard["dtypes"][name == "recv"] += [str(t.dtype).removeprefix("torch.") for t in args[0]]
             if name == "send":
                 heard["sent"].append((args[1], sum(t.numel() for t in args[0])))

@@ -1,0 +1,30 @@
+"""Lesson 18's questions."""
+
+from __future__ import annotations
+
+from nbddp.lessons.question import Question
+
+QUESTIONS = (
+    Question(
+        "lines_of_losses",
+        'Two ranks take 60 steps. How many lines that begin with "step" do they print, if the rubric is met?',
+        came="6",
+        because="A line after every 10 steps, and rank 0 alone prints.",
+        seen=r"(?s)(step \d+: loss.*){6}",
+    ),
+    Question(
+        "safe_steps",
+        "A checkpoint is written after every 10 steps, and rank 1 is killed in step 35. How many steps are safe?",
+        came="30",
+        because="Steps 30 to 34 were done after the last checkpoint.",
+        seen=r"exit status 1 · step 10 step 20 step 30$",
+    ),
+    Question(
+        "goes_on",
+        "The program starts again in the same folder. Which is the first loss that it prints?",
+        options=("that after step 10", "that after step 31", "that after step 40"),
+        came="that after step 40",
+        because="It goes on with step 30, and the next line is due after 40 steps.",
+        seen=r"exit status 0 · step 40 step 50 step 60 test",
+    ),
+)
