@@ -25,6 +25,7 @@ from nbddp.lessons.running import on
 from nbddp.lessons.samples.exercises import accuracy, epochs_of
 from nbddp.lessons.sharding.exercises import bytes_per_rank, rest_of_epoch, sharded_step
 from nbddp.lessons.spmd.exercises import share_of
+from nbddp.lessons.tensor_parallel.exercises import column_then_row, groups_of
 from nbddp.lessons.what_if.exercises import all_reduce_seconds
 
 __all__ = [
@@ -45,9 +46,11 @@ __all__ = [
     "capstone",
     "chunk_to_send",
     "clip_global_norm",
+    "column_then_row",
     "epochs_of",
     "exposed",
     "gpus_of",
+    "groups_of",
     "learning_rate",
     "missing_ranks",
     "nodes_of",

@@ -17,6 +17,7 @@ from nbddp.lessons.ring.explorer import before_after, ring
 from nbddp.lessons.samples.explorer import samples
 from nbddp.lessons.sharding.explorer import gathers, zero
 from nbddp.lessons.spmd.explorer import order
+from nbddp.lessons.tensor_parallel.explorer import mesh
 from nbddp.lessons.what_if.explorer import what_if
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "layout",
     "loss_scale",
     "measured_buckets",
+    "mesh",
     "order",
     "pipeline",
     "restarts",

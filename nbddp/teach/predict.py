@@ -26,6 +26,7 @@ from nbddp.lessons.ring import predictions as ring
 from nbddp.lessons.samples import predictions as samples
 from nbddp.lessons.sharding import predictions as sharding
 from nbddp.lessons.spmd import predictions as spmd
+from nbddp.lessons.tensor_parallel import predictions as tensor_parallel
 from nbddp.lessons.what_if import predictions as what_if
 
 LESSONS = (
@@ -44,6 +45,7 @@ LESSONS = (
     mean_of_means,
     precision,
     sharding,
+    tensor_parallel,
     pipelines,
     capstone,
 )

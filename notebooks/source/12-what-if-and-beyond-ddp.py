@@ -3,8 +3,7 @@
 #
 # DDP keeps a whole model on every rank and exchanges all gradients once a step. How far does that carry, and what comes after it?
 #
-# **After this lesson you can** say what a step would take on more nodes before you rent them, make ranks exchange fewer bytes, and
-# shard a model over ranks with FSDP2 and tensor parallelism.
+# **After this lesson you can** say what a step would take on more nodes before you rent them, and make ranks exchange fewer bytes.
 
 # %%
 # %load_ext nbddp
@@ -196,107 +195,14 @@ if rank == 0:
 # All ranks get the same rounded sum, so the replicas stay equal. Whether training tolerates the rounding depends on the model. PyTorch has ready hooks: `fp16_compress_hook`,
 # `bf16_compress_hook` and `powerSGD_hook`.
 #
-# ## FSDP2
-#
-# `fully_shard` makes every parameter a `DTensor`: one tensor to look at, of which each rank holds its rows. Layers are gathered when they are needed, and
-# dropped again. Applied to each layer, and last to the whole, only one layer at a time is there in full. The mesh says among which ranks, and on which kind of
-# device: `"cpu"` here.
-#
-# **Predict:** the first weight below has 64 rows and 32 columns. Which shape has a rank's part of it, on four ranks?
-
-# %%
-# %%ddp
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-
-
-class Block(nn.Module):
-    """x + down(relu(up(x))): the feed-forward half of a transformer's layer."""
-
-    def __init__(self, width=32):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
-
-
-def losses(net, inputs, targets, steps=5):
-    """Train; the loss of every step."""
-    optimizer, found = torch.optim.Adam(net.parameters(), lr=0.01), []
-    for _ in range(steps):
-        loss = (net(inputs) - targets).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        found.append(loss.detach())
-    return torch.stack(found), optimizer
-
-
-torch.manual_seed(0)
-alone, inputs, targets = Block(), torch.randn(16, 32), torch.randn(16, 32)
-sharded, everyone = copy.deepcopy(alone), init_device_mesh("cpu", (world_size,))
-for layer in (sharded.up, sharded.down, sharded):
-    fully_shard(layer, mesh=everyone)
-
-mine = slice(4 * rank, 4 * rank + 4)
-found, optimizer = losses(sharded, inputs[mine], targets[mine])
-dist.all_reduce(found, dist.ReduceOp.AVG)
-expected, _ = losses(copy.deepcopy(alone), inputs, targets)
-state = optimizer.state[sharded.up.weight]["exp_avg"]
-whole, own = sharded.up.weight, sharded.up.weight.to_local()
-print("up.weight", tuple(whole.shape), "· my part", tuple(own.shape), end=" · ")
-print("of its momentum", tuple(state.to_local().shape))
-if rank == 0:
-    print("trained as in one process:", torch.allclose(found, expected, atol=1e-5))
-
-# %% [markdown]
-# Sixteen rows each: a quarter of the parameter, and a quarter of its gradient and its momentum.
-#
-# ## Tensor parallel, and both on a mesh
-#
-# FSDP gathers a layer's weights before it computes. Tensor parallel never does: every rank multiplies by its own part, and what is exchanged is activations. Of
-# two linear layers in a row the first is cut by **columns** of its output, so that each rank has some of the hidden values, and the second by the matching
-# inputs, its **rows** in the field's words. Their products are summed by one all-reduce.
-#
-# That is worth it only over the fast links within a node. So ranks are laid out as a **mesh**: here two by two, rows for data, columns for tensors.
-#
-# **Predict:** which ranks see the same samples? Which hold the same part of `up.weight`?
-
-# %%
-# %%ddp
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-data, tensor = mesh["data"].get_local_rank(), mesh["tensor"].get_local_rank()
-
-both = copy.deepcopy(alone)
-parallelize_module(both, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-halves = tuple(both.up.weight.to_local().shape), tuple(both.down.weight.to_local().shape)
-fully_shard(both, mesh=mesh["data"])
-
-mine = slice(8 * data, 8 * data + 8)
-found, _ = losses(both, inputs[mine], targets[mine])
-dist.all_reduce(found, dist.ReduceOp.AVG)
-print(f"data {data}, tensor {tensor}: samples {mine.start}–{mine.stop - 1}", end=" · ")
-print("up, down cut to", *halves, "· of up kept", tuple(both.up.weight.to_local().shape))
-if rank == 0:
-    print("trained as in one process:", torch.allclose(found, expected, atol=1e-5))
-
-# %% [markdown]
-# Ranks 0 and 1 see the same samples, and hold different halves of `up`. Ranks 0 and 2 belong to the same half of `up`, see different samples, and each keep
-# half of that half, since FSDP shards over the other side of the mesh. A real cluster has eight columns, the GPUs of a node, and as many rows as
-# nodes.
-#
 # ## To remember
 #
 # - A step waits for the part of the exchange that backward does not hide: bytes pay for bandwidth, messages for latency. Forecast the step, and find out which of the two dominates.
 # - Check a forecast on the ranks you have. It leaves out contention and late ranks, which matters most for short steps.
 # - A comm hook replaces DDP's all-reduce. All ranks must return the same result, or the replicas diverge.
-# - DDP keeps a whole model on every rank, and FSDP shards it (lesson 15). Tensor parallel splits the computation itself, within a node.
+# - DDP keeps a whole model on every rank. Lesson 15 shards it, and lesson 16 splits the computation itself.
 #
-# **On real GPUs:** `%ddp forecast` on one node, then rent two and compare. In the last two cells only `init_device_mesh("cuda", ...)` changes,
-# and on which device the tensors are. `%ddp memory` shows what each rank holds under DDP and under `fully_shard`, and `%%ddp --trace` whether gathering is hidden.
+# **On real GPUs:** `%ddp forecast` on one node, then rent two and compare.
 
 # %% [markdown]
 # ## Glossary
