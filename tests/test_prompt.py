@@ -164,15 +164,15 @@ def test_a_question_waits_for_ranks_that_make_a_step_and_for_none_that_wait_for_
     types("n")
     by.says(0, "", stopped=False)
     by.says(0, "there")
-    assert look() == prompts.PATIENCE
+    assert look() == prompts.STEP
     by.positions[1] = Position(1, RankStatus.BLOCKED)
-    assert look() == prompts.PATIENCE, "that was seen before the step"
+    assert look() == prompts.STEP, "that was seen before the step"
     clock[0], by.looked_at = 100.2, 100.1
     assert (look(), by.asked[-1]) == (None, "rank 0 ddp> ")
     types("@0 n")
     by.says(0, "on")
-    assert look() == prompts.PATIENCE, "rank 1 still makes its step, and may be free by now"
-    clock[0] += prompts.PATIENCE + 0.1
+    assert look() == prompts.STEP, "rank 1 still makes its step, and may be free by now"
+    clock[0] += prompts.STEP + 0.1
     assert (look(), len(by.asked)) == (None, 3)
     types("c")
     by.says(0, "", stopped=False)

@@ -23,6 +23,7 @@ from nbddp.run.debugged import Debugged
 from nbddp.run.positions import Position
 
 PATIENCE = 1.5  # seconds without news after which ranks that are still at work are not waited for
+STEP = 10.0  # the same for ranks that make a step: the others would go on without them
 NAMES_WITHIN = 1.0  # seconds in which a rank is to answer what names it has
 FIRST = "a line goes to all stopped ranks, @1 p x to rank 1; n, s and c step; q ends the cell; h for help\n"
 STOPS = (KeyboardInterrupt, EOFError)  # what ends the cell, as `q` does
@@ -100,8 +101,10 @@ class Prompt:
         if self.open:
             self._show()
             return None
-        left = self._news_at + PATIENCE - time.monotonic() if self._awaited(stopped) else 0.0
-        if left > 0:
+        awaited = self._awaited(stopped)
+        patience = STEP if self._steps.intersection(awaited) else PATIENCE
+        left = self._news_at + patience - time.monotonic()
+        if awaited and left > 0:
             return left
         ready()
         self._show()
