@@ -80,11 +80,11 @@ predict.grows_with_nodes()
 #
 # | samples per rank | model's step | recorded step | all-reduces by the fit | in the step |
 # |---|---|---|---|---|
-# | 8192 (11 runs) | 390 to 1100 ms | 0 to 7 % longer | 2 ms | 1 to 69 ms |
-# | 2048 (7 runs) | 60 to 150 ms | 1 to 23 % longer | 2 ms | 2 to 19 ms |
-# | 32 (14 runs) | 3 to 9 ms | 1 to 144 % longer | 2 ms | 2 to 10 ms |
+# | 8192 (10 runs) | 390 to 1100 ms | 1 to 7 % longer | 1 to 3 ms | 7 to 69 ms (9 runs) |
+# | 2048 (7 runs) | 60 to 150 ms | 1 to 23 % longer | 1 to 3 ms | 2 to 19 ms (4 runs) |
+# | 32 (14 runs) | 3 to 9 ms | 1 to 144 % longer | 1 to 3 ms | 2 to 10 ms |
 #
-# The model's step is never the longer one. Two terms are missing in it:
+# In all 31 runs the recorded step is the longer one. Two terms are missing in the model:
 #
 # - **Contention.** The forecast takes the time of an all-reduce from a measurement in which the ranks do nothing else. In the step, gloo's threads need a core while backward,
 #   and whatever else runs on the machine, uses it. Compare the column *moves* above with the fit, 2α + *m*/β on two ranks.
