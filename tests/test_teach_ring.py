@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.draw.palette import contrast
-from nbddp.lessons.ring.before_after import before_after
 from nbddp.lessons.ring.collectives import ALL_REDUCE, COLLECTIVES, GATHER, REDUCE_SCATTER, Cell, collective
 from nbddp.lessons.ring.exercises import CASES, judge_schedule
 from nbddp.lessons.ring.figure import COLOURS
 from nbddp.lessons.ring.figure import ring as figure
+from nbddp.lessons.ring.figure_collectives import before_after
 from nbddp.lessons.ring.simulation import (
     ADDING,
     LETTERS,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nbddp.lessons.explorer import Choice, Explorer, Slider, Steps
-from nbddp.lessons.ring.before_after import before_after as before_after_figure
 from nbddp.lessons.ring.collectives import BROADCAST, COLLECTIVES, REDUCE_SCATTER, collective
 from nbddp.lessons.ring.figure import ring as ring_figure
+from nbddp.lessons.ring.figure_collectives import before_after as before_after_figure
 from nbddp.lessons.ring.simulation import PROGRAMS, RING, SHORT
 from nbddp.lessons.ring.simulation import ring as ring_after
 
