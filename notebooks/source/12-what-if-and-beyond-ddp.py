@@ -31,17 +31,17 @@ rank, world_size = dist.get_rank(), dist.get_world_size()
 
 
 def train(samples):
-    """Eight steps with so many samples per rank; the bytes of all gradients."""
+    """Six steps with so many samples per rank; the bytes of all gradients."""
     torch.manual_seed(rank)
     net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     model = DDP(net, bucket_cap_mb=1)
-    for _ in range(8):
+    for _ in range(6):
         model.zero_grad()
         model(torch.randn(samples, 256)).square().mean().backward()
     return sum(p.numel() * p.element_size() for p in net.parameters())
 
 
-train(samples=2048)
+train(samples=8192)
 
 # %% [markdown]
 # ## Forecast a step, and check the forecast
@@ -55,7 +55,7 @@ train(samples=2048)
 # %ddp forecast --nodes 64 --inter-node 12.5GB/s --latency 10us
 
 # %% [markdown]
-# In our runs the forecast is at most 10 % off here. `print(_)` prints the forecast as text, with the difference in percent. Solid lines end where collectives were measured; dashed parts
+# In our runs the forecast is at most 7 % off here. `print(_)` prints the forecast as text, with the difference in percent. Solid lines end where collectives were measured; dashed parts
 # are extrapolated. The text ends with the assumptions, and a forecast is only as good as these.
 #
 # Now the same model with 32 samples per rank. It computes for a few milliseconds and exchanges as many bytes as before. `--timings` shows how long the buckets take.
@@ -76,17 +76,21 @@ predict.grows_with_nodes()
 # **Latency grows.** With *n* the factor of *m*/β goes from 1 towards 2, but 2(*n* − 1) has no limit. The buckets are small, so on many nodes the step waits for messages, not for bytes.
 #
 # Look at the diamond again. For so short a step the forecast may hold, or miss by a factor of two, and the next run differs. These are runs on the two busy cores on which this
-# lesson was written:
+# lesson was written, with other programs on them in the slower runs:
 #
 # | samples per rank | model's step | recorded step | all-reduces by the fit | in the step |
 # |---|---|---|---|---|
-# | 2048 (6 runs) | 60 to 149 ms | 1 to 10 % longer | 2 ms | 2 to 19 ms |
-# | 32 (12 runs) | 3 to 9 ms | 1 to 144 % longer | 2 ms | 2 to 10 ms |
+# | 8192 (10 runs) | 390 to 1100 ms | 1 to 7 % longer | 1 to 3 ms | 7 to 69 ms (9 runs) |
+# | 2048 (7 runs) | 60 to 150 ms | 1 to 23 % longer | 1 to 3 ms | 2 to 19 ms (4 runs) |
+# | 32 (14 runs) | 3 to 9 ms | 1 to 144 % longer | 1 to 3 ms | 2 to 10 ms |
 #
-# In all 18 runs the recorded step is the longer one. The missing term is **contention**. The forecast takes the time of an all-reduce from a measurement in which the ranks do nothing else. In
-# the step, gloo's threads need a core while backward, and whatever else runs on the machine, uses it. Compare the column *moves* above with the fit, 2α + *m*/β on two ranks. Most of
-# the extra milliseconds are hidden behind a backward of 60 ms. They can double a step of 4 ms. A second term is missing too: a rank that
-# starts late makes the others wait, while the model assumes that all ranks start together.
+# In all 31 runs the recorded step is the longer one. Two terms are missing in the model:
+#
+# - **Contention.** The forecast takes the time of an all-reduce from a measurement in which the ranks do nothing else. In the step, gloo's threads need a core while backward,
+#   and whatever else runs on the machine, uses it. Compare the column *moves* above with the fit, 2α + *m*/β on two ranks.
+# - **Late ranks.** A rank that starts late makes the others wait. The model assumes that all ranks start together.
+#
+# Both are a few milliseconds, or some tens on a busy machine. They can double a step of 4 ms, and they hardly show in one of 400 ms or more.
 #
 # ### Exercise: seconds of an all-reduce
 #
