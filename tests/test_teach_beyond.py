@@ -121,7 +121,7 @@ WRONG_SECONDS = [
     Mutant("n steps", SECONDS + "2 * n * (a + m / n / b)", "n - 1 steps in each half"),
     Mutant("times the bandwidth", SECONDS + "2 * (n - 1) * (a + m / n * b)", "bytes are divided by the bandwidth"),
     Mutant("milliseconds", SECONDS + "2e3 * (n - 1) * (a + m / n / b)", "that is in milliseconds"),
-    Mutant("words", SECONDS + "'1 s'", "a number of seconds is wanted"),
+    Mutant("words", SECONDS + "'1 s'", "return a number of seconds"),
     Mutant("unwritten", SECONDS + "None", "still to be written"),
 ]  # fmt: skip
 

@@ -254,7 +254,7 @@ WRONG_RESTS = [
            "as DistributedSampler does"),
     Mutant("already", REST + "order[:s][r::n]", "what was read already"),
     Mutant("backwards", REST + "order[s:][::-1][r::n]", "as number 0 the ranks read"),
-    Mutant("one sample", REST + "order[s + r]", "a list of samples is wanted"),
+    Mutant("one sample", REST + "order[s + r]", "return a list of samples"),
     Mutant("floats", REST + "order[s + r / n::n]", "slice indices must be integers"),
     Mutant("unwritten", REST + "None", "still to be written"),
     Mutant("asks ranks", "import torch.distributed as d\n" + REST + "order[s + d.get_rank()::d.get_world_size()]",
@@ -295,7 +295,7 @@ WRONG_BYTES = [
     Mutant("nothing", BYTES + "16 * p", "that shards nothing"),
     Mutant("parameters", BYTES + "2 * p", "the parameters alone"),
     Mutant("together", BYTES + "n * (" + SUM.format(2, 2, 12, 3, 2, 1) + ")", "what all ranks hold together"),
-    Mutant("words", BYTES + "'16 GB'", "a number of bytes is wanted"),
+    Mutant("words", BYTES + "'16 GB'", "return a number of bytes"),
     Mutant("one stage for another", BYTES + "(4 + 12 / n) * p if stage == 2 else "
            + SUM.format(2, 2, 12, 3, 2, 1), "those are stage 1's"),
     Mutant("unwritten", BYTES + "None", "still to be written"),

@@ -139,7 +139,7 @@ accumulate = Exercise(
     "accumulate",
     _judge_accumulation,
     (
-        "backward() adds to .grad, so micro-batches add up by themselves; a mean over all of them is what is wanted",
+        "backward() adds to .grad, so micro-batches add up by themselves; you want the mean over all of them",
         "divide each loss by len(micro_batches) before backward(); put all but the last micro-batch, forward and "
         "backward, inside `with model.no_sync():`",
         "for i, (inputs, targets) in enumerate(micro_batches): ... with model.no_sync() if i + 1 < len(micro_batches) "

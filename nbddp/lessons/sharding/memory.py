@@ -38,9 +38,9 @@ def why_not_so_many(case: Case, answer: Any) -> str:
     """Which stage's bytes were given instead, in another unit, or that it is no number."""
     _, parameters, ranks = case
     if isinstance(answer, list):
-        return "one number of bytes is wanted: the sum of the parts"
+        return "return one number of bytes: the sum of the parts"
     if type(answer) not in (int, float):
-        return "a number of bytes is wanted"
+        return "return a number of bytes"
     other = [s for s in (0, 1, 2, 3) if right_bytes(s, parameters, ranks) == answer]
     unit = next((u for c, u in UNITS.items() if abs(answer - c * right_bytes(*case)) <= CLOSE * abs(answer)), "")
     return f"those are stage {other[0]}'s" if other else unit and f"that is in {unit}; bytes are asked for"

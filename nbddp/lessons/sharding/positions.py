@@ -53,7 +53,7 @@ RULES: Mapping[str, Rule] = {
         o[r::w]
     ),
     "every rank reads all that is left; share it out": lambda o, s, r, w: list(o[s:]),
-    "those are positions in order; the samples at these positions are wanted": lambda o, s, r, w: list(
+    "those are positions in order; return the samples at these positions": lambda o, s, r, w: list(
         range(s + r, len(o), w)
     ),
     "that is what was read already": lambda o, s, r, w: list(o[:s][r::w]),
@@ -75,7 +75,7 @@ def judge_positions(outcomes: Sequence[Outcome]) -> str:
         if kind != "value":
             return f"{_call(case)} {raised(value)}"
         if not isinstance(value, list) or not all(type(v) is int for v in value):
-            return f"{_call(case)} is {value!r}; {nothing(value) or 'a list of samples is wanted'}"
+            return f"{_call(case)} is {value!r}; {nothing(value) or 'return a list of samples'}"
     table = {_key(case): list(value) for case, (_, value) in zip(CASES, outcomes, strict=True)}
     known = next((w for w, rule in RULES.items() if all(table[_key(c)] == rule(*c) for c in CASES)), "")
     for question in QUESTIONS:

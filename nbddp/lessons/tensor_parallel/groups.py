@@ -37,7 +37,7 @@ MISTAKES = (
     Mistake("that mesh has data ranks side by side, and the two lists are swapped",
             lambda rank, data, tensor: _turned(rank, data, tensor)[::-1]),
     Mistake("a rank belongs to both of its groups itself", _of(lambda p, r, t: [[k for k in g if k != r] for g in p])),
-    Mistake("those are coordinates; the ranks of the two groups are wanted", _of(lambda p, r, t: [r // t, r % t])),
+    Mistake("those are coordinates; return the ranks of the two groups", _of(lambda p, r, t: [r // t, r % t])),
     Mistake("those are the groups of rank 0; take the rank's own",
             lambda rank, data, tensor: right_groups(0, data, tensor)),
 )  # fmt: skip
@@ -46,7 +46,7 @@ MISTAKES = (
 def why_not(case: Case, answer: Any) -> str:
     """What is wrong with a pair that no known mistake gives."""
     if not (isinstance(answer, list) and len(answer) == 2 and all(isinstance(g, list) for g in answer)):
-        return "a pair of lists of ranks is wanted"
+        return "return a pair of lists of ranks"
     right = right_groups(*case)
     if [sorted(g) for g in answer] == right:
         return "list the ranks in ascending order"

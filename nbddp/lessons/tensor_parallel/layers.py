@@ -56,7 +56,7 @@ def _output(right: Rows, r: int, by_rank: Mapping[int, Mapping[str, Any]], world
     size = [len(right), len(right[0])]
     if shape != size:
         what = f"a tensor of shape {tuple(shape)}" if shape is not None else repr(found)[:60]
-        return f"rank {r} returned {what}; an output of shape {tuple(size)} is wanted, the same on all ranks"
+        return f"rank {r} returned {what}; return an output of shape {tuple(size)}, the same on all ranks"
     if near(found, right):
         return ""
     every = [by_rank[k]["output"] for k in sorted(by_rank)]

@@ -53,7 +53,7 @@ MISTAKES = (
 
 def why_not(case: Case, answer: Any) -> str:
     if type(answer) not in (int, float):
-        return "a number of seconds is wanted"
+        return "return a number of seconds"
     ratios = {
         1e3: "that is in milliseconds; seconds are asked for",
         1e6: "that is in microseconds; seconds are asked for",
