@@ -157,10 +157,17 @@ def reopen(page: Page) -> None:
     assert "world size 4" in str(picture.get_attribute("alt"))
 
 
+def begin_anew(page: Page, number: int) -> Any:
+    """Begin a cell that a kernel before this one has run: a new kernel may give it the same number."""
+    page.select(number)
+    page.command("notebook:clear-cell-output")
+    return page.begin(number)
+
+
 def debug_without_a_panel(page: Page) -> None:
     """A breakpoint opens the box that `input()` opens, and Stop ends the cell that waits there."""
-    page.ended(page.begin(0))
-    cell = page.begin(4)
+    page.ended(begin_anew(page, 0))
+    cell = begin_anew(page, 4)
     box = cell.locator(".jp-Stdin-input").last
     box.fill("p rank * 7")
     box.press("Enter")
@@ -174,7 +181,7 @@ def debug_without_a_panel(page: Page) -> None:
 def reopen_without_kernel(page: Page) -> None:
     """The page is closed before the kernel ends, which can take nothing back: what stands for the panel is seen."""
     understudy, panel = page.page.locator(".nbddp-understudy"), page.page.locator(".nbddp-panel").first
-    page.ended(page.begin(1))
+    page.ended(begin_anew(page, 1))
     panel.wait_for()
     sync_api.expect(understudy).to_be_hidden()
     page.command("docmanager:save")

@@ -104,7 +104,7 @@ SAYS = {
     "ada-place_of": "ok",
     "bo-gpus_of": "still to be written",
     "bo-place_of": "still to be written",
-    "cy-gpus_of": "the global rank is no device index",
+    "cy-gpus_of": "the global rank is not a device index",
     "cy-place_of": "ok",
     "dee-gpus_of": "cell 1: SyntaxError: expected ':' (line 1)",
     "dee-place_of": "cell 2 raised NameError: name 'missing' is not defined",
@@ -859,9 +859,8 @@ def test_the_pages_sessions_last_no_longer_than_they_say() -> None:
     minutes = {n: int(m) for n, m in re.findall(r"(?m)^\| (\d\d) [^|]*\|[^|]*\| (\d+) \|", page)}
     (plan,) = re.findall(r"sessions of (\d+) minutes hold them all: ([^.]*)\.", page)
     sessions = [re.findall(r"\d\d", part) for part in plan[1].split("·")]
-    assert [n for session in sessions for n in session] == sorted(minutes)
-    assert all(sum(minutes[n] for n in session) <= int(plan[0]) for session in sessions)
-    assert (
-        f"{['', 'One', 'Two', 'Three', 'Four', 'Five', 'Six', 'Seven', 'Eight', 'Nine'][len(sessions)]} sessions"
-        in page
-    )
+    taken = [n for session in sessions for n in session]  # one that is named twice goes on in the next
+    assert list(dict.fromkeys(taken)) == sorted(minutes)
+    assert all(sum(minutes[n] / taken.count(n) for n in session) <= int(plan[0]) for session in sessions)
+    assert len(sessions) == 16
+    assert "Sixteen sessions" in page
