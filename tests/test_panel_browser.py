@@ -193,7 +193,7 @@ def reopen_without_kernel(page: Page) -> None:
     assert ended.ok, ended.text()
     page.page.goto(page.address)
     sync_api.expect(understudy).to_be_visible()
-    sync_api.expect(page.page.locator(".jp-OutputArea", has=understudy)).not_to_contain_text("model not found")
+    sync_api.expect(page.page.get_by_text("model not found")).to_be_hidden()
     assert "world size" in str(understudy.get_attribute("aria-label"))
     if folder := os.environ.get("NBDDP_PICTURES", ""):
         for theme in THEMES:
