@@ -274,6 +274,7 @@ def requirements(folder: Path) -> Path:
     return theirs
 
 
+@pytest.mark.lessons
 @pytest.mark.timeout(420)
 def test_the_environment_is_built_in_a_fresh_venv_and_runs_a_lesson(tmp_path: Path) -> None:
     """Requirements, postBuild, and a lesson behind start, in a copy. Needs package indexes."""

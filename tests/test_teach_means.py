@@ -15,7 +15,7 @@ from nbddp.lessons.mean_of_means.gradients import combination, common_multiple
 from nbddp.lessons.mean_of_means.simulation import ALL, MEANS, RANK, RULES, Weighed, weighed
 from nbddp.lessons.running import ALIKE
 from nbddp.teach import check, predict
-from tests.lessons import Mutant, defined, exercise, solution
+from tests.lessons import Mutant, defined, exercise, solution, some
 
 NPROC = 4
 
@@ -255,7 +255,7 @@ for p in model.parameters():
 ]
 
 
-@pytest.mark.parametrize("mutant", WRONG_SUMS, ids=str)
+@pytest.mark.parametrize("mutant", some(WRONG_SUMS), ids=str)
 def test_wrong_accumulation_is_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.accumulate)
 
@@ -347,7 +347,7 @@ RIGHT_TOKENS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", WRONG_TOKENS, ids=str)
+@pytest.mark.parametrize("mutant", some(WRONG_TOKENS), ids=str)
 def test_wrong_weights_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.token_weighted_backward)
 

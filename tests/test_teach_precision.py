@@ -15,7 +15,7 @@ from nbddp.lessons.precision.norms import NORM, NORMS, Place
 from nbddp.lessons.precision.plan import SHARDED, groups, layouts, shard
 from nbddp.lessons.precision.simulation import AGREED, ALONE, AVERAGED, RANKS, STEPS, WHERE, gradient, scaled
 from nbddp.teach import check
-from tests.lessons import Mutant, defined, exercise, solution
+from tests.lessons import Mutant, defined, exercise, solution, some
 
 NPROC = 4
 
@@ -172,7 +172,7 @@ RIGHT_STEPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", WRONG_STEPS, ids=str)
+@pytest.mark.parametrize("mutant", some(WRONG_STEPS), ids=str)
 def test_wrong_steps_are_told_why(pool: nbddp.Pool, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant.name == "hangs":
         monkeypatch.setattr("nbddp.lessons.running.DEADLINE", 2.0)
@@ -253,7 +253,7 @@ RIGHT_CLIPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", WRONG_CLIPS, ids=str)
+@pytest.mark.parametrize("mutant", some(WRONG_CLIPS), ids=str)
 def test_wrong_norms_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.clip_global_norm)
 
