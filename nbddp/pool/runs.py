@@ -82,7 +82,9 @@ class Runs:
         logs = group.nodes[0].run_folder(number)
         if folder is not None:
             folder.place({w.rank: (w.node, w.local_rank) for w in group.placed().workers}, attempt)
-        specs = self._specs(request, number, self._take_store(number, screen), attempt, folder)
+        keyboard = self._keyboard() if request.is_program else None
+        ports = self._take_store(number, screen)
+        specs = self._specs(request, number, ports, attempt, folder, debug=self.debugs() or keyboard is not None)
         run = Run(self.ranks, specs, request, number=number, logs=logs, screen=screen, timed_from=timed_from, most=most,
                   widgets=group.wire.widgets)  # fmt: skip
         end = Request(END_GROUP, hang_after=None).wire()
@@ -102,7 +104,7 @@ class Runs:
         pids = {rank: worker.pid for rank, worker in group.workers.items()}
         try:
             with uninterrupted():
-                self._carry_out(run, ranks, screen)
+                self._carry_out(run, ranks, screen, keyboard)
         finally:
             self._note_failures(run, pids, files)
         if request.is_numbered:
@@ -138,10 +140,10 @@ class Runs:
                 screen.say(note)
 
     def _specs(
-        self, request: Request, number: int, ports: Sequence[int], attempt: int, folder: LogDir | None
+        self, request: Request, number: int, ports: Sequence[int], attempt: int, folder: LogDir | None, debug: bool
     ) -> dict[int, dict[str, Any]]:
         """Rank → what it is sent: the request, where the ranks meet, and torchrun's variables. ports: on each node's
-        loopback, of the way to the store."""
+        loopback, of the way to the store. debug: somebody can type lines for a rank that stops."""
         group = self.group
         placed, hosts = group.placed(), group.hosts
         program = request.program
@@ -149,7 +151,7 @@ class Runs:
         meet = environment.Rendezvous(hosts[0].address or MASTER, ports[0], run_id, attempt, request.max_restarts)
         common = {
             **request.wire(), "run": number, "injected": [meet.addr, meet.port], "shares_gpus": placed.oversubscribed,
-            "debug": self.debugs() or self._keyboard() is not None,
+            "debug": debug,
         }  # fmt: skip
         ways = [{"connect": [HOST, port], "listen": node.address} for node, port in zip(hosts, ports, strict=True)]
         errors = [str(node.errors_of(number)) for node in hosts]
@@ -235,7 +237,7 @@ class Runs:
         """Where lines for ranks that stop are typed; None if a panel is open, or nobody is there to type."""
         return None if self.debugs() else for_ranks(shell())
 
-    def _carry_out(self, run: Run, ranks: Sequence[int], screen: Screen) -> None:
+    def _carry_out(self, run: Run, ranks: Sequence[int], screen: Screen, keyboard: Keyboard | None) -> None:
         """The run and what follows from it, as one step; Stop in the run itself is the run's."""
         group = self.group
         self.ranks.current = run
@@ -243,7 +245,7 @@ class Runs:
             group.spent.update(ranks)
         if run.request.is_program and (beside := self.beside()) is not None:
             run.events.hear(beside)
-        if run.request.is_program and (keyboard := self._keyboard()) is not None:
+        if keyboard is not None:
             run.ask_by(keyboard)
         try:
             run.execute()

@@ -82,6 +82,14 @@ def read(typed: str) -> Line:
     return Line(text.strip(), ranks)
 
 
+def last_word(text: str) -> str:
+    """What of a line is completed: a name, with its dots."""
+    at = len(text)
+    while at and (text[at - 1].isidentifier() or text[at - 1] in ".0123456789"):
+        at -= 1
+    return text[at:]
+
+
 def folded(answers: Mapping[int, Sequence[str]]) -> list[tuple[list[int], Sequence[str]]]:
     """Ranks with equal answers together, in the order of the lowest of each; those that said nothing are left out."""
     groups: dict[tuple[str, ...], list[int]] = {}

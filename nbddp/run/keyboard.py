@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from nbddp.base import stop
+from nbddp.run.debugged import last_word
 from nbddp.run.prompt import Keyboard
 from nbddp.seams import ipykernel_seams
 
@@ -236,11 +237,3 @@ def line(keyboard: Keyboard, prompt: str, complete: Complete) -> str:
         keyboard.withdraw()
         for each in (nothing, end):
             os.close(each)
-
-
-def last_word(text: str) -> str:
-    """What of a line is completed: a name, with its dots."""
-    at = len(text)
-    while at and (text[at - 1].isidentifier() or text[at - 1] in ".0123456789"):
-        at -= 1
-    return text[at:]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from nbddp.errors import Cause, Frame
 from nbddp.run import report
+from nbddp.run.debugged import ENDS, HELPS, last_word
 
 HELP = """\
 w               all frames, the newest last
@@ -38,9 +39,9 @@ class PostMortem:
         """What a line says; None if it ends the prompt."""
         command, _, rest = typed.strip().partition(" ")
         rest = rest.strip()
-        if command in ("q", "quit", "exit", "EOF"):
+        if command in ENDS:
             return None
-        if command in ("h", "help", "?"):
+        if command in HELPS:
             return HELP.format(rank=self.rank)
         if command in ("u", "up", "d", "down"):
             return self._move(-1 if command[0] == "u" else 1)
@@ -55,7 +56,7 @@ class PostMortem:
 
     def names(self, typed: str) -> list[str]:
         """What may stand in the place of the last word of a line."""
-        word = typed.rpartition(" ")[2]
+        word = last_word(typed)
         return [name for name, _ in self.frame.values if word and name.startswith(word)]
 
     def _move(self, by: int) -> str:
