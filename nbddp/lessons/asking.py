@@ -8,7 +8,6 @@ predicts nothing is shown nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from html import escape
 from typing import Any
 from uuid import uuid4
@@ -186,9 +185,9 @@ def _show(asked: Asked) -> None:
     if not asked.question.explored:
         print(asked.compared())
     elif widgets.may_be_shown():
-        display(_Later(asked.compared, asked.question))
+        display(_Later(asked))
     else:
-        print(f"When you have found the answer: predict.{asked.question.name}.compare()")
+        print(_Later(asked))
 
 
 def _lines(text: str) -> str:
@@ -199,18 +198,17 @@ def _lines(text: str) -> str:
 class _Later:
     """A button that shows what came."""
 
-    def __init__(self, compared: Callable[[], str], question: Question):
-        self.compared, self.question = compared, question
+    def __init__(self, asked: Asked):
+        self.asked = asked
 
     def __repr__(self) -> str:
-        return f"When you have found the answer: predict.{self.question.name}.compare()"
+        return f"When you have found the answer: predict.{self.asked.question.name}.compare()"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         import ipywidgets as w
 
         said = w.HTML()
-        button = w.Button(
-            description=COMPARE, tooltip=f"{COMPARE}: {self.question.asks}", layout=w.Layout(width="auto")
-        )
-        button.on_click(lambda _: setattr(said, "value", _lines(self.compared())))
+        button = w.Button(description=COMPARE, layout=w.Layout(width="auto", align_self="flex-start"))
+        button.tooltip = f"{COMPARE}: {self.asked.question.asks}"
+        button.on_click(lambda _: setattr(said, "value", _lines(self.asked.compared())))
         return {"text/plain": repr(self), **widgets.view_of(w.VBox([button, said]))}

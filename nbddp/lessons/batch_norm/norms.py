@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import isnan, sqrt
+from math import sqrt
 from statistics import NormalDist
 from typing import Any
 
 from nbddp.lessons.batch_norm.simulation import Moments, merge, moments
+from nbddp.lessons.nearness import is_near
 from nbddp.lessons.samples.simulation import randperm
 
 NEAR = 1e-3  # float32, values of size 1
@@ -24,12 +25,8 @@ Rows = Sequence[Sequence[float]]  # samples × features
 Columns = Sequence[Sequence[float]]  # by rank, its samples of one feature
 
 
-def _near(a: float, b: float) -> bool:
-    return not isnan(a) and abs(a - b) <= NEAR * max(1.0, abs(b))
-
-
 def near(some: Sequence[float], others: Sequence[float]) -> bool:
-    return all(map(_near, some, others))
+    return all(is_near(a, b, NEAR) for a, b in zip(some, others, strict=False))
 
 
 # -- data ------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from nbddp.lessons.nearness import is_near
+
 CLOSE = 1e-6  # relative, of float64
 Gradients = Mapping[str, Sequence[float]]
 
@@ -41,4 +43,4 @@ def minus(one: Gradients, other: Gradients, times: float = 1.0) -> dict[str, lis
 
 
 def near(value: float, right: float) -> bool:
-    return abs(value - right) <= CLOSE * max(1, abs(right))
+    return is_near(value, right, CLOSE)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbddp.lessons.answer import OK, Exercise, Wrong, not_written
+from nbddp.lessons.nearness import is_near
 from nbddp.lessons.running import Reference, grouped, in_world, this_screen, world_sizes
 from nbddp.lessons.tensor_parallel.on_rank import HIDDEN, PARTS, computed, expected
 from nbddp.plan.topology import counted
@@ -97,11 +98,7 @@ def _gradient(
 
 def near(some: Rows, other: Rows) -> bool:
     """Whether two tables have the same numbers."""
-    return all(
-        abs(a - b) <= CLOSE * max(1, abs(b))
-        for x, y in zip(some, other, strict=True)
-        for a, b in zip(x, y, strict=True)
-    )
+    return all(is_near(a, b, CLOSE) for x, y in zip(some, other, strict=True) for a, b in zip(x, y, strict=True))
 
 
 def _sum(tables: Sequence[Rows]) -> list[list[float]]:
