@@ -424,7 +424,9 @@ def test_a_letter_of_several_bytes_may_come_in_two_parts(shows: Callable[..., li
 
 # -- what is printed when no cell runs ---------------------------------------------------------------
 
-GO = """go, done = {go!r}, {go!r} + os.environ["RANK"]
+# A file for each rank: what a process of rank 1's prints before rank 1 has begun the next cell came between cells.
+GO = """go = {go!r} + os.environ["RANK"]
+done = go + ".done"
 def speak(end=None):
     while not os.path.exists(go): time.sleep(0.01)
     print("late")
@@ -467,7 +469,8 @@ def test_what_a_cell_has_started_is_heard_when_it_has_ended(
         rows = shows(code, cell=8)
         assert rows == ["ranks 0–1 │ late", "          │ next"]
         return
-    (tmp_path / "go").touch()
+    for rank in (0, 1):
+        (tmp_path / f"go{rank}").touch()
     until(lambda: all(between.whole_log(out.log, []).endswith("late\n") for out in run.outputs.values()))
     assert shows("print('next')", cell=8) == [
         "ranks 0–1 │ next", "printed between cells by what Cell In[7] started:", "ranks 0–1 │ late",
@@ -489,7 +492,7 @@ if os.environ["RANK"] == "0": subprocess.Popen(["sh", "-c", f"{waits}; echo out 
     shows("pass", cell=5)
     run = pool.last_run
     assert run is not None
-    (tmp_path / "go").touch()
+    (tmp_path / "go0").touch()
     until(lambda: between.whole_log(run.outputs[0].log, []).count("\n") == 5)
     rows = shows("pass", cell=6)
     assert [row for row in rows if "between" in row] == [
