@@ -62,6 +62,9 @@ class History:
         self._ran: list[Ran] = []
 
     def add(self, ran: Ran) -> None:
+        if ran.pushed is None:  # takes nothing's place: the way of each cell, however many have run
+            self._ran.append(ran)
+            return
         replaced = [i for i, old in enumerate(self._ran) if ran.replaces(old)]
         beside = [i + 1 for i, old in enumerate(self._ran) if ran.beside(old)]
         at = replaced[0] if replaced else beside[-1] if beside else len(self._ran)

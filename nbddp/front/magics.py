@@ -137,6 +137,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     # -- %%ddp -----------------------------------------------------------------------
 
     def _cell(self, line: str, body: str) -> None:
+        self.pool.ask_ahead()
         spec = options.parse_cell(line)
         number = self._number()
         code = cells.prepare(line, body)

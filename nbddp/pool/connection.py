@@ -87,7 +87,8 @@ class Connection:
 
     def ask(self) -> None:
         """Have the client asked already whether it works; `check` waits for its word."""
-        if not self._closed and ipyparallel_seams.runs(self.client):
+        asked = time.monotonic() - self._ahead <= AHEAD
+        if not asked and not self._closed and ipyparallel_seams.runs(self.client):
             self._ask()
             self._ahead = time.monotonic()
 

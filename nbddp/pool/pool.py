@@ -196,13 +196,17 @@ class Pool:
         """Start (or match) the workers that this pool was made for. Returns what was done, as sentences."""
         return self.ensure(self.spec if not self.running else LaunchSpec())
 
+    def ask_ahead(self) -> None:
+        """A cell is coming: have the pool's connection asked already whether it works."""
+        if self.group.running:
+            self.group.wire.connection.ask()
+
     def ensure(self, spec: LaunchSpec, progress: Callable[[str], None] = lambda text: None) -> list[str]:
         """Make the running workers match `spec`. Returns a sentence for each change that a user should know of.
 
         Raises BadInput, with nothing changed, if `spec` cannot be met.
         """
-        if self.group.running:
-            self.group.wire.connection.ask()
+        self.ask_ahead()
         self._with_living_nodes(self.reaching.check, self.spec, progress)
         self._leave_dead()
         merged, visible = self._merge(spec)

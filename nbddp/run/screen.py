@@ -26,6 +26,7 @@ from nbddp.run.block import BAR, Piece, Print, block
 from nbddp.run.collect import LIVE_WIDTH, Display, RankOutput, Text
 from nbddp.run.region import Region, can_draw
 from nbddp.run.widgets import Reflect
+from nbddp.seams import ipykernel_seams
 
 LIVE_LINES = 20
 LIVE_EVERY = 0.04  # seconds between two updates of the live view
@@ -265,7 +266,7 @@ class Notebook:
         """html: for a page, in the place of the text."""
         self._shown, self._waiting = text, False
         data = {"text/plain": text} | ({"text/html": html} if html else {})
-        self._publisher.publish(data, transient={"display_id": self._id}, update=update)
+        ipykernel_seams.publish(self._publisher, data, transient={"display_id": self._id}, update=update)
 
     def _emit(self, piece: Piece) -> None:
         if isinstance(piece, Print):

@@ -99,6 +99,27 @@ def no_traceback(shell: Any) -> None:
     shell._last_traceback = []
 
 
+# -- what is displayed --------------------------------------------------------------------------
+
+
+def publish(publisher: Any, data: dict[str, Any], **kwargs: Any) -> None:
+    """`publisher.publish`. ipykernel's has stdout and stderr flushed before, each by asking the thread that sends and
+    waiting for its word, also where nothing has been written since the last flush: then it is not asked here."""
+    if _nothing_to_flush(sys.stdout) and _nothing_to_flush(sys.stderr) and hasattr(publisher, "_flush_streams"):
+        publisher._flush_streams = lambda: None
+        try:
+            publisher.publish(data, **kwargs)
+        finally:
+            del publisher._flush_streams
+    else:
+        publisher.publish(data, **kwargs)
+
+
+def _nothing_to_flush(stream: Any) -> bool:
+    """Whether this is known of one of ipykernel's streams."""
+    return getattr(stream, "_flush_pending", True) is False
+
+
 # -- messages while a cell runs -----------------------------------------------------------------
 
 

@@ -147,17 +147,16 @@ class Groups:
         """A run is over, and has been told. A DDP model keeps its group when the program has destroyed that, until the
         next cell puts another in its place; there gloo would wait for up to 10 ms per connection. So what is held then
         is held here too, and let go after that run."""
-        if self._destroyed:
-            held, self._outlived = self._outlived, []
-            if not held and all(known() is None for known in self._destroyed):
-                self._destroyed = []
-                return
+        held, destroyed = self._outlived, [group for group in (known() for known in self._destroyed) if group is not None]
+        self._outlived, self._destroyed = destroyed, []
+        if held:
             threading.Thread(target=self._let_go, args=(held,), name="nbddp-ending", daemon=True).start()
 
     def _let_go(self, held: list[Any]) -> None:
+        """Which a program still has is kept on."""
+        known = [weakref.ref(group) for group in held]
         held.clear()
-        self._outlived = [group for group in (known() for known in self._destroyed) if group is not None]
-        self._destroyed = [weakref.ref(group) for group in self._outlived]
+        self._outlived += [group for group in (still() for still in known) if group is not None]
 
     def facts(self) -> dict[str, Any]:
         """`run` in which the living default group was made (None: there is none), and how many
