@@ -279,6 +279,8 @@ def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explo
     bundle, metadata = made._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain", "image/png"}
     page = unescape(bundle["text/html"])
+    assert page.count("<pre") == page.count("<details>") == 1, "the words are folded"
+    assert page.index("<details>") < page.index("<pre") < page.index("</details>")
     assert f'class="{PICTURE} "' in page, "it follows the theme of a saved page"
     assert len(made.settings) == 2
     for setting in made.settings:
@@ -295,28 +297,31 @@ def test_an_explorers_controls_change_picture_and_words(make: type[Explorer]) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # also of what ipywidgets 7 does not know, where warnings are left out
         box = made.widget()
-    *rows, picture, words, keys = box.children
+    *rows, picture, refusal, text, keys = box.children
+    (words,) = text.children
     controls = [row.children[0] if hasattr(row, "children") else row for row in rows]  # one of moves has buttons
     assert [c.description for c in controls] == [c.label for c in made.controls]
     assert ("← and →" in keys.value) == any(isinstance(c, Slider) for c in made.controls)
     assert ("opens a list" in keys.value) == any(isinstance(c, Choice) for c in made.controls)
+    assert text.selected_index is None, "the words are folded"
     before = picture.value
     for control, value in zip(controls, made.settings[1].values(), strict=True):
         control.value = value
     assert picture.value != before
-    assert made.show(**made.settings[1]).words.splitlines()[0] in unescape(words.value)
+    assert made.show(**made.settings[1]).words in unescape(words.value)
+    assert refusal.value == ""
 
 
 def test_an_impossible_setting_says_so_instead_of_a_picture() -> None:
     box = explore.layout().widget()
-    nodes, gpus, per_process, _, picture, words, _ = box.children
+    nodes, gpus, per_process, _, picture, refusal, text, _ = box.children
     gpus.value, per_process.value = 2, 4
     with pytest.raises(BadInput) as refused:
         explore.layout().show(nodes=nodes.value, gpus=2, per_process=4, by="local rank")
-    assert str(refused.value) in words.value
-    assert picture.layout.display == "none"
+    assert str(refused.value) in refusal.value
+    assert picture.layout.display == text.layout.display == "none"
     per_process.value = 1
-    assert picture.layout.display == ""
+    assert picture.layout.display == text.layout.display == refusal.value == ""
 
 
 def test_buttons_take_a_step_and_stay_at_the_ends() -> None:
