@@ -34,6 +34,7 @@ QUESTIONS = (
         options=("none", "rank 3", "ranks 0–2", "all of them"),
         because="Rank 3 never assigned secret; that the others did does not help it.",
         seen=r"rank 3 raised NameError",
+        fails=r"WorkerFailed: rank 3 raised NameError: name 'secret'",
     ),
     Question(
         "first_after",
