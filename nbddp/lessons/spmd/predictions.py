@@ -43,7 +43,7 @@ QUESTIONS = (
         options=("only the slow rank's after", "only the highest rank's after", "any rank's after"),
         because="A rank may take any time: only the order of each rank's own two lines is certain.",
         explored=True,
-        seen=r"certain: each rank's before comes before its own after, and no more",
+        seen=r"certain: each rank's before comes before its own after, nothing else",
     ),
     Question(
         "orders",
