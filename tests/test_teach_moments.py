@@ -61,7 +61,7 @@ def test_words_say_what_averaging_variances_lacks() -> None:
     assert sharded(4, 4).head() == "4 ranks with 4 samples each"
     assert sharded(4, 1).head() == "1 rank with 4 samples"
     assert made.verdict().startswith("mean of the variances: 0.96, 47 % less than the variance of the whole\n")
-    assert made.verdict().endswith("by the ranks' own: +0.78, -1.27")
+    assert made.verdict().endswith("with the ranks' own: +0.78, -1.27")
     assert sharded(4, 1).verdict() == "one rank has the whole batch: nothing to merge"
     assert two(-0.001) == "0.00"
 
