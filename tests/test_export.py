@@ -160,6 +160,18 @@ def test_a_cell_that_ran_again_stands_where_it_ran_first() -> None:
         history.chosen((9,))
 
 
+def test_a_cell_takes_its_place_without_a_look_at_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or each cell of a long session would take longer than the one before."""
+    history = History()
+    for n in range(3):
+        history.add(Ran(n, "", f"a = {n}"))
+        history.add(Ran(n, None, pushed={f"v{n}": n}))
+    monkeypatch.setattr(Ran, "replaces", None)
+    monkeypatch.setattr(Ran, "beside", None)
+    history.add(Ran(9, "", "b = 1"))
+    assert [ran.body for ran in history.every() if ran.pushed is None] == ["a = 0", "a = 1", "a = 2", "b = 1"]
+
+
 class Large:
     """A value, as a tensor is one: it can be watched."""
 

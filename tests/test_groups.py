@@ -6,7 +6,9 @@ from __future__ import annotations
 import functools
 import re
 import socket
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -469,6 +471,39 @@ def test_destroyed_group_that_a_model_held_is_let_go_after_the_cell_that_replace
     until_gone = "end = time.monotonic() + 20\nwhile old() is not None and time.monotonic() < end: time.sleep(0.01)\n"
     assert list(run(until_gone + "old() is None", want_value=True)) == [True, True]
     run("del model")
+
+
+def test_next_cell_meets_no_end_of_a_group_although_an_older_one_is_still_ending() -> None:
+    """The cell before has just ended, and its group's model is replaced at once."""
+    may_end, ends = threading.Event(), []
+
+    class Group:
+        def __init__(self, name: str):
+            self.name = name
+
+        def __del__(self) -> None:
+            if self.name == "older":
+                may_end.wait(20)
+            ends.append((self.name, threading.current_thread().name))
+
+    kept = groups.Groups()
+    for name in ("older", "newer", "newest"):
+        model = Group(name)
+        kept._destroyed.append(weakref.ref(model))
+        kept.let_go()  # the cell has ended
+        del model  # the next one replaces it
+        assert all(thread == "nbddp-ending" for _, thread in ends)
+
+    def wait_for(count: int) -> None:
+        until = time.monotonic() + 20
+        while len(ends) < count and time.monotonic() < until:
+            time.sleep(0.01)
+
+    wait_for(1)
+    assert [name for name, _ in ends] == ["newer"]
+    may_end.set()
+    wait_for(2)
+    assert sorted(ends) == [("newer", "nbddp-ending"), ("older", "nbddp-ending")]
 
 
 @pytest.mark.parametrize(("body", "ends"), [("", 0), (INIT, 1), (f"{INIT}dist.destroy_process_group()\n", 1)])

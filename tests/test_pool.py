@@ -224,6 +224,17 @@ def test_terminal_sees_and_stops_a_pool_while_a_cell_runs(new_kernel: Kernel) ->
     assert after.text() == "ranks 0–1 │ new pool\n", after.error
 
 
+@pytest.mark.parametrize("words", [["doctor", "--help"], ["topology", "--nproc", "2"]])
+def test_terminal_says_nothing_when_the_reader_of_its_output_has_ended(words: list[str]) -> None:
+    """As `| head` does."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "nbddp", *words]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_terminal_holds_a_pool_of_its_own() -> None:
     command = [sys.executable, "-m", "nbddp", "start", "--nproc", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

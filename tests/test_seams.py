@@ -102,7 +102,7 @@ TRIED = {
     "_dynamo": "import of the compiler", "_functional_collectives": "methods of collectives",
     "_allgather_base": "methods of collectives", "_reduce_scatter_base": "methods of collectives",
     "_comm_hooks": "DDP's list of hooks", "_orig_mod": "compiled modules", "_local_tensor": "shards of DTensors",
-    "_supports_kernel_subshells": "status messages",
+    "_supports_kernel_subshells": "status messages", "_flush_pending": "flush before a display",
     **dict.fromkeys(("_get_shell_context_var", "_shell_parent_ident", "_parent_ident"), "questions of a cell"),
     "_format_exception_for_storage": "history of errors", "_last_traceback": "traceback of a reply",
     "_mux_stream": "client's connection",
@@ -140,6 +140,31 @@ def test_what_a_subclass_of_theirs_overrides_is_listed() -> None:
         ours = {n for n in defined(ast.parse((ROOT / file).read_text())) if PRIVATE.fullmatch(n)}
         shadowed = {n for n in ours for base in bases if hasattr(base, n)}
         assert shadowed <= set(ipykernel_seams.OVERRIDES), file
+
+
+@pytest.mark.parametrize("pending", [False, True, None])
+def test_streams_are_flushed_before_a_display_unless_they_have_nothing(
+    monkeypatch: pytest.MonkeyPatch, pending: bool | None
+) -> None:
+    """None: a stream that does not know."""
+    done: list[str] = []
+    stream = types.SimpleNamespace() if pending is None else types.SimpleNamespace(_flush_pending=pending)
+    monkeypatch.setattr(sys, "stderr", types.SimpleNamespace(_flush_pending=False))
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    class Publisher:
+        def _flush_streams(self) -> None:
+            done.append("flush")
+
+        def publish(self, data: dict[str, str], update: bool = False) -> None:
+            self._flush_streams()
+            done.append(data["text/plain"])
+
+    publisher = Publisher()
+    ipykernel_seams.publish(publisher, {"text/plain": "shown"}, update=True)
+    assert done == (["shown"] if pending is False else ["flush", "shown"])
+    publisher.publish({"text/plain": "by another"})
+    assert done[-2:] == ["flush", "by another"]
 
 
 def test_no_module_is_looked_at_that_workers_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ processes by name.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -24,11 +25,22 @@ from nbddp.plan import options
 from nbddp.plan.topology import counted, topology_of
 
 PROG = "python -m nbddp"
+UNREAD = 128 + 13  # as a shell has it for a process that SIGPIPE has ended
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status: 0, 1 if the pool failed, 2 for bad input, 130 after Ctrl-C; for a
-    script torchrun's exit status, which is 1 for any failure."""
+    """Run the command line. Returns the exit status: 0, 1 if the pool failed, 2 for bad input, 130 after Ctrl-C, 141 if
+    whoever read the output has ended (`| head`); for a script torchrun's exit status, which is 1 for any failure."""
+    try:
+        status = _carry_out(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+        return UNREAD
+    return status
+
+
+def _carry_out(words: Sequence[str] | None) -> int:
     try:
         command = commands.parse_command(sys.argv[1:] if words is None else words, PROG)
         if command.launch.program is not None:

@@ -68,6 +68,7 @@ SEAMS = (
     Seam("interrupt of an await", IPYKERNEL, "Stop may not end a cell with a top-level await"),
     Seam("messages during a cell", IPYKERNEL, "the panel's buttons act only after the cell"),
     Seam("questions of a cell", IPYKERNEL, "in a notebook breakpoint() needs %ddp panel"),
+    Seam("flush before a display", IPYKERNEL, "each cell waits twice for the thread that sends output"),
     Seam("topics of messages", IPYKERNEL, "outcomes are sent under a topic of our own"),
     Seam("history of errors", IPYTHON, "a cell that fails within torch ends up to 1 s later"),
     Seam("traceback of a reply", IPYTHON, "replies carry the traceback of an earlier cell"),

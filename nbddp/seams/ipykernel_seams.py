@@ -22,6 +22,7 @@ NAMES = {
     "messages during a cell": ("ipykernel.kernelbase:Kernel._publish_status",),
     "questions of a cell": ("ipykernel.kernelbase:Kernel._allow_stdin",),
     "interrupt of an await": ("ipykernel.ipkernel:IPythonKernel._cancel_on_sigint",),
+    "flush before a display": ("ipykernel.zmqshell:ZMQDisplayPublisher._flush_streams",),
     "topics of messages": (
         "ipyparallel.engine.kernel:IPythonParallelKernel._topic",
         "ipykernel.kernelbase:Kernel._topic",
@@ -105,7 +106,7 @@ def no_traceback(shell: Any) -> None:
 def publish(publisher: Any, data: dict[str, Any], **kwargs: Any) -> None:
     """`publisher.publish`. ipykernel's has stdout and stderr flushed before, each by asking the thread that sends and
     waiting for its word, also where nothing has been written since the last flush: then it is not asked here."""
-    if _nothing_to_flush(sys.stdout) and _nothing_to_flush(sys.stderr) and hasattr(publisher, "_flush_streams"):
+    if all(map(knows_nothing_to_flush, (sys.stdout, sys.stderr))) and hasattr(publisher, "_flush_streams"):
         publisher._flush_streams = lambda: None
         try:
             publisher.publish(data, **kwargs)
@@ -115,8 +116,8 @@ def publish(publisher: Any, data: dict[str, Any], **kwargs: Any) -> None:
         publisher.publish(data, **kwargs)
 
 
-def _nothing_to_flush(stream: Any) -> bool:
-    """Whether this is known of one of ipykernel's streams."""
+def knows_nothing_to_flush(stream: Any) -> bool:
+    """Whether one of ipykernel's streams has sent, or is just sending, all that was written to it."""
     return getattr(stream, "_flush_pending", True) is False
 
 

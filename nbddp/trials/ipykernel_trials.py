@@ -40,6 +40,18 @@ def questions_of_a_cell() -> None:
     expect(not lacking, f"a kernel has no {', '.join(lacking)}")
 
 
+def flush_before_a_display() -> None:
+    import zmq
+    from ipykernel.iostream import IOPubThread, OutStream
+
+    sends = IOPubThread(zmq.Context.instance().socket(zmq.PUB))  # it is not started, and so never comes to it
+    stream = OutStream(None, sends, "stdout", watchfd=False)
+    expect(ipykernel_seams.knows_nothing_to_flush(stream), "a stream does not know that it has sent everything")
+    stream.write("x")
+    expect(not ipykernel_seams.knows_nothing_to_flush(stream), "a stream does not know what it has to send")
+    sends.close()
+
+
 def topics() -> None:
     from ipyparallel.engine.kernel import IPythonParallelKernel
 
@@ -103,6 +115,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "interrupt of an await": interrupt_of_an_await,
     "messages during a cell": messages_during_a_cell,
     "questions of a cell": questions_of_a_cell,
+    "flush before a display": flush_before_a_display,
     "topics of messages": topics,
     "history of errors": history_of_errors,
     "traceback of a reply": traceback_of_a_reply,

@@ -31,7 +31,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -147,7 +147,7 @@ class Groups:
         """A run is over, and has been told. A DDP model keeps its group when the program has destroyed that, until the
         next cell puts another in its place; there gloo would wait for up to 10 ms per connection. So what is held then
         is held here too, and let go after that run."""
-        held, destroyed = self._outlived, [group for group in (known() for known in self._destroyed) if group is not None]
+        held, destroyed = self._outlived, _living(self._destroyed)
         self._outlived, self._destroyed = destroyed, []
         if held:
             threading.Thread(target=self._let_go, args=(held,), name="nbddp-ending", daemon=True).start()
@@ -156,7 +156,7 @@ class Groups:
         """Which a program still has is kept on."""
         known = [weakref.ref(group) for group in held]
         held.clear()
-        self._outlived += [group for group in (still() for still in known) if group is not None]
+        self._outlived += _living(known)
 
     def facts(self) -> dict[str, Any]:
         """`run` in which the living default group was made (None: there is none), and how many
@@ -408,6 +408,11 @@ def _has_pending_work() -> bool:
     """Whether the recorder knows a collective of the last init's groups that is not done."""
     since = noted.NOTES.epoch.began_ns
     return any(e.active and e.created_ns >= since for e in flight.entries(flight.dumps(active=True)))
+
+
+def _living(known: Iterable[weakref.ref[Any]]) -> list[Any]:
+    """What these still lead to."""
+    return [found for found in (one() for one in known) if found is not None]
 
 
 def _let_go(held: dict[str, Any]) -> None:
