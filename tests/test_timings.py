@@ -167,10 +167,10 @@ def test_group_may_end_right_after_backward(pool: nbddp.Pool) -> None:
 
 
 def test_no_step_contradicts_itself(pool: nbddp.Pool) -> None:
-    """200 steps; in one of ten or more the note of a bucket's end is taken only after the optimizer has begun."""
-    pool.run_cell(program("plain").replace("range(6)", "range(200)"), screen=Silent())
+    """100 steps; in one of ten or more the note of a bucket's end is taken only after the optimizer has begun."""
+    pool.run_cell(program("plain").replace("range(6)", "range(100)"), screen=Silent())
     found = pool.timings()
-    assert len(found.numbers()) == 200
+    assert len(found.numbers()) == 100
     steps = [s for some in found.steps.values() for s in some]
     assert all(s.buckets and s.optimizer for s in steps)
     for made in steps:
