@@ -300,6 +300,8 @@ def test_the_environment_is_built_in_a_fresh_venv_and_runs_a_lesson(tmp_path: Pa
     shutil.copytree(BINDER.parent / "notebooks", tmp_path / "notebooks")
     env = {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, "HOME": str(tmp_path)}
     env["PATH"] = f"{there}:{env['PATH']}"
+    listed = subprocess.run(["jupyter", "labextension", "list"], capture_output=True, text=True, env=env, check=True)
+    assert re.search(r"nbddp v\S+ .*enabled.* .*OK", listed.stderr), listed.stderr
     lesson = ["jupyter", "execute", "notebooks/solutions/01-one-program-many-processes.ipynb"]
     for line in ([str(BINDER / "postBuild")], [str(BINDER / "start"), *lesson]):
         done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=env, check=False)

@@ -1,8 +1,10 @@
-"""Figures on pages: in JupyterLab, trusted or not, light and dark, and in what nbconvert writes. In a real browser."""
+"""Figures on pages: in JupyterLab and Notebook 7, trusted or not, with and without the extension that has the rules of
+pictures, light and dark, and in what nbconvert writes. In a real browser."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -17,10 +19,11 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
+import nbddp
 from docs.gallery import recording as gallery
 from nbddp.draw import bench, forecast, memory, timings
 from nbddp.draw.bench import bench as drawn_bench
-from nbddp.draw.page import in_the_dark
+from nbddp.draw.page import POINTED, STYLE, in_the_dark
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS, contrast
 from nbddp.draw.shown import Shown
 from nbddp.draw.topology import LOOKS
@@ -28,11 +31,18 @@ from nbddp.draw.topology import topology as drawn_topology
 from nbddp.plan.topology import planned
 from nbddp.trace.measured import Measured
 from nbddp.trace.waiting import BUS_FACTOR
+from tests.looks.front_ends import SWITCHED
 from tests.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, places, set_to, sync_api
 from tests.test_timings import recording
 from tests.test_trace import assert_in_order
 
 PAGES = {"JupyterLab": "#111111", "high contrast": "#000000", "VS Code": "#1f1f1f"}  # behind an output, dark
+CHANGE = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
+EXTENSIONS = Path(__file__).parent.parent / "labextensions"
+BESIDE = [  # options of a server: the extension, as if nbddp was installed there
+    f"--LabServerApp.extra_labextensions_path={EXTENSIONS}",
+    *(f"--{app}.expose_app_in_browser=True" for app in ("LabApp", "JupyterNotebookApp")),
+]
 BEHIND = {"Light": (255, 255, 255), "Dark": (17, 17, 17)}  # behind a notebook's output in JupyterLab
 
 
@@ -206,50 +216,101 @@ def lab(tmp_path_factory: pytest.TempPathFactory, book: Any) -> Iterator[tuple[P
             nbformat.write(made, folder / f"{name}{kind}.ipynb")
     trust = [sys.executable, "-m", "jupyter", "trust", *map(str, folder.glob("trusted*.ipynb"))]
     subprocess.run(trust, env=os.environ | places(base), check=True, capture_output=True)
-    with jupyterlab(base, folder, SETTINGS) as server:
+    with jupyterlab(base, folder, SETTINGS, more=BESIDE) as server:
         yield base, server
+
+
+BOOKS = pytest.mark.parametrize(
+    ("name", "extension"),
+    [("trusted", False), ("strange", True), ("strange", False)],
+    ids=["trusted", "not trusted", "not trusted, without the extension"],
+)
+
+
+def switch(base: Path, extension: bool) -> None:
+    """Whether pages that are loaded from now on have nbddp's extension. As `jupyter labextension disable` does it."""
+    kept = base / "_CONFIG_DIR" / "labconfig" / "page_config.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps({"disabledExtensions": {"nbddp": not extension}}))
 
 
 def pixels(image: Any) -> Image.Image:
     return Image.open(io.BytesIO(image.screenshot())).convert("RGB")
 
 
-@pytest.mark.parametrize("theme", ["Light", "Dark"])
-@pytest.mark.parametrize("name", ["trusted", "strange"])
-def test_jupyterlab_shows_words_under_a_picture_that_follows_the_theme(
-    browser: Any, lab: tuple[Path, Any], name: str, theme: str
-) -> None:
-    base, server = lab
-    set_to(base, "apputils-extension/themes", {"theme": f"JupyterLab {theme}"})
+def opened(browser: Any, address: str) -> Any:
+    """The page, with the picture of its notebook and a theme."""
     page = browser.new_page(viewport={"width": 1280, "height": 1000})
     page.set_default_timeout(1000 * PATIENCE)
-    page.goto(f"{server['url']}doc/tree/{name}.ipynb?token={server['token']}")
-    image = page.locator(".jp-OutputArea img")
-    image.wait_for()
-    page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
-    assert image.get_attribute("alt") == "all_reduce on 4 ranks"
+    page.goto(address)
+    page.locator(".jp-OutputArea img").wait_for()
+    page.locator("body[data-jp-theme-name]").wait_for(state="attached")
+    return page
+
+
+def assert_follows(page: Any, theme: str, colour: tuple[int, ...], look: str) -> None:
+    """Whether the page in this theme has the picture on `colour`."""
+    page.evaluate(CHANGE, f"JupyterLab {theme}")
+    page.wait_for_function(SWITCHED, arg=f"JupyterLab {theme}")
+    if keep := os.environ.get("NBDDP_LOOKS"):
+        page.screenshot(path=f"{keep}/{look}-{theme}.png")
+    assert pixels(page.locator(".jp-OutputArea img")).getpixel((2, 2)) == colour
+
+
+@BOOKS
+def test_jupyterlab_shows_words_under_a_picture_that_follows_the_theme(
+    browser: Any, lab: tuple[Path, Any], name: str, extension: bool
+) -> None:
+    base, server = lab
+    switch(base, extension)
+    page = opened(browser, f"{server['url']}doc/tree/{name}.ipynb?token={server['token']}")
+    assert page.locator(".jp-OutputArea img").get_attribute("alt") == "all_reduce on 4 ranks"
     output = page.locator(".jp-OutputArea-output")
     sync_api.expect(output.locator("pre")).to_contain_text("every result was right in every element")
     sync_api.expect(output.locator("td")).to_have_count(8 * 10)
-    follows = name == "trusted"  # of others JupyterLab keeps no style
-    if keep := os.environ.get("NBDDP_LOOKS"):
-        page.screenshot(path=f"{keep}/lab-{name}-{theme}.png")
-    assert pixels(image).getpixel((2, 2)) == BEHIND[theme if follows else "Light"]
+    follows = extension or name == "trusted"  # of others JupyterLab keeps no style
+    for theme, colour in BEHIND.items():
+        assert_follows(page, theme, colour if follows else BEHIND["Light"], f"lab-{name}-{extension}")
     page.close()
 
 
-@pytest.mark.parametrize("name", ["trusted", "strange"])
+def test_notebook_7_shows_a_picture_that_follows_the_theme_in_a_notebook_that_it_does_not_trust(
+    browser: Any, tmp_path: Path, book: Any
+) -> None:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    nbformat.write(book, folder / "strange.ipynb")
+    with jupyterlab(tmp_path, folder, SETTINGS, module="notebook", more=BESIDE) as server:
+        page = opened(browser, f"{server['url']}notebooks/strange.ipynb?token={server['token']}")
+        sync_api.expect(page.get_by_text("Not Trusted")).to_be_visible()
+        for theme, colour in BEHIND.items():
+            assert_follows(page, theme, colour, "notebook-strange")
+        page.close()
+
+
+def test_jupyter_lists_the_extension_as_enabled_and_ok() -> None:
+    listed = [sys.executable, "-m", "jupyter", "labextension", "list"]
+    env = os.environ | {"JUPYTER_PATH": str(EXTENSIONS.parent)}
+    done = subprocess.run(listed, env=env, capture_output=True, text=True, check=True)
+    said = re.sub(r"\x1b\[\d+m", "", done.stderr)
+    (line,) = (line for line in said.splitlines() if "nbddp v" in line)
+    assert line.split() == ["nbddp", f"v{nbddp.__version__}", "enabled", "OK", "(python,", "nbddp)"]
+
+
+def test_the_extension_has_the_rules_of_a_page() -> None:
+    wanted = f"const RULES = {json.dumps(STYLE + POINTED)};"
+    assert wanted in (EXTENSIONS / "nbddp/static/remoteEntry.js").read_text(encoding="utf-8"), f"write there: {wanted}"
+
+
+@BOOKS
 def test_jupyterlab_says_what_is_under_the_pointer_or_shows_the_plain_picture(
-    browser: Any, lab: tuple[Path, Any], name: str
+    browser: Any, lab: tuple[Path, Any], name: str, extension: bool
 ) -> None:
     base, server = lab
+    switch(base, extension)
     set_to(base, "apputils-extension/themes", {"theme": "JupyterLab Light"})
-    page = browser.new_page(viewport={"width": 1280, "height": 1000})
-    page.set_default_timeout(1000 * PATIENCE)
-    page.goto(f"{server['url']}doc/tree/{name}-timeline.ipynb?token={server['token']}")
-    page.locator(".jp-OutputArea img").wait_for()
-    page.locator("body[data-jp-theme-name='JupyterLab Light']").wait_for(state="attached")
-    if name == "trusted":
+    page = opened(browser, f"{server['url']}doc/tree/{name}-timeline.ipynb?token={server['token']}")
+    if extension or name == "trusted":
         assert_pointed(page)
     else:
         spots = page.locator(".nbddp-spot")
