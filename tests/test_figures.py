@@ -38,7 +38,7 @@ from tests.test_trace import assert_in_order
 
 PAGES = {"JupyterLab": "#111111", "high contrast": "#000000", "VS Code": "#1f1f1f"}  # behind an output, dark
 CHANGE = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
-EXTENSIONS = Path(__file__).parent.parent / "labextensions"
+EXTENSIONS = Path(__file__).parent.parent / "nbddp/draw/labextensions"
 BESIDE = [  # options of a server: the extension, as if nbddp was installed there
     f"--LabServerApp.extra_labextensions_path={EXTENSIONS}",
     *(f"--{app}.expose_app_in_browser=True" for app in ("LabApp", "JupyterNotebookApp")),

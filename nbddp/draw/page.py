@@ -2,8 +2,8 @@
 
 The picture is one opaque PNG. In a dark theme a CSS rule inverts its lightness, keeps its hues, and lets the page
 show through what was white. JupyterLab and Notebook 7 remove CSS from notebooks that they do not trust, but keep
-classes, and the extension in `labextensions/` gives their page the same rules. Without it the PNG is on white, which
-can be read in every theme.
+classes; the extension in `labextensions/` gives their page the same rules. Without it the PNG is on white, which can
+be read in every theme.
 """
 
 from __future__ import annotations
