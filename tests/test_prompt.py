@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +17,7 @@ from nbddp.run import prompt as prompts
 from nbddp.run.debugged import Debugged, Line, chosen, folded, read
 from nbddp.run.positions import Position
 from nbddp.run.postmortem import PostMortem
-from nbddp.worker.debugger import completions
+from nbddp.worker.debugger import Debugger, completions
 from tests.kernels import Kernel, Shown, loaded
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -73,6 +74,14 @@ def test_equal_answers_are_shown_once() -> None:
 )
 def test_names_of_the_frame_complete_the_last_word(text: str, found: list[str]) -> None:
     assert completions(text, {"rank": 1, "rank_of": 2, "word": "", "__builtins__": {}}) == found
+
+
+def test_an_answer_that_comes_as_soon_as_a_rank_has_said_that_it_stopped_is_taken() -> None:
+    taken = list[bool]()
+    debugger = Debugger(lambda said: taken.append(debugger.line("n")), lambda file: True, str)
+    got = queue.SimpleQueue[str]()
+    threading.Thread(target=lambda: got.put(debugger.wait("", [])), daemon=True).start()
+    assert (got.get(timeout=10), taken, debugger.stopped) == ("n", [True], False)
 
 
 CELL = Frame("Cell In[2]", 9, "<module>", True, ((9, "train(3)"),))

@@ -76,10 +76,11 @@ class Debugger:
         return completions(text, known)
 
     def wait(self, said: str, place: list[Any]) -> str:
-        """Say this, and wait for the next line."""
-        self._publish({"stopped": True, "said": said, "place": place})
+        """Say this, and wait for the next line. The answer may come, in the control thread, before this thread has
+        returned from publishing."""
         self.stopped = True
         try:
+            self._publish({"stopped": True, "said": said, "place": place})
             return self._lines.get()
         finally:
             self.stopped = False
