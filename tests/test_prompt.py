@@ -288,6 +288,31 @@ def test_a_breakpoint_in_a_loop_asks_again_and_output_of_the_ranks_goes_on(kerne
     assert "ranks 0–1 │ round 0\n          │ round 1\n" in done.text()
 
 
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("x = 1\nbreakpoint()", 3),
+        ("x = 1\nif x:\n    breakpoint()\n# end", 4),
+        ("import asyncio\nx = 1\nawait asyncio.sleep(0)\nbreakpoint()", 5),
+    ],
+)
+def test_a_breakpoint_at_the_end_of_a_cell_stops_there(kernel: Kernel, code: str, line: int) -> None:
+    done, asked = talk(kernel, f"%%ddp\n{code}", ["p x", "'__return__' in globals()", "c"])
+    assert done.ok, done.error
+    assert len(asked) == 3
+    assert f"ranks 0–1 │ --Return--\n          │ > Cell In[{done.number}] line {line}\n" in done.text()
+    assert "          │ -> breakpoint()\n" in done.text()
+    assert "ranks 0–1 │ 1\n" in done.text()
+    assert "ranks 0–1 │ False\n" in done.text()
+
+
+def test_a_breakpoint_before_the_last_statement_stops_once(kernel: Kernel) -> None:
+    done, asked = talk(kernel, "%%ddp\nbreakpoint()\nx = 2", ["n"])
+    assert done.ok, done.error
+    assert len(asked) == 1
+    assert "--Return--" not in done.text()
+
+
 def test_only_ranks_that_stop_are_asked_for(kernel: Kernel) -> None:
     done, asked = talk(kernel, "%%ddp\nimport os\nif os.environ['RANK'] == '1': breakpoint()\nprint('end')", ["c"])
     assert done.ok, done.error
