@@ -153,6 +153,13 @@ def test_ranks_that_wait_for_a_stopped_one_are_not_called_stuck(panel: Kernel) -
     assert "for rank 0" in states[0][1][1]
 
 
+def test_a_breakpoint_at_the_end_of_a_cell_stops_all_ranks(panel: Kernel) -> None:
+    assert panel.run("driven(2, [(0, None, 'p x'), (0, None, 'c')])").ok
+    done = panel.run("%%ddp\nx = 5\nbreakpoint()")
+    assert done.ok, done.error
+    assert until(panel, "answers", lambda found: len(found) == 2)[0] == {"0": ["5"], "1": ["5"]}
+
+
 def test_stop_ends_a_cell_whose_ranks_are_stopped(panel: Kernel) -> None:
     began = time.monotonic()
     code = "def end():\n    stopped(2)\n    panel.session.stop()\nthreading.Thread(target=end, daemon=True).start()"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +17,7 @@ from nbddp.run import prompt as prompts
 from nbddp.run.debugged import Debugged, Line, chosen, folded, read
 from nbddp.run.positions import Position
 from nbddp.run.postmortem import PostMortem
-from nbddp.worker.debugger import completions
+from nbddp.worker.debugger import Debugger, completions
 from tests.kernels import Kernel, Shown, loaded
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -73,6 +74,14 @@ def test_equal_answers_are_shown_once() -> None:
 )
 def test_names_of_the_frame_complete_the_last_word(text: str, found: list[str]) -> None:
     assert completions(text, {"rank": 1, "rank_of": 2, "word": "", "__builtins__": {}}) == found
+
+
+def test_an_answer_that_comes_as_soon_as_a_rank_has_said_that_it_stopped_is_taken() -> None:
+    taken = list[bool]()
+    debugger = Debugger(lambda said: taken.append(debugger.line("n")), lambda file: True, str)
+    got = queue.SimpleQueue[str]()
+    threading.Thread(target=lambda: got.put(debugger.wait("", [])), daemon=True).start()
+    assert (got.get(timeout=10), taken, debugger.stopped) == ("n", [True], False)
 
 
 CELL = Frame("Cell In[2]", 9, "<module>", True, ((9, "train(3)"),))
@@ -277,6 +286,31 @@ def test_a_breakpoint_in_a_loop_asks_again_and_output_of_the_ranks_goes_on(kerne
     assert done.ok, done.error
     assert len(asked) == 4
     assert "ranks 0–1 │ round 0\n          │ round 1\n" in done.text()
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("x = 1\nbreakpoint()", 3),
+        ("x = 1\nif x:\n    breakpoint()\n# end", 4),
+        ("import asyncio\nx = 1\nawait asyncio.sleep(0)\nbreakpoint()", 5),
+    ],
+)
+def test_a_breakpoint_at_the_end_of_a_cell_stops_there(kernel: Kernel, code: str, line: int) -> None:
+    done, asked = talk(kernel, f"%%ddp\n{code}", ["p x", "'__return__' in globals()", "c"])
+    assert done.ok, done.error
+    assert len(asked) == 3
+    assert f"ranks 0–1 │ --Return--\n          │ > Cell In[{done.number}] line {line}\n" in done.text()
+    assert "          │ -> breakpoint()\n" in done.text()
+    assert "ranks 0–1 │ 1\n" in done.text()
+    assert "ranks 0–1 │ False\n" in done.text()
+
+
+def test_a_breakpoint_before_the_last_statement_stops_once(kernel: Kernel) -> None:
+    done, asked = talk(kernel, "%%ddp\nbreakpoint()\nx = 2", ["n"])
+    assert done.ok, done.error
+    assert len(asked) == 1
+    assert "--Return--" not in done.text()
 
 
 def test_only_ranks_that_stop_are_asked_for(kernel: Kernel) -> None:

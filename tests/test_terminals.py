@@ -85,7 +85,7 @@ class Terminal:
     """A program in a pty. `said`: all that it has written."""
 
     def __init__(self, folder: Path, *words: str):
-        for name, body in (("bar", BAR), ("slider", SLIDER), ("hang", HANG), ("steps", STEPS)):
+        for name, body in (("bar", BAR), ("slider", SLIDER), ("hang", HANG), ("steps", STEPS), ("last", LAST)):
             (folder / name).write_text(body, encoding="utf-8")
         self.program = pexpect.spawn(
             sys.executable, list(words), env=environment(folder), cwd=str(folder), dimensions=SIZE,
@@ -179,6 +179,7 @@ breakpoint()
 doubled = 2 * rank + 2
 print('doubled is', doubled)
 """
+LAST = "here = 1\nbreakpoint()\n"
 
 
 @pytest.mark.parametrize("words", [PROMPT, pytest.param(CONSOLE, marks=no_console)], ids=["ipython", "console"])
@@ -207,6 +208,19 @@ def test_at_a_prompt_ranks_that_stop_are_stepped_together(opened: Any, words: tu
         said = terminal.until(r"rank \d post-mortem> ")
         terminal.program.send(f"{line}\r")
     assert "NameError: name 'made' is not defined" in said
+    terminal.prompt()
+
+
+def test_a_breakpoint_at_the_end_of_a_cell_opens_the_prompt(opened: Any) -> None:
+    terminal = opened(*PROMPT)
+    terminal.prompt()
+    terminal.type("%load_ext nbddp")
+    terminal.type("%ddp start --nproc 2")
+    terminal.begin("last")
+    said = terminal.until(r"ranks 0–1 ddp> ")
+    terminal.program.send("c\r")
+    assert "ranks 0–1 │ --Return--" in rows(said)
+    assert "-> breakpoint()" in said
     terminal.prompt()
 
 

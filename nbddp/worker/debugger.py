@@ -8,6 +8,7 @@ through.
 
 from __future__ import annotations
 
+import ast
 import io
 import linecache
 import pdb  # noqa: T100 - this is a debugger
@@ -76,10 +77,11 @@ class Debugger:
         return completions(text, known)
 
     def wait(self, said: str, place: list[Any]) -> str:
-        """Say this, and wait for the next line."""
-        self._publish({"stopped": True, "said": said, "place": place})
+        """Say this, and wait for the next line. The answer may come, in the control thread, before this thread has
+        returned from publishing."""
         self.stopped = True
         try:
+            self._publish({"stopped": True, "said": said, "place": place})
             return self._lines.get()
         finally:
             self.stopped = False
@@ -90,13 +92,19 @@ class Debugger:
 
 class _Pdb(pdb.Pdb):
     """Reads from the debugger and writes into a text, which goes out when a line is wanted. It stops in the user's own
-    files alone. IPython runs each statement of a cell by itself, so from the end of one it goes on to the next."""
+    files alone. IPython runs each statement of a cell by itself, so from the end of one it goes on to the next; after
+    a breakpoint that no line follows it stops at the end of the last."""
 
     def __init__(self, debugger: Debugger):
         self._text = io.StringIO()
         super().__init__(stdin=self, stdout=self._text, nosigint=True, readrc=False)  # type: ignore[arg-type]
         self.prompt = ""
         self._debugger = debugger
+        self._asked: FrameType | None = None  # where a breakpoint was met that has not stopped yet
+
+    def set_trace(self, frame: FrameType | None = None, **kwargs: Any) -> None:
+        self._asked = frame
+        super().set_trace(frame, **kwargs)
 
     def readline(self) -> str:
         """The next line, for cmd.Cmd."""
@@ -111,6 +119,7 @@ class _Pdb(pdb.Pdb):
         return said
 
     def interaction(self, *args: Any, **kwargs: Any) -> None:
+        self._asked = None
         super().interaction(*args, **kwargs)
         self._debugger.goes_on(self._taken())
 
@@ -138,6 +147,9 @@ class _Pdb(pdb.Pdb):
     def user_return(self, frame: FrameType, return_value: Any) -> None:
         if not _is_statement(frame):
             super().user_return(frame, return_value)
+        elif frame is self._asked and _is_in_last_statement(frame):
+            self.message("--Return--")  # pdb's own also sets __return__, which would be a name of the cell
+            self.interaction(frame, None)
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
         """Without what has called the program."""
@@ -156,6 +168,16 @@ class _Pdb(pdb.Pdb):
 def _is_statement(frame: FrameType) -> bool:
     """Whether a frame is one of a cell's own level; IPython 7 and 8 call it `<cell line: 3>`."""
     return frame.f_code.co_name == "<module>" or frame.f_code.co_name.startswith("<cell line")
+
+
+def _is_in_last_statement(frame: FrameType) -> bool:
+    """Whether nothing of the file or cell comes after the statement that a frame is in."""
+    source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+    try:
+        body = compile(source, "<cell>", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT).body
+    except SyntaxError:  # IPython's own syntax is in it
+        return False
+    return not body or frame.f_lineno >= body[-1].lineno
 
 
 def completions(text: str, known: dict[str, Any]) -> list[str]:
