@@ -38,13 +38,19 @@ SOURCES = sorted((NOTEBOOKS / "source").glob("*.py"))
 
 def builder() -> ModuleType:
     """`notebooks/build.py` as a module."""
-    if "notebooks_build" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("notebooks_build", NOTEBOOKS / "build.py")
+    return script("build")
+
+
+def script(name: str) -> ModuleType:
+    """A script of `notebooks/` as a module."""
+    full = f"notebooks_{name}"
+    if full not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full, NOTEBOOKS / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
-        module = sys.modules["notebooks_build"] = importlib.util.module_from_spec(spec)
+        module = sys.modules[full] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    return sys.modules["notebooks_build"]
+    return sys.modules[full]
 
 
 def cells(lesson: str) -> list[Any]:

@@ -282,6 +282,9 @@ def test_a_prediction_is_chosen_and_typed_by_keys_and_compared_when_the_next_cel
     notebook.page.keyboard.press("Space")
     sync_api.expect(chosen).to_contain_text("You predicted: all of them. Now run the next cell.")
     box = typed.get_by_role("textbox").last
+    box.fill("nonsense")
+    box.press("Enter")
+    sync_api.expect(typed).to_contain_text("Type a number, for example 8.")
     box.fill("0")
     box.press("Enter")
     sync_api.expect(typed).to_contain_text("You predicted: 0. Now run the next cell.")

@@ -10,6 +10,7 @@ from base64 import b64decode
 from html import unescape
 from pathlib import Path
 
+import jupytext
 import nbformat
 import pytest
 
@@ -18,7 +19,7 @@ from nbddp.draw.page import PICTURE
 from nbddp.draw.shown import DPI, width_of
 from nbddp.errors import BadInput
 from nbddp.lessons import running
-from nbddp.lessons.answer import Exercise, Wrong
+from nbddp.lessons.answer import Exercise, Wrong, mismatch
 from nbddp.lessons.exercise import tabulate
 from nbddp.lessons.explorer import Choice, Explorer, Slider, Steps
 from nbddp.lessons.tables import Mistake, Table
@@ -26,9 +27,9 @@ from nbddp.run.screen import Silent
 from nbddp.teach import explore
 from nbddp.worker.plain import Strange, plain
 from tests.kernels import Kernel
-from tests.lessons import SOURCES, builder, defined, is_ok, pool_of
+from tests.lessons import NOTEBOOKS, SOURCES, builder, defined, is_ok, pool_of, script
 
-build = builder()
+build, minutes = builder(), script("minutes")
 SMALL = """\
 # %% [markdown]
 # # Title
@@ -171,9 +172,9 @@ def test_a_table_tells_the_mistake_or_the_first_difference() -> None:
         return HALF.judge({0: tabulate(function, HALF.cases)})  # type: ignore[arg-type]
 
     assert judged(lambda n: n // 2) == "ok"
-    assert judged(lambda n: 2 * n) == "half(2) is 4, right is 1: that is the double"
-    assert judged(lambda n: 1) == "half(4) is 1, right is 2"
-    assert judged(lambda n: n / 2) == "half(2) is 1.0, right is 1"
+    assert judged(lambda n: 2 * n) == "half(2): expected 1, got 4; that is the double"
+    assert judged(lambda n: 1) == "half(4): expected 2, got 1"
+    assert judged(lambda n: n / 2) == "half(2): expected 1, got 1.0"
     assert judged(lambda n: None) == "half returned None: it is still to be written, or its return statement is missing"
     assert judged(lambda n: 1 // 0).startswith("half(2) raised ZeroDivisionError: ")
     both = {0: tabulate(lambda n: n // 2, HALF.cases), 1: tabulate(lambda n: n, HALF.cases)}
@@ -279,6 +280,8 @@ def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explo
     bundle, metadata = made._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain", "image/png"}
     page = unescape(bundle["text/html"])
+    assert page.count("<pre") == page.count("<details>") == 1, "the words are folded"
+    assert page.index("<details>") < page.index("<pre") < page.index("</details>")
     assert f'class="{PICTURE} "' in page, "it follows the theme of a saved page"
     assert len(made.settings) == 2
     for setting in made.settings:
@@ -295,28 +298,31 @@ def test_an_explorers_controls_change_picture_and_words(make: type[Explorer]) ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # also of what ipywidgets 7 does not know, where warnings are left out
         box = made.widget()
-    *rows, picture, words, keys = box.children
+    *rows, picture, refusal, text, keys = box.children
+    (words,) = text.children
     controls = [row.children[0] if hasattr(row, "children") else row for row in rows]  # one of moves has buttons
     assert [c.description for c in controls] == [c.label for c in made.controls]
     assert ("← and →" in keys.value) == any(isinstance(c, Slider) for c in made.controls)
     assert ("opens a list" in keys.value) == any(isinstance(c, Choice) for c in made.controls)
+    assert text.selected_index is None, "the words are folded"
     before = picture.value
     for control, value in zip(controls, made.settings[1].values(), strict=True):
         control.value = value
     assert picture.value != before
-    assert made.show(**made.settings[1]).words.splitlines()[0] in unescape(words.value)
+    assert made.show(**made.settings[1]).words in unescape(words.value)
+    assert refusal.value == ""
 
 
 def test_an_impossible_setting_says_so_instead_of_a_picture() -> None:
     box = explore.layout().widget()
-    nodes, gpus, per_process, _, picture, words, _ = box.children
+    nodes, gpus, per_process, _, picture, refusal, text, _ = box.children
     gpus.value, per_process.value = 2, 4
     with pytest.raises(BadInput) as refused:
         explore.layout().show(nodes=nodes.value, gpus=2, per_process=4, by="local rank")
-    assert str(refused.value) in words.value
-    assert picture.layout.display == "none"
+    assert str(refused.value) in refusal.value
+    assert picture.layout.display == text.layout.display == "none"
     per_process.value = 1
-    assert picture.layout.display == ""
+    assert picture.layout.display == text.layout.display == refusal.value == ""
 
 
 def test_buttons_take_a_step_and_stay_at_the_ends() -> None:
@@ -348,3 +354,41 @@ def test_heads_of_a_table_stand_over_their_columns() -> None:
     html = DataTable(["name", "bytes"], [("a<b", 1), ("c", 22)])._repr_html_()
     assert '<th style="text-align: left">name</th><th style="text-align: right">bytes</th>' in html
     assert '<td style="text-align: left">a&lt;b</td><td style="text-align: right">1</td>' in html
+
+
+def test_no_check_says_that_a_value_is_right_in_another_way_than_expected_and_got() -> None:
+    assert mismatch(4, 8, "it is doubled") == "expected 4, got 8; it is doubled"
+    lines = [line for path in Path(running.__file__).parent.rglob("*.py") for line in path.read_text().splitlines()]
+    assert not [line for line in lines if re.search(r"[,;] right is|right is (\{|')", line)]
+
+
+ROW = re.compile(r"^\| (\d\d) [^|]*\|[^|]*\| (\d+) \| (\d+|–) \|", re.M)
+
+
+def test_instructors_minutes_are_computed_in_the_same_way_for_every_lesson_and_the_sessions_hold_them() -> None:
+    page = (NOTEBOOKS / "INSTRUCTORS.md").read_text(encoding="utf-8")
+    computed = {n: (minutes.rounded(c.whole), minutes.rounded(c.writing)) for n, c in minutes.lessons().items()}
+    written = {n: (int(whole), int(writing.replace("–", "0"))) for n, whole, writing in ROW.findall(page)}
+    assert written == computed
+    assert f"1 minute per {minutes.WORDS_A_MINUTE} words of text" in page
+    assert f"text, {minutes.CELL:g} per code cell, {minutes.QUESTION:g} per question" in page
+    assert f"{minutes.EXERCISE:g} minutes per exercise, and {minutes.LINE:g} per line" in page
+    sessions = re.findall(r"hold them all: ([^.]*)\.", page)[0].split(" · ")
+    assert [n for session in sessions for n in session.split(" and ")] == sorted(computed)
+    assert all(sum(computed[n][0] for n in session.split(" and ")) <= 90 for session in sessions)
+
+
+def test_a_lessons_minutes_count_words_cells_questions_and_lines_to_write() -> None:
+    counted = minutes.contents(jupytext.reads(SMALL, "py:percent"))
+    assert (counted.cells, counted.questions, counted.exercises) == (3, 1, 1)
+    assert counted.whole == counted.words / 120 + 3 + 1.5 + counted.writing
+
+
+@pytest.mark.parametrize("name", sorted(set(explore.__all__) - {"measured_buckets"}))
+def test_no_explorer_offers_nobody_or_shows_the_words_that_were_edited(name: str) -> None:
+    explorer = getattr(explore, name)()
+    offered = [
+        c.shown(o[1] if isinstance(o, tuple) else o) for c in explorer.controls for o in getattr(c, "options", ())
+    ]
+    text = "\n".join([explorer.words(), *offered, *(c.label for c in explorer.controls)])
+    assert not re.search(r"nobody|and no more|anew|put in place|does steps|as large as they are", text), text

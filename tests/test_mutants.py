@@ -19,6 +19,7 @@ ALWAYS = ("bytes_per_rank", "missing_ranks", "average_gradients")
 EXERCISES = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.mutants) for name in sorted(solutions())]
 
 
+@pytest.mark.timeout(1200)  # the capstone's 233 train a model each
 @pytest.mark.parametrize("name", EXERCISES)
 def test_only_mutants_with_a_reason_pass(pool: nbddp.Pool, name: str) -> None:
     assert sorted(passing(name, made(name))) == sorted(known()[name])

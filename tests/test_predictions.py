@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 
 from nbddp.draw.widgets import WIDGET
 from nbddp.errors import BadInput
-from nbddp.lessons.question import Question
+from nbddp.lessons.asking import FAILED, Asked
+from nbddp.lessons.question import EXAMPLE, Question
 from nbddp.teach import predict
 from tests.kernels import Kernel
 from tests.lessons import SOURCES, builder, text_of
 
 ASK = re.compile(r"predict\.(\w+)\(")
 TYPED = Question("size", "What is the world size?", came="4")
+WORD = Question("backend", "Which backend is used?", came="gloo")
 CHOSEN = Question("who", "Which ranks start?", came="rank 0", options=("rank 0", "all of them"), because="It is alone.")
 
 
@@ -25,6 +28,8 @@ def test_answers_are_read_as_they_are_meant() -> None:
     assert TYPED.read(4) == "4"
     assert TYPED.met("4.0")
     assert not TYPED.met("5")
+    assert WORD.met(WORD.read(" GLOO "))
+    assert WORD.read("8") == "8", "text questions stay free"
     assert TYPED.compared("5") == "What is the world size?\n✗ 4; you predicted 5"
     assert CHOSEN.compared("rank 0") == "Which ranks start?\n✓ rank 0, as you predicted\nIt is alone."
 
@@ -32,8 +37,12 @@ def test_answers_are_read_as_they_are_meant() -> None:
 @pytest.mark.parametrize(
     ("question", "answer", "says"),
     [
-        (CHOSEN, "rank 1", "predict.who('rank 1'): the answer is one of 'rank 0', 'all of them'"),
-        (TYPED, " ", "the answer is a number or a word"),
+        (CHOSEN, "rank 1", "predict.who('rank 1'): Choose one of 'rank 0', 'all of them'"),
+        (TYPED, " ", "Type a number, for example 8"),
+        (TYPED, "nonsense", "predict.size('nonsense'): Type a number, for example 8"),
+        (TYPED, "4 ranks", "Type a number, for example 8"),
+        (TYPED, "nan", "Type a number, for example 8"),
+        (WORD, " ", "Type a word"),
     ],
 )
 def test_an_answer_that_cannot_be_meant_is_refused(question: Question, answer: str, says: str) -> None:
@@ -52,19 +61,41 @@ def test_a_question_that_is_not_there_is_an_error_that_names_near_ones() -> None
     assert "local_rank" in dir(predict)
 
 
+def test_a_word_typed_where_a_number_is_asked_for_is_answered_and_the_question_stays_open() -> None:
+    made = Asked(TYPED)
+    _, field, said = made.widget().children
+    field.value = "nonsense"
+    assert (made.answer, field.disabled) == ("", False)
+    assert "Type a number, for example 8." in said.value
+    field.value = "3"
+    assert made.answer == "3"
+    assert "Type" not in said.value
+    field.value = "three"
+    assert "Type a number, for example 8.<br>You predicted: 3." in said.value, "the last number is kept"
+    free = Asked(WORD)
+    _, field, said = free.widget().children
+    field.value = "nonsense"
+    assert free.answer == "nonsense"
+
+
 # -- in the lessons --------------------------------------------------------------------------
+
+
+def cells_asked_about(source: Path) -> list[tuple[Any, list[str]]]:
+    """Each cell of the solved lesson that questions are asked before, with the questions' names."""
+    saved = nbformat.read(builder().places(source)[1], 4)
+    code = [c for c in saved.cells if c.cell_type == "code"]
+    found = []
+    for i, cell in enumerate(code):
+        if "prediction" in cell.metadata.get("tags", ()):
+            after = next(c for c in code[i + 1 :] if "prediction" not in c.metadata.get("tags", ()))
+            found.append((after, ASK.findall(cell.source)))
+    return found
 
 
 def asked(source: Path) -> dict[str, str]:
     """By question, the text of the next cell's outputs in the solved lesson."""
-    saved = nbformat.read(builder().places(source)[1], 4)
-    code = [c for c in saved.cells if c.cell_type == "code"]
-    found: dict[str, str] = {}
-    for i, cell in enumerate(code):
-        if "prediction" in cell.metadata.get("tags", ()):
-            after = next(c for c in code[i + 1 :] if "prediction" not in c.metadata.get("tags", ()))
-            found |= dict.fromkeys(ASK.findall(cell.source), text_of(after.outputs))
-    return found
+    return {name: text_of(cell.outputs) for cell, names in cells_asked_about(source) for name in names}
 
 
 def test_every_question_is_asked_once_and_what_came_is_what_the_solved_lesson_shows() -> None:
@@ -75,6 +106,21 @@ def test_every_question_is_asked_once_and_what_came_is_what_the_solved_lesson_sh
         for name, text in lesson.items():
             question = getattr(predict, name).question
             assert re.search(question.seen, text), f"{name}: {question.seen!r} is not in\n{text}"
+
+
+def test_the_example_of_a_number_answers_no_question() -> None:
+    assert str(EXAMPLE) not in {getattr(predict, name).question.came for name in set(dir(predict)) - {"summary"}}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+def test_a_question_names_the_failure_of_its_cell_if_that_cell_fails_on_purpose(source: Path) -> None:
+    for cell, names in cells_asked_about(source):
+        failures = [f"{o.ename}: {o.evalue}" for o in cell.outputs if o.output_type == "error"]
+        for question in (getattr(predict, name).question for name in names):
+            assert bool(question.fails) == bool(failures), question.name
+            assert all(re.search(question.fails, failure) for failure in failures), failures
+            assert not question.meant(NameError("name 'dits' is not defined"))
+            assert not question.meant(SyntaxError("invalid syntax"))
 
 
 # -- in a notebook ---------------------------------------------------------------------------
@@ -117,8 +163,30 @@ def test_who_predicts_nothing_is_shown_nothing(asking: Kernel) -> None:
 def test_a_cell_that_could_not_be_read_shows_nothing_yet_and_a_second_question_waits_too(asking: Kernel) -> None:
     asking.run("predict.own_gpu(6)")
     asking.run("predict.world_size('8')")
-    assert "predicted" not in asking.run("1 +").text()
+    assert asking.run("1 +").text() == f"{FAILED}\n"
     assert asking.run("1").text().count("; you predicted") == 2
+
+
+@pytest.mark.parametrize("slip", ["print(rnak)", "print('rank 2'", "predict.world_size('nonsense')"])
+def test_after_a_cell_that_fails_by_a_slip_the_question_stays_and_a_line_says_why(asking: Kernel, slip: str) -> None:
+    asking.run("predict.local_rank(1)")
+    failed = asking.run(slip)
+    assert not failed.ok
+    assert failed.text() == f"{FAILED}\n"
+    assert "✗ 0; you predicted 1" in asking.run("print('rank 2 │ local rank 0')").text()
+
+
+def test_who_predicts_nothing_is_shown_nothing_after_a_failure_either(asking: Kernel) -> None:
+    asking.run("predict.local_rank()")
+    assert asking.run("rnak").text() == ""
+
+
+def test_a_cell_that_fails_on_purpose_shows_the_answer_and_a_slip_in_it_does_not(four: Kernel) -> None:
+    four.run("from nbddp.teach import predict\npredict.ranks_that_fail('none')")
+    assert FAILED in four.run("%%ddp\nprint(ranks)").text()
+    shown = four.run("%%ddp\nimport os\nif os.environ['RANK'] != '3':\n    secret = 42\nprint(secret)")
+    assert not shown.ok
+    assert "✗ rank 3; you predicted none" in shown.text()
 
 
 def test_an_explorers_answer_is_behind_a_button(asking: Kernel) -> None:
@@ -138,5 +206,5 @@ def test_the_summary_has_what_was_predicted(asking: Kernel) -> None:
 
 def test_an_answer_that_is_no_option_is_refused_and_the_next_cell_goes_on(asking: Kernel) -> None:
     refused = asking.run("predict.global_rank_as_device('rank 9')")
-    assert "the answer is one of 'all of them'" in refused.evalue
+    assert "Choose one of 'all of them'" in refused.evalue
     assert asking.run("print(1)").text() == "1\n"

@@ -74,6 +74,14 @@ def test_without_an_optimizer_a_larger_batch_and_a_slower_machine_are_not_told_a
     assert "a larger batch, longer inputs or a slower machine; the optimizer is too short" in found.words()
 
 
+def test_a_long_pause_between_steps_is_the_cause_though_forward_and_backward_are_slower_too() -> None:
+    times = {r: {BETWEEN: MS, **own} for r, own in table(forward=1.4, backward=1.4).items()}
+    times[2] = {**times[2], BETWEEN: 200 * MS}
+    found = cause(times, 2)
+    assert found is not None
+    assert found.words() == "cause: between steps, which has 85 % of rank 2's extra time"
+
+
 def test_a_rank_that_takes_no_longer_has_no_cause() -> None:
     assert cause(table(), 2) is None
     assert cause(table(forward=0.5), 2) is None

@@ -228,7 +228,7 @@ WRONG_PACKS = [
     Mutant("cleared", loop().replace("now, limit = [], cap", "limit = cap; now.clear()"), "create a new one with []"),
     Mutant("without 0", loop(order="range(len(sizes) - 1, 0, -1)"), "each once; position 0 is missing"),
     Mutant("none", PACKS + "return []", "each once; position 0 is missing"),
-    Mutant("yields", PACKS + "yield [0]", "right is [[3], [2, 1], [0]]: return a list of buckets"),
+    Mutant("yields", PACKS + "yield [0]", "got <generator object pack>; return a list of buckets"),
     Mutant("flat", PACKS + "return list(range(len(sizes)))", "return a list of buckets"),
     Mutant("unwritten", PACKS + "...", "still to be written"),
     Mutant("changes its input", PACKS + "return [[sizes.pop()] for _ in range(9)]", "pop from empty list"),
@@ -270,7 +270,7 @@ LATE = "def exposed(end, spans):\n    return "
 WRONG_TIMES = [
     Mutant("twice", LATE + "sum(max(0, d - end) for s, d in spans)", "counted twice"),
     Mutant("last sent", LATE + "max(0, spans[-1][1] - end) if spans else 0", "until all are done"),
-    Mutant("negative", LATE + "max([d - end for s, d in spans], default=0)", "is -1, right is 0: it is negative"),
+    Mutant("negative", LATE + "max([d - end for s, d in spans], default=0)", "expected 0, got -1; it is negative"),
     Mutant("sums", LATE + "sum(d - s for s, d in spans)", "the sum of the buckets' times"),
     Mutant("late ones whole", LATE + "sum(d - s for s, d in spans if d > end)", "from its start"),
     Mutant("an end", LATE + "max([d for s, d in spans], default=0)", "the step waits from backward_end on"),
@@ -297,9 +297,9 @@ WRONG_TIMES = [
         LATE + "max([d for s, d in spans] or [0]) - min([s for s, d in spans] or [0])",
         "when the first bucket was sent;",
     ),
-    Mutant("turned", LATE + "end - max([end] + [d for s, d in spans])", "is -6, right is 6: the sign is reversed"),
+    Mutant("turned", LATE + "end - max([end] + [d for s, d in spans])", "expected 6, got -6; the sign is reversed"),
     Mutant(
-        "largest pair", LATE + "max(spans)[1] - end if spans else 0", "is 3, right is 4: that is the end of the bucket"
+        "largest pair", LATE + "max(spans)[1] - end if spans else 0", "expected 4, got 3; that is the end of the bucket"
     ),
     Mutant("each", LATE + "sum(d - end for s, d in spans)", "a time is never negative"),
     Mutant("any way", LATE + "abs(max([d for s, d in spans] or [end]) - end)", "so nothing is exposed"),

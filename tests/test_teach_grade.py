@@ -404,7 +404,7 @@ def place_of(rank, n):
     return divmod(rank, n)
 """
 ATTACKS = {  # learner → what is in the file, what is said of place_of
-    "class body": (PATCHES + WRONG, "place_of(0, 4) is [0, 4], right is [0, 0]"),
+    "class body": (PATCHES + WRONG, "place_of(0, 4): expected [0, 0], got [0, 4]"),
     "after it": (RIGHT, "ok"),
     "where": (TELLS_WHERE, "ok"),
     "exits": (
@@ -422,7 +422,7 @@ ATTACKS = {  # learner → what is in the file, what is said of place_of
     "patched rank": (RIGHT + PATCHED_RANK, "ok"),
     "x kills": (KILLS, "no verdict: the process that judges it"),
     "y after that": (RIGHT, "ok"),
-    "z wrong": (WRONG, "place_of(0, 4) is [0, 4], right is [0, 0]"),
+    "z wrong": (WRONG, "place_of(0, 4): expected [0, 0], got [0, 4]"),
 }
 ODD = {  # exercise → what its function does, what is said of it
     "gpus_of": ("raise ValueError(chr(0xd800))", "raised ValueError: \\ud800"),
@@ -815,7 +815,7 @@ def test_the_test_file_of_the_instructors_page_grades(folder: Path, tmp_path: Pa
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env, timeout=170, check=False)
     good = sum(text == "ok" for text in says.values())
     assert f"{len(says) - good} failed, {good} passed" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "\ngpus_of(4, 4, 1) is [4], right is [0]" in done.stdout, "the line alone, without a traceback"
+    assert "\ngpus_of(4, 4, 1): expected [0], got [4]" in done.stdout, "the line alone, without a traceback"
     assert "Traceback" not in done.stdout
     assert 'name="test_work[cy-gpus_of]"' in report.read_text()
 

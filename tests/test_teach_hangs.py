@@ -83,7 +83,7 @@ def test_a_slow_rank_is_waited_for_and_is_no_deadlock() -> None:
 
 def test_the_silent_mistake_is_told_with_its_ranks() -> None:
     words = log("the last rank uses MAX instead of SUM", 3, MANY).words()
-    assert "all_reduce #2 used SUM on ranks 0–1, MAX on rank 2: nobody waits, and the numbers are wrong" in words
+    assert "all_reduce #2 used SUM on ranks 0–1, MAX on rank 2: no rank waits, and the numbers are wrong" in words
 
 
 REAL = """
@@ -205,7 +205,7 @@ WRONG_LOGS = [
     Mutant("unwritten", "def missing_ranks(log):\n    ...", "still to be written"),
     Mutant("as they come", MISSING + EVEN + "lo + 1, [r for r in n if n[r] == lo]", "sort the ranks"),
     Mutant("its name", MISSING + EVEN + "log[max(n, key=n.get)][lo], [r for r in n if n[r] == lo]", "not its name"),
-    Mutant("a set", MISSING + EVEN + "lo + 1, {r for r in n if n[r] == lo}", "is [3, {2}], right is [3, [2]]"),
+    Mutant("a set", MISSING + EVEN + "lo + 1, {r for r in n if n[r] == lo}", "expected [3, [2]], got [3, {2}]"),
 ]  # fmt: skip
 RIGHT_LOGS = [
     MISSING + EVEN + "(lo + 1, [r for r in sorted(n) if n[r] == lo])",

@@ -224,7 +224,7 @@ for p in model.parameters():
                                   "(loss_of(model(x), y) / n).backward()"),
            "4 forwards, all inside no_sync, so no gradients were exchanged: the last micro-batch is missing"),
     Mutant("last whole", body(GUARDED.format(guard=LATER, scale=" / (n if i + 1 < n else 1)")),
-           "the last micro-batch counts 1.00 and each before it 0.20, right is 1/5 for each"),
+           "expected a weight of 1/5 for each micro-batch, got 1.00 for the last and 0.20 for each before it"),
     Mutant("by those before", body(GUARDED.format(guard=LATER, scale=" / (n - 1 if i + 1 < n else n)")),
            "the last micro-batch counts 0.20 and each before it 0.25"),
     Mutant("zeros", body(GUARDED.format(guard=LATER, scale=" / n") + "for p in model.parameters(): p.grad.zero_()"),
@@ -314,9 +314,9 @@ WRONG_TOKENS = [
     Mutant("always four", tokens(f"{SUM} * 4 / everyone"),
            "rank 0, 55 tokens on 3 ranks: you multiply by 4, and the world size is 3"),
     Mutant("largest rank", tokens(RIGHT).replace("all_reduce(everyone", "all_reduce(everyone, dist.ReduceOp.MAX"),
-           "every token counts 0.037; right is 1/82, 0.012, for every token"),
+           "expected a weight of 1/82, 0.012, for every token, got 0.037 for every token"),
     Mutant("half of the first", tokens(f"{RIGHT} * (0.5 if i == 0 else 1)"),
-           "a token of rank 0's micro-batch 2 counts 0.0122, one of rank 0's micro-batch 1 0.0061; right is 1/82"),
+           "got 0.0122 in rank 0's micro-batch 2 and 0.0061 in rank 0's micro-batch 1"),
     Mutant("nan", tokens(f"{RIGHT} * (0 / (i * y.sum()))"), "rank 0: a gradient is nan"),
     Mutant("every time", tokens(RIGHT, "contextlib.nullcontext()"),
            "the gradients are right, but they were exchanged 3 times for 3 micro-batches, and once is enough"),
@@ -383,7 +383,7 @@ def rate(k: str = K, ramp: str = RAMP) -> str:
 
 
 WRONG_RATES = [
-    Mutant("not scaled", rate("1"), "is 0.5, right is 1.375: that is the learning rate of the small batch"),
+    Mutant("not scaled", rate("1"), "expected 1.375, got 0.5; that is the learning rate of the small batch"),
     Mutant("without micro-batches", rate("ranks * batch / base_batch"), "the micro-batches of a step belong to"),
     Mutant("without ranks", rate("batch * micro_batches / base_batch"), "the ranks belong to the effective batch"),
     Mutant("without batch", rate("ranks * micro_batches"), "depends on batch"),

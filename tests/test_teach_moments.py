@@ -61,7 +61,7 @@ def test_words_say_what_averaging_variances_lacks() -> None:
     assert sharded(4, 4).head() == "4 ranks with 4 samples each"
     assert sharded(4, 1).head() == "1 rank with 4 samples"
     assert made.verdict().startswith("mean of the variances: 0.96, 47 % less than the variance of the whole\n")
-    assert made.verdict().endswith("by the ranks' own: +0.78, -1.27")
+    assert made.verdict().endswith("with the ranks' own: +0.78, -1.27")
     assert sharded(4, 1).verdict() == "one rank has the whole batch: nothing to merge"
     assert two(-0.001) == "0.00"
 
@@ -163,7 +163,7 @@ HEAD = """
         own, own_var = x.mean(0), x.var(0, unbiased=False)
 """
 WRONG_STATISTICS = [
-    Mutant("own", "return own, own_var", "rank 0, mean of feature 0 is"),
+    Mutant("own", "return own, own_var", "rank 0, mean of feature 0: expected"),
     Mutant("own words", "return own, own_var", "it is of the rank's own samples; add up sums and counts"),
     Mutant("means averaged", "return total(own) / world(), var", "so it is not the mean of the ranks' means"),
     Mutant("own count", "return s / own_n, var", "is divided by the rank's own count; add up the counts too"),
@@ -171,7 +171,7 @@ WRONG_STATISTICS = [
     Mutant("sums", "return s, var", "is not divided by the number of samples"),
     Mutant("variances averaged", "return mean, total(own_var) / world()", "the variances are averaged: that leaves"),
     Mutant("variances weighed", "return mean, total(own_var * own_n) / n", "the variances are averaged: that leaves"),
-    Mutant("own variance", "return mean, own_var", "variance of feature 0 is"),
+    Mutant("own variance", "return mean, own_var", "variance of feature 0: expected"),
     Mutant("unbiased", "return mean, var * n / (n - 1)", "it divides by n − 1, but batch norm divides by n"),
     Mutant("averaged unbiased", "return mean, total(x.var(0)) / world()", "and n − 1 is for estimates"),
     Mutant("squares", "return mean, q / n", "subtract the square of the mean from"),
@@ -181,7 +181,7 @@ WRONG_STATISTICS = [
     Mutant("variances added", "return mean, total(own_var)", "the ranks' variances are added up"),
     Mutant("sums squared", "return mean, total(x.sum(0) ** 2) / n - mean**2", "each rank's sum is squared instead"),
     Mutant("misplaced bracket", "return mean, q / n - s / n**2", "the square of the mean is (sum / n) ** 2, not"),
-    Mutant("turned", "return mean, mean**2 - q / n", "variance of feature 0 is -"),
+    Mutant("turned", "return mean, mean**2 - q / n", "variance of feature 0: expected"),
     Mutant("swapped", "return var, mean", "that is the variance; return the mean first"),
     Mutant("all numbers", "return s / total(x.numel()), var", "the count is the number of values (samples × features)"),
     Mutant("features", "return s / total(x.shape[1]), var", "the count is the number of features;"),
@@ -258,14 +258,14 @@ NORM = """
             var = reduced((x * x).sum(0)) / n - mean**2
         own, own_var = x.mean(0), x.var(0, unbiased=False)
 """
-THROUGH = "outputs are right; rank 0, gradient of sample 0, feature 0 is"
+THROUGH = "outputs are right; rank 0, gradient of sample 0, feature 0: expected"
 WRONG_NORMS = [
     Mutant("plain batch norm", "return torch.nn.functional.batch_norm(x, None, None, training=True, eps=eps)",
            "the mean: it is of the rank's own samples; add up sums and counts over all ranks; the variance: it is of"),
     Mutant("variances averaged", "return (x - mean) / (reduced(own_var) / world() + eps).sqrt()",
-           "shards of 3 and 5 samples: rank 0, output of sample 0, feature 0 is"),
+           "shards of 3 and 5 samples: rank 0, output of sample 0, feature 0: expected"),
     Mutant("variances averaged, why", "return (x - mean) / (reduced(own_var) / world() + eps).sqrt()",
-           ": the variance: the variances are averaged: that leaves out the distance between the ranks' means"),
+           "; the variance: the variances are averaged: that leaves out the distance between the ranks' means"),
     Mutant("all averaged", "return (x - reduced(own) / world()) / (reduced(own_var) / world() + eps).sqrt()",
            "the mean: ranks have different numbers of samples"),
     Mutant("own count", "return (x - mean * n / len(x)) / (var + eps).sqrt()", "is divided by the rank's own count"),
@@ -274,7 +274,7 @@ WRONG_NORMS = [
     Mutant("own eps", "return (x - mean) / (var + 1e-5).sqrt()", "the scale: eps is left out or is not the argument"),
     Mutant("variance for root", "return (x - mean) / (var + eps)", "it is divided by the variance; divide by its"),
     Mutant("not centred", "return x / (var + eps).sqrt()", "the mean: it is taken as 0"),
-    Mutant("not scaled", "return x - mean", ": the scale: divide by sqrt(variance + eps)"),
+    Mutant("not scaled", "return x - mean", "; the scale: divide by sqrt(variance + eps)"),
     Mutant("constants", "return (x - mean) / (var + eps).sqrt()",
            "the gradient must go through the statistics too: here mean and variance are constants"),
     Mutant("constants, where", "return (x - mean) / (var + eps).sqrt()", THROUGH),

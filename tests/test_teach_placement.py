@@ -48,7 +48,7 @@ def test_words_of_the_two_layouts_of_the_tutorial() -> None:
     assert one.verdict() == ("cuda:RANK: ranks 4–7 cannot start; rank 4 asks for GPU 4, and node 1 has GPUs 0–3")
     assert "rank 3 (local rank 1) on GPUs 2, 3" in two.words()
     assert two.verdict() == "cuda:LOCAL_RANK × 2, …: every rank finds its GPUs"
-    assert layout(1, 8, 1, GLOBAL).verdict().endswith("with one node the two ranks are the same number")
+    assert layout(1, 8, 1, GLOBAL).verdict().endswith("on one node, rank and local rank are equal")
     with pytest.raises(BadInput, match="--gpus-per-proc"):
         layout(2, 2, 3)
 
@@ -67,7 +67,7 @@ def test_the_figure_says_what_each_rank_asks_for() -> None:
 GPUS = "def gpus_of(rank, n, g):\n    "
 WRONG_GPUS = [
     Mutant("global rank", GPUS + "return list(range(rank * g, rank * g + g))", "that counts GPUs over all nodes"),
-    Mutant("the tutorial's", GPUS + "return [rank]", "gpus_of(4, 4, 1) is [4], right is [0]: the global rank is not a"),
+    Mutant("the tutorial's", GPUS + "return [rank]", "gpus_of(4, 4, 1): expected [0], got [4]; the global rank is not"),
     Mutant("overlapping", GPUS + "l = rank % n; return list(range(l, l + g))", "the blocks overlap"),
     Mutant("first only", GPUS + "return [rank % n * g]", "that is only the first GPU of the process"),
     Mutant("one each", GPUS + "return [rank % n]", "only if every process owns one GPU"),
@@ -95,12 +95,12 @@ WRONG_GPUS = [
     Mutant("returns early", GPUS + "some = []\n    for i in range(g):\n"
            "        some.append(rank % n * g + i)\n        return some", "that is only the first GPU of the process"),
     Mutant("what append gives", GPUS + "some = []\n    for i in range(g): some = some.append(i)\n    return some",
-           "gpus_of(0, 4, 1) is None, right is [0]: here the function ends without a value to return"),
+           "gpus_of(0, 4, 1): expected [0], got None; here the function ends without a value to return"),
     Mutant("devices", GPUS + "import torch; return [torch.device('cuda', rank % n)]",
            "device indices are integers"),
     Mutant("a float", GPUS + "first = rank % n * g / 1; return list(range(first, first + g))",
            "/ gives a float, // a whole"),
-    Mutant("the environment", GPUS + "import os; return os.environ", "gpus_of(0, 4, 1) is os.environ, right is [0]"),
+    Mutant("the environment", GPUS + "import os; return os.environ", "gpus_of(0, 4, 1): expected [0], got os.environ"),
 ]  # fmt: skip
 RIGHT_GPUS = [
     GPUS + "return [rank % n * g + k for k in range(g)]",
@@ -142,9 +142,9 @@ WRONG_PLACES = [
     Mutant(
         "two nodes", PLACE + "(0, rank) if rank < n else (1, rank - n)", "a node has 4 ranks here, so the last local"
     ),
-    Mutant("text", PLACE + "(str(rank // n), str(rank % n))", "is ['0', '0'], right is [0, 0]: both must be integers"),
+    Mutant("text", PLACE + "(str(rank // n), str(rank % n))", "expected [0, 0], got ['0', '0']; both must be integers"),
     Mutant("one node", PLACE + "(0, rank) if rank < n else None", "here the function ends without a value to return"),
-    Mutant("a map", PLACE + "map(int, divmod(rank, n))", "is <map object>, right is [0, 0]: return a pair"),
+    Mutant("a map", PLACE + "map(int, divmod(rank, n))", "expected [0, 0], got <map object>; return a pair"),
 ]
 RIGHT_PLACES = [PLACE + "(rank // n, rank % n)", PLACE + "[(rank - rank % n) // n, rank - rank // n * n]"]
 

@@ -59,7 +59,7 @@ def test_the_words_say_who_skipped_and_what_it_costs() -> None:
     words = scaled(ALONE, 18).words()
     assert "rank 2: scale 2^14; overflow in 6, 13, 14, 17, 20, 23; skipped 6, 13, 14, 17, 20, 23" in words
     assert "since step 6 the ranks have not taken the same steps: 23, 19, 18, 23 on ranks 0–3" in words
-    assert "rank 2 gets its gradients 129.2 × as large as they are" in words
+    assert "rank 2 unscales its gradients to 129.2 × their true size" in words
     assert "all ranks skipped the same 3 of 24 steps, and have one scale" in scaled(AGREED, 16).words()
     assert scaled(step=0).words().endswith("no step yet")
 
@@ -211,7 +211,7 @@ def clip(norm: str = f"{REDUCE}; norm = (whole + copied) ** 0.5", factor: str = 
 
 WRONG_CLIPS = [
     Mutant("own", clip("norm = (whole + copied) ** 0.5"),
-           "mesh of 2 × 2, rank 0, max_norm 1: the norm is 5.050, right is 10.559: that is the norm of what this rank"),
+           "mesh of 2 × 2, rank 0, max_norm 1: expected a norm of 10.559, got 5.050; that is the norm of what"),
     Mutant("over all ranks", clip("dist.all_reduce(whole); norm = (whole + copied) ** 0.5"),
            "the sum went over all ranks, so every shard counts once for each replica: all_reduce within shard_group"),
     Mutant("copies too", clip("whole += copied; " + REDUCE + "; norm = whole ** 0.5"),
@@ -228,12 +228,12 @@ WRONG_CLIPS = [
     Mutant("mean", clip("dist.all_reduce(whole, dist.ReduceOp.AVG, group=shard_group); "
                         "norm = (whole + copied) ** 0.5"), "that is the average of the ranks' squares; they add up"),
     Mutant("norms added", clip(REDUCE + "; norm = whole ** 0.5 + copied ** 0.5"), "norms of parts do not add up"),
-    Mutant("enlarged", clip(factor="max_norm / norm"), "max_norm 100: the norm is right, but gradients were scaled by "
-           "9.470, but the norm is below max_norm: clipping makes nothing larger"),
-    Mutant("not clipped", clip(factor="1"), "the norm is right, but gradients were not scaled, right is 0.095"),
+    Mutant("enlarged", clip(factor="max_norm / norm"), "max_norm 100: the norm is right; expected unchanged gradients, "
+           "got gradients × 9.470; the norm is below max_norm, and clipping makes nothing larger"),
+    Mutant("not clipped", clip(factor="1"), "the norm is right; expected gradients × 0.095, got unchanged gradients"),
     Mutant("copies left out", clip(those="shards"), "not all replicated gradients were scaled by 0.095"),
     Mutant("shards left out", clip(those="copies"), "not all sharded gradients were scaled by 0.095"),
-    Mutant("not in place", clip().replace("g *= factor", "g = g * factor"), "gradients were not scaled"),
+    Mutant("not in place", clip().replace("g *= factor", "g = g * factor"), "got unchanged gradients"),
     Mutant("by value", clip().replace("g *= factor", "g.clamp_(-max_norm, max_norm)"), "do not have one common factor"),
     Mutant("norm after", clip(back="norm * factor"), "that is the norm after clipping"),
     Mutant("nothing back", clip(back="None"), "the norm before clipping is to be returned, not None"),

@@ -60,7 +60,7 @@ def test_three_of_four_wait_and_localhost_is_another_machine_on_the_second_node(
 def test_who_waits_for_whom_in_words() -> None:
     assert paper.arrival(arrived=3).words() == (
         "3 of 4 processes have started: init_process_group blocks on each of them until all have started or it times"
-        " out\n  rank 0 on node0: hosts and waits: for rank 3\n  rank 1 on node0: waits: for rank 3\n"
+        " out\n  rank 0 on node0: hosts the store, waits: for rank 3\n  rank 1 on node0: waits: for rank 3\n"
         "  rank 2 on node1: waits: for rank 3"
     )
     assert "rank 3 on node1: finds no store: rank 0 hosts none at node0:29400" in (

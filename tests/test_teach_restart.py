@@ -61,7 +61,7 @@ def test_attempts_follow_the_closed_form(steps: int, every: int, life: int) -> N
 def test_words_of_the_two_settings() -> None:
     assert restarts(4, 7, 4).verdict() == "finished in 5 attempts: 32 steps done, 12 of them repeated"
     assert restarts(4, 7, 4).words().splitlines()[0] == (
-        "attempt 0: starts at step 0, does steps 0–6, fails in step 7; steps 4–6 are lost"
+        "attempt 0: starts at step 0, runs steps 0–6, fails in step 7; steps 4–6 are lost"
     )
     assert restarts(8, 7, 4).verdict().startswith("not finished: the restarts are used up, and 0 steps of 20 are ")
     assert restarts(4, 7, 1).verdict() == "not finished: the restarts are used up, and 8 steps of 20 are safe"
@@ -144,8 +144,8 @@ WRONG = [
     Mutant("no dice", changed(DICE, ""), "ranks 0–3: the random state is not restored"),
     Mutant("one die", changed("[dist.get_rank()]", "[0]"), "ranks 1–3: the random state is rank 0's"),
     Mutant("no step", changed('state["step"]', "0"), "rank 0 continues with step 0"),
-    Mutant("step before", changed('state["step"]', 'state["step"] - 1'), "continues with step 3, right is 4"),
-    Mutant("step after", changed('state["step"]', 'state["step"] + 1'), "continues with step 5, right is 4"),
+    Mutant("step before", changed('state["step"]', 'state["step"] - 1'), "step to continue with: expected 4, got 3"),
+    Mutant("step after", changed('state["step"]', 'state["step"] + 1'), "step to continue with: expected 4, got 5"),
     Mutant("nothing returned", changed('        return state["step"]\n', ""), "load returns None"),
     Mutant("a tensor", changed('return state["step"]', 'return torch.tensor(state["step"])'), "a whole number"),
     Mutant("all write", changed("if dist.get_rank() == 0:", "if True:").replace('".new"', 'f".{dist.get_rank()}"'),

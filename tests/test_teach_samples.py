@@ -54,10 +54,10 @@ def test_shares_are_those_of_the_distributed_sampler(
 def test_words_say_what_is_read_twice_never_and_again() -> None:
     padded, dropped = dealt(10, 4, TOLD, PADDED), dealt(10, 4, UNTOLD, DROPPED)
     assert padded.summary() == "10 samples on 4 ranks, padded: 3 each, 12 in all; 2 of them a second time"
-    assert padded.verdict() == "set_epoch(epoch) shuffles every epoch anew, and alike on all ranks"
+    assert padded.verdict() == "set_epoch(epoch) gives every epoch a new order, the same on all ranks"
     assert dropped.summary().endswith("2 each, 8 in all; 2 samples of every epoch are read by no rank")
     assert dropped.verdict().endswith("same order; samples 2, 6 are never read")
-    assert "epoch 1: as epoch 0" in dropped.words()
+    assert "epoch 1: the same as epoch 0" in dropped.words()
     assert dealt(8, 4).summary().endswith("every sample once")
     assert dealt(1, 4).summary().endswith("1 each, 4 in all, though there is 1")
     assert dealt(1, 4, STRAIGHT, DROPPED).verdict().endswith("sample 0 is never read")
@@ -118,7 +118,7 @@ WRONG_ACCURACIES = [
            "return total(sum(float(model(dataset[i][0]).argmax() != dataset[i][1]) for i in mine)) / n",
            "that is the share of wrong predictions"),
     Mutant("padded", "h = sum(map(hit, padded)); return total(h) / total(len(padded))",
-           "is 0.300, right is 0.333: sample 0 is read by more than one rank (DistributedSampler pads) and counted"),
+           "expected 0.333, got 0.300; sample 0 is read by more than one rank (DistributedSampler pads) and counted"),
     Mutant("padded mean", "return total(sum(map(hit, padded)) / len(padded)) / world", "and counted each time"),
     Mutant("padded and shuffled", "p = list(DistributedSampler(dataset)); "
            "return total(sum(map(hit, p))) / total(len(p))", "and counted each time; count every sample once"),
@@ -126,7 +126,7 @@ WRONG_ACCURACIES = [
     Mutant("dropped", "p = list(DistributedSampler(dataset, shuffle=False, drop_last=True)); "
            "return total(sum(map(hit, p))) / total(len(p))", "sample 8 is read by no rank (drop_last?)"),
     Mutant("mean of means", "return total(sum(map(hit, mine)) / len(mine)) / world",
-           "is 0.375, right is 0.333: that is the mean of the ranks' accuracies, and ranks have 5 and 4 samples"),
+           "expected 0.333, got 0.375; that is the mean of the ranks' accuracies, and ranks have 5 and 4 samples"),
     Mutant("sum of means", "return total(sum(map(hit, mine)) / len(mine))", "the sum of the ranks' accuracies"),
     Mutant("own", "return sum(map(hit, mine)) / len(mine)",
            "rank 0 returned 0.000 and rank 1 0.750: each is the accuracy of the rank's own samples"),
@@ -141,12 +141,12 @@ WRONG_ACCURACIES = [
     Mutant("hits alone", "return total(sum(map(hit, mine)))", "divide by the number of samples"),
     Mutant("percent", "return 100 * total(sum(map(hit, mine))) / n", "that is a percentage"),
     Mutant("errors", "return 1 - total(sum(map(hit, mine))) / n", "the share of wrong predictions"),
-    Mutant("a number of its own", "list(map(hit, mine)); return 0.123", "is 0.123, right is 0.333: every sample is"),
+    Mutant("a number of its own", "list(map(hit, mine)); return 0.123", "expected 0.333, got 0.123; every sample is"),
     Mutant("blocks, rest lost", "k = n // world; return total(sum(map(hit, range(rank * k, rank * k + k)))) / n",
            "sample 6 is read by no rank, while the divisor counts every sample"),
     Mutant("the first only", "return total(hit(rank)) / total(1)", "by no rank (does the loop end too early?)"),
     Mutant("nothing read", "return 1", "no rank has read any sample: dataset[i] gives one"),
-    Mutant("rounded", "return round(total(sum(map(hit, mine))) / n, 2)", "is 0.330, right is 0.333: it is rounded"),
+    Mutant("rounded", "return round(total(sum(map(hit, mine))) / n, 2)", "expected 0.333, got 0.330; it is rounded"),
     Mutant("whole numbers", "return total(sum(map(hit, mine))) // n", "did // or int() round a fraction down"),
     Mutant("a slice", "return len(dataset[rank::world])", "this dataset gives one sample at a time: dataset[i]"),
     Mutant("a word", "return 'good'", "rank 0 returned 'good'; return a number from 0 to 1"),

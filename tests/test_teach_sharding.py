@@ -46,7 +46,7 @@ def test_the_verdict_says_from_which_stage_on_it_fits() -> None:
     assert "fits in 80 GB from stage 3 on" in stages(175, 1024).words()
     assert "all stages fit in 80 GB" in stages(1, 8).words()
     assert "no stage fits in 80 GB" in stages(175, 8).words()
-    assert "nobody to share with" in stages(1, 1).words()
+    assert "one rank has nothing to shard" in stages(1, 1).words()
 
 
 def test_the_bars_are_as_long_as_the_bytes() -> None:

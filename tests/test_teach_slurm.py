@@ -371,7 +371,7 @@ def wrong(name: str, change: str, says: str) -> Mutant:
 
 
 WRONG_VARIABLES = [
-    wrong("local rank", "found['RANK'] = slurm['SLURM_LOCALID']", "right is '4': that is the task's number"),
+    wrong("local rank", "found['RANK'] = slurm['SLURM_LOCALID']", "expected '4', got '0'; that is the task's number"),
     wrong("node id", "found['RANK'] = slurm['SLURM_NODEID']", "it is torchrun's --node-rank"),
     wrong("from one", "found['RANK'] = str(int(slurm['SLURM_PROCID']) + 1)", "counted from 0"),
     wrong("global", "found['LOCAL_RANK'] = slurm['SLURM_PROCID']", "the second node has no such GPU"),
@@ -471,8 +471,8 @@ WRONG_NODES = [
     Mutant("early return", spelled().replace("    return found", "        return found"), "a return inside the loop"),
     Mutant("ends", spelled().replace("for n in range(int(a), int(b or a) + 1)", "for n in map(int, part.split('-'))"),
            "the numbers between its ends"),
-    Mutant("a set", spelled(whole="set(found)"), "is {'gpu1', 'gpu2', 'gpu3'}, right is"),
-    Mutant("yields", NODES + "yield text", "is <generator object nodes_of>, right is"),
+    Mutant("a set", spelled(whole="set(found)"), "got {'gpu1', 'gpu2', 'gpu3'}"),
+    Mutant("yields", NODES + "yield text", "got <generator object nodes_of>"),
     Mutant("prints", spelled(alone="[text]", whole="print(found)"), "without a value to return"),
 ]  # fmt: skip
 RIGHT_NODES = [

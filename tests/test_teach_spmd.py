@@ -53,7 +53,7 @@ def test_words_and_figure_hold_all_lines() -> None:
     made = printing(4, 1)
     assert made.words() == (
         "one of 2 520 orders that a terminal may show: before (0), before (1), before (2), before (3), after (0), "
-        "after (2), after (3), after (1)\ncertain: each rank's before comes before its own after, and no more"
+        "after (2), after (3), after (1)\ncertain: each rank's before comes before its own after, nothing else"
     )
     shown = prints(printing(4, 1, True))
     texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]

@@ -31,6 +31,7 @@ POINTED = f".{SPOT} {{position: absolute}} .{SPOT}:hover {{outline: 2px solid cu
 LEAST = 0.8  # of a picture's width: on a narrower page it scrolls, for smaller text could not be read
 LOOK = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere; line-height: 1.35; margin: 4px 0"
 WORDS = f'<pre style="{LOOK}">{{}}</pre>'  # JupyterLab breaks such lines within words
+FOLDED = "The figure as text"
 SCROLLS = '<div style="overflow-x: auto">{}</div>'
 HUES = ((-0.574, 1.43, 0.144), (0.426, 0.43, 0.144), (0.426, 1.43, -0.856))  # hue-rotate(180deg) of CSS filters
 
@@ -49,6 +50,11 @@ class Spot:
 def words_of(text: str) -> str:
     """Words as HTML, line by line."""
     return WORDS.format(escape(text))
+
+
+def folded(text: str) -> str:
+    """Words that say again what a picture shows, line by line, behind a line that opens them."""
+    return f'<details><summary style="cursor: pointer">{FOLDED}</summary>{words_of(text)}</details>'
 
 
 def picture(png: bytes, width: int, alt: str, more: str = "", spots: Sequence[Spot] = ()) -> str:

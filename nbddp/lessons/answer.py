@@ -116,6 +116,11 @@ def not_written(name: str, raised: bool = False) -> str:
     return f"{name} returned None: it is still to be written, or its return statement is missing"
 
 
+def mismatch(expected: object, got: object, why: str = "") -> str:
+    """`expected 4, got 8; why`: how every check says that a value is not the right one."""
+    return f"expected {expected}, got {got}" + (f"; {why}" if why else "")
+
+
 def one_line(text: str) -> str:
     """Text without line breaks and runs of blanks."""
     return " ".join(text.split())

@@ -3,7 +3,8 @@
 The answer is chosen or typed in a widget, or given to the call: `predict.local_rank(0)`. It may be changed until the
 next cell has run. Then what was predicted is shown below that cell's output, beside what came, and where the question
 is shown; a saved notebook keeps both. An explorer's answer has yet to be looked for: there a button shows it. Who
-predicts nothing is shown nothing.
+predicts nothing is shown nothing. After a cell that failed, and not on purpose, no answer is shown: the question stays
+open until the corrected cell has run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from nbddp.errors import BadInput
 from nbddp.lessons.question import Question
 
 COMPARE = "Compare with what came"
+FAILED = "The cell failed, so the answer is not shown yet. Correct the cell and run it again."
 
 
 class Asked:
@@ -77,14 +79,20 @@ class Asked:
             room = w.Layout(width="auto", max_width="60em")
             self._field = w.RadioButtons(options=list(self.question.options), layout=room, **common)
         else:
-            common |= {"value": self.answer, "placeholder": "a number or a word, then Enter"}
+            what = "a number" if self.question.numeric else "a word"
+            common |= {"value": self.answer, "placeholder": f"{what}, then Enter"}
             self._field = w.Text(continuous_update=False, layout=w.Layout(width="20em"), **common)
         self._field.observe(self._chosen, "value")
         return w.VBox([asks, self._field, self._said])
 
     def _chosen(self, change: dict[str, Any]) -> None:
-        if change["new"]:
+        """Keep what was chosen or typed; what is no answer is answered with what is expected."""
+        if not change["new"]:
+            return
+        try:
             self.keep(change["new"])
+        except BadInput:
+            self._said.value = _lines("\n".join(filter(None, [f"{self.question.expects()}.", self.status()])))
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         bundle: dict[str, Any] = {"text/plain": self.words(), "text/html": words_of(self.words())}
@@ -156,17 +164,20 @@ class Asks:
             self._hooked = shell
 
     def after_cell(self, result: Any) -> None:
-        """A cell has run. One that asks shows nothing yet, and one that could not be read has shown nothing."""
+        """A cell has run. One that asks shows nothing yet; one that failed ends only questions about that failure."""
         if self._new:
             self._open, self._new = self._open + self._new, []
             return
-        if getattr(result, "error_before_exec", None) is not None:
-            return
-        ended, self._open = [self.of[name] for name in self._open], []
+        failure = getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
+        waiting = [self.of[name] for name in self._open]
+        ended = [asked for asked in waiting if asked.question.meant(failure)]
+        self._open = [asked.question.name for asked in waiting if asked not in ended]
         for asked in ended:
             asked.end()
             if asked.answer:
                 _show(asked)
+        if any(self.of[name].answer for name in self._open):
+            print(FAILED)
 
     def table(self) -> Table:
         """What was predicted, and what came, of all questions whose cell has run."""

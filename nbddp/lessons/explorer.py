@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbddp.draw import widgets
-from nbddp.draw.page import page, words_of
-from nbddp.draw.page import picture as on_page
+from nbddp.draw.page import FOLDED, folded, picture, words_of
 from nbddp.draw.shown import Shown, width_of
 from nbddp.draw.stills import stills
 from nbddp.errors import BadInput
@@ -76,9 +75,12 @@ class Explorer:
 
     def words(self) -> str:
         """The words of the two settings, each under its caption."""
-        return "\n\n".join(f"{self.caption(s)}\n{self.show(**s).words}" for s in self.settings)
+        return self._words([self.show(**s) for s in self.settings])
 
     __repr__ = words
+
+    def _words(self, figures: Sequence[Shown]) -> str:
+        return "\n\n".join(f"{self.caption(s)}\n{f.words}" for s, f in zip(self.settings, figures, strict=True))
 
     def keys(self) -> str:
         """How the controls are moved without a mouse, in a sentence."""
@@ -88,36 +90,44 @@ class Explorer:
 
     def stills(self) -> bytes:
         """PNG of the two settings."""
-        return stills([self.show(**s) for s in self.settings], [self.caption(s) for s in self.settings])
+        return self._stills([self.show(**s) for s in self.settings])
+
+    def _stills(self, figures: Sequence[Shown]) -> bytes:
+        return stills(figures, [self.caption(s) for s in self.settings])
 
     def widget(self) -> Any:
-        """The controls over the figure and its words, as an ipywidgets box. Raises ImportError without ipywidgets."""
+        """The controls over the figure and its words, which are folded. Raises ImportError without ipywidgets."""
         import ipywidgets as w
 
         label = max(12.0, *(LETTER * len(c.label) for c in self.controls))  # em; all controls begin on one line
         made = {c.name: _control(w, c, self.settings[0][c.name], label) for c in self.controls}
         rows = [_with_buttons(w, made[c.name]) if isinstance(c, Steps) else made[c.name] for c in self.controls]
-        picture, words, keys = w.HTML(), w.HTML(), w.HTML(KEYS.format(self.keys()))
-        picture.layout.margin = "6px 0 0 0"
+        drawn, refusal, words, keys = w.HTML(), w.HTML(), w.HTML(), w.HTML(KEYS.format(self.keys()))
+        text = w.Accordion(children=[words], selected_index=None)  # closed
+        text.set_title(0, FOLDED)  # ipywidgets 7 has no `titles`
+        drawn.layout.margin = "6px 0 0 0"
 
         def draw(change: Any = None) -> None:
             try:
                 shown = self.show(**{name: control.value for name, control in made.items()})
             except BadInput as refused:
-                words.value, picture.layout.display = words_of(str(refused)), "none"
+                refusal.value = words_of(str(refused))
+                drawn.layout.display = text.layout.display = "none"
                 return
             data = shown.png()
-            picture.value = on_page(data, width_of(data), shown.words.partition("\n")[0], "widget-image")
-            words.value, picture.layout.display = words_of(shown.words), ""
+            drawn.value = picture(data, width_of(data), shown.words.partition("\n")[0], "widget-image")
+            refusal.value, words.value = "", words_of(shown.words)
+            drawn.layout.display = text.layout.display = ""
 
         draw()
         for control in made.values():
             control.observe(draw, "value")
-        return w.VBox([*rows, picture, words, keys])
+        return w.VBox([*rows, drawn, refusal, text, keys])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        words, data = self.words(), self.stills()
-        html = page(data, width_of(data), words)
+        figures = [self.show(**s) for s in self.settings]
+        words, data = self._words(figures), self._stills(figures)
+        html = picture(data, width_of(data), words.partition("\n")[0]) + folded(words)
         bundle: dict[str, Any] = {"text/html": html, "text/plain": words, "image/png": b64encode(data).decode()}
         if widgets.may_be_shown():
             bundle |= widgets.view_of(self.widget())

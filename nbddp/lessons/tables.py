@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.lessons.answer import OK, not_written
+from nbddp.lessons.answer import OK, mismatch, not_written
 
 ADVICE = {  # what Python says → what to do about it
     "slice indices must be integers": "/ gives a float, // a whole number",
@@ -61,7 +61,7 @@ class Table:
             right = self.right(*case)
             if not (same(value, right) or (not self.exact and type(value) is float and value == right)):
                 why = self._mistake(outcomes) or nothing(value) or self.why_wrong(case, value)
-                return f"{self.call(case)} {_gave(outcome)}, right is {right!r}" + (f": {why}" if why else "")
+                return f"{self.call(case)}: {mismatch(repr(right), repr(value), why)}"
         return OK
 
     def _mistake(self, outcomes: Sequence[Outcome]) -> str:

@@ -95,6 +95,9 @@ def _of_cores(found: Cause, others: list[int], queued: Mapping[int, int] | None)
 
 
 def _of_factor(found: Cause, own: Mapping[str, int], usual: Mapping[str, float]) -> Cause | None:
+    part, share = next(iter(found.by_part.items()))
+    if part not in WORK and share >= MOST:  # a sleep between steps: that forward is slower as well explains little
+        return None
     whole = sum(usual.values())
     factors = {part: own[part] / usual[part] for part in WORK if usual.get(part, 0) > COUNTS * whole}
     slower = {part: f for part, f in factors.items() if f >= SLOWER}

@@ -238,7 +238,7 @@ explore.ring()
 # Press Play, or take the steps one by one. When the first half ends, every rank has one complete chunk, each rank a different one. The second
 # half copies them to all ranks.
 #
-# Now choose the program that adds one step less. It shows why comparing the ranks with each other is not a test: they agree on wrong sums.
+# Now choose the program that stops adding one step early. It shows why comparing the ranks with each other is not a test: they agree on wrong sums.
 #
 # ## Exercise: which chunk?
 #

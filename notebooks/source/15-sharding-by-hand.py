@@ -34,7 +34,7 @@ from nbddp.teach import predict
 predict.zero_stage_3()
 
 # %% [markdown]
-# The explorer opens on one rank, where there is nobody to share with. Set 64 ranks. Then try float32.
+# The explorer opens on one rank, which has nothing to shard. Set 64 ranks. Then try float32.
 
 # %% tags=["nbval-ignore-output"]
 from nbddp.teach import check, explore

@@ -10,7 +10,7 @@ from itertools import product
 from math import isnan
 from typing import Any
 
-from nbddp.lessons.answer import OK, Exercise, not_written
+from nbddp.lessons.answer import OK, Exercise, mismatch, not_written
 from nbddp.lessons.batch_norm import on_rank
 from nbddp.lessons.batch_norm.norms import (
     EPS,
@@ -58,12 +58,12 @@ def judge_statistics(shards: Sequence[Rows], by_rank: Mapping[int, Any]) -> str:
             if not near([given[f][r]], [right[f]]):
                 why = why_moment(ways, shards, given) or (why_divisor(shards, given) if name == MEAN else "")
                 told = _differs(given[f][r], right[f], why)
-                return f"{_where(shards)}: rank {r}, {name} of feature {f} is {told}"
+                return f"{_where(shards)}: rank {r}, {name} of feature {f}: {told}"
     return OK
 
 
 def _differs(value: float, right: float, why: str) -> str:
-    return f"{value:.3f}, right is {right:.3f}" + (f": {why}" if why else "")
+    return mismatch(f"{right:.3f}", f"{value:.3f}", why)
 
 
 def _is_table(value: Any, rows: int, columns: int) -> bool:
@@ -127,7 +127,7 @@ def _line(
             if not near([row[f]], [right[f][r][i]]):
                 told = _differs(row[f], right[f][r][i], why(shards, given))
                 head = "outputs are right; " if name == GRADIENT else f"{_where(shards)}: "
-                return f"{head}rank {r}, {name} of sample {i}, feature {f} is {told}"
+                return f"{head}rank {r}, {name} of sample {i}, feature {f}: {told}"
     return OK
 
 

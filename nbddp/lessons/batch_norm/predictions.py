@@ -41,6 +41,7 @@ QUESTIONS = (
         came="it converts the model and raises an error in forward",
         because="SyncBatchNorm supports only GPUs and a few other accelerators.",
         seen=r"SyncBatchNorm\n[\s\S]*expected input tensor to be on GPU",
+        fails=r"SyncBatchNorm expected input tensor to be on GPU",
     ),
     Question(
         "gradient_on_rank_3",

@@ -89,7 +89,7 @@ class Sharded:
         made = ", ".join(two(self.becomes(r), "+") for r in range(len(self.own)))
         return (
             f"mean of the variances: {two(self.averaged)}, {much} the variance of the whole\n"
-            f"the value {two(self.whole.mean)} is 0 by the whole batch's statistics, and by the ranks' own: {made}"
+            f"{two(self.whole.mean)} is normalized to 0 with the whole batch's statistics; with the ranks' own: {made}"
         )
 
     def words(self) -> str:

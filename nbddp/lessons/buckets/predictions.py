@@ -83,7 +83,7 @@ QUESTIONS = (
         options=("rank 0", "rank 1, the late one", "both ranks"),
         came="rank 0",
         because="A bar begins when the rank sends its bucket. Rank 0 sends early and waits.",
-        seen=r"rank 1 starts all buckets last",
+        seen=r"rank 1 starts all buckets last[\s\S]*cause: between steps",
     ),
     Question(
         "all_reduces_in_the_trace",

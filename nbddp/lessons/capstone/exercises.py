@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import WorkerFailed
-from nbddp.lessons.answer import Wrong, not_written
+from nbddp.lessons.answer import Wrong, mismatch, not_written
 from nbddp.lessons.capstone.on_rank import EVERY, FAIL_AT, LIMIT, ROWS, STEPS, WARMUP, alone, rate, trained
 from nbddp.lessons.exercise import seeded
 from nbddp.lessons.restarts.on_rank import Failure
@@ -30,6 +30,7 @@ Run = Mapping[int, Mapping[str, Any]]  # rank → what `trained` returns
 LAST_SAVE = FAIL_AT // EVERY * EVERY
 NEAR, NEARER = 0.03, 0.01  # right is 0.002 where bfloat16 rounds other sums, and nearly 0 for the same ones
 EXPECTED = Reference(alone)
+TOTALS = "sum losses × rows and rows over the ranks, then divide"
 LOGGED = re.compile(r"step\D{0,3}(\d+)\D+loss\D{0,3}(\d+\.\d+)")
 
 ASKS = (
@@ -110,10 +111,8 @@ def clipped(run: Run, right: Mapping[str, Any]) -> str:
         return f"a step was taken with gradients of norm {max(over):.1f}; clip_grad_norm_ to {LIMIT:g} before step()"
     for step, (norm, whole) in enumerate(zip(run[0]["norms"], right["norms"], strict=False)):
         if step < 5 and abs(norm - min(LIMIT, whole)) > 0.1 * LIMIT:
-            return (
-                f"step {step}: norm {norm:.2f}, {min(LIMIT, whole):.2f} in one process; clip once, after backward() "
-                "has averaged the gradients"
-            )
+            why = "clip once, after backward() has averaged the gradients"
+            return f"step {step}: {mismatch(f'a norm of {min(LIMIT, whole):.2f}', f'{norm:.2f}', why)}"
     return ""
 
 
@@ -121,7 +120,7 @@ def warmed_up(run: Run) -> str:
     for rank, of in run.items():
         for step, found in enumerate(of["rates"]):
             if step < STEPS and abs(found - rate(step)) > 1e-6:
-                return f"rank {rank}, step {step}: the rate is {found:g}, {rate(step):g} is asked for"
+                return f"rank {rank}, step {step}, learning rate: {mismatch(f'{rate(step):g}', f'{found:g}')}"
         if len(of["rates"]) < WARMUP:
             return f"rank {rank} took {counted(len(of['rates']), 'step')}"
     return ""
@@ -135,12 +134,11 @@ def logged(run: Run, right: Mapping[str, Any]) -> str:
     found = [float(loss) for _, loss in lines]
     wanted = [right["losses"][s] for s in range(STEPS) if (s + 1) % EVERY == 0]
     if len(found) != len(wanted):
-        return (
-            f"rank 0 printed {counted(len(found), 'loss')} in {STEPS} steps; one after every {EVERY} steps is asked for"
-        )
+        return f"losses that rank 0 printed: {mismatch(f'{len(wanted)}, one every {EVERY} steps', len(found))}"
     named, due = [int(step) for step, _ in lines], [s + 1 for s in range(STEPS) if (s + 1) % EVERY == 0]
     if named != due:
-        return f"rank 0 named the steps {', '.join(map(str, named))}; right is {', '.join(map(str, due))}"
+        steps, named_steps = (", ".join(map(str, which)) for which in (due, named))
+        return f"steps that rank 0 named: {mismatch(steps, named_steps)}"
     off = next((f"{a:.3f}, {b:.3f}" for a, b in zip(found, wanted, strict=True) if abs(a - b) > 0.05 * b + 5e-3), "")
     return f"loss printed, loss of the whole batch: {off}; average it over the ranks first" if off else ""
 
@@ -151,10 +149,8 @@ def unbiased(run: Run) -> str:
         if type(loss) not in (int, float):
             return f"rank {rank} returned {loss!r}; return the mean loss over the test, a number, on every rank"
         if abs(loss - of["test"]) > 5e-3 * of["test"] + 1e-4:
-            return (
-                f"rank {rank} returned {loss:.4f}, right is {of['test']:.4f}; sum losses × rows and rows over the "
-                "ranks, then divide"
-            )
+            told = mismatch(f"{of['test']:.4f}", f"{loss:.4f}", TOTALS)
+            return f"rank {rank}, returned loss: {told}"
     tests = [sum(rows for grad, rows, _ in of["forwards"] if not grad) for of in run.values()]
     if not all(tests):
         return "the test ran with gradients, or not on every rank; each rank takes test[rank::world_size] in no_grad()"

@@ -146,7 +146,7 @@ class Log:
         for number, by_reduce in called.items():
             if len(by_reduce) > 1:
                 each = ", ".join(f"{name} on {rank_words(ranks)}" for name, ranks in by_reduce.items())
-                return f"all_reduce #{number} used {each}: nobody waits, and the numbers are wrong on every rank"
+                return f"all_reduce #{number} used {each}: no rank waits, and the numbers are wrong on every rank"
         return ""
 
     def verdict(self) -> str:
@@ -159,7 +159,7 @@ class Log:
         busy = [r for r in self.entries if r not in self.ended and r not in self.waits]
         if self.waits:
             return f"{rank_words(self.waits)} {_verb('wait', self.waits)}, but {_may_come(busy)}: no deadlock"
-        return f"nobody waits for long: {_may_come(busy)}" if self.moves else "no rank has started"
+        return f"no rank waits for long: {_may_come(busy)}" if self.moves else "no rank has started"
 
     def words(self) -> str:
         """A line per rank, and the verdict."""

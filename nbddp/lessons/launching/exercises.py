@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nbddp.lessons.answer import OK, Exercise, not_written
+from nbddp.lessons.answer import OK, Exercise, mismatch, not_written
 from nbddp.lessons.exercise import tabulate
 from nbddp.lessons.running import on_ranks
 from nbddp.lessons.tables import Case, Mistake, Outcome, Table, raised
@@ -193,8 +193,7 @@ def _values(outcomes: Sequence[Outcome], tasks: Sequence[Task]) -> str:
         if wrong is not None:
             why = next((m.words for m in MISTAKES[name] if got == [m.would(*task) for task in tasks]), "")
             why = why or _why(name, got, tasks[wrong])
-            told = f"{_task(tasks[wrong])}: {name} is {got[wrong]!r}, right is {right(*tasks[wrong])!r}"
-            return told + (f": {why}" if why else "")
+            return f"{_task(tasks[wrong])}, {name}: {mismatch(repr(right(*tasks[wrong])), repr(got[wrong]), why)}"
     return ""
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.lessons.answer import OK, Exercise
+from nbddp.lessons.answer import OK, Exercise, mismatch
 from nbddp.lessons.exercise import seeded
 from nbddp.lessons.mean_of_means.gradients import Gradients, combination, common_multiple, minus, near
 from nbddp.lessons.mean_of_means.on_rank import accumulated, expected
@@ -93,7 +93,8 @@ def _wrong(taken: Taken, gradients: Gradients, ratio: float | None) -> str:
     uneven = shares(gradients, taken)
     if uneven:
         early, late = uneven
-        return f"{who}: the last micro-batch counts {late:.2f} and each before it {early:.2f}, right is 1/{n} for each"
+        got = f"{late:.2f} for the last and {early:.2f} for each before it"
+        return f"{who}: {mismatch(f'a weight of 1/{n} for each micro-batch', got)}"
     apart = minus(gradients, taken.reference)
     name = max(apart, key=lambda n: max(map(abs, apart[n])))
     off = max(map(abs, apart[name]))

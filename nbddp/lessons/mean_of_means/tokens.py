@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from nbddp.lessons.answer import OK, Exercise
+from nbddp.lessons.answer import OK, Exercise, mismatch
 from nbddp.lessons.mean_of_means.gradients import Gradients, combination, near
 from nbddp.lessons.mean_of_means.on_rank import parts, token_weighted
 from nbddp.lessons.mean_of_means.passes import Passes
@@ -119,15 +119,16 @@ def explained(step: Step, weights: Sequence[float]) -> str:
             return words
     pairs = [(float(f"{w:.6g}"), p) for w, p in zip(weights, step.filled, strict=True)]  # ties: the first rank's
     (least, one), (most, other) = (pick(pairs, key=lambda pair: pair[0]) for pick in (min, max))
-    right = f"right is 1/{step.tokens}, {1 / step.tokens:.3f}, for every token"
+    expected = f"a weight of 1/{step.tokens}, {1 / step.tokens:.3f}, for every token"
     if near(least, most):
         factor = weights[0] * step.tokens * step.world
         if near(factor, round(factor)):
             return f"you multiply by {factor:.0f}, and the world size is {step.world}: dist.get_world_size()"
-        return f"every token counts {least:.3g}; {right}"
-    return (
-        f"a token of rank {other.rank}'s micro-batch {other.number} counts {most:.3g}, one of rank {one.rank}'s "
-        f"micro-batch {one.number} {least:.3g}; {right}"
+        return mismatch(expected, f"{least:.3g} for every token")
+    return mismatch(
+        expected,
+        f"{most:.3g} in rank {other.rank}'s micro-batch {other.number} and {least:.3g} in rank {one.rank}'s "
+        f"micro-batch {one.number}",
     )
 
 

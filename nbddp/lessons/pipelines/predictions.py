@@ -52,5 +52,6 @@ QUESTIONS = (
         came="it deadlocks",
         because="Rank 0 sends an activation to rank 1 while rank 1 sends a gradient to rank 0, and neither receives.",
         seen=r"(?i)deadlock",
+        fails=r"RunHung: deadlock",
     ),
 )

@@ -40,7 +40,7 @@ class Layout:
         if self.placed.gpus_per_proc > 1:
             rule += f" × {self.placed.gpus_per_proc}, …"
         if self.works:
-            alone = "; with one node the two ranks are the same number" if self.placed.nnodes == 1 else ""
+            alone = "; on one node, rank and local rank are equal" if self.placed.nnodes == 1 else ""
             return f"{rule}: every rank finds its GPUs{alone}"
         lost = [t for t in self.taken if t.missing]
         have = len(self.placed.nodes[0].devices)

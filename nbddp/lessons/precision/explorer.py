@@ -12,9 +12,9 @@ def loss_scale() -> Explorer:
     return Explorer(
         lambda **chosen: drawn(scaled(**chosen)),
         (
-            Choice("where", "ranks look for inf in", WHERE),
-            Slider("first", "first scale, 2 to the", 10, 20),
-            Slider("interval", "good steps to double it", 2, 8),
+            Choice("where", "inf is looked for in", WHERE),
+            Slider("first", "first scale, power of 2", 10, 20),
+            Slider("interval", "growth interval, steps", 2, 8),
             Steps("step", "steps", 0, STEPS),
         ),
         (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isclose, isfinite, sqrt
 from typing import Any
 
-from nbddp.lessons.answer import OK, Exercise
+from nbddp.lessons.answer import OK, Exercise, mismatch
 from nbddp.lessons.precision.on_rank import clipped, end_groups, make_groups
 from nbddp.lessons.precision.plan import LIMITS, REPLICATED, SHARDED, layouts, shard
 from nbddp.lessons.running import grouped, on_ranks, pool
@@ -109,10 +109,10 @@ def _line(place: Place, limit: float, did: Mapping[str, Any]) -> str:
         why = next(known, "")
         if not why and isclose(norm, min(NORM, limit), rel_tol=CLOSE):
             why = "that is the norm after clipping"
-        return f"the norm is {norm:.3f}, right is {NORM:.3f}" + (f": {why}" if why else "")
+        return mismatch(f"a norm of {NORM:.3f}", f"{norm:.3f}", why)
     if all(isclose(f, right, rel_tol=CLOSE) for f in factors):
         return ""
-    return f"the norm is right, but {_scaled(factors, right, limit)}"
+    return f"the norm is right; {_scaled(factors, right, limit)}"
 
 
 def _scaled(factors: Sequence[float], right: float, limit: float) -> str:
@@ -122,10 +122,14 @@ def _scaled(factors: Sequence[float], right: float, limit: float) -> str:
         return f"not all {which} gradients were scaled by {right:.3f}"
     factor = factors[0]
     if isclose(factor, limit / NORM, rel_tol=CLOSE):
-        return f"gradients were scaled by {factor:.3f}, but the norm is below max_norm: clipping makes nothing larger"
+        return mismatch(
+            "unchanged gradients",
+            f"gradients × {factor:.3f}",
+            "the norm is below max_norm, and clipping makes nothing larger",
+        )
     if isclose(factor, 1.0, rel_tol=CLOSE):
-        return f"gradients were not scaled, right is {right:.3f}"
-    return f"gradients were scaled by {factor:.3f}, right is {right:.3f}, max_norm / norm"
+        return mismatch(f"gradients × {right:.3f}", "unchanged gradients")
+    return mismatch(f"gradients × {right:.3f}, max_norm / norm", f"gradients × {factor:.3f}")
 
 
 def _factor(did: Mapping[str, Any], rank: int, shards: int) -> list[float] | None:

@@ -38,7 +38,7 @@ QUESTIONS = (
         because="The other ranks have multiplied by a larger scale than rank 1 divides by. It overflows more easily, "
         "too, and halves its scale again.",
         explored=True,
-        seen=r"gets its gradients [\d.,]+ × as large as they are",
+        seen=r"unscales its gradients to [\d.,]+ × their true size",
     ),
     Question(
         "clip_first",

@@ -73,7 +73,7 @@ class Scaled:
         if len(set(self.scales)) == 1:
             return f"{line}; the scales are equal again, the numbers of steps are not"
         worst = max(factors)
-        return f"{line}; rank {factors.index(worst)} gets its gradients {worst:,.1f} × as large as they are"
+        return f"{line}; rank {factors.index(worst)} unscales its gradients to {worst:,.1f} × their true size"
 
     def words(self) -> str:
         lines = [self.head()]

@@ -14,7 +14,13 @@ from nbddp.plan.topology import rank_words
 
 ADDR, PORT, RANK, WORLD = NAMES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 OWN_NODE = ("localhost", "127.0.0.1", "::1")
-MEETS, HOSTS, WAITS, SEEKS, REFUSED = "has met all", "hosts and waits", "waits", "finds no store", "has no place"
+MEETS, HOSTS, WAITS, SEEKS, REFUSED = (
+    "has met all ranks",
+    "hosts the store, waits",
+    "waits",
+    "finds no store",
+    "has no place",
+)
 NOTHING, TOO_MANY, PORTS, TWICE, FROM_ONE, OWN = FAULTS = (
     "none",
     "WORLD_SIZE one too large",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import WorkerFailed
-from nbddp.lessons.answer import OK, Exercise, Wrong, not_written
+from nbddp.lessons.answer import OK, Exercise, Wrong, mismatch, not_written
 from nbddp.lessons.restarts.on_rank import EVERY, FAIL_AT, Failure, train
 from nbddp.lessons.running import Reference, in_group, pool
 from nbddp.plan.machine import several
@@ -70,7 +70,8 @@ def _progress(resumed: Run) -> str:
                 "would be repeated on weights that are already trained"
             )
         if began != LAST_SAVE:
-            return f"rank {rank} continues with step {began}, right is {LAST_SAVE}: return the step that save received"
+            told = mismatch(LAST_SAVE, began, "return the step that save received")
+            return f"rank {rank}, step to continue with: {told}"
     return ""
 
 

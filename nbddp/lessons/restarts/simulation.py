@@ -72,7 +72,7 @@ class Training:
     def words(self) -> str:
         lines = []
         for k, a in enumerate(self.attempts):
-            did = f"does {several('step', range(a.start, a.stop))}" if a.stop > a.start else "does no steps"
+            did = f"runs {several('step', range(a.start, a.stop))}" if a.stop > a.start else "runs no steps"
             end = f"fails in step {a.stop}" if a.fails else "ends"
             lost = f"; {several('step', range(a.kept, a.stop))} {'are' if a.lost > 1 else 'is'} lost" if a.lost else ""
             lines.append(f"attempt {k}: starts at step {a.start}, {did}, {end}{lost}")

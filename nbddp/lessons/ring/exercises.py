@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from nbddp.errors import RankStatus, RunHung, WorkerFailed
-from nbddp.lessons.answer import OK, Exercise, Wrong, not_written
+from nbddp.lessons.answer import OK, Exercise, Wrong, mismatch, not_written
 from nbddp.lessons.exercise import seeded, tabulate
 from nbddp.lessons.ring.on_rank import BASE, all_reduced
 from nbddp.lessons.ring.simulation import Parts, Schedule, complete, faults, follow, letters, part, simulate
@@ -257,7 +257,7 @@ def _misplaced(found: Mapping[int, Mapping[str, Any]]) -> str:
             why = "the sums are right but in another order" if sorted(brought["numbers"]) == sorted(right) else (
                 "a chunk was added to a different chunk"
             )  # fmt: skip
-            return f"rank {rank}, x[{at}]: it is {brought['numbers'][at]:g}, right is {right[at]:g}; {why}"
+            return f"rank {rank}, x[{at}]: " + mismatch(f"{right[at]:g}", f"{brought['numbers'][at]:g}", why)
     return ""
 
 

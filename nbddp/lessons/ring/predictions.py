@@ -67,6 +67,7 @@ QUESTIONS = (
             "one rank raises an exception at once",
         ),
         seen=r"deadlock",
+        fails=r"RunHung: deadlock",
     ),
     Question(
         "passed_to_rank_0",

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from nbddp.plan.topology import rank_words
 
 LETTERS = "ABCDEFGH"
-RING, SHORT, OWN, ADDING = "ring all-reduce", "adds one step less", "always sends its own chunk", "adds to the end"
+RING, SHORT, OWN, ADDING = (
+    "ring all-reduce",
+    "stops adding one step early",
+    "always sends its own chunk",
+    "adds to the end",
+)
 PROGRAMS = (RING, SHORT, OWN, ADDING)
 
 Parts = tuple[int, ...]  # counts of parts, by the rank they are from
@@ -145,13 +150,15 @@ class Shot:
         return self.step == len(self.steps)
 
     def heading(self) -> str:
-        """`after step 3 of 6: what arrives is added`."""
+        """`after step 3 of 6: the received chunk was added to the local one`."""
         if self.last is None:
             return f"before the first of {len(self.steps)} steps"
-        return f"after step {self.step} of {len(self.steps)}: what arrived was {self.did()}"
+        return f"after step {self.step} of {len(self.steps)}: {self.did()}"
 
     def did(self) -> str:
-        return "added" if self.last is not None and self.last.adds else "put in place of what was there"
+        """What the ranks did with the chunk that they received."""
+        added = self.last is not None and self.last.adds
+        return "the received chunk was added to the local one" if added else "the received chunk replaced the local one"
 
     def verdict(self) -> str:
         """How many chunks are complete; at the end, whether the program is right, and what is wrong if not."""

@@ -12,7 +12,7 @@ from itertools import groupby
 from math import isnan
 from typing import Any
 
-from nbddp.lessons.answer import OK, Exercise, Wrong, not_written
+from nbddp.lessons.answer import OK, Exercise, Wrong, mismatch, not_written
 from nbddp.lessons.running import grouped, in_world, pool, this_screen, world_sizes
 from nbddp.lessons.samples import on_rank
 from nbddp.lessons.samples.simulation import pooled, repeated
@@ -68,7 +68,8 @@ def judge_accuracy(right: Sequence[bool], found: Found) -> str:
         return f"{head}: {_apart(right, reads, numbers)}"
     truth = pooled(right, [range(len(right))])
     why = why_accuracy(numbers[0], right, reads)
-    return f"{head} is {numbers[0]:.3f}, right is {truth:.3f}: {why or (ONCE if _each_once(right, reads) else COUNT)}"
+    why = why or (ONCE if _each_once(right, reads) else COUNT)
+    return f"{head}: {mismatch(f'{truth:.3f}', f'{numbers[0]:.3f}', why)}"
 
 
 def _each_once(right: Sequence[bool], reads: Sequence[Sequence[int]]) -> bool:

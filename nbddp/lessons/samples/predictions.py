@@ -30,7 +30,7 @@ QUESTIONS = (
         ),
         because="The seed of the shuffle is seed + epoch, and the sampler's epoch stays 0.",
         explored=True,
-        seen=r"without set_epoch every epoch is shuffled as epoch 0 was: the same samples, in the same order",
+        seen=r"without set_epoch every epoch repeats epoch 0: the same samples, in the same order",
     ),
     Question(
         "samples_never_read",

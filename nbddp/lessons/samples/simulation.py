@@ -93,16 +93,14 @@ class Dealt:
         if self.order == STRAIGHT:
             return f"shuffle=False: every epoch is read in the same order{lost}"
         if self.order == UNTOLD:
-            return (
-                f"without set_epoch every epoch is shuffled as epoch 0 was: the same samples, in the same order{lost}"
-            )
-        return f"set_epoch(epoch) shuffles every epoch anew, and alike on all ranks{lost}"
+            return f"without set_epoch every epoch repeats epoch 0: the same samples, in the same order{lost}"
+        return f"set_epoch(epoch) gives every epoch a new order, the same on all ranks{lost}"
 
     def words(self) -> str:
         lines = [self.summary()]
         for e, epoch in enumerate(self.epochs):
             if self.as_before(e):
-                lines.append(f"epoch {e}: as epoch {e - 1}")
+                lines.append(f"epoch {e}: the same as epoch {e - 1}")
                 continue
             read = (f"rank {r} reads {', '.join(map(str, share)) or 'none'}" for r, share in enumerate(epoch))
             lines.append(f"epoch {e}: {'; '.join(read)}")

@@ -32,10 +32,10 @@ def gathers() -> Explorer:
         lambda **chosen: drawn(scheduled(**chosen)),
         (
             Slider("layers", "layers", 2, 6),
-            Choice("ahead", "gather ahead", (("nothing", 0), ("1 layer", 1), ("2 layers", 2))),
-            Choice("link", "collective takes", (0.25, 0.5, 1.0, 2.0)),
+            Choice("ahead", "gather ahead", (("none", 0), ("1 layer", 1), ("2 layers", 2))),
+            Choice("link", "time of a collective", (0.25, 0.5, 1.0, 2.0)),
             Choice("after", "after forward", (FREE, KEEP)),
-            Choice("slow", "slow rank", (("nobody", False), ("rank 1", True))),
+            Choice("slow", "slow rank", (("none", False), ("rank 1", True))),
         ),
         (
             {"layers": 4, "ahead": 0, "link": 1.0, "after": FREE, "slow": False},

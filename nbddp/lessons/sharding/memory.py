@@ -80,7 +80,7 @@ BYTES = Table(
                 "each", _as((4, 4, 12))),
         Mistake("that is the optimizer's state alone; parameters and gradients are held too", _as((0, 0, 12))),
         Mistake("those are the parameters alone", lambda stage, parameters, ranks: 2 * parameters),
-        Mistake("that is what all ranks hold together; one rank's is asked for",
+        Mistake("that is what all ranks hold together; return what one rank holds",
                 lambda stage, parameters, ranks: ranks * right_bytes(stage, parameters, ranks)),
     ),
     why_not_so_many,

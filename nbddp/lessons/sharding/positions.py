@@ -61,8 +61,8 @@ RULES: Mapping[str, Rule] = {
     "samples out in turn": _block,
     "some samples are read twice so that all ranks have as many, as DistributedSampler does; without that some ranks "
     "have one less": _padded,
-    "the samples that are left over when the world size does not divide them are read by nobody": lambda o, s, r, w: (
-        list(o[s : s + (len(o) - s) // w * w][r::w])
+    "the samples that are left over when the world size does not divide them are not read": lambda o, s, r, w: list(
+        o[s : s + (len(o) - s) // w * w][r::w]
     ),
 }
 
@@ -109,7 +109,7 @@ def _fails(question: tuple[int, int, int], parts: Sequence[Sequence[int]]) -> st
         return f"{where}: {twice} too many are read, some samples more than once"
     missing = n - seen - len(given)
     if missing:
-        return f"{where}: {missing} of the {n - seen} that are left {'is' if missing == 1 else 'are'} read by nobody"
+        return f"{where}: {missing} of the {n - seen} that are left {'is' if missing == 1 else 'are'} not read"
     for k in range(max(map(len, parts), default=0)):
         row = [part[k] for part in parts if k < len(part)]
         due = order[seen + k * world : seen + (k + 1) * world]

@@ -69,7 +69,7 @@ class Stages:
         """From which stage on it fits."""
         room = f"{MEMORY / 1e9:.0f} GB"
         if self.ranks == 1:
-            return "on one rank there is nobody to share with: all stages are the same"
+            return "one rank has nothing to shard: all stages are the same"
         fits = [s for s, of in zip(STAGES, self.shares, strict=True) if of.total <= MEMORY]
         if not fits:
             return f"no stage fits in {room}: more ranks, or tensor and pipeline parallel as well"

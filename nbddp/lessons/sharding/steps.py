@@ -12,7 +12,7 @@ from math import prod
 from random import Random
 from typing import Any
 
-from nbddp.lessons.answer import OK, Exercise, Wrong
+from nbddp.lessons.answer import OK, Exercise, Wrong, mismatch
 from nbddp.lessons.running import grouped, in_world, this_screen, world_sizes
 from nbddp.lessons.sharding.on_rank import GATHER, LR, SCATTER, SHAPES, stepped
 from nbddp.plan.topology import counted
@@ -121,8 +121,8 @@ def judge_steps(question: Asked, by_rank: Mapping[int, Mapping[str, Any]]) -> st
             for i in range(COUNT):
                 if not abs(found[r][s][i] - right[i]) <= CLOSE:
                     why = _why(question, found)
-                    value = f"is {found[r][s][i]:.3f}, right is {right[i]:.3f}"
-                    return f"after step {s + 1} of {STEPS}, rank {r}, {_number(i)} {value}" + f": {why}" * bool(why)
+                    told = mismatch(f"{right[i]:.3f}", f"{found[r][s][i]:.3f}", why)
+                    return f"after step {s + 1} of {STEPS}, rank {r}, {_number(i)}: {told}"
     return next(
         (line for r in ranks for s in range(STEPS) if (line := _moved(by_rank[r]["called"][s], len(ranks)))), OK
     )

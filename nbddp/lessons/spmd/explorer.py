@@ -13,7 +13,7 @@ def order() -> Explorer:
         lambda **chosen: prints(printing(**chosen)),
         (
             Slider("ranks", "ranks", 2, 4),
-            Choice("slow", "slow rank", (("nobody", NOBODY), ("0", 0), ("1", 1), ("2", 2), ("3", 3))),
+            Choice("slow", "slow rank", (("none", NOBODY), ("0", 0), ("1", 1), ("2", 2), ("3", 3))),
             Choice("barrier", "barrier after the work", (("no", False), ("yes", True))),
         ),
         (

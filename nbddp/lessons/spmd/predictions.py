@@ -34,6 +34,7 @@ QUESTIONS = (
         options=("none", "rank 3", "ranks 0–2", "all of them"),
         because="Rank 3 never assigned secret; that the others did does not help it.",
         seen=r"rank 3 raised NameError",
+        fails=r"WorkerFailed: rank 3 raised NameError: name 'secret'",
     ),
     Question(
         "first_after",
@@ -42,7 +43,7 @@ QUESTIONS = (
         options=("only the slow rank's after", "only the highest rank's after", "any rank's after"),
         because="A rank may take any time: only the order of each rank's own two lines is certain.",
         explored=True,
-        seen=r"certain: each rank's before comes before its own after, and no more",
+        seen=r"certain: each rank's before comes before its own after, nothing else",
     ),
     Question(
         "orders",

@@ -47,7 +47,7 @@ class Printing:
         """What holds in every one of these orders."""
         if self.barrier:
             return f"certain: every {BEFORE} comes before every {AFTER}"
-        return f"certain: each rank's {BEFORE} comes before its own {AFTER}, and no more"
+        return f"certain: each rank's {BEFORE} comes before its own {AFTER}, nothing else"
 
     def words(self) -> str:
         shown = ", ".join(f"{line.text} ({line.rank})" for line in self.lines)

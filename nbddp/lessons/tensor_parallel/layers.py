@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbddp.lessons.answer import OK, Exercise, Wrong, not_written
+from nbddp.lessons.answer import OK, Exercise, Wrong, mismatch, not_written
 from nbddp.lessons.nearness import is_near
 from nbddp.lessons.running import Reference, grouped, in_world, this_screen, world_sizes
 from nbddp.lessons.tensor_parallel.on_rank import HIDDEN, PARTS, computed, expected
@@ -69,7 +69,7 @@ def _output(right: Rows, r: int, by_rank: Mapping[int, Mapping[str, Any]], world
         why = "that is the world size × the sum: it was added up twice"
     else:
         why = "compare relu(x @ up.T) @ down.T on this rank's parts, added up over the ranks after the second layer"
-    return f"rank {r}: output[0][0] is {found[0][0]:.3f}, right is {right[0][0]:.3f}: {why}"
+    return f"rank {r}: output[0][0]: {mismatch(f'{right[0][0]:.3f}', f'{found[0][0]:.3f}', why)}"
 
 
 def _gradient(
@@ -93,7 +93,8 @@ def _gradient(
         why = "follow backward: the sum passes its gradient on unchanged, and x's gradient is added up over the ranks"
     at = next((i, j) for i, row in enumerate(right) for j, v in enumerate(row) if not abs(found[i][j] - v) <= CLOSE)
     value, wanted = found[at[0]][at[1]], right[at[0]][at[1]]
-    return f"rank {r}: the gradient of {name}[{at[0]}][{at[1]}] is {value:.3f}, right is {wanted:.3f}: {why}"
+    told = mismatch(f"{wanted:.3f}", f"{value:.3f}", why)
+    return f"rank {r}: gradient of {name}[{at[0]}][{at[1]}]: {told}"
 
 
 def near(some: Rows, other: Rows) -> bool:
