@@ -32,7 +32,7 @@ from nbddp.plan.topology import planned
 from nbddp.trace.measured import Measured
 from nbddp.trace.waiting import BUS_FACTOR
 from tests.looks.front_ends import SWITCHED
-from tests.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, places, set_to, sync_api
+from tests.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, places, set_to, sync_api, until
 from tests.test_timings import recording
 from tests.test_trace import assert_in_order
 
@@ -249,12 +249,18 @@ def opened(browser: Any, address: str) -> Any:
 
 
 def assert_follows(page: Any, theme: str, colour: tuple[int, ...], look: str) -> None:
-    """Whether the page in this theme has the picture on `colour`."""
+    """Whether the page, when it has this theme, has the picture on `colour`."""
     page.evaluate(CHANGE, f"JupyterLab {theme}")
     page.wait_for_function(SWITCHED, arg=f"JupyterLab {theme}")
+    words, image = page.locator(".jp-OutputArea-output pre"), page.locator(".jp-OutputArea img")
+
+    def seen() -> bool:  # a theme's colours come after its name
+        beside, corner = pixels(words), pixels(image).getpixel((2, 2))
+        return (beside.getpixel((beside.width - 3, 2)), corner) == (BEHIND[theme], colour)
+
+    until(seen, f"{theme}, and the picture on {colour},")
     if keep := os.environ.get("NBDDP_LOOKS"):
         page.screenshot(path=f"{keep}/{look}-{theme}.png")
-    assert pixels(page.locator(".jp-OutputArea img")).getpixel((2, 2)) == colour
 
 
 @BOOKS
