@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ import nbddp
 from docs.gallery import recording as gallery
 from nbddp.draw import bench, forecast, memory, timings
 from nbddp.draw.bench import bench as drawn_bench
-from nbddp.draw.page import POINTED, STYLE, in_the_dark
+from nbddp.draw.page import PICTURE, POINTED, STYLE, in_the_dark
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS, contrast
 from nbddp.draw.shown import Shown
 from nbddp.draw.topology import LOOKS
@@ -31,6 +32,7 @@ from nbddp.draw.topology import topology as drawn_topology
 from nbddp.plan.topology import planned
 from nbddp.trace.measured import Measured
 from nbddp.trace.waiting import BUS_FACTOR
+from tests.lessons import NOTEBOOKS
 from tests.looks.front_ends import SWITCHED
 from tests.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, places, set_to, sync_api, until
 from tests.test_timings import recording
@@ -218,6 +220,58 @@ def lab(tmp_path_factory: pytest.TempPathFactory, book: Any) -> Iterator[tuple[P
     subprocess.run(trust, env=os.environ | places(base), check=True, capture_output=True)
     with jupyterlab(base, folder, SETTINGS, more=BESIDE) as server:
         yield base, server
+
+
+WIDTHS = (640, 1000, 1400)  # pixels of a page
+# Of each picture: whether it has a box of its own to scroll in if it is wider than the page, and its words are folded
+PICTURES = """all => all.map(image => {
+  const output = image.closest('.jp-OutputArea-output'), sheet = image.closest('.nbddp-sheet');
+  return {wide: output.scrollWidth > output.clientWidth + 1, drawn: image.naturalWidth / image.width,
+          scrolls: getComputedStyle(sheet).overflowX, open: output.querySelectorAll('details[open]').length};
+})"""
+
+
+@pytest.mark.looks
+@pytest.mark.timeout(1800)
+def test_figures_of_all_lessons_fit_three_widths_and_follow_the_theme(browser: Any, tmp_path: Path) -> None:
+    """Set NBDDP_LOOKS to a folder to keep the pictures."""
+    keep, folder = os.environ.get("NBDDP_LOOKS"), tmp_path / "books"
+    shutil.copytree(NOTEBOOKS / "solutions", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    books = sorted(folder.glob("*.ipynb"))
+    trust = [sys.executable, "-m", "jupyter", "trust", *map(str, books)]
+    subprocess.run(trust, env=os.environ | places(tmp_path), check=True, capture_output=True)
+    count = 0
+    with jupyterlab(tmp_path, folder, SETTINGS, more=BESIDE) as server:
+        for book in books:
+            page = browser.new_page(viewport={"width": WIDTHS[0], "height": 12_000})
+            page.set_default_timeout(1000 * PATIENCE)
+            page.goto(f"{server['url']}doc/tree/{book.name}?token={server['token']}")
+            images = page.locator(f"img.{PICTURE}")
+            sync_api.expect(images).to_have_count(images_of(book), timeout=1000 * PATIENCE)
+            page.locator("body[data-jp-theme-name]").wait_for(state="attached")
+            count += images.count()
+            for width, theme in product(WIDTHS, BEHIND):
+                page.set_viewport_size({"width": width, "height": 12_000})
+                page.evaluate(CHANGE, f"JupyterLab {theme}")
+                page.wait_for_function(SWITCHED, arg=f"JupyterLab {theme}")
+                for i, found in enumerate(images.evaluate_all(PICTURES)):
+                    where = (book.name, i, width, theme)
+                    assert not found["wide"], where
+                    assert found["drawn"] >= 2, where  # pixels of the picture to one of the page
+                    assert found["scrolls"] == "auto", where
+                    assert found["open"] == 0, where
+                    image = images.nth(i)
+                    until(lambda image=image, theme=theme: pixels(image).getpixel((2, 2)) == BEHIND[theme], str(where))
+                    if keep:
+                        image.screenshot(path=f"{keep}/{book.stem}-{i}-{width}-{theme}.png")
+            page.close()
+    assert count >= 30
+
+
+def images_of(book: Path) -> int:
+    """How many pictures of ours its outputs have."""
+    outputs = [o for cell in nbformat.read(book, 4).cells for o in cell.get("outputs", ()) if "data" in o]
+    return sum(o.data.get("text/html", "").count("<img class=") for o in outputs)
 
 
 BOOKS = pytest.mark.parametrize(

@@ -110,6 +110,9 @@ def go_through(shown: Panel) -> None:
     sync_api.expect(cell.locator(".jp-OutputArea").first).to_contain_text("the end")
 
 
+BACKGROUNDS = "all => all.map(e => getComputedStyle(e).backgroundColor)"
+
+
 def click_on_a_step(shown: Panel) -> None:
     """While the cell trains: a click on the curve shows the timeline of the step there, and an arrow key that of the
     next one."""
@@ -126,6 +129,8 @@ def click_on_a_step(shown: Panel) -> None:
     shown.says(f"step {selected} of ")
     shown.at.locator(".nbddp-steps [role=slider]").press("ArrowRight")
     sync_api.expect(shown.at.get_by_label("step", exact=True)).to_have_value(str(selected + 1))
+    over = shown.at.locator(".nbddp-steps, .nbddp-steps :not(.noUi-handle, .noUi-handle *)")
+    assert set(over.evaluate_all(BACKGROUNDS)) == {"rgba(0, 0, 0, 0)"}, "the slider covers the curve"
 
 
 def last_step(shown: Panel) -> int:

@@ -26,10 +26,10 @@ STYLE = """<style>
 .nbddp-panel .node { border: 1px solid var(--edge); background: var(--frame); border-radius: 4px; padding: 8px }
 .nbddp-panel .rank { border: 1px solid var(--edge); background: var(--paper); border-radius: 4px; padding: 4px 8px }
 .nbddp-panel .rank { min-width: 5em; line-height: 1.3 }
-.nbddp-panel .line { display: flex; gap: 8px; align-items: center; margin-top: 8px }
+.nbddp-panel .line { display: flex; flex-wrap: wrap; gap: 4px 8px; align-items: center; margin-top: 8px }
 .nbddp-panel .line label { flex: 0 0 5em }
 .nbddp-panel .line input {
-  flex: 1 1 auto; min-width: 0; font-family: var(--code); font-size: inherit; color: var(--ink);
+  flex: 1 1 32em; min-width: 0; font-family: var(--code); font-size: inherit; color: var(--ink);
   background: var(--frame); border: 1px solid var(--edge); border-radius: 4px; padding: 4px 8px;
 }
 .nbddp-panel pre {
@@ -51,6 +51,7 @@ STYLE = """<style>
 .nbddp-panel .outputs section { border: 1px solid var(--edge); border-radius: 4px; padding: 4px 8px; min-width: 0 }
 .nbddp-panel .outputs pre { height: 14em; overflow: auto; display: flex; flex-direction: column-reverse }
 .nbddp-panel .outputs code { display: block; background: none; color: inherit; padding: 0; font: inherit }
+.nbddp-panel .outputs code { line-height: 1.4 }
 .nbddp-panel mark { background: none; color: inherit; font-weight: 600; text-decoration: underline }
 .nbddp-panel table.bars { border-collapse: collapse; margin: 0 0 8px; font-family: var(--code); font-size: inherit }
 .nbddp-panel table.bars caption { text-align: left; font-family: var(--jp-ui-font-family, sans-serif) }
@@ -68,7 +69,7 @@ STYLE = """<style>
 .nbddp-panel .nbddp-steps .noUi-target {
   height: 100%; background: none; border: none; box-shadow: none; cursor: crosshair;
 }
-.nbddp-panel .nbddp-steps .noUi-connect { background: none }
+.nbddp-panel .nbddp-steps :is(.noUi-base, .noUi-connects, .noUi-connect) { background: none !important }
 .nbddp-panel .nbddp-steps .noUi-handle {
   width: 2px; height: 100%; top: 0; right: -1px; border: none; border-radius: 0; box-shadow: none; margin: 0;
   background: var(--brand); transform: none;
