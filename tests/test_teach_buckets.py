@@ -7,11 +7,14 @@ from statistics import median
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_rgba
 
 import nbddp
+from nbddp.draw.palette import FILLS
 from nbddp.errors import BadInput
 from nbddp.lessons.buckets import figure as figures
 from nbddp.lessons.buckets.exercises import EXPOSED, EXPOSED_CASES, PACK, PACK_CASES, exposed_time
+from nbddp.lessons.buckets.explorer import MOST
 from nbddp.lessons.buckets.simulation import (
     CAP,
     DEFAULT,
@@ -84,6 +87,29 @@ def test_words_of_the_explorers_settings() -> None:
     assert "hidden behind backward and 4.18 ms exposed; the last bucket alone takes 4.18 ms" in default
     assert "bucket 7: 0.bias, 0.weight, 4.0 MiB" in four
     assert "658 µs exposed; the last bucket alone takes 658 µs" in four
+
+
+@pytest.mark.parametrize("sent", [0, 3, 8, MOST])
+def test_buckets_are_exchanged_one_by_one(sent: int) -> None:
+    setting = {**explore.buckets().settings[1], "sent": sent}
+    made, words = exchange(**setting), explore.buckets().show(**setting).words
+    assert [b.index for b in made.so_far] == [*range(min(sent, 8))]
+    assert made.is_whole == (sent >= 8)
+    if made.is_whole:
+        assert words == explore.buckets().show(**explore.buckets().settings[1]).words
+    else:
+        assert words.splitlines()[-1].startswith(f"8 ranks, 100 Gb/s InfiniBand: {sent} of 8 buckets exchanged, ")
+        assert "exposed" not in words
+    *_, time = explore.buckets().show(**setting).figure.axes
+    assert sum(patch.get_facecolor() != to_rgba(FILLS[2]) for patch in time.patches) == min(sent, 8)
+
+
+def test_no_setting_of_the_explorer_has_more_buckets_than_its_steps_reach() -> None:
+    caps = next(c for c in explore.buckets().controls if c.name == "cap_mb").options
+    widths = next(c for c in explore.buckets().controls if c.name == "width").options
+    made = (packed(linear_layers(n, width), cap) for n in range(1, 25) for width in widths for cap in caps)
+    most = max(len(one.buckets) for one in made)
+    assert most == MOST
 
 
 def test_the_figure_fits_its_texts() -> None:

@@ -43,7 +43,13 @@ class Slider:
 
 @dataclass(frozen=True)
 class Steps(Slider):
-    """The moves of something that goes on by itself: a slider with Play, a button back and a button forward."""
+    """The moves of something that goes on by itself: a slider with Play, a button back and a button forward. to_all:
+    whether the highest number is as many as there are."""
+
+    to_all: bool = False
+
+    def shown(self, value: Any) -> str:
+        return "all" if self.to_all and value == self.high else super().shown(value)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from nbddp.draw.shown import Shown
 from nbddp.lessons import running
 from nbddp.lessons.buckets import figure, simulation
-from nbddp.lessons.explorer import Choice, Explorer, Slider
+from nbddp.lessons.explorer import Choice, Explorer, Slider, Steps
+
+MOST = 24  # buckets: a layer each
 
 
 def buckets() -> Explorer:
     """Lesson 08: which gradients share a bucket, and how much of the exchange backward hides, on paper."""
-    start = {"layers": 8, "width": 1024, "cap_mb": 4, "backward": 20, "ranks": 8, "link": "100 Gb/s InfiniBand"}
+    start = {
+        "layers": 8, "width": 1024, "cap_mb": 4, "backward": 20, "ranks": 8, "link": "100 Gb/s InfiniBand",
+        "sent": MOST,
+    }  # fmt: skip
     return Explorer(
         lambda **chosen: figure.exchange(simulation.exchange(**chosen)),
         (
@@ -22,6 +27,7 @@ def buckets() -> Explorer:
             Slider("backward", "backward, ms", 5, 100, 5),
             Choice("ranks", "ranks", (2, 8, 64, 512)),
             Choice("link", "link", tuple(simulation.LINKS)),
+            Steps("sent", "buckets exchanged", 0, MOST, to_all=True),
         ),
         ({**start, "layers": 1, "width": 512, "ranks": 2}, start),
     )

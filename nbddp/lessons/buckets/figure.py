@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
+from nbddp.draw.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
 from nbddp.draw.shown import Shown
 from nbddp.lessons.buckets.simulation import Beside, Exchange, Packed, edges
 from nbddp.trace.overlap import exposed, lanes
@@ -35,7 +35,7 @@ def _figure(some: list[Exchange], words: str) -> Shown:
     height = 0.3 + STRIP + sum(heights) + BELOW + 0.42 * len(some)
     with rc_context(RC):
         figure = Figure(figsize=(WIDTH, height))
-        _gradients(_axes(figure, 0.3, STRIP, height), some[0].packed)
+        _gradients(_axes(figure, 0.3, STRIP, height), some[0].packed, len(some[0].so_far))
         top, whole = 0.3 + STRIP + 0.42, max(e.step.backward[2] for e in some)
         for e, row, own in zip(some, rows, heights, strict=True):
             axes = _axes(figure, top, own, height)
@@ -53,8 +53,8 @@ def _axes(figure: Figure, top: float, own: float, height: float) -> Any:
     return axes
 
 
-def _gradients(axes: Any, some: Packed) -> None:
-    """One box per gradient as wide as its bytes, under the bracket of its bucket."""
+def _gradients(axes: Any, some: Packed, sent: int) -> None:
+    """One box per gradient as wide as its bytes, under the bracket of its bucket; in colour if that has been sent."""
     whole = sum(some.bytes)
     axes.set(xlim=(0, whole), xticks=[])
     inch = whole / (WIDTH - LEFT - RIGHT)
@@ -62,12 +62,13 @@ def _gradients(axes: Any, some: Packed) -> None:
     at = edges(some)
     for k, members in enumerate(some.buckets):
         left, right = at[members[0]][0], at[members[-1]][1]
+        fill, edge = (TINTS[k % len(TINTS)], FILLS[k % len(FILLS)]) if k < sent else (FRAME, FAINT)
         for i in members:
             a, b = at[i]
-            axes.add_patch(Rectangle((a, 0.06), b - a, 0.36, fc=TINTS[k % len(TINTS)], ec=INK, lw=0.4, clip_on=False))
+            axes.add_patch(Rectangle((a, 0.06), b - a, 0.36, fc=fill, ec=INK, lw=0.4, clip_on=False))
             _fit(axes, (a + b) / 2, 0.25, [some.names[i], some.names[i].split(".")[0]], (b - a) / inch)
         axes.plot([left + 0.03 * inch, left + 0.03 * inch, right - 0.03 * inch, right - 0.03 * inch],
-                  [0.48, 0.54, 0.54, 0.48], color=FILLS[k % len(FILLS)], lw=1.6, solid_joinstyle="miter")  # fmt: skip
+                  [0.48, 0.54, 0.54, 0.48], color=edge, lw=1.6, solid_joinstyle="miter")  # fmt: skip
         said = size(some.size(k))
         _fit(axes, (left + right) / 2, 0.69, [f"bucket {k} · {said}", f"{k} · {said}", str(k)], (right - left) / inch)
 
@@ -89,14 +90,18 @@ def _time(axes: Any, e: Exchange, row: list[int], own: float, whole: int, last: 
         axes.text(-0.1 * inch / 1e6, (line + 0.5) * LINE, name, size=8, ha="right", va="center")
     axes.add_patch(Rectangle((start / 1e6, 0.03), (end - start) / 1e6, LINE - 0.06, fc=BACKWARD, ec=PAPER, lw=0.5))
     _fit(axes, (start + end) / 2e6, LINE / 2 - 0.01, [duration((end - start) / 1e9)], (end - start) / inch, color=PAPER)
-    for bucket, lane in zip(e.step.buckets, row, strict=True):
+    for bucket, lane in zip(e.so_far, row, strict=False):
         k, y = bucket.index, LINE * (1 + lane)
         axes.plot([bucket.ready / 1e6] * 2, [LINE - 0.08, LINE + 0.03], color=INK, lw=0.9)
         axes.add_patch(Rectangle((bucket.sent / 1e6, y + 0.03), (bucket.done - bucket.sent) / 1e6, LINE - 0.06,
                                  fc=TINTS[k % len(TINTS)], ec=INK, lw=0.5, clip_on=False))  # fmt: skip
         middle, room = (bucket.sent + bucket.done) / 2e6, (bucket.done - bucket.sent) / inch
         _fit(axes, middle, y + LINE / 2, [f"bucket {k}", str(k)], room)
-    _exposed(axes, e, LINE * (2 + max(row, default=0)), end, whole)
+    foot = LINE * (2 + max(row, default=0))
+    if e.is_whole:
+        _exposed(axes, e, foot, end, whole)
+    else:
+        axes.plot([e.now / 1e6] * 2, [0, foot + 0.05], color=INK, lw=1.2, clip_on=False)
     if last:
         axes.spines["bottom"].set_visible(True)
         axes.set_xlabel("milliseconds since backward began", size=8)

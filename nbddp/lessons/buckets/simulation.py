@@ -125,11 +125,26 @@ def _ns(time: float) -> int:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Packed gradients and their exchange, on paper or as it was; `what` says which, in a few words."""
+    """Packed gradients and their exchange, on paper or as it was; `what` says which, in a few words. sent: the number
+    of buckets that have been exchanged so far; None: all."""
 
     packed: Packed
     step: Step
     what: str
+    sent: int | None = None
+
+    @property
+    def so_far(self) -> tuple[Bucket, ...]:
+        return self.step.buckets[: self.sent]
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.so_far) == len(self.step.buckets)
+
+    @property
+    def now(self) -> int:
+        """Nanoseconds from the beginning of backward until the last bucket so far has been exchanged."""
+        return self.so_far[-1].done if self.so_far else self.step.backward[0]
 
     @property
     def backward(self) -> Span:
@@ -154,14 +169,24 @@ class Exchange:
         return bucket.done - bucket.sent
 
     def words(self) -> str:
-        return f"{self.packed.words()}\n{self.sentence()}"
+        return f"{self.packed.words()}\n{self.sentence() if self.is_whole else self.progress()}"
+
+    def progress(self) -> str:
+        """What has been exchanged so far."""
+        begun = duration((self.now - self.backward[0]) / 1e9)
+        return (
+            f"{self.what}: {len(self.so_far)} of {counted(len(self.step.buckets), 'bucket')} exchanged, {begun} after "
+            "backward began"
+        )
 
 
-def exchange(layers: int, width: int, cap_mb: float | str, backward: int, ranks: int, link: str) -> Exchange:
-    """The explorer's question. backward: milliseconds; link: a name in LINKS."""
+def exchange(
+    layers: int, width: int, cap_mb: float | str, backward: int, ranks: int, link: str, sent: int | None = None
+) -> Exchange:
+    """The explorer's question. backward: milliseconds; link: a name in LINKS; sent: buckets exchanged so far."""
     some = packed(linear_layers(layers, width), cap_mb)
     step = timeline(some, backward / 1e3, ranks, LINKS[link])
-    return Exchange(some, step, f"{counted(ranks, 'rank')}, {link}")
+    return Exchange(some, step, f"{counted(ranks, 'rank')}, {link}", sent)
 
 
 @dataclass(frozen=True)

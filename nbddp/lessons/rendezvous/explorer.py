@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbddp.lessons.explorer import Choice, Explorer, Slider
+from nbddp.lessons.explorer import Choice, Explorer, Steps
 from nbddp.lessons.rendezvous.figure import arrivals
 from nbddp.lessons.rendezvous.simulation import FAULTS, NOTHING, OWN, arrival
 
@@ -12,7 +12,7 @@ def arrived() -> Explorer:
     return Explorer(
         lambda **chosen: arrivals(arrival(**chosen)),
         (
-            Slider("arrived", "processes started", 1, 4),
+            Steps("arrived", "processes started", 1, 4),
             Choice("last_first", "who starts first", (("node 0", False), ("the last node", True))),
             Choice("fault", "mistake", FAULTS),
         ),
