@@ -23,6 +23,8 @@ SLIDER_KEYS = "← and → move a slider"
 LIST_KEYS = "Space opens a list, ↑, ↓ and Enter choose"  # closed, JupyterLab takes the arrows: they go to another cell
 BUTTON_KEYS = "Space presses a button"
 KEYS = '<small style="opacity: 0.75">{}</small>'
+TEXT = "nbddp-text"  # CSS class of the folded words
+HEADER = f".{TEXT} :is(.lm-Widget, .p-Widget) {{color: var(--jp-ui-font-color0, inherit)}}"  # ipywidgets' is too faint
 PACE = 1000  # milliseconds from a step to the next, when it is played
 LETTER, FIELD = 0.58, 22.0  # em: a letter, with something to spare; a slider with its number
 
@@ -108,9 +110,15 @@ class Explorer:
         label = max(12.0, *(LETTER * len(c.label) for c in self.controls))  # em; all controls begin on one line
         made = {c.name: _control(w, c, self.settings[0][c.name], label) for c in self.controls}
         rows = [_with_buttons(w, made[c.name]) if isinstance(c, Steps) else made[c.name] for c in self.controls]
-        drawn, refusal, words, keys = w.HTML(), w.HTML(), w.HTML(), w.HTML(KEYS.format(self.keys()))
+        drawn, refusal, words, keys = (
+            w.HTML(),
+            w.HTML(),
+            w.HTML(),
+            w.HTML(f"<style>{HEADER}</style>{KEYS.format(self.keys())}"),
+        )
         text = w.Accordion(children=[words], selected_index=None)  # closed
         text.set_title(0, FOLDED)  # ipywidgets 7 has no `titles`
+        text.add_class(TEXT)
         drawn.layout.margin = "6px 0 0 0"
 
         def draw(change: Any = None) -> None:
