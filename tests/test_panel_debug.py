@@ -111,10 +111,13 @@ def drive(count, lines):
             states.append([(r.state, r.doing) for r in panel.state.ranks])
     except BaseException as e:
         answers.append(repr(e))
-states = []
+states, drivers = [], []
 def driven(count, lines):
+    for before in drivers:  # its last answer may come when its cell has ended
+        before.join(60)
     answers.clear(), states.clear()
-    threading.Thread(target=drive, args=(count, lines), daemon=True).start()
+    drivers[:] = [threading.Thread(target=drive, args=(count, lines), daemon=True)]
+    drivers[0].start()
 """
 
 

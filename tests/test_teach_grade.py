@@ -413,7 +413,7 @@ ATTACKS = {  # learner → what is in the file, what is said of place_of
     ),
     "forges": (FORGES + RIGHT, "what a rank sent is no answer"),
     "sends pickles": (SENDS_PICKLES + RIGHT, "ok"),
-    "forks twice": (FORKS_TWICE + WRONG, "place_of(0, 4) is [0, 4]"),
+    "forks twice": (FORKS_TWICE + WRONG, "place_of(0, 4): expected [0, 0], got [0, 4]"),
     "=1+1": (RIGHT, "ok"),
     "endless class": (
         f"class A:\n    while True: pass\n{RIGHT}{PATCHED_RANK}",
@@ -427,7 +427,7 @@ ATTACKS = {  # learner → what is in the file, what is said of place_of
 ODD = {  # exercise → what its function does, what is said of it
     "gpus_of": ("raise ValueError(chr(0xd800))", "raised ValueError: \\ud800"),
     "pack": (r"raise ValueError('\x1b[2J\x1b[31mred\x07\u202e')", "raised ValueError: red"),
-    "exposed": ("return chr(0xd800)", "is '\\\\ud800'"),
+    "exposed": ("return chr(0xd800)", "got '\\\\ud800'"),
     "nodes_of": ("a = []\nfor _ in range(9999): a = [a]\nreturn a", "raised RecursionError"),
     "missing_ranks": ("a = ()\nfor _ in range(99): a = (a,)\nreturn a", "TooMuch: the answer has more than 50 lists"),
     "bytes_per_rank": ("return 'x' * (1 << 20)", "TooMuch: the answer takes"),
