@@ -33,18 +33,13 @@ from nbddp.plan.topology import planned
 from nbddp.trace.measured import Measured
 from nbddp.trace.waiting import BUS_FACTOR
 from tests.lessons import NOTEBOOKS
-from tests.looks.front_ends import SWITCHED
+from tests.looks.front_ends import BESIDE, EXTENSIONS, SWITCHED
 from tests.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, places, set_to, sync_api, until
 from tests.test_timings import recording
 from tests.test_trace import assert_in_order
 
 PAGES = {"JupyterLab": "#111111", "high contrast": "#000000", "VS Code": "#1f1f1f"}  # behind an output, dark
 CHANGE = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
-EXTENSIONS = Path(__file__).parent.parent / "nbddp/draw/labextensions"
-BESIDE = [  # options of a server: the extension, as if nbddp was installed there
-    f"--LabServerApp.extra_labextensions_path={EXTENSIONS}",
-    *(f"--{app}.expose_app_in_browser=True" for app in ("LabApp", "JupyterNotebookApp")),
-]
 BEHIND = {"Light": (255, 255, 255), "Dark": (17, 17, 17)}  # behind a notebook's output in JupyterLab
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
+import psutil
 import pytest
 
 from nbddp.base.share import STAGES, Share, Step
@@ -294,9 +295,14 @@ def test_panels_that_are_closed_leave_nothing(shown: Kernel) -> None:
     until(shown, from_here, lambda count: count == 1)
 
 
-def test_when_the_kernel_ends_or_restarts_the_picture_and_the_words_stay(new_kernel: Kernel) -> None:
+def test_when_the_kernel_restarts_picture_and_words_stay_and_no_process_does(new_kernel: Kernel) -> None:
+    """Under an open panel that has started a pool and draws it."""
     first = new_kernel.run("%ddp panel")
     ident, _ = [c["transient"]["display_id"] for _, kind, c in first.messages if kind == "display_data"]
+    assert new_kernel.run("from nbddp.front.magics import standing_pool\nimport json, psutil\n"
+                          "standing_pool().start()").ok  # fmt: skip
+    below = asked(new_kernel, "[[p.pid, p.create_time()] for p in psutil.Process().children(recursive=True)]")
+    assert len(below) > 3
     new_kernel.client.shutdown(restart=True)
     end, last = time.monotonic() + 60, None
     while last is None and time.monotonic() < end:
@@ -306,3 +312,16 @@ def test_when_the_kernel_ends_or_restarts_the_picture_and_the_words_stay(new_ker
             last = content["data"]
     assert last is not None
     assert set(last) == {"text/plain", "text/html", "image/png"}
+    while (left := [p for p in map(living, below) if p is not None]) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not left
+
+
+def living(known: Sequence[Any]) -> psutil.Process | None:
+    """The process of this pid and start time, if it runs."""
+    pid, began = known
+    try:
+        process = psutil.Process(pid)
+        return process if process.create_time() == began and process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.NoSuchProcess:
+        return None

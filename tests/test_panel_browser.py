@@ -40,8 +40,9 @@ import os
 rank = int(os.environ['RANK'])
 breakpoint()
 print('the end')"""
+EXPLORE = "from nbddp.teach import explore\nexplore.layout()"
 CELLS = (Output("load", "%load_ext nbddp"), Output("panel", "%ddp panel"), Output("train", TRAIN),
-         Output("hang", HANG), Output("break", BREAK))  # fmt: skip
+         Output("hang", HANG), Output("break", BREAK), Output("explore", EXPLORE))  # fmt: skip
 PAGES = ("Launch", "Ranks", "Output", "Timings", "Debugger")
 WIDTHS = (900, 1400)
 
@@ -53,6 +54,7 @@ class Panel:
         self.page = page
         for number in (0, 1):
             page.ended(page.begin(number))
+        page.close_dialogs()
         self.at = page.page.locator(".nbddp-panel").first
         self.expect = sync_api.expect(self.at)
         sync_api.expect.set_options(timeout=1000 * PATIENCE)
@@ -228,6 +230,18 @@ def test_the_same_in_notebook_7(tmp_path: Path) -> None:
     with panel("notebook", tmp_path, python) as shown:
         go_through(shown)
         change_plan(shown)
+        move_a_slider(shown.page)
+
+
+def move_a_slider(page: Page) -> None:
+    """An explorer's, by keys: the front end takes none of them for its cells."""
+    cell = page.begin(5)
+    slider = cell.get_by_role("slider").first
+    value = slider.get_attribute("aria-valuenow")
+    for key, moved in (("End", True), ("Home", False), ("ArrowRight", True), ("ArrowLeft", False)):
+        slider.press(key)
+        assert (slider.get_attribute("aria-valuenow") != value) is moved, key
+        assert slider.evaluate("e => e === document.activeElement")
 
 
 AT_ONCE = 2.0  # seconds from a click to the page, on busy cores

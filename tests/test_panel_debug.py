@@ -62,6 +62,13 @@ def test_a_transcript_has_lines_and_answers_of_each_rank() -> None:
     found.sent([0], "c")
     found.heard(0, said("", stopped=False))
     assert found.stopped == [1]
+    told: list[Any] = []
+    found.views["test"] = lambda rank, lines: told.append((rank, *lines))
+    found.sent([1], "c")
+    found.refused(1, "c")
+    assert not found.talks[1].asked
+    assert found.talks[1].lines[-2:] == (f"{PROMPT}c", "rank 1 has gone on before it read 'c'")
+    assert told == [(1, "rank 1 has gone on before it read 'c'")]
     found.heard(1, said("line\n" * 2000))
     assert len(found.talks[1].lines) == MOST
     shown = page.talks(rules.talked(State(), [talk for _, talk in sorted(found.talks.items())]))
@@ -111,6 +118,12 @@ def drive(count, lines):
             states.append([(r.state, r.doing) for r in panel.state.ranks])
     except BaseException as e:
         answers.append(repr(e))
+def burst():
+    run = stopped(2)
+    run.debug([0, 1], "c")
+    for _ in range(50):
+        run.debug([0, 1], "p 1")
+        time.sleep(0.002)
 states, drivers = [], []
 def driven(count, lines):
     for before in drivers:  # its last answer may come when its cell has ended
@@ -161,6 +174,14 @@ def test_a_breakpoint_at_the_end_of_a_cell_stops_all_ranks(panel: Kernel) -> Non
     done = panel.run("%%ddp\nx = 5\nbreakpoint()")
     assert done.ok, done.error
     assert until(panel, "answers", lambda found: len(found) == 2)[0] == {"0": ["5"], "1": ["5"]}
+
+
+def test_lines_that_come_when_a_rank_has_gone_on_are_said_to_be_unread(panel: Kernel) -> None:
+    assert panel.run("threading.Thread(target=burst, daemon=True).start()").ok
+    assert panel.run("%%ddp\nimport time\nbreakpoint()\ntime.sleep(0.5)").ok
+    said = asked(panel, "{r: t.lines for r, t in panel.pool.last_run.debugged.talks.items()}")
+    for rank, lines in said.items():
+        assert f"rank {rank} has gone on before it read 'p 1'" in lines, lines
 
 
 def test_stop_ends_a_cell_whose_ranks_are_stopped(panel: Kernel) -> None:

@@ -158,3 +158,61 @@ def test_rank_search_and_differences_are_the_same_in_all_panels(panel: Kernel) -
     code = "other = nbddp.Panel().view\nview.shown['rank'].value = 1\nother.shown['search'].value = 'end'\n"
     assert panel.run(code).ok
     assert asked(panel, "[[v.shown['rank'].value, v.shown['search'].value] for v in (view, other)]") == [[1, "end"]] * 2
+
+
+TEN = """import random, threading, traceback
+views = [view, *(nbddp.Panel().view for _ in range(9))]
+said = []
+
+def move():
+    "Each time another panel, and another of its controls."
+    luck = random.Random(7)
+    chosen = {"nproc": (1, 3), "nnodes": (1, 2), "device": ("cpu", "auto"), "timeout": ("", "soon", "60"),
+              "hosts": ("a,b", "a b", ""), "oversubscribe": (True, False), "max_restarts": (0, 2)}
+    for n in range(80):
+        at = views[n % 10]
+        kind = n % 4
+        if kind == 0:
+            name = luck.choice(list(chosen))
+            at.controls[name].value = luck.choice(chosen[name])
+        elif kind == 1:
+            at.shown["search"].value = luck.choice(("", "end", "0"))
+        elif kind == 2:
+            at.shown["differences"].value = not at.shown["differences"].value
+        elif at.slider.layout.display == "":
+            at.slider.value = luck.randint(at.slider.min, at.slider.max)
+        time.sleep(0.02)
+
+def act():
+    try:
+        move()
+        said.append("done")
+    except BaseException:
+        said.append(traceback.format_exc())
+
+def tree(widget):
+    yield widget
+    for child in getattr(widget, "children", ()):
+        yield from tree(child)
+
+def seen(at):
+    "All that a reader sees of a panel; its own key apart, and the choices that are each panel's own."
+    own = (at.which, at.whom, at.tabs, at.line, at.step)
+    return [[type(w).__name__, str(w.value).replace(at._key + "-", "")] for w in tree(at.widget)
+            if hasattr(w, "value") and w not in own]
+
+actor = threading.Thread(target=act)
+actor.start()"""
+
+
+def test_ten_panels_show_the_same_after_each_has_moved_something_while_a_cell_ran(panel: Kernel) -> None:
+    done = panel.run("import time\n" + TEN)
+    assert done.ok, done.error
+    slow = TRAIN.replace("range(6)", "range(150)").replace("model(", "time.sleep(0.02); model(")
+    assert panel.run(slow).ok
+    assert panel.run("actor.join()").ok
+    assert asked(panel, "said") == ["done"]
+    assert asked(panel, "len(seen(view))") > 25
+    differ = "[[n, a, b] for n, v in enumerate(views[1:], 1) for a, b in zip(seen(view), seen(v)) if a != b]"
+    until(panel, differ, lambda found: not found, seconds=20)
+    assert panel.run("[v.close() for v in views[1:]]").ok

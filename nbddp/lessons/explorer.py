@@ -23,7 +23,8 @@ SLIDER_KEYS = "← and → move a slider"
 LIST_KEYS = "Space opens a list, ↑, ↓ and Enter choose"  # closed, JupyterLab takes the arrows: they go to another cell
 BUTTON_KEYS = "Space presses a button"
 KEYS = '<small style="opacity: 0.75">{}</small>'
-TEXT = "nbddp-text"  # CSS class of the folded words
+CLASS = "nbddp-explorer"  # CSS class; its sliders keep their keys in Notebook 7 (draw/labextensions)
+TEXT = "nbddp-text"  # of the folded words
 HEADER = f".{TEXT} :is(.lm-Widget, .p-Widget) {{color: var(--jp-ui-font-color0, inherit)}}"  # ipywidgets' is too faint
 PACE = 1000  # milliseconds from a step to the next, when it is played
 LETTER, FIELD = 0.58, 22.0  # em: a letter, with something to spare; a slider with its number
@@ -136,7 +137,9 @@ class Explorer:
         draw()
         for control in made.values():
             control.observe(draw, "value")
-        return w.VBox([*rows, drawn, refusal, text, keys])
+        whole = w.VBox([*rows, drawn, refusal, text, keys])
+        whole.add_class(CLASS)
+        return whole
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         figures = [self.show(**s) for s in self.settings]

@@ -141,3 +141,12 @@ class Debugged:
             talk = self.talks[rank]
             again = replace(talk, asked=True, answer=(), lines=(*talk.lines, f"{PROMPT}{line}")[-MOST:])
             self.talks = {**self.talks, rank: again}
+
+    def refused(self, rank: int, line: str) -> None:
+        """The rank no longer stood in its debugger when the line came: it was not read."""
+        said = (f"rank {rank} has gone on before it read {line!r}",)
+        talk = self.talks[rank]
+        again = replace(talk, asked=False, lines=(*talk.lines, *said)[-MOST:], answer=(*talk.answer, *said))
+        self.talks = {**self.talks, rank: again}
+        for told in list(self.views.values()):
+            told(rank, said)

@@ -506,7 +506,14 @@ class Run:
         """As `debug`, in the run's own thread."""
         waiting = [r for r in ranks if r in self.debugged.stopped and r not in self.ended]
         self.debugged.sent(waiting, line)
-        self.workers.look(waiting, {"op": "debug", "line": line}, lambda rank, took: None)
+        for rank in set(ranks) & set(self.debugged.talks) - set(waiting):
+            self.debugged.refused(rank, line)
+
+        def hear(rank: int, took: Any) -> None:
+            if not took:
+                self.events.put(("do", -1, lambda: self.debugged.refused(rank, line)))
+
+        self.workers.look(waiting, {"op": "debug", "line": line}, hear)
 
     def _ask_line_if_due(self) -> float | None:
         """Ask for a line for ranks that have stopped, if one is due; seconds until it may be."""

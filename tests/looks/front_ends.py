@@ -22,10 +22,21 @@ FRONT_ENDS = {"lab": "jupyterlab", "notebook": "notebook"}
 PAGES = {"lab": "doc/tree", "notebook": "notebooks"}
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 LIVE = 20.0  # seconds until what is to be seen while a cell runs
+EXTENSIONS = Path(__file__).parents[2] / "nbddp/draw/labextensions"
+BESIDE = [  # options of a server: the extension, as if this nbddp was installed there
+    f"--LabServerApp.extra_labextensions_path={EXTENSIONS}",
+    *(f"--{app}.expose_app_in_browser=True" for app in ("LabApp", "JupyterNotebookApp")),
+]
 SIZE = {"width": 1120, "height": 2400}  # CSS pixels; a cell that is higher would be cut
 STRUCTURE = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 SWITCHED = """name => document.body.dataset.jpThemeName === name
     && getComputedStyle(document.body).getPropertyValue('--jp-layout-color0').trim() !== ''"""
+# A run that is asked for without a kernel opens the dialog "Select Kernel", and an idle kernel is shown before there is
+# a connection to it
+CONNECTED = """() => {
+    const context = window.jupyterapp.shell.currentWidget?.context?.sessionContext;
+    return context?.isReady && context.session?.kernel?.connectionStatus === 'connected';
+}"""
 Look = Callable[[str, str, bytes, Seen], None]  # theme, name, picture, what is on it
 FIGURE = "img.nbddp-picture:not(.widget-image)"
 
@@ -41,6 +52,7 @@ class Page:
         self.cells = page.locator(".jp-CodeCell")
         sync_api.expect(self.cells).to_have_count(len(outputs), timeout=1000 * PATIENCE)
         page.wait_for_function("window.jupyterapp !== undefined")
+        page.wait_for_function(CONNECTED)
         page.locator("[data-status=idle], .jp-NotebookKernelStatus:has-text('Idle')").first.wait_for(state="attached")
 
     def command(self, name: str, **args: Any) -> None:
@@ -82,11 +94,15 @@ class Page:
     def ended(self, cell: Any) -> None:
         sync_api.expect(cell.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]:"), timeout=1000 * PATIENCE)
 
-    def seen(self, cell: Any) -> tuple[bytes, Seen]:
-        """The picture of a cell, and what is on it. Dialogs of other extensions are closed before."""
+    def close_dialogs(self) -> None:
+        """With their last button: they are those of other extensions."""
         for dialog in self.page.locator(".jp-Dialog").all():
             dialog.locator(".jp-Dialog-button").last.click()
             dialog.wait_for(state="detached")
+
+    def seen(self, cell: Any) -> tuple[bytes, Seen]:
+        """The picture of a cell, and what is on it."""
+        self.close_dialogs()
         self.page.mouse.move(1, 1)
         cell.scroll_into_view_if_needed()
         found = cell.locator(".jp-Cell-outputWrapper").evaluate(STRUCTURE)
@@ -173,9 +189,7 @@ def opened(
     name = "outputs.ipynb"
     nbformat.write(book(outputs), folder / name)
     module, chromium = FRONT_ENDS[front], browsers_path()
-    app = {"lab": "LabApp", "notebook": "JupyterNotebookApp"}[front]
-    more = [f"--{app}.expose_app_in_browser=True"]
-    with jupyterlab(base, folder, SETTINGS, module=module, python=python, more=more) as server:
+    with jupyterlab(base, folder, SETTINGS, module=module, python=python, more=BESIDE) as server:
         address = f"{server['url']}{PAGES[front]}/{name}?token={server['token']}"
         with sync_api.sync_playwright() as play:
             browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
