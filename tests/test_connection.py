@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import zmq
-from jupyter_client.session import DELIM
+from jupyter_client.session import DELIM, Session
+from zmq.eventloop.zmqstream import ZMQStream
 
 import nbddp
 from nbddp.pool import connection
@@ -43,6 +46,34 @@ def until(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < end, "not in time"
         time.sleep(0.01)
+
+
+def test_messages_that_wait_go_out_in_one_turn_of_the_clients_loop() -> None:
+    """Where a stream sent them by itself, each would take a turn, and a handover of the interpreter."""
+    loop, calls = asyncio.new_event_loop(), list[Callable[[], None]]()
+    asyncio.set_event_loop(loop)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as near, context.socket(zmq.DEALER) as far:
+        far.identity = b"engine"
+        far.bind("inproc://engine")
+        near.connect("inproc://engine")
+        session = Session(key=b"key")
+        session.send(far, "hello")
+        assert near.poll(5000)
+        near.recv_multipart()
+        stream = ZMQStream(near)
+        loop_of = SimpleNamespace(add_callback=calls.append)
+        outbox = ipyparallel_seams.Outbox(SimpleNamespace(_mux_stream=stream, _io_loop=loop_of, session=session))
+        for _ in range(5):
+            outbox.request("engine", session.msg("request"), ())
+        (send,) = calls
+        send()
+        assert not stream.sending()
+        for _ in range(5):
+            assert far.poll(5000)
+            far.recv_multipart()
+        stream.close()
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 def malformed(session: Any) -> list[list[bytes]]:

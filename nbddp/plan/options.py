@@ -435,8 +435,10 @@ def cell_parser() -> Parser:
     return parser
 
 
+@functools.lru_cache(maxsize=256)
 def parse_cell(line: str) -> LaunchSpec:
-    """A `%%ddp` line → LaunchSpec. Raises BadInput, or HelpAsked with the text to show."""
+    """A `%%ddp` line → LaunchSpec. Raises BadInput, or HelpAsked with the text to show. It depends on nothing else, and
+    most cells have the line of one before."""
     words, argv = split_argv(split_line(line, "%%ddp"))
     space = cell_parser().parse_strictly(words)
     if space.max_restarts and space.ranks is not None:

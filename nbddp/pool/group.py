@@ -266,8 +266,9 @@ class WorkerGroup:
         change = plan_change(old, Layout(topology, visible), living, fresh)
         if self.joined is not None and old is not None:
             self._refuse(self.joined, change)
-        before_end(change.end)
-        self.end(change.end)
+        if change.end:
+            before_end(change.end)
+            self.end(change.end)
         if change.start and self.joined is not None:
             progress(Step(f"importing torch in {counted(len(change.start), 'engine')}", "engines"))
             return self._take_engines(self.joined, topology, visible, change.start)

@@ -76,8 +76,7 @@ class Runs:
         most = logfile.limit(os.environ)
         if self.ranks.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
-        self._make_ready(screen, new=request.is_program or request.op == "push")
-        group.begin_logs(ranks)
+        self._make_ready(ranks, screen, new=request.is_program or request.op == "push")
         number = next(self._numbers)
         logs = group.nodes[0].run_folder(number)
         if folder is not None:
@@ -125,19 +124,22 @@ class Runs:
 
     # -- before a run --------------------------------------------------------------------------------
 
-    def _make_ready(self, screen: Screen, new: bool) -> None:
-        """Nothing of an earlier run is left, the workers can be reached, and there is one for each rank. new: also none
-        that a script has spent; a look at what that has left asks it."""
+    def _make_ready(self, ranks: Sequence[int], screen: Screen, new: bool) -> None:
+        """Nothing of an earlier run is left, the workers can be reached, and there is one for each rank; what these
+        ranks write from here on is the next run's. new: also none that a script has spent; a look at what that has left
+        asks it."""
         group = self.group
         if new:
             group.end_spent()
         if group.broken:
             self.end_groups()
         self.ranks.renewed = group.wire.connection.renewed
-        group.wire.connection.check()
         if len(group.workers) < group.world_size or not all(w.lives for w in group.workers.values()):
+            group.wire.connection.check()
             for note in group.match(group.placed(), group.visible, before_end=self.call_exits):
                 screen.say(note)
+        group.begin_logs(ranks)
+        group.wire.connection.check()  # the last: meanwhile its word has come
 
     def _specs(
         self, request: Request, number: int, ports: Sequence[int], attempt: int, folder: LogDir | None, debug: bool

@@ -7,6 +7,7 @@ subclass, and `OVERRIDES` lists it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import sys
 import types
@@ -195,9 +196,10 @@ def identity_of_cell(kernel: Any) -> Any:
     return known.get() if known is not None else kernel._parent_ident["shell"]
 
 
-def lacks_of_stdin(kernel_class: Any) -> list[str]:
+@functools.cache
+def lacks_of_stdin(kernel_class: Any) -> tuple[str, ...]:
     """What a question to the reader needs of a kernel's class and it does not have."""
     named = {*dir(kernel_class), *getattr(kernel_class, "__annotations__", {})}
     needed = ["get_parent", "session", "stdin_socket", "_allow_stdin"]
     has_ident = "_get_shell_context_var" in named or "_parent_ident" in named or "_shell_parent_ident" in named
-    return [name for name in needed if name not in named] + ["_parent_ident"] * (not has_ident)
+    return (*(name for name in needed if name not in named), *["_parent_ident"] * (not has_ident))

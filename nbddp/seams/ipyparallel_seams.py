@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
+from zmq import POLLOUT
+
 STREAMS = (
     "_iopub_stream", "_notification_stream", "_query_stream", "_control_stream", "_mux_stream", "_task_stream",
     "_broadcast_stream",
@@ -69,13 +71,17 @@ class Outbox:
 
     def _send(self) -> None:
         self._called = False  # what is put from here on is sent now, or by another call
+        streams = set()
         try:
             while self._waiting:
                 stream, message, ident, buffers = self._waiting.popleft()
+                streams.add(stream)
                 self._client.session.send(stream, message, ident=ident, buffers=[*buffers])
         finally:
             if self._waiting:  # of what could not be sent the loop tells
                 self._client._io_loop.add_callback(self._send)
+            for stream in streams:
+                stream.flush(POLLOUT)  # at once; else each turn of the loop sends one message
 
 
 def ask_hub(client: Any) -> None:
