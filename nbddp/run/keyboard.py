@@ -34,7 +34,7 @@ def for_ranks(shell: Any) -> Keyboard | None:
         return None
     kernel = getattr(shell, "kernel", None)
     if kernel is not None:
-        able = not ipykernel_seams.lacks_of_stdin(type(kernel))
+        able = not ipykernel_seams.lacks_of_stdin(kernel.__class__)
         return FrontEnd(kernel) if able and ipykernel_seams.may_ask(kernel) else None
     if not _is_terminal(sys.stdin) or not _is_terminal(sys.stdout):
         return None
