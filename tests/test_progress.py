@@ -9,9 +9,23 @@ from typing import Any
 import pytest
 
 from nbddp.base.share import Share
-from nbddp.run.screen import Notebook, bar_of
+from nbddp.run.screen import Notebook, Terminal, bar_of
 from tests.kernels import Kernel, Shown
 
+LATE = """%%ddp
+import os, signal, time
+if os.environ['RANK'] == '1':
+    raise ValueError('no')
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+time.sleep(0.8 + 0.3)"""
+HUNG = """%%ddp --hang-after 0.3
+import signal, time, torch, torch.distributed as dist
+dist.init_process_group()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+try:
+    if dist.get_rank() != 1: dist.all_reduce(torch.ones(1))
+finally:
+    time.sleep(0.5)"""
 EMPTY = {"text/plain": ""}
 CHECK = """from nbddp.teach import check
 def share_of(items, rank, world_size): return items[rank::world_size]
@@ -43,6 +57,39 @@ def test_progress_stays_until_there_is_something_else_to_see() -> None:
     assert said[-1] == {"text/plain": "rank 0 │ a line"}
     screen.finish([])
     assert said[-1] == EMPTY
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (LATE, "rank 1 raised ValueError: no (cell line 4); interrupting ranks 0, 2–3 …"),
+        (LATE.replace("raise", "print('a line')\n    raise"), "rank 1 │ a line\nnbddp: rank 1 raised ValueError: no"),
+        (HUNG, "deadlock: ranks 0, 2–3 wait in all_reduce #1"),
+    ],
+    ids=["failed", "after a line", "hung"],
+)
+def test_what_ends_a_run_is_seen_before_the_last_rank_has_ended_it(four: Kernel, code: str, words: str) -> None:
+    shown = four.run(code)
+    assert not shown.ok
+    seen = [at for at, _, c in shown.messages if words in (c.get("data") or {}).get("text/plain", "")]
+    assert seen, [c["data"] for _, kind, c in shown.messages if kind == "update_display_data"]
+    error = next(at for at, kind, _ in shown.messages if kind == "error")
+    assert error - seen[0] > 0.3
+    assert not [o for o in shown.displays if "nbddp:" in str(o)], "it does not stay"
+
+
+def test_below_what_is_printed_in_a_terminal_stands_what_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn: list[list[str]] = []
+    region = SimpleNamespace(draw=drawn.append, clear=lambda: drawn.append([]), wrapped=lambda text: [text])
+    screen = Terminal(region)  # type: ignore[arg-type]
+    screen.start()
+    screen.ends("rank 1 failed; freeing rank 0")
+    screen.line(1, "stdout", "a line")
+    screen.refresh([], lambda: "running: rank 0")
+    assert drawn[-1] == ["nbddp: rank 1 failed; freeing rank 0 …"]
+    screen.start()
+    screen.refresh([], lambda: "running: rank 0")
+    assert capsys.readouterr().out == "rank 1 │ a line\n"
 
 
 @pytest.mark.parametrize(

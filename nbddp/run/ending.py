@@ -132,6 +132,21 @@ class Ending:
         text = report.failure_text(cause, others, dropped=self.broke_group(), paint=paint)
         return WorkerFailed(report.headline(cause), cause=cause, states=states, report=text, logs=dict(self.logs))
 
+    def so_far(self) -> str:
+        """What ends the run, in a line, while ranks are still at work: `rank 2 raised ValueError: bad batch (cell line
+        9)`. Empty if somebody's wish does, or if only what another rank's end will explain is known."""
+        try:
+            if self.ended_by == supervise.LATE:
+                return f"the run took longer than --timeout {self.timeout:g}"
+            if self.ended_by == supervise.HUNG and self.deadlock is not None:
+                return f"deadlock: {'; '.join(self.deadlock.words)}"
+            found = blame(self.ended) if self.ended_by == supervise.FAILED else None
+            if found is None or found.left is not None or lost_connection(found.ended):
+                return ""
+            return report.headline(self._cause(found))
+        except Exception:  # the report at the end of the run says what cannot be worded
+            return ""
+
     def _unworded(self, error: Exception) -> WorkerFailed:
         """As it is, what is known of a run whose report could not be made."""
         facts = [f"rank {r} {e.status}: {e.content.get('chain') or e.code}" for r, e in sorted(self.ended.items())]

@@ -42,6 +42,9 @@ class Screen(Protocol):
 
     def start(self) -> None: ...
     def progress(self, text: str) -> None: ...
+    def ends(self, text: str) -> None:
+        """What ends the run, and what is done about it: below all that is shown until the run is over."""
+
     def say(self, text: str) -> None: ...
     def line(self, rank: int, stream: str, text: str) -> None: ...
     def refresh(self, outputs: Sequence[RankOutput], status: Callable[[], str]) -> float | None:
@@ -65,6 +68,9 @@ class Silent:
         pass
 
     def progress(self, text: str) -> None:
+        pass
+
+    def ends(self, text: str) -> None:
         pass
 
     def say(self, text: str) -> None:
@@ -94,6 +100,10 @@ class Late(Silent):
 
     def __init__(self, screen: Screen):
         self._screen, self._open = screen, False
+
+    def ends(self, text: str) -> None:
+        if self._open:
+            self._screen.ends(text)
 
     def line(self, rank: int, stream: str, text: str) -> None:
         if not self._open:
@@ -129,15 +139,20 @@ class Terminal:
         self._began = self._last_line = time.monotonic()
         self._told_after = TELL_AFTER  # seconds without a line after which a file is told where the ranks are
         self._waiting = False  # whether the last rows are of progress
+        self._ends = ""
 
     def start(self) -> None:
         self._began = self._last_line = time.monotonic()
-        self._told_after = TELL_AFTER
+        self._told_after, self._ends = TELL_AFTER, ""
 
     def progress(self, text: str) -> None:
         if self._region is not None:
             self._region.draw(self._region.wrapped(f"nbddp: {text} …"))
             self._next, self._waiting = 0.0, True
+
+    def ends(self, text: str) -> None:
+        self._ends = text
+        self.progress(text)
 
     def ready(self) -> None:
         self._waiting = False
@@ -166,6 +181,8 @@ class Terminal:
         rows = [f"rank {o.rank}{BAR}{line}" for o in outputs for line in o.moving()]
         if silent > QUIET:
             rows += self._region.wrapped(f"{status()} · {now - self._began:.0f} s")
+        if self._ends:
+            rows += self._region.wrapped(f"nbddp: {self._ends} …")
         if rows or not self._waiting:
             self._region.draw(rows)
             self._waiting = False
@@ -203,12 +220,14 @@ class Notebook:
         self._shown = ""
         self._open = False
         self._waiting = False  # whether progress is shown
+        self._ends = ""
         self._next = 0.0
         self._began = time.monotonic()
         self._last_line = self._began
 
     def start(self) -> None:
         self._began = self._last_line = time.monotonic()
+        self._ends = ""
         if not self._open:
             self._open = True
             self._publish("")
@@ -218,6 +237,12 @@ class Notebook:
         self.start()
         self._publish(f"nbddp: {text} …", update=True, html=bar_of(text))
         self._waiting = True
+
+    def ends(self, text: str) -> None:
+        self._publish(
+            "\n".join([*self._lines, f"nbddp: {text} …"]), update=True, html="" if self._lines else bar_of(text)
+        )
+        self._ends = text
 
     def ready(self) -> None:
         if self._shown:
@@ -260,6 +285,8 @@ class Notebook:
         rows = [*self._lines, *bars]
         if status:
             rows.append(f"{status} · {now - self._began:.0f} s")
+        if self._ends:
+            rows.append(f"nbddp: {self._ends} …")
         return "\n".join(rows)
 
     def _publish(self, text: str, update: bool = False, html: str = "") -> None:

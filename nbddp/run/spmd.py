@@ -37,6 +37,7 @@ from nbddp.run.widgets import Widgets
 
 OUTCOME, STOPPED = "nbddp_outcome", "nbddp_stopped"
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
+WHY = 300  # characters of what ends a run, in a line of progress
 LONG = 0.1  # seconds after which a run is worth telling others about
 FILES_HELD = 256  # ranks whose output files stay open while a run goes on
 ATTEMPTS = 3  # how often a run that exceptions from elsewhere disturb is taken to its end
@@ -439,6 +440,12 @@ class Run:
 
     # -- the ladder ----------------------------------------------------------------------
 
+    def _say_why(self, what: str) -> None:
+        """What is done, after what ends the run: who has failed is seen at once, however long the others take."""
+        why = self.ending().so_far()
+        why = f"{why[:WHY]} …" if len(why) > WHY else why
+        self.screen.ends(f"{why}; {what}" if why else what)
+
     def _interrupt(self, action: supervise.Interrupt) -> None:
         self._close_prompt()
         self.ended_by = action.why
@@ -450,13 +457,13 @@ class Run:
         if self.watcher.waits_for_answers:
             self.watcher.assess()  # without those that do not answer
         still = self.running()
-        self.screen.progress(f"interrupting {rank_words(still)}")
+        self._say_why(f"interrupting {rank_words(still)}")
         ends = self.request.spends and self.ended_by != supervise.STOPPED
         self.workers.signal(still, signal.SIGTERM if ends else self.stop_signal)
         self._interrupted_at = time.monotonic()
 
     def _release(self, action: supervise.Release) -> None:
-        self.screen.progress(f"freeing {rank_words(action.ranks)}")
+        self._say_why(f"freeing {rank_words(action.ranks)}")
         self.then = self.next_request()
         for rank in self.ended:  # first: such a rank waits a moment for what is on its way, and the others are many
             self._ask_next(rank)
@@ -487,11 +494,11 @@ class Run:
     def _lets_through(self, rank: int, does: object) -> None:
         if does is True and rank not in self.ended:
             self._through_at = time.monotonic()
-            self.screen.progress(f"rank {rank} is in the middle of a message, which may finish; Stop cuts it off")
+            self.screen.ends(f"rank {rank} is in the middle of a message, which may finish; Stop cuts it off")
 
     def _replace(self, action: supervise.Replace) -> None:
         self.ended_by = self.ended_by or supervise.STOPPED
-        self.screen.progress(f"ending {rank_words(action.ranks)}")
+        self._say_why(f"ending {rank_words(action.ranks)}")
         self._replaced = True
         self._interrupted_at = self._interrupted_at or time.monotonic()  # what ends from here on, we have ended
         self.workers.kill(action.ranks)
