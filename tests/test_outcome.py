@@ -12,7 +12,7 @@ from nbddp.errors import Cause, Frame, Left, Raised, Waiting, WorkerFailed
 from nbddp.run import report
 from nbddp.run.blame import blame, lost_connection
 from nbddp.run.ending import Ending
-from nbddp.run.outcome import DIED, TABLE, Ended, note, process, said, verdict
+from nbddp.run.outcome import DIED, FAILED, TABLE, Ended, note, process, said, verdict
 from nbddp.worker import failure, leaving
 
 SAID = ("end", "exit 0", "exit", "raised", "interrupt")
@@ -314,3 +314,29 @@ def test_a_signal_of_the_scheduler_is_told_apart_from_others(code: int, told: bo
     error = Ending(Taken(), {0: died}).error()
     assert error is not None
     assert ("Slurm job 7 was cancelled." in str(error.report)) is told
+
+
+def test_while_ranks_are_still_at_work_no_scheduler_is_asked_why_one_died() -> None:
+    """It may take seconds, in which nobody is freed; the report asks."""
+    died = Ended(0, DIED, 0.0, content={"code": -signal.SIGTERM})
+    died.code = -signal.SIGTERM
+    slow = Taken()
+    slow.taken_of = lambda rank: pytest.fail("asked")  # type: ignore[method-assign]
+    assert Ending(slow, {0: died}, running=(1,), ended_by="failed").so_far() == "rank 0 died: killed by SIGTERM"
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "link", "words"),
+    [
+        ("failed", {"type": "ValueError", "message": "no\nmore"}, "rank 0 raised ValueError: no"),
+        ("failed", {"type": "RuntimeError", "message": "Connection closed by peer [127.0.0.1]:5"}, ""),
+        ("stopped", {"type": "ValueError", "message": "no"}, ""),
+        ("late", {"type": "ValueError", "message": "no"}, "the run took longer than --timeout 5"),
+        ("failed", {}, ""),
+    ],
+    ids=["raised", "lost a peer, whose end is not known yet", "stopped", "late", "cannot be worded"],
+)
+def test_what_ends_a_run_is_said_before_all_ranks_have_ended(ended_by: str, link: dict[str, str], words: str) -> None:
+    whole = {"relation": "", "notes": (), "frames": (), **link}
+    failed = Ended(0, FAILED, 0.0, content={"chain": [whole]})
+    assert Ending(Taken(), {0: failed}, running=(1,), ended_by=ended_by, timeout=5.0).so_far() == words

@@ -208,11 +208,31 @@ def reopen_without_kernel(page: Page) -> None:
             page.cells.nth(1).screenshot(path=Path(folder) / f"panel-without-kernel-{theme}.png")
 
 
+def reach_by_keys(shown: Panel) -> None:
+    """Every control of the first page, each of which has a name."""
+    names = shown.at.evaluate(NAMED)
+    assert len(names) >= 15
+    assert all(names), names
+    shown.at.get_by_role("button", name="Launch").focus()
+    seen = set()
+    for _ in range(40):
+        shown.page.page.keyboard.press("Tab")
+        seen.add(shown.page.page.evaluate(FOCUSED))
+    assert {"workers per node", "nodes", "hosts", "device", "restarts", "Start"} <= seen
+
+
+NAMED = """panel => Array.from(panel.querySelectorAll('input, select, button')).filter(e => e.offsetParent !== null)
+    .map(e => e.getAttribute('aria-label') || e.labels?.[0]?.innerText || e.innerText || e.title)"""
+FOCUSED = """() => document.activeElement.getAttribute('aria-label') || document.activeElement.labels?.[0]?.innerText
+    || document.activeElement.innerText"""
+
+
 @pytest.mark.timeout(300)
 def test_a_pool_is_started_watched_stopped_and_debugged_with_the_mouse_in_jupyterlab(tmp_path: Path) -> None:
     errors: list[str] = []
     with panel("lab", tmp_path) as shown:
         shown.page.page.on("pageerror", lambda error: errors.append(str(error)))
+        reach_by_keys(shown)
         go_through(shown)
         change_plan(shown)
         assert not errors
@@ -323,21 +343,3 @@ def steady(shown: Panel) -> None:
     before = places()
     shown.page.page.wait_for_timeout(2000)
     assert places() == before
-
-
-def test_every_control_is_reached_by_keys_and_has_a_name(tmp_path: Path) -> None:
-    with panel("lab", tmp_path) as shown:
-        names = shown.at.evaluate(NAMED)
-        assert len(names) >= 15
-        assert all(names), names
-        shown.at.get_by_role("button", name="Launch").focus()
-        seen = set()
-        for _ in range(40):
-            shown.page.page.keyboard.press("Tab")
-            seen.add(shown.page.page.evaluate("() => document.activeElement.getAttribute('aria-label') || "
-                     "document.activeElement.labels?.[0]?.innerText || document.activeElement.innerText"))  # fmt: skip
-        assert {"workers per node", "nodes", "hosts", "device", "restarts", "Start"} <= seen
-
-
-NAMED = """panel => Array.from(panel.querySelectorAll('input, select, button')).filter(e => e.offsetParent !== null)
-    .map(e => e.getAttribute('aria-label') || e.labels?.[0]?.innerText || e.innerText || e.title)"""

@@ -143,7 +143,7 @@ class Ending:
             found = blame(self.ended) if self.ended_by == supervise.FAILED else None
             if found is None or found.left is not None or lost_connection(found.ended):
                 return ""
-            return report.headline(self._cause(found))
+            return report.headline(self._cause(found, asks=False))
         except Exception:  # the report at the end of the run says what cannot be worded
             return ""
 
@@ -179,7 +179,8 @@ class Ending:
         """Once for the plain report and the coloured one."""
         return tuple(self._state_of(e) for _, e in sorted(self.ended.items()))
 
-    def _cause(self, found: Blame) -> Cause:
+    def _cause(self, found: Blame, asks: bool = True) -> Cause:
+        """asks: whether a scheduler may be asked, which takes as long as it likes."""
         ended = found.ended
         died = ended.status == outcome.DIED
         kind = "left" if found.left else "died" if died else "exit" if "exit" in ended.content else "raised"
@@ -190,15 +191,15 @@ class Ending:
             chain=() if found.left else ended.chain,
             code=ended.code if died else ended.content.get("exit"),
             log=self.places.log_of(ended.rank),
-            extra=self._known_of(ended) if died else {},
+            extra=self._known_of(ended, asks) if died else {},
             left=found.left,
             stage=ended.content.get("stage", ""),
         )
 
-    def _known_of(self, ended: Ended) -> dict[str, Any]:
+    def _known_of(self, ended: Ended, asks: bool) -> dict[str, Any]:
         """Of a rank that died. Whose signal it was is asked only where a scheduler sends such."""
         known = {**ended.content, "device": self.places.device_of(ended.rank)}
-        return {**known, "taken": self.places.taken_of(ended.rank)} if ended.code in SCHEDULERS else known
+        return {**known, "taken": self.places.taken_of(ended.rank)} if asks and ended.code in SCHEDULERS else known
 
     def _lost(self, ended: Ended) -> str:
         """`lost its connection to rank 1`, if that is what a rank reports and another rank is the cause."""
