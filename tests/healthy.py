@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 
-SECONDS = float(os.environ.get("NBDDP_HEALTHY_SECONDS", "1.6"))
+SECONDS = float(os.environ.get("NBDDP_HEALTHY_SECONDS", "1.2"))
 HANG_AFTER = min(SECONDS / 4, 1.0)
 TOGETHER = 6  # calls that are looped in one program
 PREPARE = """
