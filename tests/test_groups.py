@@ -4,7 +4,9 @@ setup() with a port of its own can be run again and again."""
 from __future__ import annotations
 
 import functools
+import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -254,6 +256,31 @@ def test_stop_lets_a_message_on_its_way_through_and_names_are_kept(two: nbddp.Po
     check_after(two, ())
 
 
+@pytest.mark.parametrize("call", IN_A_LOOP)
+def test_message_is_let_through_whose_receiver_stands_still_for_a_moment(two: nbddp.Pool, call: str) -> None:
+    """Nothing moves then, as where a machine is short of memory; what the sender has queued says that a message is on
+    its way. A receiver has no such sign of a sender that stands still."""
+    prepare = PREPARE + ("into = [torch.ones(40_000_000) for _ in range(2)]\n" if call == "gather" else "")
+    worker = psutil.Process(two.workers[0].pid)
+
+    def stop_and_go_on() -> None:
+        worker.suspend()
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.7)
+        worker.resume()
+
+    class Stop(Silent):
+        def line(self, rank: int, stream: str, text: str) -> None:
+            if rank == 0:
+                threading.Timer(0.7, stop_and_go_on).start()
+
+    with pytest.raises(nbddp.RunStopped) as caught:
+        two.run_cell(f"{prepare}{LARGE}while True: {IN_A_LOOP[call]}", screen=Stop())
+    assert {s.status for s in caught.value.states} == {"interrupted"}
+    two.run_cell("t = into = None", screen=Silent())
+    check_after(two, ())
+
+
 @pytest.mark.parametrize("sender", [0, 1])
 def test_peer_of_a_rank_that_dies_in_the_midst_of_a_message_is_freed(two: nbddp.Pool, sender: int) -> None:
     code = f"{PREPARE}import threading\n{LARGE}"
@@ -274,7 +301,7 @@ def test_rank_that_never_stops_to_move_bytes_is_replaced(two: nbddp.Pool) -> Non
     began: list[float] = []
 
     class Seen(StopWhenReady):
-        def progress(self, text: str) -> None:
+        def ends(self, text: str) -> None:
             if text.endswith("which may finish; Stop cuts it off"):
                 began.append(time.monotonic())
 

@@ -17,6 +17,7 @@ Where sockets cannot be told apart (no /proc, so not on Linux) nothing is shut, 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import itertools
 import os
@@ -24,7 +25,9 @@ import select
 import signal
 import socket
 import stat
+import struct
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -36,8 +39,10 @@ from nbddp.worker import noted, threads
 
 AGAIN = 0.05  # seconds between two shuts
 LET_THROUGH = 5.0  # seconds that a message on its way has to come to its end
+STALL = 1.0  # seconds of these in which its bytes may wait to be read: a peer may be short of memory, or stopped
 LITTLE = 0.1  # share of a core that threads at rest may use
 ABORTS = 2  # round from which on transfers are aborted that have outlasted their connections
+QUEUES = (termios.FIONREAD, termios.TIOCOUTQ)  # bytes that came and are unread; that were sent and have not arrived
 INTERRUPTS = (10, 18)  # rounds in which the interrupt is sent again: Python ignores one that hits a destructor
 
 
@@ -117,6 +122,15 @@ class Sockets:
         for fd in self._to_peers.values():
             ends.register(fd, select.POLLRDHUP)
         return any(event & (select.POLLRDHUP | select.POLLHUP) for _, event in ends.poll(0))
+
+    def queued(self) -> bool:
+        """Whether bytes wait in one of gloo's connections, to be read by this rank or by its peer. False where the
+        system does not say."""
+        for fd in self._to_peers.values():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if any(struct.unpack("i", fcntl.ioctl(fd, asked, bytes(4)))[0] for asked in QUEUES):
+                    return True
+        return False
 
     @contextlib.contextmanager
     def shutting(self, after: float) -> Iterator[threading.Event]:
@@ -244,16 +258,18 @@ class Release:
         """Return once gloo moves no bytes and computes nothing: a message that both sides work at comes to its end.
         What it computes once a peer has cut its connections is of no use: it takes notice of that. main: the main
         thread's bytes count too; not where it is the one that asks."""
-        until = time.monotonic() + LET_THROUGH
-        at, before = self._seen = self._seen or (time.monotonic(), threads.native_work())
+        moved_at = time.monotonic()
+        until = moved_at + LET_THROUGH
+        at, before = self._seen = self._seen or (moved_at, threads.native_work())
         while time.monotonic() < until and not over.wait(max(0.0, at + AGAIN - time.monotonic())):
             now = threads.native_work()
             works = now[1] - before[1] > LITTLE * AGAIN * 1e9 and not self.sockets.cut()
             moved = now[0] != before[0] or (main and now[2] != before[2])
-            self.lets_through = moved or works
+            at, before = self._seen = time.monotonic(), now  # whoever asks after this thread goes on from here
+            moved_at = at if moved or works else moved_at
+            self.lets_through = at == moved_at or (at - moved_at < STALL and self.sockets.queued())
             if not self.lets_through:
                 return
-            at, before = self._seen = time.monotonic(), now  # whoever asks after this thread goes on from here
         self.lets_through = False
 
 
