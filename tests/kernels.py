@@ -77,13 +77,21 @@ class Kernel:
     """An ipykernel in its own process, in `cwd`."""
 
     def __init__(self, cwd: str | None = None, env: dict[str, str] | None = None):
-        self.manager = KernelManager(kernel_name="python3")
         own = {**(env or os.environ)}
         own.pop("PYTEST_CURRENT_TEST", None)  # ipykernel would not capture file descriptors
-        self.manager.start_kernel(cwd=cwd, env=own)
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        for left in (2, 1, 0):
+            self.manager = KernelManager(kernel_name="python3")
+            self.manager.start_kernel(cwd=cwd, env=own)
+            self.client = self.manager.client()
+            self.client.start_channels()
+            try:
+                self.client.wait_for_ready(timeout=60)
+            except RuntimeError as error:  # its ports are chosen before it is started, and another may take one
+                self.close()
+                if not left or "Kernel died" not in str(error):
+                    raise
+            else:
+                break
 
     @property
     def pid(self) -> int:
