@@ -12,9 +12,8 @@ import linecache
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from types import FrameType
 from typing import Any
 
 from nbddp.base import system
@@ -33,7 +32,8 @@ from nbddp.trace.history import (
     steps,
     window,
 )
-from nbddp.worker import failure
+from nbddp.worker import failure, frames
+from nbddp.worker.frames import Frame
 from nbddp.worker.recorder import Recorder, now
 
 EVERY, STILL = 0.001, 0.004  # seconds between samples; between those of a rank that has not moved
@@ -81,7 +81,7 @@ class Allocations:
             return
         if self._kind != CUDA:
             self._ended.clear()
-            self._sample(sys._getframe())
+            self._sample(frames.outwards(sys._getframe()))
             self._thread = threading.Thread(target=self._go_on, name="nbddp-memory", daemon=True)
             self._thread.start()
 
@@ -106,7 +106,7 @@ class Allocations:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
-        self._sample(None)
+        self._sample(())
         samples, self._samples = self._samples, []
         return from_samples(self._kind, samples, self.start)
 
@@ -115,16 +115,17 @@ class Allocations:
     def _go_on(self) -> None:
         main, before, every = threading.main_thread().ident or 0, (0, 0), EVERY
         while not self._ended.wait(every):
-            frame = sys._current_frames().get(main)
-            level = self._sample(frame)
-            seen = (level, frame.f_lasti if frame is not None else 0)
+            its = frames.of(main)
+            level = self._sample(its)
+            seen = (level, its[0].lasti if its else 0)
             every = EVERY if seen != before else min(STILL, 2 * every)  # a rank that waits costs nothing
             before = seen
             if len(self._samples) > MOST:
                 del self._samples[1:-1:2]
 
-    def _sample(self, frame: FrameType | None) -> int:
-        place = self._place(frame)
+    def _sample(self, its: Iterable[Frame]) -> int:
+        """its: the main thread's frames, innermost first."""
+        place = next(((f.file, f.line) for f in its if self._is_user(f.file)), None)
         level = _resident() if self._kind == RESIDENT else int(system.heap_in_use() or 0)
         self._samples.append((now(), level, place))
         return level
@@ -132,14 +133,9 @@ class Allocations:
     def _mark(self, phase: str, begins: bool, step: int, model: int) -> None:
         self._marks.append(Mark(phase, begins, step, model, now()))
         if self._kind != CUDA:
-            self._sample(sys._getframe())
+            self._sample(frames.outwards(sys._getframe()))
 
     # -- lines -------------------------------------------------------------------------------
-
-    def _place(self, frame: FrameType | None) -> Place | None:
-        while frame is not None and not self._is_user(frame.f_code.co_filename):
-            frame = frame.f_back
-        return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
     def _of_frames(self, frames: Sequence[Mapping[str, Any]]) -> Place | None:
         """The innermost of the user's among those of a snapshot's entry, which has the innermost first."""

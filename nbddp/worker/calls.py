@@ -17,7 +17,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from nbddp.seams import torch_seams
-from nbddp.worker import check, checked, failure, flight, groups, noted, threads
+from nbddp.worker import check, checked, failure, flight, frames, groups, noted, threads
+from nbddp.worker.frames import Frame
 from nbddp.worker.noted import ANY, NOTES, Note
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
@@ -28,6 +29,7 @@ INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch_seams.BACKW
 TO_PEER, FROM_PEER = ("send", "isend", "send_object_list"), ("recv", "irecv", "recv_object_list")
 DEFAULT, UNNAMED = "default_pg", ("default_pg", "undefined", "")  # how torch describes groups that nobody has described
 HISTORY = 64
+LOOKS = 5  # at a rank that moves on while it is looked at
 OWN: dict[str, int] = {}  # this worker's rank and the size of the world, whatever a program does to its environment
 
 
@@ -48,35 +50,46 @@ def position(names: dict[str, str], groups: Any, since_ns: int, recorded: list[f
     names: file of a cell → `Cell In[n]`. groups: the worker's `Groups`. since_ns: when the
     run began (time.time_ns()); what C++ called before is not this run's. recorded: what may not be done.
     """
-    of_all = threads.stacks()
-    ident = threads.speaker(of_all)
-    frames = of_all.get(ident, [])
-    at = next((i for i, f in enumerate(frames) if failure.is_user(f.f_code.co_filename, names)), len(frames))
-    inside = frames[:at]
-    call = _owned(_call(inside), groups)
+    for _ in range(LOOKS):
+        try:
+            return _position(names, groups, since_ns, recorded)
+        except frames.Moved:
+            continue
+    return _position(names, groups, since_ns, recorded, moves=True)
+
+
+def _position(
+    names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.Entry], moves: bool = False
+) -> dict[str, Any]:
+    """moves: the rank does not stay where it is for as long as a look takes, so it is in no call that blocks. Raises
+    frames.Moved."""
+    of_all = frames.of_all()
+    ident = threads.speaker(of_all) if not moves else threading.main_thread().ident or 0
+    its = of_all.get(ident, [])
+    at = next((i for i, f in enumerate(its) if failure.is_user(f.file, names)), len(its))
+    inside = its[:at]
+    call = _owned(_call(inside), groups) if not moves else None
     serial, note = NOTES.waiting.get(ident, (0, None)) if _in_wait(inside) else (0, None)
     peer = note is not None and note.is_peer
-    claim = _claimed(frames) or _met(call, inside)
-    found: dict[str, Any] = {
-        "user": [*_place(frames[at], names)] if at < len(frames) else None,
+    claim = None if moves else _claimed(its) or _met(call, inside)
+    return {
+        "user": [*_place(its[at], names)] if at < len(its) else None,
         "call": {**call, **_channel(note)} if call is not None and note is not None and peer else call,
-        "pending": claim or (None if peer else _pending(call, note, inside, recorded, since_ns)),
+        "pending": claim or (None if peer or moves else _pending(call, note, inside, recorded, since_ns)),
         "exact": claim is not None or note is not None,
         "waits": threads.waits(threads.native(ident)),
         "cpu": time.process_time(),
         "bytes": threads.bytes_moved(),
-        "token": [serial, *_counts(groups).values(), hash(tuple(f.f_lasti for f in frames))],
+        "token": [serial, *_counts(groups).values(), hash(tuple(f.lasti for f in its))],
         "thread": ident != threading.main_thread().ident,
-        "acts": _acts(of_all, ident, names, recorded, note, inside) or is_elsewhere(),
+        "acts": moves or _acts(of_all, ident, names, recorded, note, inside) or is_elsewhere(),
         **_counts(groups),
     }
-    del frames, of_all, inside
-    return found
 
 
 def idle(names: dict[str, str], groups: Any, recorded: list[flight.Entry]) -> dict[str, Any]:
     """What is to be known of a rank whose main thread has ended its cell."""
-    of_all = threads.stacks()
+    of_all = frames.of_all()
     acts = _acts(of_all, threading.main_thread().ident or 0, names, recorded, None, [])
     moved = {"cpu": time.process_time(), "bytes": threads.bytes_moved()}
     return {"idle": True, "acts": acts, **moved, **_counts(groups)}
@@ -88,7 +101,7 @@ def _counts(groups: Any) -> dict[str, int]:
 
 def user_place(frame: FrameType | None, names: dict[str, str]) -> tuple[str, int, str] | None:
     """The user's innermost place at or outside `frame`: file, line, function."""
-    user = next((f for f in threads.frames(frame) if failure.is_user(f.f_code.co_filename, names)), None)
+    user = next((f for f in frames.outwards(frame) if failure.is_user(f.file, names)), None)
     return _place(user, names) if user is not None else None
 
 
@@ -97,11 +110,11 @@ def came_from(
 ) -> dict[str, Any] | None:
     """The call of torch's that an exception came out of: op, kind, peer; for a collective also its group and sequence
     number. None if it came from none. known: what the recorders have said before."""
-    frames: list[FrameType] = []  # innermost first, inside the user's
+    inside: list[Frame] = []  # innermost first, inside the user's
     while tb is not None:
-        frames = [] if failure.is_user(tb.tb_frame.f_code.co_filename, names) else [tb.tb_frame, *frames]
+        inside = [] if failure.is_user(tb.tb_frame.f_code.co_filename, names) else [frames.own(tb.tb_frame), *inside]
         tb = tb.tb_next
-    call = _call(frames)
+    call = _call(inside)
     if call is None:
         return None
     found: dict[str, Any] = {k: call[k] for k in ("op", "kind", "peer") if k in call}
@@ -185,29 +198,24 @@ def _channel(note: Note) -> dict[str, Any]:
 
 def stack(names: dict[str, str]) -> list[list[Any]]:
     """The main thread's frames from the user's first, outermost first: [file, line, function, is it the user's]."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    rows: list[list[Any]] = []
-    for f in reversed(threads.frames(frame)):
-        file = f.f_code.co_filename
-        if file == HERE:
-            continue  # our note around torch's call
-        rows.append([*_place(f, names), failure.is_user(file, names)])
+    its = [f for f in reversed(frames.of(threading.main_thread().ident or 0)) if f.file != HERE]  # our notes of calls
+    rows = [[*_place(f, names), failure.is_user(f.file, names)] for f in its]
     first = next((i for i, row in enumerate(rows) if row[3]), 0)
     return rows[first:]
 
 
-def _claimed(frames: list[FrameType]) -> dict[str, Any] | None:
+def _claimed(its: list[Frame]) -> dict[str, Any] | None:
     """What a rank that waits for the others' fingerprints under `--check` is about to call."""
-    for frame in frames:
-        if frame.f_code.co_filename == CHECK and frame.f_code.co_name == "agree":
-            claim = frame.f_locals["claim"]
+    for frame in its:
+        if frame.file == CHECK and frame.name == "agree":
+            (claim,) = frame.get("claim")
             return {**claim, "seen": True} if claim["sequence"] else None
     return None
 
 
-def _met(call: dict[str, Any] | None, frames: list[FrameType]) -> dict[str, Any] | None:
+def _met(call: dict[str, Any] | None, inside: list[Frame]) -> dict[str, Any] | None:
     """The collective before which a rank waits in a check of torch's (debug level DETAIL). Which one is not known."""
-    if (call or {}).get("kind", "collective") not in ("collective", "backward") or not _in_native(frames):
+    if (call or {}).get("kind", "collective") not in ("collective", "backward") or not _in_native(inside):
         return None
     meeting = checked.CHECKS.meeting()
     if meeting is None:
@@ -217,16 +225,15 @@ def _met(call: dict[str, Any] | None, frames: list[FrameType]) -> dict[str, Any]
             "what": "", "root": None, "seen": True}  # fmt: skip
 
 
-def _place(frame: FrameType, names: dict[str, str]) -> tuple[str, int, str]:
-    file = frame.f_code.co_filename
-    return names.get(file, file), frame.f_lineno, frame.f_code.co_name
+def _place(frame: Frame, names: dict[str, str]) -> tuple[str, int, str]:
+    return names.get(frame.file, frame.file), frame.line, frame.name
 
 
-def _call(frames: list[FrameType]) -> dict[str, Any] | None:
+def _call(inside: list[Frame]) -> dict[str, Any] | None:
     """The outermost call of torch's that blocks, among the frames inside the user's."""
     inner = ""
-    for frame in reversed(frames):
-        file, name = frame.f_code.co_filename.replace("\\", "/"), frame.f_code.co_name
+    for frame in reversed(inside):
+        file, name = frame.file.replace("\\", "/"), frame.name
         if file == GROUPS and name == "drop":
             return {"op": "destroy_process_group of an earlier cell's group", "kind": "drop"}
         if file == HERE and name in ("wait", "store_wait"):
@@ -240,29 +247,24 @@ def _call(frames: list[FrameType]) -> dict[str, Any] | None:
     return {"op": inner, "kind": "backward"} if inner else None
 
 
-def _described(name: str, frame: FrameType) -> dict[str, Any]:
+def _described(name: str, frame: Frame) -> dict[str, Any]:
     if name == "wait":
         return {"op": "wait", "kind": "wait"}
     if name == "store_wait":
-        held = frame.f_locals
-        op = held["original"].__name__
-        limited = bool(held.get("args") or held.get("kwargs"))  # it has a time limit, and ends by itself
-        kind = "outside" if limited else "store"
-        return {"op": f"store.{op}({held.get('keys', '')!r})", "kind": kind, "store": held.get("self")}
+        original, keys, store, *limits = frame.get("original", "keys", "self", "args", "kwargs")
+        kind = "outside" if any(limits) else "store"  # with a time limit it ends by itself
+        return {"op": f"store.{original.__name__}({keys!r})", "kind": kind, "store": store}
     if name == INIT:
-        whole = frame.f_locals.get("world_size", -1) in (-1, None, OWN["size"])
+        whole = frame.get("world_size")[0] in (-1, None, OWN["size"])
         return {"op": name, "kind": "init" if whole else "outside"}  # of fewer ranks: which ones is not known
     if name == "monitored_barrier":  # it has a time limit and a report of its own
         return {"op": name, "kind": "outside"}
     if name.startswith(NEW_GROUP) or name in ("new_subgroups", "split_group"):
         return {"op": NEW_GROUP, "kind": "new_group"}
     if name in TO_PEER or name in FROM_PEER:
-        held = frame.f_locals
         sends = name in TO_PEER
-        peer = held.get("dst" if sends else "src")
-        if peer is None:
-            peer = held.get("group_dst" if sends else "group_src")
-        return {"op": name, "kind": "send" if sends else "recv", "peer": peer}
+        peer, in_group = frame.get("dst", "group_dst") if sends else frame.get("src", "group_src")
+        return {"op": name, "kind": "send" if sends else "recv", "peer": in_group if peer is None else peer}
     return {"op": name, "kind": "collective"}
 
 
@@ -275,12 +277,12 @@ def _owned(call: dict[str, Any] | None, groups: Any) -> dict[str, Any] | None:
     return {**call, "kind": "store" if owned else "outside"}
 
 
-def _in_wait(frames: list[FrameType]) -> bool:
-    return any(f.f_code.co_filename == HERE and f.f_code.co_name == "wait" for f in frames)
+def _in_wait(inside: list[Frame]) -> bool:
+    return any(f.file == HERE and f.name == "wait" for f in inside)
 
 
 def _pending(
-    call: dict[str, Any] | None, note: Note | None, frames: list[FrameType], recorded: list[flight.Entry], since_ns: int
+    call: dict[str, Any] | None, note: Note | None, inside: list[Frame], recorded: list[flight.Entry], since_ns: int
 ) -> dict[str, Any] | None:
     """The collective that is waited for, with `seen`: that the recorder has it, and not as done.
 
@@ -294,24 +296,24 @@ def _pending(
     recent = [e for e in recorded if e.active and e.created_ns >= since_ns]
     of_nccl = [e for e in recent if e.backend == flight.NCCL]
     if of_nccl:  # its wait may be in any call of torch's or the user's, and is for all that was called before
-        return None if _in_library(frames) else _of_entry(of_nccl[0])
+        return None if _in_library(inside) else _of_entry(of_nccl[0])
     if note is not None or (call or {}).get("kind", "collective") not in ("collective", "backward"):
         return None
     one_group = len({key_of(e) for e in recent}) == 1
-    return _of_entry(recent[0]) if one_group and _in_native(frames) else None
+    return _of_entry(recent[0]) if one_group and _in_native(inside) else None
 
 
-def _in_native(frames: list[FrameType]) -> bool:
+def _in_native(inside: list[Frame]) -> bool:
     """Whether the innermost frame is one from which torch waits in C++ for its collectives."""
-    if not frames:
+    if not inside:
         return False
-    file = frames[0].f_code.co_filename.replace("\\", "/")
+    file = inside[0].file.replace("\\", "/")
     return file == HERE or any(part in file for part in torch_seams.WAIT_IN_NATIVE)
 
 
-def _in_library(frames: list[FrameType]) -> bool:
+def _in_library(inside: list[Frame]) -> bool:
     """Whether the innermost frame is of a library that waits for other things than a GPU."""
-    file = frames[0].f_code.co_filename.replace("\\", "/") if frames else ""
+    file = inside[0].file.replace("\\", "/") if inside else ""
     return bool(file) and file != HERE and ("/torch/" not in file or torch_seams.LOADERS in file)
 
 
@@ -342,25 +344,24 @@ def _group(key: str, name: str, description: str) -> dict[str, Any]:
 
 def _acts(
     of_all: threads.Stacks, ident: int, names: dict[str, str], recorded: list[flight.Entry], note: Note | None,
-    frames: list[FrameType],
+    inside: list[Frame],
 ) -> bool:  # fmt: skip
     """Whether something besides the thread `ident` may call torch: another thread, or a callback on a future.
 
     A callback on the future of what is waited for, or of what was called later in the same group, comes too late.
     """
-    if threads.others_act(of_all, ident, _is_torch, lambda f: failure.is_user(f.f_code.co_filename, names)):
+    if threads.others_act(of_all, ident, _is_torch, lambda f: failure.is_user(f.file, names)):
         return True
     open_ = {(key_of(e), e.sequence) for e in recorded if e.active}
-    waited = {key for key, _ in open_} if note is None and frames else {note[1]} if note and not note.is_peer else set()
+    waited = {key for key, _ in open_} if note is None and inside else {note[1]} if note and not note.is_peer else set()
     if len(waited) > 1:
         waited = set()
     futures = NOTES.open_futures()
     return any(n is None or n.is_peer or (n[1:] in open_ and n[1] not in waited) for n in futures)
 
 
-def _is_torch(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file == HERE or file.replace("\\", "/").endswith(COLLECTIVES)
+def _is_torch(frame: Frame) -> bool:
+    return frame.file == HERE or frame.file.replace("\\", "/").endswith(COLLECTIVES)
 
 
 def is_elsewhere() -> bool:

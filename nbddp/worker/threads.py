@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import FrameType
 
 from nbddp.base import system
+from nbddp.worker.frames import Frame
 
 THREADING = threading.__file__
 SHORT = 4096  # bytes of a file in /proc/self/task
@@ -23,22 +22,8 @@ SLEEPS = ("230", "35", "7", "271", "23", "270", "61", "247", "115", "101", "73",
 
 _machinery: set[str] = set()  # the kernel's numbers of the threads that were there before the first run
 
-Stacks = dict[int, list[FrameType]]
-Asks = Callable[[FrameType], bool]
-
-
-def stacks() -> Stacks:
-    """Thread → its Python frames, innermost first; without the thread that asks."""
-    asking = threading.get_ident()
-    return {ident: frames(frame) for ident, frame in sys._current_frames().items() if ident != asking}
-
-
-def frames(frame: FrameType | None) -> list[FrameType]:
-    found = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found
+Stacks = dict[int, list[Frame]]
+Asks = Callable[[Frame], bool]
 
 
 def speaker(of_all: Stacks) -> int:
@@ -52,14 +37,11 @@ def speaker(of_all: Stacks) -> int:
     return ident
 
 
-def _joined(frame: FrameType) -> int | None:
-    if frame.f_code.co_filename != THREADING or frame.f_code.co_name != "join":
+def _joined(frame: Frame) -> int | None:
+    if frame.file != THREADING or frame.name != "join":
         return None
-    held = frame.f_locals
-    if held.get("timeout") is not None or not isinstance(held.get("self"), threading.Thread):
-        return None
-    ident: int | None = held["self"].ident
-    return ident
+    timeout, thread = frame.get("timeout", "self")
+    return thread.ident if timeout is None and isinstance(thread, threading.Thread) else None
 
 
 def others_act(of_all: Stacks, ident: int, is_torch: Asks, is_user: Asks) -> bool:

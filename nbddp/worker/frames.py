@@ -1,0 +1,103 @@
+"""Frames of other threads, read without holding them.
+
+Who holds a frame holds all its names. If its thread returns from it meanwhile, what only that frame knew lives on, and
+dies later in the thread that looked. So a look would change a program: a DDP model that was about to go keeps its
+hooks, and its rank calls an all-reduce that the others do not; and what the model leaves to C++ then wants a lock of
+the step that is being made, whose thread wants the interpreter (seen on four busy ranks, torch 2.13).
+
+CPython hands the interpreter to another thread between two instructions only. So all that is read of a frame is read
+within one call of `tuple`, by iterators written in C. What comes out is a frame's code, line and instruction. Names are
+asked for one by one, only by who knows that they are plain values. This module knows neither torch nor nbddp.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, islice, repeat, starmap, takewhile
+from types import CodeType, FrameType
+from typing import Any
+
+NO_ARGUMENTS: tuple[tuple[()]] = ((),)
+FACTS = operator.attrgetter("f_code", "f_lineno", "f_lasti")
+PLACE, NAMES = operator.attrgetter("f_code", "f_lasti"), operator.attrgetter("f_locals")
+
+
+class Moved(RuntimeError):
+    """A thread has left the place where it was seen."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame as it was seen: `depth` frames outside the innermost one of the thread `ident`. Of the thread that asks
+    it may be the frame itself."""
+
+    code: CodeType
+    line: int
+    lasti: int
+    ident: int = 0
+    depth: int = 0
+    own: FrameType | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def file(self) -> str:
+        return self.code.co_filename
+
+    @property
+    def name(self) -> str:
+        return self.code.co_name
+
+    def get(self, *names: str) -> tuple[Any, ...]:
+        """What these local names are now, None for one that is not there. What is asked for lives on as long as the
+        answer. Raises Moved if the thread is elsewhere by now."""
+        if self.own is not None:
+            held = self.own.f_locals
+            return tuple(held.get(name) for name in names)
+        asked = [map(operator.methodcaller("get", name), map(NAMES, self._now())) for name in names]
+        try:
+            ((place, *values),) = tuple(zip(map(PLACE, self._now()), *asked, strict=True))
+        except (KeyError, ValueError):  # no such thread, or not as many frames
+            raise Moved from None
+        if place != (self.code, self.lasti):
+            raise Moved
+        return tuple(values)
+
+    def _now(self) -> Iterator[FrameType]:
+        return islice(_living(self.ident), self.depth, self.depth + 1)
+
+
+def of(ident: int) -> list[Frame]:
+    """A thread's frames, innermost first; none of a thread that has ended."""
+    try:
+        facts = tuple(map(FACTS, _living(ident)))
+    except KeyError:
+        return []
+    return [Frame(code, line, lasti, ident, depth) for depth, (code, line, lasti) in enumerate(facts)]
+
+
+def of_all() -> dict[int, list[Frame]]:
+    """Thread → its frames, innermost first; without the thread that asks."""
+    idents = tuple(chain.from_iterable(starmap(sys._current_frames, NO_ARGUMENTS)))
+    return {ident: of(ident) for ident in idents if ident != threading.get_ident()}
+
+
+def own(frame: FrameType) -> Frame:
+    """A frame of the thread that asks, or of an exception."""
+    return Frame(frame.f_code, frame.f_lineno, frame.f_lasti, own=frame)
+
+
+def outwards(frame: FrameType | None) -> Iterator[Frame]:
+    """A frame of the thread that asks, and those outside it."""
+    while frame is not None:
+        yield own(frame)
+        frame = frame.f_back
+
+
+def _living(ident: int) -> Iterator[FrameType]:
+    """The frames themselves. To be consumed by one call into C, at whose end none is left."""
+    innermost = map(operator.getitem, starmap(sys._current_frames, NO_ARGUMENTS), (ident,))
+    outwards: Iterator[Any] = chain(innermost, repeat("f_back"))
+    return takewhile(operator.truth, accumulate(outwards, getattr))

@@ -1,0 +1,151 @@
+"""A look at another thread changes nothing in the program: it holds no frame, so no name lives longer for it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from nbddp.worker import calls, frames, threads
+from nbddp.worker.frames import Frame
+
+DIED: list[int] = []
+
+
+class Dies:
+    """Notes in which thread it dies."""
+
+    def __del__(self) -> None:
+        DIED.append(threading.get_ident())
+
+
+def has_one(depth: int) -> int:
+    one = Dies()
+    return has_one(depth - 1) if depth else sum(range(50)) + (one is None)
+
+
+@contextmanager
+def beside(look: Any) -> Iterator[list[int]]:
+    """A thread looks as often as it can. Yields a list of as many numbers as it has looked."""
+    ended, looks = threading.Event(), []
+
+    def looking() -> None:
+        while not ended.is_set():
+            look()
+            looks.append(1)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=looking)
+    thread.start()
+    try:
+        yield looks
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(before)
+
+
+def of_main() -> list[Frame]:
+    return frames.of(threading.main_thread().ident or 0)
+
+
+def names_of_main() -> None:
+    for frame in of_main()[:3]:
+        try:
+            frame.get("depth", "nothing")
+        except frames.Moved:
+            return
+
+
+def position() -> None:
+    calls.position({}, None, 0, [])
+
+
+@pytest.mark.parametrize("look", [frames.of_all, of_main, names_of_main, position])
+def test_what_a_look_sees_dies_where_and_when_it_would_have_without(look: Any) -> None:
+    DIED.clear()
+    with beside(look) as looks:
+        called = 0
+        while called < 200 or len(looks) < 200:
+            has_one(10)
+            called += 1
+            assert len(DIED) == 11 * called, "none is left when its function has returned"
+    assert set(DIED) == {threading.get_ident()}
+
+
+def test_frames_are_those_of_the_thread_and_its_names_are_read() -> None:
+    seen: list[Any] = []
+
+    def looking() -> None:
+        its = of_main()
+        inner = next(f for f in its if f.name == "inner")
+        outer = its[inner.depth + 1]
+        seen.extend([outer.name, outer.file == __file__, inner.get("number", "nothing"), outer.get("words")])
+
+    def inner(number: int) -> None:
+        thread = threading.Thread(target=looking)
+        thread.start()
+        thread.join()
+
+    def outer() -> None:
+        words = "one two"
+        inner(len(words))
+
+    outer()
+    assert seen == ["outer", True, (7, None), ("one two",)]
+
+
+def test_thread_that_has_moved_on_or_ended_gives_no_names() -> None:
+    go, gone, known = threading.Event(), threading.Event(), []
+
+    def at_work() -> None:
+        number = 7
+        known.append(number)
+        go.wait()
+        gone.wait()
+
+    thread = threading.Thread(target=at_work)
+    thread.start()
+
+    def place() -> Frame | None:
+        return next((f for f in frames.of(thread.ident or 0) if f.name == "at_work" and known), None)
+
+    def line_after(line: int) -> Frame:
+        while (found := place()) is None or found.line <= line:
+            time.sleep(0.001)
+        return found
+
+    first = line_after(at_work.__code__.co_firstlineno + 2)
+    assert first.get("number") == (7,)
+    go.set()
+    second = line_after(first.line)
+    with pytest.raises(frames.Moved):
+        first.get("number")
+    gone.set()
+    thread.join()
+    with pytest.raises(frames.Moved):
+        second.get("number")
+    assert frames.of(thread.ident or 0) == []
+
+
+def test_own_frames_and_a_joined_thread_are_read_too() -> None:
+    number = 3
+    (here, *_) = frames.outwards(sys._getframe())
+    assert (here.name, here.get("number", "nothing")) == (sys._getframe().f_code.co_name, (number, None))
+    seen: list[int] = []
+
+    def looking() -> None:
+        me, until = threading.get_ident(), time.monotonic() + 30
+        while me not in seen and time.monotonic() < until:  # the main thread comes to its join
+            seen.append(threads.speaker({**frames.of_all(), me: frames.of(me)}))
+
+    thread = threading.Thread(target=looking)
+    thread.start()
+    thread.join()
+    assert seen[-1] == thread.ident
