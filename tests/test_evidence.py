@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,17 +126,33 @@ def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool) -> None:
 
 def test_notes_keep_nothing_alive(two: nbddp.Pool) -> None:
     code = (
-        "import gc, weakref\nfrom nbddp.worker.noted import NOTES\ngc.collect()\nbefore = len(NOTES._works)\n"
+        "import gc, weakref\nfrom nbddp.worker.noted import NOTES\ngc.collect()\nbefore = NOTES.forget()\n"
         "tensor = torch.ones(4)\nfor _ in range(50):\n"
         "    dist.all_reduce(tensor)\n    dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)\n"
         "mine = dist.all_reduce(tensor, async_op=True); mine.wait()\n"
         "left = [weakref.ref(tensor), weakref.ref(mine), weakref.ref(dist.group.WORLD)]\n"
-        "noted = len(NOTES._works) - before\n"
+        "noted = NOTES.forget() - before\n"
         "del tensor, mine; dist.destroy_process_group(); gc.collect()\n"
-        "(noted, len(NOTES._works) - before, [ref() is None for ref in left])"
+        "(noted, NOTES.forget() - before, [ref() is None for ref in left])"
     )
     found = two.run_cell(PREPARE + code, want_value=True, screen=Silent())
     assert list(found) == [(1, 0, [True, True, True])] * 2
+
+
+def test_the_end_of_a_work_runs_nothing_that_an_interrupt_could_be_lost_in() -> None:
+    """Python only prints a KeyboardInterrupt that hits the callback of a weak reference."""
+    notes, ran, numbers = noted.Notes(), [], set()
+    for number in range(100):
+        work = {number}  # the next one often is at the same address
+        numbers.add(id(work))
+        notes.remember(work, noted.Note(("all_reduce", "group", number)))
+        assert notes.of_work(work) == ("all_reduce", "group", number)
+        sys.setprofile(lambda frame, event, what: ran.append((event, getattr(what, "__name__", ""))))
+        del work
+        sys.setprofile(None)
+    assert len(numbers) < 100
+    assert "call" not in {event for event, _ in ran}, ran
+    assert notes.forget() == 0
 
 
 @needs_recorder

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from nbddp.errors import RankStatus
 
 GRACE = 0.3
-STOP_COMES = 0.25  # VS Code interrupts every process under the kernel, and the kernel after them
+STOP_COMES = 0.75  # VS Code interrupts every process under the kernel, and the kernel after them
 RELEASE_AFTER = 0.05
 PATIENCE = 1.4
 SPOILS = (RankStatus.INTERRUPTED, RankStatus.REPLACED, RankStatus.DIED, RankStatus.ENDED)  # the group of a rank

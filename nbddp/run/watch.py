@@ -26,6 +26,7 @@ QUIET_AFTER = 5.0  # seconds without a byte after which the live view says so
 FRESH = 0.2  # seconds for which an answer is recent enough for a report
 ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
 START_EACH = 0.0015  # seconds that each rank takes to begin, where they are many more than the cores
+REPORT_TIME = 0.6  # seconds it has where its answer is in the report: on a busy machine it may only be late
 ANSWER_EACH = 0.005  # seconds more for each rank that is asked: they may be many more than the cores
 
 
@@ -126,7 +127,7 @@ class RankWatcher:
         suspect = names or blocked or self._has_failed()
         deep = names or self.deadlock is not None or self._has_failed()  # the run may be ended any moment
         number, now = self._round.number + 1, time.monotonic()
-        until = now + ANSWER_TIME + ANSWER_EACH * len(asked)
+        until = now + (REPORT_TIME if names else ANSWER_TIME) + ANSWER_EACH * len(asked)
         self._round = Round(number, set(asked), {}, until, now, self._round.at, deep, tuple(asked))
         self._next = now + self._every()
         question = {"op": "stack" if deep else "where", "run": self._run, "history": suspect, "names": deep}

@@ -19,6 +19,7 @@ import threading
 import time
 import weakref
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +119,7 @@ class Notes:
         self.runs: collections.deque[Run] = collections.deque(maxlen=EPOCHS)
         self.keeps = True  # whether what is spent now is remembered
         self._works: dict[int, _Ref] = {}
+        self._gone: collections.deque[_Ref] = collections.deque()
         self._serial = itertools.count(1)
         self._lock = threading.Lock()
         self._epochs = [LONG_AGO]
@@ -233,12 +235,19 @@ class Notes:
         """Which call a `Work` belongs to, for as long as it lives."""
         if work is None:
             return
-        ref = _Ref(work, self._gone)
+        self.forget()
+        ref = _Ref(work, self._gone.append)  # not a function of Python's: an interrupt that hits one here is lost
         ref.note, ref.number = note, id(work)
         self._works[ref.number] = ref
 
-    def _gone(self, ref: Any) -> None:
-        self._works.pop(ref.number, None)  # before another object can have this number
+    def forget(self) -> int:
+        """Drop what was noted of works that are gone; how many others there are."""
+        with suppress(IndexError):
+            while True:
+                ref = self._gone.popleft()
+                if self._works.get(ref.number) is ref:  # another object may have this number by now
+                    self._works.pop(ref.number, None)
+        return len(self._works)
 
     def transfers(self) -> list[Any]:
         """The living works of sends and receives."""
@@ -246,8 +255,12 @@ class Notes:
         return [work for work in works if work is not None]
 
     def of_work(self, work: Any) -> Note | None:
-        ref = self._works.get(id(work))
+        ref = self._ref(work)
         return ref.note if ref is not None else None
+
+    def _ref(self, work: Any) -> _Ref | None:
+        ref = self._works.get(id(work))
+        return ref if ref is not None and ref() is work else None
 
     # -- waits -------------------------------------------------------------------------------
 
@@ -287,7 +300,7 @@ class Notes:
 
     def future_taken(self, work: Any) -> None:
         """A callback on this work's future may call anything when the work is done."""
-        ref = self._works.get(id(work))
+        ref = self._ref(work)
         self.futures.append((ref.note if ref else None, ref))
 
     def open_futures(self) -> list[Note | None]:
