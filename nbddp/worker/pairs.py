@@ -35,7 +35,7 @@ KEY, DIGEST = "nbddp/ends", 8  # bytes
 LAZY = "TORCH_GLOO_LAZY_INIT"
 INTERFACES = "GLOO_SOCKET_IFNAME"
 SLICE = timedelta(seconds=1)  # between two looks for strangers while other ranks are waited for
-PATIENCE, BETWEEN = 1.0, 0.02  # seconds for gloo to have read what has come; between two looks that must agree
+PATIENCE, BETWEEN = 5.0, 0.02  # seconds for gloo to have read what has come; between two looks that must agree
 
 Pair = tuple[Address, Address]  # this rank's end, and the other
 
