@@ -245,10 +245,10 @@ def test_a_second_init_has_the_same_names_and_numbers_and_is_another_meeting() -
 
 def test_an_empty_trace_says_that_nothing_is_known() -> None:
     empty = found(merged(Made()))
-    assert empty.sentences() == ["nothing of compute or communication is known"]
+    assert empty.sentences() == ["no compute or communication was recorded"]
     assert empty.tables() == []
     assert drawn(empty).png().startswith(b"\x89PNG")
-    assert program([]).sentences() == ["nothing of compute or communication is known"]
+    assert program([]).sentences() == ["no compute or communication was recorded"]
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 40])

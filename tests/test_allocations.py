@@ -223,7 +223,7 @@ def test_on_a_cpu_samples_tell_true_sizes_and_lines(two: nbddp.Pool) -> None:
         assert r.window.points[-1][1] < r.window.peak - 64 * MIB
     words = str(allocations(found))
     assert words.startswith("allocations over the cell\nrank 1 peaks at ")
-    assert "until then most came at In[1] line 4 (a = torch.ones(64 << 18)): 64 MiB" in words
+    assert "until the peak, memory grew most at In[1] line 4 (a = torch.ones(64 << 18)): 64 MiB" in words
     assert "\nsampled: memory that malloc has given out since the worker started, " in words
 
 
@@ -327,7 +327,7 @@ def test_of_a_sharded_module_the_shard_and_the_whole_are_told(two: nbddp.Pool) -
 
 
 def test_a_name_that_holds_nothing_is_an_error_that_says_so(two: nbddp.Pool) -> None:
-    with pytest.raises(nbddp.BadInput, match="there is no name nope on ranks 0–1; a %%ddp cell that assigns it"):
+    with pytest.raises(nbddp.BadInput, match="nope is not defined on ranks 0–1; assign it in a %%ddp cell"):
         two.sizes("nope")
     with pytest.raises(nbddp.BadInput, match="kept holds a int without tensors; name a tensor, an array, a module"):
         two.sizes("kept")

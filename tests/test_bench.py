@@ -146,7 +146,7 @@ def test_figure_says_itself(count: int) -> None:
     made = [Measured(c, 1 << k, 4, (k * 1e-4, k * 2e-4)) for c in list(BUS_FACTOR)[:count] for k in range(10, 20)]
     shown = bench(made)
     assert shown.png().startswith(b"\x89PNG")
-    assert "every result was right in every element" in shown.words
+    assert "every element of every result was correct" in shown.words
     assert repr(shown.table) in shown.words
     assert shown.measured == made
     with pytest.raises(ValueError, match="nothing was measured"):

@@ -148,8 +148,8 @@ def test_a_rank_with_two_gpus_that_sees_all_is_told_which_are_its_own() -> None:
     host = Node(0, "h", tuple(Device(i, str(i)) for i in range(4)), 8)
     placed = Topology.plan([host], gpus_per_proc=2)
     assert placed.device_notes("all") == [
-        "each rank has 2 GPUs and sees all: its first is cuda:{LOCAL_RANK * 2}; --visible own shows it only its own, "
-        "from cuda:0 on"
+        "each rank has 2 GPUs and sees all: its first is cuda:{LOCAL_RANK * 2}; "
+        "with --visible own it sees only its own, from cuda:0 on"
     ]
     assert placed.device_notes("own") == []
     assert Topology.plan([host]).device_notes("all") == []

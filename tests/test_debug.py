@@ -46,8 +46,8 @@ def test_a_line_says_which_variables_the_ranks_have(
     ("line", "words"),
     [
         ("--debug loud", "off|info|detail"),
-        ("--env =1", "'=1' has no variable's name; write it as NCCL_DEBUG=INFO"),
-        ("--env 1A=1", "'1A=1' has no variable's name; write it as NCCL_DEBUG=INFO"),
+        ("--env =1", "'=1' does not name a variable; write it as NCCL_DEBUG=INFO"),
+        ("--env 1A=1", "'1A=1' does not name a variable; write it as NCCL_DEBUG=INFO"),
         ("--env RANK=1", "the pool sets RANK for each rank; choose another name"),
         ("--env TORCHELASTIC_RUN_ID=1", "the pool sets TORCHELASTIC_RUN_ID for each rank; choose another name"),
     ],

@@ -74,7 +74,7 @@ def test_a_use_that_is_caught_is_written_down_and_libraries_keep_what_they_need(
         "import os, sys, psutil\nfrom nbddp.base import system\nfrom nbddp.worker import threads\n"
         "system.has_proc = lambda: True\nassert threads.waits(1) == ''\n"
         "assert os.listdir('/proc/self/task') and psutil.Process().num_threads() and sys.platform == 'linux'\n"
-        "assert threads.sys.platform == 'darwin' and not hasattr(threads.os, 'pidfd_open')"
+        "assert threads.system.sys.platform == 'darwin' and not hasattr(threads.os, 'pidfd_open')"
     )
     assert after(code, tmp_path) == ("", ["open /proc/self/task/1/syscall None"])
 

@@ -310,7 +310,7 @@ def test_an_engine_that_dies_is_told_and_what_is_left_can_be_taken(client: ipypa
                           screen=Silent())  # fmt: skip
         assert time.monotonic() - began < 3
         assert "ranks 0–1: cell line 3" in caught.value.report
-        assert "starts a new process" not in caught.value.report
+        assert "starts a new, empty process" not in caught.value.report
         with pytest.raises(PoolError, match=r"the engine of rank 2 ended, .* %ddp stop, then %ddp start --cluster"):
             pool.run_cell("1", screen=Silent())
         pool.stop()

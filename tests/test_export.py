@@ -156,7 +156,7 @@ def test_a_cell_that_ran_again_stands_where_it_ran_first() -> None:
         history.add(ran)
     assert [ran.body for ran in history.chosen(None)] == ["a = 2", "b = 1", "c = 1"]
     assert [ran.body for ran in history.chosen((1, 6))] == ["a = 1", "bad"]
-    with pytest.raises(BadInput, match=r"In\[9\] was no %%ddp cell; those that ran are In\[1\], "):
+    with pytest.raises(BadInput, match=r"In\[9\] is not a %%ddp cell that ran; those that ran are In\[1\], "):
         history.chosen((9,))
 
 

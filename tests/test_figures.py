@@ -321,7 +321,7 @@ def test_jupyterlab_shows_words_under_a_picture_that_follows_the_theme(
     page = opened(browser, f"{server['url']}doc/tree/{name}.ipynb?token={server['token']}")
     assert page.locator(".jp-OutputArea img").get_attribute("alt") == "all_reduce on 4 ranks"
     output = page.locator(".jp-OutputArea-output")
-    sync_api.expect(output.locator("pre")).to_contain_text("every result was right in every element")
+    sync_api.expect(output.locator("pre")).to_contain_text("every element of every result was correct")
     sync_api.expect(output.locator("td")).to_have_count(8 * 10)
     follows = extension or name == "trusted"  # of others JupyterLab keeps no style
     for theme, colour in BEHIND.items():

@@ -284,7 +284,7 @@ def test_a_report_that_cannot_be_worded_is_the_facts(two: nbddp.Pool, monkeypatc
     error = fails(two, "if kept: raise ValueError('theirs')")
     assert str(error) == "rank 1 failed"
     assert "theirs" in error.report
-    assert "(this could not be described: KeyError: 'of ours')" in error.report
+    assert "(the report could not be worded: KeyError: 'of ours')" in error.report
 
 
 @pytest.mark.parametrize("way", ["raise KeyboardInterrupt", "os.kill(os.getpid(), 15)", "dist.destroy_process_group()"])

@@ -175,7 +175,7 @@ def test_figure_of_any_size_is_drawn_and_says_itself(count: int) -> None:
     most = "30 GiB" if count == 1 else f"30 GiB to {29 + count} GiB"
     assert f"at the peak of the last cell {most} more were allocated: {text}" in shown.words
     folded = (
-        f"the first 16 of 24 ranks are shown; of all: least 60 GiB (rank 0), median {72} GiB, most 83 GiB (rank 23)"
+        f"the first 16 of 24 ranks are shown; overall: least 60 GiB (rank 0), median {72} GiB, most 83 GiB (rank 23)"
     )
     assert (folded in shown.words) == (count == 24)
     (axes,) = shown.figure.axes

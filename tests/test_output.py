@@ -473,7 +473,7 @@ def test_what_a_cell_has_started_is_heard_when_it_has_ended(
         (tmp_path / f"go{rank}").touch()
     until(lambda: all(between.whole_log(out.log, []).endswith("late\n") for out in run.outputs.values()))
     assert shows("print('next')", cell=8) == [
-        "ranks 0–1 │ next", "printed between cells by what Cell In[7] started:", "ranks 0–1 │ late",
+        "ranks 0–1 │ next", "printed between cells by threads or processes of Cell In[7]:", "ranks 0–1 │ late",
     ]  # fmt: skip
     assert pool.last_run is not None
     whole = between.whole_log(pool.last_run.outputs[1].log, pool.last_run.earlier[1])
@@ -496,7 +496,7 @@ if os.environ["RANK"] == "0": subprocess.Popen(["sh", "-c", f"{waits}; echo out 
     until(lambda: between.whole_log(run.outputs[0].log, []).count("\n") == 5)
     rows = shows("pass", cell=6)
     assert [row for row in rows if "between" in row] == [
-        f"printed between cells by what Cell In[{cell}] started:" for cell in (3, 4)
+        f"printed between cells by threads or processes of Cell In[{cell}]:" for cell in (3, 4)
     ]
     assert sorted(rows[1:3]) == ["rank 0        │ out 3", "rank 0 stderr │ err 3"]
     assert sorted(rows[4:6]) == ["rank 0        │ out 4", "rank 0 stderr │ err 4"]

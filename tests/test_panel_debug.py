@@ -67,8 +67,8 @@ def test_a_transcript_has_lines_and_answers_of_each_rank() -> None:
     found.sent([1], "c")
     found.refused(1, "c")
     assert not found.talks[1].asked
-    assert found.talks[1].lines[-2:] == (f"{PROMPT}c", "rank 1 has gone on before it read 'c'")
-    assert told == [(1, "rank 1 has gone on before it read 'c'")]
+    assert found.talks[1].lines[-2:] == (f"{PROMPT}c", "rank 1 continued before it read 'c'")
+    assert told == [(1, "rank 1 continued before it read 'c'")]
     found.heard(1, said("line\n" * 2000))
     assert len(found.talks[1].lines) == MOST
     shown = page.talks(rules.talked(State(), [talk for _, talk in sorted(found.talks.items())]))
@@ -181,7 +181,7 @@ def test_lines_that_come_when_a_rank_has_gone_on_are_said_to_be_unread(panel: Ke
     assert panel.run("%%ddp\nimport time\nbreakpoint()\ntime.sleep(0.5)").ok
     said = asked(panel, "{r: t.lines for r, t in panel.pool.last_run.debugged.talks.items()}")
     for rank, lines in said.items():
-        assert f"rank {rank} has gone on before it read 'p 1'" in lines, lines
+        assert f"rank {rank} continued before it read 'p 1'" in lines, lines
 
 
 def test_stop_ends_a_cell_whose_ranks_are_stopped(panel: Kernel) -> None:

@@ -92,7 +92,7 @@ def test_the_drawing_stays_within_its_box_and_says_itself_in_words() -> None:
     shown = page.curves(rules.timed(State(), 1, found))
     Balanced(shown)
     assert 'role="img" aria-label="step time and exposed communication up to step 40"' in shown
-    assert "step 40: 58.0 s, of it 0 ms exposed communication" in page.newest(rules.timed(State(), 1, found))
+    assert "step 40: 58.0 s, 0 ms of it exposed communication" in page.newest(rules.timed(State(), 1, found))
     for nothing in (page.curves(State()), page.legend(State())):
         assert nothing == ""
 

@@ -215,7 +215,7 @@ def test_a_program_for_launch_py_runs_unchanged(shared: Kernel) -> None:
     line = "%ddp python /path/to/launch.py --nnode=1 --node_rank=0 --nproc_per_node=2 example.py --local_world_size=2"
     shown = shared.run(line)
     assert shown.ok, shown.error
-    said = "example.py takes --local_rank, as before torch 2.0, so this is what it is given\n"
+    said = "example.py accepts --local_rank, as before torch 2.0, so nbddp passes --local_rank\n"
     wanted = [f"rank = {r}, world_size = 2, n = 4, device_ids = {[*range(4 * r, 4 * r + 4)]}" for r in range(2)]
     assert shown.text() == f"{said}rank 0 │ {wanted[0]}\nrank 1 │ {wanted[1]}\n"
 

@@ -101,7 +101,7 @@ def test_what_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(BadInput, match=r"^there is no file a.sbatch; there is job.sbatch"):
         submitting.submit("a.sbatch", [])
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BadInput, match=r"^sbatch is not on PATH, so this is no login node of Slurm"):
+    with pytest.raises(BadInput, match=r"^sbatch is not on PATH, so this is not a Slurm login node"):
         submitting.submit("job.sbatch", [])
     assert complete_command("submit j") == ["job.sbatch"]
     command = parse_command("submit --on-stop leave job.sbatch --lr 0.1")

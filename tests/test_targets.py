@@ -193,7 +193,7 @@ def test_what_a_script_reads_and_nothing_carries_is_said(
     assert 'workdir: "."' in said["sky"]
     Path("train-values.pkl").unlink()
     assert cli.main(["export", "go.py", "--to", "ray"]) == 0
-    assert "there is no train-values.pkl, which go.py reads; %ddp export go.py --force" in capsys.readouterr().out
+    assert "go.py reads train-values.pkl, which is missing; %ddp export go.py --force" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", [*LAUNCHES])
@@ -256,7 +256,7 @@ def test_what_a_target_does_not_have_is_refused(target: str, launch: Launch, wor
 
 
 def test_a_bad_name_or_variable_is_refused() -> None:
-    with pytest.raises(BadInput, match="'My Job' is no name of a Kubernetes object"):
+    with pytest.raises(BadInput, match="'My Job' is not a Kubernetes object name"):
         targets.pytorchjob(Launch(), Job(name="My Job"))
     with pytest.raises(BadInput, match="'A B' is not a variable's name"):
         Launch(env=(("A B", "1"),))
@@ -276,7 +276,7 @@ def test_a_terminal_prints_a_job_and_writes_it(
     assert cli.main(["export", "go.py", "--to", "torchrun", "--nnodes", "2", "-n", "4", "--", "--lr", "a b"]) == 0
     said = capsys.readouterr().out
     assert "--nproc-per-node 4 go.py --lr 'a b'" in said
-    assert "there is no go.py yet" in said
+    assert "go.py does not exist yet" in said
     assert cli.main(["export", "go.py", "--to", "sky", "--gpus-per-proc", "0", "-o", "task.yaml"]) == 0
     assert "task.yaml written" in capsys.readouterr().out
     jsonschema.validate(yaml.safe_load((tmp_path / "task.yaml").read_text()), FIELDS["sky"])

@@ -266,7 +266,7 @@ def test_timings_of_a_program_without_ddp_are_those_of_its_collectives(four: Ker
     asked = four.run("%ddp timings --collectives").displays[-1]["text/plain"]
     assert asked.startswith("collectives: 4 ranks, ")
     refused = four.run("%ddp timings --collectives --step 3")
-    assert refused.evalue == "--step chooses a step of DDP, and --collectives shows none; leave out one of the two"
+    assert refused.evalue == "--step selects a DDP step, but --collectives shows no steps; leave out one of them"
 
 
 def test_steps_of_an_older_cell_are_told_as_such(four: Kernel) -> None:
@@ -301,7 +301,7 @@ def test_ranks_that_a_cell_left_out_do_not_lend_it_older_steps(pool: nbddp.Pool)
     found = pool.timings()
     assert (found.ranks, found.missing, found.model, found.origin) == ([1], [0], "Linear", None)
     shown = timings(found, 0)
-    assert "Nothing of it was recorded on rank 0." in shown.words
+    assert "This step was not recorded on rank 0." in shown.words
     pool.run_cell("pass", screen=Silent())
     assert heading(pool.timings(), 0) == "step 0 of Linear from an earlier cell; the last cell recorded none"
 

@@ -179,7 +179,7 @@ def test_what_has_no_meaning_here_is_answered_beside_the_run(option: str, words:
         ("torchrun --nnodes 2 --node-rank 1 train.py", "--node-rank: one command starts all nodes of a pool"),
         ("torchrun --nproc-per-node xpu train.py", "xpu is not a number of workers"),
         ("torchrun --tee 5 train.py", "5 names no streams; use 1"),
-        ("torchrun --signals-to-handle TERM train.py", "TERM is no signal of this system"),
+        ("torchrun --signals-to-handle TERM train.py", "TERM is not a signal on this system"),
         ("torchrun --local-ranks-filter a train.py", "a is not a list of local ranks"),
         ("torchrun", "the following arguments are required: SCRIPT"),
         ("torchrun --nproc_per_nod=2 --stand train.py --x", None),

@@ -120,7 +120,7 @@ def test_cell_without_trace_leaves_none_and_a_failing_one_leaves_its_own(pool: n
     pool.restart([1])
     after = pool.trace()
     assert (after.ranks, after.missing) == ([0], [1])
-    assert "rank 1 left no trace" in words(after, Path("x.json"), 10)
+    assert "no trace from rank 1" in words(after, Path("x.json"), 10)
 
 
 @needs_recorder

@@ -124,7 +124,7 @@ def sizes(ranks: Ranks, names: Sequence[str], of: Sequence[int] | None) -> Sizes
     held = {n: {r: Held(**of_rank[n]) for r, of_rank in found.items() if of_rank[n]} for n in dict.fromkeys(names)}
     for name, there in held.items():
         if not there:
-            raise BadInput(f"there is no name {name} on {rank_words(chosen)}; a %%ddp cell that assigns it makes one")
+            raise BadInput(f"{name} is not defined on {rank_words(chosen)}; assign it in a %%ddp cell")
         if not any(h.tensors for h in there.values()):
             raise BadInput(
                 f"{name} holds a {next(iter(there.values())).type} without tensors; name a tensor, an array, a module, "

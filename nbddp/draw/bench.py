@@ -89,7 +89,7 @@ def sentences(measured: Sequence[Measured]) -> list[str]:
         told = ", ".join(f"{m.collective} of {size(m.bytes)} ({counted(m.wrong, 'element')})" for m in wrong)
         lines.append(f"WRONG results: {told}")
     else:
-        lines.append("every result was right in every element")
+        lines.append("every element of every result was correct")
     return lines
 
 

@@ -52,7 +52,7 @@ def words(merged: Merged, path: Path, length: int) -> str:
         f"{path.as_posix()}, {size(length)}; open it at {VIEWER.removeprefix('https://')}",
     ]
     if merged.missing:
-        lines.append(f"{rank_words(merged.missing)} left no trace")
+        lines.append(f"no trace from {rank_words(merged.missing)}")
     lines += [f"rank {rank}: {why}" for rank, why in sorted(merged.why.items())]
     if merged.residual:
         lines.append(clocks_agree(merged.residual))

@@ -122,7 +122,7 @@ def _body(parts: Parts, cell: Cell, statement: Statement, makers: set[str]) -> l
         parts.group_of = cell.label
         return [*before, statement.text]
     if name == INIT:
-        parts.notes.append(f"{cell.label}: left out {INIT}, since a script's group of {parts.group_of} stays")
+        parts.notes.append(f"{cell.label}: left out {INIT}, because the process group of {parts.group_of} stays in use")
         return [*before, f"{LEFT_OUT}{statement.text}  (the group of {parts.group_of} stays)"]
     raise BadInput(
         f"{parts.group_of} and {cell.label} both call {INIT}, but under torchrun a process can do that only once; "

@@ -278,7 +278,7 @@ def _limits(launch: Launch, job: Job) -> dict[str, Any]:
 
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
-        raise BadInput(f"{name!r} is no name of a Kubernetes object; use small letters, digits and -, as in --name ddp")
+        raise BadInput(f"{name!r} is not a Kubernetes object name; use small letters, digits and -, as in --name ddp")
 
 
 def _refuse_elastic(launch: Launch, why: str) -> None:

@@ -65,7 +65,7 @@ COMMANDS: dict[str, str] = {
     "memory": "each rank's memory: parameters, gradients, optimizer state, buckets, peak; or of NAMEs, or over a step",
     "forecast": "predict step time and scaling efficiency on more nodes",
     "bench": "measure time and bandwidth of collectives by size, as nccl-tests does",
-    "debug": "after a failure: a prompt on the frames of the rank that failed first (breakpoint() stops ranks before)",
+    "debug": "after a failure: a prompt on the frames of the rank that failed first (during a run, use breakpoint())",
     "stacks": "where every rank is: line, collective, ranks it waits for, stack",
     "doctor": "check torch, ipykernel, IPython, ipyparallel and the pool's hosts",
     "log": "print a rank's full output of the last run, or its path",
@@ -186,8 +186,8 @@ def _submit(parser: Parser) -> None:
 def _debug(parser: Parser) -> None:
     parser.epilog = (
         "breakpoint() in a %%ddp cell stops the ranks there and opens a prompt for all of them: n, s, r and c step "
-        "them together, p x shows a value of every rank, @1 p x of rank 1, q ends the cell, h lists the rest. If a "
-        "panel is open (%ddp panel), its page Debugger is the prompt. After a failure %ddp debug shows the frames of "
+        "them together, p x shows x on every rank, @1 p x on rank 1, q ends the cell, h lists the rest. If a "
+        "panel is open (%ddp panel), its Debugger page is the prompt. After a failure %ddp debug shows the frames of "
         "the rank that failed first: w, u, d, l, p x, a, q. Where nobody can type, it prints them."
     )
 

@@ -19,7 +19,7 @@ def export_arguments(parser: Parser, notebook: bool) -> None:
     """notebook: whether cells come from this notebook, or from a file that is named."""
     add = parser.add_argument
     if not notebook:
-        add("notebook", metavar="NOTEBOOK", help="the notebook's file, or with --to alone the script's")
+        add("notebook", metavar="NOTEBOOK", help="notebook file, or with only --to the script")
     add("script", nargs="?", default=SCRIPT, metavar="SCRIPT", help=f"file to write (default {SCRIPT})")
     add("--cells", type=rank_set, metavar="SET", help="only the cells with these numbers: 3,5-7 for In[3], In[5] to "
         "In[7] (default: all %%%%ddp cells that ended without an error)")  # fmt: skip
@@ -30,7 +30,7 @@ def export_arguments(parser: Parser, notebook: bool) -> None:
     add("--force", action="store_true", help="replace files that exist")
     job = parser.add_argument_group("job (--to prints its text, and writes no script)")
     add = job.add_argument
-    add("--to", choices=tuple(targets.TARGETS), help="what is to start the script")
+    add("--to", choices=tuple(targets.TARGETS), help="launcher or scheduler that starts the script")
     add("-o", "--output", metavar="FILE", help="write the text to FILE")
     add("--nnodes", type=nodes_or_range, metavar="N|MIN:MAX", help="nodes; MIN:MAX: elastic (default: the pool's)")
     add("-n", "--nproc", "--nproc-per-node", "--nproc_per_node", dest="nproc", type=positive, metavar="N",

@@ -79,7 +79,7 @@ class History:
             missing = sorted(set(numbers) - known)
             if missing:
                 have = ", ".join(f"In[{n}]" for n in sorted(known)) or "none yet"
-                raise BadInput(f"In[{missing[0]}] was no %%ddp cell; those that ran are {have}")
+                raise BadInput(f"In[{missing[0]}] is not a %%ddp cell that ran; those that ran are {have}")
             return [ran for ran in self._ran if ran.line is None or ran.number in numbers]
         return _latest(ran for ran in self._ran if ran.ok)
 
@@ -117,7 +117,7 @@ def cells_of_file(path: Path, numbers: Collection[int] | None, tag: str) -> list
     except ValueError:
         raise BadInput(f"{path} is no notebook; name a file such as training.ipynb") from None
     if not isinstance(notebook, dict) or "cells" not in notebook:
-        raise BadInput(f"{path} is no notebook of format 4; open it in Jupyter and save it")
+        raise BadInput(f"{path} is not in notebook format 4; open it in Jupyter and save it")
     return cells_of(notebook, path.name, numbers, tag)
 
 
@@ -133,7 +133,7 @@ def write(
     if saved:
         beside = values_file(target)
         beside.write_bytes(pickle.dumps({label: tuple(map(pickle.loads, kept)) for label, kept in saved.items()}))
-        notes = [*notes, f"values that are no literals are in {beside.name}, which {target.name} reads"]
+        notes = [*notes, f"values that are not literals are in {beside.name}, which {target.name} reads"]
     return [f"{target} written; start it with {started_by}", *notes]
 
 
@@ -230,12 +230,12 @@ def files_of(script: Path) -> tuple[targets.Files, list[str]]:
     """The script's text and the values that it reads, as far as they are there; and what is not there, in words."""
     again = f"%ddp export {shlex.quote(str(script))}"
     if not script.is_file():
-        return targets.NONE, [f"there is no {script} yet; {again} writes it"]
+        return targets.NONE, [f"{script} does not exist yet; {again} writes it"]
     source = script.read_text(encoding="utf-8")
     name = next(iter(values.files_read(source)), "")
     beside = script.with_name(name) if name else None
     if beside is None:
         return targets.Files(source), []
     if not beside.is_file():
-        return targets.Files(source, name), [f"there is no {beside}, which {script} reads; {again} --force writes it"]
+        return targets.Files(source, name), [f"{script} reads {beside}, which is missing; {again} --force writes it"]
     return targets.Files(source, name, beside.read_bytes()), []

@@ -27,7 +27,7 @@ def made_ready(spec: LaunchSpec, elsewhere: bool) -> tuple[LaunchSpec, list[str]
     option = programs.own_option(Path(program.target).read_text(encoding="utf-8", errors="replace"))
     if option == program.local_rank:
         return spec, []
-    said = f"{program.target} takes {option}, as before torch 2.0, so this is what it is given"
+    said = f"{program.target} accepts {option}, as before torch 2.0, so nbddp passes {option}"
     return replace(spec, program=replace(program, local_rank=option)), [said]
 
 

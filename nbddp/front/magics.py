@@ -239,7 +239,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _errors(self, command: Command) -> Any:
         run = self.pool.last_run
         if run is None:
-            raise BadInput("nothing has run yet; %ddp run or a %%ddp cell does")
+            raise BadInput("nothing has run yet; start with %ddp run or a %%ddp cell")
         if not command.args["torchrun"]:
             return {rank: failure.as_dict() for rank, failure in run.failures.items()}
         program = run.request.program
@@ -346,7 +346,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _timings(self, command: Command) -> Any:
         if command.args["collectives"] and command.args["step"] is not None:
-            raise BadInput("--step chooses a step of DDP, and --collectives shows none; leave out one of the two")
+            raise BadInput("--step selects a DDP step, but --collectives shows no steps; leave out one of them")
         if command.args["collectives"]:
             return self._figure_of_collectives()
         return self._figure_of_timings(command.args["step"])
@@ -504,7 +504,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _log(self, command: Command) -> None:
         run = self.pool.last_run
         if run is None:
-            raise BadInput("no cell has run yet; a %%ddp cell makes a log")
+            raise BadInput("no cell has run yet; run a %%ddp cell first")
         rank = command.args["rank"]
         if rank is None:
             for r, out in run.outputs.items():

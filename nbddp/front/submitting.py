@@ -47,7 +47,7 @@ def _needs_slurm() -> None:
         allocation.needs("sbatch")
     except BadInput:
         raise BadInput(
-            "sbatch is not on PATH, so this is no login node of Slurm; run %ddp submit there, or copy the script to it"
+            "sbatch is not on PATH, so this is not a Slurm login node; run %ddp submit there, or copy the script to it"
         ) from None
 
 

@@ -212,7 +212,7 @@ def newest(state: State) -> str:
     if not state.curve.drawn:
         return "<small>no steps of DDP yet; a training cell records them</small>"
     number, step, exposed = state.curve.points[-1]
-    return f"<div>step {number}: {duration(step)}, of it {duration(exposed)} exposed communication</div>"
+    return f"<div>step {number}: {duration(step)}, {duration(exposed)} of it exposed communication</div>"
 
 
 def curves(state: State) -> str:

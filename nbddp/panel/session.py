@@ -63,7 +63,7 @@ class Session:
         """The pool. Raises PoolError if it has been dropped."""
         pool = self._pool()
         if pool is None:
-            raise PoolError("the pool of this panel is gone; %ddp panel opens one for the pool that there is")
+            raise PoolError("the pool of this panel has ended; %ddp panel opens a panel for the current pool")
         return pool
 
     # -- views ---------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class Session:
         if not self.model.state.may_start:  # the button can always be pressed: one that is off drops the focus
             self._say(self.model.state.why_not())
         elif (run := self._current()) is not None:
-            self._say(f"{looking.named(run)} is running; Start when it has ended, or Stop it")
+            self._say(f"{looking.named(run)} is running; press Start after it has ended, or press Stop")
         else:
             self.model.change(rules.began)
             in_main(self._start)
@@ -260,7 +260,7 @@ class Session:
                 self.stop()
                 return
             if asked.asks_help:
-                self.model.change(rules.said, "what a line may be", debugged.HELP)
+                self.model.change(rules.said, "commands of the debugger", debugged.HELP)
                 return
             if not asked.text:
                 raise BadInput(f"write a line after {line}, such as {line} p x")

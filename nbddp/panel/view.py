@@ -27,10 +27,10 @@ LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
     ("gpus_per_proc", "GPUs per process", "consecutive GPUs of each worker", int),
     ("device", "device", "auto uses GPUs where there are any", ("auto", "cpu", "cuda")),
     ("visible", "visible GPUs", "all: LOCAL_RANK selects, as torchrun; own: only the worker's", ("all", "own")),
-    ("oversubscribe", "share devices", "allow more workers than the GPUs or the memory suffice for", bool),
+    ("oversubscribe", "share devices", "allow more workers than there are GPUs or memory for", bool),
     ("hang_after", "deadlock after (s)", "seconds before a cell's deadlock is reported, or never", str),
     ("timeout", "cell timeout (s)", "seconds before a cell is ended; empty: never", str),
-    ("max_restarts", "restarts", "how often a cell begins again after a failure", int),
+    ("max_restarts", "restarts", "how many times a cell is restarted after a failure", int),
 )
 _keys = itertools.count()
 
@@ -128,7 +128,7 @@ class View:
         )
         buttons = [
             self._button("Stop", "end the running cell, as the kernel's Stop does", session.stop),
-            self._button("Free", "have blocked collectives raise an error", session.free),
+            self._button("Free", "make blocked collectives raise an error", session.free),
             self._button("Stacks", "show where every rank is", session.stacks),
             self.which,
             self._button("Restart", "new processes for these ranks", lambda: session.restart(self._chosen())),
@@ -207,7 +207,7 @@ class View:
             for label, tooltip, command in (
                 ("Next", "all ranks: the next line", "next"), ("Step in", "all ranks: into a call", "step"),
                 ("Out", "all ranks: to the end of the function", "return"),
-                ("Continue", "all ranks: go on", "continue"),
+                ("Continue", "all ranks: continue", "continue"),
             )
         ]  # fmt: skip
         after = self._button("Post-mortem", "what the names of the rank that failed held", session.post_mortem)

@@ -340,7 +340,7 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
                        help="debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until "
                        "--debug off; detail also compares each collective across ranks")  # fmt: skip
     group.add_argument("--env", action="append", default=[], type=variables.setting, metavar="KEY=VALUE",
-                       help="set an environment variable on every rank; KEY alone takes it back. Workers are replaced "
+                       help="set an environment variable on every rank; KEY alone undoes that. Workers are replaced "
                        "if the variable is read once per process")  # fmt: skip
     far = parser.add_argument_group("other hosts")
     far.add_argument(

@@ -71,7 +71,7 @@ def signals_of(text: str) -> str:
     """A list of signals' names, as it goes into the environment. Raises ValueError for one that is none."""
     for name in text.split(","):
         if not name.startswith("SIG") or name not in signal.Signals.__members__:
-            raise ValueError(f"{name} is no signal of this system; write it as SIGTERM,SIGUSR1")
+            raise ValueError(f"{name} is not a signal on this system; write it as SIGTERM,SIGUSR1")
     return text
 
 

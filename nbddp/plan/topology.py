@@ -241,7 +241,7 @@ class Topology:
             return []
         return [
             f"each rank has {self.gpus_per_proc} GPUs and sees all: its first is "
-            f"cuda:{{LOCAL_RANK * {self.gpus_per_proc}}}; --visible own shows it only its own, from cuda:0 on"
+            f"cuda:{{LOCAL_RANK * {self.gpus_per_proc}}}; with --visible own it sees only its own, from cuda:0 on"
         ]
 
 

@@ -47,7 +47,7 @@ def setting(text: str) -> tuple[str, str | None]:
     """`KEY=VALUE`, or `KEY` to take the variable back (None), for argparse."""
     name, equals, value = text.partition("=")
     if not NAME.fullmatch(name):
-        raise argparse.ArgumentTypeError(f"{text!r} has no variable's name; write it as NCCL_DEBUG=INFO")
+        raise argparse.ArgumentTypeError(f"{text!r} does not name a variable; write it as NCCL_DEBUG=INFO")
     if name in OURS or name.startswith("TORCHELASTIC_"):
         raise argparse.ArgumentTypeError(f"the pool sets {name} for each rank; choose another name")
     if "\0" in value:

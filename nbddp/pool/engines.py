@@ -161,7 +161,7 @@ class Joined:
             if waited > seconds:
                 raise PoolError(
                     f"{several('engine', late)} of cluster {self.cluster.name} did not answer for {seconds:.0f} s; "
-                    "wait for what runs there, or interrupt it"
+                    "wait for the code that runs there, or interrupt it"
                 )
         return {i: self._value(i, result) for i, result in results.items()}
 
@@ -284,7 +284,7 @@ class Joined:
         if answer is False:
             for node, worker in self._living():
                 if worker.rank == rank:
-                    node.left(worker, "its engine has left this pool because it heard nothing from it")
+                    node.left(worker, "its engine left this pool because the pool was silent")
 
     def _noticed(self, stream: str) -> None:
         """What the hub has said, in the client's thread or the watch's."""

@@ -162,7 +162,7 @@ class Reaching:
     def _heard(self, host: Host, event: dict[str, Any]) -> None:
         """An agent's connection is lost, or stands again; in the agent's threads."""
         if event["ev"] == "away":
-            self._say(f"{host} is unreachable ({event['why']}); nbddp keeps trying, and its workers go on")
+            self._say(f"{host} is unreachable ({event['why']}); nbddp keeps trying, and its workers keep running")
         elif event["ev"] == "back":
             self._say(f"{host} is back")
 

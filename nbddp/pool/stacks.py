@@ -122,7 +122,7 @@ def _answers(wire: Any, ranks: Sequence[int], question: dict[str, Any]) -> dict[
 def _dumped(agent: Agent, worker: Mapping[str, Any]) -> str:
     """A silent rank's stack, written by faulthandler into its log; empty if it does not listen to the signal."""
     if not system.is_linux():
-        return f"it has no stack to show: {system.name()} does not report whether it may be asked by a signal"
+        return f"its stack is not available: {system.name()} does not report whether a signal can request it"
     if not listens(worker["pid"], DUMP):
         return ""
     log = Path(worker["log"])

@@ -50,7 +50,7 @@ class Later:
     outputs: Sequence[RankOutput]
 
     def words(self) -> str:
-        what = "" if self.cell is None else f" by what Cell In[{self.cell}] started"
+        what = "" if self.cell is None else f" by threads or processes of Cell In[{self.cell}]"
         rows = "".join(piece.text for piece in block(self.outputs) if isinstance(piece, Print))
         return f"printed between cells{what}:\n{rows}".rstrip("\n")
 

@@ -106,7 +106,7 @@ def chosen(stopped: Sequence[int], ranks: Sequence[int] | None) -> list[int]:
         return found
     if not stopped:
         raise BadInput("no rank waits in a debugger")
-    raise BadInput(f"{rank_words(ranks or ())} waits for no line; only {rank_words(stopped)} wait for one")
+    raise BadInput(f"{rank_words(ranks or ())} cannot take a line; stopped in the debugger: {rank_words(stopped)}")
 
 
 class Debugged:
@@ -144,7 +144,7 @@ class Debugged:
 
     def refused(self, rank: int, line: str) -> None:
         """The rank no longer stood in its debugger when the line came: it was not read."""
-        said = (f"rank {rank} has gone on before it read {line!r}",)
+        said = (f"rank {rank} continued before it read {line!r}",)
         talk = self.talks[rank]
         again = replace(talk, asked=False, lines=(*talk.lines, *said)[-MOST:], answer=(*talk.answer, *said))
         self.talks = {**self.talks, rank: again}

@@ -86,7 +86,7 @@ class PostMortem:
         if not gone:
             return self._evaluate(expression)
         name = gone[0]
-        return f"{name} was {held[name]}; its value was let go of with the frame, so expressions cannot use it"
+        return f"{name} was {held[name]}; its value was released with the frame, so expressions cannot use it"
 
 
 def _text(frame: Frame) -> str:

@@ -196,7 +196,7 @@ def post_mortem(error: RunFailed) -> str:
     lines = [str(error), ""]
     for frame in (f for raised in cause.chain for f in raised.frames if f.user):
         lines += [*frames_text([frame]), *(f"           {name} = {words}" for name, words in frame.values), ""]
-    more = f"%%ddp --ranks {cause.rank} runs code there, with the names that it keeps"
+    more = f"%%ddp --ranks {cause.rank} runs code on that rank, which keeps its names"
     return "\n".join([*lines, f"{more}; %ddp stacks shows every rank."])
 
 
@@ -279,7 +279,7 @@ def _some(names: Sequence[str]) -> str:
 def died_words(cause: Cause) -> list[str]:
     """What is known of a process that ended by itself: its memory, its last words, where its log is."""
     if cause.code is None:
-        return [f"{cause.extra.get('last_words') or 'Nobody saw its end'}.", NO_HOST]
+        return [f"{cause.extra.get('last_words') or 'Its end was not observed'}.", NO_HOST]
     lines = [f"{cause.extra['taken']}."] if cause.extra.get("taken") else []
     device, peak = cause.extra.get("device"), cause.extra.get("peak_kib")
     facts = [f"ran on {device}"] if device else []
@@ -295,7 +295,7 @@ def died_words(cause: Cause) -> list[str]:
             "%%ddp --check names the rank and the difference."
         )
     if cause.log:
-        lines.append(f"Its log is {cause.log}; the next cell starts a new process for this rank, without names.")
+        lines.append(f"Its log is {cause.log}; the next cell starts a new, empty process for this rank.")
     return lines
 
 
@@ -308,7 +308,7 @@ def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool, pa
     if cause.left is not None:
         lines.append(STAY)
     if cause.stage:
-        lines.append(f"%ddp restart --ranks {cause.rank} gives it a new process, without names.")
+        lines.append(f"%ddp restart --ranks {cause.rank} starts a new, empty process for it.")
     more = [f"%ddp log --rank {cause.rank} prints its full output; %ddp stacks shows where every rank was."]
     traced = ["", traceback_text(cause.chain, paint), ""] if cause.chain else []
     return "\n".join([*lines, *states_text(others), *traced, *_ending(dropped), *(more if dropped else [])]).rstrip()
@@ -316,7 +316,7 @@ def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool, pa
 
 def unworded_text(error: BaseException, facts: Sequence[str]) -> str:
     """What stands in the place of a report that could not be worded: what is known, as it is, and why."""
-    return "\n".join([*facts, f"(this could not be described: {type(error).__name__}: {error})"])
+    return "\n".join([*facts, f"(the report could not be worded: {type(error).__name__}: {error})"])
 
 
 def terminal_text(error: RunFailed, signalled: str = "") -> str:

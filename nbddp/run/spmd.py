@@ -494,7 +494,7 @@ class Run:
     def _lets_through(self, rank: int, does: object) -> None:
         if does is True and rank not in self.ended:
             self._through_at = time.monotonic()
-            self.screen.ends(f"rank {rank} is in the middle of a message, which may finish; Stop cuts it off")
+            self.screen.ends(f"rank {rank} is transferring a message, which may finish; Stop interrupts it")
 
     def _replace(self, action: supervise.Replace) -> None:
         self.ended_by = self.ended_by or supervise.STOPPED

@@ -80,9 +80,7 @@ notebooks/INSTRUCTORS.md. Example:
   python -m nbddp.teach.grade submissions --csv marks.csv --wide totals.csv --feedback feedback --resume
 """
 END = None  # of a learner, in the queue of answers
-ROOT = (
-    "you are root, for whom limits and file permissions do not hold; grade under an ordinary account, or in a container"
-)
+ROOT = "you are root, so limits and file permissions do not apply; grade under an ordinary account, or in a container"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -156,7 +154,7 @@ def main(words: Sequence[str]) -> int:
         _say(str(wrong))
         return 2
     except Gone as gone:
-        _say(f"nothing can be graded: what reads and runs submissions {gone}")
+        _say(f"grading is not possible: the process that reads and runs submissions {gone}")
         return 2
     except KeyboardInterrupt:  # before there was anything to keep
         _say("stopped by the user")

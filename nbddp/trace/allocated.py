@@ -95,7 +95,7 @@ def lines(found: Allocations) -> list[Line]:
 
 def _name(place: Place | None, found: Allocations) -> str:
     if place is None:
-        return "no line of yours" if found.sampled else "no Python line (backward's thread)"
+        return "no line of your code" if found.sampled else "no Python line (backward's thread)"
     if place == BEFORE:
         return "before the step" if found.sampled and found.steps else "before the cell"
     return f"{place[0].removeprefix('Cell ')} line {place[1]}"
@@ -159,8 +159,8 @@ def _top(most: RankAllocations, found: Allocations) -> list[str]:
     code = most.code.get(place, "")[:CODE] if place is not None else ""
     named = _name(place, found) + (f" ({code})" if code else "")
     if found.sampled:
-        return [f"until then most came at {named}: {size(held)}"]
-    return [f"of the cell's lines {named} holds most: {size(held)}"]
+        return [f"until the peak, memory grew most at {named}: {size(held)}"]
+    return [f"of the cell's lines, {named} holds the most: {size(held)}"]
 
 
 def _kind(found: Allocations) -> list[str]:
@@ -173,7 +173,7 @@ def _kind(found: Allocations) -> list[str]:
     number = f"{low}" if low == high else f"{low} to {high}"
     return [
         f"sampled: {of} since the worker started, {number} samples per rank, about one in {duration(every / 1e9)}; "
-        "what comes and goes between two samples is missing, and a change counts for the line at which it was seen"
+        "memory freed before the next sample is missed, and a change counts for the line where it was seen"
     ]
 
 
@@ -183,5 +183,5 @@ def _gaps(found: Allocations) -> list[str]:
     if others > 0:
         said[0] += f" (and on {others} more)"
     if any(r.lost for r in found.ranks):
-        said.append("the recording was full: the cell's first allocations are missing, and count as made before it")
+        said.append("the recording was full: the cell's first allocations are missing and count as before the cell")
     return said

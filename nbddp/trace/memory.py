@@ -90,7 +90,7 @@ def sentences(ranks: Sequence[RankMemory]) -> list[str]:
         totals = [r.total for r in ranks]
         low, high = (next(r.rank for r in ranks if r.total == x) for x in (min(totals), max(totals)))
         lines.append(
-            f"the first {MOST_ROWS} of {len(ranks)} ranks are shown; of all: least {size(min(totals))} (rank {low}), "
+            f"the first {MOST_ROWS} of {len(ranks)} ranks are shown; overall: least {size(min(totals))} (rank {low}), "
             f"median {size(statistics.median(totals))}, most {size(max(totals))} (rank {high})"
         )
     return lines

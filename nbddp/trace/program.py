@@ -50,7 +50,7 @@ class Breakdown:
     def sentences(self) -> list[str]:
         """What it shows, the most important first."""
         if not self.whole:
-            return [f"{self.title}nothing of compute or communication is known"]
+            return [f"{self.title}no compute or communication was recorded"]
         lines = [self._first(), *self._overlap()]
         if self.late is not None:
             lines.append(self.late.words(f"{duration(self.late.cost / 1e9)} ({percent(self.late.cost / self.whole)})"))
@@ -131,5 +131,5 @@ def _notes(ranks: Mapping[int, Activity], met: Sequence[Meeting]) -> list[str]:
     if any(not a.gpu for a in ranks.values()):
         found.append("idle on a CPU is time without an operation of torch or a collective: Python, input, sleep")
     if not met and len(ranks) > 1:
-        found.append("no collective is known on more than one rank, so nothing is said about who comes last")
+        found.append("no collective is known on more than one rank, so the last rank to arrive is not known")
     return found

@@ -71,7 +71,7 @@ def program(cells: Mapping[int, Cell], missing: Sequence[int] = (), origin: Orig
     late = latest(ranks, met, window)
     why = cause(_times(cells, blocked, met), late.rank) if late is not None else None
     since = none_since(origin)
-    away = [f"Nothing of it was recorded on {rank_words(missing)}."] if missing else []
+    away = [f"The cell was not recorded on {rank_words(missing)}."] if missing else []
     notes = [HOW, *away, *([OF_GPUS] if any(c.gpu for c in cells.values()) else []), *([since] if since else [])]
     title = f"collectives{whence(origin)}: "
     return Breakdown(splits, False, kinds(met), [], late, why, notes, title, "of the cell")

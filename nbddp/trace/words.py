@@ -60,14 +60,14 @@ def sentences(recording: Recording, number: int) -> list[str]:
     lines += behind.words() if behind is not None else []
     if any(s.rebuilt for s in step.values()):
         lines.append(
-            "This is the first exchange: DDP rebuilds its buckets after it, in the order in which gradients came."
+            "This is the first exchange: DDP rebuilds its buckets after it, in the order in which gradients arrived."
         )
     if any(s.rebuilds for s in step.values()):
         lines.append("DDP rebuilt the buckets in this step's forward, where the ranks wait for each other.")
     if not all(s.synced for s in step.values()):
         lines.append("The step was taken inside no_sync: no gradients were exchanged.")
     if recording.missing:
-        lines.append(f"Nothing of it was recorded on {rank_words(recording.missing)}.")
+        lines.append(f"This step was not recorded on {rank_words(recording.missing)}.")
     if recording.residual:
         lines.append(clocks_agree(recording.residual))
     return lines

@@ -114,7 +114,7 @@ def abort_of_groups() -> None:
 def abort_of_transfers() -> None:
     if not system.has_proc():
         raise Untried(f"no rank is freed on {system.name()}")
-    expect(torch_seams.can_abort_transfers(), "torch's library does not export how to end one")
+    expect(torch_seams.can_abort_transfers(), "torch's library does not export a function that aborts one")
     with alone() as (dist, one):
         work = dist.irecv(one)
         waiting = threading.Thread(target=work.wait, daemon=True)

@@ -67,7 +67,7 @@ from nbddp.worker.tracing import Tracer
 OUTCOME, STOPPED = "nbddp_outcome", "nbddp_stopped"
 NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or pass it after %%ddp --"
 NO_PROMPT = (
-    "a rank has no prompt of its own: breakpoint() stops ranks and opens one where somebody can type (a terminal, a "
+    "a rank has no prompt of its own: breakpoint() stops ranks and opens one where input is possible (a terminal, a "
     "console, a notebook that answers input()), or in %ddp panel; elsewhere let it fail and use %ddp debug in a cell "
     "without %%ddp, which shows each frame and what its names held"
 )

@@ -331,7 +331,7 @@ def _open_gate(content: Mapping[str, Any]) -> dict[str, Any]:
     if system.is_linux() and _gates is None:
         _gates = Gates()
     if _gates is None:
-        raise OSError(f"{system.name()} does not say whose a connection is")
+        raise OSError(f"{system.name()} does not report who owns a connection")
     return _gates.open({name: content[name] for name in ("store", "of", "key", "roots")})
 
 
