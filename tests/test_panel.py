@@ -161,6 +161,25 @@ def test_views_are_told_of_what_changes_and_of_nothing_else() -> None:
     assert not model.watched
 
 
+def test_a_view_that_raises_is_reported_once_and_stops_neither_others_nor_who_changed_the_state() -> None:
+    errors: list[Exception] = []
+    model, told = Model(rules.known(State(), CPU), errors.append), []
+
+    def bad(before: State, now: State) -> None:
+        if now.plan.nnodes == 2:
+            raise KeyError("another")
+        raise ValueError(now.plan.nproc)
+
+    model.watch(bad)
+    model.watch(lambda before, now: told.append(now.plan.nproc))
+    for nproc in (3, 4):
+        model.change(rules.moved, "nproc", nproc)
+    assert told == [3, 4]
+    assert [repr(e) for e in errors] == ["ValueError(3)"]
+    model.change(rules.moved, "nnodes", 2)
+    assert [type(e) for e in errors] == [ValueError, KeyError]
+
+
 class Balanced(HTMLParser):
     """Sees that every element that is opened is closed."""
 

@@ -7,6 +7,7 @@ told in the thread that has changed it, one after the other.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ from nbddp.base import share
 from nbddp.base.share import STAGES, Share, Step
 from nbddp.panel.curves import Curve
 from nbddp.panel.plan import Considered, Plan, considered
-from nbddp.panel.printed import Output, Showing
+from nbddp.panel.printed import ALL, Output, Showing
 from nbddp.panel.watched import Rank
 from nbddp.plan.machine import Node
 from nbddp.plan.topology import Topology
@@ -139,8 +140,10 @@ def seen(state: State, ranks: Sequence[Rank], program: str, seconds: float) -> S
 
 
 def printed(state: State, outputs: tuple[Output, ...]) -> State:
-    """This is what the ranks have printed."""
-    return replace(state, outputs=outputs)
+    """This is what the ranks have printed; a rank that is no longer among them is not shown alone."""
+    there = {ALL, *(out.rank for out in outputs)}
+    kept = state.showing if state.showing.rank in there else replace(state.showing, rank=ALL)
+    return replace(state, outputs=outputs, showing=kept)
 
 
 def showing(state: State, control: str, value: Any) -> State:
@@ -178,22 +181,25 @@ def placed(state: State, now: Topology | None) -> State:
 
 
 class Model:
-    """The state that is now, and who is told of the next."""
+    """The state that is now, and who is told of the next. `report`: called with the error of a view that could not show
+    a state, once for each error of each view; the other views, and whoever changed the state, go on."""
 
-    def __init__(self, state: State):
+    def __init__(self, state: State, report: Callable[[Exception], None] = traceback.print_exception):
         self.state = state
-        self._views: list[Callable[[State, State], None]] = []
+        self._report = report
+        self._views: list[_View] = []
         self._lock = threading.RLock()
 
     def watch(self, view: Callable[[State, State], None]) -> Callable[[], None]:
         """Have `view(before, now)` called after each change; what ends that."""
+        watching = _View(view)
         with self._lock:
-            self._views.append(view)
+            self._views.append(watching)
 
         def leave() -> None:
             with self._lock:
-                if view in self._views:
-                    self._views.remove(view)
+                if watching in self._views:
+                    self._views.remove(watching)
 
         return leave
 
@@ -206,5 +212,26 @@ class Model:
         with self._lock:
             before, self.state = self.state, rule(self.state, *args)
             if self.state != before:
-                for view in list(self._views):
-                    view(before, self.state)
+                now = self.state
+                errors = [view.tell(before, now) for view in list(self._views)]
+                for error in filter(None, errors):
+                    self._report(error)
+
+
+@dataclass(eq=False)
+class _View:
+    """Who is told of changes, and which errors of that are reported: by type, and the lines that led there."""
+
+    call: Callable[[State, State], None]
+    reported: set[tuple[Any, ...]] = field(default_factory=set)
+
+    def tell(self, before: State, now: State) -> Exception | None:
+        """The error of showing this state, if it is a new one."""
+        try:
+            self.call(before, now)
+        except Exception as e:
+            which = type(e), *(line for _, line in traceback.walk_tb(e.__traceback__))
+            if which not in self.reported:
+                self.reported.add(which)
+                return e
+        return None
