@@ -47,7 +47,9 @@ class Session:
         self._pool = weakref.ref(pool)
         pool.warm_up()
         machine = tuple(pool.machine())
-        first = State(plan=plan_of(pool.spec, pool.topology), placed=pool.topology)
+        plan = plan_of(pool.spec, pool.topology)
+        first = State(plan=plan, placed=pool.topology, standing=plan if pool.topology is not None else None)
+        self._looked_at: Topology | None = None  # the pool at the last look
         self.model = Model(rules.known(first, machine), weakly(self._not_shown))
         self._uses, self._paces = looking.Uses(), looking.Paces()
         self._wanted = -1  # the step that was selected last
@@ -97,10 +99,12 @@ class Session:
         pool = self._pool()
         if pool is None:
             return False
-        if not self.model.state.machine and (machine := pool.machine()):
+        now = pool.topology if pool.running else None
+        if (not self.model.state.machine or now is not self._looked_at) and (machine := pool.machine()):
             self.model.change(rules.known, machine)
+            self._looked_at = now
         if self.model.state.stage is None:
-            self.model.change(rules.placed, pool.topology if pool.running else None)
+            self.model.change(rules.placed, now, pool.spec)
             self._watch(pool, pool.topology)
         return True
 
@@ -159,7 +163,7 @@ class Session:
         pool = self.pool
         try:
             notes = pool.ensure(self.model.state.plan.spec(), lambda text: self.model.change(rules.reached, text))
-            self.model.change(rules.started, pool.placed(), notes)
+            self.model.change(rules.started, pool.placed(), pool.spec, notes)
         except NbddpError as e:
             self.model.change(rules.failed, str(e), log_of(pool, e))
         except KeyboardInterrupt:

@@ -15,10 +15,11 @@ from typing import Any
 from nbddp.base import share
 from nbddp.base.share import STAGES, Share, Step
 from nbddp.panel.curves import Curve
-from nbddp.panel.plan import Considered, Plan, considered
+from nbddp.panel.plan import OF_CELLS, Considered, Plan, considered, plan_of
 from nbddp.panel.printed import ALL, Output, Showing
 from nbddp.panel.watched import Rank
 from nbddp.plan.machine import Node
+from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import Topology
 from nbddp.run.debugged import Talk
 
@@ -49,7 +50,8 @@ class Timeline:
 
 @dataclass(frozen=True)
 class State:
-    """`machine`: the nodes that plans are for, none while nobody knows them. `placed`: the standing pool's layout.
+    """`machine`: the nodes that plans are for, none while nobody knows them. `placed`: the running pool's layout,
+    and `standing`: the controls' values that it was made with.
     `stage`: what a start is at, None where none goes on; `failure`: why the last one failed, with the end of a `log`.
     `notice`: what the last command has done; `detail`: more of it, such as stacks. `ranks`: a row each; `program`: what
     runs on them, since `seconds`. `outputs`: what the last program has printed, of which `showing` is seen; `curve`:
@@ -59,6 +61,7 @@ class State:
     machine: tuple[Node, ...] = ()
     considered: Considered = field(default_factory=Considered)
     placed: Topology | None = None
+    standing: Plan | None = None
     stage: Stage | None = None
     failure: str = ""
     log: tuple[str, ...] = ()
@@ -123,10 +126,10 @@ def reached(state: State, text: str) -> State:
     return replace(state, stage=Stage(text, part))
 
 
-def started(state: State, placed: Topology, notes: Sequence[str]) -> State:
+def started(state: State, now: Topology, spec: LaunchSpec, notes: Sequence[str]) -> State:
     """A start has ended well."""
-    said = "; ".join([f"{STAGES[-1]}: {placed.equation()}", *notes])
-    return replace(state, stage=None, placed=placed, notice=said)
+    said = "; ".join([f"{STAGES[-1]}: {now.equation()}", *notes])
+    return replace(placed(state, now, spec), stage=None, notice=said)
 
 
 def failed(state: State, words: str, log: Sequence[str]) -> State:
@@ -171,13 +174,16 @@ def said(state: State, notice: str, detail: str = "") -> State:
     return replace(state, notice=notice, detail=detail)
 
 
-def placed(state: State, now: Topology | None) -> State:
-    """The pool is as a cell or a command has made it; what is planned begins there."""
-    if now is None or state.placed == now:
-        return state if state.placed == now else replace(state, placed=None, ranks=())
-    nnodes = now.nnodes if not state.plan.hosts.strip() else state.plan.nnodes
-    plan = replace(state.plan, nproc=now.nproc_per_node, nnodes=nnodes)
-    return replace(state, placed=now, plan=plan, considered=considered(plan, state.machine))
+def placed(state: State, now: Topology | None, spec: LaunchSpec) -> State:
+    """The pool is as a cell or a command has made it, from `spec`; what is planned begins there, and what concerns
+    cells alone stays."""
+    if now is None:
+        return state if state.placed is None else replace(state, placed=None, standing=None, ranks=())
+    pool = plan_of(spec, now)
+    if (now, pool) == (state.placed, state.standing):
+        return state
+    plan = replace(pool, **{name: getattr(state.plan, name) for name in OF_CELLS})
+    return replace(state, placed=now, standing=pool, plan=plan, considered=considered(plan, state.machine))
 
 
 class Model:
