@@ -277,7 +277,8 @@ def test_start_starts_what_is_planned_and_all_panels_show_it(shown: Kernel) -> N
     assert done.ok, done.error
     assert asked(shown, "panel.state.pool_words()") == ("ready: world size 4 = 2 simulated nodes × 2 processes; on CPU")
     parts = asked(shown, "[s.part for s in seen if s]")
-    assert [p for p in STAGES if p in parts] == ["agent", "controller", "engines"]
+    assert [*dict.fromkeys(parts), asked(shown, "panel.state.notice").partition(":")[0]] == [*STAGES]
+    assert asked(shown, "[s.text() for s in seen if s][-1]") == "devices assigned (on CPU)"
     assert shown.run("%%ddp\nimport os; print(os.environ['GROUP_RANK'])").ok
 
 
