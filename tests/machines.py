@@ -31,6 +31,8 @@ class Gpu:
     numa: Any = (1,)  # words of the set of NUMA nodes
     links: list[Any] = field(default_factory=list)
     instances: list[Any] | None = None  # of MIG; None: a model that cannot be divided
+    busy: Any = 0  # percent
+    used: Any = 0  # bytes
 
 
 class Recorded:
@@ -78,7 +80,10 @@ class Recorded:
         return given(gpu.name)
 
     def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> Any:
-        return SimpleNamespace(total=given(gpu.memory))
+        return SimpleNamespace(total=given(gpu.memory), used=given(gpu.used))
+
+    def nvmlDeviceGetUtilizationRates(self, gpu: Gpu) -> Any:
+        return SimpleNamespace(gpu=given(gpu.busy), memory=0)
 
     def nvmlDeviceGetUUID(self, gpu: Gpu) -> Any:
         return given(gpu.uuid)

@@ -128,18 +128,40 @@ def test_a_start_goes_through_its_stages_and_may_fail() -> None:
     assert failed.log[-1] == "line 98"
     assert len(failed.log) == rules.LOG
     placed = Topology.plan(CPU, nproc=4)
-    assert rules.started(state, placed, ["a note"]).notice.endswith("a note")
-    assert STAGES[-1] in rules.started(state, placed, []).notice
+    assert rules.started(state, placed, LaunchSpec(), ["a note"]).notice.endswith("a note")
+    assert STAGES[-1] in rules.started(state, placed, LaunchSpec(), []).notice
 
 
-def test_what_is_planned_begins_at_the_pool_that_a_cell_has_made() -> None:
-    state = rules.moved(rules.known(State(), CPU), "visible", "own")
-    state = rules.placed(state, Topology.plan(CPU, nproc=3, nnodes=2))
-    assert state.plan == Plan(3, nnodes=2, visible="own")
-    assert state.considered.cell == "%%ddp --nproc 3 --nnodes 2"
-    moved = rules.moved(state, "nproc", 5)
-    assert rules.placed(moved, state.placed).plan.nproc == 5
-    assert rules.placed(moved, None).plan.nproc == 5
+HOSTS = [replace(GPUS[0], host="a"), replace(GPUS[0], index=1, host="b")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "machine", "topology", "plan", "cell"),
+    [
+        (LaunchSpec(visible="own"), CPU, Topology.plan(CPU, nproc=3, nnodes=2), Plan(3, nnodes=2, visible="own"),
+         "%%ddp --nproc 3 --nnodes 2"),
+        (LaunchSpec(gpus_per_proc=4), GPUS, Topology.plan(GPUS, nproc=2, gpus_per_proc=4), Plan(2, gpus_per_proc=4),
+         "%%ddp --nproc 2 --gpus-per-proc 4"),
+        (LaunchSpec(device="cpu"), GPUS, Topology.plan(GPUS, nproc=3, device="cpu"), Plan(3, device="cpu"),
+         "%%ddp --nproc 3 --device cpu"),
+        (LaunchSpec(oversubscribe=True, visible="own"), GPUS, Topology.plan(GPUS, nproc=9, oversubscribe=True),
+         Plan(9, oversubscribe=True, visible="own"), "%%ddp --nproc 9 --visible own --oversubscribe"),
+        (LaunchSpec(hosts="a,b"), HOSTS, Topology.plan(HOSTS, nproc=2, nnodes=2), Plan(2, nnodes=2, hosts="a,b"),
+         "%%ddp --nproc 2 --hosts a,b"),
+    ],
+)  # fmt: skip
+def test_what_is_planned_begins_at_the_pool_that_a_cell_has_made(
+    spec: LaunchSpec, machine: list[Node], topology: Topology, plan: Plan, cell: str
+) -> None:
+    state = rules.moved(rules.moved(rules.known(State(), machine), "nproc", 5), "timeout", "60")
+    state = rules.placed(state, topology, spec)
+    assert state.plan == replace(plan, timeout="60"), "what a cell alone has is left as it was"
+    assert state.considered.cell == f"{cell} --timeout 60"
+    assert state.considered.topology == topology
+    moved = rules.moved(state, "nproc", 1)
+    assert rules.placed(moved, topology, spec).plan.nproc == 1
+    assert rules.placed(moved, None, spec).plan.nproc == 1
+    assert rules.placed(moved, topology, replace(spec, hosts=None, device="cpu")).plan.device == "cpu"
 
 
 def test_before_the_devices_are_known_nothing_can_be_started() -> None:
@@ -154,11 +176,30 @@ def test_views_are_told_of_what_changes_and_of_nothing_else() -> None:
     leave = model.watch(lambda before, now: told.append(now.plan.nproc))
     model.change(rules.moved, "nproc", 3)
     model.change(rules.moved, "nproc", 3)
-    model.change(rules.placed, None)
+    model.change(rules.placed, None, LaunchSpec())
     leave()
     model.change(rules.moved, "nproc", 5)
     assert told == [3]
     assert not model.watched
+
+
+def test_a_view_that_raises_is_reported_once_and_stops_neither_others_nor_who_changed_the_state() -> None:
+    errors: list[Exception] = []
+    model, told = Model(rules.known(State(), CPU), errors.append), []
+
+    def bad(before: State, now: State) -> None:
+        if now.plan.nnodes == 2:
+            raise KeyError("another")
+        raise ValueError(now.plan.nproc)
+
+    model.watch(bad)
+    model.watch(lambda before, now: told.append(now.plan.nproc))
+    for nproc in (3, 4):
+        model.change(rules.moved, "nproc", nproc)
+    assert told == [3, 4]
+    assert [repr(e) for e in errors] == ["ValueError(3)"]
+    model.change(rules.moved, "nnodes", 2)
+    assert [type(e) for e in errors] == [ValueError, KeyError]
 
 
 class Balanced(HTMLParser):
@@ -236,7 +277,8 @@ def test_start_starts_what_is_planned_and_all_panels_show_it(shown: Kernel) -> N
     assert done.ok, done.error
     assert asked(shown, "panel.state.pool_words()") == ("ready: world size 4 = 2 simulated nodes × 2 processes; on CPU")
     parts = asked(shown, "[s.part for s in seen if s]")
-    assert [p for p in STAGES if p in parts] == ["agent", "controller", "engines"]
+    assert [*dict.fromkeys(parts), asked(shown, "panel.state.notice").partition(":")[0]] == [*STAGES]
+    assert asked(shown, "[s.text() for s in seen if s][-1]") == "devices assigned (on CPU)"
     assert shown.run("%%ddp\nimport os; print(os.environ['GROUP_RANK'])").ok
 
 
@@ -283,6 +325,15 @@ def test_a_pool_that_has_not_started_has_its_repr(shown: Kernel) -> None:
 def test_a_cell_that_changes_the_pool_changes_the_panel(shown: Kernel) -> None:
     assert shown.run("%%ddp --nproc 1 --nnodes 1\n1").ok
     until(shown, "panel.state.pool_words()", lambda words: "world size 1 =" in words)
+
+
+def test_start_keeps_a_pool_that_a_cell_has_made_with_options(shown: Kernel) -> None:
+    assert shown.run("%%ddp --nproc 2 --nnodes 1 --visible own --oversubscribe\nkept = 1").ok
+    until(shown, "panel.state.considered.cell", lambda cell: cell == "%%ddp --nproc 2 --oversubscribe")
+    assert asked(shown, "[view.controls[n].value for n in ('nproc', 'visible', 'oversubscribe')]") == [2, "own", True]
+    assert shown.run("view.start.click()").ok
+    done = shown.run("%%ddp\nprint(kept)")
+    assert done.ok, done.error
 
 
 def test_panels_that_are_closed_leave_nothing(shown: Kernel) -> None:

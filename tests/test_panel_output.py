@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nbddp.panel import curves, page
 from nbddp.panel import state as rules
 from nbddp.panel.printed import ALL, LEAST, MOST, Output, Showing, chosen, outputs
-from nbddp.panel.state import State, Timeline
-from nbddp.panel.watched import Pace
+from nbddp.panel.state import Model, State, Timeline
+from nbddp.panel.view import View
+from nbddp.panel.watched import Pace, Rank
 from nbddp.run.collect import RankOutput
 from tests.kernels import Kernel, loaded
 from tests.test_panel import Balanced, asked, until
@@ -65,6 +67,71 @@ def test_the_page_marks_what_was_searched_and_escapes_what_was_printed() -> None
     assert "50%|██" in shown
     assert "nothing has been printed" in page.output(State())
     assert state.showing.rank == ALL
+
+
+def test_a_rank_that_is_gone_is_not_shown_alone() -> None:
+    state = rules.showing(rules.showing(rules.printed(State(), FOUND), "rank", 2), "search", "loss")
+    assert rules.printed(state, FOUND).showing == Showing(2, "loss")
+    assert rules.printed(state, FOUND[:2]).showing == Showing(ALL, "loss")
+
+
+# -- widgets, without a kernel ---------------------------------------------------------------------
+
+
+class Behind:
+    """In the place of a session: its model, and commands that do nothing."""
+
+    def __init__(self, state: State):
+        self.errors: list[Exception] = []
+        self.model = Model(state, self.errors.append)
+
+    def open(self, view: Any) -> Any:
+        return self.model.watch(view)
+
+    def show(self, control: str, value: Any) -> None:
+        self.model.change(rules.showing, control, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: None
+
+
+def of_ranks(*ranks: int) -> tuple[Output, ...]:
+    return tuple(Output(rank, (("stdout", f"line of {rank}"),)) for rank in ranks)
+
+
+@pytest.fixture
+def drawn() -> Iterator[tuple[View, Behind]]:
+    """A view on a model of four ranks that have printed."""
+    behind = Behind(rules.printed(State(), of_ranks(0, 1, 2, 3)))
+    view = View(behind)  # type: ignore[arg-type]
+    yield view, behind
+    view.close()
+
+
+def test_a_selected_rank_that_the_next_cell_does_not_have_gives_way_to_all(drawn: tuple[View, Behind]) -> None:
+    view, behind = drawn
+    view.shown["rank"].value = 3
+    assert behind.model.state.showing.rank == 3
+    behind.model.change(rules.printed, of_ranks(0, 1))
+    assert (view.shown["rank"].value, behind.errors) == (ALL, [])
+    behind.model.change(rules.said, "still drawn")
+    assert "still drawn" in str([w.value for w, _ in view._parts])
+
+
+def test_ranks_are_offered_by_their_numbers_and_a_choice_is_kept(drawn: tuple[View, Behind]) -> None:
+    view, behind = drawn
+    for ranks, chosen_now in (((0, 1), ALL), ((2, 3), ALL), ((1, 2, 3), 3)):
+        behind.model.change(rules.printed, of_ranks(*ranks))
+        assert [value for _, value in view.rank.options] == [ALL, *ranks]
+        view.rank.value = view.whom.value if chosen_now == ALL else chosen_now
+    behind.model.change(rules.printed, of_ranks(0, 1, 2, 3))
+    assert view.rank.value == behind.model.state.showing.rank == 3
+    rows = [Rank(r, "node 0", "cpu") for r in range(4)]
+    behind.model.change(rules.seen, rows, "", 0)
+    view.which.value, view.whom.value = 1, 3
+    behind.model.change(rules.seen, rows[:2], "", 0)
+    assert (view.which.value, view.whom.value) == (1, ALL)
+    assert behind.errors == []
 
 
 def paces(count: int, seconds: float, exposed: float) -> list[Pace]:
@@ -216,3 +283,24 @@ def test_ten_panels_show_the_same_after_each_has_moved_something_while_a_cell_ra
     differ = "[[n, a, b] for n, v in enumerate(views[1:], 1) for a, b in zip(seen(view), seen(v)) if a != b]"
     until(panel, differ, lambda found: not found, seconds=20)
     assert panel.run("[v.close() for v in views[1:]]").ok
+
+
+GOES_ON = """import threading, time
+def go_on():
+    while (run := panel.pool.current) is None or len(run.debugged.stopped) < 2: time.sleep(0.01)
+    panel.session.debug("c")
+threading.Thread(target=go_on, daemon=True).start()"""
+
+
+def test_fewer_ranks_than_the_selected_one_leave_the_panel_and_the_cell_as_they_are(panel: Kernel) -> None:
+    assert panel.run("%%ddp --nproc 3\nprint(1)").ok
+    until(panel, "len(panel.state.outputs)", lambda count: count == 3)
+    assert panel.run("view.shown['rank'].value = 2").ok
+    assert panel.run(GOES_ON).ok
+    done = panel.run("%%ddp --nproc 2\nprint('before')\nbreakpoint()\nprint('after')")
+    assert done.ok, done.error
+    assert "after" in done.text()
+    until(panel, "[o.lines[-1][1] for o in panel.state.outputs]", lambda found: found == ["after"] * 2)
+    assert asked(panel, "[view.shown['rank'].value, panel.state.showing.rank]") == [ALL, ALL]
+    until(panel, "str([w.value for w, _ in view._parts])", lambda shown: "ended on all ranks" in shown)
+    assert asked(panel, "[t.name for t in threading.enumerate()].count('nbddp-panel')") == 1

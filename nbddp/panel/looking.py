@@ -73,7 +73,7 @@ class Uses:
             found[rank] = Use(
                 at, told.get("cpu"), told.get("memory", before.memory if before is not None else None),
                 max((g["busy"] for g in own if g["busy"] is not None), default=None),
-                sum(g["memory"] or 0 for g in own) if own else None,
+                sum(told_of) if (told_of := [g["memory"] for g in own if g["memory"] is not None]) else None,
             )  # fmt: skip
         return found
 

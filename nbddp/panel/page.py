@@ -127,7 +127,7 @@ def understudy(png: str, width: int, said: str) -> str:
 # -- ranks -----------------------------------------------------------------------------------------
 
 COLUMNS = ("rank", "place", "state", "steps/s", "memory", "CPU", "GPU")
-NONE = "–"
+NONE, CPU = "–", "cpu"
 
 
 def strip(state: State) -> str:
@@ -137,8 +137,9 @@ def strip(state: State) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
     body = "".join(map(_rank, state.ranks))
     since = f"{state.program}, {state.seconds} s" if state.program else "no cell is running"
+    gpus = " gpus" * any(row.device != CPU for row in state.ranks)  # a wider column
     return (
-        f'<table class="strip"><caption>{escape(since)}</caption><thead><tr>{head}</tr></thead>'
+        f'<table class="strip{gpus}"><caption>{escape(since)}</caption><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table>"
     )
 
@@ -152,12 +153,19 @@ def _rank(row: Rank) -> str:
         NONE if row.rate is None else f"{row.rate:.1f}",
         NONE if row.memory is None else size(row.memory),
         NONE if row.cpu is None else f"{row.cpu:.0f} %",
-        NONE if row.gpu is None else f"{row.gpu} %",
+        _gpu(row),
     )
     cells = "".join(f'<td class="number">{text}</td>' for text in numbers)
-    device = "" if row.device == "cpu" else f" · {row.device}"
+    device = "" if row.device == CPU else f" · {row.device}"
     mark = ' class="slowest"' if row.slowest else ""
     return f'<tr{mark}><th scope="row">{row.rank}</th><td>{escape(row.place + device)}</td>{state}{cells}</tr>'
+
+
+def _gpu(row: Rank) -> str:
+    """How busy a rank's GPUs are, and how much memory of them is in use."""
+    busy = [] if row.gpu is None else [f"{row.gpu} %"]
+    used = [] if row.gpu_memory is None else [size(row.gpu_memory)]
+    return " · ".join([*busy, *used]) or NONE
 
 
 def notice(state: State) -> str:

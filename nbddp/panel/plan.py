@@ -67,6 +67,7 @@ class Plan:
 
 DEFAULT = Plan()
 CONTROLS = tuple(f.name for f in fields(Plan))
+OF_CELLS = ("hang_after", "timeout", "max_restarts")  # what a pool knows nothing of
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import functools
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from nbddp.panel.plan import plan_of
 from nbddp.panel.pump import Pump, can_hear, pump
 from nbddp.panel.state import Model, State
 from nbddp.plan.topology import Topology, rank_words
+from nbddp.pool.node import weakly
 from nbddp.pool.pool import Pool
 from nbddp.pool.stacks import live
 from nbddp.run import debugged, report
@@ -45,8 +47,10 @@ class Session:
         self._pool = weakref.ref(pool)
         pool.warm_up()
         machine = tuple(pool.machine())
-        first = State(plan=plan_of(pool.spec, pool.topology), placed=pool.topology)
-        self.model = Model(rules.known(first, machine))
+        plan = plan_of(pool.spec, pool.topology)
+        first = State(plan=plan, placed=pool.topology, standing=plan if pool.topology is not None else None)
+        self._looked_at: Topology | None = None  # the pool at the last look
+        self.model = Model(rules.known(first, machine), weakly(self._not_shown))
         self._uses, self._paces = looking.Uses(), looking.Paces()
         self._wanted = -1  # the step that was selected last
         self._after: Callable[[], None] | None = None  # what is to be done when that has ended
@@ -95,10 +99,12 @@ class Session:
         pool = self._pool()
         if pool is None:
             return False
-        if not self.model.state.machine and (machine := pool.machine()):
+        now = pool.topology if pool.running else None
+        if (not self.model.state.machine or now is not self._looked_at) and (machine := pool.machine()):
             self.model.change(rules.known, machine)
+            self._looked_at = now
         if self.model.state.stage is None:
-            self.model.change(rules.placed, pool.topology if pool.running else None)
+            self.model.change(rules.placed, now, pool.spec)
             self._watch(pool, pool.topology)
         return True
 
@@ -157,7 +163,7 @@ class Session:
         pool = self.pool
         try:
             notes = pool.ensure(self.model.state.plan.spec(), lambda text: self.model.change(rules.reached, text))
-            self.model.change(rules.started, pool.placed(), notes)
+            self.model.change(rules.started, pool.placed(), pool.spec, notes)
         except NbddpError as e:
             self.model.change(rules.failed, str(e), log_of(pool, e))
         except KeyboardInterrupt:
@@ -294,6 +300,11 @@ class Session:
             self.model.change(rules.said, "stacks of all ranks", repr(live(agent)))
         except NbddpError as e:
             self._say(str(e))
+
+    def _not_shown(self, error: Exception) -> None:
+        """A view could not show a state: print the traceback, and say so in the panel."""
+        traceback.print_exception(error)
+        self._say(f"a part of the panel could not be shown: {type(error).__name__}: {error}")
 
     def _say(self, words: str) -> None:
         self.model.change(rules.said, words)

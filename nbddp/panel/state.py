@@ -7,6 +7,7 @@ told in the thread that has changed it, one after the other.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 from nbddp.base import share
 from nbddp.base.share import STAGES, Share, Step
 from nbddp.panel.curves import Curve
-from nbddp.panel.plan import Considered, Plan, considered
-from nbddp.panel.printed import Output, Showing
+from nbddp.panel.plan import OF_CELLS, Considered, Plan, considered, plan_of
+from nbddp.panel.printed import ALL, Output, Showing
 from nbddp.panel.watched import Rank
 from nbddp.plan.machine import Node
+from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import Topology
 from nbddp.run.debugged import Talk
 
@@ -48,7 +50,8 @@ class Timeline:
 
 @dataclass(frozen=True)
 class State:
-    """`machine`: the nodes that plans are for, none while nobody knows them. `placed`: the standing pool's layout.
+    """`machine`: the nodes that plans are for, none while nobody knows them. `placed`: the running pool's layout,
+    and `standing`: the controls' values that it was made with.
     `stage`: what a start is at, None where none goes on; `failure`: why the last one failed, with the end of a `log`.
     `notice`: what the last command has done; `detail`: more of it, such as stacks. `ranks`: a row each; `program`: what
     runs on them, since `seconds`. `outputs`: what the last program has printed, of which `showing` is seen; `curve`:
@@ -58,6 +61,7 @@ class State:
     machine: tuple[Node, ...] = ()
     considered: Considered = field(default_factory=Considered)
     placed: Topology | None = None
+    standing: Plan | None = None
     stage: Stage | None = None
     failure: str = ""
     log: tuple[str, ...] = ()
@@ -122,10 +126,10 @@ def reached(state: State, text: str) -> State:
     return replace(state, stage=Stage(text, part))
 
 
-def started(state: State, placed: Topology, notes: Sequence[str]) -> State:
+def started(state: State, now: Topology, spec: LaunchSpec, notes: Sequence[str]) -> State:
     """A start has ended well."""
-    said = "; ".join([f"{STAGES[-1]}: {placed.equation()}", *notes])
-    return replace(state, stage=None, placed=placed, notice=said)
+    said = "; ".join([f"{STAGES[-1]}: {now.equation()}", *notes])
+    return replace(placed(state, now, spec), stage=None, notice=said)
 
 
 def failed(state: State, words: str, log: Sequence[str]) -> State:
@@ -139,8 +143,10 @@ def seen(state: State, ranks: Sequence[Rank], program: str, seconds: float) -> S
 
 
 def printed(state: State, outputs: tuple[Output, ...]) -> State:
-    """This is what the ranks have printed."""
-    return replace(state, outputs=outputs)
+    """This is what the ranks have printed; a rank that is no longer among them is not shown alone."""
+    there = {ALL, *(out.rank for out in outputs)}
+    kept = state.showing if state.showing.rank in there else replace(state.showing, rank=ALL)
+    return replace(state, outputs=outputs, showing=kept)
 
 
 def showing(state: State, control: str, value: Any) -> State:
@@ -168,32 +174,38 @@ def said(state: State, notice: str, detail: str = "") -> State:
     return replace(state, notice=notice, detail=detail)
 
 
-def placed(state: State, now: Topology | None) -> State:
-    """The pool is as a cell or a command has made it; what is planned begins there."""
-    if now is None or state.placed == now:
-        return state if state.placed == now else replace(state, placed=None, ranks=())
-    nnodes = now.nnodes if not state.plan.hosts.strip() else state.plan.nnodes
-    plan = replace(state.plan, nproc=now.nproc_per_node, nnodes=nnodes)
-    return replace(state, placed=now, plan=plan, considered=considered(plan, state.machine))
+def placed(state: State, now: Topology | None, spec: LaunchSpec) -> State:
+    """The pool is as a cell or a command has made it, from `spec`; what is planned begins there, and what concerns
+    cells alone stays."""
+    if now is None:
+        return state if state.placed is None else replace(state, placed=None, standing=None, ranks=())
+    pool = plan_of(spec, now)
+    if (now, pool) == (state.placed, state.standing):
+        return state
+    plan = replace(pool, **{name: getattr(state.plan, name) for name in OF_CELLS})
+    return replace(state, placed=now, standing=pool, plan=plan, considered=considered(plan, state.machine))
 
 
 class Model:
-    """The state that is now, and who is told of the next."""
+    """The state that is now, and who is told of the next. `report`: called with the error of a view that could not show
+    a state, once for each error of each view; the other views, and whoever changed the state, go on."""
 
-    def __init__(self, state: State):
+    def __init__(self, state: State, report: Callable[[Exception], None] = traceback.print_exception):
         self.state = state
-        self._views: list[Callable[[State, State], None]] = []
+        self._report = report
+        self._views: list[_View] = []
         self._lock = threading.RLock()
 
     def watch(self, view: Callable[[State, State], None]) -> Callable[[], None]:
         """Have `view(before, now)` called after each change; what ends that."""
+        watching = _View(view)
         with self._lock:
-            self._views.append(view)
+            self._views.append(watching)
 
         def leave() -> None:
             with self._lock:
-                if view in self._views:
-                    self._views.remove(view)
+                if watching in self._views:
+                    self._views.remove(watching)
 
         return leave
 
@@ -206,5 +218,26 @@ class Model:
         with self._lock:
             before, self.state = self.state, rule(self.state, *args)
             if self.state != before:
-                for view in list(self._views):
-                    view(before, self.state)
+                now = self.state
+                errors = [view.tell(before, now) for view in list(self._views)]
+                for error in filter(None, errors):
+                    self._report(error)
+
+
+@dataclass(eq=False)
+class _View:
+    """Who is told of changes, and which errors of that are reported: by type, and the lines that led there."""
+
+    call: Callable[[State, State], None]
+    reported: set[tuple[Any, ...]] = field(default_factory=set)
+
+    def tell(self, before: State, now: State) -> Exception | None:
+        """The error of showing this state, if it is a new one."""
+        try:
+            self.call(before, now)
+        except Exception as e:
+            which = type(e), *(line for _, line in traceback.walk_tb(e.__traceback__))
+            if which not in self.reported:
+                self.reported.add(which)
+                return e
+        return None

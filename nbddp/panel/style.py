@@ -46,6 +46,7 @@ STYLE = """<style>
 .nbddp-panel .strip th:nth-child(1) { width: 3.5em }
 .nbddp-panel .strip th:nth-child(2) { width: 7em }
 .nbddp-panel .strip thead th:nth-child(n+4), .nbddp-panel .strip .number { width: 5.5em; text-align: right }
+.nbddp-panel .strip.gpus thead th:nth-child(7) { width: 9em }
 .nbddp-panel .strip tr.slowest td, .nbddp-panel .strip tr.slowest th { background: var(--frame) }
 .nbddp-panel .outputs { display: grid; grid-template-columns: repeat(auto-fit, minmax(15em, 1fr)); gap: 8px }
 .nbddp-panel .outputs section { border: 1px solid var(--edge); border-radius: 4px; padding: 4px 8px; min-width: 0 }

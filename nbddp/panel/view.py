@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbddp.panel import page
@@ -93,14 +93,10 @@ class View:
                 control.value = getattr(values, name)
 
     def _offer(self, state: State) -> None:
-        """The ranks that there are, to choose from."""
-        ranks = [("all ranks", ALL), *((f"rank {row.rank}", row.rank) for row in state.ranks)]
+        """The ranks that there are, to choose from; a choice that is still offered is kept."""
         for choice in (self.which, self.whom):
-            if len(choice.options) != len(ranks):
-                choice.options = ranks
-        printed = [("all ranks", ALL), *((f"rank {out.rank}", out.rank) for out in state.outputs)]
-        if len(self.rank.options) != len(printed):
-            self.rank.options = printed
+            _choose_from(choice, [row.rank for row in state.ranks])
+        _choose_from(self.rank, [out.rank for out in state.outputs])
 
     def _turn(self) -> None:
         """Show one page and hide the others."""
@@ -269,6 +265,16 @@ class View:
         if kind is str:
             return w.Text(continuous_update=False, **common)
         return w.Dropdown(options=list(kind), **common)
+
+
+def _choose_from(choice: Any, ranks: Sequence[int]) -> None:
+    """Offer all ranks and each of them, if something else is offered."""
+    options = (("all ranks", ALL), *((f"rank {rank}", rank) for rank in ranks))
+    if tuple(choice.options) != options:
+        before = choice.value
+        choice.options = options
+        if before in ranks:
+            choice.value = before
 
 
 def _tree(widget: Any) -> Any:

@@ -42,7 +42,7 @@ class Pace:
 @dataclass(frozen=True)
 class Use:
     """What a process has used at a moment. `at`: seconds of a clock; cpu: seconds of CPU; memory: bytes; gpu: percent,
-    of its GPUs the busiest; gpu_memory: bytes of them all. None: not told."""
+    of its GPUs the busiest; gpu_memory: bytes in use of them all, by any process. None: not told."""
 
     at: float
     cpu: float | None = None

@@ -128,11 +128,13 @@ class Topology:
         kind = "simulated " * self.simulated + "planned " * self.planned
         nodes = counted(self.nnodes, f"{kind}node")
         text = f"world size {self.world_size} = {nodes} × {counted(self.nproc_per_node, 'process')}"
+        return f"{text}; {self.devices_words()}"
+
+    def devices_words(self) -> str:
+        """`each owns 2 GPUs`, `on CPU`."""
         if not self.gpus_per_proc:
-            return f"{text}; on CPU"
-        if self.oversubscribed:
-            return f"{text}; GPUs are shared"
-        return f"{text}; each owns {counted(self.gpus_per_proc, 'GPU')}"
+            return "on CPU"
+        return "GPUs are shared" if self.oversubscribed else f"each owns {counted(self.gpus_per_proc, 'GPU')}"
 
     def words(self) -> str:
         """The whole placement as text: the equation, then each node with what is known of its GPUs.

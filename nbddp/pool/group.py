@@ -271,11 +271,15 @@ class WorkerGroup:
             self.end(change.end)
         if change.start and self.joined is not None:
             progress(Step(f"importing torch in {counted(len(change.start), 'engine')}", "engines"))
-            return self._take_engines(self.joined, topology, visible, change.start)
+            notes = self._take_engines(self.joined, topology, visible, change.start)
+        else:
+            notes = [*change.notes]
+            if change.start:
+                progress(Step(f"starting {counted(len(change.start), 'worker')}", "engines"))
+                self._start_workers(topology, visible, change.start, progress)
         if change.start:
-            progress(Step(f"starting {counted(len(change.start), 'worker')}", "engines"))
-            self._start_workers(topology, visible, change.start, progress)
-        return [*change.notes]
+            progress(Step(f"devices assigned ({topology.devices_words()})", "devices"))
+        return notes
 
     def end_spent(self) -> None:
         """End processes that were a script's; the next run starts new ones."""

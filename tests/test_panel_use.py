@@ -1,0 +1,188 @@
+"""What the panel says of CPU, memory and GPUs: NVML → agent → JSON → a row of the strip. The machines are recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+from nbddp.agent import devices, use
+from nbddp.agent.use import Gpus
+from nbddp.errors import AgentFailed
+from nbddp.panel import looking, page
+from nbddp.panel import state as rules
+from nbddp.panel.looking import MEMORY_EVERY, Uses
+from nbddp.panel.state import State
+from nbddp.panel.watched import Look, rows
+from nbddp.plan.machine import Device, Node
+from nbddp.plan.topology import Topology
+from tests.machines import Recorded, nvswitch_machine, pcie_machine, refused
+from tests.test_panel import Balanced
+
+GIB = 2**30
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """Four GPUs, each as busy as its position says."""
+    found = pcie_machine(pynvml.NVML_TOPOLOGY_NODE, 4)
+    for i, gpu in enumerate(found.gpus):
+        gpu.busy, gpu.used = 10 * i, i * GIB
+    for module in (devices, use):
+        monkeypatch.setattr(module, "pynvml", found)
+    return found
+
+
+# -- an agent's GPUs -------------------------------------------------------------------------------
+
+
+def test_gpus_are_told_by_the_numbers_that_cuda_gives_them_and_nvml_stays_open(machine: Recorded) -> None:
+    found = Gpus({"CUDA_VISIBLE_DEVICES": "2,0"})
+    assert found.use() == {0: {"busy": 20, "memory": 2 * GIB}, 1: {"busy": 0, "memory": 0}}
+    machine.gpus[2].busy = 77
+    assert found.use()[0]["busy"] == 77
+    assert (machine.open, found.why) == (1, "")
+
+
+def test_what_nvml_refuses_of_a_gpu_is_none_and_the_rest_is_told(machine: Recorded) -> None:
+    machine.gpus[1].busy, machine.gpus[3].used = refused(), refused(pynvml.NVML_ERROR_GPU_IS_LOST)
+    found = Gpus({}).use()
+    assert found[1] == {"busy": None, "memory": GIB}
+    assert found[3] == {"busy": 30, "memory": None}
+
+
+def test_gpus_that_cuda_orders_in_another_way_than_nvml_are_left_out(machine: Recorded) -> None:
+    machine.gpus[1].name = "another model"
+    assert Gpus({}).use() == {}
+    assert sorted(Gpus({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}).use()) == [0, 1, 2, 3]
+
+
+def test_nvml_that_counts_no_gpu_says_why(machine: Recorded) -> None:
+    machine.nvmlDeviceGetHandleByIndex = lambda index: (_ for _ in ()).throw(refused(pynvml.NVML_ERROR_GPU_IS_LOST))  # type: ignore[method-assign,assignment]
+    found = Gpus({})
+    assert (found.use(), found.why) == ({}, "GPU is lost")
+
+
+# -- rows of ranks ---------------------------------------------------------------------------------
+
+
+class Host:
+    """A node whose agent answers as a real one does, from recorded GPUs; `silent`: it does not answer."""
+
+    def __init__(self, ranks: Sequence[int], recorded: Recorded):
+        self.workers = dict.fromkeys(ranks)
+        self.agent = self
+        self.alive = True
+        self.silent = False
+        self.asked: list[bool] = []  # whether memory was wanted
+        self.seconds = 0.0  # of CPU
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (devices, use):
+                patch.setattr(module, "pynvml", recorded)
+            self._gpus = Gpus({}).use()
+
+    def post(self, op: str, memory: bool) -> int:
+        assert op == "use"
+        self.asked.append(memory)
+        return len(self.asked)
+
+    def take(self, key: int, timeout: float) -> Any:
+        if self.silent:
+            raise AgentFailed("no answer")
+        self.seconds += 0.25
+        told = {r: {"cpu": self.seconds, **({"memory": (r + 1) * GIB} if self.asked[-1] else {})} for r in self.workers}
+        return json.loads(json.dumps({"workers": told, "gpus": self._gpus, "why": ""}))
+
+
+class Clock:
+    """Half a second goes by from look to look."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(looking, "time", made)
+    return made
+
+
+def of_four() -> tuple[list[Host], Topology]:
+    """Two hosts of eight GPUs; on each two ranks that own four."""
+    hosts = []
+    for first in (0, 2):
+        recorded = nvswitch_machine()
+        for i, gpu in enumerate(recorded.gpus):
+            gpu.busy, gpu.used = 10 * first + i, (1 + first) * GIB
+        hosts.append(Host((first, first + 1), recorded))
+    nodes = [Node(i, f"h{i}", tuple(Device(d, str(d)) for d in range(8)), cores=8) for i in range(2)]
+    return hosts, Topology.plan(nodes, nproc=2, nnodes=2, gpus_per_proc=4)
+
+
+def pool_of(hosts: Sequence[Host]) -> Any:
+    return SimpleNamespace(group=SimpleNamespace(nodes=hosts, engines=[]))
+
+
+def strip(uses: Uses, placed: Topology) -> list[list[str]]:
+    """Memory, CPU and GPU of each row, as a reader sees them."""
+    found = rows(placed, Look(frozenset(range(placed.world_size))), uses.before, uses.now, {})
+    shown = page.strip(rules.seen(State(placed=placed), found, "", 0))
+    Balanced(shown)
+    cells = [row.split('class="number">')[2:] for row in shown.split("<tr>")[2:]]
+    return [[cell.partition("<")[0] for cell in of] for of in cells]
+
+
+def test_a_rank_has_the_busiest_of_its_gpus_and_the_memory_of_all_on_each_host(clock: Clock) -> None:
+    hosts, placed = of_four()
+    uses = Uses()
+    for _ in range(2):
+        uses.take(pool_of(hosts), placed)
+        clock.now += 0.5
+    assert strip(uses, placed) == [
+        ["1.0 GiB", "50 %", "3 % · 4.0 GiB"],
+        ["2.0 GiB", "50 %", "7 % · 4.0 GiB"],
+        ["3.0 GiB", "50 %", "23 % · 12 GiB"],
+        ["4.0 GiB", "50 %", "27 % · 12 GiB"],
+    ]
+
+
+def test_a_host_that_does_not_answer_has_empty_cells_and_the_other_has_its_own(clock: Clock) -> None:
+    hosts, placed = of_four()
+    uses = Uses()
+    uses.take(pool_of(hosts), placed)
+    hosts[0].silent, clock.now = True, 0.5
+    uses.take(pool_of(hosts), placed)
+    assert strip(uses, placed)[:3] == [["–"] * 3] * 2 + [["3.0 GiB", "50 %", "23 % · 12 GiB"]]
+    hosts[0].silent = False
+    for _ in range(2):
+        clock.now += MEMORY_EVERY
+        uses.take(pool_of(hosts), placed)
+    assert strip(uses, placed)[0] == ["1.0 GiB", "5 %", "3 % · 4.0 GiB"]
+
+
+def test_memory_is_asked_for_every_five_seconds_and_shown_meanwhile(clock: Clock) -> None:
+    hosts, placed = of_four()
+    uses = Uses()
+    for _ in range(int(2 * MEMORY_EVERY) + 1):
+        uses.take(pool_of(hosts), placed)
+        assert uses.now[3].memory == 4 * GIB
+        clock.now += 0.5
+    assert [i for i, memory in enumerate(hosts[1].asked) if memory] == [0, 10]
+
+
+def test_without_gpus_and_with_gpus_that_nvml_does_not_tell_of_the_cell_is_empty(clock: Clock) -> None:
+    hosts, placed = of_four()
+    hosts[0]._gpus = {i: {"busy": None, "memory": None} for i in range(4)}
+    uses = Uses()
+    uses.take(pool_of(hosts), placed)
+    assert [gpu for _, _, gpu in strip(uses, placed)][:2] == ["–", "–"]
+    plain = Topology.plan([Node(0, "h", cores=8)], nproc=4)
+    uses.take(pool_of(hosts), plain)
+    assert [gpu for _, _, gpu in strip(uses, plain)] == ["–"] * 4
