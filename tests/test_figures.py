@@ -425,7 +425,7 @@ def assert_pointed(page: Any) -> None:
     spots = page.locator(".nbddp-spot")
     for i in range(spots.count()):
         words, box = spots.nth(i).get_attribute("title"), spots.nth(i).bounding_box()
-        x, y = box["x"] + 0.8 * box["width"], box["y"] + 0.2 * box["height"]
+        x, y = box["x"] + 0.8 * box["width"], box["y"] + 0.12 * box["height"]
         phase = words.partition("\n")[0].partition(" · ")[2]
         if phase not in PHASES or x > page.viewport_size["width"] or y > page.viewport_size["height"]:
             continue
