@@ -257,8 +257,18 @@ def test_the_figure_is_drawn_and_says_itself(ranks: int) -> None:
     bundle, _ = shown._repr_mimebundle_()
     assert bundle["text/html"].count("<table>") == (3 if ranks > 1 else 2)
     assert "multi_tensor_apply_kernel" not in bundle["text/html"].split("<table>")[0], "tables are not in the words too"
-    assert ("the first 16 of 40 ranks are shown" in shown.words) == (ranks == 40)
+    assert ("16 of 40 ranks are drawn" in shown.words) == (ranks == 40)
+    assert any("16 of 40 ranks are drawn" in text.get_text() for text in shown.figure.texts) == (ranks == 40)
     assert len(shown.figure.axes) == (2 if ranks > 1 else 1)
+
+
+def test_of_40_ranks_16_are_drawn_and_the_late_one_among_them() -> None:
+    answer = found(merged(*(gpu_rank(200, 390 if r == 30 else 250) for r in range(40))))
+    assert answer.late is not None
+    assert answer.late.rank == 30
+    rows = [t.get_text() for t in drawn(answer).figure.axes[0].get_yticklabels()]
+    assert rows == [f"rank {r}" for r in (*range(15), 30)]
+    assert [row[0] for row in answer.tables()[0].rows] == [*range(15), 30]
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 200), st.sampled_from(["kernel", "nccl", "copy"]))))

@@ -18,18 +18,21 @@ from typing import Any
 import nbformat
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from PIL import Image
 
 import nbddp
 from docs.gallery import recording as gallery
 from nbddp.draw import bench, forecast, memory, timings
 from nbddp.draw.bench import bench as drawn_bench
+from nbddp.draw.inside import Inside
 from nbddp.draw.page import PICTURE, POINTED, STYLE, in_the_dark
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS, contrast
 from nbddp.draw.shown import Shown
 from nbddp.draw.topology import LOOKS
 from nbddp.draw.topology import topology as drawn_topology
 from nbddp.plan.topology import planned
+from nbddp.trace.drawn import MOST
 from nbddp.trace.measured import Measured
 from nbddp.trace.waiting import BUS_FACTOR
 from tests.lessons import NOTEBOOKS
@@ -149,6 +152,37 @@ def test_the_legend_of_a_benchmark_stands_outside_its_axes() -> None:
     assert not any(place.overlaps(axes.get_tightbbox(renderer)) for axes in shown.figure.axes)
 
 
+@pytest.mark.parametrize("ranks", [4, 8, 16])
+def test_each_label_of_a_timeline_lies_inside_its_bar_and_has_its_colour(ranks: int) -> None:
+    shown = timings.timings(gallery(ranks, 8), 20)
+    renderer = boxes(shown)
+    timeline = shown.figure.axes[0]
+    labels = [t for t in timeline.get_children() if isinstance(t, Inside)]
+    assert len(labels) == ranks * (3 + 13)
+    written = [t for t in labels if t.get_text()]
+    assert {"forward", "backward", "12"} <= {t.get_text().split(" ")[0] for t in written}
+    assert len(written) > len(labels) / 2
+    for label in written:
+        box = label.get_bbox_patch().get_window_extent(renderer)
+        bar = label.bar.get_window_extent(renderer)
+        assert box.x0 >= bar.x0, label
+        assert box.x1 <= bar.x1, label
+        assert box.y0 >= bar.y0, label
+        assert box.y1 <= bar.y1, label
+        assert to_hex(label.get_bbox_patch().get_facecolor()) == to_hex(label.bar.get_facecolor())
+        assert contrast(to_hex(label.get_color()), to_hex(label.bar.get_facecolor())) >= 4.5
+
+
+def test_a_bar_without_room_has_no_label() -> None:
+    """Rank 3 of the gallery is late: its buckets move at once, in bars that are narrower than two digits."""
+    shown = timings.timings(gallery(8, 8), 20)
+    boxes(shown)
+    labels = [t for t in shown.figure.axes[0].get_children() if isinstance(t, Inside)]
+    narrow = [t for t in labels if t.bar.get_width() < 0.35]
+    assert len(narrow) == 13
+    assert not any(t.get_text() for t in narrow)
+
+
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 5), (16, 12)])
 def test_nothing_runs_through_what_is_written_on_a_timeline(ranks: int, steps: int) -> None:
     shown = timings.timings(recording(ranks, steps), steps - 1)
@@ -160,7 +194,7 @@ def test_nothing_runs_through_what_is_written_on_a_timeline(ranks: int, steps: i
     assert not any(legend.overlaps(line) for line in lines)
     assert not legend.overlaps(timeline.get_tightbbox(renderer))
     notes = [t.get_window_extent(renderer) for t in timeline.texts if t.get_text().startswith("exposed")]
-    assert len(notes) == min(ranks, timings.MOST_RANKS)
+    assert len(notes) == min(ranks, MOST)
     bars = [b.get_window_extent(renderer) for b in (*timeline.patches, *timeline.lines)]
     gap = 1.0  # points, more than half of what a bar's line is wide
     assert not any(note.padded(gap * renderer.dpi / 72).overlaps(bar) for note in notes for bar in bars)
@@ -391,7 +425,7 @@ def assert_pointed(page: Any) -> None:
     spots = page.locator(".nbddp-spot")
     for i in range(spots.count()):
         words, box = spots.nth(i).get_attribute("title"), spots.nth(i).bounding_box()
-        x, y = box["x"] + 0.8 * box["width"], box["y"] + 0.2 * box["height"]
+        x, y = box["x"] + 0.8 * box["width"], box["y"] + 0.12 * box["height"]
         phase = words.partition("\n")[0].partition(" · ")[2]
         if phase not in PHASES or x > page.viewport_size["width"] or y > page.viewport_size["height"]:
             continue

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import nbddp
+from nbddp.draw.shown import Shown
 from nbddp.draw.timings import timings
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
@@ -521,3 +522,38 @@ def test_figure_of_any_size_is_drawn_and_says_itself(ranks: int, steps: int) -> 
     assert shown.png().startswith(b"\x89PNG")
     assert "2 buckets, 2.0 MiB: " in shown.words
     assert ("starts all buckets last" in shown.words) == (ranks > 1)
+    assert ("16 of 64 ranks are drawn" in shown.words) == (ranks > 16)
+
+
+def rows_of(shown: Shown) -> tuple[list[str], list[str]]:
+    """The names of the rows of a timeline, and what else is written on it."""
+    axes = shown.figure.axes[0]
+    return [t.get_text() for t in axes.get_yticklabels()], [t.get_text() for t in axes.texts]
+
+
+@pytest.mark.parametrize("late", [3, 30])
+def test_of_40_ranks_16_are_drawn_and_the_slow_one_among_them(late: int) -> None:
+    steps = recording(1, 8).steps[0]
+    shift, slower = 3_000_000, 15_000_000
+
+    def slow(step: Step) -> Step:
+        start, computed, done = step.backward
+        buckets = tuple(replace(b, ready=b.ready + slower, sent=b.sent + slower) for b in step.buckets)
+        return replace(step, forward=(step.start, step.forward[1] + slower), buckets=buckets,
+                       backward=(start + slower, computed + 2 * shift, done))  # fmt: skip
+
+    made = Recording({r: [slow(s) for s in steps] if r == late else steps for r in range(40)}, model="Net")
+    shown = timings(made, 5)
+    assert f"rank {late} starts all buckets last" in shown.words
+    assert f"rank {late} takes" in shown.words
+    rows, texts = rows_of(shown)
+    expected = [*range(16)] if late < 16 else [*range(15), late]
+    assert rows == [f"rank {r}" for r in expected]
+    assert "16 of 40 ranks are drawn" in texts
+    assert "16 of 40 ranks are drawn" in shown.words.splitlines()
+
+
+def test_where_all_ranks_are_drawn_nothing_is_said_of_it() -> None:
+    shown = timings(recording(16, 4), 2)
+    assert "are drawn" not in shown.words
+    assert not any("are drawn" in text for text in rows_of(shown)[1])

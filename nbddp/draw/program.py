@@ -13,7 +13,8 @@ from matplotlib.ticker import PercentFormatter
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
 from nbddp.draw.shown import Shown
 from nbddp.trace.breakdown import Split
-from nbddp.trace.program import MOST_KINDS, MOST_ROWS, Breakdown
+from nbddp.trace.drawn import note
+from nbddp.trace.program import MOST_KINDS, Breakdown
 from nbddp.trace.quantities import percent
 
 WIDTH, ROW, CELL = 9.2, 0.3, 0.24  # inches; ROW of a rank's bar, CELL of a row of the lower table
@@ -38,12 +39,14 @@ def program(found: Breakdown) -> Shown:
 
 
 def _figure(found: Breakdown) -> Figure:
-    ranks = list(found.ranks.items())[:MOST_ROWS] if found.whole else []
+    ranks = [(r, found.ranks[r]) for r in found.shown] if found.whole else []
     kinds = list(found.kinds)[:MOST_KINDS]
     upper, lower = ROW * max(1, len(ranks)), CELL * (len(kinds) + 1) if kinds else 0.0
     first, *others = found.sentences()
     title = textwrap.wrap(first, LETTERS)
-    late = [line for s in others if s.startswith(("rank ", "cause: ")) for line in textwrap.wrap(s, SMALL)]
+    few = note(len(found.ranks), len(ranks)) if ranks else ""
+    second = [s for s in others if s.startswith(("rank ", "cause: ")) or s == few]
+    late = [line for s in second for line in textwrap.wrap(s, SMALL)]
     top = TITLE + LINE * (len(title) - 1 + len(late))
     height = top + upper + AXIS + (BETWEEN + lower if kinds else 0.0)
     figure = Figure(figsize=(WIDTH, height))
@@ -100,7 +103,7 @@ def _segment(axes: Any, left: float, share: float, row: int, look: tuple[str, st
 
 def _last(axes: Any, found: Breakdown, kinds: Any) -> None:
     """How often each rank was the last, by kind of collective: numbers, and a tint that follows them."""
-    ranks = list(found.ranks)[:MOST_ROWS]
+    ranks = found.shown
     axes.set(xlim=(0, len(ranks)), ylim=(len(kinds), -1))
     for column, rank in enumerate(ranks):
         name = f"rank {rank}" if len(ranks) <= 8 else str(rank)

@@ -12,17 +12,18 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from nbddp.base.table import Table
+from nbddp.draw.inside import Inside
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Area, Shown
+from nbddp.trace.drawn import drawn, note
 from nbddp.trace.overlap import communication, exposed, hidden_share, lanes
 from nbddp.trace.quantities import duration, size
 from nbddp.trace.steps import Bucket, Recording, Step
 from nbddp.trace.waiting import Curve, curves, transfers
-from nbddp.trace.words import COLUMNS, heading, rows, sentences
+from nbddp.trace.words import COLUMNS, heading, named_ranks, rows, sentences
 
 FORWARD, BACKWARD, OPTIMIZER, MOVES, WAITS = FILLS[0], FILLS[2], FILLS[3], "#f0c9a0", "#fbeede"
 LANE, WIDTH = 0.34, 9.2
-MOST_RANKS = 16
 BELOW, NOTE = 0.1, 0.18  # of a lane's units: from the lanes to what is said below them, and the height of that
 LETTERS = 120  # in a line of the title
 CURVES_FROM = 4  # steps
@@ -42,21 +43,23 @@ def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
     Raises KeyError if a rank does not have the step.
     """
     step = recording.step(number)
-    named = heading(recording, number)
+    named, said = heading(recording, number), sentences(recording, number)
     buckets = table(recording, number)
-    words = "\n".join([named, *sentences(recording, number), "", repr(buckets)])
+    ranks = drawn(step, named_ranks(recording, number))
+    few = note(len(step), len(ranks))
+    words = "\n".join([named, *said, *([few] if few else []), "", repr(buckets)])
     with rc_context(RC):
         if axes is not None:
-            _timeline(axes, step)
+            _timeline(axes, step, ranks)
             return Shown(axes.figure, words, buckets)
         some = curves(recording)
         extra = 1.6 if len(some) >= CURVES_FROM else 0.0
-        height = _height(step)
+        height = _height([step[r] for r in ranks])
         figure = Figure(figsize=(WIDTH, 1.2 + height + extra), layout="constrained")
         grid = figure.add_gridspec(2 if extra else 1, 1, height_ratios=[1 + height, extra] if extra else [1])
         top = figure.add_subplot(grid[0])
-        areas = _timeline(top, step)
-        title = f"{named}: {sentences(recording, number)[0]}"
+        areas = _timeline(top, step, ranks)
+        title = f"{named}: {said[0]}"
         top.set_title("\n".join(textwrap.wrap(title, LETTERS)), loc="left", size=9, pad=22)
         if extra:
             areas += _curves(figure.add_subplot(grid[1]), some, number)
@@ -68,33 +71,34 @@ def _lanes(step: Step) -> list[int]:
     return lanes([(b.sent, b.done) for b in step.buckets])
 
 
-def _height(step: Mapping[int, Step]) -> float:
-    """Inches for the timelines: less for a lane where there are many, but never less than its number needs."""
-    shown = [step[r] for r in sorted(step)[:MOST_RANKS]]
+def _height(shown: Sequence[Step]) -> float:
+    """Inches for the timelines of these ranks: less for a lane where there are many, but never less than its number
+    needs."""
     count = sum(2.0 + max(_lanes(s), default=-1) + 1 for s in shown)  # one of them is the room between ranks
     return count * min(0.3, max(0.13, 14 / count))
 
 
-def _timeline(axes: Any, step: Mapping[int, Step]) -> list[Area]:
-    """Draw it, and say what each of its bars is."""
+def _timeline(axes: Any, step: Mapping[int, Step], ranks: Sequence[int]) -> list[Area]:
+    """Draw it for these of its ranks, and say what each of its bars is."""
     begin = min(s.start for s in step.values())
     end = max(s.end for s in step.values())
     y, ticks, areas = 0.0, [], list[Area]()
     moved = transfers(step)
     starts, late = {t.index: t.start for t in moved}, {t.index: t.slowest for t in moved}
     axes.set_xlim(0, (end - begin) / 1e6 * 1.14)
-    for rank in sorted(step)[:MOST_RANKS]:
+    for rank in ranks:
         height = _rank(axes, step[rank], starts, begin, y)
         areas += _areas(axes, step[rank], rank, begin, y, starts, late)
         areas.append(_rank_area(axes, step[rank], rank, y, height, late))
         share = hidden_share(step[rank])
-        note = "no exchange" if share is None else f"{100 * share:.0f} % hidden"
-        axes.text((end - begin) / 1e6 * 1.01, y - height / 2, note, va="center", size=8, color=INK)
+        hidden = "no exchange" if share is None else f"{100 * share:.0f} % hidden"
+        axes.text((end - begin) / 1e6 * 1.01, y - height / 2, hidden, va="center", size=8, color=INK)
         ticks.append((y - height / 2, f"rank {rank}"))
         y -= height + 0.25
     axes.set_yticks([at for at, _ in ticks], [name for _, name in ticks])
     axes.set_ylim(y + 0.1, 0.02)
     _legend(axes)
+    axes.text(1.0, 1.0, note(len(step), len(ranks)), transform=axes.transAxes, ha="right", va="bottom", size=8)
     axes.set_xlabel("milliseconds since the first rank began")
     axes.tick_params(left=False)
     for side in ("top", "right", "left"):
@@ -155,18 +159,17 @@ def _rank(axes: Any, step: Step, starts: Mapping[int, int], begin: int, top: flo
     if step.optimizer:
         spans.append(("optimizer", step.optimizer, OPTIMIZER))
     for name, (start, end), fill in spans:
-        _bar(axes, start - begin, end - begin, top, fill, name, PAPER)
+        Inside(axes, _bar(axes, start - begin, end - begin, top, fill), (name,), PAPER, fill)
     placed = _lanes(step)
     for bucket, lane in zip(step.buckets, placed, strict=True):
         at = top - LANE * (1 + lane)
         start = _start(bucket, starts)
-        _bar(axes, bucket.sent - begin, start - begin, at, WAITS, "", INK, edge=INK)
-        _bar(axes, start - begin, bucket.done - begin, at, MOVES, "", INK, edge=INK, hatch="////")
-        middle = (bucket.sent + bucket.done) / 2 - begin
-        box = {"fc": PAPER, "ec": "none", "pad": 0.8}
-        named = f"{bucket.index} · {size(bucket.bytes)}"
-        text = named if _has_room(axes, bucket.sent - begin, bucket.done - begin, named) else str(bucket.index)
-        axes.text(middle / 1e6, at - LANE * 0.53, text, ha="center", va="center", size=7, bbox=box)
+        bars = [
+            (_bar(axes, bucket.sent - begin, start - begin, at, WAITS, edge=INK), WAITS),
+            (_bar(axes, start - begin, bucket.done - begin, at, MOVES, edge=INK, hatch="////"), MOVES),
+        ]
+        bar, fill = max(bars, key=lambda pair: pair[0].get_width())
+        Inside(axes, bar, (f"{bucket.index} · {size(bucket.bytes)}", str(bucket.index)), INK, fill)
     depth = 1 + (max(placed) + 1 if placed else 0)
     if exposed(step) > 0:
         start = max(step.backward[1], communication(step)[0][0]) - begin
@@ -178,20 +181,11 @@ def _rank(axes: Any, step: Step, starts: Mapping[int, int], begin: int, top: flo
     return LANE * depth + 0.1
 
 
-def _bar(
-    axes: Any, start: int, end: int, top: float, fill: str, text: str, ink: str, edge: str = PAPER, hatch: str = ""
-) -> None:
-    left, width = start / 1e6, (end - start) / 1e6
-    axes.add_patch(Rectangle((left, top - LANE), width, LANE * 0.94, fc=fill, ec=edge, lw=0.5, hatch=hatch or None))
-    if text and _has_room(axes, start, end, text):
-        axes.text(left + width / 2, top - LANE * 0.53, text, ha="center", va="center", color=ink, size=7)
-
-
-def _has_room(axes: Any, start: int, end: int, text: str) -> bool:
-    """Whether small print fits into a bar of this length."""
-    room = axes.figure.get_figwidth() * 0.8
-    whole = max(axes.get_xlim()[1], end / 1e6)
-    return bool((end - start) / 1e6 / whole * room > 0.075 * len(text))
+def _bar(axes: Any, start: int, end: int, top: float, fill: str, edge: str = PAPER, hatch: str = "") -> Rectangle:
+    place, width = (start / 1e6, top - LANE), (end - start) / 1e6
+    bar = Rectangle(place, width, LANE * 0.94, fc=fill, ec=edge, lw=0.5, hatch=hatch or None)
+    axes.add_patch(bar)
+    return bar
 
 
 def _legend(axes: Any) -> None:

@@ -13,13 +13,13 @@ from nbddp.plan.topology import counted, rank_words
 from nbddp.trace.activity import Activity, activities
 from nbddp.trace.breakdown import Split, split, whole
 from nbddp.trace.cause import Cause, cause
+from nbddp.trace.drawn import drawn, note
 from nbddp.trace.longest import Longest, longest
 from nbddp.trace.meetings import Kind, Late, Meeting, kinds, latest, meetings, waits
 from nbddp.trace.overlap import common, length
 from nbddp.trace.quantities import duration, percent
 from nbddp.trace.steps import Span
 
-MOST_ROWS = 16  # ranks with a row and a bar of their own
 MOST_KINDS = 8  # of collectives
 RANKS = ("rank", "compute", "communication", "exposed", "of it waiting", "copies", "idle", "overlapped")
 KINDS = ("collective", "ranks", "calls", "last to arrive", "waits for it", "moves")
@@ -47,6 +47,11 @@ class Breakdown:
         """Nanoseconds from the first activity on any rank to the last."""
         return max((s.whole for s in self.ranks.values()), default=0)
 
+    @property
+    def shown(self) -> list[int]:
+        """The ranks with a row and a bar of their own: the late one among them."""
+        return drawn(self.ranks, [self.late.rank] if self.late is not None else [])
+
     def sentences(self) -> list[str]:
         """What it shows, the most important first."""
         if not self.whole:
@@ -55,14 +60,13 @@ class Breakdown:
         if self.late is not None:
             lines.append(self.late.words(f"{duration(self.late.cost / 1e9)} ({percent(self.late.cost / self.whole)})"))
             lines.append(self.why.words() if self.why is not None else "cause: not known")
-        if len(self.ranks) > MOST_ROWS:
-            lines.append(f"the first {MOST_ROWS} of {len(self.ranks)} ranks are shown")
-        return [*lines, *self.notes]
+        few = note(len(self.ranks), len(self.shown))
+        return [*lines, *([few] if few else []), *self.notes]
 
     def tables(self) -> list[Table]:
         """Of ranks, collectives, kernels and calls; those that have rows."""
         made = [
-            Table(RANKS, [_rank_row(r, s) for r, s in list(self.ranks.items())[:MOST_ROWS]] if self.whole else []),
+            Table(RANKS, [_rank_row(r, self.ranks[r]) for r in self.shown] if self.whole else []),
             Table(KINDS, [_kind_row(k) for k in self.kinds[:MOST_KINDS]]),
             Table(CALLS, [_call_row(c) for c in self.calls]),
         ]

@@ -52,9 +52,8 @@ def sentences(recording: Recording, number: int) -> list[str]:
     step = recording.step(number)
     found = transfers(step)
     lines = [_first(step, found)]
-    late = straggler(found)
-    longest = max(s.duration for s in step.values())
-    if late is not None and late.late > LATE * longest:
+    late = _late(step, found)
+    if late is not None:
         lines.append(_straggler(late))
     behind = slow(recording)
     lines += behind.words() if behind is not None else []
@@ -71,6 +70,20 @@ def sentences(recording: Recording, number: int) -> list[str]:
     if recording.residual:
         lines.append(clocks_agree(recording.residual))
     return lines
+
+
+def named_ranks(recording: Recording, number: int) -> list[int]:
+    """The ranks that the sentences name as late or slow."""
+    step, behind = recording.step(number), slow(recording)
+    late = _late(step, transfers(step))
+    return [*([late.rank] if late is not None else []), *([behind.rank] if behind is not None else [])]
+
+
+def _late(step: Mapping[int, Step], found: Sequence[Transfer]) -> Straggler | None:
+    """The rank that the others wait for in this step; None if they do not wait long."""
+    late = straggler(found)
+    longest = max(s.duration for s in step.values())
+    return late if late is not None and late.late > LATE * longest else None
 
 
 def _first(step: Mapping[int, Step], found: Sequence[Transfer]) -> str:
