@@ -6,6 +6,7 @@
     ├── CommandStopped      the user stopped a %ddp command; the message gives the pool's state
     ├── PoolError           the pool could not carry out a valid request
     │   ├── AgentFailed     the node agent did not start, or it ended
+    │   │   └── SlurmRefused a command of Slurm failed
     │   └── PoolNotRunning  no pool is running
     └── RunFailed           a run failed on at least one rank
         ├── WorkerFailed    a rank raised, exited with an error code, died, or left a collective
@@ -86,6 +87,14 @@ class AgentFailed(PoolError):
 
     def _render_traceback_(self) -> list[str]:
         return [*super()._render_traceback_(), *([f"its log: {self.log}"] if self.log else [])]
+
+
+class SlurmRefused(AgentFailed):
+    """A command of Slurm failed. `said`: its own reason."""
+
+    def __init__(self, command: str, said: str):
+        super().__init__(f"{command} says: {said}")
+        self.said = said
 
 
 class PoolNotRunning(PoolError):

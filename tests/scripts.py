@@ -20,9 +20,12 @@ PLAIN = """
     import atexit, concurrent.futures, json, multiprocessing, os, subprocess, sys, threading, time
     import helper
     rank = int(os.environ["RANK"])
-    NAMES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "TORCH_", "TORCHELASTIC", "OMP_", "PYTHON_EXEC", "PET_")
-    for name in sorted(n for n in os.environ if n.startswith(NAMES)):
-        print(name, "is set" if name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE") else os.environ[name])
+    NAMES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "TORCH", "OMP_", "PYTHON_EXEC", "PET_", "MASTER_",
+             "GLOO_", "NCCL_", "CUDA_", "NBDDP_")
+    OURS = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TORCHINDUCTOR_CACHE_DIR")  # docs/scripts.md says so
+    OWN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "MASTER_PORT")  # of each launch
+    for name in sorted(n for n in os.environ if n.startswith(NAMES) and n not in OURS):
+        print(name, "is set" if name in OWN else os.environ[name])
     here = sys.modules["__main__"]
     print(__name__, __file__, __package__, __spec__, __cached__, __doc__, type(__loader__).__name__, __annotations__)
     print(vars(here) is globals(), sorted(vars(here)), multiprocessing.current_process().name)

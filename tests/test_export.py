@@ -383,3 +383,49 @@ def test_a_notebooks_file_is_exported_from_a_terminal(
     assert "go.py exists; --force replaces it" in capsys.readouterr().err
     assert cli.main(["export", "nowhere.ipynb", "other.py"]) == 2
     assert "nowhere.ipynb cannot be read: No such file or directory" in capsys.readouterr().err
+
+
+CELL = (
+    "%%ddp --nproc 2 --max-restarts 3 --visible own --log-dir logs --tee 3 --redirects 0:1 --local-ranks-filter 0 "
+    "--env POOLS=1\npass"
+)
+LINE = (
+    "POOLS=1 torchrun --standalone --nproc-per-node 2 --max-restarts 3 --virtual-local-rank --log-dir logs "
+    "--redirects 0:1 --tee 3 --local-ranks-filter 0 a.py"
+)
+
+
+def test_what_a_cell_says_of_the_launch_is_in_the_line_from_a_kernel_and_from_a_file(
+    new_kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(code: str) -> str:
+        shown = new_kernel.run(code)
+        assert shown.ok, shown.error
+        return shown.text()
+
+    run(f"import os; os.chdir({str(tmp_path)!r})")
+    run(CELL)
+    run("%%ddp\nimport os")
+    assert f"start it with {LINE}\n" in run("%ddp export a.py")
+    assert f"    {LINE}\n" in (tmp_path / "a.py").read_text()
+    assert run("%ddp export a.py --to torchrun").strip() == LINE
+    assert run("%ddp export a.py --to torchrun --env POOLS").strip() == LINE.removeprefix("POOLS=1 ")
+    run("%ddp stop")
+    assert run("%ddp export a.py --to torchrun").strip() == LINE
+    book = notebook((CELL, 1, []), ("%%ddp\nimport os", 2, []))
+    (tmp_path / "n.ipynb").write_text(json.dumps(book))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", "n.ipynb", "a.py", "--force"]) == 0
+    assert f"start it with {LINE}\n" in capsys.readouterr().out
+    assert cli.main(["export", "n.ipynb", "a.py", "--to", "torchrun"]) == 0
+    assert capsys.readouterr().out.strip() == LINE
+
+
+def test_a_variable_that_a_later_cell_takes_back_is_not_in_the_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = [("%%ddp --env A=1 --env B=2 --debug\npass", 1, []), ("%%ddp --env A --debug off\npass", 2, [])]
+    (tmp_path / "n.ipynb").write_text(json.dumps(notebook(*cells)))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["export", "n.ipynb", "a.py"]) == 0
+    assert "start it with B=2 torchrun --standalone --nproc-per-node 2 a.py\n" in capsys.readouterr().out

@@ -71,6 +71,10 @@ def main():
 
 main()
 """
+HANGS = (
+    "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+    "if dist.get_rank() == 0:\n    dist.all_reduce(torch.ones(1))\n"
+)
 SLEEPS = """
 import os, signal, sys, time
 if "saves" in sys.argv:
@@ -89,10 +93,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     )
     (folder / "helper.py").write_text("one = 1\n")
     (folder / "fails.py").write_text(FAILS)
-    (folder / "hangs.py").write_text(
-        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-        "if dist.get_rank() == 0:\n    dist.all_reduce(torch.ones(1))\n"
-    )
+    (folder / "hangs.py").write_text(HANGS)
     (folder / "example.py").write_text(LAUNCHED)
     with loaded(str(folder)) as made:
         assert made.run("%ddp start --nproc 2").ok
@@ -173,7 +174,8 @@ def test_errors_of_ranks_that_exit_die_or_are_well(shared: Kernel) -> None:
 def test_a_cells_output_goes_where_torchrun_would_put_it(shared: Kernel, tmp_path: Path) -> None:
     body = "import sys, os; print('out', os.environ['RANK']); print('err', file=sys.stderr)"
     shown = shared.run(f"%%ddp --log-dir {tmp_path} --redirects 0:1 --tee 1:3\n{body}")
-    assert shown.text() == "rank 0 stderr │ err\nrank 1        │ out 1\n" or "out 0" not in shown.text()
+    assert shown.text() == "rank 1        │ out 1\n"
+    assert shown.text("stderr") == "rank 0 stderr │ err\nrank 1 stderr │ err\n"
     (root,) = tmp_path.iterdir()
     files = {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
     assert files == {
@@ -312,6 +314,24 @@ def test_a_terminal_names_the_first_failure_and_has_torchruns_exit_status(tmp_pa
         _, err = refused.communicate(timeout=60)
         assert refused.returncode == 2
         assert len(err.splitlines()) == 1, err
+
+
+def test_a_deadlock_in_a_terminal_is_named_and_ends(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text(HANGS)
+    process = launch(tmp_path, "run", "-n", "2", "--hang-after", "0.5", "hangs.py")
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 1
+    words = "rank 0 waits in all_reduce #1 (hangs.py line 4); rank 1 has finished the script without calling it"
+    assert f"deadlock: {words}" in err
+
+
+def test_an_interface_of_the_environment_that_is_not_there_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "well.py").write_text("print('well')\n")
+    env = {**os.environ, "NCCL_SOCKET_IFNAME": "nosuch"}
+    command = [sys.executable, "-m", "nbddp", "run", "-n", "1", "well.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=True)
+    assert "well" in done.stdout
+    assert "NCCL_SOCKET_IFNAME=nosuch: this machine has no interface nosuch* that is up; it has " in done.stderr
 
 
 def test_a_warm_process_serves_one_launch_after_the_other(tmp_path: Path) -> None:

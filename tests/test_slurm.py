@@ -69,9 +69,9 @@ def test_what_does_not_fit_together_is_said(line: str, words: str) -> None:
     ("row", "words"),
     [
         ("PENDING|Resources|2026-03-01T10:05:00",
-         "is waiting: nodes are not free yet (Resources); expected to start 2026-03-01 10:05; Stop cancels it"),
-        ("PENDING|Priority|N/A", "is waiting: other jobs come first (Priority); Stop cancels it"),
-        ("PENDING|QOSMaxNodePerUserLimit|N/A", "is waiting: QOSMaxNodePerUserLimit; Stop cancels it"),
+         "is waiting: nodes are not free yet (Resources); expected to start 2026-03-01 10:05"),
+        ("PENDING|Priority|N/A", "is waiting: other jobs come first (Priority)"),
+        ("PENDING|QOSMaxNodePerUserLimit|N/A", "is waiting: QOSMaxNodePerUserLimit"),
         ("PENDING|PartitionNodeLimit|N/A", "cannot start as requested: the partition does not have, or does not allow"),
         ("CONFIGURING|None|N/A", "its nodes are starting"),
         ("", "Slurm has not reported on it yet"),
@@ -79,6 +79,7 @@ def test_what_does_not_fit_together_is_said(line: str, words: str) -> None:
 )  # fmt: skip
 def test_the_queue_is_told_in_words(row: str, words: str) -> None:
     assert words in slurm.waiting_words(7, row)
+    assert "Stop" not in slurm.waiting_words(7, row), "that is for whoever holds the job"
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,9 @@ def test_a_record_of_slurms_is_read_with_blanks_in_the_logs_path() -> None:
     )
     assert found.over
     assert found.ending() == "Slurm job 12 has failed with exit code 3"
+    assert found.logs() == "its log is /home/me/my log 12.out"
+    apart = look(12, RECORD.replace("StdErr=/home/me/my log", "StdErr=/home/me/my errors"))
+    assert apart.errors == "/home/me/my errors 12.out"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +176,21 @@ def test_a_job_that_fails_is_an_error_with_its_log(here: Path) -> None:
         follow(job, shown)
     assert str(e.value) == f"Slurm job {job} has failed with exit code 3; its log is {here}/bad.out"
     assert shown.text == "got x y\n"
+
+
+def test_a_file_of_its_own_for_stderr_is_followed_and_named(here: Path) -> None:
+    (here / "bad.sh").write_text(
+        "#!/bin/bash\n#SBATCH --output=bad.out\n#SBATCH --error='bad x.err'\necho begun\n"
+        "python -c 'raise ValueError(\"broken\")'\n"
+    )
+    job, shown = submitting.submit("bad.sh", []), Shown()
+    with pytest.raises(PoolError) as e:
+        follow(job, shown)
+    assert str(e.value) == (
+        f"Slurm job {job} has failed with exit code 1; its log is {here}/bad.out, and its stderr is in {here}/bad x.err"
+    )
+    assert "begun\n" in shown.text
+    assert "ValueError: broken\n" in shown.text
 
 
 def test_sbatchs_refusal_is_told_in_its_own_words(here: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,12 +20,15 @@ import pytest
 import yaml
 
 from nbddp.errors import BadInput
-from nbddp.export import SRUN, STATIC, Job, Launch, targets
+from nbddp.export import SRUN, STATIC, Job, Launch, takes, targets
 from nbddp.export.program import Cell
 from nbddp.export.targets import LONGEST_COMMAND, LONGEST_FUNCTION, NONE, TARGETS, Files, seconds
 from nbddp.export.values import code_of
 from nbddp.front import cli
+from nbddp.front.commands import parse_command
+from nbddp.front.export_options import POOL, job_of, launch_of, said_of
 from nbddp.front.exporting import files_of, write
+from nbddp.plan.options import parse_cell
 
 FIELDS = json.loads((Path(__file__).parent / "data" / "job_fields.json").read_text())
 HARD = ("--lr", "$HOME 'it\" #", "a\\b", "", "ü: - {x}")
@@ -72,7 +76,7 @@ def test_a_task_of_skypilot_has_its_fields_and_runs_what_was_meant(name: str, tm
     task = yaml.safe_load(targets.sky(launch, JOB))
     jsonschema.validate(task, FIELDS["sky"])
     assert (task["num_nodes"], task["envs"]) == (launch.nnodes, dict(ENV))
-    assert task["resources"] == ({"accelerators": "A100:2"} if launch.gpus_per_proc else {"cpus": "4+"})
+    assert task["resources"] == {**({"accelerators": "A100:2"} if launch.gpus_per_proc else {}), "cpus": "4+"}
     places = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_TASK_ID": "t 1"}
     [(words, variables)] = words_of(task["run"], tmp_path, **places, **task["envs"])
     assert words[-6:] == [SCRIPT, *HARD]
@@ -209,8 +213,9 @@ def test_rays_program_asks_for_what_was_meant(name: str) -> None:
 
     workers = (2, 8) if name == "elastic" else launch.nnodes * 2
     each = {"CPU": 2, **({"GPU": 1} if launch.gpus_per_proc else {})}
+    kind = {"accelerator_type": "A100"} if launch.gpus_per_proc else {}
     assert said("ScalingConfig") == {
-        "num_workers": workers, "use_gpu": bool(launch.gpus_per_proc), "resources_per_worker": each
+        "num_workers": workers, "use_gpu": bool(launch.gpus_per_proc), "resources_per_worker": each, **kind
     }  # fmt: skip
     assert said("TorchConfig") == {"backend": launch.backend}
     assert said("init") == {"runtime_env": {"env_vars": dict(ENV), "pip": ["einops>=0.7"], "working_dir": "."}}
@@ -280,3 +285,102 @@ def test_a_terminal_prints_a_job_and_writes_it(
     assert cli.main(["export", "go.py", "--to", "sky", "--gpus-per-proc", "0", "-o", "task.yaml"]) == 0
     assert "task.yaml written" in capsys.readouterr().out
     jsonschema.validate(yaml.safe_load((tmp_path / "task.yaml").read_text()), FIELDS["sky"])
+
+
+# -- each option and each target ---------------------------------------------------------------------
+
+TOGGLED = {
+    "nnodes": "--nnodes 3", "nproc": "--nproc 5", "gpus_per_proc": "--gpus-per-proc 3", "gpu": "--gpu H100",
+    "max_restarts": "--max-restarts 7", "static": "--rendezvous static", "srun": "--rendezvous srun",
+    "host": "--host other", "port": "--port 1234", "name": "--name other", "time": "--time 00:07:00",
+    "partition": "--partition p", "cpus_per_proc": "--cpus-per-proc 7", "memory": "--memory 3G", "image": "--image i",
+    "package": "--package einops", "setup": "--setup 'module load x'", "env": "--env A=1", "taken back": "--env POOLS",
+}  # fmt: skip
+SHAPE = {**POOL, "gpus_per_proc": 1, "env": {"POOLS": "1"}}
+
+
+def job(target: str, options: str, pool: dict[str, Any] = SHAPE) -> tuple[str, list[str]]:
+    """The text of a job, and notes."""
+    needed = "--gpu A100 " * (target == "sky")
+    line = f"export --to {target} {needed}{options}" if target else f"export {options}"
+    args = parse_command(line).args
+    launch = launch_of(args, pool, ())
+    notes = takes.notes(target, said_of(args, launch), launch)
+    return TARGETS[target or "torchrun"](launch, job_of(args), NONE), [n for n in notes if "--gpu A100" not in n]
+
+
+@pytest.mark.parametrize("nodes", ["", "--nnodes 2 "])
+@pytest.mark.parametrize("target", [*TARGETS, takes.SCRIPT])
+@pytest.mark.parametrize("option", [*TOGGLED])
+def test_no_option_is_dropped_in_silence(option: str, target: str, nodes: str) -> None:
+    """The text differs, or the option is answered."""
+    plain, said = job(target, nodes)
+    assert said == []
+    refusal = ""
+    try:
+        text, said = job(target, f"{nodes}{TOGGLED[option]}")
+    except BadInput as e:
+        refusal = str(e)
+    if refusal:
+        assert ";" in refusal, "a refusal says what to use"
+        return
+    assert (text != plain) != bool(said), said
+    assert all(note.startswith(TOGGLED[option].split()[0]) for note in said)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "has"),
+    [
+        ("sky", "--memory 2G -n 2", 'memory: "16+"'),
+        ("sky", "--memory 100M -n 2", 'memory: "1+"'),
+        ("pytorchjob", "--memory 2G -n 2", 'memory: "16384Mi"'),
+        ("kubeflow", "--memory 2G -n 2", "'memory': '16384Mi'"),
+        ("torchx", "--memory 2G -n 2", "--memMB 16384"),
+        ("ray", "--memory 2G -n 2", f"'memory': {8 << 30}"),
+        ("ray", "--gpu H100", "accelerator_type='H100'"),
+        ("pytorchjob", "--max-restarts 3", "backoffLimit: 3"),
+        ("kubeflow", "--max-restarts 3", "env={'POOLS': '1', 'PET_MAX_RESTARTS': '3'}"),
+    ],
+)
+def test_an_option_is_written_as_the_target_has_it(target: str, options: str, has: str) -> None:
+    assert has in job(target, options)[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        ("ray", "--rendezvous srun", "--rendezvous srun: with it Slurm starts every process; use --to slurm"),
+        ("torchx", "--rendezvous static", "--rendezvous static: --to torchx has its own way to meet; leave it out"),
+        ("torchx", "--package a", "--package: dist.ddp installs nothing; use an --image that has the package"),
+        ("slurm", "--gpu A100 --gpus-per-proc 0", "--gpu A100 needs GPUs; add --gpus-per-proc 1"),
+        ("", "--setup x", "--setup: it describes a job; add --to"),
+        ("sky", "--memory 2X", "--memory 2X is not an amount of memory; write it as 512M or 2G"),
+    ],
+)
+def test_an_option_that_would_make_another_job_is_refused(target: str, options: str, words: str) -> None:
+    with pytest.raises(BadInput) as e:
+        job(target, options)
+    assert words in str(e.value)
+
+
+AGENT = "--virtual-local-rank --log-dir logs --redirects 0:1,1:3 --tee 3 --local-ranks-filter 0,2"
+PET = {"PET_VIRTUAL_LOCAL_RANK": "1", "PET_LOG_DIR": "logs", "PET_REDIRECTS": "0:1,1:3", "PET_TEE": "3",
+       "PET_LOCAL_RANKS_FILTER": "0,2"}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", [*TARGETS, takes.SCRIPT])
+def test_what_cells_say_of_torchruns_agent_is_written_or_answered(target: str) -> None:
+    cell = parse_cell("--visible own --log-dir logs --redirects 0:1,1:3 --tee 3 --local-ranks-filter 0,2")
+    text, notes = job(target, "", {**SHAPE, "visible": cell.visible, "logs": cell.logs})
+    text = re.sub(r'"\n *- "', " ", text)  # YAML's list of words
+    has = AGENT in text or all(f"{name!r}: {value!r}" in text for name, value in PET.items())
+    assert has == (target not in ("torchx", "ray"))
+    assert len(notes) == (0 if has else 2)
+
+
+def test_without_torchrun_its_options_are_answered() -> None:
+    cell = parse_cell("--visible own --tee 3")
+    _, notes = job("slurm", "--rendezvous srun", {**SHAPE, "visible": cell.visible, "logs": cell.logs})
+    assert [note.partition(" has no effect here: ")[2] for note in notes] == [
+        "with --rendezvous srun torchrun does not run; use static or c10d"
+    ] * 2

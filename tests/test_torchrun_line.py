@@ -73,6 +73,9 @@ def test_a_pasted_line_is_a_launch() -> None:
         "python3.11 -u -m torch.distributed.run --nproc-per-node=2 -m pack.tool a",
         "python /usr/lib/torch/distributed/run.py --nproc-per-node=2 -m pack.tool a",
         "torchrun --nproc-per-n 2 -m pack.tool a",
+        "!torchrun --nproc-per-node 2 -m pack.tool a",
+        "! python -m torch.distributed.run --nproc-per-node 2 -m pack.tool a",
+        "PET_NPROC_PER_NODE=2 torchrun -m pack.tool a",
     ],
 )
 def test_each_way_of_typing_it_is_the_same_launch(line: str) -> None:
@@ -97,6 +100,33 @@ def test_launch_gives_each_rank_its_local_rank(line: str, local_rank: str) -> No
     assert program is not None
     assert program.local_rank == local_rank
     assert program.argv(("--lr", "1"), 3) == ([f"{local_rank}=3"] if local_rank else []) + ["--lr", "1"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "OMP_NUM_THREADS=1 NCCL_DEBUG='a b' torchrun --nproc-per-node 2 train.py",
+        "env OMP_NUM_THREADS=1 NCCL_DEBUG='a b' python -m torch.distributed.run --nproc-per-node 2 train.py",
+        "!OMP_NUM_THREADS=1 NCCL_DEBUG='a b' torchrun --nproc-per-node 2 train.py",
+        "torchrun --env OMP_NUM_THREADS=1 --env NCCL_DEBUG='a b' --nproc-per-node 2 train.py",
+    ],
+)
+def test_variables_before_a_pasted_line_are_those_of_the_ranks(line: str) -> None:
+    spec = asked(line).launch
+    assert spec.env == (("OMP_NUM_THREADS", "1"), ("NCCL_DEBUG", "a b"))
+    assert (spec.nproc, spec.argv) == (2, ())
+
+
+def test_what_is_pasted_and_is_no_torchrun_is_named_as_typed() -> None:
+    for line in ("A=1 python train.py", "!ls"):
+        with pytest.raises(BadInput, match=f"has no subcommand {line.split()[0]}"):
+            asked(line)
+
+
+def test_a_terminals_answers_name_its_own_options() -> None:
+    words = ["torchrun", "--rdzv-endpoint", "h:1", "train.py"]
+    assert "%ddp start --hosts nodea,nodeb names machines" in parse_command(words).notes[0]
+    assert "python -m nbddp run --hosts nodea" in parse_command(words, "python -m nbddp").notes[0]
 
 
 def test_torchruns_macro_is_carried_out() -> None:
@@ -162,6 +192,7 @@ def test_logs_are_those_of_torchrun() -> None:
         ("--monitor-interval 1", "--monitor-interval: the kernel reports an exit to the pool at once"),
         ("--numa-binding node", "--numa-binding: a worker's cores are those of the notebook's kernel"),
         ("--event-log-handler console", "--event-log-handler: torchrun's agent does not run"),
+        ("--run-path", "--run-path: a rank of a pool always runs the script in its own interpreter"),
         ("--local-addr ::1", "--local-addr: the pool finds the addresses"),
     ],
 )
@@ -211,6 +242,15 @@ def test_help_is_an_answer() -> None:
         assert "SCRIPT" in found.value.text
 
 
+@pytest.mark.parametrize("form", [torchrun.TORCHRUN, torchrun.LAUNCH])
+def test_help_has_a_text_for_every_flag(form: str) -> None:
+    parser = torchrun.parser_of("%ddp", form)
+    assert [action.dest for action in parser._actions if not action.help] == []
+    text = " ".join(parser.format_help().split())
+    assert "refused: a rank of a pool is a Python process" in text
+    assert "no effect: the pool starts a new store for each run" in text
+
+
 def test_the_script_is_completed_behind_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("train.py", "my test.py", "notes.txt", "tools/tool.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -222,6 +262,55 @@ def test_the_script_is_completed_behind_its_options(tmp_path: Path, monkeypatch:
     assert complete_command("python -m torch.distributed.run tr") == ["train.py"]
     assert complete_command("run --keep-") == ["--keep-warm", "--keep-alive"]
     assert complete_command("run --nproc ") == ["auto", "gpu", "cpu"]
+    assert complete_command("torchrun --nproc-per-node ") == ["auto", "gpu", "cpu"]
     assert complete_command("run train.py t") == []
     assert "train.py" in complete_command("run ")
     assert "--keep" in complete_command("run ")
+
+
+@pytest.mark.parametrize("typed", ["--debug info", "--debug", "--trace x.json", "--trace", "--slurm 12", "--slurm"])
+def test_the_script_is_completed_behind_an_option_whose_value_may_be_missing(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    found = complete_command(f"run {typed} ")
+    assert "train.py" in found
+    assert "--nproc" in found
+    assert complete_command(f"run {typed} tr") == ["train.py"]
+    assert complete_command(f"run {typed} train.py ") == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "debug", "trace", "slurm"),
+    [
+        ("--debug", "info", None, False),
+        ("--debug detail", "detail", None, False),
+        ("--trace", None, "ddp-trace.json.gz", False),
+        ("--trace x.json", None, "x.json", False),
+        ("--slurm", None, None, None),
+        ("--slurm 12", None, None, 12),
+        ("-n 2 --slurm --debug --trace", "info", "ddp-trace.json.gz", None),
+    ],
+)
+def test_a_script_is_not_taken_for_the_value_of_the_option_before_it(
+    typed: str, debug: str | None, trace: str | None, slurm: Any
+) -> None:
+    spec = parse_command(f"run {typed} train.py --debug x --trace y").launch
+    assert spec.program is not None
+    assert (spec.program.target, spec.argv) == ("train.py", ("--debug", "x", "--trace", "y"))
+    assert (spec.debug, spec.trace) == (debug, trace)
+    assert (spec.slurm.job if spec.slurm else False) == slurm
+
+
+def test_a_files_option_offers_files_and_others_offer_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train.py", "work.ipynb", "job.sbatch", "tools/tool.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert complete_command("export --notebook ") == ["tools/", "work.ipynb"]
+    assert complete_command("export --rendezvous ") == ["c10d", "static", "srun"]
+    assert complete_command("submit --on-stop ") == ["cancel", "leave"]
+    assert complete_command("submit --follow ") == []
+    assert complete_command("run --log-dir ") == ["tools/"]
+    assert complete_command("submit jo") == ["job.sbatch"]

@@ -27,7 +27,7 @@ from nbddp.agent.handle import without_stop
 from nbddp.agent.identity import Identity
 from nbddp.agent.lines import MARK, LineBuffer, Message, encode
 from nbddp.base import stop
-from nbddp.errors import AgentFailed, BadInput
+from nbddp.errors import AgentFailed, BadInput, SlurmRefused
 from nbddp.plan import slurm
 from nbddp.plan.hosts import Host
 from nbddp.plan.slurm import Slurm
@@ -110,8 +110,8 @@ class Allocation:
         """Whether nothing can be started in it any more. Raises AgentFailed if Slurm does not tell."""
         try:
             record = _record(self.job)
-        except AgentFailed as e:
-            if UNKNOWN_JOB in str(e):
+        except SlurmRefused as e:
+            if UNKNOWN_JOB in e.said:
                 return True
             raise
         return record.get("JobState") != "RUNNING"
@@ -222,7 +222,7 @@ def needs(program: str) -> None:
 
 
 def ask(*command: str) -> str:
-    """What a command of Slurm's says. Raises AgentFailed."""
+    """What a command of Slurm's says. Raises AgentFailed, or SlurmRefused if it answers with an error."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PATIENCE, env=slurm.outside(os.environ), check=False
@@ -230,7 +230,7 @@ def ask(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as e:
         raise AgentFailed(f"{command[0]} does not answer: {e}") from None
     if done.returncode:
-        raise AgentFailed(f"{' '.join(command[:3])} says: {slurm.refusal(done.stderr)}")
+        raise SlurmRefused(" ".join(command[:3]), slurm.refusal(done.stderr, command[0]))
     return done.stdout
 
 
@@ -272,7 +272,7 @@ def _granted(process: subprocess.Popen[bytes], log: Path, progress: Callable[[st
             looked = time.monotonic()
             job = slurm.pending_job(log.read_text(errors="replace"))
             if job is not None:
-                progress(slurm.waiting_words(job, _row(job, "%T|%r|%S")))
+                progress(f"{slurm.waiting_words(job, _row(job, '%T|%r|%S'))}; Stop cancels it")
 
 
 def _cancel(comment: str) -> None:

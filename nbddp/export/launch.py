@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nbddp.errors import BadInput
+from nbddp.plan import logs
+from nbddp.plan.logs import Logs
 
 C10D, STATIC, SRUN = "c10d", "static", "srun"  # how the ranks get their numbers and meet
 PORT = 29400  # torchrun's own for c10d where none is said
@@ -34,7 +36,7 @@ class Launch:
     gpus_per_proc: 0 for a program that runs on CPU.
     max_restarts: how often torchrun starts all workers anew when one has failed; SRUN has nobody who would.
     min_nodes: with c10d, go on with as few nodes as these; not in a batch script.
-    env: variables of every process.
+    env: variables of every process. own_gpus: each process sees its own GPUs alone. logs: files of its output.
     host, port: where the ranks meet; in a batch script Slurm says so instead. run_id: tells two jobs at one host apart.
     """
 
@@ -50,6 +52,8 @@ class Launch:
     max_restarts: int = 0
     min_nodes: int | None = None
     env: tuple[tuple[str, str], ...] = ()
+    own_gpus: bool = False
+    logs: Logs | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("nnodes", 1), ("nproc", 1), ("gpus_per_proc", 0), ("max_restarts", 0)):
@@ -124,8 +128,14 @@ def torchrun_words(launch: Launch, start: list[str]) -> list[str]:
     """The words of a torchrun line; `start` holds the options by which the nodes meet."""
     if launch.rendezvous == SRUN:
         raise BadInput(f"with rendezvous={SRUN!r} Slurm starts every process and torchrun does not run; use {C10D!r}")
-    restarts = ["--max-restarts", str(launch.max_restarts)] if launch.max_restarts else []
-    return ["torchrun", *start, "--nproc-per-node", str(launch.nproc), *restarts, *launch.program]
+    return ["torchrun", *start, "--nproc-per-node", str(launch.nproc), *agent_words(launch), *launch.program]
+
+
+def agent_words(launch: Launch) -> list[str]:
+    """What torchrun's agent on each node does besides starting processes."""
+    words = ["--max-restarts", str(launch.max_restarts)] if launch.max_restarts else []
+    words += ["--virtual-local-rank"] if launch.own_gpus else []
+    return [*words, *(logs.words_of(launch.logs) if launch.logs else [])]
 
 
 def static_words(launch: Launch, node_rank: str, host: str, port: str) -> list[str]:

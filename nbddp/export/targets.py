@@ -12,15 +12,17 @@ import json
 import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbddp.errors import BadInput
 from nbddp.export.launch import (
+    PORT,
     SRUN,
     STATIC,
     AsIs,
     Launch,
+    agent_words,
     c10d_words,
     shell_line,
     static_words,
@@ -78,7 +80,10 @@ def sky(launch: Launch, job: Job, files: Files = NONE) -> str:
     gpus = launch.nproc * launch.gpus_per_proc
     if gpus and not job.gpu:
         raise BadInput("SkyPilot chooses machines by the type of their GPUs; add --gpu, such as --gpu A100")
-    resources: dict[str, Any] = {"accelerators": f"{job.gpu}:{gpus}"} if gpus else {"cpus": f"{job.cores(launch)}+"}
+    resources: dict[str, Any] = {"accelerators": f"{job.gpu}:{gpus}"} if gpus else {}
+    resources["cpus"] = f"{job.cores(launch)}+"
+    if job.memory_per_cpu:
+        resources["memory"] = f"{-(-_memory(launch, job) // 1024)}+"  # GiB
     if job.image:
         resources["image_id"] = f"docker:{job.image}"
     setup = "\n".join((*job.setup, *_installing(job)))
@@ -100,6 +105,8 @@ def pytorchjob(launch: Launch, job: Job, files: Files = NONE) -> str:
     pod = {"replicas": 1, "restartPolicy": "OnFailure" if launch.max_restarts else "Never",
            "template": {"spec": {"containers": [_without_none(container)]}}}  # fmt: skip
     ends = {"activeDeadlineSeconds": seconds(job.time)}
+    if launch.max_restarts and launch.min_nodes is None:
+        ends["backoffLimit"] = launch.max_restarts
     spec: dict[str, Any] = {"nprocPerNode": str(launch.nproc), "runPolicy": ends}
     if launch.min_nodes is not None:
         spec["elasticPolicy"] = {"rdzvBackend": "c10d", "minReplicas": launch.min_nodes, "maxReplicas": launch.nnodes,
@@ -117,11 +124,12 @@ def kubeflow(launch: Launch, job: Job, files: Files = NONE) -> str:
     running = textwrap.indent(_running(launch, files), "    ")
     _refuse_large(running, LONGEST_COMMAND, "Kubeflow's Trainer sends the script in one command")
     _refuse_elastic(launch, "Kubeflow's Trainer starts a fixed number of nodes")
+    env = dict(launch.env) | _as_variables(launch)
     options = [
         "func=train", f"num_nodes={launch.nnodes}", f"resources_per_node={_limits(launch, job)['limits']!r}",
         *([f"image={job.image!r}"] if job.image else []),
         *([f"packages_to_install={list(job.packages)!r}"] if job.packages else []),
-        *([f"env={dict(launch.env)!r}"] if launch.env else []),
+        *([f"env={env!r}"] if env else []),
     ]  # fmt: skip
     return f"""\
 from kubeflow.trainer import CustomTrainer, TrainerClient
@@ -147,6 +155,8 @@ def torchx(launch: Launch, job: Job, files: Files = NONE) -> str:
     words += ["--gpu", str(gpus)] if gpus else []
     words += ["--max_retries", str(launch.max_restarts)] if launch.max_restarts else []
     words += ["--image", job.image] if job.image else []
+    words += ["--memMB", str(_memory(launch, job))] if job.memory_per_cpu else []
+    words += ["--rdzv_port", str(launch.port)] if launch.port != PORT else []
     for name, value in launch.env:
         if any(c in value for c in ",;"):
             raise BadInput(f"TorchX reads --env as a list, so no value can have a comma or semicolon; leave out {name}")
@@ -164,6 +174,9 @@ def ray(launch: Launch, job: Job, files: Files = NONE) -> str:
     each: dict[str, int] = {"CPU": job.cpus_per_proc}
     if launch.gpus_per_proc:
         each["GPU"] = launch.gpus_per_proc
+    if job.memory_per_cpu:
+        each["memory"] = (mebibytes(job.memory_per_cpu) * job.cpus_per_proc) << 20
+    kind = f", accelerator_type={job.gpu!r}" if job.gpu and launch.gpus_per_proc else ""
     failures = f", failure_config=FailureConfig(max_failures={launch.max_restarts})" if launch.max_restarts else ""
     environment: dict[str, Any] = {"env_vars": dict(launch.env)} if launch.env else {}
     environment |= {"pip": list(job.packages)} if job.packages else {}
@@ -185,7 +198,7 @@ trainer = TorchTrainer(
     train,
     torch_config=TorchConfig(backend={launch.backend!r}),
     scaling_config=ScalingConfig(
-        num_workers={number}, use_gpu={bool(launch.gpus_per_proc)}, resources_per_worker={each!r}
+        num_workers={number}, use_gpu={bool(launch.gpus_per_proc)}, resources_per_worker={each!r}{kind}
     ),
     run_config=RunConfig(name={job.name!r}{failures}),
 )
@@ -216,6 +229,15 @@ def seconds(time: str) -> int:
     else:
         numbers = [0] * (3 - len(numbers)) + numbers
     return int(days or 0) * 86400 + numbers[0] * 3600 + numbers[1] * 60 + numbers[2]
+
+
+def mebibytes(text: str) -> int:
+    """Slurm's `2G`, `512M` or `1T`; a number alone is MiB. Raises BadInput."""
+    found = re.fullmatch(r"([1-9]\d{0,8})([KMGT]?)", text, re.IGNORECASE | re.ASCII)
+    if not found:
+        raise BadInput(f"--memory {text} is not an amount of memory; write it as 512M or 2G")
+    kibi = int(found[1]) << 10 * "KMGT".index(found[2].upper() or "M")
+    return max(1, kibi >> 10)
 
 
 def _running(launch: Launch, files: Files) -> str:
@@ -266,14 +288,33 @@ def _installing(job: Job) -> list[str]:
 
 
 def _command(launch: Launch, job: Job) -> list[str]:
+    """The container's command. Kubeflow's operator restarts it."""
+    agent = agent_words(replace(launch, max_restarts=0))
     first = [*job.setup, *_installing(job)]
-    words = ["torchrun", *launch.program]
+    words = ["torchrun", *agent, *launch.program]
     return ["bash", "-c", "\n".join(["set -e", *first, f"exec {shell_line(words)}"])] if first else words
 
 
 def _limits(launch: Launch, job: Job) -> dict[str, Any]:
     gpus = launch.nproc * launch.gpus_per_proc
-    return {"limits": {"cpu": job.cores(launch), **({"nvidia.com/gpu": gpus} if gpus else {})}}
+    memory = {"memory": f"{_memory(launch, job)}Mi"} if job.memory_per_cpu else {}
+    return {"limits": {"cpu": job.cores(launch), **memory, **({"nvidia.com/gpu": gpus} if gpus else {})}}
+
+
+def _memory(launch: Launch, job: Job) -> int:
+    """MiB of a node."""
+    return mebibytes(job.memory_per_cpu) * job.cores(launch)
+
+
+def _as_variables(launch: Launch) -> dict[str, str]:
+    """The options of torchrun's agent as the variables that it reads, where its line is somebody else's."""
+    words, found = agent_words(launch), {}
+    while words:
+        name, *rest = words
+        value = rest[0] if rest and not rest[0].startswith("--") else None
+        found[f"PET_{name[2:].replace('-', '_').upper()}"] = value or "1"
+        words = rest[value is not None :]
+    return found
 
 
 def _check_name(name: str) -> None:

@@ -198,8 +198,7 @@ def _start(command: Command) -> None:
 def _export(command: Command) -> None:
     from nbddp.front import exporting
 
-    bare = {"nnodes": 1, "nproc": 2, "gpus_per_proc": 0, "max_restarts": 0, "env": {}}
-    print(*exporting.carry_out(command.args, bare, None, command.args["argv"]), sep="\n")
+    print(*exporting.carry_out(command.args, {}, None, command.args["argv"]), sep="\n")
 
 
 def _script(command: Command) -> None:

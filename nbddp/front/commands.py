@@ -30,6 +30,7 @@ from nbddp.plan.options import (
     rank_set,
     split_argv,
     split_line,
+    waiting_for,
     workers_per_node,
 )
 from nbddp.plan.topology import Topology, planned
@@ -348,6 +349,9 @@ def complete_command(line: str) -> list[str]:
         return []
     current = "" if line.endswith(" ") else words[-1]
     typed = words[1:] if not current else words[1:-1]
+    due = waiting_for(command_parser(words[0]), typed[-1]) if typed else None
+    if due is not None:
+        return launching.value(due, current) or complete(command_parser(words[0]), line)
     if words[0] == "bench" and not (typed and typed[-1].startswith("-")):
         collectives = [c for c in BUS_FACTOR if c.startswith(current) and c not in typed]
     else:

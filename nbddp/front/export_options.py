@@ -6,13 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nbddp.errors import BadInput
-from nbddp.export import targets
+from nbddp.export import takes, targets
 from nbddp.export.launch import C10D, PORT, SRUN, STATIC, Launch
 from nbddp.export.slurm import Job
 from nbddp.plan import variables
 from nbddp.plan.options import Parser, count, nodes_or_range, positive, rank_set
 
 SCRIPT = "train.py"
+HOST, NAME = "node0", "ddp"
+# a launch as far as neither the line nor a pool nor a cell says anything
+POOL: Mapping[str, Any] = {
+    "nnodes": 1, "nproc": 2, "gpus_per_proc": 0, "max_restarts": 0, "env": {}, "visible": None, "logs": None,
+}  # fmt: skip
 
 
 def export_arguments(parser: Parser, notebook: bool) -> None:
@@ -38,13 +43,14 @@ def export_arguments(parser: Parser, notebook: bool) -> None:
     add("--gpus-per-proc", type=_whole, metavar="K", help="GPUs of each process, 0 for CPU (default: the pool's)")
     add("--gpu", default="", metavar="TYPE", help="type of the GPUs, such as A100")
     add("--max-restarts", type=count, metavar="K", help="restarts after a failure (default 0)")
-    add("--rendezvous", choices=(C10D, STATIC, SRUN), default=C10D, help="how nodes meet (srun: without torchrun)")
-    add("--host", default="node0", metavar="HOST", help="where nodes meet, for --to torchrun (default node0)")
-    add("--port", type=positive, default=PORT, metavar="P", help=f"port there (default {PORT})")
-    add("--name", default="ddp", metavar="NAME", help="the job's name (default ddp)")
-    add("--time", default="01:00:00", metavar="T", help="time limit, hours:minutes:seconds (default 01:00:00)")
+    add("--rendezvous", choices=(C10D, STATIC, SRUN), help="how nodes meet (default c10d; srun: without "
+        "torchrun)")  # fmt: skip
+    add("--host", metavar="HOST", help="where nodes meet, for --to torchrun (default node0)")
+    add("--port", type=positive, metavar="P", help=f"port there (default {PORT})")
+    add("--name", metavar="NAME", help="the job's name (default ddp)")
+    add("--time", metavar="T", help="time limit, hours:minutes:seconds (default 01:00:00)")
     add("--partition", default="", metavar="P", help="Slurm's partition")
-    add("--cpus-per-proc", type=positive, default=4, metavar="C", help="cores per process (default 4)")
+    add("--cpus-per-proc", type=positive, metavar="C", help="cores per process (default 4)")
     add("--memory", default="", metavar="M", help="memory per core, such as 2G")
     add("--image", default="", metavar="IMAGE", help="container image")
     add("--package", action="append", default=[], metavar="PACKAGE", help="Python package to install; repeatable")
@@ -57,25 +63,33 @@ def _whole(text: str) -> int:
 
 
 def launch_of(args: Mapping[str, Any], pool: Mapping[str, Any], argv: Sequence[str]) -> Launch:
-    """pool: what is known of the pool: nnodes, nproc, gpus_per_proc, max_restarts, env. Raises BadInput for what cannot
-    be."""
+    """pool: what is known of the pool and its cells, with the fields of POOL. Raises BadInput if it is impossible."""
     asked = args["nnodes"] if args["nnodes"] is not None else pool["nnodes"]
     least, most = asked if isinstance(asked, tuple) else (None, asked)
-    env = dict(pool["env"]) | {name: value for name, value in args["env"] if value is not None}
     return Launch(
         args["script"], tuple(argv), most, args["nproc"] or pool["nproc"],
-        pool["gpus_per_proc"] if args["gpus_per_proc"] is None else args["gpus_per_proc"], args["rendezvous"],
-        args["host"], args["port"], args["name"],
+        pool["gpus_per_proc"] if args["gpus_per_proc"] is None else args["gpus_per_proc"], args["rendezvous"] or C10D,
+        args["host"] or HOST, args["port"] or PORT, args["name"] or NAME,
         pool["max_restarts"] if args["max_restarts"] is None else args["max_restarts"],
-        None if least == most else least, tuple(sorted(env.items())),
+        None if least == most else least, variables.merged(tuple(pool["env"].items()), args["env"]),
+        pool["visible"] == "own", pool["logs"],
     )  # fmt: skip
 
 
 def job_of(args: Mapping[str, Any]) -> Job:
+    given = {"name": args["name"], "cpus_per_proc": args["cpus_per_proc"], "time": args["time"]}
     return Job(
-        args["name"], args["partition"], args["cpus_per_proc"], args["memory"], args["time"],
-        setup=tuple(args["setup"]), packages=tuple(args["package"]), image=args["image"], gpu=args["gpu"],
+        partition=args["partition"], memory_per_cpu=args["memory"], setup=tuple(args["setup"]),
+        packages=tuple(args["package"]), image=args["image"], gpu=args["gpu"],
+        **{name: value for name, value in given.items() if value is not None},
     )  # fmt: skip
+
+
+def said_of(args: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
+    """The options of a job that the line has, or that its cells have and a launch carries."""
+    typed = {name: args[name] for name in (*takes.TABLE, "rendezvous") if args.get(name) not in (None, "", [])}
+    carried = {"logs": launch.logs, "visible": launch.own_gpus}
+    return {**typed, **{name: value for name, value in carried.items() if value}}
 
 
 def check_words(args: Mapping[str, Any], notebook: bool) -> None:

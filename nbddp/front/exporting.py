@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import BadInput
-from nbddp.export import targets, values
+from nbddp.export import takes, targets, values
 from nbddp.export.notebook import cells_of
 from nbddp.export.program import Cell, program
 from nbddp.export.slurm import Job
 from nbddp.front import export_options
 from nbddp.plan import variables
+from nbddp.plan.options import LaunchSpec, parse_cell
 
 WIDTH = 120
 
@@ -167,27 +168,38 @@ def formatted(text: str) -> str:
 def carry_out(
     args: Mapping[str, Any], pool: Mapping[str, Any], history: History | None, argv: Sequence[str] = ()
 ) -> list[str]:
-    """Do what a line of `%ddp export` asks; what to print. pool: as `export_options.launch_of` has it. history: None in
-    a terminal, where `notebook` names a file."""
+    """Do what a line of `%ddp export` asks; what to print. pool: what a running pool says, of the fields of
+    `export_options.POOL`. history: None in a terminal, where `notebook` names a file."""
     notebook, script = _files(args, history)
     export_options.check_words(args, history is not None)
     target = Path(script)
     if args["to"]:
-        return _job({**args, "script": script}, pool, target, argv)
+        return _job({**args, "script": script}, _shape_of(_cells_of_job(notebook, history), pool), target, argv)
     numbers = args["cells"]
     saved: dict[str, tuple[bytes, ...]] = {}
     if history is not None and not notebook:
         cells, saved = cells_of_history(history.chosen(numbers), values_file(target).name)
     else:
         cells = cells_of_file(Path(notebook or ""), numbers, args["tag"])
-    shape = {**pool, **_shape_of(cells)} if history is None else pool
-    launch = export_options.launch_of({**args, "script": target.name}, shape, tuple(argv) or _argv(cells))
-    return write(target, cells, saved, targets.torchrun(launch, Job()).strip().replace("\n", "\n    "), args["force"])
+    specs = [cell.spec for cell in cells if cell.line is not None]
+    named = {**args, "script": target.name}
+    launch = export_options.launch_of(named, _shape_of(specs, pool), tuple(argv) or _argv(specs))
+    notes = takes.notes(takes.SCRIPT, export_options.said_of(args, launch), launch)
+    line = targets.torchrun(launch, Job()).strip().replace("\n", "\n    ")
+    return [*write(target, cells, saved, line, args["force"]), *notes]
 
 
-def _argv(cells: Sequence[Cell]) -> tuple[str, ...]:
+def _cells_of_job(notebook: str | None, history: History | None) -> list[LaunchSpec]:
+    """The lines of the cells that a job's script was made of: those that ran here, or a notebook's that is named."""
+    if notebook:
+        return [cell.spec for cell in cells_of_file(Path(notebook), None, "") if cell.line is not None]
+    ran = history.chosen(None) if history is not None else []
+    return [parse_cell(one.line) for one in ran if one.line is not None]
+
+
+def _argv(specs: Sequence[LaunchSpec]) -> tuple[str, ...]:
     """What all cells have behind `--`; where they differ, the script sets it."""
-    found = {cell.spec.argv for cell in cells if cell.line is not None}
+    found = {spec.argv for spec in specs}
     return found.pop() if len(found) == 1 else ()
 
 
@@ -198,22 +210,25 @@ def _files(args: Mapping[str, Any], history: History | None) -> tuple[str | None
     return args["notebook"], str(args["script"])
 
 
-def _shape_of(cells: Sequence[Cell]) -> dict[str, Any]:
-    """What the lines of a file's cells say of the pool."""
-    found: dict[str, Any] = {}
-    for spec in (cell.spec for cell in cells if cell.line is not None):
+def _shape_of(specs: Sequence[LaunchSpec], pool: Mapping[str, Any]) -> dict[str, Any]:
+    """What the lines of cells say of a launch, the last one that says something, and what a running pool says."""
+    found, debug = dict(export_options.POOL), None
+    env: tuple[tuple[str, str], ...] = ()
+    for spec in specs:
         said = {
             "nproc": spec.nproc if isinstance(spec.nproc, int) else None, "nnodes": spec.elastic or spec.nnodes,
-            "gpus_per_proc": spec.gpus_per_proc, "max_restarts": spec.max_restarts or None,
+            "gpus_per_proc": spec.gpus_per_proc, "max_restarts": spec.max_restarts or None, "visible": spec.visible,
+            "logs": spec.logs,
         }  # fmt: skip
         found.update({name: value for name, value in said.items() if value is not None})
-        found["env"] = {**found.get("env", {}), **variables.wanted(spec.debug, spec.env)}
-    return found
+        debug, env = spec.debug or debug, variables.merged(env, spec.env)
+    return {**found, "env": variables.wanted(debug, env), **pool}
 
 
 def _job(args: Mapping[str, Any], pool: Mapping[str, Any], script: Path, argv: Sequence[str]) -> list[str]:
     launch, job = export_options.launch_of(args, pool, argv), export_options.job_of(args)
-    files, notes = files_of(script)
+    files, missing = files_of(script)
+    notes = [*takes.notes(args["to"], export_options.said_of(args, launch), launch), *missing]
     text = targets.TARGETS[args["to"]](launch, job, files)
     if args["to"] == "pytorchjob":
         names = " and ".join(filter(None, [script.name, files.values_name]))

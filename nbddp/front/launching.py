@@ -4,6 +4,7 @@ name on Tab. Reads files, and imports nothing heavy.
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -35,15 +36,26 @@ def complete(parser: Parser, line: str) -> list[str]:
     """What may come next behind `%ddp run`: options, the script. Nothing once that is typed: its words are its own."""
     words = line.split()
     current = "" if line.endswith(" ") or not words else words.pop()
-    i = 0
-    while i < len(words):
-        if not words[i].startswith("-"):
-            return []
-        i += 1 + (options.waiting_for(parser, words[i]) is not None)
+    while words and words[0].startswith("-"):
+        number = options.taken(parser, words)
+        due = len(words) == number == 1 and options.waiting_for(parser, words[0])
+        if due:
+            return value(due, current) or options.complete(parser, line)
+        del words[:number]
+    if words:
+        return []
     known = options.complete(parser, line)
-    if i > len(words) or current.startswith("-"):  # a value is due
+    if current.startswith("-"):
         return known
-    return [*(() if {"-m", "--module"} & set(words) else files(current)), *known]
+    return [*(() if {"-m", "--module"} & set(line.split()) else files(current)), *known]
+
+
+VALUES = {"notebook": (".ipynb",), "output": (*BATCH, ".py", ".yaml"), "log_dir": ()}  # options whose value is a file
+
+
+def value(action: argparse.Action, current: str) -> list[str]:
+    """Files that may be the value of an option."""
+    return files(current, VALUES[action.dest]) if action.dest in VALUES else []
 
 
 def files(current: str, ends: tuple[str, ...] = (".py",)) -> list[str]:

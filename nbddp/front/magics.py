@@ -474,14 +474,15 @@ class DDPMagics(Magics):  # type: ignore[misc]
         return str((parent or {}).get("metadata", {}).get("cellId", ""))
 
     def _export(self, command: Command) -> None:
-        topology = self.pool.topology
-        spec, args = self.pool.spec, command.args
-        shape = {
-            "nnodes": spec.elastic or (topology.nnodes if topology else spec.nnodes or 1),
-            "nproc": topology.workers[0].local_world_size if topology else 2,
-            "gpus_per_proc": len(topology.workers[0].devices) if topology else 0,
-            "max_restarts": 0, "env": self.pool.group.variables,
-        }  # fmt: skip
+        topology, args = self.pool.topology, command.args
+        shape: dict[str, Any] = {}
+        if topology is not None:
+            spec, first = self.pool.spec, topology.workers[0]
+            shape = {
+                "nnodes": spec.elastic or topology.nnodes, "nproc": first.local_world_size,
+                "gpus_per_proc": len(first.devices), "env": self.pool.group.variables,
+            }  # fmt: skip
+            shape |= {"visible": spec.visible} if spec.visible else {}
         print(*exporting.carry_out(args, shape, self.history, args["argv"]), sep="\n")
 
     def _submit(self, command: Command) -> None:

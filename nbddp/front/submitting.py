@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbddp.agent import allocation
 from nbddp.base import stop
-from nbddp.errors import AgentFailed, BadInput, CommandStopped, PoolError
+from nbddp.errors import AgentFailed, BadInput, CommandStopped, PoolError, SlurmRefused
 from nbddp.plan import submitted
 from nbddp.plan.submitted import Look
 
@@ -34,8 +34,8 @@ def submit(script: str, words: Sequence[str]) -> int:
     try:
         said = allocation.ask("sbatch", "--parsable", script, *words)
     except AgentFailed as e:
-        reason = str(e).partition(" says: ")[2] or str(e)
-        raise BadInput(f"sbatch refused {script}: {reason.removeprefix('sbatch: error: ')}") from None
+        reason = e.said if isinstance(e, SlurmRefused) else str(e)
+        raise BadInput(f"sbatch refused {script}: {reason}") from None
     number = submitted.number_of(said)
     if number is None:
         raise PoolError(f"sbatch answered {said.strip()!r}, which has no job's number; squeue --me lists your jobs")
@@ -57,31 +57,31 @@ def follow(job: int, show: Say, progress: Say, cancels: bool) -> str:
 
     Raises PoolError for one that did not complete, CommandStopped after Stop, which says what became of the job.
     """
-    log = Log()
+    logs = Logs()
     try:
-        found = _until_over(job, log, show, progress)
+        found = _until_over(job, logs, show, progress)
     except KeyboardInterrupt:
         raise CommandStopped(_stopped(job, cancels)) from None
     until = time.monotonic() + LAST_WORDS
     while time.monotonic() < until:
-        show(log.read())
+        show(logs.read())
         time.sleep(READ_EVERY)
-    show(log.read(final=True))
+    show(logs.read(final=True))
     if found.state != submitted.DONE:
-        raise PoolError(f"{found.ending()}; its log is {found.log or 'not known'}")
-    return f"{found.ending()}; its log is {found.log}"
+        raise PoolError(f"{found.ending()}; {found.logs()}")
+    return f"{found.ending()}; {found.logs()}"
 
 
-def _until_over(job: int, log: Log, show: Say, progress: Say) -> Look:
+def _until_over(job: int, logs: Logs, show: Say, progress: Say) -> Look:
     looked, found = 0.0, Look(job, "PENDING")
     while True:
         stop.check()
         if time.monotonic() - looked > LOOK_EVERY:
             found, looked = _look(job), time.monotonic()
-            log.path = found.log or log.path
+            logs.name(found)
             progress(found.words() if not found.over else "")
         if not found.waits:
-            show(log.read())
+            show(logs.read())
         if found.over:
             return found
         time.sleep(READ_EVERY)
@@ -123,3 +123,17 @@ class Log:
                 data = file.read()
         self._read += len(data)
         return self._decoder.decode(data, final)
+
+
+class Logs:
+    """The files of a job's two streams, or of one if both go there."""
+
+    def __init__(self) -> None:
+        self._out, self._errors = Log(), Log()
+
+    def name(self, found: Look) -> None:
+        self._out.path = found.log or self._out.path
+        self._errors.path = found.errors or self._errors.path
+
+    def read(self, final: bool = False) -> str:
+        return self._out.read(final) + self._errors.read(final)

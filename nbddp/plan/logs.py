@@ -96,3 +96,18 @@ def of_options(space: argparse.Namespace) -> Logs | None:
     if not any((space.log_dir, space.redirects, space.tee, space.local_ranks_filter, *filters)):
         return None
     return Logs(space.log_dir, space.redirects or NONE, space.tee or NONE, space.local_ranks_filter, filters)
+
+
+def words_of(logs: Logs) -> list[str]:
+    """The options of torchrun that say so."""
+    found = ["--log-dir", logs.folder] if logs.folder else []
+    for option, which in (("--redirects", logs.redirects), ("--tee", logs.tee)):
+        text = text_of(which)
+        found += [option, text] if text != "0" else []
+    return [*found, *(["--local-ranks-filter", ",".join(map(str, logs.only))] if logs.only is not None else [])]
+
+
+def text_of(which: Which) -> str:
+    """As `streams` reads it."""
+    numbers = {streams: number for number, streams in _SETS.items()}
+    return ",".join(numbers[of] if rank is None else f"{rank}:{numbers[of]}" for rank, of in which.items())

@@ -158,7 +158,7 @@ class Parser(argparse.ArgumentParser):
     def parse_strictly(self, words: Sequence[str]) -> argparse.Namespace:
         """parse_args, but an unknown option is answered with the nearest known one."""
         try:
-            space, rest = self.parse_known_args(list(words))
+            space, rest = self.parse_known_args(filled(self, words))
         except argparse.ArgumentError as e:
             names = (e.argument_name or "").split("/")
             option = next((n for n in names if n.startswith("--")), names[0])
@@ -187,6 +187,44 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(name, self.long_options(), n=1, cutoff=0.5)
         advice = f"did you mean {near[0]}?" if near else f"{self.prog} --help lists the options"
         raise BadInput(f"{self.prog} has no option {name}; {advice}")
+
+
+def filled(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """The words, with `=` behind an option whose value may be missing, and is: argparse would take the script for it.
+    What follows the script is left as it is."""
+    if all(action.option_strings for action in parser._actions):
+        return list(words)
+    found: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        number = taken(parser, rest)
+        action = option_of(parser, rest[0])
+        missing = action is not None and action.nargs == "?" and number == 1
+        found += [f"{rest[0]}=" if missing else rest[0], *rest[1:number]]
+        del rest[:number]
+    return [*found, *rest]
+
+
+def taken(parser: argparse.ArgumentParser, words: Sequence[str]) -> int:
+    """How many words the option that comes first takes, itself included."""
+    action = option_of(parser, words[0])
+    if action is None or len(words) == 1 or action.nargs not in (None, "?"):
+        return 1
+    return 2 if action.nargs is None or _fits(action, words[1]) else 1
+
+
+def option_of(parser: argparse.ArgumentParser, word: str) -> argparse.Action | None:
+    return next((action for action in parser._actions if word in action.option_strings), None)
+
+
+def _fits(action: argparse.Action, word: str) -> bool:
+    """Whether a word can be the value of an option."""
+    if action.choices is not None:
+        return word in action.choices
+    try:
+        return not callable(action.type) or action.type(word) is not None
+    except argparse.ArgumentTypeError:
+        return False
 
 
 def workers_per_node(text: str) -> int | str:
@@ -242,6 +280,8 @@ def _nodes(text: str) -> int | str:
 
 
 def _job(text: str) -> int:
+    if text == "":
+        return NEW
     if not _is_number(text) or not 0 < int(text) < 1 << 32:
         raise argparse.ArgumentTypeError(f"{text} is not a job number; squeue --me lists yours")
     return int(text)
@@ -262,12 +302,18 @@ def _lasting(text: str) -> float:
         raise argparse.ArgumentTypeError(str(e)) from None
 
 
-def trace_file(name: str | None, prog: str) -> str | None:
-    if name is not None and not name.endswith((".json", ".json.gz")):
-        raise BadInput(
-            f"{prog} --trace {name}: Perfetto reads only .json and .json.gz; use such a name, as in {TRACE_FILE}"
+def _trace_file(name: str) -> str:
+    """Empty: the default."""
+    if name and not name.endswith((".json", ".json.gz")):
+        raise argparse.ArgumentTypeError(
+            f"{name}: Perfetto reads only .json and .json.gz; use such a name, as in {TRACE_FILE}"
         )
-    return name
+    return name or TRACE_FILE
+
+
+def _level(text: str) -> str:
+    """Empty: the default."""
+    return text or variables.INFO
 
 
 def count(text: str) -> int:
@@ -336,7 +382,7 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
         help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as 10m, 90s or "
         "2h; the next kernel starts faster (default: off)",
     )  # fmt: skip
-    group.add_argument("--debug", nargs="?", const=variables.INFO, choices=tuple(variables.LEVELS),
+    group.add_argument("--debug", nargs="?", const=variables.INFO, type=_level, choices=tuple(variables.LEVELS),
                        help="debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until "
                        "--debug off; detail also compares each collective across ranks")  # fmt: skip
     group.add_argument("--env", action="append", default=[], type=variables.setting, metavar="KEY=VALUE",
@@ -448,7 +494,7 @@ def parse_cell(line: str) -> LaunchSpec:
     return launch_spec(
         space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
         hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
-        timings=not space.no_timings, show_timings=space.timings, trace=trace_file(space.trace, "%%ddp"),
+        timings=not space.no_timings, show_timings=space.timings, trace=space.trace,
         memory=space.memory, argv=argv, logs=logs.of_options(space),
     )  # fmt: skip
 
@@ -474,7 +520,7 @@ def complete(parser: Parser, line: str) -> list[str]:
     before = words[:-1] if current else words
     action = waiting_for(parser, before[-1]) if before else None
     if action is not None:
-        choices = list(action.choices or (NPROC_WORDS if action.dest == "nproc" else ()))
+        choices = list(action.choices or (NPROC_WORDS if action.type is workers_per_node else ()))
         return [c for c in choices if str(c).startswith(current)]
     named = [a for a in parser._actions if before[-1:] and before[-1] in a.option_strings and a.nargs == "?"]
     may = [str(c) for a in named for c in a.choices or ()]
@@ -486,6 +532,7 @@ def trace_option(group: Any) -> None:
         "--trace",
         nargs="?",
         const=TRACE_FILE,
+        type=_trace_file,
         metavar="FILE",
         help=f"run torch.profiler on every rank and merge the traces for Perfetto into FILE (default {TRACE_FILE})",
     )

@@ -16,7 +16,6 @@ from nbddp.plan.options import (
     pool_options,
     rank_set,
     seconds,
-    trace_file,
     trace_option,
 )
 from nbddp.plan.program import Program, shutdown_of
@@ -69,6 +68,6 @@ def parse_run(words: Sequence[str], env: Mapping[str, str], prog: str = NOTEBOOK
     return launch_spec(
         space, fresh=not keep or space.fresh, show=space.show, hang_after=space.hang_after, timeout=space.timeout,
         check=space.check, max_restarts=space.max_restarts, timings=not (notebook and space.no_timings),
-        show_timings=notebook and space.timings, trace=trace_file(space.trace, f"{prog} run"),
+        show_timings=notebook and space.timings, trace=space.trace,
         argv=tuple(space.arguments), logs=logs.of_options(space), program=program,
     )  # fmt: skip

@@ -123,10 +123,10 @@ def waiting_words(job: int, row: str) -> str:
     if state == "CONFIGURING":
         return f"Slurm job {job}: its nodes are starting"
     if reason in NEVER:
-        return f"Slurm job {job} cannot start as requested: {NEVER[reason]} ({reason}); Stop cancels it"
+        return f"Slurm job {job} cannot start as requested: {NEVER[reason]} ({reason})"
     means = REASONS.get(reason, "")
     why = f"{means} ({reason})" if means else reason or state.lower() or "Slurm has not reported on it yet"
-    return f"Slurm job {job} is waiting: {why}{_expected(start)}; Stop cancels it"
+    return f"Slurm job {job} is waiting: {why}{_expected(start)}"
 
 
 def _expected(start: str) -> str:
@@ -134,11 +134,11 @@ def _expected(start: str) -> str:
     return f"; expected to start {found[1]} {found[2]}" if found else ""
 
 
-def refusal(said: str) -> str:
-    """Why salloc gave nothing, in its own words."""
+def refusal(said: str, command: str = "salloc") -> str:
+    """Why a command failed, in its own words."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    told = [re.sub(r"^salloc: (?:error: |fatal: )?", "", line) for line in lines]
-    return told[-1] if told else "salloc printed nothing"
+    told = [re.sub(rf"^{command}: (?:error: |fatal: )?", "", line) for line in lines]
+    return told[-1] if told else f"{command} printed nothing"
 
 
 def fields(record: str) -> dict[str, str]:

@@ -22,7 +22,8 @@ ENDS = {  # of a batch job
 
 @dataclass(frozen=True)
 class Look:
-    """What is known of a job at one moment. code: Slurm's `ExitCode`, as `exit code:signal`."""
+    """What is known of a job at one moment. code: Slurm's `ExitCode`, as `exit code:signal`. log, errors: files of
+    its two streams; errors is empty if both go to one."""
 
     job: int
     state: str
@@ -31,6 +32,7 @@ class Look:
     nodes: str = ""
     code: str = ""
     log: str = ""
+    errors: str = ""
 
     @property
     def over(self) -> bool:
@@ -43,9 +45,13 @@ class Look:
     def words(self) -> str:
         """As it is shown while it is followed."""
         if self.waits:
-            said = slurm.waiting_words(self.job, f"{self.state}|{self.reason}|{self.start}")
-            return said.removesuffix("; Stop cancels it")
+            return slurm.waiting_words(self.job, f"{self.state}|{self.reason}|{self.start}")
         return f"Slurm job {self.job} is {self.state.lower()} on {self.nodes}"
+
+    def logs(self) -> str:
+        """Where its output is."""
+        errors = f", and its stderr is in {self.errors}" if self.errors else ""
+        return f"its log is {self.log or 'not known'}{errors}"
 
     def ending(self) -> str:
         """How it has ended."""
@@ -64,13 +70,14 @@ def number_of(said: str) -> int | None:
 def look(job: int, record: str) -> Look:
     """record: what `scontrol show job N` prints; values with blanks are on lines of their own."""
     found = _fields(record)
+    out, errors = found.get("StdOut", ""), found.get("StdErr", "")
     return Look(
         job, found.get("JobState", ""), found.get("Reason", ""), found.get("StartTime", ""),
-        found.get("NodeList", ""), found.get("ExitCode", ""), found.get("StdOut", ""),
+        found.get("NodeList", ""), found.get("ExitCode", ""), out, "" if errors == out else errors,
     )  # fmt: skip
 
 
 def _fields(record: str) -> Mapping[str, str]:
     found = slurm.fields(record)
-    whole = re.search(r"^\s*StdOut=(.+)$", record, re.MULTILINE)
-    return {**found, "StdOut": whole[1].strip()} if whole else found
+    whole = dict(re.findall(r"^\s*(StdOut|StdErr)=(.+)$", record, re.MULTILINE))
+    return {**found, **{name: path.strip() for name, path in whole.items()}}

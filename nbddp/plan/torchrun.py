@@ -14,16 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.errors import BadInput
-from nbddp.plan import logs
+from nbddp.plan import logs, variables
 from nbddp.plan.options import LaunchSpec, Parser, count, nodes_or_range, seconds, workers_per_node
 from nbddp.plan.program import DASHED, SIGNALS, Program, shutdown_of, signals_of
 
 TORCHRUN, LAUNCH = "torchrun", "launch"
 MODULES = {"torch.distributed.run": TORCHRUN, "torch.distributed.launch": LAUNCH}
+NOTEBOOK = "%ddp"
 PYTHON = re.compile(r"(.*/)?python[\d.]*")
 FILES = {"launch.py": LAUNCH, "run.py": TORCHRUN}  # in torch/distributed
 
-MEET = "the pool starts a new store for each run, where its ranks meet; use --hosts to name other machines"
+MEET = "the pool starts a new store for each run, where its ranks meet; %ddp start --hosts nodea,nodeb names machines"
 # flags without which the program runs all the same: why they have no meaning here, and what to use
 NOTED = {
     "rdzv_backend": MEET, "rdzv_endpoint": MEET, "rdzv_conf": MEET, "master_addr": MEET, "master_port": MEET,
@@ -34,6 +35,7 @@ NOTED = {
     "event_log_handler": "torchrun's agent does not run, so it logs no events; %ddp errors and %ddp stacks show what "
     "happened",
     "numa_binding": "a worker's cores are those of the notebook's kernel; start Jupyter under numactl to bind them",
+    "run_path": "a rank of a pool always runs the script in its own interpreter; leave it out",
 }  # fmt: skip
 # flags without which another program would run
 REFUSED = {
@@ -42,19 +44,40 @@ REFUSED = {
     "node_rank": "one command starts all nodes of a pool; leave out --node-rank and name the machines with "
     "%ddp start --hosts nodea,nodeb",
 }  # fmt: skip
-HONOURED = (
-    "nnodes", "nproc_per_node", "rdzv_id", "standalone", "max_restarts", "role", "module", "run_path", "log_dir",
-    "redirects", "tee", "local_ranks_filter", "duplicate_stdout_filters", "duplicate_stderr_filters",
-    "signals_to_handle", "shutdown_timeout", "virtual_local_rank", "training_script", "training_script_args", "use_env",
-)  # fmt: skip
+HONOURED = {
+    "nnodes": "number of nodes; without --hosts they are simulated. MIN:MAX: nodes may come and go",
+    "nproc_per_node": "workers per node: a number, gpu, cpu or auto (default 1)",
+    "rdzv_id": "TORCHELASTIC_RUN_ID", "standalone": "one node; a pool's ranks meet at its own store in any case",
+    "max_restarts": "on a failure start new workers and run the script again, at most so often (default 0)",
+    "role": "ROLE_NAME (default: default)", "module": "SCRIPT is a module, as in python -m",
+    "log_dir": "folder of log files: RUN/attempt_0/LOCAL_RANK/stdout.log, stderr.log and error.json",
+    "redirects": "write these streams to files instead of showing them: 1 stdout, 2 stderr, 3 both, or 0:3,1:2",
+    "tee": "write these streams to files and show them", "local_ranks_filter": "show these local ranks only",
+    "duplicate_stdout_filters": "write lines of stdout with one of these words to filtered_stdout.log too",
+    "duplicate_stderr_filters": "the same for stderr",
+    "signals_to_handle": "signals that are passed on to the ranks, in a terminal",
+    "shutdown_timeout": "seconds from SIGTERM to SIGKILL when ranks have to end (default 30)",
+    "virtual_local_rank": "each worker sees its own GPUs alone, and LOCAL_RANK is 0",
+    "training_script": "path of the script, or with -m the name of the module",
+    "training_script_args": "the script's sys.argv[1:]", "use_env": "pass no --local-rank to the script",
+}  # fmt: skip
+ENV = "set an environment variable on every rank, as does KEY=VALUE before torchrun"
+ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)  # a word before a command
 UNREAD = ("no_python", "run_path", "standalone", "module", "virtual_local_rank")  # flags without a value
 NOT_FROM_ENV = ("logs_specs", "numa_binding", "use_env")  # torchrun reads no variable for these
 
 
 def rewritten(words: Sequence[str]) -> list[str]:
-    """`python -m torch.distributed.run …` and `python …/distributed/launch.py …` as `torchrun …` and `launch …`."""
-    found = _split(words)
-    return list(words) if found is None else [found[0], *found[1]]
+    """`python -m torch.distributed.run …` and `python …/distributed/launch.py …` as `torchrun …` and `launch …`, also
+    behind `!`, and `NAME=value torchrun …` as `torchrun --env NAME=value …`."""
+    typed = [words[0].removeprefix("!"), *words[1:]] if words else []
+    typed = typed[1:] if typed[:1] == [""] else typed  # `! torchrun`
+    typed = typed[1:] if typed[:1] == ["env"] else typed
+    first = next((i for i, word in enumerate(typed) if not ASSIGNED.fullmatch(word)), 0)
+    found = _split(typed[first:])
+    if found is None:
+        return list(words)
+    return [found[0], *(part for word in typed[:first] for part in ("--env", word)), *found[1]]
 
 
 def _split(words: Sequence[str]) -> tuple[str, list[str]] | None:
@@ -84,7 +107,7 @@ def parser_of(prog: str, form: str) -> Parser:
     parser = Parser(
         prog=f"{prog} {form}", exit_on_error=False,
         usage=f"{prog.replace('%', '%%')} {form} [options] SCRIPT [arguments]",
-        description="Run a script on the pool by torchrun's command line; torchrun --help explains its options.",
+        description="Run a script on the pool by torchrun's command line.",
     )  # fmt: skip
     texts: dict[str, Callable[[str], Any] | None] = {
         "--nnodes": nodes_or_range, "--nproc-per-node": workers_per_node,
@@ -96,18 +119,44 @@ def parser_of(prog: str, form: str) -> Parser:
         "--local-ranks-filter": logs.local_ranks,
         "--duplicate-stdout-filters": logs.words, "--duplicate-stderr-filters": logs.words,
     }  # fmt: skip
+
+    def add(*names: str, **how: Any) -> None:
+        dest = names[-1].lstrip("-").replace("-", "_")
+        parser.add_argument(*names[:-1], *_spelled(names[-1]), help=_help(dest, prog), **how)
+
     for name, kind in texts.items():
-        parser.add_argument(*_spelled(name), type=kind or str)
-    parser.add_argument("-r", *_spelled("--redirects"), type=logs.streams)
-    parser.add_argument("-t", *_spelled("--tee"), type=logs.streams)
-    parser.add_argument("-m", *_spelled("--module"), action="store_true", default=None)
+        add(name, type=kind or str, metavar=METAVARS.get(name, "X"))
+    add("-r", "--redirects", type=logs.streams, metavar="STREAMS")
+    add("-t", "--tee", type=logs.streams, metavar="STREAMS")
+    add("-m", "--module", action="store_true", default=None)
     for name in ("--standalone", "--no-python", "--run-path", "--virtual-local-rank"):
-        parser.add_argument(*_spelled(name), action="store_true", default=None)
+        add(name, action="store_true", default=None)
     if form == LAUNCH:
-        parser.add_argument(*_spelled("--use-env"), action="store_true")
-    parser.add_argument("training_script", metavar="SCRIPT")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="arguments")
+        add("--use-env", action="store_true")
+    parser.add_argument("--env", action="append", default=[], type=variables.setting, metavar="KEY=VALUE", help=ENV)
+    add("training_script", metavar="SCRIPT")
+    add("training_script_args", nargs=argparse.REMAINDER, metavar="arguments")
     return parser
+
+
+METAVARS = {
+    "--nnodes": "N|MIN:MAX", "--nproc-per-node": "N", "--rdzv-id": "ID", "--max-restarts": "K", "--role": "NAME",
+    "--signals-to-handle": "LIST", "--shutdown-timeout": "S", "--log-dir": "FOLDER", "--local-ranks-filter": "LIST",
+    "--duplicate-stdout-filters": "WORDS", "--duplicate-stderr-filters": "WORDS",
+}  # fmt: skip
+
+
+def _help(dest: str, prog: str) -> str:
+    """What the tables above say of a flag, for argparse."""
+    if dest in HONOURED:
+        return HONOURED[dest].replace("%", "%%")
+    kind, why = ("no effect", NOTED[dest]) if dest in NOTED else ("refused", REFUSED[dest])
+    return f"{kind}: {_for(why, prog)}".replace("%", "%%")
+
+
+def _for(text: str, prog: str) -> str:
+    """In a terminal each launch has a pool of its own, so the options of a pool are the launch's."""
+    return text if prog == NOTEBOOK else text.replace(f"{NOTEBOOK} start", f"{prog} run")
 
 
 def _spelled(name: str) -> list[str]:
@@ -133,12 +182,22 @@ def parse(words: Sequence[str], env: Mapping[str, str], prog: str, form: str) ->
     env: where torchrun looks for `PET_*`. Raises BadInput, or HelpAsked.
     """
     parser = parser_of(prog, form)
-    space = parser.parse_strictly([*_from_environment(parser, env), *words])
+    read = {name: value for name, value in _assigned(words) if value is not None and name.startswith("PET_")}
+    space = parser.parse_strictly([*_from_environment(parser, {**env, **read}), *words])
     refused = next((name for name in REFUSED if getattr(space, name)), None)
     if refused is not None:
-        raise BadInput(f"{parser.prog} --{refused.replace('_', '-')}: {REFUSED[refused]}")
+        raise BadInput(f"{parser.prog} --{refused.replace('_', '-')}: {_for(REFUSED[refused], prog)}")
     spec = _spec(space, env, form)
-    return spec, _notes(space)
+    return spec, [_for(note, prog) for note in _notes(space)]
+
+
+def _assigned(words: Sequence[str]) -> list[tuple[str, str | None]]:
+    """What `--env` sets before the script: torchrun itself would read PET_ variables there."""
+    found, rest = [], list(words)
+    while len(rest) > 1 and rest[0] == "--env" and ASSIGNED.fullmatch(rest[1]):
+        found.append(variables.setting(rest[1]))
+        rest = rest[2:]
+    return found
 
 
 def _from_environment(parser: Parser, env: Mapping[str, str]) -> list[str]:
@@ -176,7 +235,7 @@ def _spec(space: argparse.Namespace, env: Mapping[str, str], form: str) -> Launc
         nproc=1 if space.nproc_per_node is None else space.nproc_per_node,
         nnodes=None if elastic else nnodes, elastic=elastic, visible="own" if space.virtual_local_rank else None,
         max_restarts=space.max_restarts or 0, fresh=True, argv=tuple(space.training_script_args), program=program,
-        logs=logs.of_options(space),
+        logs=logs.of_options(space), env=tuple(one for one in space.env if not one[0].startswith("PET_")),
     )  # fmt: skip
 
 
