@@ -126,8 +126,10 @@ class Raised:
 
 
 class RankStatus(str, Enum):
-    """A rank's state during a run and after it. Each member equals its text."""
+    """A rank's state before a run, during it and after it. Each member equals its text."""
 
+    STARTING = "starting"  # its process has no connection to the pool yet
+    IDLE = "idle"
     RUNNING = "running"
     BLOCKED = "blocked"  # in a call of torch's that waits for others
     SILENT = "silent"  # it does not answer

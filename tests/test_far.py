@@ -99,7 +99,7 @@ def test_a_far_agent_that_is_silent_counts_as_gone_and_is_named(far: FarAgent) -
 
     def say_much() -> None:  # more than all that lies between takes: who says it waits
         with suppress(AgentFailed):
-            far.tell("note", ranks=[], state="x" * (16 << 20))
+            far.tell("note", ranks=[], doing="x" * (16 << 20))
 
     threading.Thread(target=say_much, daemon=True).start()
     try:

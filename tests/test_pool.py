@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import nbddp
 from nbddp.agent import controller
 from nbddp.agent import home as homes
 from nbddp.agent.controller import ephemeral_ports
+from nbddp.errors import AgentFailed, RankStatus
 from nbddp.plan.machine import Node
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import Topology
@@ -191,6 +193,30 @@ def test_status_and_topology_in_the_notebook(four: Kernel) -> None:
     picture = four.run("%ddp topology").displays[0]
     assert picture["text/plain"].startswith("world size 4 = 1 node × 4 processes; on CPU\nnode 0")
     assert "image/png" in picture
+
+
+def test_a_workers_state_is_one_of_a_ranks_and_has_words_where_a_cell_runs(tmp_path: Path) -> None:
+    def states() -> list[tuple[str, str]]:
+        children = pool.agent.request("status")["children"] if pool.agent else []
+        return [(c["status"], c["doing"]) for c in children if c["kind"] == "worker"]
+
+    def go_on() -> None:
+        try:
+            _until(lambda: states() == [(RankStatus.RUNNING, "running Cell In[3]")])
+        finally:
+            go.touch()
+
+    go = tmp_path / "go"
+    with nbddp.Pool(nproc=1) as pool:
+        assert states() == [(RankStatus.IDLE, "")]
+        with ThreadPoolExecutor() as other:
+            seen = other.submit(go_on)
+            pool.run_cell(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)", cell=3)
+            seen.result()
+        assert states() == [(RankStatus.IDLE, "")]
+        assert pool.agent is not None
+        with pytest.raises(AgentFailed, match="ValueError: 'at work' is not a valid RankStatus"):
+            pool.agent.request("note", ranks=[0], status="at work", doing="")
 
 
 def test_simulated_nodes_are_called_so(new_kernel: Kernel) -> None:

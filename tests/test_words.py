@@ -13,7 +13,9 @@ import nbddp
 from nbddp.base.table import Table, is_numeric
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, contrast
 from nbddp.errors import Cause, Frame, Raised, RankState, RankStatus
-from nbddp.run import cell, report
+from nbddp.front.status import state_words
+from nbddp.panel import watched
+from nbddp.run import cell, outcome, report
 from nbddp.run.block import Print, Show, block
 from nbddp.run.collect import HEAD, TAIL, RankOutput, Text
 from nbddp.run.paint import COLOURED, PLAIN, WEIGHTED
@@ -231,6 +233,20 @@ def test_a_report_is_in_colour_where_ipythons_tracebacks_are(
     error.painted = "painted"
     assert error._render_traceback_() == ["painted" if seen else "plain"]
     assert nbddp.BadInput("no")._render_traceback_() == ["\x1b[31mBadInput\x1b[0m: no" if seen else "BadInput: no"]
+
+
+@pytest.mark.parametrize("status", RankStatus)
+def test_each_state_of_a_rank_has_words_wherever_it_is_shown(status: RankStatus) -> None:
+    assert watched.STATES[status] in watched.SIGNS
+    assert state_words({"status": status.value, "doing": ""}) == status.value
+    assert state_words({"status": status.value, "doing": "running Cell In[3]"}) == "running Cell In[3]"
+
+
+@pytest.mark.parametrize("script", [False, True])
+def test_a_report_has_words_for_each_way_to_leave_a_run(script: bool) -> None:
+    ways = {row.verdict for row in outcome.TABLE} | ({outcome.TERMINATED} if script else set())
+    for status in (*sorted(ways), RankStatus.RUNNING):  # which is what Stop's report may say of one that was not freed
+        assert report.state_words(RankState(0, status, script=script))
 
 
 def test_in_a_notebook_errors_have_weight_and_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from nbddp.agent.identity import Identity, is_zombie
 from nbddp.agent.lines import LineBuffer, Message, encode
 from nbddp.agent.use import Gpus, of_workers
 from nbddp.base import system
+from nbddp.errors import RankStatus
 from nbddp.seams import torch_seams
 
 WORKER, CONTROLLER, STORE, TRIALS, FACTS = "worker", "controller", "store", "trials", "facts"
@@ -72,15 +73,16 @@ SPARED = (torch_seams.COMPILER,)  # without it a worker starts all the same
 
 @dataclass
 class Child:
-    """One process started here. `state` is what the owner says it is doing; `pipes` are read ends of
-    its own pipes, and where what is left in each belongs."""
+    """One process started here. `status` is a worker's, as the owner says, and `doing` is that in words where the owner
+    has some; `pipes` are read ends of its own pipes, and where what is left in each belongs."""
 
     kind: str
     pid: int
     started: float
     rank: int = -1
     uuid: str = ""
-    state: str = "starting"
+    status: RankStatus = RankStatus.STARTING
+    doing: str = ""
     log: str = ""
     pipes: list[tuple[int, str]] = field(default_factory=list)
 
@@ -338,7 +340,7 @@ class Agent:
         """Keep what the owner says the workers are doing."""
         for child in self.children.values():
             if child.kind == WORKER and child.rank in message["ranks"]:
-                child.state = message["state"]
+                child.status, child.doing = RankStatus(message["status"]), message["doing"]
         return {}
 
     def _do_status(self, peer: Peer, message: Message) -> Message:

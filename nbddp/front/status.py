@@ -7,6 +7,7 @@ from typing import Any
 from nbddp.agent import hardware
 from nbddp.agent.identity import Identity
 from nbddp.base.table import Table
+from nbddp.errors import RankStatus
 
 COLUMNS = ("rank", "node", "local rank", "device", "pid", "state", "memory")
 
@@ -27,11 +28,16 @@ def table(answer: dict[str, Any], title: str = "") -> Table:
                 place["local_rank"],
                 place["device"],
                 child["pid"] if child else "–",
-                child["state"] if child else _without(place, info),
+                state_words(child) if child else _without(place, info),
                 megabytes(child) if child else "–",
             )
         )
     return Table(COLUMNS, rows, title=title)
+
+
+def state_words(child: dict[str, Any]) -> str:
+    """`running Cell In[3]`; what the pool's owner has no words for is its state's own text."""
+    return str(child["doing"] or RankStatus(child["status"]))
 
 
 def _without(place: dict[str, Any], info: dict[str, Any]) -> str:

@@ -17,10 +17,12 @@ SIGNS = {  # a state, and a sign of a shape of its own
     "idle": "○", "running": "●", "waiting": "◐", "finished": "✓", "failed": "✕", "dead": "✕", "silent": "?",
     "stopped": "⏸",
 }  # fmt: skip
-STATES = {
+STATES = {  # a row for each member
+    RankStatus.STARTING: "idle", RankStatus.IDLE: "idle",
     RankStatus.RUNNING: "running", RankStatus.BLOCKED: "waiting", RankStatus.SILENT: "silent",
     RankStatus.UNKNOWN: "silent", RankStatus.ABSENT: "idle", RankStatus.FINISHED: "finished",
     RankStatus.ENDED: "finished", RankStatus.FAILED: "failed", RankStatus.INTERRUPTED: "failed",
+    RankStatus.REPLACED: "dead", RankStatus.DIED: "dead", RankStatus.TERMINATED: "dead",
 }  # fmt: skip
 
 
@@ -117,14 +119,14 @@ def doing_of(rank: int, look: Look) -> tuple[str, str]:
         return "idle", ""
     ended = (look.ended or {}).get(rank)
     if ended is not None:
-        return STATES.get(ended, "dead"), ""
+        return STATES[ended], ""
     position = (look.positions or {}).get(rank)
     if position is None:
         return "running", ""
     if position.stopped:
         return "stopped", position.where
     waits = waiting_words(position, look.positions or {}).replace("waiting in", "in", 1)
-    return STATES.get(position.state, "dead"), ", ".join(filter(None, (waits, position.where)))
+    return STATES[position.state], ", ".join(filter(None, (waits, position.where)))
 
 
 def share(before: Use | None, now: Use | None) -> float | None:

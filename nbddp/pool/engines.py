@@ -32,7 +32,7 @@ from nbddp.agent.main import address_towards
 from nbddp.agent.round import Round
 from nbddp.agent.versions import versions
 from nbddp.base import stop
-from nbddp.errors import AgentFailed, BadInput, PoolError
+from nbddp.errors import AgentFailed, BadInput, PoolError, RankStatus
 from nbddp.plan import environment
 from nbddp.plan.machine import Node as Host
 from nbddp.plan.machine import several
@@ -367,7 +367,7 @@ class EnginesOnly(Node):
         self.joined, self.engines, self._facts = joined, list(engines), facts
         self.here, self.name = engines[0].here, str(engines[0].told["host"])
         self._ended_by_us: set[str] = set()  # uuids
-        self._states: dict[int, str] = {}
+        self._states: dict[int, tuple[RankStatus, str]] = {}
         self._bulk: dict[int, str] = {}
         self._asked: Starts = []
 
@@ -449,7 +449,7 @@ class EnginesOnly(Node):
                 moved[answer["cwd"]] = start["cwd"]
             told = engine.told
             self.workers[rank] = Living(rank, engine.uuid, told["pid"], told["started"], "", "", registered=True)
-            self._states[rank] = "idle"
+            self._states[rank] = RankStatus.IDLE, ""
         self._asked = []
         return [f"{self.name} has no folder {asked}; its ranks start in {there}" for there, asked in moved.items()]
 
@@ -500,8 +500,8 @@ class EnginesOnly(Node):
 
     # -- status ------------------------------------------------------------------------------------------
 
-    def note(self, ranks: Sequence[int], state: str) -> None:
-        self._states |= {r: state for r in ranks if r in self.workers}
+    def note(self, ranks: Sequence[int], status: RankStatus, doing: str) -> None:
+        self._states |= {r: (status, doing) for r in ranks if r in self.workers}
 
     def rows(self) -> list[dict[str, Any]]:
         """Its ranks as an agent tells of its children, with their memory in bytes."""
@@ -516,8 +516,8 @@ class EnginesOnly(Node):
                 memory[rank] = held if isinstance(held, int) else 0
         return [
             {
-                "kind": "worker", "pid": w.pid, "started": w.started, "rank": r, "state": self._states[r],
-                "memory": memory.get(r, 0),
+                "kind": "worker", "pid": w.pid, "started": w.started, "rank": r, "status": self._states[r][0],
+                "doing": self._states[r][1], "memory": memory.get(r, 0),
             }
             for r, w in living.items()
         ]  # fmt: skip

@@ -20,7 +20,7 @@ from nbddp.base import stop
 from nbddp.base.share import Share, Step
 from nbddp.base.stop import uninterrupted
 from nbddp.base.system import LOOPBACK
-from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning
+from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning, RankStatus
 from nbddp.plan.topology import Topology, Worker, counted, rank_words
 from nbddp.pool import requests, ways
 from nbddp.pool.change import Change, Layout, plan_change
@@ -239,10 +239,10 @@ class WorkerGroup:
         for node in self.nodes:
             node.describe(subject, info, self.files)
 
-    def note(self, ranks: Sequence[int], state: str) -> None:
-        """What `status` is to say of these ranks."""
+    def note(self, ranks: Sequence[int], status: RankStatus, doing: str = "") -> None:
+        """What `status` is to say of these ranks. doing: the same in words, such as "running Cell In[3]"."""
         for node in self.nodes:
-            node.note(ranks, state)
+            node.note(ranks, status, doing)
 
     # -- processes ---------------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class WorkerGroup:
         self.wire.wait_for(uuids, self._check_starting, START_TIMEOUT if imports else REGISTER_TIMEOUT, there)
         for worker in new.values():
             worker.registered = True
-        self.note(list(new), "idle")
+        self.note(list(new), RankStatus.IDLE)
 
     def _launched(self, node: Node, starts: Starts, answers: Starts) -> None:
         """Have processes in an engine set of the cluster, which `ipcluster list` counts; each node has one."""

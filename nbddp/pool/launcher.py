@@ -20,7 +20,7 @@ from traitlets import Dict, Unicode
 
 from nbddp.agent.handle import Agent
 from nbddp.base.system import LOOPBACK
-from nbddp.errors import AgentFailed
+from nbddp.errors import AgentFailed, RankStatus
 from nbddp.plan.topology import Topology
 from nbddp.pool import requests
 
@@ -130,7 +130,7 @@ class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
         starts = self._plan(agent, n)
         keys = [agent.post("start", **s) for s in starts]
         self.note(starts, [agent.take(key) for key in keys])
-        agent.tell("note", ranks=list(range(n)), state="used by ipyparallel")
+        agent.tell("note", ranks=list(range(n)), status=RankStatus.RUNNING, doing="used by ipyparallel")
 
     def note(self, starts: list[dict[str, Any]], answers: list[dict[str, Any]]) -> None:
         """These workers have been started, with the agent's answer for each; also when ranks join or are replaced."""

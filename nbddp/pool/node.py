@@ -16,7 +16,7 @@ from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import Agent
 from nbddp.agent.lines import Message
 from nbddp.agent.round import Round, without_errors
-from nbddp.errors import AgentFailed
+from nbddp.errors import AgentFailed, RankStatus
 from nbddp.plan.machine import Node as Host
 from nbddp.plan.topology import Topology, Worker
 from nbddp.pool import requests
@@ -223,11 +223,11 @@ class Node:
 
     # -- what it is told, and asked ---------------------------------------------------------------
 
-    def note(self, ranks: Sequence[int], state: str) -> None:
+    def note(self, ranks: Sequence[int], status: RankStatus, doing: str) -> None:
         """What `status` is to say of those of these ranks that are here."""
         own = [r for r in ranks if r in self.workers]
         if own and self.alive:
-            self.agent.tell("note", ranks=own, state=state)
+            self.agent.tell("note", ranks=own, status=status, doing=doing)
 
     def keep(self, seconds: float | None) -> None:
         """How long the warm process is to outlive us, if that is said and has changed."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbddp.base import stop
 from nbddp.base.stop import uninterrupted
-from nbddp.errors import BadInput, PoolError
+from nbddp.errors import BadInput, PoolError, RankStatus
 from nbddp.plan import environment
 from nbddp.plan.request import Request
 from nbddp.plan.topology import Worker
@@ -91,7 +91,7 @@ class Runs:
             run.next_request = lambda: {**end, "run": next(self._numbers)}
         files = self._write_to(run, folder, attempt) if folder is not None else None
         run.when_sent = lambda: group.nodes[0].forget_run(number)
-        run.when_long = lambda: group.note(ranks, request.state)
+        run.when_long = lambda: group.note(ranks, RankStatus.RUNNING, request.state)
         if request.is_program:  # a look at the ranks is nobody's last run
             self.last = run
             self.between.follow(logs, most)
@@ -259,7 +259,7 @@ class Runs:
             for rank in run.ended.keys() & workers.keys():
                 workers[rank].exits = run.ended[rank].content.get("exits", workers[rank].exits)
             if run.noted:
-                group.note(ranks, "idle")
+                group.note(ranks, RankStatus.IDLE)
         broken = [] if run.request.spends else ending.broken()
         if broken:  # a CUDA context, which the process never gets back; the next run starts new ones
             group.broken = True
