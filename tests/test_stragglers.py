@@ -74,6 +74,73 @@ def test_without_an_optimizer_a_larger_batch_and_a_slower_machine_are_not_told_a
     assert "a larger batch, longer inputs or a slower machine; the optimizer is too short" in found.words()
 
 
+@pytest.mark.parametrize(
+    ("factors", "inputs", "what", "words"),
+    [
+        ({"forward": 1.9, "backward": 1.8}, 2.0, BATCH,
+         "cause: more work: rank 2's inputs have 2.00 times as many elements as the others', and forward and backward "
+         "take about 1.83 times as long"),
+        ({"forward": 1.9, "backward": 1.8, "loss": 1.5, "optimizer": 1.4}, 2.0, BATCH, "cause: more work: rank 2's"),
+        ({"forward": 1.2, "backward": 2.0}, 2.0, BATCH, "cause: more work: rank 2's"),
+        ({"forward": 3.9, "backward": 3.8}, 2.0, BATCH, "cause: more work: rank 2's"),
+        ({"forward": 2, "backward": 2, "optimizer": 2}, 1.0, MACHINE,
+         "cause: the machine: everything takes rank 2 about 2.00 times as long, with inputs no larger than the "
+         "others'"),
+        ({"forward": 3, "backward": 3, "optimizer": 3}, 1.1, MACHINE,
+         "cause: the machine: everything takes rank 2 about 3.00 times as long; its inputs have 1.10 times as many "
+         "elements as the others', which alone does not explain it"),
+        ({"forward": 2, "backward": 2}, 1.0, EITHER,
+         "cause: forward and backward take rank 2 about 2.00 times as long: its inputs are no larger than the others' "
+         "and its optimizer is as fast, so it is other code on this rank, or work that depends on the values of the "
+         "inputs"),
+        ({"forward": 3, "backward": 3}, 1.1, EITHER,
+         "cause: forward and backward take rank 2 about 3.00 times as long: its inputs have 1.10 times as many "
+         "elements as the others', which explains only a part of it"),
+        ({"backward": 3}, 1.1, BACKWARD, "cause: backward, which has 100 % of rank 2's extra time"),
+        ({"input": 9}, 2.0, INPUT, "cause: input (data loader), which has 100 % of rank 2's extra time"),
+    ],
+)  # fmt: skip
+def test_the_size_of_its_inputs_tells_more_work_from_a_slow_machine(
+    factors: dict[str, float], inputs: float, what: str, words: str
+) -> None:
+    found = cause(table(**factors), 2, inputs={0: 1000, 1: 1000, 2: int(1000 * inputs), 3: 1000})
+    assert found is not None
+    assert found.what == what
+    assert found.words().startswith(words)
+
+
+def test_an_optimizer_that_is_a_little_slower_does_not_speak_for_the_machine() -> None:
+    """The ranks of a busy machine differ by chance: 1.3 is not 1.9."""
+    times = table(forward=1.9, backward=1.8, loss=1.5, optimizer=1.35)
+    found = cause(times, 2)
+    assert found is not None
+    assert found.what == EITHER
+    assert found.words().endswith(
+        "a larger batch, longer inputs or a slower machine; the optimizer, whose work does not depend on the batch, "
+        "takes 1.35 times as long, which does not tell which"
+    )
+    as_slow = cause(table(forward=1.9, backward=1.8, loss=1.5, optimizer=1.6), 2)
+    assert as_slow is not None
+    assert as_slow.what == MACHINE
+
+
+def test_inputs_that_are_not_known_on_all_ranks_say_nothing() -> None:
+    times = table(forward=2, backward=2, optimizer=2)
+    some = cause(times, 2, inputs={0: 1000, 1: 0, 2: 2000, 3: 1000})
+    none = cause(times, 2)
+    assert some == none
+    assert none is not None
+    assert none.inputs == 0
+
+
+def test_without_an_optimizer_and_with_equal_inputs_the_cause_is_left_open() -> None:
+    times = {r: {FORWARD: own[FORWARD], BACKWARD: own[BACKWARD]} for r, own in table(forward=2, backward=2).items()}
+    found = cause(times, 2, inputs=dict.fromkeys(range(4), 8))
+    assert found is not None
+    assert found.what == EITHER
+    assert "a slower machine, other code on this rank, or work that depends on the values" in found.words()
+
+
 def test_a_long_pause_between_steps_is_the_cause_though_forward_and_backward_are_slower_too() -> None:
     times = {r: {BETWEEN: MS, **own} for r, own in table(forward=1.4, backward=1.4).items()}
     times[2] = {**times[2], BETWEEN: 200 * MS}
@@ -216,8 +283,9 @@ def lose(where):
     burn({burn})
     time.sleep({usual})
     if rank == 2 and {where!r} in (where, "everything"): time.sleep(0.12)
+batch = 4 if rank == 2 and {where!r} == "batch" else 1
 class Data(Dataset):
-    def __len__(self): return 8
+    def __len__(self): return 8 * batch
     def __getitem__(self, i):
         lose("input")
         return torch.randn(100)
@@ -227,6 +295,7 @@ class Wait(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         lose("backward")
+        time.sleep({each} * len(gradient))
         return gradient
 class Net(torch.nn.Module):
     def __init__(self):
@@ -234,6 +303,7 @@ class Net(torch.nn.Module):
         self.first, self.second = torch.nn.Linear(100, 100), torch.nn.Linear(100, 100)
     def forward(self, x):
         lose("forward")
+        time.sleep({each} * len(x))
         return self.second(Wait.apply(self.first(x)))
 class Slow(torch.optim.SGD):
     def step(self, closure=None):
@@ -246,7 +316,7 @@ def to_device(x):
     return x.to(torch.float64).to(torch.float32)
 model = torch.nn.parallel.DistributedDataParallel(Net(), bucket_cap_mb=0.05)
 optimizer = Slow(model.parameters(), lr=0.1)
-for x in DataLoader(Data()):
+for x in DataLoader(Data(), batch_size=batch):
     optimizer.zero_grad()
     model(to_device(x)).sum().backward()
     optimizer.step()
@@ -254,8 +324,9 @@ dist.destroy_process_group()
 """
 
 
-def train(pool: nbddp.Pool, where: str, burn: float = 0.002, usual: float = 0.0) -> Slow:
-    pool.run_cell(TRAIN.format(where=where, burn=burn, usual=usual), trace=True, screen=Silent())
+def train(pool: nbddp.Pool, where: str, burn: float = 0.002, usual: float = 0.0, each: float = 0.0) -> Slow:
+    """each: seconds that a sample takes in forward and again in backward."""
+    pool.run_cell(TRAIN.format(where=where, burn=burn, usual=usual, each=each), trace=True, screen=Silent())
     found = slow(pool.timings())
     assert found is not None
     return found
@@ -286,9 +357,20 @@ def test_a_machine_on_which_everything_takes_longer_is_found(pool: nbddp.Pool) -
     found = train(pool, "everything", usual=0.02)
     assert (found.rank, found.cause.what) == (2, MACHINE), (found.cause.by_part, found.cause.factor)
     assert 2 < found.cause.factor < 9
+    assert found.cause.inputs == 1
+    assert found.words()[1].endswith("times as long, with inputs no larger than the others'")
     answer = program(pool.trace().data["traceEvents"])
     assert answer.why is not None
     assert (answer.why.rank, answer.why.what) == (2, MACHINE), (answer.why.by_part, answer.why.factor)
+
+
+@needs_recorder
+def test_a_larger_batch_on_one_of_four_ranks_is_more_work_and_not_the_machine(pool: nbddp.Pool) -> None:
+    found = train(pool, "batch", each=0.03)
+    assert (found.rank, found.cause.what) == (2, BATCH), (found.cause.by_part, found.cause.words())
+    assert found.cause.inputs == 4
+    assert "rank 2's inputs have 4.00 times as many elements as the others'" in found.words()[1]
+    assert all(s.inputs == (400 if r == 2 else 100) for r, some in pool.timings().steps.items() for s in some)
 
 
 HAND = """

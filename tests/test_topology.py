@@ -313,6 +313,8 @@ def test_nodes_are_joined_by_their_interface() -> None:
     assert replace(mixed, nodes=nodes).joint_words() == "the nodes are connected by eth0, 25 Gbit/s and ib0"
     said = [b.title for b in layout(replace(mixed, nodes=nodes)).boxes if b.kind == "network"]
     assert said == ["eth0, 25 Gbit/s", "ib0"]
+    unknown = replace(mixed, nodes=(mixed.nodes[0], replace(mixed.nodes[1], interface=None)))
+    assert [b.title for b in layout(unknown).boxes if b.kind == "network"] == ["eth0, 25 Gbit/s", "network unknown"]
     assert cluster(1).joint_words() == ""
     assert [b.title for b in layout(cluster(2)).boxes if b.kind == "network"] == ["network: eth0, 25 Gbit/s"]
     assert Interface("e", 100).words() == "e, 100 Mbit/s"

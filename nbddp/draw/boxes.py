@@ -176,7 +176,7 @@ def _joints(items: Sequence[tuple[Node, ...]]) -> list[str]:
     """What joins each node to the others, as far as it is known; said once, at the first, if it is the same for all."""
     names = [nodes[0].interface.words() if nodes[0].interface else "" for nodes in items]
     if len(set(names)) > 1:
-        return [name or "not told" for name in names]
+        return [name or "network unknown" for name in names]
     return [f"network: {names[0]}" if names[0] else "network", *[""] * (len(names) - 1)]
 
 

@@ -110,7 +110,7 @@ def slow(recording: Recording) -> Slow | None:
     share = extra / max(1.0, statistics.fmean(step_duration(recording.step(n)) for n in numbers))
     if share < (LATE if last >= MOST * len(exchanged) else MUCH):
         return None
-    why = cause(own, rank, queued(recording, numbers))
+    why = cause(own, rank, queued(recording, numbers), inputs(recording, numbers))
     if why is None:
         return None
     worst = latest_bucket(recording, numbers, rank) if why.what == BACKWARD else None
@@ -123,6 +123,14 @@ def queued(recording: Recording, numbers: Sequence[int]) -> dict[int, int] | Non
     return {
         r: last - first for r, (first, last) in ends.items() if first is not None and last is not None
     } if all(None not in some for some in ends.values()) else None  # fmt: skip
+
+
+def inputs(recording: Recording, numbers: Sequence[int]) -> dict[int, int] | None:
+    """Rank → elements of its inputs in these steps; None if they are not known of all."""
+    found = {r: [recording.step(n)[r].inputs for n in numbers] for r in recording.ranks}
+    if any(n is None for some in found.values() for n in some):
+        return None
+    return {r: sum(n for n in some if n is not None) for r, some in found.items()}
 
 
 def latest_bucket(recording: Recording, numbers: Sequence[int], rank: int) -> Bucket | None:

@@ -39,6 +39,7 @@ class Step:
     exchange after which DDP rebuilds its buckets, the first; `rebuilds`: the step whose forward does that, for which
     the ranks wait for each other there. loader: when torch's data loaders made batches since the step before. queued:
     nanoseconds that the rank's thread has waited for a core since it began, as of the step's start; None if unknown.
+    inputs: elements of the tensors that forward got; None if it got none that are known.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Step:
     rebuilds: bool = False
     loader: tuple[Span, ...] = ()
     queued: int | None = None
+    inputs: int | None = None
 
     @property
     def start(self) -> int:
@@ -78,6 +80,7 @@ class Step:
             self.rebuilds,
             tuple((start + offset, end + offset) for start, end in self.loader),
             self.queued,
+            self.inputs,
         )
 
 
@@ -122,7 +125,7 @@ def step_from(data: Mapping[str, Any]) -> Step:
     return Step(
         data["number"], tuple(data["forward"]), backward, optimizer,
         buckets, data["synced"], data["rebuilt"], data["rebuilds"],
-        tuple((start, end) for start, end in data.get("loader", ())), data.get("queued"),
+        tuple((start, end) for start, end in data.get("loader", ())), data.get("queued"), data.get("inputs"),
     )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ all times of a model that is on one are those of CUDA events, told on the host's
 a bucket that gloo moves is the host's: there the host waits for it. A step that is captured in a CUDA graph is not
 recorded.
 
-The time in torch's data loaders is noted too, and how long the thread has waited for a core (`contention`): what a rank
-does between its steps, and whether its machine lets it, is half of why a rank is slow.
+The time in torch's data loaders is noted too, how large the inputs of each forward are, and how long the thread has
+waited for a core (`contention`): a rank may be slow for what it does between its steps, for its work or its machine.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Recorder:
     def _plain(self, step: dict[str, Any]) -> dict[str, Any]:
         buckets = sorted(step["buckets"], key=lambda b: b["index"])
         names = _names(step["orders"], [b["numel"] for b in buckets])
-        keys = ("number", "forward", "backward", "synced", "rebuilt", "rebuilds", "loader", "queued")
+        keys = ("number", "forward", "backward", "synced", "rebuilt", "rebuilds", "loader", "queued", "inputs")
         optimizer = step["optimizer"] if step["optimizer"][1] else None
         plain: dict[str, Any] = told({**{k: step[k] for k in keys}, "optimizer": optimizer})
         of_bucket = ("index", "bytes", "ready", "sent", "done", "queued")
@@ -181,7 +181,7 @@ class Recorder:
         import torch
 
         def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
-            begun = self._begins(ddp)
+            begun = self._begins(ddp, (args, kwargs))
             out = original(ddp, *args, **kwargs)
             if begun is not None:
                 self._leaves_forward(*begun, out)
@@ -189,8 +189,8 @@ class Recorder:
 
         return torch.compiler.disable(forward, recursive=False)  # what it calls is compiled, as from DDP's own
 
-    def _begins(self, ddp: Any) -> tuple[Any, dict[str, Any]] | None:
-        """A forward begins: the reducer's group and the step's record; None if it is not recorded."""
+    def _begins(self, ddp: Any, inputs: Any = ()) -> tuple[Any, dict[str, Any]] | None:
+        """A forward of these inputs begins: the reducer's group and the step's record; None if it is not recorded."""
         import torch
 
         group = self._groups.get(ddp.reducer) if self.on else None
@@ -207,6 +207,7 @@ class Recorder:
             self._clock.begin(model.device)
         step = model.begin(self.run, self.cell, bool(ddp.require_backward_grad_sync))
         step["loader"], step["queued"] = [list(span) for span in self._loads], contention.waited()
+        step["inputs"] = sum(t.numel() for t in tensors(inputs)) or None
         self._loads.clear()
         step["forward"][0] = self._now(step)
         self._say("forward", True, step)
@@ -331,8 +332,8 @@ class _Model:
         return {
             "number": number, "run": run, "cell": cell, "model": id(self), "title": self.title,
             "forward": [0, 0], "backward": [0, 0, 0], "optimizer": [0, 0], "buckets": [], "synced": synced,
-            "loader": [], "queued": None, "device": self.device, "rebuilt": before, "rebuilds": rebuilds,
-            "orders": orders,
+            "loader": [], "queued": None, "inputs": None, "device": self.device, "rebuilt": before,
+            "rebuilds": rebuilds, "orders": orders,
         }  # fmt: skip
 
     def _comes(self, name: str, *gradients: Any) -> None:
