@@ -22,6 +22,8 @@ from nbddp.agent.handle import Agent
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
 from nbddp.lessons import running
 from nbddp.lessons.answer import Answer, Exercise, Wrong
+from nbddp.plan.options import LaunchSpec
+from nbddp.pool.life import Life
 from nbddp.pool.pool import Pool
 from nbddp.pool.ranks import RankConnection
 from nbddp.pool.warmup import Trials
@@ -75,20 +77,26 @@ class StrangersRanks(RankConnection):
         return {rank: dict.fromkeys(copies.STREAMS, (0, "")) for rank in ranks}
 
 
-class StrangersPool(Pool):
-    """Ranks on which a learner's code runs: only JSON is taken from them, and an agent that they have ended is not
-    replaced by one without limits."""
+class _StrangersLife(Life):
+    """An agent that the ranks have ended is not replaced by one without limits."""
 
-    connection, trials, plain = StrangersRanks, _NoTrials, True
+    def __init__(self, spec: LaunchSpec, agent: Agent | None, connection: type[RankConnection], trials: type[Trials]):
+        super().__init__(spec, agent, connection, trials)
+        self._bounding = agent
+
+    def have_agent(self, imported: Mapping[str, str] | None = None, controls_only: bool = False) -> None:
+        if self._bounding is None or not self._bounding.alive:
+            raise PoolNotRunning("the process that starts the ranks has ended")
+        super().have_agent(imported, controls_only)
+
+
+class StrangersPool(Pool):
+    """Ranks on which a learner's code runs: only JSON is taken from them."""
+
+    holding, connection, trials, plain = _StrangersLife, StrangersRanks, _NoTrials, True
 
     def __init__(self, nproc: int, agent: Agent):
         super().__init__(nproc=nproc, device="cpu", agent=agent, oversubscribe=True)
-        self._bounding = agent
-
-    def _have_agent(self, imported: Mapping[str, str] | None = None, controls_only: bool = False) -> None:
-        if not self._bounding.alive:
-            raise PoolNotRunning("the process that starts the ranks has ended")
-        super()._have_agent(imported, controls_only)
 
 
 def exercises() -> dict[str, Exercise]:
