@@ -13,9 +13,9 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from nbddp.agent import children, copies, guarded, limits
 from nbddp.agent.handle import Agent
@@ -112,12 +112,12 @@ class Examiner:
         self.pool = pool
         self._endless: dict[tuple[Cell, ...], str] = {}  # cells whose reading never ends → the line
 
-    def do_references(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _references(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What is right, worked out by ranks that have run no learner's code yet."""
         found = {r.name: r.by_rank() for r in running.Reference.every} if self.pool.world_size > 1 else {}
         return {"references": answers.write(found).decode()}
 
-    def do_examine(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _examine(self, asked: dict[str, Any]) -> dict[str, Any]:
         """The answer to `exercise` in a file with `cells`."""
         cells = tuple((where, source) for where, source in asked["cells"])
         try:
@@ -158,6 +158,11 @@ class Examiner:
             return False
         return True
 
+    REQUESTS: ClassVar[dict[str, Callable[[Examiner, dict[str, Any]], dict[str, Any]]]] = {
+        "references": _references,
+        "examine": _examine,
+    }
+
 
 def main(request: dict[str, Any]) -> int:
     """Examine until nobody asks any more. request: `channel`; `nproc`; `deadline`, seconds; `guard`."""
@@ -186,7 +191,7 @@ def _serve(lines: Any, pool: Pool) -> None:
         for line in lines:
             asked = json.loads(line)
             try:
-                _say(lines, getattr(examiner, f"do_{asked['op']}")(asked))
+                _say(lines, examiner.REQUESTS[asked["op"]](examiner, asked))
             except PoolError as error:  # ranks can end what they live by
                 _say(lines, {"failed": str(error), "lost": True})
                 return
