@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbddp.plan import standing
 from nbddp.plan.machine import Device, Node
+from nbddp.plan.options import LaunchSpec
+from nbddp.plan.slurm import Slurm
 from nbddp.plan.topology import Topology
 from nbddp.pool.change import Change, Layout, plan_change
 
@@ -93,3 +97,34 @@ def test_after_any_change_each_rank_has_one_living_process_on_its_devices(old: L
     assert set(change.end) <= set(living)
     assert sorted([*stay, *change.start]) == list(range(new.size))
     assert all(living[r] and old.devices(r) == new.devices(r) for r in stay)
+
+
+SET = {"NCCL_DEBUG": "INFO"}
+STANDS = LaunchSpec(nproc=4, nnodes=2, gpus_per_proc=1, visible="own", hosts="a,b", env=(*SET.items(),), fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "running", "came"),
+    [
+        ({}, None, LaunchSpec()),
+        ({}, STANDS, replace(STANDS, fresh=False)),
+        ({"nproc": 2}, STANDS, replace(STANDS, nproc=2, nnodes=None, fresh=False)),
+        ({"nnodes": 3}, STANDS, replace(STANDS, nproc=None, nnodes=3, fresh=False)),
+        ({"elastic": (1, 4)}, STANDS, replace(STANDS, elastic=(1, 4), fresh=False)),
+        ({"visible": "all"}, STANDS, replace(STANDS, visible="all", fresh=False)),
+        ({"keep_warm": 0.0}, replace(STANDS, keep_warm=60.0), replace(STANDS, keep_warm=0.0, fresh=False)),
+        ({"env": (("NCCL_DEBUG", None),)}, STANDS, replace(STANDS, env=(), fresh=False)),
+        ({"ranks": (0,)}, replace(STANDS, ranks=(1,)), replace(STANDS, ranks=(0,), fresh=False)),
+        ({"hosts": "c"}, LaunchSpec(cluster="x"), LaunchSpec(hosts="c")),
+        ({"slurm": Slurm()}, LaunchSpec(slurm=Slurm(nodes=2)), LaunchSpec(slurm=Slurm(nodes=2))),
+    ],
+)
+def test_what_a_line_does_not_say_stays_as_it_is(
+    said: dict[str, Any], running: LaunchSpec | None, came: LaunchSpec
+) -> None:
+    assert standing.merged(LaunchSpec(**said), running) == came
+
+
+@pytest.mark.parametrize(("spec", "visible"), [({}, "all"), ({"oversubscribe": True}, "own"), ({"visible": "x"}, "x")])
+def test_which_gpus_a_worker_sees(spec: dict[str, Any], visible: str) -> None:
+    assert standing.visible(LaunchSpec(**spec)) == visible

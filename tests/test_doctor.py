@@ -135,7 +135,7 @@ def test_workers_without_them_say_so(spared: nbddp.Pool) -> None:
 def told(pool: nbddp.Pool) -> list[str]:
     """What a pool's shortcomings are, when they are known."""
     end = time.monotonic() + 60
-    while not pool._trials.done():
+    while not pool.life.trials.done():
         assert time.monotonic() < end
         time.sleep(0.05)
     return [line for line in pool.shortcomings() if line != system.lost()]
@@ -156,7 +156,7 @@ def test_the_next_pool_of_the_same_versions_knows_it(tmp_path: Path, monkeypatch
     found = findings(messages(path.read_bytes()), "")
     assert set(found.verdicts) == {seam.key for seam in SEAMS}
     with nbddp.Pool(nproc=1) as second:
-        assert second._trials.done(), "nothing was tried again"
+        assert second.life.trials.done(), "nothing was tried again"
         assert told(second) == before
 
 

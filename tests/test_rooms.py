@@ -113,18 +113,67 @@ def test_readme_and_ci_run_the_same_tests() -> None:
     assert command in readme
 
 
-def test_what_may_be_asked_for_has_a_row_each() -> None:
-    """Of commands, of requests to a worker, and of what the agent starts."""
+TABLES = {  # what may be asked for, and the file that has a row for each
+    "agent.main:Agent.REQUESTS": "agent/main.py",
+    "agent.reached:ReachedAgent.REQUESTS": "agent/reached.py",
+    "agent.forkserver:ForkServer.ORDERS": "agent/forkserver.py",
+    "worker.handlers:REQUESTS": "worker/handlers.py",
+    "worker.questions:QUESTIONS": "worker/questions.py",
+    "worker.taken:QUESTIONS": "worker/taken.py",
+    "teach.examiner:Examiner.REQUESTS": "teach/examiner.py",
+}
+ASKED = {  # how it is asked for, and where that has its row
+    r'\b(?:agent|first|far)\.(?:request|tell)\(\s*"(\w+)"': "agent.reached:ReachedAgent.REQUESTS",
+    r'\bask_all\(\[.*\], "(\w+)"': "agent.reached:ReachedAgent.REQUESTS",
+    r'\bpost\(\s*[\w.\[\]]+, "(\w+)"': "agent.reached:ReachedAgent.REQUESTS",
+    r'\b(?:answers|_have_done)\(\s*"(\w+)"|\bRequest\("(\w+)"': "worker.handlers:REQUESTS",
+    r'(?:look|question|tell|ask)\([^"]*\{"op": "(\w+)"': "worker.questions:QUESTIONS",
+}
+
+
+def table(name: str) -> dict[str, object]:
+    module, _, path = name.partition(":")
+    found = importlib.import_module(f"nbddp.{module}")
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_row_is_asked_for_by_somebody(name: str) -> None:
+    own = ROOT / TABLES[name]
+    sources = "".join(path.read_text() for path in FILES if path != own)
+    known = set(table("agent.main:Agent.REQUESTS")) if name.startswith("agent.reached") else set()
+    assert [asked for asked in set(table(name)) - known if f'"{asked}"' not in sources] == [], "asked for by nobody"
+
+
+@pytest.mark.parametrize("how", ASKED)
+def test_what_is_asked_for_has_a_row(how: str) -> None:
+    rows, found = table(ASKED[how]), set()
+    for path in [
+        p for p in FILES if p.relative_to(ROOT).parts[0] in ("ask", "front", "panel", "pool", "run", "trials")
+    ]:
+        for names in re.findall(how, path.read_text()):
+            found |= {names} if isinstance(names, str) else set(filter(None, names))
+    assert found
+    assert found <= set(rows)
+
+
+def test_nobody_is_called_by_a_name_that_is_put_together() -> None:
+    for path in [p for p in FILES if name_of(p) != "seams.ipyparallel_seams"]:  # ipyparallel's streams have such names
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr"
+            assert not (called and isinstance(node.args[1], ast.JoinedStr)), f"{name_of(path)} line {node.lineno}"
+
+
+def test_commands_and_what_the_agent_starts_have_a_row_each() -> None:
     from nbddp.agent import main
     from nbddp.front import cli
     from nbddp.front.commands import COMMANDS, TERMINAL_COMMANDS
     from nbddp.front.magics import DDPMagics
-    from nbddp.worker.handlers import REQUESTS
 
     assert set(DDPMagics.COMMANDS) == set(COMMANDS)
     assert set(cli.COMMANDS) == {*TERMINAL_COMMANDS, "help"}
     for target in main.TARGETS.values():
         module, _, name = target.partition(":")
         assert callable(getattr(importlib.import_module(module), name)), target
-    sources = "".join(path.read_text() for path in FILES if path.name != "handlers.py")
-    assert [asked for asked in REQUESTS if f'"{asked}"' not in sources] == [], "asked for by nobody"

@@ -91,6 +91,11 @@ class Topology:
     def simulated(self) -> bool:
         return any(n.simulated for n in self.nodes)
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether any worker has a GPU."""
+        return any(w.devices for w in self.workers)
+
     def on_node(self, node: int) -> tuple[Worker, ...]:
         """The local worker group of one node, in order of local rank."""
         local = self.nproc_per_node

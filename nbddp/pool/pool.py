@@ -1,51 +1,40 @@
 """The pool: workers that live on between cells, and what can be done with them.
 
-`Pool` is the face of three parts: the worker group (`pool.group`), the connection that a run has to its ranks
-(`pool.ranks`), and the runs (`pool.runs`). `ensure` makes the living workers match what a cell asks for (start, grow,
-shrink, replace, nothing), and tells each change in one line.
+`Pool` is the face of what it holds (`pool.life`): the worker group (`pool.group`), the connection that a run has to its
+ranks (`pool.ranks`), and the runs (`pool.runs`). `ensure` makes the living workers match what a cell asks for (start,
+grow, shrink, replace, nothing), and tells each change in one line.
 """
 
 from __future__ import annotations
 
 import os
-import time
-import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from nbddp.agent.handle import Agent
-from nbddp.agent.round import ask_all
 from nbddp.ask import looks
 from nbddp.ask.bench import REPEAT, WARMUP
 from nbddp.ask.looks import own_gpus
 from nbddp.ask.outlook import foresee
-from nbddp.base import system
-from nbddp.base.stop import uninterrupted
-from nbddp.base.units import lasts
-from nbddp.errors import BadInput, PoolNotRunning, RunFailed, RunHung, WorkerFailed
-from nbddp.plan import environment, variables
-from nbddp.plan.capacity import Limit, refuse_crowd
+from nbddp.errors import BadInput, WorkerFailed
+from nbddp.plan import variables
 from nbddp.plan.checkup import Checkup
 from nbddp.plan.logs import Logs
 from nbddp.plan.machine import Node as Host
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.program import Program, check_file
-from nbddp.plan.request import ARGV0, CALL, HANG_AFTER, SCRIPT, Request
+from nbddp.plan.request import ARGV0, HANG_AFTER, SCRIPT, Request
 from nbddp.plan.slurm import Slurm
 from nbddp.plan.topology import Topology, rank_words
-from nbddp.pool import checkup, elsewhere, joining
-from nbddp.pool.elsewhere import Elsewhere
-from nbddp.pool.group import Remains, WorkerGroup
+from nbddp.pool import attempts, checkup, elsewhere, sent
+from nbddp.pool.group import WorkerGroup
+from nbddp.pool.life import Life
 from nbddp.pool.node import Living
 from nbddp.pool.ranks import RankConnection
-from nbddp.pool.reaching import Reaching
-from nbddp.pool.runs import Runs, shell
-from nbddp.pool.setting import Setting
+from nbddp.pool.runs import shell
 from nbddp.pool.warmup import Trials
 from nbddp.run import report
-from nbddp.run.logdir import LogDir
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.run.values import RankValues, check_ranks
@@ -82,6 +71,7 @@ class Pool:
     Raises BadInput for an impossible placement, AgentFailed for a host that does not start.
     """
 
+    holding = Life
     connection = RankConnection
     trials = Trials
     shown: ClassVar[Callable[[Pool], Any]] = lambda pool: None  # its mimebundle, from who can draw it (`nbddp.panel`)
@@ -109,26 +99,16 @@ class Pool:
         env: Mapping[str, str] | None = None,
         agent: Agent | None = None,
     ):
-        self.spec = LaunchSpec(
+        spec = LaunchSpec(
             nproc=nproc, nnodes=None if isinstance(nnodes, tuple) else nnodes, gpus_per_proc=gpus_per_proc,
             elastic=nnodes if isinstance(nnodes, tuple) else None, visible=visible,
             oversubscribe=oversubscribe, device=device, hosts=hosts, ssh_config=ssh_config, python=python, setup=setup,
             via=via, slurm=Slurm() if slurm is True else slurm or None, interface=interface, sync=sync, cluster=cluster,
             debug=debug, env=variables.checked(debug, env or {}),
         )  # fmt: skip
-        self._given_agent = agent
-        self._takes = agent is not None  # whether a warm process of an earlier kernel may be taken
-        self.elsewhere = Elsewhere()
-        self._keep: float | None = None  # seconds, where no line has said otherwise
         self.measured: list[Measured] = []  # collectives that were measured on these devices
-        self._trials = self.trials()
-        self._remains = Remains()
-        self.group = WorkerGroup(self._remains)
-        self.reaching = Reaching(self.group, self.elsewhere, weakly_said(self))
-        self.runs = Runs(self.connection(self.group))
-        self.group.report_to(self.runs.ranks.died, self._trials.heard)
-        weakref.finalize(self, self._remains.end_elsewhere).atexit = False
-        weakref.finalize(self, self.elsewhere.leave)
+        self.life = self.holding(spec, agent, self.connection, self.trials)
+        self.elsewhere, self.runs = self.life.elsewhere, self.life.runs
 
     # -- life ----------------------------------------------------------------------------
 
@@ -144,12 +124,21 @@ class Pool:
 
     def warm_up(self) -> None:
         """Have a warm process begin, which looks at this machine's devices and imports torch; returns at once."""
-        self._have_agent()
+        self.life.have_agent()
 
     def machine(self) -> list[Host]:
         """The machines that plans are for: the pool's hosts, or this one. Empty while its devices are not known yet
         (`warm_up`)."""
         return [node.host(i) for i, node in enumerate(self.group.hosts) if node.warm]
+
+    @property
+    def spec(self) -> LaunchSpec:
+        """What the pool was made for; once it runs, what it is."""
+        return self.life.spec
+
+    @property
+    def group(self) -> WorkerGroup:
+        return self.life.group
 
     @property
     def agent(self) -> Agent | None:
@@ -198,75 +187,18 @@ class Pool:
 
     def ask_ahead(self) -> None:
         """A cell is coming: have the pool's connection asked already whether it works."""
-        if self.group.running:
-            self.group.wire.connection.ask()
+        self.life.ask_ahead()
 
     def ensure(self, spec: LaunchSpec, progress: Callable[[str], None] = lambda text: None) -> list[str]:
         """Make the running workers match `spec`. Returns a sentence for each change that a user should know of.
 
         Raises BadInput, with nothing changed, if `spec` cannot be met.
         """
-        self.ask_ahead()
-        self._with_living_nodes(self.reaching.check, self.spec, progress)
-        self._leave_dead()
-        merged, visible = self._merge(spec)
-        setting = Setting(self.group.variables, merged, first=not self.workers)
-        if setting.imports and self.group.nodes:
-            self._stop(keep=False)
-        self._have_agent(setting.imported, controls_only=merged.on_hosts)
-        self.reaching.warm(merged, self.spec if self.topology is not None else None, progress)
-        told = setting.checked(self.group)
-        keep, unkept = self._keep if merged.keep_warm is None else merged.keep_warm, self.group.nodes[0].warm["unkept"]
-        if merged.keep_warm and unkept:
-            raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {unkept}; leave it out")
-        if self.group.running:
-            self.group.end_spent()
-        topology = self.reaching.plan(merged)
-        self._refuse_crowd(topology, merged.oversubscribe)
-        check_ranks(spec.ranks, topology.world_size, "--ranks")
-        check_ranks(spec.show, topology.world_size, "--show")
-        group = self.group
-        if not group.running:
-            with uninterrupted():
-                group.start_cluster(progress)
-        old, calls = group.topology, self.runs.call_exits
-        group.variables = setting.wanted
-        renewed = spec.fresh or bool(setting.once)
-        notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
-        notes = [*told, *self.reaching.told, *notes, *filter(None, [self.elsewhere.reminder()])]
-        self.reaching.told = []
-        if spec.gpus_per_proc and not spec.visible:
-            notes += topology.device_notes(visible)
-        if old and any(w.devices for w in topology.workers) != any(w.devices for w in old.workers):
+        old = self.topology
+        notes = self.life.ensure(spec, progress)
+        if old is not None and old.on_gpus != self.placed().on_gpus:
             self.measured = []
-        group.broken |= old is not None and topology != old
-        group.topology, group.visible, self.spec = topology, visible, replace(merged, visible=visible)
-        group.describe()
-        assert group.agent is not None
-        group.nodes[0].keep(keep)
-        self.elsewhere.keep(self.spec)
-        self._trials.begin(group.agent)
-        if setting.living and old is not None and not renewed:
-            self.answers("environment", variables=setting.living)
         return notes
-
-    def _have_agent(self, imported: Mapping[str, str] | None = None, controls_only: bool = False) -> None:
-        """Have an agent on this machine, which may still warm up; of a pool that has ended nothing is left. imported:
-        variables besides the notebook's with which it imports torch. controls_only: no worker will start here."""
-        self._leave_dead()
-        if not self.group.nodes:
-            env = {**os.environ, **(imported or {})}
-            given = self._given_agent if self._given_agent and self._given_agent.alive else None
-            self._given_agent = None
-            if given is not None and environment.needs_new_agent(given.env, env):
-                given.close()
-                given = None
-            agent = given or Agent.launch(env, Agent.ask(env) if self._takes else None, controls_only)
-            self.group.take(agent)
-
-    def _leave_dead(self) -> None:
-        if self.group.nodes and not self.group.alive:
-            self._forget_all()
 
     def sync(self, progress: Callable[[str], None] = lambda text: None) -> list[str]:
         """Copy this process's working directory to the pool's hosts (`nbddp.pool.copying`). Returns what was copied, as
@@ -279,108 +211,30 @@ class Pool:
             self.group.need_running()
         if not self.group.spread:
             raise BadInput("the pool runs on this machine, and its workers see these files; --sync is for --hosts")
-        return self.reaching.sync([node.agent for node in self.group.spread], progress)
-
-    def _merge(self, spec: LaunchSpec) -> tuple[LaunchSpec, str]:
-        """What was not said stays as the standing pool has it (nnodes only if nproc was not said either)."""
-        old = self.spec if self.topology is not None else LaunchSpec()
-        keep_shape = spec.nproc is None and spec.nnodes is None
-        merged = replace(
-            spec,
-            nproc=spec.nproc if spec.nproc is not None else old.nproc if spec.nnodes is None else None,
-            nnodes=spec.nnodes or (old.nnodes if keep_shape else None),
-            elastic=spec.elastic or (None if spec.nnodes else old.elastic),
-            gpus_per_proc=spec.gpus_per_proc or old.gpus_per_proc,
-            oversubscribe=spec.oversubscribe or old.oversubscribe,
-            device=spec.device or old.device,
-            keep_warm=old.keep_warm if spec.keep_warm is None else spec.keep_warm,
-            hosts=spec.hosts or old.hosts,
-            ssh_config=spec.ssh_config or old.ssh_config,
-            python=spec.python or old.python,
-            setup=spec.setup or old.setup,
-            via=spec.via or old.via,
-            slurm=old.slurm if spec.slurm in (None, Slurm()) and old.slurm else spec.slurm,
-            keep_alive=old.keep_alive if spec.keep_alive is None else spec.keep_alive,
-            interface=spec.interface or old.interface,
-            debug=spec.debug or old.debug,
-            env=variables.merged(old.env, spec.env),
-            cluster=spec.cluster or (None if spec.hosts or spec.slurm else old.cluster),
-        )
-        visible = spec.visible or (old.visible if self.topology else None)
-        return merged, visible or ("own" if merged.oversubscribe else "all")
-
-    def _refuse_crowd(self, topology: Topology, insists: bool) -> None:
-        """Simulated nodes share this machine; other hosts have room of their own each. Engines are there already."""
-        if topology.world_size <= len(self.workers) or insists or self.group.joined is not None:
-            return
-        hosts, here = self.group.hosts, not self.group.spread
-        wanted = Counter(self.group.seat(place) for place in topology.workers)
-        for i, answer in enumerate(ask_all([node.agent for node in hosts], "limits")):
-            limits = [Limit(**row) for row in answer["limits"]]
-            try:
-                refuse_crowd(len(hosts[i].workers), wanted[i], topology.nnodes if here else 1, limits)
-            except BadInput as e:
-                raise e if here else BadInput(f"{topology.nodes[i].host}: {e}") from None
+        return self.life.reaching.sync([node.agent for node in self.group.spread], progress)
 
     def keep(self, seconds: float | None) -> None:
         """Set the default of `--keep-warm`; None: as the warm process has it from its last owner."""
-        self._keep = seconds
-        given = self._given_agent
-        if seconds is not None and given is not None and given.alive:
-            given.keep(seconds)
-        if seconds is not None and self.group.alive and self.spec.keep_warm is None:
-            self.group.nodes[0].keep(seconds)
+        self.life.keep(seconds)
 
     def stop(self) -> None:
         """End all workers, the controller and the agent, and release Slurm's nodes. Functions that programs gave to
         `atexit` are called first."""
         try:
-            self._stop(keep=False)
+            self.life.stop(keep=False)
         finally:
             self.elsewhere.release()
 
     def close(self) -> None:
         """As `stop`, except for what `--keep-warm` keeps; an agent that was given but never used ends too."""
-        if self.agent is None and self._given_agent is not None:
-            self._given_agent.close()
         try:
-            self._stop(keep=True)
+            self.life.close()
         finally:
             self.elsewhere.leave()
 
-    def _stop(self, keep: bool) -> None:
-        try:
-            self.runs.call_exits(sorted(self.workers))
-        finally:
-            with uninterrupted():
-                self._forget_all(keep)
-
-    def _forget_all(self, keep: bool = False) -> None:
-        self.reaching.end()
-        self._remains.end(keep)
-        self._trials, self.group = self.trials(), WorkerGroup(self._remains)
-        self.reaching = Reaching(self.group, self.elsewhere, weakly_said(self))
-        self.runs.ranks = self.connection(self.group)
-        self.group.report_to(self.runs.ranks.died, self._trials.heard)
-
     def restart(self, ranks: Sequence[int] | None = None) -> list[str]:
         """Start new processes under the same ranks. Their names and their process group are lost."""
-        self.group.need_running()
-        joining.refuse_renewal(self.group, "%ddp restart")
-        chosen = check_ranks(ranks, self.world_size, "--ranks")
-        self.runs.call_exits(chosen)
-        self.group.end(chosen)
-        self.group.renew()
-        return [f"{rank_words(chosen)} restarted; names on them are gone"]
-
-    def _renew_all(self) -> None:
-        """New processes under all ranks, as torchrun has them after a failure."""
-        self._have_agent()
-        self.group.warm_here(lambda text: None)
-        self.group.need_running()
-        self.group.end(sorted(self.workers))
-        self.group.broken = False
-        self.group.renew()
+        return [f"{rank_words(self.life.restart(ranks))} restarted; names on them are gone"]
 
     # -- runs -------------------------------------------------------------------------------
 
@@ -418,40 +272,8 @@ class Pool:
 
     def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues:
         """`run_cell` for one `Request`."""
-        self.group.need_running()
-        folder = self._log_dir(request)
-        if request.max_restarts:
-            joining.refuse_renewal(self.group, f"--max-restarts {request.max_restarts}")
-        screen = screen or for_shell(shell())
-        began = time.monotonic()
-        attempts: list[str] = []
-        while True:
-            try:
-                run = self._attempt(request, screen, began, len(attempts), folder)
-                break
-            except RunFailed as error:
-                changes = self.last_run.regrouped if self.last_run is not None else ""
-                if changes:  # no failure, so no attempt
-                    screen.say(f"{changes}; restarting all workers and the cell")
-                elif isinstance(error, (WorkerFailed, RunHung)):
-                    attempts.append(str(error))
-                    if len(attempts) > request.max_restarts:
-                        if request.max_restarts:
-                            error.attempts = tuple(attempts)
-                            error.report = report.attempts_text(attempts, error.report)
-                            error.painted = report.attempts_text(attempts, error.painted)
-                        raise
-                    screen.say(report.attempt_words(len(attempts), request.max_restarts + 1, attempts[-1]))
-                else:
-                    raise
-                if self.reaching.members is not None:
-                    self._with_living_nodes(self.reaching.reform, self.spec, screen)
-                    screen.say(self.reaching.words())
-                else:
-                    self._renew_all()
-        if not request.want_value:
-            return RankValues({})
-        return RankValues({r: values.unpack(e.buffers[0]) for r, e in run.ended.items() if e.buffers})
+        run = attempts.carry_out(self.life, request, screen or for_shell(shell()))
+        return sent.answered(run.ended) if request.want_value else RankValues({})
 
     def run_script(
         self,
@@ -480,36 +302,10 @@ class Pool:
         )  # fmt: skip
         self.carry_out(request, screen)
 
-    def _log_dir(self, request: Request) -> LogDir | None:
-        """The log directory of a launch, if one was asked for, or what a launch by torchrun's line has."""
-        if request.logs is None or not request.logs.writes:
-            return None
-        program = request.program
-        run_id = (program.run_id if program is not None else "") or self.runs.id
-        return LogDir(request.logs, run_id, (program.role if program is not None else "") or "default")
-
-    def _attempt(self, request: Request, screen: Screen, began: float, attempt: int, folder: LogDir | None) -> Run:
-        """One attempt. That Slurm's job ends soon is said while it runs; nodes that come or are to go end it."""
-        self.elsewhere.remind(lambda words: self.current.tell(words) if self.current else None)
-        try:
-            with self.reaching.watching(lambda: self.current):
-                return self.runs.run(request, screen, timed_from=began, attempt=attempt, folder=folder)
-        finally:
-            self.elsewhere.stop_reminding()
-
-    def _with_living_nodes(self, carry_out: Callable[..., None], *args: Any) -> None:
-        """Where there are none any more, the pool has ended."""
-        try:
-            carry_out(*args)
-        except PoolNotRunning:
-            with uninterrupted():
-                self._forget_all()
-            raise
-
     def scale(self, nodes: int, progress: Callable[[str], None] = lambda text: None) -> list[str]:
         """Change the number of nodes. Returns what was done, as sentences. Raises BadInput if the pool was started
         without `--nnodes MIN:MAX`, or if `nodes` is outside those bounds."""
-        return self.reaching.scale(self.spec, nodes, progress)
+        return self.life.reaching.scale(self.spec, nodes, progress)
 
     def attach(self, job: int | None = None, progress: Callable[[str], None] = lambda text: None) -> list[str]:
         """Start workers on the Slurm nodes that an earlier kernel kept (`--keep-alive`). Returns what was done, as
@@ -536,7 +332,8 @@ class Pool:
         try:
             return self.call(function, args, kwargs)
         except WorkerFailed as failed:
-            error = self._carried(failed)
+            assert self.last_run is not None
+            error = sent.carried(failed, self.last_run.ended)
             if error is None:
                 raise
             if hasattr(error, "add_note"):  # since Python 3.11
@@ -561,42 +358,23 @@ class Pool:
         """
         if not self.running:
             self.start()
-        name = getattr(function, "__name__", "the function")
         chosen = check_ranks(ranks, self.world_size, "ranks")
-        data = _packed((function, tuple(args), dict(kwargs or {})), name)
-        request = Request(
-            CALL, {"plain": self.plain}, [data], f"running {name}", chosen, hang_after=hang_after, timeout=timeout
-        )
+        request = sent.call(function, args, kwargs, chosen, self.plain, hang_after=hang_after, timeout=timeout)
         run = self.runs.run(request, screen or for_shell(shell()))
-        read = answers.read if self.plain else values.unpack
-        return RankValues({r: read(e.buffers[0]) for r, e in run.ended.items() if e.buffers})
-
-    def _carried(self, failed: WorkerFailed) -> BaseException | None:
-        """The exception object of the first failing rank, if it travelled."""
-        assert self.last_run is not None
-        buffers = self.last_run.ended[failed.rank].buffers if failed.cause.kind == "raised" else []
-        error = values.unpack(buffers[0]) if buffers else None
-        return error if isinstance(error, Exception) else None
+        return sent.answered(run.ended, answers.read if self.plain else values.unpack)
 
     def push(self, names: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
         """Copy values to names on the ranks. Raises BadInput if one cannot be pickled; then none is set."""
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
-        buffers = [_packed(value, name) for name, value in names.items()]
+        buffers = [sent.packed(value, name) for name, value in names.items()]
         self.answers("push", chosen, buffers, names=list(names))
 
     def pull(self, names: Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues]:
         """Fetch names from the ranks. Raises BadInput if a name is not defined on every rank."""
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
-        answers = self.answers("pull", chosen, names=list(names))
-        found = {}
-        for i, name in enumerate(names):
-            lacking = [r for r, answer in answers.items() if not answer[i]]
-            if lacking:
-                raise BadInput(f"{name} is not defined on {rank_words(lacking)}; assign it in a %%ddp cell")
-            found[name] = RankValues({r: values.unpack(answer[i]) for r, answer in answers.items()})
-        return found
+        return sent.pulled(names, self.answers("pull", chosen, names=list(names)))
 
     # -- what the ranks have recorded, hold and can do (`nbddp.ask.looks`) ---------------------
 
@@ -694,10 +472,7 @@ class Pool:
     def shortcomings(self) -> list[str]:
         """What does not work here, one line for the operating system and for each library, and who can reach the ranks'
         store because it cannot be guarded."""
-        warm = self.group.nodes[0].warm if self.group.nodes else {}
-        unguarded = warm.get("unguarded") or (self.group.stores.unguarded if self.group.stores else "")
-        unkept = f"no process is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
-        return [*filter(None, [system.lost()]), *self._trials.words(), *filter(None, [unguarded, unkept])]
+        return self.life.shortcomings()
 
     def checkup(self, progress: Callable[[str], None] = lambda text: None) -> Checkup | None:
         """Findings about the pool's hosts (`%ddp doctor`); None for a pool on this machine, or without a pool."""
@@ -711,43 +486,10 @@ class Pool:
 
     def footing(self) -> dict[str, Any]:
         """The pool's present state, to report later what has changed (`nbddp.pool.footing`)."""
-        return {
-            "running": self.running,
-            "workers": {r: w.pid for r, w in self.workers.items() if w.lives},
-            "world_size": self.world_size,
-            "group_broken": self.group.broken,
-        }
+        return self.life.footing()
 
     # -- what is shown -------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
         """The agent's answer to `status`: the pool's description and its processes."""
-        self.group.need_running()
-        assert self.agent is not None
-        answer, *others = ask_all([self.agent, *(node.agent for node in self.group.spread)], "status")
-        children = [child for one in (answer, *others) for child in one["children"]]
-        children += [row for engines in self.group.engines for row in engines.rows()]
-        return {**answer, "children": children, "info": {**answer["info"], "asked_all": True}}
-
-
-def weakly_said(pool: Pool) -> Callable[[str], bool]:
-    """A function that shows a line in the run in progress, as long as the pool lives; False without a run."""
-    held = weakref.ref(pool)
-
-    def say(words: str) -> bool:
-        pool = held()
-        run = pool.current if pool is not None else None
-        if run is not None:
-            run.tell(words)
-        return run is not None
-
-    return say
-
-
-def _packed(value: Any, name: str) -> bytes:
-    try:
-        return values.pack(value)
-    except Exception as e:
-        raise BadInput(
-            f"{name} cannot be sent to the ranks: {values.reason(e)}; create it in a %%ddp cell instead"
-        ) from None
+        return self.life.status()

@@ -317,7 +317,7 @@ class Runs:
         self, op: str, ranks: Sequence[int], timeout: float, screen: Screen, after: Run | None = None
     ) -> Run:
         """A run of the pool's own, without a rendezvous; a rank that is not through in time is replaced."""
-        number = after.then["run"] if after is not None and after.then else next(self._numbers)
+        number = after.ladder.then["run"] if after is not None and after.ladder.then else next(self._numbers)
         request = Request(op, ranks=ranks, hang_after=None, timeout=timeout)
         specs = {r: {**request.wire(), "run": number} for r in ranks}
         logs = self.group.nodes[0].run_folder(number)

@@ -13,15 +13,17 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from nbddp.agent import children, copies, guarded, limits
 from nbddp.agent.handle import Agent
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
 from nbddp.lessons import running
 from nbddp.lessons.answer import Answer, Exercise, Wrong
+from nbddp.plan.options import LaunchSpec
+from nbddp.pool.life import Life
 from nbddp.pool.pool import Pool
 from nbddp.pool.ranks import RankConnection
 from nbddp.pool.warmup import Trials
@@ -75,20 +77,26 @@ class StrangersRanks(RankConnection):
         return {rank: dict.fromkeys(copies.STREAMS, (0, "")) for rank in ranks}
 
 
-class StrangersPool(Pool):
-    """Ranks on which a learner's code runs: only JSON is taken from them, and an agent that they have ended is not
-    replaced by one without limits."""
+class _StrangersLife(Life):
+    """An agent that the ranks have ended is not replaced by one without limits."""
 
-    connection, trials, plain = StrangersRanks, _NoTrials, True
+    def __init__(self, spec: LaunchSpec, agent: Agent | None, connection: type[RankConnection], trials: type[Trials]):
+        super().__init__(spec, agent, connection, trials)
+        self._bounding = agent
+
+    def have_agent(self, imported: Mapping[str, str] | None = None, controls_only: bool = False) -> None:
+        if self._bounding is None or not self._bounding.alive:
+            raise PoolNotRunning("the process that starts the ranks has ended")
+        super().have_agent(imported, controls_only)
+
+
+class StrangersPool(Pool):
+    """Ranks on which a learner's code runs: only JSON is taken from them."""
+
+    holding, connection, trials, plain = _StrangersLife, StrangersRanks, _NoTrials, True
 
     def __init__(self, nproc: int, agent: Agent):
         super().__init__(nproc=nproc, device="cpu", agent=agent, oversubscribe=True)
-        self._bounding = agent
-
-    def _have_agent(self, imported: Mapping[str, str] | None = None, controls_only: bool = False) -> None:
-        if not self._bounding.alive:
-            raise PoolNotRunning("the process that starts the ranks has ended")
-        super()._have_agent(imported, controls_only)
 
 
 def exercises() -> dict[str, Exercise]:
@@ -104,12 +112,12 @@ class Examiner:
         self.pool = pool
         self._endless: dict[tuple[Cell, ...], str] = {}  # cells whose reading never ends → the line
 
-    def do_references(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _references(self, asked: dict[str, Any]) -> dict[str, Any]:
         """What is right, worked out by ranks that have run no learner's code yet."""
         found = {r.name: r.by_rank() for r in running.Reference.every} if self.pool.world_size > 1 else {}
         return {"references": answers.write(found).decode()}
 
-    def do_examine(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def _examine(self, asked: dict[str, Any]) -> dict[str, Any]:
         """The answer to `exercise` in a file with `cells`."""
         cells = tuple((where, source) for where, source in asked["cells"])
         try:
@@ -150,6 +158,11 @@ class Examiner:
             return False
         return True
 
+    REQUESTS: ClassVar[dict[str, Callable[[Examiner, dict[str, Any]], dict[str, Any]]]] = {
+        "references": _references,
+        "examine": _examine,
+    }
+
 
 def main(request: dict[str, Any]) -> int:
     """Examine until nobody asks any more. request: `channel`; `nproc`; `deadline`, seconds; `guard`."""
@@ -178,7 +191,7 @@ def _serve(lines: Any, pool: Pool) -> None:
         for line in lines:
             asked = json.loads(line)
             try:
-                _say(lines, getattr(examiner, f"do_{asked['op']}")(asked))
+                _say(lines, examiner.REQUESTS[asked["op"]](examiner, asked))
             except PoolError as error:  # ranks can end what they live by
                 _say(lines, {"failed": str(error), "lost": True})
                 return

@@ -23,7 +23,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import ipykernel
 import ipyparallel
@@ -31,19 +31,17 @@ import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
-from nbddp import seams
-from nbddp.seams import ipykernel_seams, torch_seams
+from nbddp.seams import ipykernel_seams
 from nbddp.worker import (
     arrivals,
     calls,
     context,
     failure,
-    flight,
     foreign,
     handlers,
-    kinds,
     leaving,
     loopback,
+    questions,
     threads,
     values,
 )
@@ -87,13 +85,6 @@ def _error_of(result: Any) -> BaseException | None:
         return None
     error: BaseException | None = result.error_before_exec
     return result.error_in_exec if error is None else error
-
-
-def is_import(value: Any) -> bool:
-    """Whether a name that has this value was imported: a module, or a class or function that no cell has defined."""
-    if inspect.isclass(value) or inspect.isroutine(value):
-        return getattr(value, "__module__", None) != "__main__"
-    return inspect.ismodule(value)
 
 
 class _NoShellThread:
@@ -146,16 +137,16 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.tracer = Tracer()
         self.memory = Memory()
         self.allocations = Allocations()
-        self._began_ns = 0
-        self._known: calls.Known | None = None  # what the flight recorders held when this rank was last asked
+        self.began_ns = 0
+        self.known: calls.Known | None = None  # what the flight recorders held when this rank was last asked
         self._transformed: tuple[str, str] | None = None
-        self._spec: Mapping[str, Any] | None = None
+        self.spec: Mapping[str, Any] | None = None
         self._parent: dict[str, Any] = {}
         self._result: Any = None
         self._shown: BaseException | None = None  # what a magic that runs code (%run) has caught, and only shows
         self.printed: Printed | None = None
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
-        self._told: dict[int, tuple[dict[str, Any], list[bytes] | None, dict[str, Any]]] = {}  # run → its outcome
+        self.told: dict[int, questions.Sent] = {}  # run → its outcome
         packages = (IPython, ipykernel, ipyparallel)
         self._machinery = (
             *(os.path.dirname(m.__file__) for m in packages),
@@ -165,7 +156,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.children = Started()
         self.modules = Modules(lambda file: failure.is_user(file, {}))
         self._others: list[tuple[str, str]] = []
-        self.exits = Exits(lambda: self._spec is not None)
+        self.exits = Exits(lambda: self.spec is not None)
         self._set_up_shell()
 
     def _set_up_shell(self) -> None:
@@ -226,15 +217,15 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     async def nbddp_run(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Shell channel: carry out a request; its outcome is its only answer."""
-        self._spec, self._parent = parent["metadata"]["nbddp"], parent
+        self.spec, self._parent = parent["metadata"]["nbddp"], parent
         try:
-            then = await self._carry_out(self._spec, parent["content"]["code"])
+            then = await self._carry_out(self.spec, parent["content"]["code"])
             if then:
-                self._spec = then
+                self.spec = then
                 self.release.let_through()  # this rank may have left by the interrupt alone, and a peer still reads
                 await self._carry_out(then, "", unasked=True)
         finally:
-            self._spec = None
+            self.spec = None
             self.groups.let_go()
             if parent["metadata"]["nbddp"].get("op") == "script":
                 gc.collect()  # what the script held, which nobody can reach any more
@@ -247,7 +238,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     async def _carry_out(self, spec: Mapping[str, Any], code: str, unasked: bool = False) -> Mapping[str, Any]:
         """One request, up to its outcome; what is to be carried out next, `unasked`, since the rank had to be freed."""
         if not unasked:
-            self._told = {}
+            self.told = {}
         outcome: dict[str, Any] = {"run": spec["run"], "left": leaving.END, "stage": "begin"}
         buffers: list[bytes] = []
         error: BaseException | None = None
@@ -296,7 +287,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             signal.signal(signal.SIGINT, before)
 
     def _begin(self, spec: Mapping[str, Any]) -> None:
-        self._began_ns, self._known, self._transformed = time.time_ns(), None, None
+        self.began_ns, self.known, self._transformed = time.time_ns(), None, None
         if spec.get("listen"):  # the ranks are on several hosts
             self.silence.begin()
         self.silence.silent = []
@@ -417,12 +408,12 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         # of a rank that the client has freed nobody is shown the source
         outcome["chain"] = failure.chain(error, names, self._machinery, brief=self.release.started)
         outcome["error_file"] = leaving.error_file()
-        outcome["call"] = leaving.call_of(error, names, self._began_ns, self._known)
-        self._known = None
+        outcome["call"] = leaving.call_of(error, names, self.began_ns, self.known)
+        self.known = None
         broken = context.broken(error)
         if broken:
-            outcome["broken"] = [broken, *self._user_names()]
-        called = self._spec is not None and self._spec["op"] == "call" and not self._spec.get("plain")
+            outcome["broken"] = [broken, *questions.user_names(self.shell)]
+        called = self.spec is not None and self.spec["op"] == "call" and not self.spec.get("plain")
         if called and outcome["left"] != leaving.INTERRUPT:
             outcome["error"] = True
             self._error_bytes = values.pack_or_words(error)
@@ -464,10 +455,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _send(self, outcome: dict[str, Any], buffers: list[bytes]) -> None:
         kept = buffers if sum(map(len, buffers)) <= REPEATED else None
-        self._told[outcome["run"]] = outcome, kept, self._parent
-        self._send_outcome(outcome, buffers, self._parent)
+        self.told[outcome["run"]] = outcome, kept, self._parent
+        self.send_outcome(outcome, buffers, self._parent)
 
-    def _send_outcome(self, outcome: dict[str, Any], buffers: list[bytes], parent: dict[str, Any]) -> None:
+    def send_outcome(self, outcome: dict[str, Any], buffers: list[bytes], parent: dict[str, Any]) -> None:
         self.session.send(
             self.iopub_socket,
             OUTCOME,
@@ -491,7 +482,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         """IPython's traceback is not sent: the outcome carries it, and the client words it. Of an exception that ends
         nothing (a repr that raises; the program shows it by itself) a plain one is printed."""
-        if self._spec is None:
+        if self.spec is None:
             self._show_traceback(exc_tuple, *args, **kwargs)
             return
         ipykernel_seams.no_traceback(self.shell)
@@ -504,155 +495,24 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     # -- questions -----------------------------------------------------------------
 
     def nbddp_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """Control channel: `complete`, `inspect` or `where`, answered while the main thread works."""
+        """Control channel: a row of `questions`, answered while the main thread works."""
         content = parent["content"]
         try:
-            answer = {"status": "ok", "answer": self.QUESTIONS[content["op"]](self, content)}
+            answer = {"status": "ok", "answer": questions.QUESTIONS[content["op"]](self, content)}
         except Exception as e:
             answer = {"status": "error", "why": f"{type(e).__name__}: {e}"}
         if content.get("answers", True):
             self.session.send(stream, "nbddp_reply", answer, parent=parent, ident=ident)
 
-    def _ask_complete(self, content: dict[str, Any]) -> Any:
-        code, found = content["code"], self.do_complete(content["code"], content["cursor_pos"])
-        found["kinds"] = kinds.kinds(code[: found["cursor_start"]], found["matches"], self.shell.user_ns)
-        return found
-
-    def _ask_inspect(self, content: dict[str, Any]) -> Any:
-        return self.do_inspect(content["code"], content["cursor_pos"], content.get("detail_level", 0))
-
-    def _ask_where(self, content: dict[str, Any]) -> Any:
-        """Where the main thread is; with `history`, also the collectives it has called."""
-        shown, groups, recorded = self.files.shown, self.groups, self._recorded(bool(content.get("history")))
-        past = self._past(content, recorded)
-        if self._spec is None:
-            begun = "run" not in content or self._was_last(content["run"])
-            return {**calls.idle(shown, groups, recorded.open), "begun": begun, **past}
-        found = {**calls.position(shown, groups, self._began_ns, recorded.open), **past}
-        if self.debugger.stopped:  # whatever is on its way, it is the reader that it waits for
-            found.update(stopped=True, call=None, pending=None)
-        return found
-
-    def _ask_debug(self, content: dict[str, Any]) -> bool:
-        """A line for the rank's debugger; whether it stands there."""
-        return self.debugger.line(content["line"])
-
-    def _ask_debug_names(self, content: dict[str, Any]) -> list[str]:
-        """What may complete a line for the rank's debugger."""
-        return self.debugger.names(content["text"])
-
-    def _recorded(self, whole: bool) -> flight.Held:
-        """What the flight recorders hold; without `whole` only what may not be done. The first is kept for this run: a
-        rank that is freed says which call it was freed from."""
-        if not whole:
-            return flight.Held([], flight.entries(flight.dumps(active=True)))
-        held = flight.held()
-        self._known = calls.Known(held.of_all)
-        return held
-
-    def _was_last(self, run: int) -> bool:
-        """Whether this rank has carried out `run`, and nothing since but what that left to do."""
-        return run in self._told
-
-    def _past(self, content: dict[str, Any], recorded: flight.Held) -> dict[str, Any]:
-        """What costs more, and is only needed when something is wrong."""
-        found: dict[str, Any] = {}
-        if content.get("history"):
-            found.update(calls.record(self.checker, recorded.of_all))
-        if content.get("names"):
-            found["names"], found["imports"] = self._user_names()
-        return found
-
-    def _user_names(self) -> tuple[list[str], list[str]]:
-        """Names that cells have assigned on this rank, and those that they have imported."""
-        hidden = self.shell.user_ns_hidden
-        found: tuple[list[str], list[str]] = ([], [])
-        for name, value in list(self.shell.user_ns.items()):
-            if not name.startswith("_") and name not in hidden:
-                found[is_import(value)].append(name)
-        return found
-
-    def _ask_stack(self, content: dict[str, Any]) -> Any:
-        """As `where`, and the main thread's frames."""
-        found = self._ask_where(content)
-        if "idle" in found:
-            return found
-        self.release.note()
-        return {**found, "stack": calls.stack(self.files.shown)}
-
-    def _ask_seams(self, content: dict[str, Any]) -> list[str]:
-        """Seams whose names are missing in this process."""
-        names = {**torch_seams.NAMES, **ipykernel_seams.NAMES}
-        return [key for key, needed in names.items() if seams.absent(needed)]
-
-    def _ask_repeat(self, content: dict[str, Any]) -> Any:
-        """Send the outcome of run `run` once more, because its message was lost."""
-        if self._spec is not None or not self._was_last(content["run"]):
-            return False
-        outcome, buffers, parent = self._told[content["run"]]
-        if buffers is None:
-            error = ConnectionError("this rank's answer was lost on the way and is too large to be sent again")
-            outcome = leaving.unworded(outcome, None, error)
-        self._send_outcome(outcome, buffers or [], parent)
-        return True
-
-    def _ask_pace(self, content: dict[str, Any]) -> Any:
-        """The DDP steps of run `run` that began after `since`, as far as they are known."""
-        return self.recorder.pace(content["run"], content["since"])
-
-    def _ask_step(self, content: dict[str, Any]) -> Any:
-        """One DDP step of run `run`."""
-        return self.recorder.step(content["run"], content["number"])
-
-    def _ask_through(self, content: dict[str, Any]) -> bool:
-        """Whether a message is let through before anything is shut."""
-        return self.release.lets_through
-
-    def _ask_interrupt(self, content: dict[str, Any]) -> bool:
-        """SIGINT for the program of the current run, where no signal comes from elsewhere."""
-        if self._spec is None:
-            return False
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
-        return True
-
-    def _ask_engine(self, content: dict[str, Any]) -> Any:
-        """What concerns an engine of a cluster that no agent has started."""
-        from nbddp.worker import taken
-
-        return taken.QUESTIONS[content["do"]](content)
-
     def running(self) -> dict[str, Any] | None:
         """The header of the request that is carried out."""
-        return None if self._spec is None else self._parent["header"]
+        return None if self.spec is None else self._parent["header"]
 
     def cell(self) -> int | None:
         """The number of the cell that is run."""
-        return None if self._spec is None else self._spec.get("cell")
+        return None if self.spec is None else self.spec.get("cell")
 
     @property
     def at_work(self) -> bool:
         """Whether a request is being carried out."""
-        return self._spec is not None
-
-    def _ask_release(self, content: dict[str, Any]) -> Any:
-        """Free the main thread from a blocked call of run `run`."""
-        if self._spec is None or self._spec["run"] != content["run"]:
-            return False
-        return self.release.start(content.get("then", {}), interrupts=self._spec["op"] != "script")
-
-    QUESTIONS: ClassVar[dict[str, Callable[[WorkerKernel, dict[str, Any]], Any]]] = {
-        "complete": _ask_complete,
-        "inspect": _ask_inspect,
-        "where": _ask_where,
-        "stack": _ask_stack,
-        "seams": _ask_seams,
-        "repeat": _ask_repeat,
-        "debug": _ask_debug,
-        "debug_names": _ask_debug_names,
-        "pace": _ask_pace,
-        "step": _ask_step,
-        "through": _ask_through,
-        "release": _ask_release,
-        "interrupt": _ask_interrupt,
-        "engine": _ask_engine,
-    }
+        return self.spec is not None

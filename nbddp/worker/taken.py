@@ -33,7 +33,7 @@ from nbddp.agent.main import address_towards as address_towards  # asked for by 
 from nbddp.agent.versions import versions
 from nbddp.base import system
 from nbddp.plan import environment
-from nbddp.worker import loopback, pairs
+from nbddp.worker import loopback, pairs, questions
 
 PATIENCE = 20.0  # seconds
 LOOK_EVERY = 1.0
@@ -275,7 +275,7 @@ def _memory(content: Mapping[str, Any]) -> int:
 def _let_go() -> None:
     """End the program, where one is at work, as Stop does, and leave."""
     if _kernel.release.start():
-        _kernel.QUESTIONS["interrupt"](_kernel, {})
+        questions.QUESTIONS["interrupt"](_kernel, {})
     _kernel.parent.loop.add_callback(_leave_if_idle)
 
 

@@ -1,0 +1,26 @@
+"""Whether the pool's machines can hold the workers of a plan: asked of their agents before anything is started."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from nbddp.agent.round import ask_all
+from nbddp.errors import BadInput
+from nbddp.plan.capacity import Limit, refuse_crowd
+from nbddp.plan.topology import Topology
+from nbddp.pool.group import WorkerGroup
+
+
+def refuse(group: WorkerGroup, topology: Topology) -> None:
+    """Raises BadInput for a machine that cannot. Simulated nodes share this one; other hosts have room of their own
+    each. Engines are there already."""
+    if topology.world_size <= len(group.workers) or group.joined is not None:
+        return
+    hosts, here = group.hosts, not group.spread
+    wanted = Counter(group.seat(place) for place in topology.workers)
+    for i, answer in enumerate(ask_all([node.agent for node in hosts], "limits")):
+        limits = [Limit(**row) for row in answer["limits"]]
+        try:
+            refuse_crowd(len(hosts[i].workers), wanted[i], topology.nnodes if here else 1, limits)
+        except BadInput as e:
+            raise e if here else BadInput(f"{topology.nodes[i].host}: {e}") from None

@@ -1,0 +1,216 @@
+"""What a worker is asked while its main thread works, over the control channel: a row of a table for each question.
+
+They are answered in the control channel's own thread, so they only look: what is changed here is a worker's debugger,
+its release from a blocked call, and its interrupt.
+"""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from nbddp import seams
+from nbddp.seams import ipykernel_seams, torch_seams
+from nbddp.worker import calls, flight, kinds, leaving
+from nbddp.worker.check import Checker
+from nbddp.worker.debugger import Debugger
+from nbddp.worker.groups import Groups
+from nbddp.worker.program import CellFiles
+from nbddp.worker.recorder import Recorder
+from nbddp.worker.release import Release
+
+Content = dict[str, Any]
+Sent = tuple[dict[str, Any], "list[bytes] | None", dict[str, Any]]  # an outcome, its buffers, and what asked for it
+
+
+class Worker(Protocol):
+    """What questions need of the kernel. spec: the request that is carried out, begun at `began_ns`; known: what the
+    flight recorders held when the rank was last asked; told: run → its outcome, of the last run and what that left to
+    do, without buffers that are too large to be kept."""
+
+    shell: Any
+    files: CellFiles
+    groups: Groups
+    release: Release
+    checker: Checker
+    recorder: Recorder
+    debugger: Debugger
+    spec: Mapping[str, Any] | None
+    began_ns: int
+    known: calls.Known | None
+    told: dict[int, Sent]
+
+    def do_complete(self, code: str, cursor_pos: int) -> Any: ...
+    def do_inspect(self, code: str, cursor_pos: int, detail_level: int = ...) -> Any: ...
+    def send_outcome(self, outcome: dict[str, Any], buffers: list[bytes], parent: dict[str, Any]) -> None: ...
+
+
+def _complete(worker: Worker, content: Content) -> Any:
+    code, found = content["code"], worker.do_complete(content["code"], content["cursor_pos"])
+    found["kinds"] = kinds.kinds(code[: found["cursor_start"]], found["matches"], worker.shell.user_ns)
+    return found
+
+
+def _inspect(worker: Worker, content: Content) -> Any:
+    return worker.do_inspect(content["code"], content["cursor_pos"], content.get("detail_level", 0))
+
+
+# -- where the rank is -------------------------------------------------------------------------------
+
+
+def _where(worker: Worker, content: Content) -> Any:
+    """Where the main thread is; with `history`, also the collectives it has called."""
+    shown, groups, recorded = worker.files.shown, worker.groups, _recorded(worker, bool(content.get("history")))
+    past = _past(worker, content, recorded)
+    if worker.spec is None:
+        begun = "run" not in content or _was_last(worker, content["run"])
+        return {**calls.idle(shown, groups, recorded.open), "begun": begun, **past}
+    found = {**calls.position(shown, groups, worker.began_ns, recorded.open), **past}
+    if worker.debugger.stopped:  # whatever is on its way, it is the reader that it waits for
+        found.update(stopped=True, call=None, pending=None)
+    return found
+
+
+def _recorded(worker: Worker, whole: bool) -> flight.Held:
+    """What the flight recorders hold; without `whole` only what may not be done. The first is kept for this run: a
+    rank that is freed says which call it was freed from."""
+    if not whole:
+        return flight.Held([], flight.entries(flight.dumps(active=True)))
+    held = flight.held()
+    worker.known = calls.Known(held.of_all)
+    return held
+
+
+def _past(worker: Worker, content: Content, recorded: flight.Held) -> dict[str, Any]:
+    """What costs more, and is only needed when something is wrong."""
+    found: dict[str, Any] = {}
+    if content.get("history"):
+        found.update(calls.record(worker.checker, recorded.of_all))
+    if content.get("names"):
+        found["names"], found["imports"] = user_names(worker.shell)
+    return found
+
+
+def user_names(shell: Any) -> tuple[list[str], list[str]]:
+    """Names that cells have assigned on this rank, and those that they have imported."""
+    found: tuple[list[str], list[str]] = ([], [])
+    for name, value in list(shell.user_ns.items()):
+        if not name.startswith("_") and name not in shell.user_ns_hidden:
+            found[is_import(value)].append(name)
+    return found
+
+
+def is_import(value: Any) -> bool:
+    """Whether a name that has this value was imported: a module, or a class or function that no cell has defined."""
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return getattr(value, "__module__", None) != "__main__"
+    return inspect.ismodule(value)
+
+
+def _stack(worker: Worker, content: Content) -> Any:
+    """As `where`, and the main thread's frames."""
+    found = _where(worker, content)
+    if "idle" in found:
+        return found
+    worker.release.note()
+    return {**found, "stack": calls.stack(worker.files.shown)}
+
+
+# -- its debugger ------------------------------------------------------------------------------------
+
+
+def _debug(worker: Worker, content: Content) -> bool:
+    """A line for the rank's debugger; whether it stands there."""
+    return worker.debugger.line(content["line"])
+
+
+def _debug_names(worker: Worker, content: Content) -> list[str]:
+    """What may complete a line for the rank's debugger."""
+    return worker.debugger.names(content["text"])
+
+
+# -- what it has recorded ----------------------------------------------------------------------------
+
+
+def _pace(worker: Worker, content: Content) -> Any:
+    """The DDP steps of run `run` that began after `since`, as far as they are known."""
+    return worker.recorder.pace(content["run"], content["since"])
+
+
+def _step(worker: Worker, content: Content) -> Any:
+    """One DDP step of run `run`."""
+    return worker.recorder.step(content["run"], content["number"])
+
+
+def _seams(worker: Worker, content: Content) -> list[str]:
+    """Seams whose names are missing in this process."""
+    names = {**torch_seams.NAMES, **ipykernel_seams.NAMES}
+    return [key for key, needed in names.items() if seams.absent(needed)]
+
+
+# -- its run -----------------------------------------------------------------------------------------
+
+
+def _was_last(worker: Worker, run: int) -> bool:
+    """Whether this rank has carried out `run`, and nothing since but what that left to do."""
+    return run in worker.told
+
+
+def _repeat(worker: Worker, content: Content) -> bool:
+    """Send the outcome of run `run` once more, because its message was lost."""
+    if worker.spec is not None or not _was_last(worker, content["run"]):
+        return False
+    outcome, buffers, parent = worker.told[content["run"]]
+    if buffers is None:
+        error = ConnectionError("this rank's answer was lost on the way and is too large to be sent again")
+        outcome = leaving.unworded(outcome, None, error)
+    worker.send_outcome(outcome, buffers or [], parent)
+    return True
+
+
+def _through(worker: Worker, content: Content) -> bool:
+    """Whether a message is let through before anything is shut."""
+    return worker.release.lets_through
+
+
+def _release(worker: Worker, content: Content) -> Any:
+    """Free the main thread from a blocked call of run `run`."""
+    if worker.spec is None or worker.spec["run"] != content["run"]:
+        return False
+    return worker.release.start(content.get("then", {}), interrupts=worker.spec["op"] != "script")
+
+
+def _interrupt(worker: Worker, content: Content) -> bool:
+    """SIGINT for the program of the current run, where no signal comes from elsewhere."""
+    if worker.spec is None:
+        return False
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
+    return True
+
+
+def _engine(worker: Worker, content: Content) -> Any:
+    """What concerns an engine of a cluster that no agent has started."""
+    from nbddp.worker import taken
+
+    return taken.QUESTIONS[content["do"]](content)
+
+
+QUESTIONS: dict[str, Callable[[Worker, Content], Any]] = {
+    "complete": _complete,
+    "inspect": _inspect,
+    "where": _where,
+    "stack": _stack,
+    "seams": _seams,
+    "repeat": _repeat,
+    "debug": _debug,
+    "debug_names": _debug_names,
+    "pace": _pace,
+    "step": _step,
+    "through": _through,
+    "release": _release,
+    "interrupt": _interrupt,
+    "engine": _engine,
+}
