@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -67,16 +68,47 @@ def position() -> None:
     calls.position({}, None, 0, [])
 
 
+@pytest.fixture(params=[False, True], ids=["", "while the collector runs Python"])
+def collected(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With the collector at work at almost every object that is made, and Python code in it."""
+    before = gc.get_threshold()
+    if request.param:
+        gc.callbacks.append(pauses)
+        gc.set_threshold(5, 1_000_000, 1_000_000)
+    yield
+    if request.param:
+        gc.callbacks.remove(pauses)
+        gc.set_threshold(*before)
+
+
+def pauses(*what: Any) -> None:
+    """Other threads run meanwhile."""
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(0)
+
+
+@pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("look", [frames.of_all, of_main, names_of_main, position])
 def test_what_a_look_sees_dies_where_and_when_it_would_have_without(look: Any) -> None:
     DIED.clear()
     with beside(look) as looks:
         called = 0
-        while called < 200 or len(looks) < 200:
+        while called < 50 or len(looks) < 50:
             has_one(10)
             called += 1
             assert len(DIED) == 11 * called, "none is left when its function has returned"
     assert set(DIED) == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_collector_is_as_it_was_after_a_look(on: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if on else gc.disable)()
+        seen = [frames.of(threading.get_ident()) != [], frames.of(1) == [], len(frames.of_all()) >= 0, gc.isenabled()]
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert seen == [True, True, True, on]
 
 
 def test_frames_are_those_of_the_thread_and_its_names_are_read() -> None:

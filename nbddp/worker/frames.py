@@ -6,18 +6,21 @@ hooks, and its rank calls an all-reduce that the others do not; and what the mod
 the step that is being made, whose thread wants the interpreter (seen on four busy ranks, torch 2.13).
 
 CPython hands the interpreter to another thread between two instructions only. So all that is read of a frame is read
-within one call of `tuple`, by iterators written in C. What comes out is a frame's code, line and instruction. Names are
-asked for one by one, only by who knows that they are plain values. This module knows neither torch nor nbddp.
+within one call of `tuple`, by iterators written in C. Up to Python 3.11 the collector may run in that call, and with it
+Python code (finalizers, `gc.callbacks`), so it is off meanwhile. What comes out is a frame's code, line and
+instruction. Names are asked for one by one, only by who knows that they are plain values. This module knows neither
+torch nor nbddp.
 """
 
 from __future__ import annotations
 
+import gc
 import operator
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, islice, repeat, starmap, takewhile
+from itertools import accumulate, chain, compress, islice, repeat, starmap, takewhile
 from types import CodeType, FrameType
 from typing import Any
 
@@ -58,7 +61,7 @@ class Frame:
             return tuple(held.get(name) for name in names)
         asked = [map(operator.methodcaller("get", name), map(NAMES, self._now())) for name in names]
         try:
-            ((place, *values),) = tuple(zip(map(PLACE, self._now()), *asked, strict=True))
+            ((place, *values),) = _at_once(zip(map(PLACE, self._now()), *asked, strict=True))
         except (KeyError, ValueError):  # no such thread, or not as many frames
             raise Moved from None
         if place != (self.code, self.lasti):
@@ -72,7 +75,7 @@ class Frame:
 def of(ident: int) -> list[Frame]:
     """A thread's frames, innermost first; none of a thread that has ended."""
     try:
-        facts = tuple(map(FACTS, _living(ident)))
+        facts = _at_once(map(FACTS, _living(ident)))
     except KeyError:
         return []
     return [Frame(code, line, lasti, ident, depth) for depth, (code, line, lasti) in enumerate(facts)]
@@ -80,7 +83,7 @@ def of(ident: int) -> list[Frame]:
 
 def of_all() -> dict[int, list[Frame]]:
     """Thread → its frames, innermost first; without the thread that asks."""
-    idents = tuple(chain.from_iterable(starmap(sys._current_frames, NO_ARGUMENTS)))
+    idents = _at_once(chain.from_iterable(starmap(sys._current_frames, NO_ARGUMENTS)))
     return {ident: of(ident) for ident in idents if ident != threading.get_ident()}
 
 
@@ -94,6 +97,22 @@ def outwards(frame: FrameType | None) -> Iterator[Frame]:
     while frame is not None:
         yield own(frame)
         frame = frame.f_back
+
+
+def _at_once(read: Iterable[Any]) -> tuple[Any, ...]:
+    """All that comes of iterators written in C, while no other thread runs."""
+    if sys.version_info >= (3, 12):  # there the collector waits for the end of the call
+        return tuple(read)
+    on: list[bool] = []
+    off = chain(map(on.append, starmap(gc.isenabled, NO_ARGUMENTS)), starmap(gc.disable, NO_ARGUMENTS))
+    back = starmap(gc.enable, compress(NO_ARGUMENTS, on))
+    try:
+        found = tuple(chain(off, read, back))
+    except BaseException:
+        if on == [True]:
+            gc.enable()
+        raise
+    return found[2 : len(found) - sum(on)]
 
 
 def _living(ident: int) -> Iterator[FrameType]:
