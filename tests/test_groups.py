@@ -302,7 +302,7 @@ def test_rank_that_never_stops_to_move_bytes_is_replaced(two: nbddp.Pool) -> Non
 
     class Seen(StopWhenReady):
         def ends(self, text: str) -> None:
-            if text.endswith("which may finish; Stop cuts it off"):
+            if text.endswith("which may finish; Stop interrupts it"):
                 began.append(time.monotonic())
 
     with pytest.raises(nbddp.RunStopped) as caught:
