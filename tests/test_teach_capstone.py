@@ -68,13 +68,13 @@ WRONG = [
     Mutant("no checkpoint", changed((SAVED, "pass")),
            "no file in folder after 13 steps; write a checkpoint after every 10"),
     Mutant("weights alone", changed(('optimizer.load_state_dict(state["optimizer"])', "pass")),
-           "✗ 0/3 goes on from its checkpoint: it ends with other weights than without the failure"),
+           "✗ 0/3 continues from its checkpoint: the final weights differ from the undisturbed run"),
     Mutant("from the start", changed(('first = state["step"]', "pass")),
-           "rank 0 went on with step 0, the last checkpoint"),
-    Mutant("the step that was", changed(('"step": step + 1', '"step": step')), "rank 0 went on with step 9, the last"),
+           "rank 0 continued at step 0; the last checkpoint"),
+    Mutant("the step that was", changed(('"step": step + 1', '"step": step')), "rank 0 continued at step 9; the last"),
     Mutant("in place", changed((SAVED, "torch.save(state, path)")), "the checkpoint is written over the last good one"),
     Mutant("names with module.", changed(('"model": model.state_dict()', '"model": parallel.state_dict()')),
-           "✗ 0/3 goes on from its checkpoint: restarted: a rank raised RuntimeError: Error(s) in loading state_dict"),
+           "✗ 0/3 continues from its checkpoint: restarted: a rank raised RuntimeError: Error(s) in loading"),
     Mutant("raises", changed(("    for step in range", "    raise ValueError('no idea')\n    for step in range")),
            "0 of 16 points | ✗ 0/2 the same weights on all ranks: a rank raised ValueError: no idea"),
     Mutant("one more on rank 0",
@@ -117,7 +117,7 @@ def test_the_solution_has_all_points_and_an_unwritten_one_none(pool: nbddp.Pool)
 def test_one_missing_part_costs_its_own_points_alone(pool: nbddp.Pool) -> None:
     line = check.capstone(defined(changed(("torch.bfloat16", "torch.float16")), "capstone")).line
     assert [part[:5] for part in lines_of(line)[:-1]].count("✗ 0/1") >= 1
-    assert "✓ 3/3 goes on from its checkpoint" in lines_of(line)
+    assert "✓ 3/3 continues from its checkpoint" in lines_of(line)
 
 
 def test_a_checks_words_have_a_line_for_each_mark(pool: nbddp.Pool, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +147,7 @@ def test_grade_prints_the_rubric(tmp_path: Path, capfd: pytest.CaptureFixture[st
     out = capfd.readouterr().out
     assert "bo, capstone: " in out
     assert "    ✗ 0/1 gradients clipped: a step was taken" in out
-    assert "    ✓ 3/3 goes on from its checkpoint" in out
+    assert "    ✓ 3/3 continues from its checkpoint" in out
     said = (tmp_path / "feedback" / "bo.txt").read_text(encoding="utf-8")
     assert "    ✗ 0/1 gradients clipped" in said
     assert "ok" in (tmp_path / "feedback" / "ada.txt").read_text(encoding="utf-8")

@@ -846,7 +846,7 @@ def test_the_command_line_writes_table_and_csv(folder: Path, tmp_path: Path) -> 
 
 def test_the_page_tells_of_every_lesson() -> None:
     page = (NOTEBOOKS / "INSTRUCTORS.md").read_text(encoding="utf-8")
-    for number in range(1, 13):
+    for number in range(1, len(list(NOTEBOOKS.glob("source/*.py"))) + 1):
         assert re.search(rf"(?m)^\| {number:02d} ", page), f"no time for lesson {number:02d}"
         assert re.search(rf"(?m)^### {number:02d} ", page), f"nothing to say in lesson {number:02d}"
     for path in NOTEBOOKS.glob("source/*.py"):

@@ -198,7 +198,7 @@ WRONG_LOGS = [
     Mutant("last common", MISSING + EVEN + "lo, sorted(r for r in n if n[r] == lo)", "the next one is where they wait"),
     Mutant("one only", MISSING + EVEN + "lo + 1, [min(r for r in n if n[r] == lo)]", "only one of the missing ranks"),
     Mutant("positions", MISSING + EVEN + "lo + 1, [i for i, r in enumerate(n) if n[r] == lo]", "not ranks"),
-    Mutant("never None", MISSING + "    return lo + 1, sorted(r for r in n if n[r] == lo)", "nobody is missing"),
+    Mutant("never None", MISSING + "    return lo + 1, sorted(r for r in n if n[r] == lo)", "no rank is missing"),
     Mutant("ranks alone", MISSING + EVEN + "sorted(r for r in n if n[r] == lo)", "return a pair"),
     Mutant("out of order", MISSING + EVEN + "lo + 1, sorted((r for r in n if n[r] == lo), reverse=True)", "sort the"),
     Mutant("rank 0's", "def missing_ranks(log):\n    return len(log[0]), []", "the ranks are not"),

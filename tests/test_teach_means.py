@@ -41,7 +41,7 @@ def test_a_ranks_own_tokens_are_the_right_divisor_only_if_ranks_have_as_many(**t
     """What `predict.own_tokens` says."""
     made = weighed(rule=RANK, **tokens)
     assert made.even == (sum(made.tokens[0]) == sum(made.tokens[1]))
-    assert predict.own_tokens.question.came == "if all ranks have as many tokens"
+    assert predict.own_tokens.question.came == "if all ranks have the same number of tokens"
 
 
 def on_ddp(tokens: tuple[tuple[int, ...], ...], rule: str) -> list[float]:
@@ -306,7 +306,7 @@ WRONG_TOKENS = [
     Mutant("padding", tokens(RIGHT).replace("(t != -100).sum()", "torch.tensor(t.numel())"),
            MANY + "padding was counted: a target of -100 is not a token"),
     Mutant("padding, and DDP divides", tokens(f"{SUM} / everyone").replace("(t != -100).sum()",
-           "torch.tensor(t.numel())"), "padding was counted, since a target of -100 is not a token; and DDP's"),
+           "torch.tensor(t.numel())"), "padding was counted, but a target of -100 is not a token; and DDP's"),
     Mutant("by micro-batches too", tokens(f"{RIGHT} / n"), "needs no such division"),
     Mutant("set to zero between", tokens(f"(model.zero_grad(), {RIGHT})[1]"), "only the last micro-batches count"),
     Mutant("set to zero after", tokens(RIGHT, end="    [p.grad.zero_() for p in model.parameters()]"),
@@ -384,17 +384,17 @@ def rate(k: str = K, ramp: str = RAMP) -> str:
 
 WRONG_RATES = [
     Mutant("not scaled", rate("1"), "expected 1.375, got 0.5; that is the learning rate of the small batch"),
-    Mutant("without micro-batches", rate("ranks * batch / base_batch"), "the micro-batches of a step belong to"),
-    Mutant("without ranks", rate("batch * micro_batches / base_batch"), "the ranks belong to the effective batch"),
+    Mutant("without micro-batches", rate("ranks * batch / base_batch"), "effective batch includes the micro-batches"),
+    Mutant("without ranks", rate("batch * micro_batches / base_batch"), "the effective batch includes all ranks"),
     Mutant("without batch", rate("ranks * micro_batches"), "depends on batch"),
     Mutant("divided", rate("base_batch / (ranks * batch * micro_batches)"), "divides where it should multiply"),
     Mutant("square root", rate(f"({K}) ** 0.5"), "that grows with the square root of the batch"),
-    Mutant("no warm-up", rate(ramp="base * k"), "there is no warm-up in it"),
+    Mutant("no warm-up", rate(ramp="base * k"), "there is no warm-up"),
     Mutant("from zero", rate(ramp="base * k * step / warmup"), "that begins at 0"),
     Mutant("ahead", rate(ramp=RAMP.replace("step", "(step + 1)")), "that is one step ahead"),
     Mutant("late", rate(ramp=RAMP.replace("warmup", "(warmup + 1)")),
            "step 1 of a warm-up of 4 steps is 1/4 of the way from 0.5 to 4.0"),
-    Mutant("goes on", rate().replace("step >= warmup", "not warmup"), "that goes on growing after the warm-up"),
+    Mutant("goes on", rate().replace("step >= warmup", "not warmup"), "that keeps growing after the warm-up"),
     Mutant("stays", rate(ramp="base"), "that stays at base until the warm-up is over"),
     Mutant("no division by zero", rate().replace("step >= warmup", "step > warmup"), "ZeroDivisionError"),
     Mutant("curved", rate(ramp="base * k ** (step / warmup)"), "step 1 of a warm-up of 4 steps is 1/4 of the way"),

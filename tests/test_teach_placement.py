@@ -86,7 +86,7 @@ WRONG_GPUS = [
     Mutant("arguments", "def gpus_of(rank):\n    return [rank]", "raised TypeError: gpus_of() takes 1 positional"),
     Mutant(
         "environment", GPUS + "import os; l = int(os.environ['LOCAL_RANK']); return [*range(l * g, l * g + g)]",
-        "gpus_of(0, 4, 1) is [0] on rank 0 and is [1] on rank 1: the answer must come from the arguments",
+        "gpus_of(0, 4, 1) is [0] on rank 0 and is [1] on rank 1: the result must depend only on the arguments",
     ),
     Mutant("leaves", GPUS + "raise SystemExit", "every rank called sys.exit() instead of returning an answer"),
     Mutant("leaves badly", GPUS + "raise SystemExit(3)", "a rank called sys.exit(3) instead of returning an answer"),
@@ -183,7 +183,7 @@ def test_an_endless_answer_is_ended_and_names_stay(pool: nbddp.Pool, monkeypatch
     monkeypatch.setattr(running, "DEADLINE", 1.0)
     pool.push({"kept": 41})
     answer = check.gpus_of(defined(GPUS + "while True: pass", "gpus_of"))
-    assert answer.line == "no answer after 1 s: a loop that does not end, or a wait that is never over?"
+    assert answer.line == "no answer after 1 s: is there an endless loop, or a wait that never ends?"
     assert list(pool.pull(["kept"])["kept"]) == [41, 41]
 
 

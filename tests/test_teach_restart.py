@@ -182,6 +182,15 @@ class Checkpoint:
     Mutant("renamed by all", changed("            os.replace(self", "        os.replace(self"),
            "No such file or directory: 'checkpoint.pt.new' -> 'checkpoint.pt'"),
     Mutant("an object", ANSWER + "\nCheckpoint = Checkpoint('x').save", "pass the class itself"),
+    Mutant("four places", changed("[None] * dist.get_world_size()", "[None] * 4"),
+           "save, on 3 ranks: the list for all_gather_object has 4 places on 3 ranks; its length must be dist"),
+    Mutant("eight places", changed("[None] * dist.get_world_size()", "[None] * 8"),
+           "save: the list for all_gather_object has 8 places on 4 ranks"),
+    Mutant("eight places on one rank",
+           changed("all_gather_object(dice, torch.get_rng_state())",
+                   "gather_object(torch.get_rng_state(), dice if dist.get_rank() == 0 else None)",
+                   changed("[None] * dist.get_world_size()", "[None] * 8")),
+           "save: the list for gather_object has 8 places on 4 ranks"),
 ]  # fmt: skip
 FILE_EACH = """
 import os

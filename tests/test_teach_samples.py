@@ -117,6 +117,8 @@ WRONG_ACCURACIES = [
     Mutant("reads twice, wrong",
            "return total(sum(float(model(dataset[i][0]).argmax() != dataset[i][1]) for i in mine)) / n",
            "that is the share of wrong predictions"),
+    Mutant("counts twice", "return total(sum(map(hit, mine)) + sum(map(hit, mine))) / n",
+           "samples 0–8 are read more than once by one rank and a hit there counts twice"),
     Mutant("padded", "h = sum(map(hit, padded)); return total(h) / total(len(padded))",
            "expected 0.333, got 0.300; sample 0 is read by more than one rank (DistributedSampler pads) and counted"),
     Mutant("padded mean", "return total(sum(map(hit, padded)) / len(padded)) / world", "and counted each time"),

@@ -13,7 +13,7 @@ from nbddp.errors import BadInput
 from nbddp.lessons.spmd.exercises import unfair
 from nbddp.lessons.spmd.figure import prints
 from nbddp.lessons.spmd.simulation import AFTER, BEFORE, NOBODY, printing
-from nbddp.teach import check
+from nbddp.teach import check, predict
 from tests.lessons import Mutant, defined, exercise, solution
 
 # -- the explorer ----------------------------------------------------------------------------
@@ -58,6 +58,7 @@ def test_words_and_figure_hold_all_lines() -> None:
     shown = prints(printing(4, 1, True))
     texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
     assert {f"rank {r}: {text}" for r in range(4) for text in (BEFORE, AFTER)} <= set(texts)
+    assert printing(4, barrier=True).heading().startswith(f"one of {predict.orders.question.came} orders")
     assert "barrier" in texts
     assert all(t.get_fontsize() >= 6.5 for axes in shown.figure.axes for t in axes.texts)
 
@@ -85,7 +86,7 @@ WRONG = [
     Mutant("unwritten", SHARE + "...", "still to be written"),
     Mutant("two each", SHARE + "return [items[rank], items[rank + size]]", "no rank takes 'g'"),
     Mutant("raises", SHARE + "return [items[rank + size * k] for k in range(3)]", "raised IndexError: list index out"),
-    Mutant("environment", SHARE + "import os; return items[int(os.environ['RANK']) :: size]", "not from the process"),
+    Mutant("environment", SHARE + "import os; return items[int(os.environ['RANK']) :: size]", "not on the rank"),
     Mutant("four ranks always", SHARE + "return items[rank::4]", "right for 4 ranks only; use world_size"),
     Mutant("the lesson's two", SHARE + "return items[2 * rank : 2 * rank + 2]",
            "two items per rank; the number follows"),
@@ -98,15 +99,15 @@ WRONG = [
     Mutant("a float", SHARE + "n = len(items) / size; return items[rank * n : rank * n + n]",
            "; / gives a float, // a whole"),
     Mutant("asks", SHARE + "return items[int(input()) :: size]",
-           "EOF when reading a line (line 2, in share_of); a rank has nobody to ask"),
-    Mutant("a collective", SHARE + "import torch.distributed as dist; dist.barrier()", "no other rank has to be asked"),
+           "EOF when reading a line (line 2, in share_of); a rank has no keyboard"),
+    Mutant("a collective", SHARE + "import torch.distributed as dist; dist.barrier()", "no communication is needed"),
     Mutant("an argument less", "def share_of(items, rank): return items[rank::4]",
            "; keep the arguments as the lesson has"),
     Mutant("prints", SHARE + "print(items[rank::size])", "its return statement is missing"),
     Mutant("a generator", SHARE + "yield from items[rank::size]", "is <generator object share_of>; return a list"),
-    Mutant("by chance", SHARE + "import random; return random.sample(items, 2)", "and not by chance"),
+    Mutant("by chance", SHARE + "import random; return random.sample(items, 2)", "or on random numbers"),
     Mutant("shuffled by NumPy", SHARE + "import numpy; numpy.random.shuffle(items); return items[rank::size]",
-           "and not by chance"),
+           "or on random numbers"),
 ]  # fmt: skip
 RIGHT = [
     SHARE + "return [item for i, item in enumerate(items) if i % size == rank]",

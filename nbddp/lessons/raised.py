@@ -18,12 +18,12 @@ PLAIN = (
     ),
     (
         r"Expected parameter `tensor` of type torch.Tensor",
-        "a collective takes a tensor; a number is none, nor is a .grad that is None, as it is before backward",
+        "a collective takes a tensor, not a number or None; .grad is None before backward",
     ),
     (r"Tensor post accumulate grad hooks should return None", "change p.grad in place instead"),
     (r"trying to initialize the default process group twice", "the check has made the process group; leave that out"),
     (r"Default process group has not been initialized", "the check has made one and needs it; do not end it"),
-    (r"EOF when reading a line", "nobody can answer input() on a rank; use the arguments"),
+    (r"EOF when reading a line", "input() does not work on a rank; use the arguments"),
     (r".*forward\(\) missing 1 required positional argument", "an autograd Function is called by its .apply"),
     (r"a leaf Variable that requires grad is being used in an in-place operation", "make a new tensor, such as x - m"),
 )

@@ -121,7 +121,7 @@ def _told(limit: float) -> Iterator[None]:
     except WorkerFailed as failed:
         raise Wrong(failure_words(failed)) from failed
     except RunTimedOut as late:
-        raise Wrong(f"no answer after {limit:g} s: a loop that does not end, or a wait that is never over?") from late
+        raise Wrong(f"no answer after {limit:g} s: is there an endless loop, or a wait that never ends?") from late
     except RunStopped as stopped:
         raise Wrong("stopped before there was an answer") from stopped
     except (RunHung, BadInput) as told:

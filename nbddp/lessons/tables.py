@@ -16,8 +16,8 @@ ADVICE = {  # what Python says → what to do about it
     "slice indices must be integers": "/ gives a float, // a whole number",
     "'float' object cannot be interpreted as an integer": "/ gives a float, // a whole number",
     "not float": "/ gives a float, // a whole number",
-    "EOF when reading a line": "a rank has nobody to ask; all that is needed is in the arguments",
-    "Default process group has not been initialized": "no other rank has to be asked; the arguments say it all",
+    "EOF when reading a line": "a rank has no keyboard; the arguments contain all that is needed",
+    "Default process group has not been initialized": "no communication is needed; the arguments contain everything",
     "but 2 were given": "keep the arguments as the lesson has them",
     "but 3 were given": "keep the arguments as the lesson has them",
 }
@@ -86,8 +86,8 @@ def depends(name: str, cases: Sequence[Case], by_rank: Mapping[int, Sequence[Out
         for case, a, b in zip(cases, ones, theirs, strict=True):
             if not same(a, b):
                 return (
-                    f"{call(name, case)} {_gave(a)} on rank {one} and {_gave(b)} on rank {other}: the answer "
-                    "must come from the arguments alone, not from the process that works it out, and not by chance"
+                    f"{call(name, case)} {_gave(a)} on rank {one} and {_gave(b)} on rank {other}: the result "
+                    "must depend only on the arguments, not on the rank or on random numbers"
                 )
     return ""
 

@@ -14,7 +14,7 @@ from nbddp.lessons.exercise import seeded
 from nbddp.lessons.waiting import Misused
 from nbddp.seams import torch_seams
 
-STANDS = "who calls the function has made the process group, and still needs it"
+STANDS = "the check has created the process group and still needs it"
 
 
 _worlds: dict[int, Any] = {}  # size → the group of the first ranks; a run that fails ends them all

@@ -108,8 +108,8 @@ explore.arrived()
 
 # %% [markdown]
 # No process continues before all have arrived. So a mistake in one process's variables blocks **all** processes, also those with correct
-# variables. After the timeout (30 minutes, or 10 with `"nccl"`) the error names a socket or a key, but not the mistake. Choose each mistake in
-# the list and look who waits for whom.
+# variables. After the timeout (30 minutes, or 10 with `"nccl"`) the error names a socket or a key, but not the mistake. Choose each mistake in the
+# list and see which process waits for which.
 #
 # ## Four broken configurations
 #

@@ -82,7 +82,7 @@ sampler.set_epoch(1)
 print("epoch 1 after set_epoch(1):", list(sampler))
 
 # %% [markdown]
-# ## Exercise: every epoch anew
+# ## Exercise: a new order in every epoch
 #
 # Write the outer part of a training loop: for each epoch, collect the samples that this rank reads from a `DataLoader`, in batches of two. The
 # check runs your function on all ranks and compares what they read. Each rank has a different random seed, as in a program that sets none.

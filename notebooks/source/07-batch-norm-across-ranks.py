@@ -40,8 +40,8 @@ off = (model(mine) - whole).abs().max().item()
 print(f"mean of my samples {mine.mean(0)[0]:+.2f} · outputs differ by up to {off:.2f}")
 
 # %% [markdown]
-# Each rank normalizes with the four samples it has. Nothing is broken, and DDP averages gradients as always. But this is another computation than that of one process, and it changes with the number
-# of GPUs.
+# Each rank normalizes with the four samples it has. Nothing is broken, and DDP averages gradients as always. But the result differs from that of one
+# process, and it changes with the number of GPUs.
 #
 # How much does it matter? The explorer compares the ranks' statistics with those of the whole batch. `shift` moves the values of each rank, as if the ranks read different kinds of data.
 
@@ -200,8 +200,8 @@ def sync_batch_norm(x, eps):
 # - It keeps running statistics for evaluation. Here they are merged, and equal on all ranks.
 # - It merges means and variances by the formula above. Subtracting squares loses digits if the mean is large.
 #
-# Running statistics are the one trap of the *plain* layer under DDP. They are buffers. The next cell runs one training forward, so each rank's running mean takes in its own samples. Then it runs another forward,
-# in evaluation mode.
+# Running statistics are the one trap of the *plain* layer under DDP. They are buffers. The next cell runs one training forward, so each rank updates
+# its running mean from its own samples. Then it runs another forward, in evaluation mode.
 
 # %% tags=["prediction", "hidden"]
 predict.running_mean_after_the_next_forward()
@@ -240,7 +240,8 @@ print(f"running mean {before:+.3f}, after the next forward {model.module.running
 # ## Further reading
 #
 # - S. Ioffe and C. Szegedy, [Batch Normalization](https://arxiv.org/abs/1502.03167), 2015.
-# - T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", Stanford University, 1979: the formula above.
+# - T. F. Chan, G. H. Golub and R. J. LeVeque, [Updating formulae and a pairwise algorithm for computing sample
+#   variances](http://i.stanford.edu/TR/CS-TR-79-773.html), Stanford University, 1979: the formula above.
 # - [SyncBatchNorm](https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html).
 # - [Extending PyTorch](https://docs.pytorch.org/docs/stable/notes/extending.html): how to write a `torch.autograd.Function`.
 

@@ -85,9 +85,9 @@ predict.optimizer_starts()
 # %ddp timings
 
 # %% [markdown]
-# Bucket 1 is sent at the end of backward, because it contains the first layer's gradients, and backward reaches these last. Almost nothing is left to hide it.
-# Bucket 0 is sent early in backward. **In a model of less than 26 MiB, only the small first bucket is sent before backward ends, by default.**
-# This holds on every machine. How long the bars are depends on the machine and on what else runs on it.
+# Bucket 1 is sent at the end of backward, because it contains the first layer's gradients, and backward reaches these last. Bucket 0 is sent early in backward. **By
+# default, a model of less than 26 MiB has at most two buckets, and the last one is sent only when the last gradient is ready.** This holds on every machine. How long
+# the bars are, and how much of bucket 1 lies under the rest of backward, depends on the machine and on what else runs on it.
 #
 # Read the upper panel from the top of a rank down:
 #

@@ -114,9 +114,9 @@ from nbddp.teach import explore
 explore.collectives()
 
 # %% [markdown]
-# - The call of rank 0 alone holds up rank 0 alone. The others finish, which makes it easy to suspect the wrong rank.
+# - The extra call blocks only rank 0. The others finish, so it is easy to suspect the wrong rank.
 # - In the ring every rank waits for a rank that waits. If one rank sends first, the ring works.
-# - With different reduce operations nobody waits. That is the worst case, and the subject of the section after the exercise.
+# - One of the programs finishes although it is wrong. That is the worst case, and the subject of the section after the exercise.
 #
 # ## Exercise: who is missing?
 #
@@ -148,9 +148,9 @@ def missing_ranks(log):
 
 
 # %% [markdown]
-# ## Wrong, and nobody waits
+# ## Different reduce operations
 #
-# You notice a hang. Below, rank 3 asks for the maximum, while all others ask for the sum of 0…7 plus their rank. The right sums are 6, 10, 14, 18, 22, 26, 30, 34.
+# Below, rank 3 asks for the maximum, while all others ask for the sum of 0…7 plus their rank. The right sums are 6, 10, 14, 18, 22, 26, 30, 34.
 #
 # PyTorch has a debug mode in which ranks compare their calls, `TORCH_DISTRIBUTED_DEBUG=DETAIL`. The cell creates its process group in this mode.
 
@@ -170,8 +170,9 @@ dist.all_reduce(numbers, op=dist.ReduceOp.MAX if rank == 3 else dist.ReduceOp.SU
 numbers.tolist()
 
 # %% [markdown]
-# There is no error, all ranks have the same numbers, and from the third on they are wrong. Gloo reduces each piece of the tensor on several ranks in turn, and one of them took the maximum. The debug
-# mode compares shapes and types, but not the reduce operation. These are other mistakes of this kind, as they behave with Gloo on a CPU:
+# You notice a hang, but not this: there is no error, all ranks have the same numbers, and from the third on they are wrong. Gloo reduces each piece of the tensor on several ranks
+# in turn, and one of them took the maximum. The debug mode compares shapes and types, but not the reduce operation. These are other mistakes of this kind, as they behave with Gloo
+# on a CPU:
 #
 # | one rank has | what happens | what `DETAIL` reports |
 # |---|---|---|

@@ -111,11 +111,11 @@ class Checkpoint:
         self.path = path
 
     def save(self, model, optimizer, batches, step):
-        """Write down all that is needed to go on with `step`."""
+        """Save everything needed to continue at `step`."""
         ...  # your code
 
     def load(self, model, optimizer, batches):
-        """Put everything back and return the step to go on with: 0 if there is no checkpoint yet."""
+        """Restore everything and return the step to continue at: 0 if there is no checkpoint yet."""
         ...  # your code
 
 
@@ -136,7 +136,7 @@ class Checkpoint:
         self.path = path
 
     def save(self, model, optimizer, batches, step):
-        """Write down all that is needed to go on with `step`."""
+        """Save everything needed to continue at `step`."""
         import torch
         import torch.distributed as dist
 
@@ -154,7 +154,7 @@ class Checkpoint:
             os.replace(self.path + ".new", self.path)  # atomic: there is always one complete file
 
     def load(self, model, optimizer, batches):
-        """Put everything back and return the step to go on with: 0 if there is no checkpoint yet."""
+        """Restore everything and return the step to continue at: 0 if there is no checkpoint yet."""
         import torch
         import torch.distributed as dist
 
@@ -272,7 +272,7 @@ dist.destroy_process_group()
 # - [torchrun (Elastic Launch)](https://docs.pytorch.org/docs/stable/elastic/run.html): restarts, elastic nodes, and what a script must do.
 # - [Error propagation](https://docs.pytorch.org/docs/stable/elastic/errors.html): `@record` and the error files.
 # - [Reproducibility](https://docs.pytorch.org/docs/stable/notes/randomness.html): seeds and deterministic algorithms.
-# - J. Young, "A first order approximation to the optimum checkpoint interval", *Communications of the ACM* 17, 1974.
+# - J. Young, [A first order approximation to the optimum checkpoint interval](https://doi.org/10.1145/361147.361115), *Communications of the ACM* 17, 1974.
 
 # %%
 folder.cleanup()

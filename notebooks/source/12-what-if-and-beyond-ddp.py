@@ -31,7 +31,7 @@ rank, world_size = dist.get_rank(), dist.get_world_size()
 
 
 def train(samples):
-    """Six steps with so many samples per rank; the bytes of all gradients."""
+    """Six steps with `samples` samples per rank; returns the bytes of all gradients."""
     torch.manual_seed(rank)
     net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     model = DDP(net, bucket_cap_mb=1)
@@ -51,6 +51,11 @@ train(samples=8192)
 #
 # Before you trust a forecast, check it where you know the answer: on the two ranks that were recorded. The diamond is the recorded step. The line should pass close to it.
 
+# %% tags=["prediction", "hidden"]
+from nbddp.teach import predict
+
+predict.same_batch_on_64_nodes()
+
 # %% tags=["nbval-ignore-output"]
 # %ddp forecast --nodes 64 --inter-node 12.5GB/s --latency 10us
 
@@ -65,8 +70,6 @@ train(samples=8192)
 train(samples=32)
 
 # %% tags=["prediction", "hidden"]
-from nbddp.teach import predict
-
 predict.grows_with_nodes()
 
 # %% tags=["nbval-ignore-output"]
@@ -219,8 +222,8 @@ if rank == 0:
 #
 # ## Further reading
 #
-# - R. Hockney, "The communication challenge for MPP", *Parallel Computing* 20, 1994: the α–β model.
-# - P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", *J. Parallel and Distributed Computing* 69, 2009: the ring.
+# - R. Hockney, [The communication challenge for MPP](https://doi.org/10.1016/S0167-8191%2806%2980021-9), *Parallel Computing* 20, 1994: the α–β model.
+# - P. Patarasuk and X. Yuan, [Bandwidth optimal all-reduce algorithms for clusters of workstations](https://doi.org/10.1016/j.jpdc.2008.09.002), *J. Parallel and Distributed Computing* 69, 2009: the ring.
 # - [DDP communication hooks](https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html): the interface, and the hooks that come with PyTorch.
 # - T. Vogels et al., [PowerSGD](https://arxiv.org/abs/1905.13727), 2019: low-rank compression of gradients.
 

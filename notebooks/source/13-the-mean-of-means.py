@@ -7,22 +7,22 @@
 #
 # **After this lesson you can**
 #
-# - say what a token of a step counts, and by which number its loss must be divided;
+# - say how much weight each token has in a step, and by what to divide its loss;
 # - compute the gradient of the mean over all tokens of all ranks and micro-batches, with one exchange of gradients;
-# - choose a learning rate for a larger batch: the linear rule and warm-up.
+# - choose a learning rate for a larger batch.
 
 # %%
 # %load_ext nbddp
 from nbddp.teach import check, explore, predict
 
 # %% [markdown]
-# ## What a token counts
+# ## The weight of a token
 #
-# A **token** is a word or a part of one. Here we measure what a token counts in a step. The model has a single parameter with an entry
-# for each token of the step, and the loss of token *i* is entry *i*. The derivative of entry *i* by itself is 1, so its gradient after the
-# step's `backward()` is exactly the **weight** of token *i*.
+# A **token** is a word or a part of one. Here we measure the weight of a token in a step. The model has a single parameter with an entry for each token
+# of the step, and the loss of token *i* is entry *i*. The derivative of entry *i* by itself is 1, so its gradient after the step's `backward()` is
+# exactly the **weight** of token *i*.
 #
-# Four ranks have batches of 1, 2, 3 and 6 tokens, 12 in all. In the mean over all tokens each counts 1/12.
+# Four ranks have batches of 1, 2, 3 and 6 tokens, 12 in all. In the mean over all tokens, each token has weight 1/12.
 
 # %% tags=["prediction", "hidden"]
 predict.token_weights()
@@ -39,7 +39,7 @@ rank, world_size = dist.get_rank(), dist.get_world_size()
 
 
 class Ruler(nn.Module):
-    """The gradient of its parameter is what each token counts."""
+    """The gradient of its parameter is the weight of each token."""
 
     def __init__(self, tokens):
         super().__init__()
@@ -61,7 +61,7 @@ print(
 )
 
 # %% [markdown]
-# Every rank's batch counts 1/4, whatever its size. The only token of rank 0 gets all of that quarter; on rank 3 six tokens share one.
+# Each rank's batch has weight 1/4, whatever its size. Rank 0's single token has the whole quarter; on rank 3, six tokens share a quarter.
 #
 # The loss that you print has the same error. The mean over the ranks of their mean losses is not the mean loss.
 #
@@ -71,7 +71,7 @@ print(
 # backward one after another, and then the optimizer takes one step. This is **gradient accumulation**. DDP would still exchange gradients in
 # every `backward()`. Inside `model.no_sync()` it does not.
 #
-# Below each rank has two micro-batches of one token. The first is inside `no_sync`, the second is not.
+# Below, each rank has two micro-batches of one token. The first is inside `no_sync`, the second is not.
 
 # %% tags=["prediction", "hidden"]
 predict.after_no_sync()
@@ -88,8 +88,8 @@ print("inside no_sync", model.module.entries.grad.tolist())
 print("afterwards    ", model.module.entries.grad.tolist())
 
 # %% [markdown]
-# After the first `backward()` a rank has only its own token. The second `backward()` exchanges all that has been added up: DDP fills a bucket from
-# `.grad` when the micro-batch's gradient has been added to it. So 8 tokens count 1/8 each, for one exchange.
+# After the first `backward()`, a rank has the gradient of its own token only. The second `backward()` exchanges the accumulated sum, because DDP fills
+# a bucket from `.grad` after the micro-batch's gradient has been added to it. So each of the 8 tokens has weight 1/8, and there was one exchange.
 #
 # Two details matter:
 #
@@ -98,9 +98,9 @@ print("afterwards    ", model.module.entries.grad.tolist())
 #
 # ### Exercise: the gradients of the large batch
 #
-# Write `accumulate` for micro-batches of one size. Afterwards every parameter's `.grad` is that of the mean loss over all samples of all ranks, and
-# gradients have been exchanged **once**. The check runs it on ranks with samples of their own, compares with one process that sees all
-# samples, and counts exchanges.
+# Write `accumulate` for micro-batches of equal size. Afterwards, every parameter's `.grad` is the gradient of the mean loss over all samples of all
+# ranks, and gradients have been exchanged **once**. The check gives each rank different samples, compares with one process that sees all samples, and
+# counts the exchanges.
 
 
 # %% tags=["exercise"]
@@ -132,8 +132,8 @@ def accumulate(model, micro_batches, loss_of):
 # %% [markdown]
 # ## Unequal micro-batches
 #
-# Now sizes differ, between micro-batches and between ranks. The explorer has two ranks with two micro-batches each, and a square for every token: its
-# area is what the token counts, the dashed frame what it should count.
+# Now sizes differ, between micro-batches and between ranks. The explorer shows two ranks with two micro-batches each. Every token is a square: its area
+# is the token's weight, and the dashed frame is the correct weight.
 #
 # The last control chooses what the summed loss of a micro-batch is divided by. DDP then averages over the two ranks.
 
@@ -146,12 +146,12 @@ explore.weights()
 # %% [markdown]
 # Try 12, 4, 2 and 6 tokens with each divisor:
 #
-# - *Tokens of the micro-batch × micro-batches* is the mean of means. A token of the shortest micro-batch counts 6 times as much as one of the
-#   longest. The weighted mean is noisier, too: its 24 tokens average out noise only as well as 16 equal ones would.
-# - *Tokens of the rank* repairs the micro-batches of a rank, and only those. A rank with 8 tokens still counts as much as one with 16.
+# - *Tokens of the micro-batch × micro-batches* is the mean of means. A token of the shortest micro-batch counts 6 times as much as one of the longest.
+#   The weighted mean is noisier, too: its 24 tokens reduce noise only as much as 16 equally weighted tokens would.
+# - *Tokens of the rank* corrects the weights within a rank, but not between ranks. A rank with 8 tokens still counts as much as one with 16.
 # - *Tokens of all ranks / world size* gives every token the same weight.
 #
-# No rank knows the number of all tokens, so it takes a small all-reduce. It must happen **before** the first `backward()`.
+# No rank knows the total number of tokens, so a small all-reduce is needed. It must happen **before** the first `backward()`.
 #
 # ### Exercise: the gradient of the mean over all tokens
 #
@@ -191,15 +191,15 @@ def token_weighted_backward(model, micro_batches, loss_sum):
 
 
 # %% [markdown]
-# `tokens` stays a tensor on the device of the targets, so it can be all-reduced by NCCL as well, and nobody waits for its value.
+# `tokens` stays a tensor on the device of the targets, so NCCL can all-reduce it, and the CPU does not wait for its value.
 #
 # ## Larger batches and the learning rate
 #
-# The **effective batch** of a step is all that its gradient is a mean of: ranks × micro-batches × samples of a micro-batch. With more ranks at the
-# same batch per rank an epoch has fewer steps.
+# The **effective batch** of a step is the number of samples over which its gradient is averaged: ranks × micro-batches × samples per micro-batch. With
+# more ranks and the same batch per rank, an epoch has fewer steps.
 #
-# Below a small network reads 2048 samples twice. First one process takes 8 samples to a step, with a learning rate of 0.025: 512 steps. Then four
-# ranks take 8 samples each: 128 steps.
+# Below a small network reads 2048 samples twice. First, one process uses 8 samples per step, with a learning rate of 0.025: 512 steps. Then four ranks
+# use 8 samples each: 128 steps.
 
 # %% tags=["prediction", "hidden"]
 predict.larger_batch()
@@ -215,7 +215,7 @@ loss_of = nn.MSELoss()
 
 
 def fresh():
-    """The network at the beginning, the same on every rank; its weights as He et al. draw them."""
+    """The initial network, the same on every rank, with He initialization."""
     torch.manual_seed(0)
     layers = [nn.Linear(16, 64), nn.Linear(64, 64), nn.Linear(64, 4)]
     for layer in layers:
@@ -224,8 +224,8 @@ def fresh():
 
 
 def train(ranks, batch, rate, start=1.0, warmup=1):
-    """Each of `ranks` takes `batch` samples to a step. The learning rate begins at start × rate and is whole after
-    `warmup` steps. The loss over all samples at the beginning, after the first step, and after two epochs."""
+    """Each of `ranks` uses `batch` samples per step. The learning rate begins at start × rate and reaches rate after
+    `warmup` steps. Returns the loss over all samples at the beginning, after the first step, and after two epochs."""
     net, losses = fresh(), []
     model = DDP(net) if ranks > 1 else net
     optimizer = torch.optim.SGD(net.parameters(), lr=rate)
@@ -245,14 +245,15 @@ def train(ranks, batch, rate, start=1.0, warmup=1):
 for ranks, rate in ((1, 0.025), (4, 0.025), (4, 0.05), (4, 0.1)):
     losses = train(ranks, 8, rate)
     if rank == 0:
-        print(f"{ranks} × 8 samples to a step, learning rate {rate:5}: loss {losses[-1]:.2f}")
+        print(f"{ranks} × 8 samples per step, learning rate {rate:5}: loss {losses[-1]:.2f}")
 
 # %% [markdown]
-# With four times the learning rate the loss is nearly that of the single process again. This is the **linear scaling rule**: multiply the batch by *k*, multiply
-# the learning rate by *k*. Its reason: as long as the gradient changes little, one step of length *k* goes where *k* steps of length 1 go.
+# With four times the learning rate the loss is nearly that of the single process again. This is the **linear scaling rule**: multiply the batch by *k*,
+# multiply the learning rate by *k*. The reason: as long as the gradient changes little, one step of length *k* has nearly the same effect as *k* steps
+# of length 1.
 #
-# At the beginning of training the gradient changes fast. Now a step takes 4 × 32 samples, 16 times as many as at first, so the rule says 0.4. A **warm-up** begins at
-# the learning rate of the small batch and raises it step by step.
+# At the beginning of training the gradient changes fast. Now a step uses 4 × 32 samples, 16 times as many as in the first run, so the linear rule gives
+# 0.4. A **warm-up** begins at the learning rate of the small batch and raises it step by step.
 
 # %% tags=["prediction", "hidden"]
 predict.warm_up()
@@ -266,9 +267,9 @@ for words, start, warmup in (("at once", 1.0, 1), ("after 8 steps of warm-up", 1
         print(f"0.4 {words}: loss {first:.2f}, after the first step {second:.2f}, in the end {last:.2f}")
 
 # %% [markdown]
-# The first step at 0.4 goes so far that the loss rises from 2.7 to 20. With a warm-up the first step is a sixteenth of that. It is no guarantee: from 20 random starts
-# 18 end lower with it, and none reaches what 512 small steps did. The linear rule holds up to some batch size and no further; where that is depends on the task.
-# For Adam many use the square root of *k* instead.
+# The first step at 0.4 is so long that the loss rises from 2.7 to 20. With a warm-up, the first step is a sixteenth as long. It is not a guarantee: of
+# 20 random starts, 18 end with a lower loss, and none reaches the loss of 512 small steps. The linear rule holds only up to a batch size that depends
+# on the task. For Adam, the square root of *k* is often used instead.
 #
 # ### Exercise: the learning rate of a step
 #
@@ -277,8 +278,8 @@ for words, start, warmup in (("at once", 1.0, 1), ("after 8 steps of warm-up", 1
 
 # %% tags=["exercise"]
 def learning_rate(step, warmup, base, base_batch, ranks, batch, micro_batches):
-    """base: the learning rate that suits an effective batch of `base_batch` samples. Now each of `ranks` takes
-    `micro_batches` micro-batches of `batch` samples to a step. warmup: steps of it, may be 0; step: from 0 on."""
+    """base: the learning rate for an effective batch of `base_batch` samples. Now each of `ranks` uses
+    `micro_batches` micro-batches of `batch` samples per step. warmup: number of warm-up steps, may be 0; step: from 0."""
     ...  # your code
 
 
@@ -288,8 +289,8 @@ check.learning_rate(learning_rate)
 
 # %% tags=["solution"]
 def learning_rate(step, warmup, base, base_batch, ranks, batch, micro_batches):
-    """base: the learning rate that suits an effective batch of `base_batch` samples. Now each of `ranks` takes
-    `micro_batches` micro-batches of `batch` samples to a step. warmup: steps of it, may be 0; step: from 0 on."""
+    """base: the learning rate for an effective batch of `base_batch` samples. Now each of `ranks` uses
+    `micro_batches` micro-batches of `batch` samples per step. warmup: number of warm-up steps, may be 0; step: from 0."""
     target = base * ranks * batch * micro_batches / base_batch
     if step >= warmup:
         return target
@@ -299,12 +300,14 @@ def learning_rate(step, warmup, base, base_batch, ranks, batch, micro_batches):
 # %% [markdown]
 # ## To remember
 #
-# - DDP averages ranks. If ranks or micro-batches differ in size, sum the losses, divide by the tokens of **all** of them, and multiply by the world size.
-# - Accumulating *k* micro-batches under `no_sync` pays one exchange for *k* times the computation. The last one stays outside.
-# - The effective batch counts ranks and micro-batches. A batch *k* times as large takes *k* times the learning rate, after a warm-up, and only up to some size.
+# - DDP averages ranks. If ranks or micro-batches differ in size, sum the losses, divide by the number of tokens of **all** ranks, and multiply by the
+#   world size.
+# - Accumulating *k* micro-batches under `no_sync` costs one exchange for *k* times the computation. Keep the last micro-batch outside `no_sync`.
+# - The effective batch counts ranks and micro-batches. For a batch *k* times as large, use *k* times the learning rate, after a warm-up. This holds
+#   only up to some batch size.
 #
-# **On real GPUs:** count the tokens of each rank in a step of your own training and print the smallest and the largest number; their ratio is how unequal
-# tokens count if you average means. With `%ddp timings` compare steps with and without `no_sync`.
+# **On real GPUs:** count the tokens of each rank in a step of your own training and print the smallest and the largest number; their ratio shows how
+# unequal the weights of tokens are if you average means. With `%ddp timings` compare steps with and without `no_sync`.
 #
 # ## Glossary
 #
@@ -317,9 +320,9 @@ def learning_rate(step, warmup, base, base_batch, ranks, batch, micro_batches):
 #
 # ## Further reading
 #
-# - [Goyal et al., *Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour*](https://arxiv.org/abs/1706.02677), 2017: the linear rule, warm-up, and the
-#   pitfalls of a loss that is averaged by each worker.
-# - [McCandlish et al., *An Empirical Model of Large-Batch Training*](https://arxiv.org/abs/1812.06162), 2018: how large a batch is still worth it.
+# - [Goyal et al., *Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour*](https://arxiv.org/abs/1706.02677), 2017: the linear rule, warm-up, and
+#   the pitfalls of averaging the loss on each worker.
+# - [McCandlish et al., *An Empirical Model of Large-Batch Training*](https://arxiv.org/abs/1812.06162), 2018: up to which size a larger batch pays off.
 # - [*Fixing Gradient Accumulation*](https://huggingface.co/blog/gradient_accumulation) and [*Bugs in LLM Training: Gradient Accumulation
 #   Fix*](https://unsloth.ai/blog/gradient), 2024: the bug of this lesson in the wild.
 # - PyTorch: [`DistributedDataParallel.no_sync`](https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html),

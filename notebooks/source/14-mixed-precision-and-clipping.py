@@ -1,15 +1,14 @@
 # %% [markdown]
 # # Mixed precision and clipping across ranks
 #
-# In every step of training two decisions are made about the whole gradient: whether it is sound enough to take the step, and by how much it is
-# clipped. All ranks must decide alike. Under DDP they do, because all hold the same gradients. Where gradients are sharded each rank sees a part, and ranks that
-# decide by their own part drift apart without an error.
+# Every training step makes two decisions about the whole gradient: whether to take the step, and by how much to clip the gradient. All ranks must make
+# the same decision. This lesson shows when they do and what happens when they do not.
 #
 # **After this lesson you can**
 #
 # - train in float16 with autocast and a loss scale, and say what an overflow does to a step;
-# - have all ranks take a step, or none;
-# - clip by the norm of the whole gradient, of which each rank has a shard, on a mesh that has replicas too.
+# - make all ranks take a step, or none;
+# - clip by the norm of the whole gradient if each rank has only a shard of it, also on a mesh with replicas.
 
 # %%
 # %load_ext nbddp
@@ -61,13 +60,13 @@ print(
 )
 
 # %% [markdown]
-# **Autocast** casts the inputs of matrix products to 16 bits and computes losses in float32. Parameters stay in float32, and so do their gradients
-# in `.grad`. But on the way there, backward computes in float16.
+# **Autocast** casts the inputs of matrix products to 16 bits and computes losses in float32. Parameters stay in float32, and so do their gradients in
+# `.grad`. But backward computes in float16 before it writes them.
 #
-# So a small gradient can be lost on the way. The remedy is a **loss scale**: multiply the loss by a large number before `backward()`, and divide the gradients by it
-# afterwards. All gradients are multiplied along. If the scale is too large, some gradient becomes inf.
+# So a small gradient can become zero in backward. The remedy is a **loss scale**: multiply the loss by a large number before `backward()`, and divide
+# the gradients by it afterwards. Multiplying the loss multiplies all gradients. If the scale is too large, some gradient becomes inf.
 #
-# `torch.amp.GradScaler` looks for the right scale:
+# `torch.amp.GradScaler` adjusts the scale:
 #
 # 1. `scaler.scale(loss).backward()` multiplies the loss.
 # 2. `scaler.step(optimizer)` divides the gradients, and takes the step only if all are finite.
@@ -77,8 +76,8 @@ print(
 #
 # ## An overflow on one rank
 #
-# Below the model is trained under DDP for four steps, with a `growth_interval` of 2. In step 2 rank 1 has an input so large that its own gradients overflow; the others'
-# do not.
+# Below, a model is trained under DDP for four steps, with a `growth_interval` of 2. In step 2, rank 1 has an input so large that its own gradients
+# overflow. The gradients of the other ranks do not.
 
 # %% tags=["prediction", "hidden"]
 predict.overflow_under_ddp()
@@ -102,12 +101,13 @@ for step in (1, 2, 3, 4):
     print(f"step {step} {took}, next scale {scaler.get_scale():.0f}")
 
 # %% [markdown]
-# All ranks skip it. DDP averages gradients before anyone looks at them, and a mean with inf in it is inf on every rank. The step's samples are lost, on all ranks.
+# All ranks skip step 2. DDP averages gradients before `GradScaler` looks at them, and a mean that contains inf is inf on every rank. The step's samples
+# are lost, on all ranks.
 #
-# ## Who sees it if gradients are sharded?
+# ## Which ranks detect an overflow in sharded gradients?
 #
-# ZeRO and FSDP replace the all-reduce by a **reduce-scatter**: each rank gets the sum of one part of the gradient only. Below it has eight numbers, two on each rank. In step 2
-# the third number overflows, whoever computed it.
+# ZeRO and FSDP replace the all-reduce by a **reduce-scatter**: each rank receives the sum of only one part of the gradient. Below, the gradient has
+# eight numbers, two on each rank. In step 2 the third number overflows; it does not matter which rank computed it.
 
 # %% tags=["prediction", "hidden"]
 predict.overflow_in_a_shard()
@@ -130,10 +130,10 @@ for step in (1, 2, 3, 4):
     print(f"step {step} {took}, next scale {scaler.get_scale():.0f}")
 
 # %% [markdown]
-# Rank 1 alone skips the step. Its two parameters are now a step behind the others, for good, and no rank reports anything. The scales differ as well: each rank multiplies its loss
-# by its own scale, the reduce-scatter adds these up, and each rank divides the sum by its own scale.
+# Only rank 1 skips the step. Its two parameters stay one step behind the others, and no rank reports an error. The scales differ as well: each rank
+# multiplies its loss by its own scale, the reduce-scatter adds the scaled gradients, and each rank divides the sum by its own scale.
 #
-# The explorer takes up to 24 such steps. Each rank overflows in some of them. Choose where ranks look for inf, and press Play.
+# The explorer shows up to 24 such steps. Each rank overflows in some of them. Choose where ranks look for inf, and press Play.
 
 # %% tags=["prediction", "hidden"]
 predict.alone()
@@ -142,8 +142,8 @@ predict.alone()
 explore.loss_scale()
 
 # %% [markdown]
-# With *own shard, alone* a rank that has halved its scale gets sums to which the others have applied a larger scale. Its gradients come out too large, and they overflow
-# more easily, so its scale falls further.
+# With *own shard, alone* a rank that has halved its scale receives sums in which the other ranks used a larger scale. Its gradients are too large, and
+# they overflow more easily, so its scale falls further.
 #
 # ### Exercise: all ranks or none
 #
@@ -187,15 +187,17 @@ def step_together(optimizer, scale):
 
 
 # %% [markdown]
-# PyTorch does this for you if you let it. The parameters of FSDP2 are DTensors, and a `GradScaler` that meets DTensors asks all ranks of their mesh. FSDP1 has a
-# `ShardedGradScaler`. It is your task where you shard by hand, combine pipeline or tensor parallelism with loss scaling, or let a rank skip a batch "because its loss is nan".
+# PyTorch can do this for you. The parameters of FSDP2 are DTensors, and with DTensors, `GradScaler` combines its result over all ranks of the mesh.
+# FSDP1 has a `ShardedGradScaler`. You must do it yourself if you shard by hand, combine pipeline or tensor parallelism with loss scaling, or let a rank
+# skip a batch "because its loss is nan".
 #
 # ## Clipping: before or after the average?
 #
-# **Clipping by norm** multiplies the gradient by `max_norm / norm` if its norm exceeds `max_norm`. The norm is that of *all* parameters' gradients together, as one long vector.
+# **Clipping by norm** multiplies the gradient by `max_norm / norm` if its norm exceeds `max_norm`. The norm is taken over the gradients of *all*
+# parameters together, as one long vector.
 #
-# Below the ranks' gradients are (3, 0), (0, 4), (3, 0) and (0, 4). Their mean is (1.5, 2), its norm 2.5. We clip to 1: once after the average, and once each rank clips its
-# own gradient and the results are averaged.
+# Below, the ranks' gradients are (3, 0), (0, 4), (3, 0) and (0, 4). Their mean is (1.5, 2), its norm 2.5. We clip to norm 1 in two ways: after
+# averaging, and on each rank before averaging.
 
 # %% tags=["prediction", "hidden"]
 predict.clip_first()
@@ -222,20 +224,22 @@ for words, p in (("average, then clip", after), ("clip, then average", before)):
     print(f"{words}: ({p.grad[0]:.2f}, {p.grad[1]:.2f}), norm {p.grad.norm():.2f}")
 
 # %% [markdown]
-# Clipping each rank first gives another direction, not only another length: a rank with a large gradient counts no more than one with a small gradient. The norm is at most `max_norm`, and the
-# more ranks disagree the smaller it is. The same goes for micro-batches: clip once, after the last one.
+# Clipping on each rank first changes the direction, not only the length: a rank with a large gradient has no more influence than one with a small
+# gradient. The norm is at most `max_norm`, and the more the ranks' gradients differ, the smaller it is. The same holds for micro-batches: clip once,
+# after the last one.
 #
 # With a loss scale the order in a step is:
 #
 # 1. `scaler.scale(loss).backward()` for each micro-batch; the last one exchanges.
-# 2. `scaler.unscale_(optimizer)`, once, or `max_norm` would be compared with a norm that is 1024 times too large.
+# 2. `scaler.unscale_(optimizer)`, once; otherwise `max_norm` is compared with a norm that is too large by the factor of the scale.
 # 3. `clip_grad_norm_(parameters, max_norm)`.
 # 4. `scaler.step(optimizer)` and `scaler.update()`.
 #
-# ## The norm of what nobody has whole
+# ## The norm of a sharded gradient
 #
-# If gradients are sharded, a rank's own norm is that of its shard. Squares add up: the norm is the root of the sum of the squares over all ranks that hold one copy *together*.
-# Large clusters have a **mesh**: shards within a group of ranks, and replicas of the group. Below ranks 0 and 1 hold a layer together, and ranks 2 and 3 hold the same again.
+# If gradients are sharded, a rank by itself can only compute the norm of its shard. Squares add up: the norm is the root of the sum of the squares over
+# all ranks that hold one copy *together*. Large clusters have a **mesh**: shards within a group of ranks, and replicas of the group. Below, ranks 0 and
+# 1 together hold one copy of a layer, and ranks 2 and 3 hold a second copy.
 
 # %% tags=["prediction", "hidden"]
 predict.over_all_ranks()
@@ -269,8 +273,8 @@ print(
 #
 # ### Exercise: clip by the global norm
 #
-# Write `clip_global_norm` for plain tensors. The ranks of `shard_group` hold one copy of the sharded parameters together; other groups hold the same copy again. Gradients have been averaged.
-# The check runs it on all meshes that the ranks can form.
+# Write `clip_global_norm` for plain tensors. The ranks of `shard_group` together hold one copy of the sharded parameters; other groups hold further
+# copies. Gradients have been averaged. The check runs it on all meshes that the ranks can form.
 
 
 # %% tags=["exercise"]
@@ -310,13 +314,13 @@ def clip_global_norm(sharded, replicated, max_norm, shard_group):
 #
 # ## To remember
 #
-# - float16 needs a loss scale, bfloat16 does not. An overflow costs a step and halves the scale.
-# - Whatever decides about a step must be the same on all ranks. Under DDP it is after the all-reduce; with shards it takes an all-reduce of its own.
+# - float16 needs a loss scale, bfloat16 does not. An overflow costs one step and halves the scale.
+# - Every decision about a step must be the same on all ranks. Under DDP the all-reduce ensures this; with shards you need a separate all-reduce.
 # - Clip once: after the last micro-batch, after the exchange, after `unscale_`.
 # - Each number of the gradient counts once in the norm. Sum squares over the ranks that share a copy, never over replicas.
 #
-# **On real GPUs:** the same cells with `"cuda"` in the place of `"cpu"`, and tensors on the rank's device. Let `%ddp compare model` compare the ranks' parameters after 1000 steps of your own float16 training; they
-# must be equal.
+# **On real GPUs:** run the same cells with `"cuda"` instead of `"cpu"`, and tensors on the rank's device. After 1000 steps of your own float16
+# training, run `%ddp compare model`: the parameters must be equal on all ranks.
 #
 # ## Glossary
 #

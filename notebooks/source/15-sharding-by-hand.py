@@ -1,15 +1,15 @@
 # %% [markdown]
 # # Sharding by hand
 #
-# DDP keeps the whole model, all gradients and all of the optimizer's state on every rank. **Sharding** gives each rank a part of
-# them, its **shard**, and moves what is missing when it is needed.
+# DDP keeps the whole model, all gradients and all of the optimizer's state on every rank. **Sharding** gives each rank a part of them, its **shard**,
+# and sends the missing parts when they are needed.
 #
 # **After this lesson you can**
 #
-# - work out what a rank holds at each stage of ZeRO, and what a step moves;
+# - calculate the memory of a rank and the bytes sent per step at each stage of ZeRO;
 # - write a sharded optimizer step with `reduce_scatter_tensor` and `all_gather_into_tensor`;
 # - say when FSDP gathers a layer and frees it, and what prefetching hides;
-# - save a sharded checkpoint and resume it on another number of ranks, at the right sample.
+# - save a sharded checkpoint and resume from it on a different number of ranks, at the right sample.
 
 # %%
 # %load_ext nbddp
@@ -75,15 +75,15 @@ def bytes_per_rank(stage, parameters, ranks):
 # %% [markdown]
 # ## What a step moves
 #
-# Two collectives do all of it. Both work on **flat** tensors, of one dimension, cut into one shard per rank:
+# Two collectives are enough. Both work on **flat** tensors, of one dimension, cut into one shard per rank:
 #
 # | call | afterwards rank *r* has |
 # |---|---|
 # | `dist.reduce_scatter_tensor(shard, whole)` | in `shard`: part *r* of the **sum** of all ranks' `whole` |
 # | `dist.all_gather_into_tensor(whole, shard)` | in `whole`: all ranks' `shard`, in rank order |
 #
-# `whole` has exactly world size × as many numbers as `shard`. A flat tensor that does not divide is **padded** with zeros. (PyTorch 2.13 has new
-# names for both, `reduce_scatter_single` and `all_gather_single`, and warns about the old ones.)
+# `whole` has exactly world size × as many numbers as `shard`. A flat tensor whose length the world size does not divide is **padded** with zeros.
+# (PyTorch 2.13 has new names for both, `reduce_scatter_single` and `all_gather_single`, and warns about the old ones.)
 
 # %% tags=["prediction", "hidden"]
 predict.bytes_moved()
@@ -117,12 +117,12 @@ if rank == 0:
 
 # %% [markdown]
 # - **DDP**: an all-reduce of gradients, which is a reduce-scatter and an all-gather.
-# - **Stages 1 and 2**: reduce-scatter gradients, step the own shard, all-gather parameters.
-# - **Stage 3**: all-gather parameters in forward and again in backward, reduce-scatter gradients: half as much again.
+# - **Stages 1 and 2**: reduce-scatter gradients, update the rank's own shard, all-gather parameters.
+# - **Stage 3**: all-gather parameters in forward and again in backward, reduce-scatter gradients: 1.5 times the bytes.
 #
 # ### Exercise: a sharded step
 #
-# Write one step of SGD with momentum as stage 2 does it. Each rank keeps the momentum of its own shard alone:
+# Write one step of SGD with momentum as stage 2 does it. Each rank keeps momentum for its own shard only:
 #
 # - *gradient* = the mean of all ranks' gradients,
 # - *momentum* = 0.9 × *momentum* + *gradient*,
@@ -171,8 +171,8 @@ def sharded_step(parameters, momentum, lr):
 # %% [markdown]
 # ## Stage 3 by hand
 #
-# At stage 3 a rank keeps its rows of each weight. Before a layer computes, its rows are gathered, and afterwards the whole weight is freed. An
-# autograd Function says what happens in both directions. `events` notes the order on this rank.
+# At stage 3 a rank keeps its rows of each weight. Before a layer computes, its rows are gathered, and afterwards the whole weight is freed. An autograd
+# Function implements both directions. `events` records the order of the calls on this rank.
 
 # %% tags=["prediction", "hidden"]
 predict.times_gathered()
@@ -181,7 +181,7 @@ predict.times_gathered()
 # %%
 # %%ddp
 def gather(rows, name):
-    """All ranks' rows: the whole weight, until nobody refers to it any more."""
+    """All ranks' rows: the whole weight, freed when the last reference is dropped."""
     events.append(f"gather {name}")
     whole = torch.empty(world_size * len(rows), rows.shape[1])
     dist.all_gather_into_tensor(whole, rows)
@@ -229,8 +229,8 @@ if rank == 0:
 # %% [markdown]
 # ## Gather ahead
 #
-# If a layer is gathered when it is needed, the GPU waits for the link and the link for the GPU. **Prefetching** issues the next layer's
-# all-gather before the current layer computes. The time in which a rank computes nothing is **exposed**.
+# If a layer is gathered when it is needed, the GPU and the link take turns waiting for each other. **Prefetching** issues the next layer's all-gather
+# before the current layer computes. The time in which a rank computes nothing is **exposed**.
 
 # %% tags=["prediction", "hidden"]
 predict.layers_in_full()
@@ -243,17 +243,20 @@ predict.layers_in_full()
 explore.gathers()
 
 # %% [markdown]
-# - One layer ahead hides all but the first all-gather and the last reduce-scatter, if a collective takes no longer than a forward. A second layer
-#   ahead takes memory and gains nothing.
+# - One layer ahead hides all but the first all-gather and the last reduce-scatter, if a collective takes no longer than a forward. Gathering a second
+#   layer ahead takes memory and saves no time.
 # - Without prefetching, an all-gather of backward also waits behind a reduce-scatter. That is why the order in which collectives are issued matters.
-# - Keeping layers after forward saves the second all-gather, and costs the memory of a whole model.
-# - A slow rank holds up all others: nobody has a layer before all have called its all-gather.
+# - Keeping layers after forward saves the second all-gather, but needs the memory of a whole model.
+# - A slow rank delays all others: an all-gather ends only after every rank has called it.
 #
 # ## FSDP2: stage 3 in PyTorch
 #
-# `fully_shard` does all this. It makes every parameter a **DTensor**: one tensor to look at, of which each rank holds its rows. Apply it to
-# each layer, then to the whole: what one call shards is gathered and freed together. The mesh says among which ranks, and on which kind of
-# device. Its `reshard_after_forward=False` keeps layers until backward, and it prefetches by itself.
+# `fully_shard` does all of this. It turns every parameter into a **DTensor**, which is used as one tensor although each rank holds only its rows. Apply
+# it to each layer, then to the whole model: parameters that one call shards are gathered and freed together. The mesh names the ranks and the kind of
+# device. `reshard_after_forward=False` keeps layers until backward. Prefetching is automatic.
+
+# %% tags=["prediction", "hidden"]
+predict.rows_of_the_momentum()
 
 # %%
 # %%ddp
@@ -282,7 +285,7 @@ def sharded_block():
 
 
 def train(net, optimizer, seen, until, rank, ranks):
-    """Batches of 8 samples, all ranks together, from sample number `seen` to `until`."""
+    """Train on batches of 8 samples, shared by all ranks, from sample `seen` to `until`."""
     for first in range(seen, until, 8):
         mine = order[first : first + 8][rank::ranks]
         loss = (net(inputs[mine]) - targets[mine]).square().mean()
@@ -292,7 +295,7 @@ def train(net, optimizer, seen, until, rank, ranks):
 
 
 def as_alone(net, until):
-    """Whether the net is what one process makes of the same samples."""
+    """Whether one process, trained on the same samples, has the same parameters."""
     torch.manual_seed(0)
     alone = Block()
     train(alone, torch.optim.Adam(alone.parameters(), lr=0.01), 0, until, 0, 1)
@@ -311,17 +314,16 @@ print("of its momentum", tuple(state.to_local().shape), "· trained as in one pr
 # %% [markdown]
 # Sixteen of 64 rows each: a quarter of the parameter, of its gradient and of its momentum.
 #
-# ## Where were we?
+# ## The position in the data
 #
-# The run above has read 24 of 48 samples. A checkpoint that is to resume on another number of ranks must not say what belongs to a rank. **Steps**
-# belong to a world size: a step of four ranks reads other samples than a step of two. A number of **samples**, counted over all
-# ranks, means the same everywhere.
+# The run above has read 24 of 48 samples. A checkpoint that can resume on a different number of ranks must not store anything per rank. A number of
+# **steps** depends on the world size: a step of four ranks reads more samples than a step of two. A number of **samples**, counted over all ranks, has
+# the same meaning on any number of ranks.
 #
 # ### Exercise: the rest of the epoch
 #
-# `order` is the epoch's shuffled list of samples, the same on all ranks. Its first `seen` samples have been read, on whatever number of ranks.
-# Deal out the rest: all ranks together read each sample that is left once, and always the next ones in order, so that a number of samples
-# will describe the next checkpoint too. Do not pad.
+# `order` is the epoch's shuffled list of samples, the same on all ranks. Its first `seen` samples have been read, on any number of ranks. Distribute
+# the remaining samples. Together, the ranks read each one exactly once and in order, so that one number also describes the next checkpoint. Do not pad.
 
 
 # %% tags=["exercise"]
@@ -343,8 +345,8 @@ def rest_of_epoch(order, seen, rank, world_size):
 # %% [markdown]
 # ## A checkpoint for any number of ranks
 #
-# `torch.distributed.checkpoint` (**DCP**) writes one file per rank, with that rank's shards, and an index that says where each shard lies in the
-# whole tensor. Four ranks save.
+# `torch.distributed.checkpoint` (**DCP**) writes one file per rank, with that rank's shards, and an index with the position of each shard in the whole
+# tensor. First, four ranks save a checkpoint.
 
 # %% tags=["prediction", "hidden"]
 predict.read_again()
@@ -367,8 +369,8 @@ if rank == 0:
     print(f"{seen} samples were read; {steps} steps of 2 ranks are {steps * 2 * 2}, so {again} would be read again")
 
 # %% [markdown]
-# Now two ranks. The model and the optimizer are made anew and sharded over two, DCP fills in their shards, and training goes on with sample
-# number `seen`. The last line compares with one process that was never interrupted.
+# Now two ranks create the model and the optimizer again, sharded over two ranks. DCP loads the shards, and training continues at sample `seen`. The
+# last line compares with one process that was never interrupted.
 
 # %%
 # %%ddp --nproc 2 -- {checkpoints.name}
@@ -385,24 +387,24 @@ print("my part", tuple(net.up.weight.to_local().shape), "· resumed at sample", 
 print("loaded as saved:", before, "· at the end as in one process:", as_alone(net, 48))
 
 # %% [markdown]
-# A batch still has 8 samples, four per rank now. With 2 per rank the batch would have halved, and that is another training.
+# A batch still has 8 samples, four per rank now. With 2 per rank the batch would be half as large, and the result would differ.
 #
 # ## To remember
 #
-# - 16 bytes per parameter under Adam: stage 1 shards 12 of them, stage 2 two more, stage 3 all.
-# - A sharded step: reduce-scatter gradients, step the own shard, all-gather parameters. It moves what an all-reduce moves. Stage 3 moves half as
-#   much again.
-# - FSDP gathers a layer, computes, frees it. Prefetching one layer ahead hides the link, as long as the link is fast enough.
-# - A checkpoint counts samples, not steps, and says nothing that belongs to a rank.
+# - Adam needs 16 bytes per parameter: stage 1 shards 12 of them, stage 2 two more, stage 3 all.
+# - A sharded step: reduce-scatter gradients, update the rank's own shard, all-gather parameters. It moves as many bytes as an all-reduce. Stage 3 moves
+#   1.5 times as many.
+# - FSDP gathers a layer, computes, and frees the layer. Prefetching one layer ahead hides the link, as long as the link is fast enough.
+# - In a checkpoint, store the number of samples, not steps, and nothing per rank.
 #
 # **On real GPUs:** write `init_device_mesh("cuda", ...)`, and move the tensors. `%ddp memory` shows what each rank holds under DDP and under
-# `fully_shard`, and `%%ddp --trace` whether all-gathers are hidden. Compare `reshard_after_forward=True` and `False`.
+# `fully_shard`, and `%%ddp --trace` shows whether all-gathers are hidden. Compare `reshard_after_forward=True` and `False`.
 #
 # ## Glossary
 #
 # - **all-gather**: every rank gets all ranks' shards, side by side.
 # - **DCP**: torch.distributed.checkpoint, which saves and loads sharded tensors on any number of ranks.
-# - **DTensor**: a tensor that is spread over ranks and used as one.
+# - **DTensor**: a tensor whose parts are on several ranks and that is used as one.
 # - **exposed time**: time in which a rank waits for communication and computes nothing.
 # - **FSDP**: Fully Sharded Data Parallel, stage 3 in PyTorch; FSDP2 is `fully_shard`.
 # - **prefetch**: issue the all-gather of a layer before it is needed.

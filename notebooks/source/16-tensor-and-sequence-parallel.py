@@ -1,15 +1,15 @@
 # %% [markdown]
 # # Tensor and sequence parallel
 #
-# FSDP gathers a layer's weights before it computes. **Tensor parallelism** never does: every rank multiplies by its own part of the weight, and
-# what ranks exchange is activations.
+# FSDP gathers a layer's weights before it computes. **Tensor parallelism** never gathers them: each rank multiplies by its own part of the weight, and
+# the ranks exchange activations.
 #
 # **After this lesson you can**
 #
-# - split two linear layers over ranks, and say where the all-reduce goes in forward and in backward;
-# - replace that all-reduce by a reduce-scatter and an all-gather, so that activations are sharded too;
+# - split two linear layers over ranks, with right outputs and right gradients;
+# - shard the activations between such layers as well;
 # - do both with `parallelize_module`;
-# - combine data and tensor parallelism on a mesh, and place it so that activations stay within a node.
+# - combine data and tensor parallelism on a mesh, placed so that activations stay within a node.
 
 # %%
 # %load_ext nbddp
@@ -17,11 +17,11 @@
 # %% [markdown]
 # ## Columns, then rows
 #
-# A linear layer computes *y* = *x Wᵀ*. Two layers with a ReLU between them are the feed-forward half of a transformer's layer. Of the first
-# weight, `up`, each rank keeps some **output** features; of the second, `down`, the matching **input** features. Megatron-LM, which made this way popular,
+# A linear layer computes *y* = *x Wᵀ*. Two layers with a ReLU between them are the feed-forward half of a transformer's layer. Each rank keeps some
+# **output** features of the first weight, `up`, and the matching **input** features of the second, `down`. Megatron-LM, which made this method popular,
 # writes *y* = *x A*, where these are the columns of *A* and the rows of *B*: hence **column-parallel** and **row-parallel**.
 #
-# Between the two nothing is exchanged: ReLU works on each hidden value alone.
+# Nothing is exchanged between the two layers, because ReLU works on each hidden value separately.
 
 # %% tags=["prediction", "hidden"]
 from nbddp.teach import predict
@@ -55,8 +55,8 @@ print("added up they are the output:", torch.allclose(total, whole, atol=1e-3))
 # %% [markdown]
 # ## And backward?
 #
-# Here every rank computes the same loss from the whole output, and each goes backward through its own parts. The sum needs care: autograd does not know
-# of `all_reduce`. The gradient of a sum with respect to each part is the gradient of the sum, unchanged.
+# Here every rank computes the same loss from the whole output, and runs backward through its own parts. Take care with the sum: autograd does not see
+# `all_reduce`. The gradient of a sum with respect to each part is the gradient of the sum, unchanged.
 
 # %% tags=["prediction", "hidden"]
 predict.whose_gradient()
@@ -88,13 +88,13 @@ same = [torch.allclose(t.grad, r, atol=1e-3) for t, r in zip(mine, right, strict
 print(f"right without any exchange in backward: up {same[1]}, down {same[2]}, x {same[0]}")
 
 # %% [markdown]
-# `AddUp` is Megatron-LM's **g**: all-reduce in forward, nothing in backward. What is missing is its **conjugate f**: nothing in forward, all-reduce in
-# backward. It goes where *x* enters the column-parallel layer. So a pair of layers costs one all-reduce in each direction.
+# `AddUp` is Megatron-LM's **g**: all-reduce in forward, nothing in backward. Its **conjugate f** is still missing: nothing in forward, all-reduce in
+# backward. It belongs where *x* enters the column-parallel layer. So a pair of layers costs one all-reduce in each direction.
 #
 # ### Exercise: column, then row
 #
-# Write both layers, with a ReLU between them, and the right gradients of `x`, `up` and `down`. The check runs it on all ranks and on one rank less,
-# and compares with one process that has whole weights.
+# Write both layers, with a ReLU between them, so that the gradients of `x`, `up` and `down` are right. The check runs your function on all ranks and on
+# one rank less, and compares with one process that has the whole weights.
 
 
 # %% tags=["exercise"]
@@ -152,9 +152,9 @@ def column_then_row(x, up, down):
 # %% [markdown]
 # ## Sequence parallel
 #
-# Between two such pairs come layer norm and dropout. With the all-reduce every rank computes them on all tokens: the same work on every rank, and the same
-# activations in every rank's memory. **Sequence parallelism** shards the tokens there. The all-reduce falls into its halves: a
-# reduce-scatter along the tokens when a row-parallel layer ends, an all-gather when the next column-parallel one begins. That moves as many bytes as the all-reduce,
+# Between two such pairs come layer norm and dropout. After the all-reduce, every rank computes them on all tokens: every rank does the same work and
+# keeps the same activations in memory. **Sequence parallelism** shards the tokens there. The all-reduce is split into its two halves: a reduce-scatter
+# along the tokens when a row-parallel layer ends, an all-gather when the next column-parallel one begins. That moves as many bytes as the all-reduce,
 # and on four ranks layer norm keeps a quarter of the tokens.
 
 # %%
@@ -171,8 +171,8 @@ print("as with the all-reduce:", torch.allclose(gathered, norm(total), atol=1e-3
 # %% [markdown]
 # ## The same in PyTorch
 #
-# `parallelize_module` takes a plan, a style for each layer: `ColwiseParallel`, `RowwiseParallel`, and `SequenceParallel` for what lies between. It makes
-# weights DTensors and puts the collectives where they belong. `Shard(1)` means: split along dimension 1, the tokens.
+# `parallelize_module` takes a plan, a style for each layer: `ColwiseParallel`, `RowwiseParallel`, and `SequenceParallel` for the layers between. It
+# turns weights into DTensors and inserts the collectives. `Shard(1)` means: split along dimension 1, the tokens.
 
 # %%
 # %%ddp
@@ -217,16 +217,16 @@ print("my tokens", tuple(mine.shape), "· as in one process:", torch.allclose(mi
 # %% [markdown]
 # ## On a mesh
 #
-# Activations are exchanged in every layer, so tensor parallelism is worth it over fast links only, within a node. Across nodes, data parallelism exchanges
-# gradients once a step. Ranks are laid out as a **mesh** with a side for each. A **tensor group** sees the same samples and holds different
-# shards; a **data group** holds the same shard and sees different samples.
+# Activations are exchanged in every layer, so tensor parallelism pays off only over fast links, within a node. Across nodes, data parallelism exchanges
+# gradients once per step. The ranks form a **mesh** with one dimension for each kind of parallelism. A **tensor group** sees the same samples and holds
+# different shards; a **data group** holds the same shard and sees different samples.
 
 # %% tags=["prediction", "hidden"]
 predict.same_samples()
 
 # %% [markdown]
-# The explorer opens without tensor parallelism. Set 2 tensor ranks on 2 nodes of 2 GPUs: that is the 2 × 2 mesh. Then place data ranks side by side, and look at the
-# links.
+# The explorer opens without tensor parallelism. Set 2 tensor ranks on 2 nodes of 2 GPUs for the 2 × 2 mesh. Then place data ranks side by side, and
+# look at the links.
 
 # %% tags=["nbval-ignore-output"]
 explore.mesh()
@@ -257,16 +257,19 @@ def groups_of(rank, data, tensor):
 
 
 # %% [markdown]
-# ## FSDP over one side, tensor parallel over the other
+# ## FSDP over one dimension, tensor parallel over the other
 #
-# `mesh["tensor"]` is the tensor group of this rank, `mesh["data"]` its data group. First the weights are split over the tensor group, then what is left is
+# `mesh["tensor"]` is the tensor group of this rank, `mesh["data"]` its data group. First the weights are split over the tensor group. Then each part is
 # sharded over the data group.
+
+# %% tags=["prediction", "hidden"]
+predict.kept_of_up()
 
 
 # %%
 # %%ddp
 def losses(net, inputs, steps=5):
-    """Train; the loss of every step."""
+    """Train, and return the loss of every step."""
     optimizer, found = torch.optim.Adam(net.parameters(), lr=0.01), []
     for _ in range(steps):
         loss = net(inputs).square().mean()
@@ -294,14 +297,16 @@ if rank == 0:
     print("trained as in one process:", torch.allclose(found, right, atol=1e-5))
 
 # %% [markdown]
-# Ranks 0 and 1 see the same sequences, and hold different halves of `up`. Ranks 0 and 2 belong to the same half, see different sequences, and each keep half of
-# that half, since FSDP shards over the data group. A real cluster has as many tensor ranks as a node has GPUs, and as many data ranks as nodes.
+# Ranks 0 and 1 see the same sequences, and hold different halves of `up`. Ranks 0 and 2 share the same half of `up`, see different sequences, and each
+# keep half of it, since FSDP shards over the data group. A real cluster usually has as many tensor ranks as a node has GPUs, and as many data ranks as
+# nodes.
 #
 # ## To remember
 #
 # - Split the first layer by columns and the second by rows: one all-reduce in forward, after the second, and one in backward, for the first one's input.
-# - f and g are conjugates: where one does nothing, the other all-reduces.
-# - Sequence parallelism makes that all-reduce a reduce-scatter and an all-gather: the same bytes, and activations between them are sharded.
+# - f and g are conjugates: in the direction in which one does nothing, the other all-reduces.
+# - Sequence parallelism splits that all-reduce into a reduce-scatter and an all-gather. The bytes are the same, and activations between the two are
+#   sharded.
 # - On a mesh a tensor group sees the same samples, and a data group holds the same shard. Keep tensor groups within a node.
 #
 # **On real GPUs:** write `init_device_mesh("cuda", ...)`, and move the tensors. `%ddp topology` shows which GPUs are linked by NVLink: tensor groups
@@ -309,11 +314,11 @@ if rank == 0:
 #
 # ## Glossary
 #
-# - **column-parallel**: a linear layer of which each rank computes some output features.
-# - **conjugate pair**: two operations of which one does in backward what the other does in forward.
+# - **column-parallel**: a linear layer split so that each rank computes some output features.
+# - **conjugate pair**: two operations; each does in backward what the other does in forward.
 # - **data group**: ranks that hold the same shard and see different samples.
-# - **device mesh**: ranks laid out in rows and columns, with a process group for each.
-# - **row-parallel**: a linear layer of which each rank multiplies some input features; the products are added up.
+# - **device mesh**: ranks arranged in rows and columns, with a process group for each row and column.
+# - **row-parallel**: a linear layer split so that each rank multiplies some input features; the products are added up.
 # - **sequence parallel**: tokens are sharded where layers work on each token alone.
 # - **tensor group**: ranks that see the same samples and hold different shards.
 #

@@ -1,12 +1,11 @@
 # %% [markdown]
 # # Pipelines by hand
 #
-# A model that is too large for one device can be cut between its layers. Each rank holds some layers, a **stage**, and passes its results
-# on to the next rank. This is **pipeline parallelism**. Its price is idle time, and a schedule decides how much of it there is, and how
-# much memory a stage needs.
+# A model that is too large for one device can be cut between its layers. Each rank holds some layers, a **stage**, and sends its results to the next
+# rank. This is **pipeline parallelism**. Its price is idle time. The schedule decides how much time is idle and how much memory a stage needs.
 #
-# **After this lesson you can** run a model that is cut over ranks with nothing but `send` and `recv`, gradients included; say how large
-# the bubble is; write the 1F1B schedule; and use `torch.distributed.pipelining`.
+# **After this lesson you can** run a model that is split over ranks with only `send` and `recv`, gradients included; calculate the bubble; write the
+# 1F1B schedule; and use `torch.distributed.pipelining`.
 
 # %%
 # %load_ext nbddp
@@ -14,9 +13,8 @@
 # %% [markdown]
 # ## A batch through four stages
 #
-# Four layers, one per rank. Forward, rank *r* receives the **activations** of the layer before, computes, and sends its own. Autograd
-# knows nothing of messages: on each rank it sees one layer, from the tensor that arrived to the tensor that leaves. So backward needs
-# messages too.
+# Four layers, one per rank. In forward, rank *r* receives the **activations** of the layer before, computes, and sends its own. Autograd does not see
+# messages: on each rank it sees one layer, from the received tensor to the sent one. So backward needs messages too.
 
 # %% tags=["prediction", "hidden"]
 from nbddp.teach import predict
@@ -60,8 +58,8 @@ print(f"parameters {tuple(stage[0].weight.grad.shape)}", end=" · ")
 print(f"sent back {tuple(x.grad.shape)}" if rank > 0 else "sent back nothing")
 
 # %% [markdown]
-# Rank 3 sends the gradient of the loss with respect to its input: `x.grad`, of the activations' shape. For rank 2 this is the gradient of
-# its output, and `y.backward(gradient)` carries on from there. The gradients of parameters never leave their rank.
+# Rank 3 sends the gradient of the loss with respect to its input: `x.grad`, of the activations' shape. For rank 2 this is the gradient of its output,
+# and `y.backward(gradient)` continues from there. The gradients of parameters never leave their rank.
 #
 # Are they the right ones? Every rank has made all layers, so each can compare with one process that runs the whole model.
 
@@ -77,13 +75,13 @@ print("gradients of one process:", torch.allclose(stage[0].weight.grad, expected
 # %% [markdown]
 # ## Micro-batches and the bubble
 #
-# That was correct, and slow: rank 3 cannot begin before ranks 0 to 2 are done, and then they wait for it. The remedy is to cut the batch
-# into **micro-batches**. While rank 1 works on the first one, rank 0 starts the second. The idle time that is left, while the pipeline
-# fills and drains, is the **bubble**. With *p* stages and *m* micro-batches it takes the share (*p* − 1)/(*m* + *p* − 1) of the time.
+# That was correct, but slow: rank 3 cannot begin before ranks 0 to 2 have finished, and then they wait for rank 3. The remedy is to split the batch
+# into **micro-batches**. While rank 1 works on the first one, rank 0 starts the second. The remaining idle time, while the pipeline fills and drains,
+# is the **bubble**. With *p* stages and *m* micro-batches its share of the time is (*p* − 1)/(*m* + *p* − 1).
 #
-# In the picture a forward pass takes one tick and a backward pass two. A number is a micro-batch. "held" counts micro-batches whose
-# activations a stage keeps because their backward pass is still to come. **GPipe** does all forward passes, then all backward passes.
-# **1F1B** ("one forward, one backward") starts each backward pass as early as it can. Press Play, or step through the ticks.
+# In the picture a forward pass takes one tick and a backward pass two. Numbers denote micro-batches. "held" counts the micro-batches whose activations
+# a stage keeps until their backward pass. **GPipe** does all forward passes, then all backward passes. **1F1B** ("one forward, one backward") starts
+# each backward pass as early as it can. Press Play, or step through the ticks.
 
 # %% tags=["prediction", "hidden"]
 predict.one_micro_batch()
@@ -100,15 +98,15 @@ from nbddp.teach import explore
 explore.pipeline()
 
 # %% [markdown]
-# - One batch in one piece leaves each of four stages idle for 3/4 of the time. Nine micro-batches bring that down to a quarter.
+# - With one micro-batch, each of four stages is idle for 3/4 of the time. With nine micro-batches, it is idle for a quarter.
 # - More micro-batches shrink the bubble. But under GPipe every stage holds the activations of all of them.
-# - 1F1B has the same bubble. Stage *s* holds at most *p* − *s* micro-batches, however many there are, so *m* can be large.
+# - 1F1B has the same bubble. Stage *s* holds at most *p* − *s* micro-batches, whatever *m* is, so *m* can be large.
 #
 # ## Exercise: 1F1B
 #
-# Write the list of one stage: pairs `("F", i)` and `("B", i)` for the forward and backward pass of micro-batch *i*, counted from 0. The check
-# runs the lists of all stages together. It accepts any schedule that comes to its end, in which stage *s* holds at most *p* − *s*
-# micro-batches, and that is as fast as 1F1B.
+# Write the list of one stage: pairs `("F", i)` and `("B", i)` for the forward and backward pass of micro-batch *i*, counted from 0. The check runs the
+# lists of all stages together. It accepts any schedule that finishes, holds at most *p* − *s* micro-batches on stage *s*, and takes no longer than
+# 1F1B.
 
 
 # %% tags=["exercise"]
@@ -139,8 +137,8 @@ def schedule_1f1b(stage, stages, micro_batches):
 # %% [markdown]
 # ## Messages that cross
 #
-# Now the lists on real ranks. To see the messages alone, the stages below compute nothing: they receive a number and send it on. Under GPipe
-# that comes to its end.
+# Now real ranks follow the lists. To show only the messages, the stages below compute nothing: they receive a number and send it on. Under GPipe, this
+# finishes.
 
 # %%
 # %%ddp --hang-after 1
@@ -151,7 +149,7 @@ last = world_size - 1
 
 
 def pass_on(steps):
-    """Work off the steps of this rank with blocking sends; how many messages it received."""
+    """Run this rank's steps with blocking sends; return the number of messages received."""
     received, token = 0, torch.zeros(1)
     for kind, _ in steps:
         before, after = (rank - 1, rank + 1) if kind == "F" else (rank + 1, rank - 1)
@@ -181,15 +179,15 @@ one_f_one_b += [("B", i) for i in range(6 - ahead, 6)]
 print("received", pass_on(one_f_one_b))
 
 # %% [markdown]
-# The schedule is right; the messages are not. Rank 0 sends an activation while rank 1 sends a gradient back to it. `send` ends only when the
-# other side receives, and neither does. Under GPipe this cannot happen, since all messages go one way and then all go the other way.
+# The schedule is right, but the blocking sends are not. Rank 0 sends an activation while rank 1 sends a gradient back to it. `send` returns only when
+# the other side receives, and neither does. Under GPipe this cannot happen, since first all messages go forward, and then all go back.
 #
 # `isend` starts a send and returns at once with a `Work`. Keep it, or the send may be dropped, and call `wait()` on it later.
 #
-# ## Exercise: a stage at work
+# ## Exercise: the training step of a stage
 #
-# Write the training step of one stage. It gets its list of steps and follows it. The check runs it on four and on three ranks, under GPipe and
-# under 1F1B. Afterwards each stage's gradients must be those of one process for the **mean** loss of the whole batch.
+# Write the training step of one stage. The function gets its list of steps and follows it. The check runs it on four and on three ranks, under GPipe
+# and under 1F1B. Afterwards each stage's gradients must be those of one process for the **mean** loss of the whole batch.
 #
 # - `inputs` is the list of micro-batches on rank 0, and `None` on the others.
 # - `targets` is the list of targets on the last rank, and `None` on the others.
@@ -250,9 +248,12 @@ def run_stage(steps, stage, inputs, targets, loss_of, shape):
 # %% [markdown]
 # ## In PyTorch
 #
-# `torch.distributed.pipelining` has this ready. A `PipelineStage` wraps this rank's layers; a schedule cuts the batch into micro-batches and
-# works its list off in `step`. The first rank passes the inputs, the last one the targets and a list for the losses. The first `step` also sends the
-# shapes of activations from stage to stage, so that buffers fit.
+# `torch.distributed.pipelining` provides this. A `PipelineStage` wraps this rank's layers; a schedule splits the batch into micro-batches and runs its
+# list in `step`. The first rank passes the inputs, the last one the targets and a list for the losses. The first `step` also sends the shapes of
+# activations from stage to stage, so that each stage can allocate its buffers.
+
+# %% tags=["prediction", "hidden"]
+predict.schedules_of_torch()
 
 # %%
 # %%ddp
@@ -274,25 +275,25 @@ for schedule in (ScheduleGPipe, Schedule1F1B):
         print("loss of one process:", torch.allclose(torch.stack(losses).mean(), whole, atol=1e-6))
 
 # %% [markdown]
-# Both give the gradients and the loss of one process. The schedule divides the gradients by the number of micro-batches (`scale_grads`); torch 2.6
-# does not do so, and there 1F1B hangs on gloo.
+# Both give the gradients and the loss of one process. The schedule divides the gradients by the number of micro-batches (`scale_grads`). In PyTorch 2.6
+# it does not, and 1F1B hangs with gloo.
 #
 # ## What it costs
 #
-# A pipeline moves little: one activation and one gradient for each micro-batch across each cut, between two neighbours. Take a transformer of
-# width 8192 with sequences of 4096 tokens in bfloat16, one sequence in a micro-batch, on eight stages.
+# A pipeline sends few bytes: for each micro-batch, one activation and one gradient between two neighbouring stages. Take a transformer of width 8192
+# with sequences of 4096 tokens in bfloat16, one sequence in a micro-batch, on eight stages.
 
 # %%
 megabytes = 4096 * 8192 * 2 / 1e6
-print(f"each cut, each micro-batch: {megabytes:.0f} MB forward and {megabytes:.0f} MB back")
+print(f"per boundary and micro-batch: {megabytes:.0f} MB forward and {megabytes:.0f} MB back")
 print("micro-batches   bubble   held by stage 0: GPipe   1F1B")
 for m in (1, 8, 32, 128):
     print(f"{m:13}   {7 / (m + 7):6.0%}   {m:22}   {min(8, m):4}")
 
 # %% [markdown]
-# The larger the number of micro-batches, the smaller the bubble, and only 1F1B can afford it. Interleaved schedules give each rank several
-# short stages, which makes the bubble smaller still, for more messages. Zero-bubble schedules split the backward pass in two and fill the gaps
-# with the half that nobody waits for.
+# More micro-batches make the bubble smaller, and only 1F1B has the memory for them. Interleaved schedules give each rank several short stages: the
+# bubble becomes smaller still, and there are more messages. Zero-bubble schedules split the backward pass in two and fill the gaps with the half on
+# which no other stage depends.
 #
 # ## To remember
 #
@@ -301,9 +302,9 @@ for m in (1, 8, 32, 128):
 # - GPipe holds *m* micro-batches on every stage. 1F1B holds at most *p* − *s* on stage *s*.
 # - In 1F1B messages cross, so start sends with `isend` and wait for them later.
 #
-# **On real GPUs:** take `torch.device("cuda", local_rank)` for the stage and its tensors, and run the PyTorch cell with more micro-batches.
-# `%%ddp --trace` shows the bubble as idle time. NCCL wants sends and receives that cross in one `dist.batch_isend_irecv`, as
-# `torch.distributed.pipelining` does it.
+# **On real GPUs:** take `torch.device("cuda", local_rank)` for the stage and its tensors, and run the PyTorch cell with more micro-batches. `%%ddp
+# --trace` shows the bubble as idle time. NCCL requires crossing sends and receives to be in one `dist.batch_isend_irecv`, as
+# `torch.distributed.pipelining` does.
 #
 # ## Glossary
 #

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Capstone: a language model, start to finish
 #
-# A complete training program is more than a model and DDP. It computes in bfloat16, clips gradients, warms up the learning rate, logs on one
-# rank, survives a failure, and reports a number that can be trusted. You have met each part. Here you put them together.
+# A complete training program is more than a model and DDP. It computes in bfloat16, clips gradients, warms up the learning rate, logs on one rank,
+# survives a failure, and reports a loss that is unbiased. You know each part from the earlier lessons. Here you put them together.
 #
-# **After this lesson you can** write such a program, check it against a rubric, read where its time goes, and take it to torchrun and Slurm.
+# **After this lesson you can** write such a program, check it against a rubric, see where its time goes, and run it under torchrun and Slurm.
 
 # %%
 import os
@@ -16,13 +16,13 @@ os.chdir(tempfile.mkdtemp())  # what the cells below write is in a new folder
 # %% [markdown]
 # ## The task
 #
-# The model reads text character by character and predicts the next one. The text is made by a rule, so nothing is downloaded: sums of two
-# digits, such as `3+4=07 `. Four sums make a row. The digits before `=` are random; those behind it can be learned. Twenty of the hundred sums are never
-# trained on: the test consists of them.
+# The model reads text character by character and predicts the next one. The text is made by a rule, so nothing is downloaded: sums of two digits, such
+# as `3+4=07 `. Four sums make a row. The digits before `=` are random; those behind it can be learned. Twenty of the hundred sums are held out as the
+# test set.
 #
-# The model is a small **transformer** of the usual kind (GPT): embeddings, blocks of causal attention and a feed-forward network, and a linear layer that
-# scores the next character. Called with inputs and targets it returns the mean loss. What follows `--` is `sys.argv` on the ranks, as in a script: the folder
-# for checkpoints.
+# The model is a small **transformer** of the usual kind (GPT): embeddings, blocks of causal attention and a feed-forward network, and a linear layer
+# that scores the next character. Called with inputs and targets it returns the mean loss. The words after `--` become `sys.argv` on the ranks, as in a
+# script; here it is the folder for checkpoints.
 
 # %%
 # %%ddp --nproc 2 -- pool
@@ -87,20 +87,20 @@ print("a row:", "".join(LETTERS[i] for i in rows(sums[20:], 1, 0)[0][0]))
 # %% [markdown]
 # ## Exercise: the training program
 #
-# Write `capstone`. It is called on every rank, after `init_process_group`, with a model whose weights differ from rank to rank. The **rubric**
-# has nine lines, each with its points:
+# Write `capstone`. It is called on every rank, after `init_process_group`, with a model whose initial weights differ between ranks. The **rubric** has
+# nine lines, each with points:
 #
 # | line | what to do |
 # |---|---|
 # | same weights on all ranks | train `DDP(model)` |
-# | as one process | of every batch each rank takes the rows `rank::world_size`; AdamW with its defaults, one step per batch |
+# | as one process | each rank takes the rows `rank::world_size` of every batch; AdamW with its defaults, one step per batch |
 # | bfloat16 | forward passes in `torch.autocast(device.type, dtype=torch.bfloat16)`, here also on a CPU |
 # | clipping | gradients to a norm of 1.0 |
 # | warm-up | in step *s*, counted from 0, the learning rate is 0.01 · min(1, (*s* + 1)/10) |
 # | logging | after every 10 steps rank 0 prints `step 10: loss 1.2345`, the loss of the whole batch |
-# | evaluation | the mean loss over all rows of the test, each once; their number need not divide by the world size |
-# | checkpoint | after every 10 steps, one file in `folder`, never half written; a new start goes on from it |
-# | any number of ranks | no world size written as a number |
+# | evaluation | the mean loss over all rows of the test, each counted once; the world size may not divide their number |
+# | checkpoint | after every 10 steps, one file in `folder`, written atomically; a restart continues from it |
+# | any number of ranks | no fixed world size in the code |
 
 
 # %% tags=["exercise"]
@@ -183,10 +183,10 @@ def capstone(model, batch, test, folder, steps):
 
 
 # %% [markdown]
-# ## Trained
+# ## Train the model
 #
-# `%ddp push` copies the function to the ranks. `train` makes the task for it: 60 steps with 48 rows each. A batch follows from the number of its step, so a
-# restart finds the same batches again.
+# `%ddp push` copies the function to the ranks. `train` sets the task: 60 steps of 48 rows. Each batch depends only on its step number, so a restart
+# uses the same batches again.
 
 # %%
 # %ddp push capstone
@@ -200,7 +200,7 @@ predict.lines_of_losses()
 # %% tags=["nbval-ignore-output"]
 # %%ddp -o losses -- pool
 def train(folder, kill):
-    """The loss over sums that were never trained on. kill: rank 1 dies when it asks for the batch of step 35."""
+    """The loss over the held-out sums. kill: rank 1 is killed when it asks for the batch of step 35."""
     device = torch.device("cpu")
     if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -224,18 +224,18 @@ if dist.get_rank() == 0:
 loss
 
 # %% [markdown]
-# Six lines, since rank 0 alone prints. A model that guesses among the 13 characters has a loss of ln 13 = 2.56. Of seven characters two are random
-# digits, which nobody can predict, so no model gets far below 2/7 · ln 10 = 0.66.
+# There are six lines, since only rank 0 prints. A model that guesses among the 13 characters has a loss of ln 13 = 2.56. Two of every seven characters
+# are random digits, which cannot be predicted, so no model gets far below 2/7 · ln 10 = 0.66.
 #
-# ## Out of the notebook, and killed
+# ## Exported, run under torchrun, and killed
 #
-# `%ddp export` writes the `%%ddp` cells as a program, with the function that you pushed. Nothing of nbddp is in it.
+# `%ddp export` writes the `%%ddp` cells as a program, with the function that you pushed. The program does not use nbddp.
 
 # %% tags=["nbval-ignore-output"]
 # %ddp export train.py --force
 
 # %% [markdown]
-# torchrun starts it below, with two processes of its own. In step 35 rank 1 is killed.
+# Below, torchrun starts the program with two new processes. In step 35, rank 1 is killed.
 
 # %% tags=["prediction", "hidden"]
 predict.safe_steps()
@@ -246,7 +246,7 @@ import sys
 
 
 def torchrun(*words):
-    """The program's exit status, and what it printed of losses."""
+    """The program's exit status, and the losses that it printed."""
     line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py", *words]
     unbuffered = {**os.environ, "PYTHONUNBUFFERED": "1"}  # a rank that is killed prints what it has said
     done = subprocess.run(line, capture_output=True, text=True, timeout=80, env=unbuffered)
@@ -257,7 +257,7 @@ status, lines = torchrun("torchrun", "kill")
 print("exit status", status, "·", *(line.partition(":")[0] for line in lines))
 
 # %% [markdown]
-# The last checkpoint was written after 30 steps. Steps 30 to 34 were done, and are lost. Now the same line again, without the failure.
+# The last checkpoint was written after 30 steps. Steps 30 to 34 were done and then lost. Now the same command again, without the failure.
 
 # %% tags=["prediction", "hidden"]
 predict.goes_on()
@@ -269,8 +269,8 @@ test = float(lines[-1].partition(":")[2])
 print("the loss of the notebook, to 2 %:", abs(test - losses[0]) < 0.02 * losses[0])
 
 # %% [markdown]
-# It went on with step 30 and came to the loss of the run that nothing disturbed. The last digits may differ: DDP lays out its buckets anew after the first step of
-# each start, so sums are added up in another order, and bfloat16 keeps about three digits.
+# It continued at step 30 and reached the loss of the undisturbed run. The last digits may differ: DDP rebuilds its buckets after the first step of each
+# start, so numbers are summed in a different order, and bfloat16 keeps about three digits.
 #
 # For Slurm, this job starts the same program on two nodes:
 
@@ -280,7 +280,7 @@ print("the loss of the notebook, to 2 %:", abs(test - losses[0]) < 0.02 * losses
 # %% [markdown]
 # ## Where the time goes
 #
-# The gradients of this model fit into one bucket of 25 MB, the default. So DDP can send nothing before backward is nearly done.
+# The gradients of this model, 404 KiB, fit into one bucket, since the default limit is 25 MiB. So DDP can send nothing before backward is nearly done.
 
 # %% tags=["nbval-ignore-output"]
 # %%ddp --timings
@@ -301,35 +301,38 @@ def steps(**options):
 steps()
 
 # %% [markdown]
-# With buckets of 0.1 MB the first ones travel while backward still computes, and each costs a message.
+# With a limit of 0.1 MiB, the first buckets are sent while backward still computes, and each bucket costs a message.
+
+# %% tags=["prediction", "hidden"]
+predict.buckets_of_a_tenth()
 
 # %% tags=["nbval-ignore-output"]
 # %%ddp --timings
 steps(bucket_cap_mb=0.1)
 
 # %% [markdown]
-# Compare what is hidden behind backward, and what a step takes. More buckets hide more, and cost more messages; between two processes of one machine neither counts for
-# much. Over a network, with a model of gigabytes, overlap is worth far more than the messages. What always helps is to exchange less often: accumulate micro-batches
-# under `no_sync`.
+# Compare the hidden share and the duration of a step. More buckets hide more, and cost more messages; between two processes of one machine, neither
+# matters much. Over a network, with a model of gigabytes, overlap saves far more time than the messages cost. Exchanging less often always helps:
+# accumulate micro-batches under `no_sync`.
 
 # %% [markdown]
 # ## To remember
 #
 # - Compare a program with one process that sees every whole batch; equal ranks prove little.
-# - Clip after backward has averaged, and set the learning rate from the step, so that a restart finds it again.
-# - A checkpoint has model, optimizer and step. Rank 0 writes it under another name and renames it.
-# - A mean over ranks is right only if the ranks count alike: sum values and counts, then divide.
+# - Clip after backward has averaged. Compute the learning rate from the step, so that a restart continues with the right one.
+# - A checkpoint contains model, optimizer and step. Rank 0 writes it under another name and renames it.
+# - A mean over ranks is right only if all ranks have the same count. Otherwise sum values and counts, then divide.
 #
 # **On real GPUs:** run the cells with `--nproc` left out, so that each GPU gets a rank; `train` then takes `cuda:LOCAL_RANK`. bfloat16 needs no gradient
 # scaler. Make the model 100 times as large, and compare `%ddp timings` for two bucket sizes again.
 #
 # ## Glossary
 #
-# - **autocast**: runs chosen operations in a smaller type; parameters stay in float32.
+# - **autocast**: runs selected operations in a smaller type; parameters stay in float32.
 # - **bfloat16**: 16 bits with the range of float32 and about three significant digits.
 # - **gradient clipping**: scales all gradients down together if their norm exceeds a limit.
-# - **rubric**: the list of what a program is marked for, with points.
-# - **transformer**: a network of blocks in which each position attends to others, here to earlier ones only.
+# - **rubric**: the list of criteria by which a program is marked, with points.
+# - **transformer**: a network of blocks in which each position attends to other positions, here to earlier ones only.
 # - **warm-up**: the first steps, in which the learning rate grows.
 #
 # ## Further reading

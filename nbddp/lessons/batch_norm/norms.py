@@ -308,24 +308,30 @@ THROUGH = "the gradient must go through the statistics too: "
 GRADIENTS: tuple[tuple[str, float, float, Callable[[Slope, Columns], float]], ...] = (
     ("", 1, 1, over_all),
     (THROUGH + "here mean and variance are constants, as when backward returns nothing", 0, 0, over_all),
-    (THROUGH + "what comes through the variance is lost", 1, 0, over_all),
-    (THROUGH + "what comes through the mean is lost", 0, 1, over_all),
+    (THROUGH + "the contribution through the variance is missing", 1, 0, over_all),
+    (THROUGH + "the contribution through the mean is missing", 0, 1, over_all),
     (
-        THROUGH + "it has the part of this rank's own outputs, not of the other ranks'; autograd does not know of "
-        "dist.all_reduce, and its backward is an all_reduce of the gradients", 1, 1, over_own,
+        THROUGH + "it contains only this rank's outputs, not the other ranks'; autograd does not see dist.all_reduce, "
+        "whose backward is an all_reduce of the gradients", 1, 1, over_own,
     ),
-    (THROUGH + "what comes through the variance is lost, and of the mean's the other ranks' part", 1, 0, over_own),
-    (THROUGH + "what comes through the mean is lost, and of the variance's the other ranks' part", 0, 1, over_own),
+    (
+        THROUGH + "the contribution through the variance is missing, and so are the other ranks' contributions through "
+        "the mean", 1, 0, over_own,
+    ),
+    (
+        THROUGH + "the contribution through the mean is missing, and so are the other ranks' contributions through the "
+        "variance", 0, 1, over_own,
+    ),
     ("it treats the rank's own samples as the whole batch: add up over all ranks", 1, 1, over_own_by_own),
     ("the sums over all ranks are divided by the rank's own count, not by the whole batch's", 1, 1, over_all_by_own),
     (
-        "what comes through the statistics is divided by the world size: in backward the gradients of all ranks are "
-        "added up, not averaged", 1, 1, over_all_by_ranks,
+        "the contribution through the statistics is divided by the world size: in backward the gradients of all ranks "
+        "are added up, not averaged", 1, 1, over_all_by_ranks,
     ),
-    ("what comes through the statistics has the rank's own part alone, over the world size", 1, 1, over_own_by_ranks),
-    ("what comes through the statistics is world size times too large: it is added up twice", 1, 1, over_all_too_often),
+    ("the contribution through the statistics is the rank's own, over the world size", 1, 1, over_own_by_ranks),
+    ("the contribution through the statistics is world size × too large: it is summed twice", 1, 1, over_all_too_often),
     (
-        "what comes through the statistics is the rank's own part times the world size: add up all ranks' instead",
+        "the contribution through the statistics is the rank's own times the world size: add up all ranks' instead",
         1, 1, over_own_too_often,
     ),
 )  # fmt: skip

@@ -41,7 +41,7 @@ ASKS = (
     Mark("the learning rate warms up", 1),
     Mark("only rank 0 logs, and logs the loss of the whole batch", 1),
     Mark("unbiased evaluation", 2),
-    Mark("goes on from its checkpoint", 3),
+    Mark("continues from its checkpoint", 3),
     Mark("runs on any number of ranks, as torchrun may start it", 2),
 )
 
@@ -129,7 +129,7 @@ def warmed_up(run: Run) -> str:
 def logged(run: Run, right: Mapping[str, Any]) -> str:
     talks = [r for r in run if r and run[r]["printed"]]
     if talks:
-        return f"{rank_words(talks)} printed too; print if rank == 0"
+        return f"{rank_words(talks)} printed too; print only if rank == 0"
     lines = [match for line in run[0]["printed"] for match in LOGGED.findall(line)]
     found = [float(loss) for _, loss in lines]
     wanted = [right["losses"][s] for s in range(STEPS) if (s + 1) % EVERY == 0]
@@ -161,15 +161,15 @@ def went_on(whole: Run, resumed: Run) -> str:
     for rank, of in resumed.items():
         if not of["steps"] or of["steps"][0] != LAST_SAVE:
             at = of["steps"][0] if of["steps"] else "none"
-            return f"rank {rank} went on with step {at}, the last checkpoint was written after {LAST_SAVE} steps"
+            return f"rank {rank} continued at step {at}; the last checkpoint was written after {LAST_SAVE} steps"
     if any(of["in_place"] for of in resumed.values()):
         return "the checkpoint is written over the last good one; write to another name, then os.replace"
     writers = [r for r in resumed if resumed[r]["wrote"]]
     if len(writers) > 1:
-        return f"{rank_words(writers)} wrote files; let rank 0 write alone"
+        return f"{rank_words(writers)} wrote files; let only rank 0 write"
     gap = away(resumed[0]["weights"], whole[0]["weights"], [0.0] * len(whole[0]["weights"]))
     if gap > NEARER:
-        return "it ends with other weights than without the failure; model, optimizer and step belong in it"
+        return "the final weights differ from the undisturbed run; save model, optimizer and step"
     return same_weights(resumed)
 
 
@@ -180,7 +180,7 @@ def elsewhere(run: Run, right: Mapping[str, Any]) -> str:
 
 
 def mark(function: Callable[..., Any]) -> list[Mark]:
-    """Train, fail, go on, train on one rank less. Raises Wrong if the first training does not come to its end."""
+    """Train, fail, continue, train on one rank less. Raises Wrong if the first training does not finish."""
     with tempfile.TemporaryDirectory() as folder:
         right, (size, less) = EXPECTED.by_rank()[0], world_sizes()
         whole = _run(function, f"{folder}/whole", size)

@@ -9,7 +9,7 @@ QUESTIONS = (
         "lines_of_losses",
         'Two ranks take 60 steps. How many lines that begin with "step" do they print, if the rubric is met?',
         came="6",
-        because="A line after every 10 steps, and rank 0 alone prints.",
+        because="A line after every 10 steps, and only rank 0 prints.",
         seen=r"(?s)(step \d+: loss.*){6}",
     ),
     Question(
@@ -24,7 +24,15 @@ QUESTIONS = (
         "The program starts again in the same folder. Which is the first loss that it prints?",
         options=("that after step 10", "that after step 31", "that after step 40"),
         came="that after step 40",
-        because="It goes on with step 30, and the next line is due after 40 steps.",
+        because="It continues at step 30, and the next line is due after 40 steps.",
         seen=r"exit status 0 · step 40 step 50 step 60 test",
+    ),
+    Question(
+        "buckets_of_a_tenth",
+        "The gradients take 404 KiB, and a bucket closes when it has 0.1 MiB or more. How many buckets are there?",
+        came="4",
+        because="0.1 MiB are 102 KiB. Each bucket also takes the gradient that brings it over the limit, so three have "
+        "about 130 KiB, and the last one has the rest.",
+        seen=r"4 buckets, 404 KiB",
     ),
 )

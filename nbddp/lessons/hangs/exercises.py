@@ -191,7 +191,7 @@ LOG_CASES: tuple[Case, ...] = (
     ({1: [A, A, A], 5: [A, A], 3: [A]},),
     ({0: [A], 1: []},),
     ({3: [A], 1: [A, B], 0: [A]},),
-    ({0: [B, A], 1: [A, B]},),  # as many calls, in another order: nobody is missing
+    ({0: [B, A], 1: [A, B]},),  # as many calls, in another order: no rank is missing
     ({0: [B, A, C], 1: [A, B], 2: [C, C, C]},),
 )
 
@@ -220,7 +220,7 @@ def why_not_this(case: Case, answer: Any) -> str:
     (log,) = case
     right = missing(log)
     if right is None:
-        return "all ranks made the same number of calls, whatever their names: nobody is missing, so return None"
+        return "all ranks made the same number of calls, whatever their names: no rank is missing, so return None"
     if not (isinstance(answer, list) and len(answer) == 2 and isinstance(answer[1], list)):
         return "return a pair: the number of the collective, and the list of the ranks that have not called it"
     if answer[0] == right[0] and answer[1] != sorted(answer[1], key=repr) and sorted(answer[1], key=repr) == right[1]:
@@ -273,7 +273,7 @@ train_uneven = Exercise(
         "a rank knows only its own len(batches); an all_reduce with ReduceOp.MIN gives all ranks the smallest",
         "steps = torch.tensor(len(batches)); dist.all_reduce(steps, op=dist.ReduceOp.MIN); then batches[:steps]",
     ),
-    verifies="with equal and unequal numbers of batches nobody hangs, and all ranks end with the right weights",
+    verifies="with equal and unequal numbers of batches no rank hangs, and all ranks end with the right weights",
 )
 missing_ranks = Exercise(
     "missing_ranks",

@@ -45,7 +45,7 @@ QUESTIONS = (
         f"Which ranks wait forever in {CROSSED!r}?",
         options=("none", "rank 0", "all ranks but rank 0", "all ranks"),
         came="all ranks",
-        because="Nobody sends before it has received.",
+        because="No rank sends before it has received.",
         explored=True,
     ),
     Question(

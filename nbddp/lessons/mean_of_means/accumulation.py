@@ -18,7 +18,7 @@ from nbddp.lessons.mean_of_means.passes import Passes, micro
 from nbddp.lessons.running import Reference, grouped, on_ranks
 from nbddp.run.screen import Silent
 
-COUNTS = (5, 3, 1)  # micro-batches; no usual world size, so that who divides by that is told apart
+COUNTS = (5, 3, 1)  # micro-batches; no usual world size, so that dividing by that is seen
 EXPECTED = Reference(expected, COUNTS)
 
 
@@ -87,7 +87,7 @@ def _wrong(taken: Taken, gradients: Gradients, ratio: float | None) -> str:
         return f"{who}: yours is {ratio:.2f} × the reference" + _why(ratio, n, taken.world)
     if n > 1 and common_multiple(gradients, taken.last) is not None:
         return (
-            f"{who}: yours is of the last micro-batch alone; gradients add up only while nobody sets them to zero "
+            f"{who}: yours is of the last micro-batch alone; gradients add up only if they are not set to zero "
             "between the micro-batches"
         )
     uneven = shares(gradients, taken)
@@ -140,7 +140,7 @@ accumulate = Exercise(
     "accumulate",
     _judge_accumulation,
     (
-        "backward() adds to .grad, so micro-batches add up by themselves; you want the mean over all of them",
+        "backward() adds to .grad, so the gradients of micro-batches add up; you want the mean over all of them",
         "divide each loss by len(micro_batches) before backward(); put all but the last micro-batch, forward and "
         "backward, inside `with model.no_sync():`",
         "for i, (inputs, targets) in enumerate(micro_batches): ... with model.no_sync() if i + 1 < len(micro_batches) "

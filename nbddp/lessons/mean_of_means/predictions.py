@@ -16,7 +16,7 @@ QUESTIONS = (
             "it counts 4 times as much",
         ),
         came="it counts 6 times as much",
-        because="Each rank counts 1/4 in DDP's average, and a rank's tokens share that: 1/4 against 1/24.",
+        because="Each rank has weight 1/4 in DDP's average, and a rank's tokens share that: 1/4 against 1/24.",
         seen=r"tokens here: 1, each counts 1/4;[\s\S]*tokens here: 6, each counts 1/24;",
     ),
     Question(
@@ -37,18 +37,18 @@ QUESTIONS = (
         "the step count the same?",
         options=(
             "always",
-            "if all ranks have as many tokens",
-            "only if all micro-batches have as many tokens",
+            "if all ranks have the same number of tokens",
+            "only if all micro-batches have the same number of tokens",
             "never",
         ),
-        came="if all ranks have as many tokens",
-        because="The divisor is right within a rank, however its micro-batches differ. Between ranks DDP weights all "
-        "the same, so their totals must be equal.",
+        came="if all ranks have the same number of tokens",
+        because="The divisor is right within a rank, however its micro-batches differ. DDP gives all ranks "
+        "the same weight, so their numbers of tokens must be equal.",
         explored=True,
     ),
     Question(
         "larger_batch",
-        "Four ranks take 32 samples to a step instead of 8, and a quarter of the steps. With which learning rate does "
+        "Four ranks use 32 samples per step instead of 8, and a quarter of the steps. With which learning rate does "
         "the loss come closest to that of one process with 0.025?",
         options=("0.025", "0.05", "0.1"),
         came="0.1",
@@ -57,7 +57,7 @@ QUESTIONS = (
     ),
     Question(
         "warm_up",
-        "16 times the batch and 16 times the learning rate, in 32 steps. Is the loss lower in the end if the first 8 "
+        "16 times the batch and 16 times the learning rate, in 32 steps. Is the final loss lower if the first 8 "
         "steps are shorter?",
         options=("yes", "no, it is higher", "it makes no difference"),
         came="yes",

@@ -96,16 +96,15 @@ KNOWN: tuple[tuple[str, Weights], ...] = (
     ("the sum over tokens was not divided by their number", lambda s, p: 1 / s.world),
     ("padding was counted: a target of -100 is not a token", lambda s, p: 1 / s.positions),
     (
-        "padding was counted, since a target of -100 is not a token; and DDP's division by the world size is still "
-        "there",
+        "padding was counted, but a target of -100 is not a token; and DDP's division by the world size was not undone",
         lambda s, p: 1 / (s.world * s.positions),
     ),
     (
-        "you divided by the number of micro-batches as well, and a sum of tokens' losses needs no such division",
+        "you divided by the number of micro-batches as well; a sum of tokens' losses needs no such division",
         lambda s, p: 1 / (s.tokens * p.mates),
     ),
     (
-        "only the last micro-batches count: gradients add up as long as nobody sets them to zero in between",
+        "only the last micro-batches count: gradients add up only if they are not set to zero in between",
         lambda s, p: p.last / s.tokens,
     ),
     ("they were set to zero after the last backward()", lambda s, p: 0.0),

@@ -1,6 +1,6 @@
 """Lesson 17: the order of a stage's work under 1F1B (on paper), and a pipeline's training step (on real ranks).
 
-A schedule is judged by rules and not by a list: whatever comes to its end, holds no more micro-batches than 1F1B
+A schedule is judged by rules and not by a list: whatever finishes, holds no more micro-batches than 1F1B
 may, and takes as long as 1F1B takes, is right. A training step runs under both schedules on four and three ranks. The
 gradients of every stage must be those of one process that has all stages and the whole batch, and the work must follow
 the list.
@@ -107,8 +107,8 @@ def _fails(orders: Sequence[Sequence[Step]], stages: int, micro_batches: int) ->
         short = next((s for s, o in enumerate(orders) if most_held(o) < min(stages - s, micro_batches)), None)
         why = (
             "" if short is None else
-            f": stage {short} has at most {counted(most_held(orders[short]), 'micro-batch')} under way, and waits; it "
-            f"can begin {min(stages - short, micro_batches)} before the first gradient comes back"
+            f": stage {short} has at most {counted(most_held(orders[short]), 'micro-batch')} in progress, and waits; "
+            f"it can begin {min(stages - short, micro_batches)} before the first gradient arrives"
         )  # fmt: skip
         return f"{who}: takes {made.ticks} ticks (a forward 1, a backward 2), and 1F1B takes {right}{why}"
     return ""
@@ -124,8 +124,8 @@ def _stuck(stuck: Mapping[int, Step], stages: int, done: Sequence[Any]) -> str:
         other = next(s for s, need in needs(step, stage, stages) if need not in [d.step for d in done[s]])
         words.append(f"stage {stage} waits for stage {other} before {step[0]}{step[1]}")
     return (
-        f"deadlock: {', '.join(words)}; the first stage has the longest way to its first backward and begins with the "
-        "most forwards, the last one with one"
+        f"deadlock: {', '.join(words)}; the first stage waits longest for its first backward pass, so it starts with "
+        "the most forward passes; the last stage starts with one"
     )
 
 
@@ -139,13 +139,13 @@ schedule_1f1b = Exercise(
     schedule_judge,
     (
         "the last stage can do the backward pass of a micro-batch right after its forward pass: F0 B0 F1 B1 ...; how "
-        "many forwards does the stage before it do until B0 can come?",
+        "many forward passes does the stage before it run before B0?",
         "stage s begins with stages - 1 - s forwards (and never more than there are micro-batches); then a forward and "
         "a backward in turn; then the backwards that are left",
         "ahead = min(stages - 1 - stage, micro_batches); forwards 0 to ahead - 1; then for i from ahead on F i, "
         "B i - ahead; then the last `ahead` backwards",
     ),
-    verifies="the lists of 1 to 5 stages were carried out together, and keep 1F1B's time and memory",
+    verifies="the lists of 1 to 5 stages, run together, keep 1F1B's time and memory",
 )
 
 # -- the training step, on ranks ---------------------------------------------------------------
@@ -216,11 +216,11 @@ def _wrong_gradients(micro_batches: int, found: Mapping[int, Mapping[str, Any]],
         of_last = multiple(gradients, right["last"][rank])
         if of_last is not None and abs(of_last) > CLOSE:
             return (
-                f"{who}: yours is of the last micro-batch alone; gradients add up only while nobody sets them to zero "
+                f"{who}: yours is of the last micro-batch alone; gradients add up only if they are not set to zero "
                 "between micro-batches"
             )
         off = max(abs(x - y) for n in reference for x, y in zip(gradients[n], reference[n], strict=True))
-        why = "the loss's arguments or its targets are others" if rank == last else (
+        why = "loss_of receives the wrong arguments or the wrong targets" if rank == last else (
             f"rank {last}'s are right, so a wrong tensor came back from rank {rank + 1}, or went into backward(): pass "
             f"on the gradient of the loss with respect to the stage's input, x.grad of the same micro-batch"
         )  # fmt: skip
@@ -264,14 +264,16 @@ def _other_messages(micro_batches: int, found: Mapping[int, Mapping[str, Any]]) 
     last = max(found)
     used = sorted({name for f in found.values() for name in f["collectives"]})
     if used:
-        return f"the gradients are right, but {', '.join(used)} was called; a pipeline sends to its neighbours alone"
+        return (
+            f"the gradients are right, but {', '.join(used)} was called; a pipeline stage sends only to its neighbours"
+        )
     for rank, f in sorted(found.items()):
         wanted = micro_batches * ((rank < last) + (rank > 0))
         if len(f["sent"]) > wanted or any(n > ROWS * WIDTH for _, n in f["sent"]):
             numbers = sum(n for _, n in f["sent"])
             return (
                 f"the gradients are right, but rank {rank} sent {counted(len(f['sent']), 'message')} with {numbers} "
-                f"numbers; {wanted} with {wanted * ROWS * WIDTH} will do: an activation or a gradient each"
+                f"numbers; {wanted} with {wanted * ROWS * WIDTH} are enough: an activation or a gradient each"
             )
     return ""
 
@@ -307,7 +309,7 @@ def stopped_because(cause: BaseException | None, schedule: str, stages: int) -> 
         ended = [s.rank for s in cause.states if s.rank < stages and s.status == RankStatus.FINISHED]
         if ended:
             return (
-                f"; {rank_words(ended)} came to the end: every send needs its recv on the other side, activations from "
+                f"; {rank_words(ended)} finished: every send needs its recv on the other side, activations from "
                 "rank - 1 to rank, gradients from rank + 1 to rank"
             )
         if schedule == ONE_F_ONE_B:

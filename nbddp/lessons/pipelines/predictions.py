@@ -15,13 +15,13 @@ QUESTIONS = (
             "nothing: autograd goes back through recv",
         ),
         came="the gradient of the loss with respect to rank 3's input",
-        because="Rank 3's input is rank 2's output, and y.backward(gradient) goes on from there. It has the shape of "
+        because="Rank 3's input is rank 2's output, and y.backward(gradient) continues from there. It has the shape of "
         "the activations.",
         seen=r"ranks 1–3 │ .*sent back \(24, 16\)",
     ),
     Question(
         "one_micro_batch",
-        "One batch goes through four stages and back. For which share of the time is a stage idle?",
+        "One batch goes through four stages and back. For what share of the time is a stage idle?",
         options=("0 %", "25 %", "50 %", "75 %"),
         came="75 %",
         because="While one of the four stages works, the other three wait.",
@@ -29,7 +29,7 @@ QUESTIONS = (
     ),
     Question(
         "a_quarter",
-        "Now the batch is cut. How many micro-batches does it take, at the least, until four stages are idle for no "
+        "Now the batch is split. What is the smallest number of micro-batches with which four stages are idle for no "
         "more than a quarter of the time?",
         came="9",
         because="(p − 1)/(m + p − 1) is 3/12 for m = 9.",
@@ -47,11 +47,23 @@ QUESTIONS = (
     ),
     Question(
         "blocking_1f1b",
-        "The same program works off the lists of 1F1B, with send and recv as before. What happens?",
+        "The same program runs the lists of 1F1B, with send and recv as before. What happens?",
         options=("it runs, as under GPipe", "it deadlocks", "it runs, and some gradients are wrong"),
         came="it deadlocks",
         because="Rank 0 sends an activation to rank 1 while rank 1 sends a gradient to rank 0, and neither receives.",
         seen=r"(?i)deadlock",
         fails=r"RunHung: deadlock",
+    ),
+    Question(
+        "schedules_of_torch",
+        "PyTorch's ScheduleGPipe and Schedule1F1B run the same stages and the same batch. What happens?",
+        options=(
+            "both run, and give the gradients of one process",
+            "both run, and their gradients differ",
+            "Schedule1F1B deadlocks, as the blocking sends did",
+        ),
+        came="both run, and give the gradients of one process",
+        because="They compute the same sums in a different order, and start their sends without blocking.",
+        seen=r"ScheduleGPipe: gradients of one process: True[\s\S]*Schedule1F1B: gradients of one process: True",
     ),
 )

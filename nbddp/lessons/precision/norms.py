@@ -1,4 +1,4 @@
-"""Lesson 14: clipping by a norm to which every number counts once, whoever holds it.
+"""Lesson 14: clipping by a norm to which every number counts once, whichever rank holds it.
 
 On meshes of replicas and shards. The right norm is that of the whole gradient, which is known here.
 """
@@ -47,7 +47,7 @@ class Place:
 NORMS: tuple[tuple[str, Callable[[Place], float]], ...] = (
     ("that is the square of the norm: the root is missing", lambda p: WHOLE + COPIED),
     (
-        "what all ranks hold whole was added before the all_reduce, so it counts once for each shard: add it after",
+        "the replicated squares were added before the all_reduce, so they count once per shard: add them after it",
         lambda p: sqrt(WHOLE + p.shards * COPIED),
     ),
     (
@@ -55,7 +55,7 @@ NORMS: tuple[tuple[str, Callable[[Place], float]], ...] = (
         lambda p: sqrt(p.replicas * WHOLE + COPIED),
     ),
     (
-        "all was summed over all ranks: replicas and what every rank holds whole count several times",
+        "everything was summed over all ranks, so replicas and replicated gradients count several times",
         lambda p: sqrt(p.replicas * WHOLE + p.world * COPIED),
     ),
     (
@@ -100,10 +100,10 @@ def _line(place: Place, limit: float, did: Mapping[str, Any]) -> str:
         return "a parameter changed; only gradients are clipped"
     factors = _factor(did, place.rank, place.shards)
     if factors is None:
-        return "a gradient is gone, or its numbers do not have one common factor any more"
+        return "a gradient is missing, or its elements were not all scaled by the same factor"
     norm, right = did["returned"], min(1.0, limit / NORM)
     if type(norm) not in (int, float) or not isfinite(norm):
-        return f"the norm before clipping is to be returned, not {norm!r}"
+        return f"return the norm before clipping, not {norm!r}"
     if not isclose(norm, NORM, rel_tol=CLOSE):
         known = (words for words, would in NORMS if isclose(norm, would(place), rel_tol=CLOSE))
         why = next(known, "")
@@ -125,7 +125,7 @@ def _scaled(factors: Sequence[float], right: float, limit: float) -> str:
         return mismatch(
             "unchanged gradients",
             f"gradients × {factor:.3f}",
-            "the norm is below max_norm, and clipping makes nothing larger",
+            "the norm is below max_norm, and clipping never increases a gradient",
         )
     if isclose(factor, 1.0, rel_tol=CLOSE):
         return mismatch(f"gradients × {right:.3f}", "unchanged gradients")
@@ -168,7 +168,8 @@ clip_global_norm = Exercise(
     "clip_global_norm",
     _judge,
     (
-        "the norm is the root of the sum of all squares; each number of the gradient counts once, whoever holds it",
+        "the norm is the root of the sum of all squares; each number of the gradient counts once, whichever rank "
+        "holds it",
         "sum the squares of this rank's shards, all_reduce that sum with group=shard_group, add the squares of the "
         "replicated gradients, take the root",
         "norm = (sharded_squares + replicated_squares).sqrt(); multiply every gradient in place by min(1, max_norm / "

@@ -15,7 +15,7 @@ QUESTIONS = (
     ),
     Question(
         "overflow_under_ddp",
-        "In step 2 the gradients of rank 1 overflow, those of the other ranks do not. Under DDP, who skips the step?",
+        "In step 2 the gradients of rank 1 overflow, those of the other ranks do not. Which ranks skip it under DDP?",
         options=("rank 1", "all ranks", "no rank: the average is finite", "all ranks except rank 1"),
         came="all ranks",
         because="The mean of the ranks' gradients is inf on every rank, so each finds it by itself.",
@@ -23,7 +23,8 @@ QUESTIONS = (
     ),
     Question(
         "overflow_in_a_shard",
-        "The third of eight numbers overflows, and each of four ranks has two of them and a GradScaler. Who skips?",
+        "The third of eight numbers overflows, and each of four ranks has two of them and a GradScaler. Which ranks "
+        "skip the step?",
         options=("rank 1", "all ranks", "no rank"),
         came="rank 1",
         because="Numbers 3 and 4 are rank 1's shard, and no other rank has seen the inf.",
@@ -32,7 +33,7 @@ QUESTIONS = (
     Question(
         "alone",
         "Rank 1 alone has halved its scale. Its shard is a sum of gradients to which each rank has applied its own "
-        "scale. What does rank 1 get when it divides by its own?",
+        "scale. What does rank 1 get when it divides by its own scale?",
         options=("the right gradient", "a gradient that is too large", "a gradient that is too small"),
         came="a gradient that is too large",
         because="The other ranks have multiplied by a larger scale than rank 1 divides by. It overflows more easily, "
@@ -50,8 +51,8 @@ QUESTIONS = (
     ),
     Question(
         "over_all_ranks",
-        "Ranks 0 and 1 hold a layer together, ranks 2 and 3 hold it again. Squares are summed over all four ranks. How "
-        "does the norm come out?",
+        "Ranks 0 and 1 hold a layer together, ranks 2 and 3 hold it again. Squares are summed over all four ranks. "
+        "What is the result?",
         options=("right", "√2 times too large", "2 times too large", "4 times too large"),
         came="√2 times too large",
         because="Each square counts twice, and the norm is the root of their sum.",

@@ -49,7 +49,7 @@ def judge(found: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
 
 
 def _skipped(row: Sequence[Taken], who: Sequence[int], scale: float) -> str:
-    """What is wrong with a step that nobody should have taken; empty if nothing is."""
+    """What is wrong with a step that no rank should have taken; empty if nothing is."""
     took = [t.rank for t in row if t.moved]
     found = f"{rank_words(who)} found inf or nan"
     if not took:
@@ -57,12 +57,12 @@ def _skipped(row: Sequence[Taken], who: Sequence[int], scale: float) -> str:
     if not set(took) & set(who):
         left = [t.rank for t in row if not t.moved]
         return (
-            f"{found}, {rank_words(left)} skipped the step and {rank_words(took)} took it: the shards no longer belong "
-            "together; a rank must ask the others (all_reduce) before it decides"
+            f"{found}, {rank_words(left)} skipped the step and {rank_words(took)} took it: the shards are now out of "
+            "step; combine the ranks' findings (all_reduce) before you decide"
         )
     if any(not isfinite(x) for t in row for x in t.after):
         return f"{found}, and the step was taken: parameters are now inf or nan"
-    return f"{found}, and {rank_words(took)} took the step all the same"
+    return f"{found}, and {rank_words(took)} took the step anyway"
 
 
 def _stepped(row: Sequence[Taken], speeds: dict[int, list[float]], number: int, scale: float) -> str:
@@ -121,7 +121,7 @@ step_together = Exercise(
     "step_together",
     _judge,
     (
-        "each rank looks at its own gradients; then all ranks must come to the same decision",
+        "each rank checks its own gradients; then all ranks must make the same decision",
         "put 1.0 or 0.0 into a tensor, all_reduce it with dist.ReduceOp.MAX, and decide by the result; torch.isfinite "
         "finds inf and nan",
         "if found: return scale / 2; otherwise g /= scale for every gradient, optimizer.step(), return scale",

@@ -2,7 +2,8 @@
 
 Four runs of one training on the ranks of the pool: undisturbed and without checkpoints (the reference); with the
 learner's `save` alone; the same until the last rank fails in the middle; and once more, beginning with the learner's
-`load`. What they bring back is compared bit by bit, and what differs is named. The judging is pure.
+`load`. What they bring back is compared bit by bit, and what differs is named. Then `save` and `load` run on one rank
+less. The judging is pure.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any
 from nbddp.errors import WorkerFailed
 from nbddp.lessons.answer import OK, Exercise, Wrong, mismatch, not_written
 from nbddp.lessons.restarts.on_rank import EVERY, FAIL_AT, Failure, train
-from nbddp.lessons.running import Reference, in_group, pool
+from nbddp.lessons.running import Reference, grouped, in_group, in_world, pool, world_sizes
 from nbddp.plan.machine import several
+from nbddp.plan.topology import counted
+from nbddp.run.screen import Silent
 
 Run = Mapping[int, Mapping[str, Any]]  # rank → what `train` returns
 LAST_SAVE = FAIL_AT // EVERY * EVERY  # the step with which the training must go on
@@ -180,9 +183,25 @@ def judge(make: Callable[[str], Any]) -> str:
         if not list(Path(path).parent.glob("*")):
             return not_written("save").replace("returned None", "wrote no file")
         resumed = _run("load", make, path, resumed=True)
-    runs = [{r: run[r] for r in ranks} for run in (reference, saving, resumed)]
-    line = undisturbed(runs[0], runs[1]) or judged(runs[0], runs[2])
-    return (_first_start(runs[1]) or OK) if line == OK else line
+        runs = [{r: run[r] for r in ranks} for run in (reference, saving, resumed)]
+        line = undisturbed(runs[0], runs[1]) or judged(runs[0], runs[2])
+        if line == OK:
+            line = _first_start(runs[1]) or OK
+        if line == OK:
+            _on_fewer(make, str(Path(folder, "fewer", "checkpoint.pt").resolve()))
+    return line
+
+
+def _on_fewer(make: Callable[[str], Any], path: str) -> None:
+    """Save and load on one rank less: a number in the place of the world size fails there. Raises Wrong."""
+    Path(path).parent.mkdir()
+    with grouped():
+        size = world_sizes()[1]
+        for part, resumed in (("save", False), ("load", True)):
+            try:
+                in_world(size, train, make, path, None, resumed, screen=Silent())
+            except Wrong as wrong:
+                raise Wrong(f"{part}, on {counted(size, 'rank')}: {_said(wrong, path)}") from wrong
 
 
 def _first_start(saving: Run) -> str:
@@ -215,8 +234,12 @@ def _run(
     try:
         return in_group(train, make, path, fail_at, resumed)
     except Wrong as wrong:
-        text = str(wrong).replace(f"{Path(path).parent}/", "")  # a folder of another name each time
-        raise Wrong(f"{part}: {next((words for error, words in ERRORS.items() if error in text), text)}") from wrong
+        raise Wrong(f"{part}: {_said(wrong, path)}") from wrong
+
+
+def _said(wrong: Wrong, path: str) -> str:
+    text = str(wrong).replace(f"{Path(path).parent}/", "")  # a folder of another name each time
+    return next((words for error, words in ERRORS.items() if error in text), text)
 
 
 ERRORS = {

@@ -6,7 +6,9 @@ imported in the functions only: a check names this module in the notebook's kern
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +16,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from nbddp.lessons.exercise import outcome
+from nbddp.lessons.waiting import Misused
+from nbddp.plan.topology import counted
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +121,8 @@ def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, res
             if step == 2:
                 optimizer.param_groups[0]["lr"] = 0.1  # a schedule that has done its part
             if checkpoint and (step + 1) % EVERY == 0:
-                checkpoint.save(copy, optimizer, batches, step + 1)
+                with lists_of_the_world():
+                    checkpoint.save(copy, optimizer, batches, step + 1)
                 dist.barrier()
     return {"began": began, "first": first, "states": states, "final": seen(model, optimizer, batches), **touched}
 
@@ -134,6 +139,42 @@ def settle(copy: Any, x: torch.Tensor) -> None:
     copy(x).sum().backward()
     copy.zero_grad()
     torch.set_rng_state(state)
+
+
+@contextmanager
+def lists_of_the_world() -> Iterator[None]:
+    """Inside the block a list that gathers from all ranks must have one place per rank. torch accepts a longer one, and
+    then the same code fails on a larger world."""
+    import torch.distributed as dist
+
+    gathered = {"all_gather_object": dist.all_gather_object, "gather_object": dist.gather_object}
+    for name, original in gathered.items():
+        setattr(dist, name, _with_one_place_each(name, original))
+    try:
+        yield
+    finally:
+        for name, original in gathered.items():
+            setattr(dist, name, original)
+
+
+def _with_one_place_each(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    place = inspect.signature(original)
+    (listed,) = (word for word in ("object_list", "object_gather_list") if word in place.parameters)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        import torch.distributed as dist
+
+        given = place.bind(*args, **kwargs).arguments
+        places, world = given.get(listed), dist.get_world_size(given.get("group"))
+        if isinstance(places, list) and len(places) != world:
+            raise Misused(
+                f"the list for {name} has {counted(len(places), 'place')} on {counted(world, 'rank')}; its length must "
+                "be dist.get_world_size()"
+            )
+        return original(*args, **kwargs)
+
+    return call
 
 
 _heard: list[Callable[[str, Any], None]] = []

@@ -43,7 +43,7 @@ def why_not_so_many(case: Case, answer: Any) -> str:
         return "return a number of bytes"
     other = [s for s in (0, 1, 2, 3) if right_bytes(s, parameters, ranks) == answer]
     unit = next((u for c, u in UNITS.items() if abs(answer - c * right_bytes(*case)) <= CLOSE * abs(answer)), "")
-    return f"those are stage {other[0]}'s" if other else unit and f"that is in {unit}; bytes are asked for"
+    return f"those are the bytes of stage {other[0]}" if other else unit and f"that is in {unit}; return bytes"
 
 
 BYTES = Table(
@@ -56,8 +56,8 @@ BYTES = Table(
             _as((2, 2, 8)),
         ),
         Mistake(
-            "that is float32 throughout, 4 + 4 + 8; in mixed precision it is 2 + 2 + 12: the sum is the same, what a "
-            "stage shards is not",
+            "that is float32 throughout, 4 + 4 + 8; in mixed precision it is 2 + 2 + 12: the sum is the same, but a "
+            "stage shards other bytes",
             _as((4, 4, 8)),
         ),
         Mistake("that shards everything at every stage; stage 0 shards nothing, stage 1 the optimizer's state alone",
@@ -68,7 +68,7 @@ BYTES = Table(
                 "parameters too", _as((2, 2, 12), (2, 1, 0))),
         Mistake("that is one stage behind: stage 1 shards the optimizer's state already", _as((2, 2, 12), (4, 3, 2))),
         Mistake("stage 3 shards the parameters too", _as((2, 2, 12), (4, 2, 1))),
-        Mistake("the order is another: first the optimizer's state, then gradients, then parameters",
+        Mistake("the order is wrong: first the optimizer's state, then gradients, then parameters",
                 _as((2, 2, 12), (1, 2, 3))),
         Mistake("that shards nothing at any stage", _as((2, 2, 12), (4, 4, 4))),
         Mistake("that shards one part at each stage; a stage shards what the one before it does, and one part more",

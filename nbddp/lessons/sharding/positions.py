@@ -43,25 +43,23 @@ def _padded(order: Sequence[int], seen: int, rank: int, world: int) -> list[int]
 
 RULES: Mapping[str, Rule] = {
     "seen counts the samples of all ranks together, not those of each rank": lambda o, s, r, w: list(o[r::w][s:]),
-    "that is right only where the world size divides seen: cut off what was read first, then share out the rest": (
+    "that is right only if the world size divides seen: first leave out what was read, then share out the rest": (
         lambda o, s, r, w: list(o[r::w][s // w :])
     ),
-    "that rounds up where the world size does not divide seen: cut off what was read first, then share out the rest": (
+    "that rounds up if the world size does not divide seen: first leave out what was read, then share out the rest": (
         lambda o, s, r, w: list(o[r::w][-(-s // w) :])
     ),
-    "that begins again at the start of the epoch; leave out the first `seen` samples of order": lambda o, s, r, w: list(
-        o[r::w]
-    ),
-    "every rank reads all that is left; share it out": lambda o, s, r, w: list(o[s:]),
+    "that restarts the epoch; leave out the first `seen` samples of order": lambda o, s, r, w: list(o[r::w]),
+    "every rank reads all remaining samples; share them out": lambda o, s, r, w: list(o[s:]),
     "those are positions in order; return the samples at these positions": lambda o, s, r, w: list(
         range(s + r, len(o), w)
     ),
-    "that is what was read already": lambda o, s, r, w: list(o[:s][r::w]),
-    "each rank has a block: a checkpoint in its midst could not say with one number what has been read; deal the "
-    "samples out in turn": _block,
-    "some samples are read twice so that all ranks have as many, as DistributedSampler does; without that some ranks "
-    "have one less": _padded,
-    "the samples that are left over when the world size does not divide them are not read": lambda o, s, r, w: list(
+    "those samples were read already": lambda o, s, r, w: list(o[:s][r::w]),
+    "each rank has a block: in the middle of a block, one number cannot describe what has been read; assign the "
+    "samples to the ranks in turn": _block,
+    "some samples are read twice so that all ranks have the same number, as DistributedSampler does; "
+    "do not pad": _padded,
+    "the last samples are not read if the world size does not divide their number": lambda o, s, r, w: list(
         o[s : s + (len(o) - s) // w * w][r::w]
     ),
 }
@@ -100,21 +98,21 @@ def _fails(question: tuple[int, int, int], parts: Sequence[Sequence[int]]) -> st
     given = [v for part in parts for v in part]
     strange = [v for v in given if v not in order]
     if strange:
-        return f"{where}: {strange[0]} is no sample of order, which has {order[0]}, {order[1]}, …"
+        return f"{where}: {strange[0]} is not in order, which has {order[0]}, {order[1]}, …"
     again = sum(v in order[:seen] for v in given)
     if again:
-        return f"{where}: {again} of those that were seen {'is' if again == 1 else 'are'} read again"
+        return f"{where}: {again} of the seen samples {'is' if again == 1 else 'are'} read again"
     twice = len(given) - len(set(given))
     if twice:
         return f"{where}: {twice} too many are read, some samples more than once"
     missing = n - seen - len(given)
     if missing:
-        return f"{where}: {missing} of the {n - seen} that are left {'is' if missing == 1 else 'are'} not read"
+        return f"{where}: {missing} of the {n - seen} remaining samples {'is' if missing == 1 else 'are'} not read"
     for k in range(max(map(len, parts), default=0)):
         row = [part[k] for part in parts if k < len(part)]
         due = order[seen + k * world : seen + (k + 1) * world]
         if sorted(row) != sorted(due):
-            return f"{where}: as number {k} the ranks read {_listed(row)}, next in order are {_listed(due)}"
+            return f"{where}: the ranks' samples number {k} are {_listed(row)}, the next in order are {_listed(due)}"
     return ""
 
 
@@ -131,10 +129,9 @@ rest_of_epoch = Exercise(
     NAME,
     _judge,
     (
-        "first leave out what was seen, then share out the rest; the old world size does not matter",
-        "the samples that are left begin at order[seen]; rank r takes every world_size-th of them, beginning with the "
-        "r-th",
+        "first leave out the seen samples, then share out the rest; the old world size does not matter",
+        "the remaining samples begin at order[seen]; rank r takes every world_size-th of them, beginning with the r-th",
         "order[start::step] does both at once: which start, which step?",
     ),
-    verifies="each sample that is left is read once, the next ones first, on 1 to 4 ranks",
+    verifies="each remaining sample is read once and in order, on 1 to 4 ranks",
 )

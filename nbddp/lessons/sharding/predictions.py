@@ -40,6 +40,14 @@ QUESTIONS = (
         seen=r"prefetch 1 layer ahead(?:.*\n)+?rank 0: .*at most 2 layers of 4 in full",
     ),
     Question(
+        "rows_of_the_momentum",
+        "The next cell trains a block on four ranks with fully_shard and Adam. A weight has 64 rows. How many rows of "
+        "its momentum does a rank keep?",
+        came="16",
+        because="Adam creates its state for what the rank holds of the parameter: a quarter of the rows.",
+        seen=r"of its momentum \(16, 32\)",
+    ),
+    Question(
         "read_again",
         "Training stops after 3 steps on four ranks with 2 samples per rank and step. The checkpoint stores the step, "
         "3. Training resumes at step 3 on two ranks, again with 2 samples per rank. How many samples are read again?",

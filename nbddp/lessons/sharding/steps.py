@@ -65,28 +65,28 @@ RIGHT = Way("")
 WAYS = (
     Way("that is the step of summed gradients; divide by the world size for the mean",
         reduced=lambda g, r, i: sum(of[i] for of in g)),
-    Way("each shard stepped by its own rank's gradient alone; reduce-scatter brings it the other ranks' too",
+    Way("each rank updated its shard with its own gradient only; reduce-scatter sums the gradients of all ranks",
         reduced=lambda g, r, i: g[r][i]),
-    Way("each shard stepped by its own rank's gradient alone, and that divided by the world size; reduce-scatter "
-        "brings it the other ranks' too", reduced=lambda g, r, i: g[r][i] / len(g)),
+    Way("each rank updated its shard with its own gradient only, divided by the world size; reduce-scatter sums the "
+        "gradients of all ranks", reduced=lambda g, r, i: g[r][i] / len(g)),
     Way("the gradients were divided by the world size twice", reduced=lambda g, r, i: mean(g, r, i) / len(g)),
     Way("the gradients were multiplied by the world size", reduced=lambda g, r, i: mean(g, r, i) * len(g) ** 2),
     Way("those are the smallest gradients of all ranks; return the mean",
         reduced=lambda g, r, i: min(o[i] for o in g)),
     Way("those are the largest gradients of all ranks; return the mean",
         reduced=lambda g, r, i: max(o[i] for o in g)),
-    Way("each rank has stepped its own shard alone; all-gather the shards, so that every rank has all parameters",
+    Way("each rank has updated only its own shard; all-gather the shards, so that every rank has all parameters",
         gathers=False),
-    Way("momentum did not last from step to step; change the tensor that is given, momentum.mul_(0.9).add_(gradient)",
+    Way("momentum is lost between steps; update the given tensor in place, momentum.mul_(0.9).add_(gradient)",
         keeps=False),
-    Way("the step goes uphill; subtract lr × momentum", used=lambda old, new, g: -new),
-    Way("the step took the momentum from before this gradient; update momentum first", used=lambda old, new, g: old),
-    Way("the step took the gradient; take the momentum, which the gradient was added to", used=lambda old, new, g: g),
-    Way("the old momentum counts whole; multiply it by 0.9 before the gradient is added", moment=lambda m, g: m + g),
-    Way("here the gradient counts 0.1; momentum is 0.9 × the old one plus the whole gradient",
+    Way("the step has the wrong sign; subtract lr × momentum", used=lambda old, new, g: -new),
+    Way("the step used the momentum from before this gradient; update momentum first", used=lambda old, new, g: old),
+    Way("the step used the gradient; use the updated momentum", used=lambda old, new, g: g),
+    Way("the old momentum is not reduced; multiply it by 0.9 before you add the gradient", moment=lambda m, g: m + g),
+    Way("here the gradient has weight 0.1; momentum is 0.9 × the old one plus the whole gradient",
         moment=lambda m, g: BETA * m + (1 - BETA) * g),
     Way("the learning rate is missing", used=lambda old, new, g: new / LR),
-    Way("the last numbers, those that the world size does not divide, did not change; pad with zeros instead of "
+    Way("the last numbers did not change, since the world size does not divide their count; pad with zeros instead of "
         "cutting", lost=True),
 )  # fmt: skip
 
@@ -154,7 +154,7 @@ def _why(question: Asked, found: Mapping[int, Any]) -> str:
         return "the ranks' parameters differ, and must be the same on all of them after a step"
     right = [sorted(RIGHT.after(question.begin, question.gradients, 0)[0]), sorted(found[ranks[0]][0])]
     if all(abs(a - b) <= CLOSE for a, b in zip(*right, strict=True)):
-        return "the right numbers are there in other places: shards are laid side by side in rank order, then cut again"
+        return "the numbers are right, but in the wrong places: join the shards in rank order, then split them again"
     return ""
 
 
@@ -214,6 +214,6 @@ sharded_step = Exercise(
         "all_gather_into_tensor(whole, own) brings all shards side by side; cut whole[:count].split([p.numel() for p "
         "in parameters]) and write each piece back with p.data.copy_(piece.view_as(p))",
     ),
-    verifies="parameters after three steps, on all ranks and on one rank less, and no collective moved more than it "
-    "must",
+    verifies="parameters after three steps, on all ranks and on one rank less, and no collective moved more than "
+    "necessary",
 )

@@ -17,7 +17,7 @@ def order() -> Explorer:
             Choice("barrier", "barrier after the work", (("no", False), ("yes", True))),
         ),
         (
-            {"ranks": 2, "slow": NOBODY, "barrier": False},
-            {"ranks": 4, "slow": 1, "barrier": True},
+            {"ranks": 2, "slow": NOBODY, "barrier": True},  # the simplest: two lines, then two lines
+            {"ranks": 4, "slow": 1, "barrier": False},
         ),
     )

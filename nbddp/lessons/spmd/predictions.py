@@ -52,7 +52,6 @@ QUESTIONS = (
         options=("24", "576", "2520", "40320"),
         because="4! orders of the first four lines times 4! of the last four. Without the barrier: 8! / 2⁴ = 2520.",
         explored=True,
-        seen=r"one of 576 orders",
     ),
     Question(
         "lines_of_the_sum",

@@ -36,9 +36,9 @@ MISTAKES = (
             _turned),
     Mistake("that mesh has data ranks side by side, and the two lists are swapped",
             lambda rank, data, tensor: _turned(rank, data, tensor)[::-1]),
-    Mistake("a rank belongs to both of its groups itself", _of(lambda p, r, t: [[k for k in g if k != r] for g in p])),
+    Mistake("a rank is a member of both of its groups", _of(lambda p, r, t: [[k for k in g if k != r] for g in p])),
     Mistake("those are coordinates; return the ranks of the two groups", _of(lambda p, r, t: [r // t, r % t])),
-    Mistake("those are the groups of rank 0; take the rank's own",
+    Mistake("those are the groups of rank 0; return the groups of the given rank",
             lambda rank, data, tensor: right_groups(0, data, tensor)),
 )  # fmt: skip
 

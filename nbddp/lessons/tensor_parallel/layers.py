@@ -20,8 +20,8 @@ CLOSE = 1e-4
 Rows = Sequence[Sequence[float]]
 RIGHT = Reference(expected)
 TWICE = (
-    "the backward of your sum all-reduces once more; every rank computes the whole loss, so the gradient of the sum is "
-    "whole already and goes through as it is"
+    "the backward of your sum all-reduces again; every rank computes the whole loss, so pass the gradient of the sum "
+    "on unchanged"
 )
 
 
@@ -86,9 +86,9 @@ def _gradient(
     elif near(found, _times(right, 1 / world)):
         why = "that is the gradient divided by the world size; nothing is averaged here"
     elif name == "x" and near(_sum(every), right):
-        why = "that is this rank's part alone; every rank's columns used x, so its gradient is all-reduced in backward"
+        why = "that is only this rank's part; every rank's columns used x, so all-reduce its gradient in backward"
     elif name == "x" and near(_sum(every), _times(right, world)):
-        why = f"that is this rank's part alone, and the world size × too large: {TWICE}"
+        why = f"that is only this rank's part, and the world size × too large: {TWICE}"
     else:
         why = "follow backward: the sum passes its gradient on unchanged, and x's gradient is added up over the ranks"
     at = next((i, j) for i, row in enumerate(right) for j, v in enumerate(row) if not abs(found[i][j] - v) <= CLOSE)

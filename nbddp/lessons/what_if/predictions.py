@@ -6,6 +6,15 @@ from nbddp.lessons.question import Question
 
 QUESTIONS = (
     Question(
+        "same_batch_on_64_nodes",
+        "The step above exchanges 1.6 MB of gradients and computes for some hundred milliseconds. How much longer is "
+        "it forecast to be on 64 nodes, with the same batch per rank?",
+        options=("hardly longer", "about 6 times as long", "about 64 times as long"),
+        came="hardly longer",
+        because="The exchange takes a few milliseconds even on 64 nodes, most of them hidden behind backward.",
+        seen=r"(?m)^ +64 +128 +\S+ m?s +\S+ [mµ]s +(9\d|100) %",
+    ),
+    Question(
         "grows_with_nodes",
         "More nodes, the same batch per rank: which part of a ring all-reduce grows without limit?",
         options=("the latencies", "the bytes that a rank sends", "both", "neither"),
