@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,9 +91,12 @@ def go_through(shown: Panel) -> None:
     until(lambda: shown.at.locator("table.strip").inner_text() != first, "another look")
     assert shown.at.locator("tr.slowest th").inner_text() == "1"
     click_on_a_step(shown)
+    keep_the_place(shown)
+    read_out = said_in(shown)
     shown.press("Ranks")
     shown.press("Stop")
     page.ended(cell)
+    until(lambda: "stopped by the user" in read_out(), "the notice in the element that is read out")
     cell = page.begin(3)
     shown.says("in all_reduce #1 for rank 3")
     shown.press("Stop")
@@ -101,7 +104,7 @@ def go_through(shown: Panel) -> None:
     shown.says("stopped by the user")
     cell = page.begin(4)
     shown.press("Debugger")
-    sync_api.expect(shown.at.locator("section small", has_text="⏸ stopped")).to_have_count(4)
+    sync_api.expect(shown.at.locator(".head small", has_text="⏸ stopped")).to_have_count(4)
     shown.at.get_by_label("line").fill("p rank * 11")
     shown.at.get_by_label("line").press("Tab")
     shown.press("Send")
@@ -110,6 +113,33 @@ def go_through(shown: Panel) -> None:
     shown.press("Continue")
     page.ended(cell)
     sync_api.expect(cell.locator(".jp-OutputArea").first).to_contain_text("the end")
+
+
+PLACE = "e => [e.scrollTop, e === document.activeElement, e.isConnected]"
+
+
+def keep_the_place(shown: Panel) -> None:
+    """While the ranks print: what a reader has scrolled to and where the focus is."""
+    shown.press("Output")
+    scrolls = shown.at.locator(".scrolls").first
+    until(lambda: scrolls.evaluate("e => e.scrollHeight - e.clientHeight > 100"), "more lines than there is room for")
+    held = scrolls.element_handle()
+    held.evaluate("e => { e.focus(); e.scrollTop = -60 }")
+    before = scrolls.inner_text()
+    until(lambda: scrolls.inner_text() != before, "more lines")
+    place, focused, stays = held.evaluate(PLACE)  # counted from the end, where the lines come
+    assert place <= -60
+    assert focused
+    assert stays
+    assert (held.get_attribute("role"), held.get_attribute("aria-label")) == ("region", "rank 0")
+
+
+def said_in(shown: Panel) -> Callable[[], str]:
+    """What is in the element that a reader's software hears, which is the same for all notices."""
+    found = shown.at.locator("[role=status]")
+    assert found.count() == 2, "the heading and the notice, and no other"
+    held = found.last.element_handle()
+    return lambda: str(held.evaluate("e => e.isConnected ? e.innerText : ''"))
 
 
 BACKGROUNDS = "all => all.map(e => getComputedStyle(e).backgroundColor)"
@@ -129,7 +159,7 @@ def click_on_a_step(shown: Panel) -> None:
     selected = int(shown.at.get_by_label("step", exact=True).input_value())
     assert 0.4 * before <= selected <= 0.6 * last_step(shown)
     shown.says(f"step {selected} of ")
-    shown.at.locator(".nbddp-steps [role=slider]").press("ArrowRight")
+    shown.at.get_by_role("slider", name="step of the curve").press("ArrowRight")
     sync_api.expect(shown.at.get_by_label("step", exact=True)).to_have_value(str(selected + 1))
     over = shown.at.locator(".nbddp-steps, .nbddp-steps :not(.noUi-handle, .noUi-handle *)")
     assert set(over.evaluate_all(BACKGROUNDS)) == {"rgba(0, 0, 0, 0)"}, "the slider covers the curve"
@@ -208,23 +238,38 @@ def reopen_without_kernel(page: Page) -> None:
             page.cells.nth(1).screenshot(path=Path(folder) / f"panel-without-kernel-{theme}.png")
 
 
+CONTROLS = {  # some that Tab comes to
+    "Launch": {"workers per node", "nodes", "hosts", "device", "restarts", "Start", "Cell", "torchrun"},
+    "Ranks": {"Stop", "Free", "Stacks", "which ranks Restart restarts", "Restart", "Shut down"},
+    "Output": {"all ranks", "search", "only differences"},
+    "Timings": {"step", "Show"},
+    "Debugger": {"Next", "Step in", "Out", "Continue", "Post-mortem", "line", "which ranks get the line", "Send"},
+}
+
+
 def reach_by_keys(shown: Panel) -> None:
-    """Every control of the first page, each of which has a name."""
-    names = shown.at.evaluate(NAMED)
-    assert len(names) >= 15
-    assert all(names), names
-    shown.at.get_by_role("button", name="Launch").focus()
-    seen = set()
-    for _ in range(40):
-        shown.page.page.keyboard.press("Tab")
-        seen.add(shown.page.page.evaluate(FOCUSED))
-    assert {"workers per node", "nodes", "hosts", "device", "restarts", "Start"} <= seen
+    """Every control of every page has a name, and Tab comes to it."""
+    for name in reversed(PAGES):
+        shown.press(name)
+        until(lambda name=name: set(shown.at.evaluate(NAMED)) >= CONTROLS[name], name)  # type: ignore[misc]
+        names = shown.at.evaluate(NAMED)
+        assert all(names), (name, names)
+        shown.at.get_by_role("button", name="Launch").focus()
+        seen = set()
+        for _ in range(len(names) + 2):
+            shown.page.page.keyboard.press("Tab")
+            seen.add(shown.page.page.evaluate(FOCUSED))
+        assert CONTROLS[name] <= seen, name
+        assert set(names) - {"Launch"} <= seen, name
 
 
-NAMED = """panel => Array.from(panel.querySelectorAll('input, select, button')).filter(e => e.offsetParent !== null)
-    .map(e => e.getAttribute('aria-label') || e.labels?.[0]?.innerText || e.innerText || e.title)"""
-FOCUSED = """() => document.activeElement.getAttribute('aria-label') || document.activeElement.labels?.[0]?.innerText
-    || document.activeElement.innerText"""
+NAME = """(e => (e.getAttribute('aria-label') || e.labels?.[0]?.innerText || e.innerText.trim() || e.title).trim())"""
+NAMED = f"""panel => Array.from(panel.querySelectorAll('input, select, button, [role=slider], [tabindex="0"]'))
+    .filter(e => e.offsetParent !== null && e.tagName !== 'SELECT').map({NAME})
+    .concat(Array.from(panel.querySelectorAll('select')).filter(e => e.offsetParent !== null)
+    .map(e => e.labels?.[0]?.innerText || e.title))"""
+FOCUSED = f"""() => document.activeElement.tagName === 'SELECT'
+    ? document.activeElement.labels?.[0]?.innerText || document.activeElement.title : {NAME}(document.activeElement)"""
 
 
 @pytest.mark.timeout(300)
@@ -297,7 +342,7 @@ def test_buttons_act_while_a_cell_runs(tmp_path: Path) -> None:
         shown.says("stopped by the user")
         cell = shown.page.begin(4)
         shown.press("Debugger")
-        sync_api.expect(shown.at.locator("section small", has_text="⏸ stopped")).to_have_count(2)
+        sync_api.expect(shown.at.locator(".head small", has_text="⏸ stopped")).to_have_count(2)
         shown.press("Continue")
         shown.page.ended(cell)
         sync_api.expect(cell.locator(".jp-OutputArea").first).to_contain_text("the end")

@@ -71,8 +71,10 @@ def test_a_transcript_has_lines_and_answers_of_each_rank() -> None:
     assert told == [(1, "rank 1 continued before it read 'c'")]
     found.heard(1, said("line\n" * 2000))
     assert len(found.talks[1].lines) == MOST
-    shown = page.talks(rules.talked(State(), [talk for _, talk in sorted(found.talks.items())]))
+    state = rules.talked(State(), [talk for _, talk in sorted(found.talks.items())])
+    shown = "".join(block.head + block.text for block in page.talks(state))
     Balanced(shown)
+    assert not page.no_talk(state)
     assert "● running" in shown
     assert "⏸ stopped, cell line 4, in f" in shown
     assert "ddp&gt; c" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +61,14 @@ def test_outputs_are_bounded_and_have_what_moves(tmp_path: Path) -> None:
 
 def test_the_page_marks_what_was_searched_and_escapes_what_was_printed() -> None:
     state = rules.printed(State(), (Output(0, (("stderr", "<b>oh</b> no"),), ("50%|██",)),))
-    shown = page.output(rules.showing(state, "search", "OH"))
-    Balanced(shown)
-    assert "stderr│ &lt;b&gt;<mark>oh</mark>&lt;/b&gt; no" in shown
-    assert '<section aria-label="rank 0">' in shown
-    assert "50%|██" in shown
-    assert "nothing has been printed" in page.output(State())
+    state = rules.showing(state, "search", "OH")
+    (block,), moving = page.output(state), page.moving(state)
+    for shown in (block.head, block.text, moving):
+        Balanced(shown)
+    assert "stderr│ &lt;b&gt;<mark>oh</mark>&lt;/b&gt; no" in block.text
+    assert "setAttribute('aria-label', 'rank 0')" in block.text
+    assert "50%|██" in moving
+    assert "nothing has been printed" in page.no_output(State())
     assert state.showing.rank == ALL
 
 
@@ -132,6 +135,67 @@ def test_ranks_are_offered_by_their_numbers_and_a_choice_is_kept(drawn: tuple[Vi
     behind.model.change(rules.seen, rows[:2], "", 0)
     assert (view.which.value, view.whom.value) == (1, ALL)
     assert behind.errors == []
+
+
+def test_what_is_in_progress_keeps_its_room_until_the_next_run() -> None:
+    """So that nothing below it moves when a bar comes to its end."""
+    state = rules.printed(State(), (Output(0, (), ("50%", "1%")), Output(1, (), ("60%",))), 7)
+    high = 'style="min-height: 4.2em"'
+    assert high in page.moving(state)
+    state = rules.printed(state, (Output(0, (("stdout", "end"),)), Output(1)), 7)
+    assert high in page.moving(state)
+    assert "<td>" not in page.moving(state)
+    assert page.moving(rules.printed(state, (Output(0), Output(1)), 8)) == ""
+
+
+Sent = tuple[int, str]
+
+
+def sent(view: View) -> tuple[list[Sent], dict[int, int]]:
+    """What is sent of the blocks of Output from now on, by rank; and which widgets they are."""
+    found: list[Sent] = []
+    (blocks,) = (b for b in view._blocks if b._of is page.output)
+    for rank, (_, *parts) in blocks._made.items():
+        for part in parts:
+            part.observe(lambda change, rank=rank: found.append((rank, change["new"])), "value")
+    return found, {rank: id(made[0]) for rank, made in blocks._made.items()}
+
+
+def test_of_what_ranks_print_only_the_part_of_the_rank_that_printed_is_sent(drawn: tuple[View, Behind]) -> None:
+    view, behind = drawn
+    found, made = sent(view)
+    before = of_ranks(0, 1, 2, 3)
+    longer = replace(before[2], lines=(*before[2].lines, ("stdout", "more")))
+    behind.model.change(rules.printed, (*before[:2], longer, before[3]))
+    assert [rank for rank, _ in found] == [2]
+    assert "more" in found[0][1]
+    behind.model.change(rules.seen, [Rank(r, "node 0", "cpu") for r in range(4)], "Cell In[1]", 3)
+    behind.model.change(rules.said, "a notice")
+    assert len(found) == 1
+    assert sent(view)[1] == made, "the widgets stay, with their place and focus"
+    assert behind.errors == []
+
+
+def test_blocks_of_ranks_that_are_gone_are_closed(drawn: tuple[View, Behind]) -> None:
+    view, behind = drawn
+    _, before = sent(view)
+    gone = {rank: made for b in view._blocks if b._of is page.output for rank, made in b._made.items()}
+    behind.model.change(rules.printed, of_ranks(0, 2))
+    assert sent(view)[1] == {rank: before[rank] for rank in (0, 2)}
+    assert [made[1].comm is None for made in gone.values()] == [False, True, False, True]
+    behind.model.change(rules.printed, ())
+    assert sent(view)[1] == {}
+
+
+def test_what_is_read_out_is_in_an_element_that_stays_and_only_once() -> None:
+    """The element around the HTML, which gets its role when the text is there."""
+    state = rules.said(rules.began(State()), "said")
+    for shown in (page.heading(state), page.notice(state)):
+        assert shown.count("onload=\"this.parentElement?.setAttribute('role', 'status')\"") == 1
+        Balanced(shown)
+    everything = "".join((page.heading(state), page.notice(state), page.start(state), page.running(state)))
+    assert 'role="status"' not in everything
+    assert "aria-live" not in everything
 
 
 def paces(count: int, seconds: float, exposed: float) -> list[Pace]:

@@ -59,9 +59,11 @@ def test_each_rank_has_its_state_in_words_and_a_sign() -> None:
         ("waiting", "in all_reduce #14 for rank 1, cell line 12"),
         ("dead", "its process has ended"),
     ]
-    shown = page.strip(rules.seen(State(placed=PLACED), found, "Cell In[3]", 7.9))
+    state = rules.seen(State(placed=PLACED), found, "Cell In[3]", 7.9)
+    shown = page.strip(state)
     Balanced(shown)
-    assert "<caption>Cell In[3], 7 s</caption>" in shown
+    assert "Cell In[3], 7 s" in page.running(state)
+    assert page.strip(rules.seen(state, found, "Cell In[3]", 9.0)) == shown, "sent again only when a rank changes"
     assert shown.count('scope="row"') == 4
     for sign in ("◐", "●", "✕"):
         assert f'<span aria-hidden="true">{sign}</span>' in shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Iterator
+from dataclasses import dataclass
 from html import escape
 
 from nbddp.base.share import STAGES
@@ -24,13 +25,25 @@ COPY = (
     '<input id="{key}" readonly onfocus="this.select()" value="{value}"></div>'
 )
 CURRENT = ' aria-current="step"'
+DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="  # loads at once, when its place is on the page
+LIVE = "this.parentElement?.setAttribute('role', 'status')"
+REGION = (
+    "const e = this.closest('.scrolls'); e.setAttribute('role', 'region'); e.setAttribute('aria-label', 'rank {rank}')"
+)
+NAMES = "this.closest('.nbddp-plot')?.querySelector('[role=slider]')?.setAttribute('aria-label', 'step of the curve')"
 SHOWN = 100  # lines of a transcript
 DONE, NOW, NEXT = "✓", "▸", "·"  # signs of a stage
 
 
+def live(shown: str) -> str:
+    """Text that is read out when it changes. A reader's software hears only of changes in an element that stays, and
+    that is the widget's own, around this: so it gets the role, as soon as the text is on the page."""
+    return f'{shown}<img hidden alt="" src="{DOT}" onload="{LIVE}">'
+
+
 def heading(state: State) -> str:
     """What the pool is like; read out when it changes."""
-    return f'<div role="status" aria-live="polite"><b>{escape(state.pool_words())}</b></div>'
+    return live(f"<div><b>{escape(state.pool_words())}</b></div>")
 
 
 def refusal(found: Considered, control: str) -> str:
@@ -93,7 +106,7 @@ def _stages(text: str, at: int) -> str:
     items = (
         f"<li{CURRENT * (i == at)}>{sign} {name}</li>" for i, (sign, name) in enumerate(zip(signs, STAGES, strict=True))
     )
-    return f'<ol class="stages">{"".join(items)}</ol><small role="status">{escape(text)} …</small>'
+    return f'<ol class="stages">{"".join(items)}</ol><small>{escape(text)} …</small>'
 
 
 # -- a saved notebook ------------------------------------------------------------------------------
@@ -130,18 +143,22 @@ COLUMNS = ("rank", "place", "state", "steps/s", "memory", "CPU", "GPU")
 NONE, CPU = "–", "cpu"
 
 
+def running(state: State) -> str:
+    """What runs, and since when; apart from the strip, since it changes every second."""
+    if not state.ranks:
+        return ""
+    since = f"{state.program}, {state.seconds} s" if state.program else "no cell is running"
+    return f'<div class="since">{escape(since)}</div>'
+
+
 def strip(state: State) -> str:
     """What each rank does: a table of fixed columns, a line for each rank."""
     if not state.ranks:
         return "<small>no workers are running; Launch starts them</small>"
     head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
     body = "".join(map(_rank, state.ranks))
-    since = f"{state.program}, {state.seconds} s" if state.program else "no cell is running"
     gpus = " gpus" * any(row.device != CPU for row in state.ranks)  # a wider column
-    return (
-        f'<table class="strip{gpus}"><caption>{escape(since)}</caption><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table>"
-    )
+    return f'<table class="strip{gpus}" aria-label="ranks"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _rank(row: Rank) -> str:
@@ -170,7 +187,7 @@ def _gpu(row: Rank) -> str:
 
 def notice(state: State) -> str:
     """What the last command has done; read out when it changes."""
-    return f'<div role="status" aria-live="polite" class="notice">{escape(state.notice)}</div>'
+    return live(f'<div class="notice">{escape(state.notice)}</div>')
 
 
 def detail(state: State) -> str:
@@ -181,26 +198,54 @@ def detail(state: State) -> str:
 # -- output ----------------------------------------------------------------------------------------
 
 
-def output(state: State) -> str:
-    """What the ranks have printed, side by side or one alone; above it what moves, rank by rank."""
-    found = chosen(state.outputs, state.showing)
-    if not any(out.lines or out.moving or hidden for out, hidden in found):
-        return "<small>nothing has been printed</small>"
+@dataclass(frozen=True)
+class Block:
+    """One rank's part of what is side by side: what it is, and the text of it that scrolls."""
+
+    rank: int
+    head: str
+    text: str
+
+
+def moving(state: State) -> str:
+    """What is in progress, rank by rank: one bar below the other. It keeps the room that the cell has once needed."""
+    found = [out for out, _ in chosen(state.outputs, state.showing)]
     rows = "".join(
         f'<tr><th scope="row">{out.rank}</th><td>{"<br>".join(map(escape, out.moving))}</td></tr>'
-        for out, _ in found
+        for out in found
         if out.moving
     )
-    bars = f'<table class="bars"><caption>in progress</caption>{rows}</table>' if rows else ""
-    parts = "".join(_output(out, hidden, state.showing.search) for out, hidden in found)
-    return f'{bars}<div class="outputs">{parts}</div>'
+    if not state.room:
+        return ""
+    table = f'<table class="bars" aria-label="in progress">{rows}</table>' if rows else ""
+    return f'<div>in progress</div><div class="moving" style="min-height: {1.4 * state.room:.1f}em">{table}</div>'
 
 
-def _output(out: Output, hidden: int, search: str) -> str:
+def no_output(state: State) -> str:
+    return "" if _has_printed(state) else "<small>nothing has been printed</small>"
+
+
+def output(state: State) -> list[Block]:
+    """What the ranks have printed, side by side or one alone."""
+    if not _has_printed(state):
+        return []
+    return [_output(out, hidden, state.showing.search) for out, hidden in chosen(state.outputs, state.showing)]
+
+
+def _has_printed(state: State) -> bool:
+    return any(out.lines or out.moving for out in state.outputs)
+
+
+def _output(out: Output, hidden: int, search: str) -> Block:
     lines = "\n".join(_line(stream, text, search) for stream, text in out.lines)
     more = f"<small> · {counted(hidden, 'line')} hidden</small>" if hidden else ""
-    shown = f'<pre tabindex="0"><code>{lines}</code></pre>'
-    return f'<section aria-label="rank {out.rank}"><b>rank {out.rank}</b>{more}{shown}</section>'
+    return _block(out.rank, more, lines)
+
+
+def _block(rank: int, more: str, lines: str) -> Block:
+    """The element that scrolls is a region of this name, and not the text in it, which is replaced."""
+    text = f'<pre>{lines}</pre><img hidden alt="" src="{DOT}" onload="{REGION.format(rank=rank)}">'
+    return Block(rank, f'<div class="head"><b>rank {rank}</b>{more}</div>', text)
 
 
 def _line(stream: str, text: str, search: str) -> str:
@@ -241,6 +286,7 @@ def curves(state: State) -> str:
         f'<path d="M{curve.LEFT},0 V{foot} H{width}"/>'
         f'<polyline points="{curve.line(found, 1, high)}"/>'
         f'<polyline class="exposed" points="{curve.line(found, 2, high)}"/>{labels}</svg>'
+        f'<img hidden alt="" src="{DOT}" onload="{NAMES}">'
     )
 
 
@@ -264,16 +310,17 @@ def timeline(state: State) -> str:
 # -- debugger --------------------------------------------------------------------------------------
 
 
-def talks(state: State) -> str:
+def no_talk(state: State) -> str:
+    words = "breakpoint() in a %%ddp cell stops the ranks there; they wait for a line"
+    return "" if state.talks else f"<small>{words}</small>"
+
+
+def talks(state: State) -> list[Block]:
     """What ranks say that stand in their debuggers, side by side."""
-    if not state.talks:
-        return "<small>breakpoint() in a %%ddp cell stops the ranks there; they wait for a line</small>"
-    return f'<div class="outputs">{"".join(map(_talk, state.talks))}</div>'
+    return [*map(_talk, state.talks)]
 
 
-def _talk(talk: Talk) -> str:
+def _talk(talk: Talk) -> Block:
     state = "… working" if talk.asked else "⏸ stopped" if talk.stopped else "● running"
     at = f" <small>{state}{', ' * bool(talk.where)}{escape(talk.where)}</small>"
-    lines = escape("\n".join(talk.lines[-SHOWN:]))
-    shown = f'<pre tabindex="0"><code>{lines}</code></pre>'
-    return f'<section aria-label="rank {talk.rank}"><b>rank {talk.rank}</b>{at}{shown}</section>'
+    return _block(talk.rank, at, escape("\n".join(talk.lines[-SHOWN:])))

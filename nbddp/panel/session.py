@@ -128,7 +128,8 @@ class Session:
         if last is not None and (run is not None or over):
             last.debugged.views["panel"] = functools.partial(self._talked, last)  # not twice a second, but at once
             self._talked(last)
-            self.model.change(rules.printed, printed.outputs([last.outputs[r] for r in sorted(last.outputs)]))
+            outputs = printed.outputs([last.outputs[r] for r in sorted(last.outputs)])
+            self.model.change(rules.printed, outputs, last.number)
         if over and last is not None:
             self._over = last.number
             self._ended(last)

@@ -54,8 +54,9 @@ class State:
     and `standing`: the controls' values that it was made with.
     `stage`: what a start is at, None where none goes on; `failure`: why the last one failed, with the end of a `log`.
     `notice`: what the last command has done; `detail`: more of it, such as stacks. `ranks`: a row each; `program`: what
-    runs on them, since `seconds`. `outputs`: what the last program has printed, of which `showing` is seen; `curve`:
-    the steps of a `run`, and one `step` of them; `talks`: what ranks say that have stopped in the debugger."""
+    runs on them, since `seconds`. `outputs`: what the last program, the run `printer`, has printed, of which `showing`
+    is seen; `room`: the most lines of it that were in progress at once. `curve`: the steps of a `run`, and a `step` of
+    them; `talks`: what ranks say that have stopped in the debugger."""
 
     plan: Plan = field(default_factory=Plan)
     machine: tuple[Node, ...] = ()
@@ -72,6 +73,8 @@ class State:
     detail: str = ""
     outputs: tuple[Output, ...] = ()
     showing: Showing = field(default_factory=Showing)
+    printer: int = 0
+    room: int = 0
     talks: tuple[Talk, ...] = ()
     run: int = 0
     curve: Curve = field(default_factory=Curve)
@@ -142,11 +145,13 @@ def seen(state: State, ranks: Sequence[Rank], program: str, seconds: float) -> S
     return replace(state, ranks=tuple(ranks), program=program, seconds=int(seconds))
 
 
-def printed(state: State, outputs: tuple[Output, ...]) -> State:
-    """This is what the ranks have printed; a rank that is no longer among them is not shown alone."""
+def printed(state: State, outputs: tuple[Output, ...], run: int = 0) -> State:
+    """This is what the ranks have printed in a run; a rank that is no longer among them is not shown alone."""
     there = {ALL, *(out.rank for out in outputs)}
     kept = state.showing if state.showing.rank in there else replace(state.showing, rank=ALL)
-    return replace(state, outputs=outputs, showing=kept)
+    lines = sum(len(out.moving) for out in outputs)
+    room = max(lines, state.room if run == state.printer else 0)
+    return replace(state, outputs=outputs, showing=kept, printer=run, room=room)
 
 
 def showing(state: State, control: str, value: Any) -> State:

@@ -38,7 +38,6 @@ STYLE = """<style>
 }
 .nbddp-panel ol.stages { display: flex; flex-wrap: wrap; gap: 0 16px; list-style: none; padding: 0; margin: 0 }
 .nbddp-panel table.strip { width: 100%; table-layout: fixed; border-collapse: collapse; margin: 0; font-size: inherit }
-.nbddp-panel table.strip caption { text-align: left; caption-side: top; padding: 4px 0; color: var(--ink) }
 .nbddp-panel .strip th, .nbddp-panel .strip td {
   text-align: left; height: 24px; padding: 0 8px 0 0; white-space: nowrap; overflow: hidden; text-overflow: ellipsis;
   border-bottom: 1px solid var(--edge); color: var(--ink); background: none;
@@ -49,13 +48,13 @@ STYLE = """<style>
 .nbddp-panel .strip.gpus thead th:nth-child(7) { width: 9em }
 .nbddp-panel .strip tr.slowest td, .nbddp-panel .strip tr.slowest th { background: var(--frame) }
 .nbddp-panel .outputs { display: grid; grid-template-columns: repeat(auto-fit, minmax(15em, 1fr)); gap: 8px }
-.nbddp-panel .outputs section { border: 1px solid var(--edge); border-radius: 4px; padding: 4px 8px; min-width: 0 }
-.nbddp-panel .outputs pre { height: 14em; overflow: auto; display: flex; flex-direction: column-reverse }
-.nbddp-panel .outputs code { display: block; background: none; color: inherit; padding: 0; font: inherit }
-.nbddp-panel .outputs code { line-height: 1.4 }
+.nbddp-panel .outputs > * { border: 1px solid var(--edge); border-radius: 4px; padding: 4px 8px; min-width: 0 }
+.nbddp-panel .outputs .head { white-space: nowrap; overflow: hidden; text-overflow: ellipsis }
+.nbddp-panel .outputs .scrolls { height: 14em; overflow: auto; flex-direction: column-reverse; overflow-anchor: auto }
+.nbddp-panel .outputs .scrolls > * { flex: 0 0 auto }
 .nbddp-panel mark { background: none; color: inherit; font-weight: 600; text-decoration: underline }
-.nbddp-panel table.bars { border-collapse: collapse; margin: 0 0 8px; font-family: var(--code); font-size: inherit }
-.nbddp-panel table.bars caption { text-align: left; font-family: var(--jp-ui-font-family, sans-serif) }
+.nbddp-panel .moving { margin: 0 0 8px; overflow: auto }
+.nbddp-panel table.bars { border-collapse: collapse; margin: 0; font-family: var(--code); font-size: inherit }
 .nbddp-panel .bars th, .nbddp-panel .bars td { text-align: left; padding: 0 8px 0 0; white-space: pre }
 .nbddp-panel .bars th, .nbddp-panel .bars td, .nbddp-panel .bars tr { background: none; border: none }
 .nbddp-panel svg.curves { width: 100%; max-width: 800px; height: auto; display: block }
@@ -75,6 +74,7 @@ STYLE = """<style>
   width: 2px; height: 100%; top: 0; right: -1px; border: none; border-radius: 0; box-shadow: none; margin: 0;
   background: var(--brand); transform: none;
 }
+.nbddp-panel .since { padding: 4px 0 }
 .nbddp-panel .notice { min-height: 1.4em }
 .nbddp-panel :focus-visible { outline: 2px solid var(--brand); outline-offset: 1px }
 </style>"""

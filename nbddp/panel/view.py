@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbddp.panel import page
+from nbddp.panel.blocks import Blocks, close
 from nbddp.panel.plan import Plan
 from nbddp.panel.printed import ALL
 from nbddp.panel.session import Session
@@ -46,6 +47,7 @@ class View:
         self._step = -1  # the selected step as the number box was told
         self._drawing = 0  # the thread that draws: what it changes is not the user's doing
         self._parts: list[tuple[Any, Callable[[State], str]]] = []
+        self._blocks: list[Blocks] = []
         self.controls: dict[str, Any] = {}
         self.buttons: dict[str, Any] = {}
         self.pages = {"Launch": self._launch(), "Ranks": self._ranks(), "Output": self._output(),
@@ -64,8 +66,7 @@ class View:
     def close(self) -> None:
         """Let go of the session, and of every widget."""
         self._close()
-        for widget in _tree(self.widget):
-            widget.close()
+        close(self.widget)
 
     # -- drawing -------------------------------------------------------------------------------
 
@@ -78,6 +79,8 @@ class View:
             if self._shown.get(id(widget)) != text:
                 self._shown[id(widget)] = text
                 widget.value = text
+        for blocks in self._blocks:
+            blocks.draw(state)
         self._drawing = threading.get_ident()
         try:
             self._offer(state)
@@ -109,6 +112,12 @@ class View:
         self._parts.append((widget, words))
         return widget
 
+    def _side_by_side(self, blocks: Callable[[State], Sequence[page.Block]]) -> Any:
+        """A place for a block of each rank."""
+        made = Blocks(self._w, blocks)
+        self._blocks.append(made)
+        return made.widget
+
     def _button(self, label: str, tooltip: str, press: Callable[[], None], **layout: Any) -> Any:
         button = self._w.Button(description=label, tooltip=tooltip, layout=self._w.Layout(width="auto", **layout))
         button.on_click(lambda _: press())
@@ -131,7 +140,7 @@ class View:
             self._button("Shut down", "end all workers", session.shut_down),
         ]
         row = w.Box(buttons, layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
-        return w.VBox([row, self._html(page.strip, max_height="30em", overflow="auto")])
+        return w.VBox([row, self._html(page.running), self._html(page.strip, max_height="30em", overflow="auto")])
 
     # -- output --------------------------------------------------------------------------------
 
@@ -144,7 +153,7 @@ class View:
         for name, control in self.shown.items():
             control.observe(lambda change, name=name: self._shows(name, change["new"]), "value")
         row = w.Box([self.rank, search, differ], layout=w.Layout(flex_flow="row wrap", grid_gap="8px"))
-        return w.VBox([row, self._html(page.output)])
+        return w.VBox([row, self._html(page.moving), self._html(page.no_output), self._side_by_side(page.output)])
 
     def _shows(self, name: str, value: Any) -> None:
         if self._drawing != threading.get_ident() and value is not None:
@@ -209,7 +218,7 @@ class View:
         after = self._button("Post-mortem", "what the names of the rank that failed held", session.post_mortem)
         row = w.Box([*steps, after], layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
         sent = w.Box([self.line, self.whom, send], layout=w.Layout(flex_flow="row wrap", grid_gap="8px"))
-        return w.VBox([row, sent, self._html(page.talks)])
+        return w.VBox([row, sent, self._html(page.no_talk), self._side_by_side(page.talks)])
 
     def _send(self) -> None:
         if self.line.value.strip():
@@ -275,9 +284,3 @@ def _choose_from(choice: Any, ranks: Sequence[int]) -> None:
         choice.options = options
         if before in ranks:
             choice.value = before
-
-
-def _tree(widget: Any) -> Any:
-    for child in getattr(widget, "children", ()):
-        yield from _tree(child)
-    yield widget
