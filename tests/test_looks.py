@@ -107,6 +107,29 @@ def test_in_vs_codes_themes_outputs_can_be_read_and_pictures_follow() -> None:
     assert filters == ["none", dark, dark, "none"]
 
 
+SVG = '<svg width="200" height="90"><title>a curve</title><style>.faint {{ fill: {0} }}</style>{1}</svg>'
+TEXTS = (
+    '<text x="5" y="20" class="faint">faint</text><text x="5" y="40" fill="#1a1a1a">dark</text>'
+    '<text x="5" y="60" fill="#1a1a1a" fill-opacity="0.4">pale</text><text x="5" y="80" fill="none">outline</text>'
+)
+
+
+def test_text_in_a_drawing_is_looked_at_in_the_colour_that_fills_it() -> None:
+    if not browsers():
+        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
+    chromium = browsers()[0]
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page()
+        page.set_content(f'<body style="color: #000000">{SVG.format("#b0b0b0", TEXTS)}</body>')
+        found = {t["text"]: t["ratio"] for t in page.locator("body").evaluate(STRUCTURE)["texts"]}
+        browser.close()
+    assert set(found) == {"faint", "dark", "pale"}
+    assert found["faint"] == pytest.approx(contrast("#b0b0b0", "#ffffff"), rel=0.01)
+    assert found["dark"] > 15
+    assert found["pale"] < LEAST
+
+
 # -- that the comparison would find something --------------------------------------------------
 
 
