@@ -6,6 +6,7 @@ makes pictures of what was seen.
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS, contrast
 from nbddp.draw.topology import topology
 from nbddp.plan.topology import planned
 from nbddp.run.screen import bar_of
-from tests.looks.__main__ import FRONT_ENDS, Keeper, look_at
+from tests.looks.__main__ import DOCS, FRONT_ENDS, GALLERY, Keeper, look_at
 from tests.looks.front_ends import STRUCTURE, THEMES
 from tests.looks.outputs import NAMES, OUTPUTS, chosen
 from tests.looks.structure import LEAST, Seen, kept, steady
@@ -58,6 +59,15 @@ def test_all_outputs_are_as_kept_and_can_be_read_in_both_themes(front: str) -> N
 def test_every_output_is_kept_for_notebooks_and_terminals_and_no_other() -> None:
     for front in ("lab", "terminal"):
         assert {p.stem for p in kept(front, "").parent.glob("*.txt")} == set(NAMES)
+
+
+def test_each_picture_of_the_gallery_is_there_has_alternative_text_and_is_shown() -> None:
+    shown = re.findall(r"!\[(.*?)\]\((.*?)\)", (DOCS / "README.md").read_text(encoding="utf-8"))
+    assert all(words.strip() for words, _ in shown), shown
+    assert all((DOCS / path).is_file() for _, path in shown)
+    drawn = {f"looks/{name}-{place}.png" for place, names in GALLERY.items() for name in names}
+    assert drawn == {path for _, path in shown if path.startswith("looks/")}
+    assert drawn == {f"looks/{path.name}" for path in (DOCS / "looks").glob("*.png")}
 
 
 PAIRS = [(i, p) for i in (INK, MUTED) for p in (PAPER, FRAME)]

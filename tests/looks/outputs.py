@@ -117,13 +117,6 @@ OUTPUTS = (
         stop=True,
     ),
     Output(
-        "died",
-        "%%ddp\nimport os, signal, torch, torch.distributed as dist\ndist.init_process_group()\n"
-        "if dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()",
-        error=True,
-        measured=True,
-    ),
-    Output(
         "mismatch",
         "%%ddp --check\nimport torch, torch.distributed as dist\ndist.init_process_group()\n"
         "dist.all_reduce(torch.ones(4 + (dist.get_rank() == 2)))",
@@ -165,8 +158,15 @@ OUTPUTS = (
         during=r"breakpoint|stopped",
         stop=True,
     ),
+    Output(
+        "died",
+        "%%ddp\nimport os, signal, torch, torch.distributed as dist\ndist.init_process_group()\n"
+        "if dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()",
+        error=True,
+        measured=True,
+    ),
     Output("mistake", "%ddp start --nproc 2 --nnodes 3 --gpus-per-proc 3", error=True),
-    Output("status", "%ddp status"),
+    Output("status", "%ddp status", needs=("died",)),
     Output("topology", "%ddp topology"),
     Output("planned", "%ddp topology --nnodes 2 --gpus-per-node 4 --gpus-per-proc 2"),
     Output("two", "%ddp start --nproc 2", hidden=True),
