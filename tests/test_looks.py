@@ -6,6 +6,7 @@ makes pictures of what was seen.
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS, contrast
 from nbddp.draw.topology import topology
 from nbddp.plan.topology import planned
 from nbddp.run.screen import bar_of
-from tests.looks.__main__ import FRONT_ENDS, Keeper, look_at
+from tests.looks.__main__ import DOCS, FRONT_ENDS, GALLERY, Keeper, look_at
 from tests.looks.front_ends import STRUCTURE, THEMES
 from tests.looks.outputs import NAMES, OUTPUTS, chosen
 from tests.looks.structure import LEAST, Seen, kept, steady
@@ -58,6 +59,15 @@ def test_all_outputs_are_as_kept_and_can_be_read_in_both_themes(front: str) -> N
 def test_every_output_is_kept_for_notebooks_and_terminals_and_no_other() -> None:
     for front in ("lab", "terminal"):
         assert {p.stem for p in kept(front, "").parent.glob("*.txt")} == set(NAMES)
+
+
+def test_each_picture_of_the_gallery_is_there_has_alternative_text_and_is_shown() -> None:
+    shown = re.findall(r"!\[(.*?)\]\((.*?)\)", (DOCS / "README.md").read_text(encoding="utf-8"))
+    assert all(words.strip() for words, _ in shown), shown
+    assert all((DOCS / path).is_file() for _, path in shown)
+    drawn = {f"looks/{name}-{place}.png" for place, names in GALLERY.items() for name in names}
+    assert drawn == {path for _, path in shown if path.startswith("looks/")}
+    assert drawn == {f"looks/{path.name}" for path in (DOCS / "looks").glob("*.png")}
 
 
 PAIRS = [(i, p) for i in (INK, MUTED) for p in (PAPER, FRAME)]
@@ -105,6 +115,29 @@ def test_in_vs_codes_themes_outputs_can_be_read_and_pictures_follow() -> None:
         browser.close()
     dark = "invert(1) hue-rotate(180deg)"
     assert filters == ["none", dark, dark, "none"]
+
+
+SVG = '<svg width="200" height="90"><title>a curve</title><style>.faint {{ fill: {0} }}</style>{1}</svg>'
+TEXTS = (
+    '<text x="5" y="20" class="faint">faint</text><text x="5" y="40" fill="#1a1a1a">dark</text>'
+    '<text x="5" y="60" fill="#1a1a1a" fill-opacity="0.4">pale</text><text x="5" y="80" fill="none">outline</text>'
+)
+
+
+def test_text_in_a_drawing_is_looked_at_in_the_colour_that_fills_it() -> None:
+    if not browsers():
+        pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
+    chromium = browsers()[0]
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page()
+        page.set_content(f'<body style="color: #000000">{SVG.format("#b0b0b0", TEXTS)}</body>')
+        found = {t["text"]: t["ratio"] for t in page.locator("body").evaluate(STRUCTURE)["texts"]}
+        browser.close()
+    assert set(found) == {"faint", "dark", "pale"}
+    assert found["faint"] == pytest.approx(contrast("#b0b0b0", "#ffffff"), rel=0.01)
+    assert found["dark"] > 15
+    assert found["pale"] < LEAST
 
 
 # -- that the comparison would find something --------------------------------------------------

@@ -169,6 +169,22 @@ def test_a_rank_that_waits_for_a_core_is_slow_for_its_machine_wherever_it_loses_
     assert few.what == FORWARD
 
 
+def test_a_rank_with_more_work_waits_longer_for_cores_and_that_is_not_the_machine() -> None:
+    times, twice = table(forward=2, backward=2), {0: 100, 1: 100, 2: 200, 3: 100}
+    extra = 90 * MS
+    busy = {0: 60 * MS, 1: 60 * MS, 2: 120 * MS, 3: 60 * MS}
+    found, without = cause(times, 2, busy, twice), cause(times, 2, busy)
+    assert found is not None
+    assert without is not None
+    assert (found.what, without.what) == (BATCH, MACHINE)
+    found = cause(times, 2, {**busy, 2: 120 * MS + extra}, twice)
+    assert found is not None
+    assert found.words() == (
+        "cause: the machine: rank 2 waits 150 ms longer than the others for a free core; other processes use its "
+        "cores; its inputs also have 2.00 times as many elements as the others'"
+    )
+
+
 # -- recordings ------------------------------------------------------------------------------------
 
 

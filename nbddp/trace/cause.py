@@ -3,7 +3,7 @@
 A table of times, rank → part → nanoseconds, of what each rank does by itself, without waiting for others. The late
 rank's time in each part is compared with the median of the other ranks':
 
-- the rank waits for a core: the machine;
+- the rank waits for a core, longer than its larger inputs explain: the machine;
 - forward and backward take longer, and the rank's inputs have more elements: more work. Up to the square of the inputs'
   ratio is explained so, which is what attention takes for longer sequences;
 - all parts take longer by about the same factor, with inputs that are alike: the machine;
@@ -55,7 +55,7 @@ class Cause:
         if self.what == MACHINE and self.queued:
             return (
                 f"cause: the machine: rank {self.rank} waits {duration(self.queued / 1e9)} longer than the others for "
-                "a free core; other processes use its cores"
+                f"a free core; other processes use its cores{self._besides()}"
             )
         if self.what in (MACHINE, BATCH, EITHER):
             return f"cause: {self._of_factor()}"
@@ -80,6 +80,11 @@ class Cause:
             f"more work: {slower} times as long, the optimizer no longer than the others: a larger batch or longer "
             "inputs"
         )
+
+    def _besides(self) -> str:
+        if self.inputs < SLOWER:
+            return ""
+        return f"; its inputs also have {digits(self.inputs)} times as many elements as the others'"
 
     def _with_inputs(self) -> str:
         if self.inputs >= SLOWER:
@@ -139,7 +144,8 @@ def _of_cores(found: Cause, others: list[int], queued: Mapping[int, int] | None)
     if not queued:
         return None
     more = int(queued[found.rank] - statistics.median(queued[r] for r in others))
-    if more < MOST * found.extra:
+    usual = max(1.0, found.inputs) * statistics.median(queued[r] for r in others)  # who runs longer waits longer
+    if queued[found.rank] - usual < MOST * found.extra:
         return None
     return replace(found, what=MACHINE, queued=more)
 

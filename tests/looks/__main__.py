@@ -24,11 +24,11 @@ from tests.looks.structure import Seen, kept
 FRONT_ENDS = (*front_ends.FRONT_ENDS, "terminal")
 COLOURS = 256
 DOCS = Path(__file__).parents[2] / "docs"
-CELLS, REPORTS = ("folded", "differs", "warnings", "bar-live"), ("error", "deadlock", "stop")
+CELLS, REPORTS = ("folded", "differs", "warnings", "bar-live"), ("error", "deadlock", "stop", "breakpoint-live")
 # docs/README.md has these; of real runs the figures alone, too
 GALLERY = {
-    "lab-light": (*CELLS, *REPORTS, "status", "bench-live", "check"),
-    "lab-dark": ("error", "timings", "explorer"),
+    "lab-light": (*CELLS, *REPORTS, "status", "bench-live", "check", "checked"),
+    "lab-dark": ("error", "timings", "timeline", "explorer"),
     "notebook-light": ("memory",),
     "terminal-dark": ("folded", "error", "timings"),
 }

@@ -101,6 +101,7 @@ OUTPUTS = (
         "    dist.all_reduce(torch.ones(4))\n    return 'trained'\n\ntrain(7)",
         error=True,
     ),
+    Output("errors", "%ddp errors", measured=True, needs=("error",)),
     Output(
         "deadlock",
         "%%ddp --hang-after 4\nimport torch, torch.distributed as dist\ndist.init_process_group()\n"
@@ -116,6 +117,48 @@ OUTPUTS = (
         stop=True,
     ),
     Output(
+        "mismatch",
+        "%%ddp --check\nimport torch, torch.distributed as dist\ndist.init_process_group()\n"
+        "dist.all_reduce(torch.ones(4 + (dist.get_rank() == 2)))",
+        error=True,
+        measured=True,  # which rank notices it first
+    ),
+    Output("timeout", "%%ddp --timeout 1\nimport time\nwhile True:\n    time.sleep(0.1)", error=True),
+    Output(
+        "restarted",
+        "%%ddp --max-restarts 1\nimport os, time\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    if os.environ['RANK'] == '1':\n        raise OSError('the first attempt finds no data')\n"
+        "    time.sleep(60)\nprint('trained')",
+    ),
+    Output(
+        "script",
+        "%%writefile hello.py\nimport os, sys\nprint(f'{sys.argv[1:]} on {os.environ[\"WORLD_SIZE\"]} ranks')",
+        hidden=True,
+    ),
+    Output("run", "%ddp run hello.py --lr 0.1", needs=("script",)),
+    Output(
+        "later",
+        "%%ddp --ranks 0\nimport os, threading, time\ndef later():\n"
+        "    while not os.path.exists('seen-later'): time.sleep(0.05)\n"
+        "    print('checkpoint 7 is written')\n    open('said-later', 'w').close()\n"
+        "threading.Thread(target=later).start()",
+        hidden=True,
+    ),
+    Output(
+        "said later",
+        "import os, time\nopen('seen-later', 'w').close()\nwhile not os.path.exists('said-later'): time.sleep(0.05)",
+        hidden=True,
+        needs=("later",),
+    ),
+    Output("late", "%%ddp --ranks 0\nprint('the next cell')", needs=("said later",)),
+    Output(
+        "breakpoint",
+        "%%ddp --ranks 0-1\nimport os\nloss = 0.25\nbreakpoint()\nprint('trained')",
+        error=True,
+        during=r"breakpoint|stopped",
+        stop=True,
+    ),
+    Output(
         "died",
         "%%ddp\nimport os, signal, torch, torch.distributed as dist\ndist.init_process_group()\n"
         "if dist.get_rank() == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()",
@@ -123,13 +166,15 @@ OUTPUTS = (
         measured=True,
     ),
     Output("mistake", "%ddp start --nproc 2 --nnodes 3 --gpus-per-proc 3", error=True),
-    Output("status", "%ddp status"),
+    Output("status", "%ddp status", needs=("died",)),
     Output("topology", "%ddp topology"),
     Output("planned", "%ddp topology --nnodes 2 --gpus-per-node 4 --gpus-per-proc 2"),
     Output("two", "%ddp start --nproc 2", hidden=True),
     Output("train", TRAIN, hidden=True, needs=("two",)),
     Output("timings", "%ddp timings", measured=True, needs=("train",)),
     Output("memory", "%ddp memory", measured=True, needs=("train",)),
+    Output("allocated", TRAIN.replace("%%ddp", "%%ddp --memory", 1), hidden=True, needs=("two",)),
+    Output("timeline", "%ddp memory --timeline", measured=True, needs=("allocated",)),
     Output("compare", "%ddp compare model optimizer", needs=("train",), measured=True),
     Output(
         "differing",
@@ -166,6 +211,7 @@ OUTPUTS = (
         "def share_of(items, rank, world_size):\n    return items[rank::world_size]\ncheck.share_of(share_of)",
         needs=("check",),
     ),
+    Output("predict", "from nbddp.teach import predict\npredict.local_rank()"),
     Output("doctor", "%ddp doctor", measured=True),
     Output("help", "%ddp", measured=True),
 )

@@ -28,8 +28,10 @@ element => {
   const texts = [], walk = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
   while (walk.nextNode()) {
     const node = walk.currentNode, e = node.parentElement;
-    if (!node.data.trim() || !e.getClientRects().length || /^(STYLE|SCRIPT)$/.test(e.tagName) || e.closest("svg, .jp-OutputPrompt")) continue;
-    const below = behind(e), ink = over(parse(getComputedStyle(e).color), below, opacity(e));
+    if (!node.data.trim() || !e.getClientRects().length || /^(STYLE|SCRIPT)$/.test(e.tagName) || e.closest(".jp-OutputPrompt")) continue;
+    const style = getComputedStyle(e), drawn = e.closest("svg") !== null;
+    if (drawn && !/^(rgb|color)/.test(style.fill)) continue;
+    const below = behind(e), ink = over(parse(drawn ? style.fill : style.color), below, opacity(e) * (drawn ? +style.fillOpacity : 1));
     texts.push({text: node.data.trim().slice(0, 60), where: name(e), ink: ink.slice(0, 3).map(Math.round), behind: below.slice(0, 3).map(Math.round),
       ratio: ratio(ink, below)});
   }
