@@ -224,6 +224,17 @@ def test_a_program_for_launch_py_runs_unchanged(shared: Kernel) -> None:
     assert shown.text() == f"{said}rank 0 │ {wanted[0]}\nrank 1 │ {wanted[1]}\n"
 
 
+def test_todays_torch_takes_one_device_of_a_process(tmp_path: Path) -> None:
+    """What docs/scripts.md says of the old program's list of GPUs."""
+    code = (
+        "import torch, torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "try: DDP(torch.nn.Linear(1, 1), [0, 1])\nexcept ValueError as e: print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert "device_ids can only be None or contain a single element." in done.stdout
+
+
 def test_what_is_not_there_is_said_before_anything_starts(shared: Kernel) -> None:
     shown = shared.run("%ddp run nosuch.py")
     assert "there is no file nosuch.py in " in shown.evalue

@@ -4,8 +4,8 @@ Run by hand: `python tests/benchmarks/restarts.py [--times 100] [--nproc 4]`. Th
 With `--kernels 5` it restarts kernels instead: from `%load_ext nbddp` to the end of the first DDP step on two ranks in
 a new kernel, after a restart under `--keep-warm`, and under torchrun, in turn; medians and their ratios.
 With `--launches 5` it launches a script with one all-reduce from a terminal, from prompt to prompt: `python -m nbddp
-run` without a warm process, with one, and torchrun, in turn; seconds, CPU seconds and their ratios. Bytecode is written, as
-of an installed package.
+run` without a warm process, with one, and torchrun, in turn; seconds, CPU seconds and their ratios. Bytecode is
+written, as of an installed package.
 """
 
 from __future__ import annotations
