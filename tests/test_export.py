@@ -109,6 +109,30 @@ def test_what_depends_on_main_stays_there(body: str, main: list[str]) -> None:
     assert main_of(made(body)) == main
 
 
+def test_names_of_ipython_are_noted_unless_the_cells_set_them() -> None:
+    def noted(body: str) -> list[str]:
+        return [note.partition(" is ")[0] for note in program([Cell("In[1]", "", body)], "")[1]]
+
+    assert noted("display(1); print(In[1], Out, _)") == ["display", "In", "Out", "_"]
+    own = "from IPython.display import display\ndisplay(1)\nfor _ in range(3): print(_)\ndef f(In): return In"
+    assert noted(own) == []
+    [said] = program([Cell("In[1]", "", "display(1)")], "")[1]
+    assert said == (
+        "display is IPython's, and a script does not have it: write from IPython.display import display, or print, in "
+        "the cell"
+    )
+
+
+def test_without_a_formatter_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nbddp.front import exporting
+
+    cells, line = [Cell("In[1]", "", "x = 1")], "torchrun a.py"
+    assert len(exporting.write(tmp_path / "a.py", cells, {}, line, False)) == 1
+    monkeypatch.setattr(exporting.shutil, "which", lambda *args, **options: None)
+    said = exporting.write(tmp_path / "b.py", cells, {}, line, False)
+    assert said[1:] == ["b.py is not formatted: neither ruff nor black is installed, or they failed"]
+
+
 def test_a_cell_on_some_ranks_is_an_if() -> None:
     text = made("x = 1\nprint(x)", "y = 2", lines=("--ranks 0,2-3", "--ranks 1 --timeout 9"))
     assert main_of(text) == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -341,3 +342,10 @@ def test_facts_are_left_out_where_cudas_order_is_unknown() -> None:
     mixed = [RECORDED[0], {**RECORDED[1], "name": "NVIDIA T4"}]
     assert "name" not in devices.visible(mixed, {})[0]
     assert devices.visible(mixed, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})[1]["name"] == "NVIDIA T4"
+
+
+def test_the_manual_names_every_command_of_the_terminal() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "commands.md").read_text()
+    section = page.partition("## From a terminal\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(?:python -m nbddp )?([a-z]+)`", section))
+    assert named == set(commands.TERMINAL_COMMANDS)

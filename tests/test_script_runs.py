@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -222,6 +224,17 @@ def test_a_program_for_launch_py_runs_unchanged(shared: Kernel) -> None:
     assert shown.text() == f"{said}rank 0 │ {wanted[0]}\nrank 1 │ {wanted[1]}\n"
 
 
+def test_todays_torch_takes_one_device_of_a_process(tmp_path: Path) -> None:
+    """What docs/scripts.md says of the old program's list of GPUs."""
+    code = (
+        "import torch, torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "try: DDP(torch.nn.Linear(1, 1), [0, 1])\nexcept ValueError as e: print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert "device_ids can only be None or contain a single element." in done.stdout
+
+
 def test_what_is_not_there_is_said_before_anything_starts(shared: Kernel) -> None:
     shown = shared.run("%ddp run nosuch.py")
     assert "there is no file nosuch.py in " in shown.evalue
@@ -314,6 +327,48 @@ def test_a_terminal_names_the_first_failure_and_has_torchruns_exit_status(tmp_pa
         _, err = refused.communicate(timeout=60)
         assert refused.returncode == 2
         assert len(err.splitlines()) == 1, err
+
+
+class Terminal:
+    """A folder with a script, and launches of it whose stdin and stderr are a terminal."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.env = folder, {**os.environ, "NBDDP_RUNTIME_DIR": str(folder)}
+        (folder / "well.py").write_text("print('well')\n")
+
+    def run(self, *options: str, typed: bool = True) -> str:
+        """What it says on the terminal."""
+        ours, theirs = pty.openpty() if typed else os.pipe()
+        command = [sys.executable, "-m", "nbddp", "run", "-n", "1", *options, "well.py"]
+        process = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=subprocess.DEVNULL, stderr=theirs,
+                                   stdin=theirs if typed else subprocess.DEVNULL)  # fmt: skip
+        os.close(theirs)
+        said = b""
+        with contextlib.suppress(OSError):  # a terminal that nobody has open any more
+            while part := os.read(ours, 65536):
+                said += part
+        os.close(ours)
+        assert process.wait(100) == 0
+        return said.decode()
+
+    def waiting(self) -> int:
+        done = subprocess.run([sys.executable, "-m", "nbddp", "status"], env=self.env, capture_output=True, text=True)
+        return done.stdout.count("waits for a kernel in")
+
+
+def test_at_a_terminal_the_warm_process_stays_for_the_next_launch_and_that_is_said_once(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path)
+    terminal.run(typed=False)
+    assert terminal.waiting() == 0, "a job's launch leaves nothing"
+    try:
+        assert "process that has imported torch stays for 10m; --keep-warm 0 ends it" in terminal.run()
+        assert terminal.waiting() == 1
+        assert "stays for 10m" not in terminal.run()
+        assert terminal.waiting() == 1
+        assert "stays for 10m" not in terminal.run("--keep-warm", "0")
+        assert terminal.waiting() == 0
+    finally:
+        subprocess.run([sys.executable, "-m", "nbddp", "stop"], env=terminal.env, capture_output=True, timeout=60)
 
 
 def test_a_deadlock_in_a_terminal_is_named_and_ends(tmp_path: Path) -> None:

@@ -11,6 +11,18 @@ DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 SEE_ALL = ("globals", "locals", "vars", "eval", "exec")  # functions that find names by their text
 
 
+IPYTHONS = ("display", "get_ipython", "In", "Out", "_", "__", "___")  # names that IPython sets, and a script lacks
+
+
+def ipythons(nodes: Iterable[ast.AST]) -> list[str]:
+    """Those of IPython's names that these statements look up and never set."""
+    every = [n for node in nodes for n in ast.walk(node)]
+    read = {n.id for n in every if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    own = {n.id for n in every if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    own |= {n.arg for n in every if isinstance(n, ast.arg)} | bound(every)
+    return [name for name in IPYTHONS if name in read - own]
+
+
 def bound(nodes: Iterable[ast.AST]) -> set[str]:
     """Names that these statements set in the scope they are in."""
     return {name for node in nodes for name in _bound(node)}

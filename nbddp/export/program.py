@@ -21,6 +21,7 @@ from nbddp.plan.options import LaunchSpec, parse_cell
 INIT, DESTROY, DISTRIBUTED = "init_process_group", "destroy_process_group", "torch.distributed"
 RECORD = "from torch.distributed.elastic.multiprocessing.errors import record"
 EARLY = ("environ", "path", "chdir", "filterwarnings", "putenv", "use")  # what an import behind it may depend on
+INSTEAD = {"display": "write from IPython.display import display, or print,", "get_ipython": "leave it out"}
 RANK = 'int(os.environ["RANK"])'
 
 
@@ -65,6 +66,10 @@ def program(cells: Sequence[Cell], docstring: str) -> tuple[str, list[str]]:
         parts.notes += [f"{cell.label}: left out {line}" for line in gone]
         parsed.append((cell, *statements(text, cell.label)))
     every = [statement for _, own, _ in parsed for statement in own]
+    parts.notes += [
+        f"{name} is IPython's, and a script does not have it: {INSTEAD.get(name, 'set a name of your own')} in the cell"
+        for name in names.ipythons(s.node for s in every)
+    ]
     movable = _movable(every, [s for cell, own, _ in parsed if cell.spec.ranks is None for s in own])
     several = len({cell.spec.argv for cell in cells if cell.line is not None}) > 1
     makers = _makers(every)

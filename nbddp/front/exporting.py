@@ -130,7 +130,10 @@ def write(
     labels = ", ".join(cell.label for cell in cells if cell.line is not None)
     whole = f"{target.name}: cells {labels} of a notebook.\n\n"
     text, notes = program(cells, f"{whole}Start it with\n\n    {started_by}\n")
-    target.write_text(formatted(text), encoding="utf-8")
+    pretty = formatted(text)
+    target.write_text(pretty or text, encoding="utf-8")
+    if pretty is None:
+        notes = [*notes, f"{target.name} is not formatted: neither ruff nor black is installed, or they failed"]
     if saved:
         beside = values_file(target)
         beside.write_bytes(pickle.dumps({label: tuple(map(pickle.loads, kept)) for label, kept in saved.items()}))
@@ -149,8 +152,8 @@ def values_file(target: Path) -> Path:
     return target.with_name(f"{target.stem}{values.FILE}")
 
 
-def formatted(text: str) -> str:
-    """As ruff or black formats it, where one of them is installed."""
+def formatted(text: str) -> str | None:
+    """As ruff or black formats it; None where neither does."""
     here = [os.path.dirname(sys.executable), os.environ.get("PATH", "")]
     for words in (["ruff", "format", "--line-length", str(WIDTH), "-"], ["black", "-q", "-l", str(WIDTH), "-"]):
         found = shutil.which(words[0], path=os.pathsep.join(here))
@@ -159,7 +162,7 @@ def formatted(text: str) -> str:
         done = subprocess.run([found, *words[1:]], input=text, capture_output=True, text=True, check=False, timeout=60)
         if done.returncode == 0 and done.stdout:
             return done.stdout
-    return text
+    return None
 
 
 # -- the command -----------------------------------------------------------------------------------

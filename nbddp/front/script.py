@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.agent.handle import Agent
 from nbddp.base import stop
+from nbddp.base.units import lasts
 from nbddp.errors import RunFailed
 from nbddp.front import launching
 from nbddp.front.commands import Command
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from nbddp.pool.pool import Pool
 
 FAILED = 1
+KEPT = 600.0  # seconds for which the warm process waits for the next launch from a terminal
 
 
 def run(command: Command) -> int:
@@ -33,13 +35,17 @@ def run(command: Command) -> int:
     for line in (*command.notes, *said):
         print(line, file=sys.stderr)
     _leave_working_directory()
-    agent = Agent.launch(os.environ, Agent.ask(os.environ))  # it imports torch while this process imports the rest
+    waiting = Agent.ask(os.environ)
+    agent = Agent.launch(os.environ, waiting)  # it imports torch while this process imports the rest
     from nbddp.pool.pool import Pool
 
     pool = Pool(agent=agent)
+    keeps = _keeps_by_default(command)
+    if keeps:
+        pool.keep(KEPT)
     try:
         with stop.heard_at_checks(), _passing_on(pool, spec):
-            return _carry_out(pool, spec)
+            return _carry_out(pool, spec, says_kept=keeps and waiting is None)
     except KeyboardInterrupt:
         print("stopped by the user", file=sys.stderr)
         return FAILED
@@ -47,7 +53,24 @@ def run(command: Command) -> int:
         pool.close()
 
 
-def _carry_out(pool: Pool, spec: LaunchSpec) -> int:
+def _keeps_by_default(command: Command) -> bool:
+    """Whether the process that has imported torch stays though the line does not say so: for somebody at a terminal,
+    who will start the script again. What a job or another program starts leaves nothing."""
+    spec = command.launch
+    typed = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    return command.name == "run" and spec.keep_warm is None and not spec.elsewhere and typed
+
+
+def _say_kept(pool: Pool) -> None:
+    if not pool.group.nodes[0].warm["unkept"]:
+        print(
+            f"the next start is faster: the process that has imported torch stays for {lasts(KEPT)}; --keep-warm 0 "
+            "ends it with the script",
+            file=sys.stderr,
+        )
+
+
+def _carry_out(pool: Pool, spec: LaunchSpec, says_kept: bool) -> int:
     from nbddp.run import report
     from nbddp.run.screen import for_shell
 
@@ -55,6 +78,8 @@ def _carry_out(pool: Pool, spec: LaunchSpec) -> int:
     try:
         for note in pool.ensure(spec, progress=screen.progress):
             print(note, file=sys.stderr)
+        if says_kept:
+            _say_kept(pool)
         screen.ready()
         pool.carry_out(spec.request("", 1), screen)
     except RunFailed as e:

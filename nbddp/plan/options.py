@@ -380,7 +380,7 @@ def pool_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--keep-warm", type=_lasting, metavar="TIME",
         help="when the kernel ends or restarts, keep the process that has imported torch for TIME, such as 10m, 90s or "
-        "2h; the next kernel starts faster (default: off)",
+        "2h; the next kernel starts faster (default: off; 10m for python -m nbddp run at a terminal)",
     )  # fmt: skip
     group.add_argument("--debug", nargs="?", const=variables.INFO, type=_level, choices=tuple(variables.LEVELS),
                        help="debug output of torch, gloo and NCCL (TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, …) until "

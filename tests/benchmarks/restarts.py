@@ -3,6 +3,9 @@
 Run by hand: `python tests/benchmarks/restarts.py [--times 100] [--nproc 4]`. The last line gives the count.
 With `--kernels 5` it restarts kernels instead: from `%load_ext nbddp` to the end of the first DDP step on two ranks in
 a new kernel, after a restart under `--keep-warm`, and under torchrun, in turn; medians and their ratios.
+With `--launches 5` it launches a script with one all-reduce from a terminal, from prompt to prompt: `python -m nbddp
+run` without a warm process, with one, and torchrun, in turn; seconds, CPU seconds and their ratios. Bytecode is
+written, as of an installed package.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -85,6 +89,47 @@ def of_kernels(rounds: int) -> None:
         print(f"{name:<10} {median:6.2f} s ({', '.join(f'{t:.2f}' for t in ways[name])}){share}")
 
 
+SCRIPT = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+"""
+COLD, WARM, TORCHRUN = "cold", "kept warm", "torchrun"
+
+
+def of_launches(rounds: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "a.py").write_text(SCRIPT)
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        env |= {"PYTHONPATH": str(Path(__file__).parents[2]), "NBDDP_RUNTIME_DIR": folder,
+                "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}  # fmt: skip
+        ours = [sys.executable, "-m", "nbddp", "run", "-n", "2", "--keep-warm", "10m", "a.py"]
+        stop = [sys.executable, "-m", "nbddp", "stop"]
+        theirs = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "a.py"]
+
+        def launched(command: list[str]) -> tuple[float, float]:
+            """Seconds, and CPU seconds of what ended meanwhile."""
+            before, began = os.times(), time.perf_counter()
+            subprocess.run(command, cwd=folder, env=env, check=command is not theirs, capture_output=True)
+            after = os.times()
+            cpu = after.children_user + after.children_system - before.children_user - before.children_system
+            return time.perf_counter() - began, cpu
+
+        launched(ours)  # writes bytecode
+        found: dict[str, list[tuple[float, float]]] = {COLD: [], WARM: [], TORCHRUN: []}
+        for _ in range(rounds):
+            launched(stop)
+            for name, command in ((COLD, ours), (WARM, ours), (TORCHRUN, theirs)):
+                found[name].append(launched(command))
+        launched(stop)
+    medians = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
+    print(f"a script with one all-reduce on 2 ranks, from prompt to prompt, median of {rounds}")
+    for name, (wall, cpu) in medians.items():
+        share = "" if name == WARM else f"; kept warm is {medians[WARM][0] / wall:.2f} of it"
+        print(f"{name:<10} {wall:6.2f} s, {cpu:5.2f} CPU s of the launcher{share}")
+
+
 def under_torchrun() -> float:
     while True:
         began = time.perf_counter()
@@ -97,7 +142,11 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--nproc", type=int, default=4)
     parser.add_argument("--kernels", type=int, default=0, metavar="N", help="restart kernels, N times")
+    parser.add_argument("--launches", type=int, default=0, metavar="N", help="launch from a terminal, N times")
     asked = parser.parse_args()
+    if asked.launches:
+        of_launches(asked.launches)
+        return
     if asked.kernels:
         of_kernels(asked.kernels)
         return
