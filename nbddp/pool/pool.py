@@ -209,7 +209,7 @@ class Pool:
         """
         if not self.group.nodes:
             self.group.need_running()
-        if not self.group.spread:
+        if self.group.sees_files:
             raise BadInput("the pool runs on this machine, and its workers see these files; --sync is for --hosts")
         return self.life.reaching.sync([node.agent for node in self.group.spread], progress)
 
