@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,9 @@ from nbddp.errors import BadInput
 from nbddp.front import commands
 from nbddp.plan import environment, options
 from nbddp.plan.capacity import Limit, refuse_crowd
+from nbddp.plan.logs import Logs
+from nbddp.plan.program import Program
+from nbddp.plan.request import Options, Request
 from nbddp.plan.topology import Device, Node, Topology, rank_words
 
 
@@ -184,6 +187,33 @@ def test_rank_sets_survive_being_written(ranks: set[int]) -> None:
 )
 def test_lines_become_specs(line: str, expected: options.LaunchSpec) -> None:
     assert options.parse_cell(line) == expected
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Options)])
+def test_each_option_of_a_run_goes_from_its_line_to_the_request(name: str) -> None:
+    said = {"ranks": (0,), "show": (1,), "hang_after": None, "timeout": 7.0, "max_restarts": 2,
+            "argv": ("--lr",), "check": True, "timings": False, "memory": True, "program": Program("t.py"),
+            "logs": Logs("out")}  # fmt: skip
+    asked = options.LaunchSpec(**{name: said[name]}).request("pass", 3)
+    assert getattr(asked, name) == said[name] != getattr(Request(), name)
+    assert (asked.code, asked.cell, asked.argv0) == ("pass", 3, "Cell In[3]")
+
+
+CLIENTS = {"ranks", "show", "hang_after", "timeout", "max_restarts", "state", "logs"}  # no worker has to know these
+APART = {"code", "buffers"}  # of a message
+OTHERS = {"op": "push", "fields": {"names": ["x"]}}
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Request)])
+def test_what_a_worker_needs_of_a_request_is_in_what_it_is_sent(name: str) -> None:
+    said = {"cell": 3, "argv": ("--lr",), "argv0": "t.py", "want_value": True, "check": True, "timings": False,
+            "trace": True, "memory": True, "program": Program("t.py")}  # fmt: skip
+    known = [CLIENTS, APART, set(OTHERS), set(said)]
+    assert sum(name in group for group in known) == 1, "who needs it?"
+    if name in OTHERS:
+        assert Request(**OTHERS).wire() == {"op": "push", "names": ["x"]}  # type: ignore[arg-type]
+    elif name in said:
+        assert Request(**{name: said[name]}).wire() != Request().wire()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

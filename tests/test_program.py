@@ -12,6 +12,7 @@ import pytest
 
 import nbddp
 from nbddp.plan.options import LaunchSpec
+from nbddp.plan.request import Request
 from nbddp.run.collect import Text
 from nbddp.run.screen import Silent
 from tests.faults import StopWhenReady
@@ -72,6 +73,13 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbddp.Pool]:
 def value(pool: nbddp.Pool, code: str, cell: int = 3) -> Any:
     pool.ensure(LaunchSpec())
     return pool.run_cell(code, want_value=True, cell=cell, screen=Silent())[0]
+
+
+def test_what_a_request_says_arrives_on_the_rank(one: nbddp.Pool) -> None:
+    asked = Request(code="get_ipython().kernel.spec", cell=7, argv=("--lr", "1"), argv0="train", want_value=True,
+                    check=True, timings=False, memory=True)  # fmt: skip
+    spec = one.carry_out(asked, Silent())[0]
+    assert {name: spec[name] for name in asked.wire()} == asked.wire()
 
 
 def printed(pool: nbddp.Pool, stream: str = "stdout") -> list[str]:

@@ -19,9 +19,7 @@ from typing import Any, NoReturn
 from nbddp.base.units import lasting
 from nbddp.errors import BadInput
 from nbddp.plan import logs, variables
-from nbddp.plan.logs import Logs
-from nbddp.plan.program import Program
-from nbddp.plan.request import CELL, HANG_AFTER, SCRIPT, Request
+from nbddp.plan.request import CELL, SCRIPT, Options, Request
 from nbddp.plan.slurm import Slurm
 from nbddp.plan.vias import EXAMPLE, NAMED, SSH, via_of
 
@@ -44,18 +42,15 @@ class HelpAsked(Exception):
 
 
 @dataclass(frozen=True)
-class LaunchSpec:
-    """What one `%%ddp` line asks for.
+class LaunchSpec(Options):
+    """What one `%%ddp` line asks for: of the run what `Options` has, and of the pool.
 
-    `nproc` None keeps the standing pool as it is. `ranks` and `show` are None for all;
-    `argv` is what the cell sees as sys.argv[1:]. `hang_after` and `timeout` are in seconds; None: never.
-    `trace` is the file that gets the merged trace; memory: record allocations, and show them.
-    `keep_warm` is in seconds too; None: as it is. `hosts`: as typed
-    (`plan.hosts` reads it); `via`, `ssh_config`, `python` and `setup` say how they are reached, `interface` how they
-    meet; `sync`: whether the notebook's folder is copied there. `keep_alive`: how many seconds workers on hosts outlive
-    a lost connection, and Slurm's nodes the kernel; None: not at all, or as it is. `cluster`: as typed. `logs`: the
-    files that output is written to; `program`: the script that runs instead of a cell. `debug`: a level of
-    `plan.variables`; `env`: variables of the ranks, None to take one back.
+    `nproc` None keeps the standing pool as it is. `output` is the name that gets the values, `trace` the file that gets
+    the merged trace. `keep_warm` is in seconds; None: as it is. `hosts`: as typed (`plan.hosts` reads it); `via`,
+    `ssh_config`, `python` and `setup` say how they are reached, `interface` how they meet; `sync`: whether the
+    notebook's folder is copied there. `keep_alive`: how many seconds workers on hosts outlive a lost connection, and
+    Slurm's nodes the kernel; None: not at all, or as it is. `cluster`: as typed. `debug`: a level of `plan.variables`;
+    `env`: variables of the ranks, None to take one back.
     """
 
     nproc: int | str | None = None
@@ -79,20 +74,9 @@ class LaunchSpec:
     debug: str | None = None
     env: tuple[tuple[str, str | None], ...] = ()
     fresh: bool = False
-    ranks: tuple[int, ...] | None = None
-    show: tuple[int, ...] | None = None
     output: str = ""
-    hang_after: float | None = HANG_AFTER
-    timeout: float | None = None
-    check: bool = False
-    max_restarts: int = 0
-    timings: bool = True
     show_timings: bool = False
     trace: str | None = None
-    memory: bool = False
-    argv: tuple[str, ...] = ()
-    logs: Logs | None = None
-    program: Program | None = None
 
     @property
     def on_hosts(self) -> bool:
@@ -133,10 +117,8 @@ class LaunchSpec:
     def request(self, code: str, number: int) -> Request:
         """The run that this line and the code below it ask for, as In[number]."""
         return Request(
-            code=code, cell=number, argv0=f"Cell In[{number}]", argv=self.argv, ranks=self.ranks, show=self.show,
-            hang_after=self.hang_after, timeout=self.timeout, max_restarts=self.max_restarts,
-            want_value=bool(self.output), check=self.check, timings=self.timings, trace=self.trace is not None,
-            memory=self.memory, op=CELL if self.program is None else SCRIPT, program=self.program, logs=self.logs,
+            op=CELL if self.program is None else SCRIPT, code=code, cell=number, argv0=f"Cell In[{number}]",
+            want_value=bool(self.output), trace=self.trace is not None, **self.options(),
         )  # fmt: skip
 
 

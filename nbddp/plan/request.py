@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from nbddp.plan.logs import Logs
@@ -15,43 +15,56 @@ HANG_AFTER = 5.0  # seconds
 ARGV0 = "<cell>"
 
 
-@dataclass(frozen=True)
-class Request:
-    """What ranks are to do, which of them, and how long it may take.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a line says of a run, and a call in Python too: a `LaunchSpec` has it, and a `Request` takes it over.
 
-    op: "cell", "script", "call", or another row of `worker.handlers`; `fields` and `buffers` are its own; state: what
-        `%ddp status` says of the ranks meanwhile.
     ranks, show: which take part, and whose output is shown; None: all.
     hang_after: seconds a deadlock may stand before it is ended (None: never).
     timeout: seconds it may take, with all attempts (None: any time).
     max_restarts: on a failure start all workers anew and run again, at most so many times.
+    argv: sys.argv[1:]; check: compare collectives across ranks before each is called (`worker.check`); timings: record
+    DDP's steps; memory: record what is allocated; program: the script that runs instead of a cell, with its words in
+    `argv`; logs: the files that what the ranks print is written to.
+    """
 
-    Of a cell: its source, `cell` (the n of its In[n]), `argv` and `argv0` (sys.argv); want_value: that of its last
-    expression comes back; check: compare collectives across ranks before each is called (`worker.check`); timings:
-    record DDP's steps; trace: record torch.profiler's trace on every rank; memory: record what is allocated. Of a
-    script: `program`, with its words in `argv`. logs: the files that what the ranks print is written to.
+    ranks: Sequence[int] | None = None
+    show: Sequence[int] | None = None
+    hang_after: float | None = HANG_AFTER
+    timeout: float | None = None
+    max_restarts: int = 0
+    argv: tuple[str, ...] = ()
+    check: bool = False
+    timings: bool = True
+    memory: bool = False
+    program: Program | None = None
+    logs: Logs | None = None
+
+    def options(self) -> dict[str, Any]:
+        """These by name."""
+        return {each.name: getattr(self, each.name) for each in fields(Options)}
+
+
+@dataclass(frozen=True)
+class Request(Options):
+    """What ranks are to do, which of them, and how long it may take.
+
+    op: "cell", "script", "call", or another row of `worker.handlers`; `fields` and `buffers` are its own; state: what
+        `%ddp status` says of the ranks meanwhile.
+
+    Of a cell: its source, `cell` (the n of its In[n]) and `argv0` (sys.argv[0]); want_value: that of its last
+    expression comes back; trace: record torch.profiler's trace on every rank.
     """
 
     op: str = CELL
     fields: Mapping[str, Any] = field(default_factory=dict)
     buffers: Sequence[bytes] = ()
     state: str = ""
-    ranks: Sequence[int] | None = None
-    show: Sequence[int] | None = None
-    hang_after: float | None = HANG_AFTER
-    timeout: float | None = None
-    max_restarts: int = 0
     code: str = ""
     cell: int = 1
-    argv: Sequence[str] = ()
     argv0: str = ARGV0
     want_value: bool = False
-    check: bool = False
-    timings: bool = True
     trace: bool = False
-    memory: bool = False
-    program: Program | None = None
-    logs: Logs | None = None
 
     @property
     def is_program(self) -> bool:

@@ -359,6 +359,8 @@ def by_host(engines: Sequence[Engine]) -> list[list[Engine]]:
 class EnginesOnly(Node):
     """A node of engines that somebody else has started. `agent` is that of this machine: it keeps the store."""
 
+    renews = False
+
     def __init__(
         self, joined: Joined, engines: Sequence[Engine], facts: Mapping[str, Any], agent: Agent,
         died: Callable[[int, dict[str, Any]], None],

@@ -130,9 +130,19 @@ class WorkerGroup:
         """The nodes of a cluster's engines; where there are any, all ranks are there."""
         return [node for node in self.nodes if isinstance(node, EnginesOnly)]
 
+    @property
+    def sees_files(self) -> bool:
+        """Whether files of ranks are read by their paths, as files of this machine."""
+        return all(node.sees_files for node in self.hosts)
+
+    @property
+    def renews(self) -> bool:
+        """Whether all ranks' processes can be ended, and new ones started."""
+        return all(node.renews for node in self.hosts)
+
     def seat(self, place: Worker) -> int:
         """Which of `hosts` a place is on; simulated nodes are all this machine."""
-        return place.node if self.spread or self.joined else 0
+        return place.node if len(self.hosts) > 1 else 0
 
     def by_host(self, ports: Sequence[int]) -> tuple[int, ...]:
         """The ports of a store, one for each of its keepers, as one for each of `hosts`."""

@@ -73,6 +73,9 @@ class Node:
     has `pool_ended` if the agent or the controller did. tried: with what `doctor`'s trials say.
     """
 
+    sees_files = True  # whether files of ranks there are read by their paths, as files of this machine
+    renews = True  # whether its processes can be ended, and new ones started
+
     def __init__(
         self, agent: Agent, died: Callable[[int, dict[str, Any]], None], tried: Callable[[dict[str, Any]], None]
     ):
@@ -251,6 +254,7 @@ class FarNode(Node):
     """A node on another host: its files are its own, and its agent, however it was reached, reports on them."""
 
     agent: FarAgent
+    sees_files = False
     given: Mapping[str, str] = {}
     _engine_file = ""  # there
     _putting: int | None = None  # the request by which it comes there

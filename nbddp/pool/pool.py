@@ -209,7 +209,7 @@ class Pool:
         """
         if not self.group.nodes:
             self.group.need_running()
-        if not self.group.spread:
+        if self.group.sees_files:
             raise BadInput("the pool runs on this machine, and its workers see these files; --sync is for --hosts")
         return self.life.reaching.sync([node.agent for node in self.group.spread], progress)
 
@@ -265,7 +265,7 @@ class Pool:
         """
         request = Request(
             code=code, ranks=ranks, show=show, hang_after=hang_after, timeout=timeout, max_restarts=max_restarts,
-            cell=cell, argv=argv, argv0=argv0, want_value=want_value, check=check, timings=timings, trace=trace,
+            cell=cell, argv=tuple(argv), argv0=argv0, want_value=want_value, check=check, timings=timings, trace=trace,
             memory=memory,
         )  # fmt: skip
         return self.carry_out(request, screen)

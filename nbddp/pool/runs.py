@@ -161,7 +161,7 @@ class Runs:
         for rank in request.ranks or ():
             seat = group.seat(placed.workers[rank])
             error_file = f"{errors[seat]}/rank{rank}.error.json"
-            if folder is not None and not group.spread:
+            if folder is not None and hosts[seat].sees_files:
                 error_file = str(folder.error_file(rank, attempt))
             env = self._variables(rank, meet, hosts[seat].given, error_file)
             specs[rank] = {**common, **ways[seat], "env": env}
@@ -195,7 +195,7 @@ class Runs:
         """Where a rank is, for what is said of its failure."""
         placed = self.group.placed()
         place = placed.workers[rank]
-        return Seat(place.local_rank, failures.host_name(placed.nodes[place.node].host, not self.group.spread), pid)
+        return Seat(place.local_rank, failures.host_name(placed.nodes[place.node].host, self.group.sees_files), pid)
 
     def _write_to(self, run: Run, folder: LogDir, attempt: int) -> Attempt:
         """Have what the ranks of a run print written to the log directory."""
@@ -213,7 +213,7 @@ class Runs:
         failed = {rank: ended for rank, ended in run.ended.items() if not ended.well}
         for rank, ended in failed.items():
             path = run.specs[rank]["env"]["TORCHELASTIC_ERROR_FILE"]
-            text = ended.content.get("error_file") or ("" if self.group.spread else read_text(path))
+            text = ended.content.get("error_file") or (read_text(path) if self.group.sees_files else "")
             if files is not None:
                 files.keep_error(rank, text)
             wrote[rank] = path, readable(text)
@@ -307,7 +307,7 @@ class Runs:
         """Have ranks that are about to be ended call what their programs have registered with `atexit`; what that
         prints is shown. A rank at work, and one that does not come back, is ended without."""
         workers = self.group.workers
-        if self.group.joined is not None:  # engines go on, and call them at their own end
+        if not self.group.renews:  # engines go on, and call them at their own end
             return
         waiting = [r for r in ranks if workers[r].exits and workers[r].lives]
         if waiting and self.ranks.current is None and self.group.alive:
