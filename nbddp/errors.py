@@ -75,7 +75,9 @@ class CommandStopped(NbddpError):
 
 
 class PoolError(NbddpError, RuntimeError):
-    """The pool could not carry out a valid request."""
+    """The pool could not carry out a valid request. `log`: the path of a log that says more, or empty."""
+
+    log = ""
 
 
 class AgentFailed(PoolError):

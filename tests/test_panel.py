@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import time
@@ -334,6 +335,29 @@ def test_start_keeps_a_pool_that_a_cell_has_made_with_options(shown: Kernel) -> 
     assert shown.run("view.start.click()").ok
     done = shown.run("%%ddp\nprint(kept)")
     assert done.ok, done.error
+
+
+BROKEN = """from nbddp.pool import requests
+real = requests.worker
+requests.worker = lambda *args, **more: {**real(*args, **more), "url_file": "/nowhere"}
+view.controls["nproc"].value = 3
+view.start.click()
+requests.worker = real"""
+
+
+def test_a_start_that_fails_shows_why_and_the_end_of_the_log_and_the_next_one_works(shown: Kernel) -> None:
+    done = shown.run(BROKEN)
+    assert done.ok, done.error
+    failure, log = asked(shown, "[panel.state.failure, panel.state.log]")
+    assert re.match(r"rank \d ended while starting", failure), failure
+    assert log
+    page_of_start = next(filter(None, asked(shown, "[w.value for w, f in view._parts if f.__name__ == 'start']")))
+    assert f"✕ {html.escape(failure)}" in page_of_start
+    assert f"<pre>{html.escape(chr(10).join(log))}</pre>" in page_of_start
+    until(shown, "[w.lives for w in panel.pool.workers.values()]", lambda lives: not any(lives))
+    assert shown.run("view.controls['nproc'].value = 2\nview.start.click()").ok
+    assert asked(shown, "[panel.state.failure, panel.state.pool_words()[:5]]") == ["", "ready"]
+    assert asked(shown, "[w.value for w, f in view._parts if f.__name__ == 'start']") == [""]
 
 
 def test_panels_that_are_closed_leave_nothing(shown: Kernel) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -368,3 +369,27 @@ def test_fewer_ranks_than_the_selected_one_leave_the_panel_and_the_cell_as_they_
     assert asked(panel, "[view.shown['rank'].value, panel.state.showing.rank]") == [ALL, ALL]
     until(panel, "str([w.value for w, _ in view._parts])", lambda shown: "ended on all ranks" in shown)
     assert asked(panel, "[t.name for t in threading.enumerate()].count('nbddp-panel')") == 1
+
+
+BAR = """%%ddp
+import time
+from tqdm.auto import tqdm
+for step in tqdm(range(100), desc='epoch'):
+    time.sleep(0.02)
+print('the end')"""
+
+
+def test_a_bar_of_tqdm_moves_in_the_page_and_ends_among_the_lines(panel: Kernel) -> None:
+    """A widget's bar, as `tqdm.auto` chooses it in a notebook; in words, as the page has them."""
+    code = "pages = []\nfrom nbddp.panel import page\n"
+    code += "leave = panel.session.model.watch(lambda before, now: pages.append([page.moving(now), now.room]))"
+    assert panel.run(code).ok
+    done = panel.run(BAR)
+    assert done.ok, done.error
+    until(
+        panel, "[[t for _, t in o.lines[-1:]] for o in panel.state.outputs]", lambda found: found == [["the end"]] * 2
+    )
+    moving = [(text, room) for text, room in asked(panel, "(leave(), pages)[1]") if "epoch" in text]
+    shares = {int(found) for text, _ in moving for found in re.findall(r"epoch: *(\d+)%", text)}
+    assert len(shares) > 2, moving[-1:]
+    assert any(room == 2 and 'scope="row">0' in text and 'scope="row">1' in text for text, room in moving)

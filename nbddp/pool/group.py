@@ -405,11 +405,14 @@ class WorkerGroup:
             raise PoolNotRunning("the pool's controller has ended; run the cell again to start a new pool")
         for worker in workers:
             if worker.exit is not None and not worker.registered:
-                words = self.node_with(worker.rank).last_words(worker.rank)
-                raise PoolError(
+                node = self.node_with(worker.rank)
+                words = node.last_words(worker.rank)
+                failed = PoolError(
                     f"rank {worker.rank} ended while starting (exit code {worker.exit['code']}): "
                     f"{words or 'it left no message'}"
                 )
+                failed.log = "" if isinstance(node, FarNode) else str(worker.log)
+                raise failed
         if not self.alive:
             raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
 
