@@ -264,7 +264,7 @@ train(before=late, bucket_cap_mb=3)["then"]
 # %% tags=["prediction", "hidden"]
 predict.called_last_by_rank_1()
 
-# %%
+# %% tags=["nbval-ignore-output"]
 import gzip
 import json
 
