@@ -264,7 +264,7 @@ def test_a_start_reports_its_stages_as_values(far: nbddp.Pool, said: list[str]) 
     stage = {str(text): text.stage for text in said if isinstance(text, Step)}
     assert stage["connecting to nodea, nodeb"] == stage["importing torch on nodea, once"] == "agent"
     assert stage.get("waiting for the node agent", "agent") == "agent", "it may be there already"
-    assert list(dict.fromkeys(stage.values())) == ["agent", "controller", "engines"]
+    assert list(dict.fromkeys(stage.values())) == ["agent", "controller", "engines", "devices"]
 
 
 def test_what_has_started_an_agent_there_is_none_of_the_pool(tmp_path: Path) -> None:

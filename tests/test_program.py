@@ -76,7 +76,7 @@ def value(pool: nbddp.Pool, code: str, cell: int = 3) -> Any:
 
 
 def test_what_a_request_says_arrives_on_the_rank(one: nbddp.Pool) -> None:
-    asked = Request(code="get_ipython().kernel.spec", cell=7, argv=("--lr", "1"), argv0="train", want_value=True,
+    asked = Request(code="get_ipython().kernel.spec", cell=70, argv=("--lr", "1"), argv0="train", want_value=True,
                     check=True, timings=False, memory=True)  # fmt: skip
     spec = one.carry_out(asked, Silent())[0]
     assert {name: spec[name] for name in asked.wire()} == asked.wire()

@@ -144,7 +144,7 @@ def test_trace_in_a_notebook(four: Kernel) -> None:
     assert "of the time" in failed.displays[-1]["text/plain"]
     refused = four.run("%%ddp --trace why.txt\npass")
     assert refused.evalue == (
-        "%%ddp --trace why.txt: Perfetto reads only .json and .json.gz; use such a name, as in ddp-trace.json.gz"
+        "%%ddp --trace: why.txt: Perfetto reads only .json and .json.gz; use such a name, as in ddp-trace.json.gz"
     )
     assert options.parse_cell("--trace --fresh").trace == options.TRACE_FILE
 

@@ -27,9 +27,8 @@ COPY = (
 CURRENT = ' aria-current="step"'
 DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="  # loads at once, when its place is on the page
 LIVE = "this.parentElement?.setAttribute('role', 'status')"
-REGION = (
-    "const e = this.closest('.scrolls'); e.setAttribute('role', 'region'); e.setAttribute('aria-label', 'rank {rank}')"
-)
+FIND = "const e = this.closest('.scrolls'); "  # none where the text has been replaced meanwhile
+REGION = FIND + "e?.setAttribute('role', 'region'); e?.setAttribute('aria-label', 'rank {rank}')"
 NAMES = "this.closest('.nbddp-plot')?.querySelector('[role=slider]')?.setAttribute('aria-label', 'step of the curve')"
 SHOWN = 100  # lines of a transcript
 DONE, NOW, NEXT = "✓", "▸", "·"  # signs of a stage
