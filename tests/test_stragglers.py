@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
 
 import nbddp
 from nbddp.run.screen import Silent
@@ -18,7 +21,7 @@ from nbddp.trace.local import AFTER, BETWEEN, LOSS, Slow, parts, slow
 from nbddp.trace.program import program
 from nbddp.trace.steps import Bucket, Recording, Span, Step
 from nbddp.trace.untraced import OWN
-from nbddp.worker import contention
+from nbddp.worker import contention, recorder
 from tests.faults import needs_recorder
 
 NPROC = 4
@@ -433,3 +436,21 @@ def test_where_no_collective_was_called_that_is_said(pool: nbddp.Pool) -> None:
     pool.run_cell(HAND.format(call="dist.barrier()"), timings=False, screen=Silent())
     with pytest.raises(nbddp.BadInput, match="no collective has been recorded"):
         pool.collectives()
+
+
+def test_inputs_are_counted_and_long_or_endless_ones_are_not_gone_through() -> None:
+    """Every step of every DDP model pays for the count."""
+    seven = ({"x": torch.ones(3), "mask": None}, [torch.ones(2, 2), "words"])
+    within_itself: list[Any] = [torch.ones(2)]
+    within_itself.append(within_itself)
+    read: list[int] = []
+
+    class Long(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for i in range(1_000_000):
+                read.append(i)
+                yield i
+
+    assert recorder.elements(seven) == 7
+    assert [recorder.elements(found) for found in ((), [1, "a"], within_itself, Long())] == [None] * 4
+    assert len(read) <= recorder.VALUES + 1

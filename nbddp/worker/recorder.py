@@ -22,6 +22,7 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -32,6 +33,7 @@ from nbddp.worker.device_clock import DeviceClock, Mark
 RING = 2000  # steps kept
 AT_ONCE = 256  # steps that `pace` tells of
 LOADS = 64  # batches that a step remembers
+VALUES = 256  # in the inputs of a step, of which the tensors are counted
 STAND_IN = "nbddp"  # the backend's name where the real one cannot be told
 now = time.perf_counter_ns
 
@@ -207,7 +209,7 @@ class Recorder:
             self._clock.begin(model.device)
         step = model.begin(self.run, self.cell, bool(ddp.require_backward_grad_sync))
         step["loader"], step["queued"] = [list(span) for span in self._loads], contention.waited()
-        step["inputs"] = sum(t.numel() for t in tensors(inputs)) or None
+        step["inputs"] = elements(inputs)
         self._loads.clear()
         step["forward"][0] = self._now(step)
         self._say("forward", True, step)
@@ -465,14 +467,26 @@ def tensors(found: Any) -> Iterator[Any]:
     """The tensors in a value: itself, or those within dicts, lists and tuples."""
     import torch
 
-    if isinstance(found, torch.Tensor):
-        yield found
-    elif isinstance(found, dict):
-        for value in found.values():
-            yield from tensors(value)
-    elif isinstance(found, list | tuple):
-        for value in found:
-            yield from tensors(value)
+    return (value for value in _values(found) if isinstance(value, torch.Tensor))
+
+
+def elements(found: Any) -> int | None:
+    """How many elements the tensors in a value have; None if it has none, or more than VALUES values in all, as a long
+    list of numbers and a list within itself do: these are not gone through."""
+    if sum(1 for _ in islice(_values(found), VALUES + 1)) > VALUES:
+        return None
+    return sum(tensor.numel() for tensor in tensors(found)) or None
+
+
+def _values(found: Any) -> Iterator[Any]:
+    """A value and all within it, where dicts, lists and tuples are."""
+    yield found
+    if isinstance(found, dict):
+        found = found.values()
+    elif not isinstance(found, list | tuple):
+        return
+    for value in found:
+        yield from _values(value)
 
 
 def _names(orders: list[list[tuple[str, int]]], sizes: list[int]) -> list[list[str]]:
