@@ -411,3 +411,32 @@ def test_worker_that_cannot_start_is_told_and_the_next_start_works(monkeypatch: 
         monkeypatch.undo()
         pool.ensure(LaunchSpec(nproc=2))
         assert list(pool.run(rank_times, 5)) == [0, 5]
+
+
+def test_a_start_does_not_raise_what_the_one_before_has_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first start ends with rank 1, while rank 2 is still starting; it ends when the second start waits for it."""
+    real, slow = requests.worker, tmp_path / "slow"
+    os.mkfifo(slow)
+
+    def broken(*args: object, **kwargs: object) -> dict[str, object]:
+        one = real(*args, **kwargs)  # type: ignore[arg-type]
+        return {**one, "url_file": "/nowhere" if one["rank"] == 1 else str(slow)}
+
+    with nbddp.Pool(nproc=1) as pool:
+        monkeypatch.setattr(requests, "worker", broken)
+        with pytest.raises(nbddp.PoolError, match="rank 1 ended while starting"):
+            pool.ensure(LaunchSpec(nproc=3))
+        monkeypatch.undo()
+        wait_for = pool.group.wire.wait_for
+
+        def let_go(uuids: dict[int, str], *args: object) -> None:
+            if 2 in uuids and slow.exists():
+                assert list(uuids) == [2]
+                with slow.open("w"):  # nothing comes: it ends
+                    slow.unlink()
+            wait_for(uuids, *args)
+
+        monkeypatch.setattr(pool.group.wire, "wait_for", let_go)
+        pool.ensure(LaunchSpec(nproc=3))
+        assert not slow.exists()
+        assert list(pool.run(rank_times, 5)) == [0, 5, 10]

@@ -10,7 +10,8 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from nbddp.agent.far import FarAgent
@@ -32,6 +33,10 @@ REGISTER_TIMEOUT = 60.0
 AT_ONCE = 16  # workers that a node starts between two moments at which Stop is heard
 EXIT_SECONDS = 1.5  # that engines have for leaving when this process ends
 NO_POOL = "there is no pool; %ddp start --nproc 4 or a %%ddp cell starts one"
+
+
+class EndedStarting(PoolError):
+    """A worker ended before it could be reached."""
 
 
 class WorkerGroup:
@@ -269,8 +274,7 @@ class WorkerGroup:
 
         before_end: called with the ranks whose processes end.
         """
-        if any(not w.registered and w.lives for w in self.workers.values()):
-            self._wait_registered()
+        self._settle()
         old = None if self.topology is None else Layout(self.topology, self.visible)
         living = {r: w.lives for r, w in self.workers.items()}
         change = plan_change(old, Layout(topology, visible), living, fresh)
@@ -363,7 +367,7 @@ class WorkerGroup:
         for i in range(0, max(map(len, starts.values())), AT_ONCE):
             with uninterrupted():
                 self._start_some({node: own[i : i + AT_ONCE] for node, own in starts.items() if own[i:]})
-        self._wait_registered(progress)
+        self._wait_registered(ranks, progress)
 
     def _start_some(self, starts: Mapping[Node, Starts]) -> None:
         """All nodes are asked before one is waited for. What a node has started is noted, also where another fails."""
@@ -377,16 +381,23 @@ class WorkerGroup:
         if failed:
             raise failed[0]
 
-    def _wait_registered(self, progress: Callable[[str], None] = lambda text: None) -> None:
-        """Wait until every started worker can be reached, also those whose start was left by a Stop.
+    def _settle(self) -> None:
+        """Wait until the workers of a start that was left, by a Stop or since one of them ended, have come or ended.
 
         A worker that has begun to register is not ended before it has: the hub would hold its rank for seconds.
         """
-        new = {r: w for r, w in self.workers.items() if not w.registered and w.lives}
+        while begun := [r for r, w in self.workers.items() if not w.registered and w.lives]:
+            with suppress(EndedStarting):  # that was said of the start which was left
+                self._wait_registered(begun)
+
+    def _wait_registered(self, ranks: Sequence[int], progress: Callable[[str], None] = lambda text: None) -> None:
+        """Wait until these workers can be reached. Raises EndedStarting if one has ended."""
+        new = {r: w for r, w in self.workers.items() if r in ranks and not w.registered}
         imports = any(node.warm.get("spawn") for node in self.nodes)  # each worker by itself, perhaps from a slow disk
         uuids = {r: w.uuid for r, w in new.items()}
         there = functools.partial(_engines_words, progress, len(uuids))
-        self.wire.wait_for(uuids, self._check_starting, START_TIMEOUT if imports else REGISTER_TIMEOUT, there)
+        check = functools.partial(self._check_starting, new.values())
+        self.wire.wait_for(uuids, check, START_TIMEOUT if imports else REGISTER_TIMEOUT, there)
         for worker in new.values():
             worker.registered = True
         self.note(list(new), RankStatus.IDLE)
@@ -399,15 +410,14 @@ class WorkerGroup:
         elif starts:
             cluster.start_engines_sync(len(starts), engine_set_id=name, agent=node.agent, started=(starts, answers))
 
-    def _check_starting(self) -> None:
-        workers = self.workers.values()
+    def _check_starting(self, workers: Collection[Living]) -> None:
         if any(w.exit is not None and w.exit.get("pool_ended") for w in workers):
             raise PoolNotRunning("the pool's controller has ended; run the cell again to start a new pool")
         for worker in workers:
-            if worker.exit is not None and not worker.registered:
+            if worker.exit is not None:
                 node = self.node_with(worker.rank)
                 words = node.last_words(worker.rank)
-                failed = PoolError(
+                failed = EndedStarting(
                     f"rank {worker.rank} ended while starting (exit code {worker.exit['code']}): "
                     f"{words or 'it left no message'}"
                 )
