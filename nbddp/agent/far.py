@@ -18,9 +18,8 @@ from typing import Any
 
 from nbddp.agent.backlog import Backlog
 from nbddp.agent.handle import START_TIMEOUT, Agent, without_stop
-from nbddp.agent.lines import MARK, LineBuffer, Message, encode
+from nbddp.agent.lines import MARK, PING_EVERY, LineBuffer, Message, encode
 from nbddp.agent.reach import Way, last_line
-from nbddp.agent.reached import PING_EVERY
 from nbddp.agent.rejoin import GONE
 from nbddp.base.units import lasts
 from nbddp.errors import AgentFailed

@@ -13,6 +13,7 @@ from typing import Any
 Message = dict[str, Any]
 MOST_BEFORE = 65536  # bytes that are kept of it
 MARK = b"#nbddp#"  # the line after which messages come, where a shell may have printed before
+PING_EVERY = 2.0  # seconds between two signs of life of an owner at the far end of a connection
 
 
 def encode(message: Message) -> bytes:

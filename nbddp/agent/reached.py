@@ -25,13 +25,12 @@ from nbddp.agent import children, copies, hardware, home
 from nbddp.agent.backlog import Backlog
 from nbddp.agent.folder import Copy
 from nbddp.agent.identity import Identity
-from nbddp.agent.lines import MARK, Message, encode
+from nbddp.agent.lines import MARK, PING_EVERY, Message, encode
 from nbddp.agent.main import FACTS, Agent, Child, Peer
 from nbddp.agent.versions import versions
 from nbddp.plan.environment import INTERFACES
 from nbddp.plan.ways import offers
 
-PING_EVERY = 2.0  # seconds
 PATIENCE = 20.0  # seconds without a word from the owner; a kernel that a debugger stops is silent, too
 FILES = 0o600
 TASK_OF = (  # beginnings of variables that tell a process its place among those of srun or mpiexec

@@ -13,7 +13,6 @@ from nbddp.trace.quantities import size as size_words
 from nbddp.trace.waiting import BUS_FACTOR
 
 SMALLEST, LARGEST, FACTOR = 1 << 10, 64 << 20, 4
-REPEAT, WARMUP = 12, 3
 Ask = Callable[[dict[str, Any]], dict[int, Any]]  # fields of a request → rank's answer
 
 

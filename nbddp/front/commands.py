@@ -15,9 +15,10 @@ from typing import Any
 from nbddp.base.units import amount, delay, speed
 from nbddp.errors import BadInput
 from nbddp.front import launching
-from nbddp.front.export_options import export_arguments
 from nbddp.plan import scripts, torchrun
 from nbddp.plan.options import (
+    REPEAT,
+    WARMUP,
     HelpAsked,
     LaunchSpec,
     Parser,
@@ -34,9 +35,6 @@ from nbddp.plan.options import (
     workers_per_node,
 )
 from nbddp.plan.topology import Topology, planned
-from nbddp.trace.cost import ALGORITHMS
-from nbddp.trace.scale import MOST_NODES
-from nbddp.trace.waiting import BUS_FACTOR
 
 __all__ = [
     "COMMANDS",
@@ -215,6 +213,9 @@ def _typed(parse: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def _forecast(parser: Parser) -> None:
+    from nbddp.trace.cost import ALGORITHMS
+    from nbddp.trace.scale import MOST_NODES
+
     add = parser.add_argument
     add("--inter-node", type=_typed(speed), metavar="SPEED", help="bandwidth between nodes, such as 25GB/s")
     add("--intra-node", type=_typed(speed), metavar="SPEED", help="bandwidth within a node "
@@ -227,6 +228,8 @@ def _forecast(parser: Parser) -> None:
 
 
 def _collective(text: str) -> str:
+    from nbddp.trace.waiting import BUS_FACTOR
+
     if text not in BUS_FACTOR:
         near = difflib.get_close_matches(text, BUS_FACTOR, n=1, cutoff=0.5)
         advice = f"did you mean {near[0]}?" if near else f"use {', '.join(BUS_FACTOR)}"
@@ -235,6 +238,8 @@ def _collective(text: str) -> str:
 
 
 def _bench(parser: Parser) -> None:
+    from nbddp.trace.waiting import BUS_FACTOR
+
     add = parser.add_argument
     add("collectives", nargs="*", type=_collective, metavar="COLLECTIVE",
         help=f"{', '.join(BUS_FACTOR)}; default: all_reduce")  # fmt: skip
@@ -258,11 +263,12 @@ def _bench(parser: Parser) -> None:
     add(
         "--repeat",
         type=positive,
-        default=12,
+        default=REPEAT,
         metavar="N",
-        help="measurements per size (default 12; fewer if a call is slow)",
+        help=f"measurements per size (default {REPEAT}; fewer if a call is slow)",
     )
-    add("--warmup", type=positive, default=3, metavar="N", help="calls before the first measurement (default 3)")
+    add("--warmup", type=positive, default=WARMUP, metavar="N", help="calls before the first measurement "
+        f"(default {WARMUP})")  # fmt: skip
 
 
 ARGUMENTS: dict[str, Callable[[Parser], None]] = {
@@ -284,6 +290,8 @@ def command_parser(name: str, prog: str = "%ddp") -> Parser:
     if name in ARGUMENTS:
         ARGUMENTS[name](parser)
     if name == "export":
+        from nbddp.front.export_options import export_arguments
+
         export_arguments(parser, prog == "%ddp")
         return parser
     if prog != "%ddp" and name not in ("start", "doctor"):
@@ -353,6 +361,8 @@ def complete_command(line: str) -> list[str]:
     if due is not None:
         return launching.value(due, current) or complete(command_parser(words[0]), line)
     if words[0] == "bench" and not (typed and typed[-1].startswith("-")):
+        from nbddp.trace.waiting import BUS_FACTOR
+
         collectives = [c for c in BUS_FACTOR if c.startswith(current) and c not in typed]
     else:
         collectives = []

@@ -31,6 +31,7 @@ SALLOC = (  # options that are salloc's, with a value and an example
     ("account", "A", ""), ("qos", "Q", ""), ("constraint", "C", ""),
 )  # fmt: skip
 MOST_RANKS = 100_000  # a rank set is written out as numbers: a mistyped 0-9999999999 must not fill the memory
+REPEAT, WARMUP = 12, 3  # calls that `bench` measures at each size, and those before them
 
 
 class HelpAsked(Exception):

@@ -28,7 +28,6 @@ from typing import Any
 from nbddp.agent import copies
 from nbddp.agent.handle import START_TIMEOUT, Agent
 from nbddp.agent.identity import Identity
-from nbddp.agent.main import address_towards
 from nbddp.agent.round import Round
 from nbddp.agent.versions import versions
 from nbddp.base import stop
@@ -43,7 +42,6 @@ from nbddp.pool.node import Cluster as Files
 from nbddp.pool.node import Living, Node, Starts
 from nbddp.pool.wire import Wire
 from nbddp.seams import ipyparallel_seams
-from nbddp.worker import taken
 
 CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 60.0  # for an engine to say what it is; then it is busy
@@ -67,6 +65,8 @@ class Engine:
     @property
     def here(self) -> bool:
         """Whether this process may signal it, and the gate of this machine can tell whose its connections are."""
+        from nbddp.worker import taken
+
         return list(self.told["sees"]) == taken.sees_processes()
 
 
@@ -118,6 +118,8 @@ class Joined:
         return engines
 
     def _refuse(self, engine: Engine) -> None:
+        from nbddp.worker import taken  # as an engine has it; a pool of processes of its own never needs it
+
         told, here, name = engine.told, versions(), self.cluster.name
         if told["worker"]:
             raise BadInput(f"cluster {name} belongs to an nbddp pool; %ddp start --nproc N starts another pool")
@@ -388,6 +390,8 @@ class EnginesOnly(Node):
     @property
     def on_this_machine(self) -> bool:
         """Whether it shares this machine's loopback, which processes of another container or user do."""
+        from nbddp.worker import taken
+
         return list(self.place) == taken.place()
 
     def addresses(self) -> list[str]:
@@ -581,6 +585,8 @@ class Gatekeeper:
 
 def way_to(node: EnginesOnly) -> str:
     """This machine's address on the way to another host. Raises AgentFailed."""
+    from nbddp.agent.main import address_towards
+
     for address in node.addresses():
         with suppress(OSError):
             return address_towards(address)

@@ -10,19 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nbddp.agent.handle import Agent
-from nbddp.ask import looks
-from nbddp.ask.bench import REPEAT, WARMUP
-from nbddp.ask.looks import own_gpus
-from nbddp.ask.outlook import foresee
 from nbddp.errors import BadInput, WorkerFailed
 from nbddp.plan import variables
 from nbddp.plan.checkup import Checkup
 from nbddp.plan.logs import Logs
 from nbddp.plan.machine import Node as Host
-from nbddp.plan.options import LaunchSpec
+from nbddp.plan.options import REPEAT, WARMUP, LaunchSpec
 from nbddp.plan.program import Program, check_file
 from nbddp.plan.request import ARGV0, HANG_AFTER, SCRIPT, Request
 from nbddp.plan.slurm import Slurm
@@ -38,16 +34,18 @@ from nbddp.run import report
 from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.spmd import Run
 from nbddp.run.values import RankValues, check_ranks
-from nbddp.trace.allocated import Allocations
-from nbddp.trace.compared import Report
-from nbddp.trace.measured import Measured
-from nbddp.trace.memory import RankMemory
-from nbddp.trace.merge import Merged
-from nbddp.trace.program import Breakdown
-from nbddp.trace.scale import Forecast
-from nbddp.trace.sizes import Sizes
-from nbddp.trace.steps import Recording
 from nbddp.worker import answers, values
+
+if TYPE_CHECKING:  # what looks at ranks is imported by the first look: a launch from a terminal needs none of it
+    from nbddp.trace.allocated import Allocations
+    from nbddp.trace.compared import Report
+    from nbddp.trace.measured import Measured
+    from nbddp.trace.memory import RankMemory
+    from nbddp.trace.merge import Merged
+    from nbddp.trace.program import Breakdown
+    from nbddp.trace.scale import Forecast
+    from nbddp.trace.sizes import Sizes
+    from nbddp.trace.steps import Recording
 
 
 class Pool:
@@ -381,11 +379,15 @@ class Pool:
     def timings(self) -> Recording:
         """DDP steps of the last run that recorded any; `origin` and `missing` say whether that is the last cell, and
         whether all ranks recorded it. Raises BadInput if no run has recorded a step."""
+        from nbddp.ask import looks
+
         return looks.timings(self)
 
     def collectives(self) -> Breakdown:
         """Who arrived last at the collectives of the last run that called some, and how each rank spent that run: for
         any program, without a trace. Raises BadInput if no run has called a collective."""
+        from nbddp.ask import looks
+
         return looks.collectives(self)
 
     def trace(self) -> Merged:
@@ -393,20 +395,28 @@ class Pool:
 
         Ranks that have been replaced since are listed in `missing`.
         """
+        from nbddp.ask import looks
+
         return looks.trace(self)
 
     def memory(self) -> list[RankMemory]:
         """What each rank's memory holds (`nbddp.worker.memory`). Raises BadInput if no rank has a model."""
+        from nbddp.ask import looks
+
         return looks.memory(self)
 
     def sizes(self, *names: str, ranks: Sequence[int] | None = None) -> Sizes:
         """What names hold on each rank, in bytes: what is shared, and what is sharded. Raises BadInput for a name that
         no rank has or that holds no tensor."""
+        from nbddp.ask import looks
+
         return looks.sizes(self, names, ranks)
 
     def allocations(self, step: int | None = None, whole: bool = False) -> Allocations:
         """What the ranks allocated over a step of the last cell that was run with `memory`: step `step`, or the one
         with the highest peak, or the `whole` cell. Raises BadInput if there is none."""
+        from nbddp.ask import looks
+
         return looks.allocations(self, step, whole)
 
     def compare(self, *names: str, ranks: Sequence[int] | None = None) -> Report:
@@ -415,6 +425,8 @@ class Pool:
         Ranks send digests; for tensors that differ also the bytes of one rank, up to 256 MiB in all
         (`nbddp.ask.compare`). No process group is needed or used. Raises BadInput for a name that no rank has.
         """
+        from nbddp.ask import looks
+
         return looks.compare(self, names, ranks)
 
     def bench(
@@ -431,8 +443,11 @@ class Pool:
         Uses the default process group if there is one, otherwise a temporary one. progress: called with a line before
         each size. `measured` keeps the results. Raises BadInput for impossible sizes or counts.
         """
+        from nbddp.ask import looks
+
         names = [collective] if isinstance(collective, str) else list(collective)
-        found = looks.bench(self, own_gpus(self.placed(), self.group.visible), names, sizes, repeat, warmup, progress)
+        gpus = looks.own_gpus(self.placed(), self.group.visible)
+        found = looks.bench(self, gpus, names, sizes, repeat, warmup, progress)
         new = {(m.collective, m.ranks, m.bytes) for m in found}
         self.measured = [m for m in self.measured if (m.collective, m.ranks, m.bytes) not in new] + found
         return found
@@ -448,6 +463,8 @@ class Pool:
         Links that are not given are taken as measured; all-reduces are measured now if there are no measurements on
         this number of ranks. Raises BadInput if no step has been recorded, or for impossible arguments.
         """
+        from nbddp.ask.outlook import foresee
+
         return foresee(self, **asked)
 
     def answers(

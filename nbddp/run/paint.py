@@ -8,22 +8,13 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from pygments import highlight
-from pygments.formatters import TerminalFormatter
-from pygments.lexers import PythonLexer
-from pygments.token import Keyword, Operator, String, Token
+from typing import Any
 
 # bold in the colour of other text: JupyterLab's bold red cannot be read on the dark red of an error in its dark theme
 BOLD, RESET = "\x1b[1m", "\x1b[0m"
-# yellow, cyan and white cannot be read on white, so they are not used
-IN_COLOUR = {
-    Token: ("", ""),
-    Keyword: ("blue", "blue"),
-    Operator.Word: ("blue", "blue"),
-    String: ("magenta", "magenta"),
-}
-IN_WEIGHT = {Token: ("", ""), Keyword: ("**", "**"), Operator.Word: ("**", "**")}
+# of pygments's tokens, by name; yellow, cyan and white cannot be read on white, so they are not used
+IN_COLOUR = {"Keyword": "blue", "Operator.Word": "blue", "String": "magenta"}
+IN_WEIGHT = {"Keyword": "**", "Operator.Word": "**"}
 
 
 class Plain:
@@ -62,8 +53,15 @@ class Weighted(Plain):
         return f"{BOLD}{text}{RESET}"
 
     def code(self, lines: Sequence[str]) -> list[str]:
+        from pygments import highlight
+        from pygments.formatters import TerminalFormatter
+        from pygments.lexers import PythonLexer
+        from pygments.token import Token, string_to_tokentype
+
+        scheme: dict[Any, tuple[str, str]] = {Token: ("", "")}
+        scheme |= {string_to_tokentype(name): (colour, colour) for name, colour in self.scheme.items()}
         lexer = PythonLexer(stripnl=False, ensurenl=False)
-        found = highlight("\n".join(lines), lexer, TerminalFormatter(colorscheme=self.scheme)).split("\n")
+        found = highlight("\n".join(lines), lexer, TerminalFormatter(colorscheme=scheme)).split("\n")
         return found if len(found) == len(lines) else list(lines)
 
 
