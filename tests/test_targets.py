@@ -384,3 +384,41 @@ def test_without_torchrun_its_options_are_answered() -> None:
     assert [note.partition(" has no effect here: ")[2] for note in notes] == [
         "with --rendezvous srun torchrun does not run; use static or c10d"
     ] * 2
+
+
+CELLS_OWN = "--visible own"  # two rows of the table are one of the page
+
+
+def told_by_the_page() -> dict[str, tuple[set[str], str]]:
+    """Option → the targets for which docs/export.md says that it is written, and what it says of the others."""
+    page = (Path(__file__).parent.parent / "docs" / "export.md").read_text()
+    _, _, below = page.partition("| option | written for | otherwise |")
+    told = {}
+    for line in below.splitlines()[2:]:
+        if not line.startswith("|"):
+            break
+        option, written, other = (cell.strip() for cell in line.strip("|").split("|"))
+        named = {name for name in TARGETS if re.search(rf"\b{name}\b", written)}
+        whole = re.match(r"all( but \w+| with torchrun)?", written)
+        if whole:
+            named = {*TARGETS} - (named if "but" in whole[0] else set())
+        if "note: " in other:
+            named -= {name for name in TARGETS if name in other}
+        for one in re.findall(r"`([^`]+)`", option):
+            told[one] = named, other
+    return told
+
+
+def test_the_page_on_export_says_of_each_option_what_the_table_does() -> None:
+    told = told_by_the_page()
+    assert len(told) > 20
+    for name, row in takes.TABLE.items():
+        typed = {"visible": CELLS_OWN, "logs": "--log-dir"}.get(name, f"--{name.replace('_', '-')}")
+        written, other = told[typed]
+        assert written == {*TARGETS} - row.keys(), typed
+        answers = {"refused" if isinstance(why, takes.No) else "note" for target, why in row.items() if target}
+        assert re.match("note|refused", other)[0] in answers, typed  # type: ignore[index]
+        assert len(answers) == 1, typed
+    for name in ("rendezvous static", "rendezvous srun"):
+        assert told[f"--{name}"][1] == "refused"
+    assert told["--rendezvous static"][0] == {*TARGETS} - {*takes.MEETS}
