@@ -360,14 +360,21 @@ def test_a_start_that_fails_shows_why_and_the_end_of_the_log_and_the_next_one_wo
     assert asked(shown, "[w.value for w, f in view._parts if f.__name__ == 'start']") == [""]
 
 
+OTHERS = """from ipywidgets.widgets.widget import _instances
+others = nbddp.Panel(nbddp.Pool(2))
+def tree(one):
+    return [one.model_id, *(i for child in getattr(one, "children", ()) for i in tree(child))]
+made = tree(others.view.widget)
+before = [i in _instances for i in made]
+others.close()"""
+
+
 def test_panels_that_are_closed_leave_nothing(shown: Kernel) -> None:
     from_here = "sum(t.name == 'nbddp-panel' for t in threading.enumerate())"
-    widgets = "len(list(ipywidgets.widgets.widget._instances))"  # at once: panels' threads make some meanwhile
     assert asked(shown, from_here) == 1
-    done = shown.run("import ipywidgets\nothers = nbddp.Panel(nbddp.Pool(2))\nothers.view\n"
-                     f"count = {widgets}\nothers.close()")  # fmt: skip
+    done = shown.run(OTHERS)
     assert done.ok, done.error
-    assert asked(shown, f"count - {widgets} > 30")
+    assert asked(shown, "[len(made) > 30, all(before), [i in _instances for i in made].count(True)]") == [True, True, 0]
     until(shown, from_here, lambda count: count == 1)
 
 

@@ -41,7 +41,10 @@ LOG_BYTES = 16_384  # of a log's end
 
 
 class Session:
-    """One for each pool, with all its panels. A thread looks at the pool while there are views, and ends with them."""
+    """One for each pool, with all its panels. A thread looks at the pool while there are views, and ends with them.
+
+    A command says what it does before it does it: what comes of it is said by that thread, and stays.
+    """
 
     def __init__(self, pool: Pool):
         self._pool = weakref.ref(pool)
@@ -176,8 +179,8 @@ class Session:
     def stop(self) -> None:
         """End the cell as Stop does."""
         if (run := self._busy("there is no cell to stop")) is not None:
-            run.stop()
             self._say(f"stopping {looking.named(run)} on {rank_words(run.running())}")
+            run.stop()
 
     def free(self) -> None:
         """Have collectives that are blocked raise."""
@@ -185,8 +188,8 @@ class Session:
             return
         blocked = [r for r, p in sorted(dict(run.positions).items()) if p.call is not None and r in run.running()]
         if blocked:
-            run.free()
             self._say(f"freeing {rank_words(blocked)}: the blocked call raises an error there")
+            run.free()
         else:
             self._say("no rank is blocked in a collective")
 
@@ -201,9 +204,9 @@ class Session:
         if run is None:
             in_main(lambda: self._do(lambda: "; ".join(pool.restart(chosen))))
             return
-        run.replace(chosen)
         self._after = lambda: self._do(lambda: "; ".join([*pool.group.renew(), f"{rank_words(chosen)} restarted"]))
         self._say(f"stopping {looking.named(run)}, and restarting {rank_words(chosen)}")
+        run.replace(chosen)
 
     def shut_down(self) -> None:
         """End the pool; a cell that runs ends before."""
@@ -221,9 +224,9 @@ class Session:
         if run is None:
             in_main(lambda: self._do(end))
             return
-        run.stop()
         self._after = lambda: self._do(end)
         self._say(f"stopping {looking.named(run)}, then the pool")
+        run.stop()
 
     def show(self, control: str, value: Any) -> None:
         self.model.change(rules.showing, control, value)
@@ -275,8 +278,8 @@ class Session:
         except BadInput as e:
             self._say(str(e))
             return
-        run.debug(ranks, asked.text)
         self._say(f"{asked.text} was sent to {rank_words(ranks)}")
+        run.debug(ranks, asked.text)
 
     def post_mortem(self) -> None:
         """The frames of the rank that failed first, and what its names held."""
