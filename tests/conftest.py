@@ -23,6 +23,8 @@ pytest.register_assert_rewrite("tests.faults")
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 MATRIX = "fault matrix"
+# hundreds of processes would compile nbddp anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # a shell that runs the tests in the background has the kernels that they start ignore Stop
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
