@@ -1,7 +1,7 @@
 """The panel in real front ends, in a real browser: a pool is started, watched, stopped and debugged with the mouse.
 
-One notebook in JupyterLab is always opened; Notebook 7, and how all pages look in both themes and two widths, by
-`-m panel`. Set NBDDP_PICTURES to a folder to keep the pictures.
+One notebook in JupyterLab and one in Notebook 7 are always opened; how all pages look in both themes and two widths,
+and other versions of ipykernel, by `-m panel`. Set NBDDP_PICTURES to a folder to keep the pictures.
 """
 
 from __future__ import annotations
@@ -286,7 +286,6 @@ def test_a_pool_is_started_watched_stopped_and_debugged_with_the_mouse_in_jupyte
         reopen_without_kernel(shown.page)
 
 
-@pytest.mark.panel
 @pytest.mark.timeout(400)
 def test_the_same_in_notebook_7(tmp_path: Path) -> None:
     python = os.environ.get("NBDDP_NOTEBOOK_PYTHON", "")  # an interpreter that has it, if this one has not

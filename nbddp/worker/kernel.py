@@ -302,10 +302,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         os.environ.update(env)  # to set a variable takes 5 µs, and most stay as they are
         if "env" in spec:
             calls.place(spec["env"])
-        if "TORCHELASTIC_ERROR_FILE" in spec.get("env", {}):  # @record makes no folder; another rank may have made it
-            errors = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])
-            if not os.path.isdir(errors):
-                os.makedirs(errors, exist_ok=True)
+        if "TORCHELASTIC_ERROR_FILE" in spec.get("env", {}):
+            os.makedirs(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), exist_ok=True)  # @record does not
         if "injected" in spec:
             known, here = ((host, int(port)) for host, port in (spec["injected"], spec["connect"]))
             loopback.listen(spec["listen"], (known, here))
