@@ -80,6 +80,7 @@ class Host:
         self.silent = False
         self.asked: list[bool] = []  # whether memory was wanted
         self.seconds = 0.0  # of CPU
+        self.grown, self.costs = 0, 0.01  # bytes of resident pages; seconds of CPU to add up the memory
         with pytest.MonkeyPatch.context() as patch:
             for module in (devices, use):
                 patch.setattr(module, "pynvml", recorded)
@@ -94,8 +95,13 @@ class Host:
         if self.silent:
             raise AgentFailed("no answer")
         self.seconds += 0.25
-        told = {r: {"cpu": self.seconds, **({"memory": (r + 1) * GIB} if self.asked[-1] else {})} for r in self.workers}
-        return json.loads(json.dumps({"workers": told, "gpus": self._gpus, "why": ""}))
+        wanted = self.asked[-1]
+        told = {
+            r: {"cpu": self.seconds, "resident": 3 * GIB + self.grown, **({"memory": (r + 1) * GIB} if wanted else {})}
+            for r in self.workers
+        }
+        took = self.costs if wanted else 0.0
+        return json.loads(json.dumps({"workers": told, "took": took, "gpus": self._gpus, "why": ""}))
 
 
 class Clock:
@@ -175,6 +181,39 @@ def test_memory_is_asked_for_every_five_seconds_and_shown_meanwhile(clock: Clock
         assert uses.now[3].memory == 4 * GIB
         clock.now += 0.5
     assert [i for i, memory in enumerate(hosts[1].asked) if memory] == [0, 10]
+
+
+def test_between_memory_follows_the_resident_pages(clock: Clock) -> None:
+    hosts, placed = of_four()
+    uses = Uses()
+    uses.take(pool_of(hosts), placed)
+    hosts[0].grown, clock.now = GIB // 2, 0.5
+    uses.take(pool_of(hosts), placed)
+    assert [uses.now[r].memory for r in range(4)] == [1.5 * GIB, 2.5 * GIB, 3 * GIB, 4 * GIB]
+
+
+def test_memory_of_many_ranks_is_added_up_less_often(clock: Clock) -> None:
+    """It costs no more than its share of a core."""
+    hosts, placed = of_four()
+    hosts[1].costs = 0.12
+    uses = Uses()
+    while clock.now < 100:
+        uses.take(pool_of(hosts), placed)
+        clock.now += 0.5
+    assert [i / 2 for i, memory in enumerate(hosts[0].asked) if memory] == [0, 40, 80]
+
+
+def test_memory_of_a_new_process_is_asked_for_at_the_next_look(clock: Clock) -> None:
+    hosts, placed = of_four()
+    uses = Uses()
+    found = []
+    for look in range(4):
+        if look == 2:
+            hosts[0].seconds = 0.0  # both ranks of that host have been restarted
+        uses.take(pool_of(hosts), placed)
+        found.append([use.memory is not None for use in uses.now.values()])
+        clock.now += 0.5
+    assert found == [[True] * 4, [True] * 4, [False, False, True, True], [True] * 4]
 
 
 def test_without_gpus_and_with_gpus_that_nvml_does_not_tell_of_the_cell_is_empty(clock: Clock) -> None:

@@ -348,11 +348,14 @@ class Agent:
         return {"info": self.info, "files": self.files, "children": children, "keep": self.keep}
 
     def _do_use(self, peer: Peer, message: Message) -> Message:
-        """What the workers use of this machine. memory: also how much memory each has, which costs more."""
+        """What the workers use of this machine, and the seconds of CPU that it took to find out. memory: also how much
+        memory each has, which costs more."""
         if self._gpus is None:
             self._gpus = Gpus()
-        workers = [c for c in self.children.values() if c.kind == WORKER]
-        return {"workers": of_workers(workers, message["memory"]), "gpus": self._gpus.use(), "why": self._gpus.why}
+        began = time.thread_time()
+        found = of_workers([c for c in self.children.values() if c.kind == WORKER], message["memory"])
+        took = time.thread_time() - began
+        return {"workers": found, "took": took, "gpus": self._gpus.use(), "why": self._gpus.why}
 
     def _do_scale(self, peer: Peer, message: Message) -> Message:
         """Tell the owner that somebody wants the pool on so many nodes."""

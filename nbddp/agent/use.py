@@ -1,8 +1,8 @@
 """How much of a machine its workers use, at little cost: CPU time and memory of each, and how busy the GPUs are.
 
-A worker's memory is its proportional share of pages, which the kernel adds up page by page, so it is asked for only
-where the owner wants it; CPU time costs microseconds. NVML stays open once it was asked, since to open it takes longer
-than to ask.
+A worker's memory is its proportional share of pages, which the kernel adds up page by page (milliseconds for each), so
+it is asked for only where the owner wants it; CPU time and resident pages cost microseconds. NVML stays open once it was
+asked, since to open it takes longer than to ask.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from nbddp.agent.identity import Identity
 
 
 def of_worker(pid: int, started: float, memory: bool) -> dict[str, Any]:
-    """`cpu`: seconds so far; `memory`: bytes, if wanted. Empty once the process has ended."""
+    """`cpu`: seconds so far; `resident`: bytes; `memory`: bytes, with its share of pages that others have too, if
+    wanted. Empty once the process has ended."""
     process = Identity(pid, started).process()
     if process is None:
         return {}
     try:
-        times = process.cpu_times()
+        times, resident = process.cpu_times(), process.memory_info().rss
     except psutil.NoSuchProcess:
         return {}
-    found: dict[str, Any] = {"cpu": times.user + times.system}
+    found: dict[str, Any] = {"cpu": times.user + times.system, "resident": resident}
     return {**found, "memory": hardware.memory_of(process)} if memory else found
 
 

@@ -16,7 +16,8 @@ from nbddp.pool.pool import Pool
 from nbddp.run.spmd import Run
 from nbddp.trace.steps import Recording, step_from
 
-MEMORY_EVERY = 5.0  # seconds: to add up a process's pages costs milliseconds
+MEMORY_EVERY = 5.0  # seconds: to add up a process's pages costs milliseconds; between, its resident pages are followed
+MEMORY_SHARE = 0.003  # of a core on each host, which that may cost: the ranks may be many
 KEPT = 2000  # steps
 PATIENCE = 2.0  # seconds for an agent's answer
 
@@ -44,12 +45,13 @@ class Uses:
     def __init__(self) -> None:
         self.before: dict[int, Use] = {}
         self.now: dict[int, Use] = {}
-        self._memory_at = float("-inf")
+        self._shared: dict[int, int] = {}  # rank → what its memory was more than its resident pages
+        self._memory_due = float("-inf")
 
     def take(self, pool: Pool, placed: Topology) -> None:
         """Ask all agents once. A host that does not answer tells nothing, and no more."""
         at = time.monotonic()
-        memory = at - self._memory_at >= MEMORY_EVERY
+        memory, took = at >= self._memory_due, 0.0
         asked = Round()
         nodes = [node for node in pool.group.nodes if node not in pool.group.engines]
         for node in nodes:
@@ -58,9 +60,12 @@ class Uses:
         for node, answer in zip(nodes, asked.answers(PATIENCE), strict=True):
             if not isinstance(answer, AgentFailed):
                 found.update(self._of(answer, sorted(node.workers), placed, at))
+                took = max(took, answer["took"])
         self.before, self.now = self.now, found
         if memory:
-            self._memory_at = at
+            self._memory_due = at + max(MEMORY_EVERY, took / MEMORY_SHARE)
+        elif any(use.memory is None and use.cpu is not None for use in found.values()):  # a rank has a new process
+            self._memory_due = at
 
     def _of(self, answer: Mapping[str, Any], ranks: Sequence[int], placed: Topology, at: float) -> dict[int, Use]:
         workers = {int(r): use for r, use in answer.get("workers", {}).items()}
@@ -68,14 +73,23 @@ class Uses:
         found = {}
         for rank in (r for r in ranks if r < placed.world_size):
             own = [gpus[d.index] for d in placed.workers[rank].devices if d.index in gpus]
-            before = self.now.get(rank)
             told = workers.get(rank, {})
             found[rank] = Use(
-                at, told.get("cpu"), told.get("memory", before.memory if before is not None else None),
+                at, told.get("cpu"), self._memory(rank, told),
                 max((g["busy"] for g in own if g["busy"] is not None), default=None),
                 sum(told_of) if (told_of := [g["memory"] for g in own if g["memory"] is not None]) else None,
             )  # fmt: skip
         return found
+
+    def _memory(self, rank: int, told: Mapping[str, Any]) -> int | None:
+        """Its memory as it was last told, and what its resident pages are more or less since; None until it is told of
+        this process."""
+        before = self.now.get(rank)
+        if not told or (before is not None and before.cpu is not None and told["cpu"] < before.cpu):
+            self._shared.pop(rank, None)
+        if "memory" in told:
+            self._shared[rank] = told["memory"] - told["resident"]
+        return max(0, told["resident"] + self._shared[rank]) if rank in self._shared else None
 
 
 class Paces:
