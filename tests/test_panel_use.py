@@ -78,15 +78,15 @@ class Host:
         self.agent = self
         self.alive = True
         self.silent = False
-        self.asked: list[bool] = []  # whether memory was wanted
+        self.asked: list[list[int]] = []  # ranks whose memory was wanted
         self.seconds = 0.0  # of CPU
-        self.grown, self.costs = 0, 0.01  # bytes of resident pages; seconds of CPU to add up the memory
+        self.grown, self.costs = 0, 0.005  # bytes of resident pages; seconds of CPU to add up a rank's memory
         with pytest.MonkeyPatch.context() as patch:
             for module in (devices, use):
                 patch.setattr(module, "pynvml", recorded)
             self._gpus = Gpus({}).use()
 
-    def post(self, op: str, memory: bool) -> int:
+    def post(self, op: str, memory: list[int]) -> int:
         assert op == "use"
         self.asked.append(memory)
         return len(self.asked)
@@ -97,10 +97,14 @@ class Host:
         self.seconds += 0.25
         wanted = self.asked[-1]
         told = {
-            r: {"cpu": self.seconds, "resident": 3 * GIB + self.grown, **({"memory": (r + 1) * GIB} if wanted else {})}
+            r: {
+                "cpu": self.seconds,
+                "resident": 3 * GIB + self.grown,
+                **({"memory": (r + 1) * GIB} if r in wanted else {}),
+            }
             for r in self.workers
         }
-        took = self.costs if wanted else 0.0
+        took = self.costs * len(wanted)
         return json.loads(json.dumps({"workers": told, "took": took, "gpus": self._gpus, "why": ""}))
 
 
@@ -195,12 +199,26 @@ def test_between_memory_follows_the_resident_pages(clock: Clock) -> None:
 def test_memory_of_many_ranks_is_added_up_less_often(clock: Clock) -> None:
     """It costs no more than its share of a core."""
     hosts, placed = of_four()
-    hosts[1].costs = 0.12
+    hosts[1].costs = 0.06
     uses = Uses()
     while clock.now < 100:
         uses.take(pool_of(hosts), placed)
         clock.now += 0.5
     assert [i / 2 for i, memory in enumerate(hosts[0].asked) if memory] == [0, 40, 80]
+
+
+def test_memory_of_many_ranks_is_added_up_a_few_at_a_time(clock: Clock) -> None:
+    """An agent that adds up pages hears nobody meanwhile."""
+    hosts = [Host(range(10), nvswitch_machine())]
+    placed = Topology.plan([Node(0, "h", cores=8)], nproc=10)
+    uses = Uses()
+    while clock.now < 40:
+        uses.take(pool_of(hosts), placed)
+        clock.now += 0.5
+    assert hosts[0].asked[:3] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert all(use.memory is not None for use in uses.now.values())
+    again = [(i / 2, ranks) for i, ranks in enumerate(hosts[0].asked) if ranks][3:]
+    assert again[:3] == [(17, [0, 1, 2, 3]), (17.5, [4, 5, 6, 7]), (18, [8, 9])]
 
 
 def test_memory_of_a_new_process_is_asked_for_at_the_next_look(clock: Clock) -> None:

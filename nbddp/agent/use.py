@@ -1,14 +1,14 @@
 """How much of a machine its workers use, at little cost: CPU time and memory of each, and how busy the GPUs are.
 
-A worker's memory is its proportional share of pages, which the kernel adds up page by page (milliseconds), so it is
-asked for only where the owner wants it; CPU time and resident pages cost microseconds. NVML stays open once it was asked,
-since to open it takes longer than to ask.
+A worker's memory is its proportional share of pages, which the kernel adds up page by page in milliseconds, so it is
+asked for only of the ranks that the owner names; CPU time and resident pages cost microseconds. NVML stays open once it
+was asked, since to open it takes longer than to ask.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import psutil
@@ -32,9 +32,9 @@ def of_worker(pid: int, started: float, memory: bool) -> dict[str, Any]:
     return {**found, "memory": hardware.memory_of(process)} if memory else found
 
 
-def of_workers(workers: Iterable[Any], memory: bool) -> dict[int, dict[str, Any]]:
-    """The same by rank, of children of an agent's."""
-    return {child.rank: of_worker(child.pid, child.started, memory) for child in workers}
+def of_workers(workers: Iterable[Any], memory: Collection[int]) -> dict[int, dict[str, Any]]:
+    """The same by rank, of children of an agent's. memory: the ranks of which that is wanted."""
+    return {child.rank: of_worker(child.pid, child.started, child.rank in memory) for child in workers}
 
 
 class Gpus:

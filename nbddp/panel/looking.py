@@ -18,6 +18,7 @@ from nbddp.trace.steps import Recording, step_from
 
 MEMORY_EVERY = 5.0  # seconds: to add up a process's pages costs milliseconds; between, its resident pages are followed
 MEMORY_SHARE = 0.003  # of a core on each host, which that may cost: the ranks may be many
+AT_ONCE = 4  # ranks of which it is done in one look, while their agent hears nobody
 KEPT = 2000  # steps
 PATIENCE = 2.0  # seconds for an agent's answer
 
@@ -46,26 +47,31 @@ class Uses:
         self.before: dict[int, Use] = {}
         self.now: dict[int, Use] = {}
         self._shared: dict[int, int] = {}  # rank → what its memory was more than its resident pages
-        self._memory_due = float("-inf")
+        self._told_at: dict[int, float] = {}  # rank → when that was told
+        self._each = 0.0  # seconds of CPU for one rank, at most
 
     def take(self, pool: Pool, placed: Topology) -> None:
         """Ask all agents once. A host that does not answer tells nothing, and no more."""
         at = time.monotonic()
-        memory, took = at >= self._memory_due, 0.0
         asked = Round()
         nodes = [node for node in pool.group.nodes if node not in pool.group.engines]
-        for node in nodes:
+        wanted = [self._due(sorted(node.workers), at) for node in nodes]
+        for node, memory in zip(nodes, wanted, strict=True):
             asked.post_if_alive(node.agent, "use", memory=memory)
         found: dict[int, Use] = {}
-        for node, answer in zip(nodes, asked.answers(PATIENCE), strict=True):
+        for node, memory, answer in zip(nodes, wanted, asked.answers(PATIENCE), strict=True):
             if not isinstance(answer, AgentFailed):
                 found.update(self._of(answer, sorted(node.workers), placed, at))
-                took = max(took, answer["took"])
+                self._each = max(self._each, answer["took"] / len(memory)) if memory else self._each
         self.before, self.now = self.now, found
-        if memory:
-            self._memory_due = at + max(MEMORY_EVERY, took / MEMORY_SHARE)
-        elif any(use.memory is None and use.cpu is not None for use in found.values()):  # a rank has a new process
-            self._memory_due = at
+
+    def _due(self, ranks: Sequence[int], at: float) -> list[int]:
+        """The ranks of a host whose memory is to be told: first those of which it is not known, then the oldest."""
+        every = max(MEMORY_EVERY, len(ranks) * self._each / MEMORY_SHARE)
+        known = [r for r in ranks if r in self._shared]
+        new = [r for r in ranks if r not in self._shared]
+        old = sorted((r for r in known if at - self._told_at[r] >= every), key=self._told_at.__getitem__)
+        return [*new, *old][:AT_ONCE]
 
     def _of(self, answer: Mapping[str, Any], ranks: Sequence[int], placed: Topology, at: float) -> dict[int, Use]:
         workers = {int(r): use for r, use in answer.get("workers", {}).items()}
@@ -75,20 +81,20 @@ class Uses:
             own = [gpus[d.index] for d in placed.workers[rank].devices if d.index in gpus]
             told = workers.get(rank, {})
             found[rank] = Use(
-                at, told.get("cpu"), self._memory(rank, told),
+                at, told.get("cpu"), self._memory(rank, told, at),
                 max((g["busy"] for g in own if g["busy"] is not None), default=None),
                 sum(told_of) if (told_of := [g["memory"] for g in own if g["memory"] is not None]) else None,
             )  # fmt: skip
         return found
 
-    def _memory(self, rank: int, told: Mapping[str, Any]) -> int | None:
+    def _memory(self, rank: int, told: Mapping[str, Any], at: float) -> int | None:
         """Its memory as it was last told, and what its resident pages are more or less since; None until it is told of
         this process."""
         before = self.now.get(rank)
         if not told or (before is not None and before.cpu is not None and told["cpu"] < before.cpu):
             self._shared.pop(rank, None)
         if "memory" in told:
-            self._shared[rank] = told["memory"] - told["resident"]
+            self._shared[rank], self._told_at[rank] = told["memory"] - told["resident"], at
         return max(0, told["resident"] + self._shared[rank]) if rank in self._shared else None
 
 
