@@ -348,8 +348,8 @@ class Agent:
         return {"info": self.info, "files": self.files, "children": children, "keep": self.keep}
 
     def _do_use(self, peer: Peer, message: Message) -> Message:
-        """What the workers use of this machine, and the seconds of CPU that it took to tell. memory: the ranks whose memory
-        is wanted too, which costs more."""
+        """What the workers use of this machine, and the seconds of CPU that it took to find out. memory: ranks whose
+        memory is wanted too, which costs more."""
         if self._gpus is None:
             self._gpus = Gpus()
         began = time.thread_time()
