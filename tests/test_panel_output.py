@@ -276,6 +276,22 @@ def test_a_step_that_is_selected_shows_its_timeline(panel: Kernel) -> None:
     until(panel, "panel.state.notice", lambda notice: "step 99 is not recorded on ranks 0–1" in notice)
 
 
+LATE = """import threading
+drawn, real = [], panel.session._take_step
+panel.session._take_step = lambda recording, number: drawn.append(number) or real(recording, number)
+with panel.session._draws:  # a step is just being drawn
+    for number in (1, 2, 4, 3): panel.session.select(number)"""
+
+
+def test_of_steps_that_are_selected_while_one_is_drawn_the_last_is_drawn(panel: Kernel) -> None:
+    done = panel.run(LATE)
+    assert done.ok, done.error
+    until(panel, "[panel.state.notice, drawn]", lambda found: found == ["step 3 of Linear", [3]])
+    until(panel, "[t.name for t in threading.enumerate()].count('nbddp-step')", lambda drawing: drawing == 0)
+    assert asked(panel, "drawn") == [3]
+    assert panel.run("panel.session._take_step = real").ok
+
+
 def test_a_click_on_the_curve_selects_a_step_in_all_panels(panel: Kernel) -> None:
     """The slider that lies over the curve gets it; what the model says moves it and asks for nothing."""
     until(panel, "panel.state.curve.last", lambda last: last == 5)
@@ -345,6 +361,7 @@ def test_ten_panels_show_the_same_after_each_has_moved_something_while_a_cell_ra
     assert panel.run("actor.join()").ok
     assert asked(panel, "said") == ["done"]
     assert asked(panel, "len(seen(view))") > 25
+    until(panel, "[t.name for t in threading.enumerate()].count('nbddp-step')", lambda drawing: drawing == 0)
     differ = "[[n, a, b] for n, v in enumerate(views[1:], 1) for a, b in zip(seen(view), seen(v)) if a != b]"
     until(panel, differ, lambda found: not found, seconds=20)
     assert panel.run("[v.close() for v in views[1:]]").ok

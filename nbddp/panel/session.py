@@ -56,6 +56,7 @@ class Session:
         self.model = Model(rules.known(first, machine), weakly(self._not_shown))
         self._uses, self._paces = looking.Uses(), looking.Paces()
         self._wanted = -1  # the step that was selected last
+        self._draws = threading.Lock()
         self._after: Callable[[], None] | None = None  # what is to be done when that has ended
         pool.runs.beside = functools.partial(_beside, weakref.ref(self))
         pool.runs.debugs = functools.partial(_debugs, weakref.ref(self))
@@ -117,22 +118,25 @@ class Session:
         run = run if run is not None and run.request.is_program else None
         last = run or pool.last_run
         over = last is not None and run is None and last.number != self._over  # it has ended since the last look
-        if placed is not None and pool.running:
+        watches = placed is not None and pool.running
+        if placed is not None and watches:
             self._uses.take(pool, placed)
             if last is not None:
                 self._paces.ask(pool, last, over=run is None)
-            seen = looking.look(pool, run)
-            ranks = watched.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
-            seconds = time.monotonic() - run.began if run is not None else 0.0
-            self.model.change(rules.seen, ranks, seen.program, seconds)
-        if self._paces.new:
-            self._paces.new = False
-            self.model.change(rules.timed, self._paces.run, curve(dict(self._paces.steps)))
-        if last is not None and (run is not None or over):
-            last.debugged.views["panel"] = functools.partial(self._talked, last)  # not twice a second, but at once
-            self._talked(last)
-            outputs = printed.outputs([last.outputs[r] for r in sorted(last.outputs)])
-            self.model.change(rules.printed, outputs, last.number)
+        with self.model.together():  # each view is drawn once
+            if placed is not None and watches:
+                seen = looking.look(pool, run)
+                ranks = watched.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
+                seconds = time.monotonic() - run.began if run is not None else 0.0
+                self.model.change(rules.seen, ranks, seen.program, seconds)
+            if self._paces.new:
+                self._paces.new = False
+                self.model.change(rules.timed, self._paces.run, curve(dict(self._paces.steps)))
+            if last is not None and (run is not None or over):
+                last.debugged.views["panel"] = functools.partial(self._talked, last)  # not twice a second, but at once
+                self._talked(last)
+                outputs = printed.outputs([last.outputs[r] for r in sorted(last.outputs)])
+                self.model.change(rules.printed, outputs, last.number)
         if over and last is not None:
             self._over = last.number
             self._ended(last)
@@ -248,8 +252,9 @@ class Session:
     def _select(self, pool: Pool, run: int, number: int) -> None:
         try:
             recording = looking.step(pool, run, number)
-            if number == self._wanted:
-                self._say(self._take_step(recording, number))
+            with self._draws:  # one at a time: of several that are selected in turn the last alone is drawn
+                if number == self._wanted:
+                    self._say(self._take_step(recording, number))
         except NbddpError as e:
             self._say(str(e))
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -200,6 +201,7 @@ class Model:
         self._report = report
         self._views: list[_View] = []
         self._lock = threading.RLock()
+        self._begun: State | None = None  # the state before a block of changes
 
     def watch(self, view: Callable[[State, State], None]) -> Callable[[], None]:
         """Have `view(before, now)` called after each change; what ends that."""
@@ -220,13 +222,26 @@ class Model:
 
     def change(self, rule: Callable[..., State], *args: Any) -> None:
         """Have `rule(state, *args)` be the state."""
+        with self.together():
+            self.state = rule(self.state, *args)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Have views told once of all changes of the block, which must not wait for anything."""
         with self._lock:
-            before, self.state = self.state, rule(self.state, *args)
-            if self.state != before:
-                now = self.state
-                errors = [view.tell(before, now) for view in list(self._views)]
-                for error in filter(None, errors):
-                    self._report(error)
+            if self._begun is not None:  # within another one
+                yield
+                return
+            before = self._begun = self.state
+            try:
+                yield
+            finally:
+                self._begun = None
+                if self.state != before:
+                    now = self.state
+                    errors = [view.tell(before, now) for view in list(self._views)]
+                    for error in filter(None, errors):
+                        self._report(error)
 
 
 @dataclass(eq=False)
