@@ -79,7 +79,7 @@ WRONG = [
            "0 of 16 points | ✗ 0/2 the same weights on all ranks: a rank raised ValueError: no idea"),
     Mutant("one more on rank 0",
            changed(("    return (sums", "    if rank == 0:\n        dist.all_reduce(sums)\n    return (sums")),
-           "0 of 16 points | ✗ 0/2 the same weights on all ranks: rank 0 waits in all_reduce"),
+           "0 of 16 points | ✗ 0/2 the same weights on all ranks: deadlock: rank 0 waits in all_reduce"),
     Mutant("dies", changed(("    for step in range", "    os.kill(os.getpid(), 9)\n    for step in range")),
            "0 of 16 points"),
     Mutant("not implemented", "def capstone(*args):\n    raise NotImplementedError", "still to be written"),

@@ -226,7 +226,7 @@ for p in model.parameters():
     Mutant("last whole", body(GUARDED.format(guard=LATER, scale=" / (n if i + 1 < n else 1)")),
            "expected a weight of 1/5 for each micro-batch, got 1.00 for the last and 0.20 for each before it"),
     Mutant("by those before", body(GUARDED.format(guard=LATER, scale=" / (n - 1 if i + 1 < n else n)")),
-           "the last micro-batch counts 0.20 and each before it 0.25"),
+           "got 0.20 for the last and 0.25 for each before it"),
     Mutant("zeros", body(GUARDED.format(guard=LATER, scale=" / n") + "for p in model.parameters(): p.grad.zero_()"),
            "set to zero after the last backward()"),
     Mutant("sum over ranks", body(GUARDED.format(guard=LATER, scale=" / n") + "import torch.distributed as dist\n"
@@ -326,7 +326,7 @@ WRONG_TOKENS = [
     Mutant("past DDP", tokens(RIGHT).replace("model(x)", "model.module(x)"), "nothing went through DDP"),
     Mutant("one backward", tokens(f"(loss if i else 0) + {RIGHT}").replace("            loss.backward()", "")
            + "    loss.backward()\n", "right, but up to 3 losses waited for backward() at a time"),
-    Mutant("squares", tokens(f"{SUM} ** 2 / everyone"), "a token of rank 3's micro-batch 3 counts 0.167, one of rank "),
+    Mutant("squares", tokens(f"{SUM} ** 2 / everyone"), "got 0.167 in rank 3's micro-batch 3 and "),
     Mutant("steps", tokens(RIGHT, end="    torch.optim.SGD(model.parameters(), lr=0.1).step()"), "a parameter changed"),
     Mutant("cleared", tokens(RIGHT, end="    model.zero_grad()"), "rank 0: 0.weight has no gradient"),
     Mutant("targets first", tokens("loss_sum(y, model(x))"), "loss_sum takes the outputs first, then the targets"),

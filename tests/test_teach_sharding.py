@@ -169,7 +169,7 @@ WRONG_STEPS = [
     Mutant("summed", changed((" / n)", ")")), "that is the step of summed gradients"),
     Mutant("own gradient", changed(("scattered(gradients) / n", "gradients[mine]")), "its own gradient only;"),
     Mutant("own gradient divided", changed(("scattered(gradients)", "gradients[mine]")),
-           "and divided by the world"),
+           "its own gradient only, divided by the world size"),
     Mutant("divided twice", changed((" / n)", " / n / n)")), "divided by the world size twice"),
     Mutant("divided by four", changed((" / n)", " / 4)")), "3 ranks, 25 numbers: after step 1 of 3"),
     Mutant("not gathered", step("momentum.mul_(0.9).add_(scattered(gradients) / n)\n"
@@ -199,7 +199,8 @@ WRONG_STEPS = [
     Mutant("written nowhere", changed(("p.data.copy_(piece.view_as(p))", "p = piece.view_as(p)")),
            "no parameter changed"),
     Mutant("async", changed(("own)\n", "own, async_op=True)\n")), "nothing waits for it"),
-    Mutant("turned", changed(("values[mine] -", "values.flip(0)[mine] -")), "is "),
+    Mutant("turned", changed(("values[mine] -", "values.flip(0)[mine] -")),
+           "after step 1 of 3, rank 0, number 0 of parameters[0]: expected"),
     Mutant("leaf changed", step("for p in parameters: p -= lr * p.grad"), "a leaf Variable that requires grad"),
     Mutant("one rank alone", changed(("    momentum.mul_", "    if rank == 1: return\n    momentum.mul_")),
            "deadlock: "),
