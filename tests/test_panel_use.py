@@ -78,6 +78,7 @@ class Host:
         self.agent = self
         self.alive = True
         self.silent = False
+        self.ended: set[int] = set()  # ranks of which it has nothing to tell
         self.asked: list[list[int]] = []  # ranks whose memory was wanted
         self.seconds = 0.0  # of CPU
         self.grown, self.costs = 0, 0.005  # bytes of resident pages; seconds of CPU to add up a rank's memory
@@ -103,7 +104,7 @@ class Host:
                 **({"memory": (r + 1) * GIB} if r in wanted else {}),
             }
             for r in self.workers
-        }
+        } | {r: {} for r in self.ended}
         took = self.costs * len(wanted)
         return json.loads(json.dumps({"workers": told, "took": took, "gpus": self._gpus, "why": ""}))
 
@@ -219,6 +220,18 @@ def test_memory_of_many_ranks_is_added_up_a_few_at_a_time(clock: Clock) -> None:
     assert all(use.memory is not None for use in uses.now.values())
     again = [(i / 2, ranks) for i, ranks in enumerate(hosts[0].asked) if ranks][3:]
     assert again[:3] == [(17, [0, 1, 2, 3]), (17.5, [4, 5, 6, 7]), (18, [8, 9])]
+
+
+def test_ranks_that_have_ended_keep_no_other_from_its_turn(clock: Clock) -> None:
+    """Four are asked for at once: as many have ended before their memory was told."""
+    hosts = [Host(range(8), nvswitch_machine())]
+    hosts[0].ended = {0, 1, 2, 3}
+    placed = Topology.plan([Node(0, "h", cores=8)], nproc=8)
+    uses = Uses()
+    for _ in range(2):
+        uses.take(pool_of(hosts), placed)
+        clock.now += 0.5
+    assert [use.memory is not None for use in uses.now.values()] == [False] * 4 + [True] * 4
 
 
 def test_memory_of_a_new_process_is_asked_for_at_the_next_look(clock: Clock) -> None:

@@ -47,7 +47,7 @@ class Uses:
         self.before: dict[int, Use] = {}
         self.now: dict[int, Use] = {}
         self._shared: dict[int, int] = {}  # rank → what its memory was more than its resident pages
-        self._told_at: dict[int, float] = {}  # rank → when that was told
+        self._asked_at: dict[int, float] = {}  # rank → when it was asked for that
         self._each = 0.0  # seconds of CPU for one rank, at most
 
     def take(self, pool: Pool, placed: Topology) -> None:
@@ -62,16 +62,19 @@ class Uses:
         for node, memory, answer in zip(nodes, wanted, asked.answers(PATIENCE), strict=True):
             if not isinstance(answer, AgentFailed):
                 found.update(self._of(answer, sorted(node.workers), placed, at))
-                self._each = max(self._each, answer["took"] / len(memory)) if memory else self._each
+                if memory:
+                    self._each = max(self._each, answer["took"] / len(memory))
         self.before, self.now = self.now, found
 
     def _due(self, ranks: Sequence[int], at: float) -> list[int]:
-        """The ranks of a host whose memory is to be told: first those of which it is not known, then the oldest."""
+        """The ranks of a host whose memory is asked for now: those that were not asked for the longest time. One that
+        has ended tells nothing, and keeps no other from its turn."""
         every = max(MEMORY_EVERY, len(ranks) * self._each / MEMORY_SHARE)
-        known = [r for r in ranks if r in self._shared]
-        new = [r for r in ranks if r not in self._shared]
-        old = sorted((r for r in known if at - self._told_at[r] >= every), key=self._told_at.__getitem__)
-        return [*new, *old][:AT_ONCE]
+        asked = {r: self._asked_at.get(r, float("-inf")) for r in ranks}
+        due = [r for r in ranks if r not in self._shared or at - asked[r] >= every]
+        chosen = sorted(due, key=asked.__getitem__)[:AT_ONCE]
+        self._asked_at |= dict.fromkeys(chosen, at)
+        return chosen
 
     def _of(self, answer: Mapping[str, Any], ranks: Sequence[int], placed: Topology, at: float) -> dict[int, Use]:
         workers = {int(r): use for r, use in answer.get("workers", {}).items()}
@@ -81,20 +84,20 @@ class Uses:
             own = [gpus[d.index] for d in placed.workers[rank].devices if d.index in gpus]
             told = workers.get(rank, {})
             found[rank] = Use(
-                at, told.get("cpu"), self._memory(rank, told, at),
+                at, told.get("cpu"), self._memory(rank, told),
                 max((g["busy"] for g in own if g["busy"] is not None), default=None),
                 sum(told_of) if (told_of := [g["memory"] for g in own if g["memory"] is not None]) else None,
             )  # fmt: skip
         return found
 
-    def _memory(self, rank: int, told: Mapping[str, Any], at: float) -> int | None:
+    def _memory(self, rank: int, told: Mapping[str, Any]) -> int | None:
         """Its memory as it was last told, and what its resident pages are more or less since; None until it is told of
         this process."""
         before = self.now.get(rank)
         if not told or (before is not None and before.cpu is not None and told["cpu"] < before.cpu):
             self._shared.pop(rank, None)
         if "memory" in told:
-            self._shared[rank], self._told_at[rank] = told["memory"] - told["resident"], at
+            self._shared[rank] = told["memory"] - told["resident"]
         return max(0, told["resident"] + self._shared[rank]) if rank in self._shared else None
 
 
