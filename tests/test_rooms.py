@@ -85,7 +85,7 @@ def test_a_launch_from_a_terminal_imports_only_what_it_needs() -> None:
     """`python -m nbddp run` is to start in under a second: what looks at ranks, writes jobs or paints errors comes with
     the first look, job or error."""
     unneeded = {"nbddp.ask", "nbddp.draw", "nbddp.export", "nbddp.agent.main", "nbddp.worker.taken"}
-    unneeded |= {"pynvml", "matplotlib", "ipywidgets", "torch"}
+    unneeded |= {"pygments.lexers", "pynvml", "matplotlib", "ipywidgets", "torch"}
     code = f"import sys, nbddp.front.cli, nbddp.front.script, nbddp.pool.pool; print(*{unneeded!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -386,9 +386,6 @@ def test_without_torchrun_its_options_are_answered() -> None:
     ] * 2
 
 
-CELLS_OWN = "--visible own"  # two rows of the table are one of the page
-
-
 def told_by_the_page() -> dict[str, tuple[set[str], str]]:
     """Option → the targets for which docs/export.md says that it is written, and what it says of the others."""
     page = (Path(__file__).parent.parent / "docs" / "export.md").read_text()
@@ -413,7 +410,7 @@ def test_the_page_on_export_says_of_each_option_what_the_table_does() -> None:
     told = told_by_the_page()
     assert len(told) > 20
     for name, row in takes.TABLE.items():
-        typed = {"visible": CELLS_OWN, "logs": "--log-dir"}.get(name, f"--{name.replace('_', '-')}")
+        typed = {"visible": "--visible own", "logs": "--log-dir"}.get(name, f"--{name.replace('_', '-')}")
         written, other = told[typed]
         assert written == {*TARGETS} - row.keys(), typed
         answers = {"refused" if isinstance(why, takes.No) else "note" for target, why in row.items() if target}

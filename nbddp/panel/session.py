@@ -118,13 +118,14 @@ class Session:
         run = run if run is not None and run.request.is_program else None
         last = run or pool.last_run
         over = last is not None and run is None and last.number != self._over  # it has ended since the last look
-        watches = placed is not None and pool.running
-        if placed is not None and watches:
+        if not pool.running:
+            placed = None
+        if placed is not None:
             self._uses.take(pool, placed)
             if last is not None:
                 self._paces.ask(pool, last, over=run is None)
         with self.model.together():  # each view is drawn once
-            if placed is not None and watches:
+            if placed is not None:
                 seen = looking.look(pool, run)
                 ranks = watched.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
                 seconds = time.monotonic() - run.began if run is not None else 0.0

@@ -473,9 +473,12 @@ def tensors(found: Any) -> Iterator[Any]:
 def elements(found: Any) -> int | None:
     """How many elements the tensors in a value have; None if it has none, or more than VALUES values in all, as a long
     list of numbers and a list within itself do: these are not gone through."""
-    if sum(1 for _ in islice(_values(found), VALUES + 1)) > VALUES:
+    import torch
+
+    values = list(islice(_values(found), VALUES + 1))
+    if len(values) > VALUES:
         return None
-    return sum(tensor.numel() for tensor in tensors(found)) or None
+    return sum(value.numel() for value in values if isinstance(value, torch.Tensor)) or None
 
 
 def _values(found: Any) -> Iterator[Any]:
