@@ -1,7 +1,7 @@
 """The panel in real front ends, in a real browser: a pool is started, watched, stopped and debugged with the mouse.
 
 One notebook in JupyterLab and one in Notebook 7 are always opened; how all pages look in both themes and two widths,
-and other versions of ipykernel, by `-m panel`. Set NBDDP_PICTURES to a folder to keep the pictures.
+and how soon the buttons act, by `-m panel`. Set NBDDP_PICTURES to a folder to keep the pictures.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What an open panel costs while ranks train: of a core, and of the rate of their steps.
 
 Run by hand: `python tests/benchmarks/panel.py [--rounds 6] [--nproc 4] [--steps 150]`. The same training cell runs in
-turn with an open panel and without one (plain, open, open, plain, …), in one kernel, on the same ranks. CPU is what the
-kernel has counted: of the panel's thread while the cell ran (looks, pages and widgets), and of the pool's agent, which
-looks at the processes for it, beyond what it uses without a panel. The second plain row is the null pair: what the
-comparison gives where there is nothing to be seen.
+turn with an open panel and twice without one, every second round in the opposite order, in one kernel, on the same
+ranks. CPU is what the kernel has counted while the cell ran: of the panel's thread (looks, pages and widgets), and of
+the pool's agent, which looks at the processes for it. The second plain row is the null pair: what the comparison gives
+where there is nothing to be seen.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def main() -> None:
     for name, rows in found.items():
         ratio = statistics.median(steps / of for (_, _, steps), of in zip(rows, plain, strict=True))
         panel, agent, steps = (statistics.median(column) for column in zip(*rows, strict=True))
-        print(f"{name}: {steps:.1f} steps/s, {ratio:.3f} of plain; panel's thread {100 * panel:.2f} % of a core "
-              f"(must be under 1), agent {100 * agent:.2f} %")  # fmt: skip
+        print(f"{name}: {steps:.1f} steps/s, {ratio:.3f} of plain; {100 * (panel + agent):.2f} % of a core (must be "
+              f"under 1): panel's thread {100 * panel:.2f}, agent {100 * agent:.2f}")  # fmt: skip
     print(f"load {os.getloadavg()[0]:.1f}")
 
 
