@@ -117,6 +117,25 @@ TORCH_SPAWN = """
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(worker, args=(2, f"{folder}/meet"), nprocs=2, join=True)
 """
+TORCH_SPAWN_ENV = """
+    import os, socket, torch, torch.distributed as dist, torch.multiprocessing as mp
+    def worker(rank, world_size, port):
+        if port:
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE")  # with it no process hosts the store
+        dist.init_process_group("gloo", rank=rank, world_size=world_size)
+        total = torch.ones(1) * rank
+        dist.all_reduce(total)
+        if rank == 0:
+            print("spawned", total.item(), "own port" if port else "the launcher's port", flush=True)
+        dist.destroy_process_group()
+    if __name__ == "__main__":
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            own = found.getsockname()[1]
+        for port in (0, own):
+            mp.spawn(worker, args=(2, port), nprocs=2, join=True)
+"""
 DDP = """
     import os, torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -195,6 +214,7 @@ CASES = {
     "record": Case(("case.py",), heavy=True, files={"case.py": RECORD}),
     "record exits": Case(("case.py",), heavy=True, files={"case.py": RECORD_EXITS}),
     "torch spawn": Case(("case.py",), heavy=True, files={"case.py": TORCH_SPAWN}),
+    "torch spawn by env": Case(("case.py",), heavy=True, nproc=1, files={"case.py": TORCH_SPAWN_ENV}),
     "ddp": Case(("case.py",), heavy=True, files={"case.py": DDP}),
 }  # fmt: skip
 
