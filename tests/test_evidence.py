@@ -105,7 +105,18 @@ def test_a_rank_that_has_not_begun_is_not_said_to_have_finished(two: nbddp.Pool,
 
 
 @needs_recorder
-def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool) -> None:
+def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool, tmp_path: Path) -> None:
+    told, words = tmp_path / "told", "rank 1 (could not say where it is: KeyError: 'profiling_name')"
+
+    class Telling(Watching):
+        """Rank 1 goes on once it has been said."""
+
+        def refresh(self, outputs: object, status: Callable[[], str]) -> float | None:
+            seconds = super().refresh(outputs, status)
+            if self.saw(words):
+                told.touch()
+            return seconds
+
     rename = (
         "from nbddp.seams import torch_seams\nkept = torch_seams.flight_recorders\n"
         "def renamed(dump):\n"
@@ -113,10 +124,11 @@ def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool) -> None:
         "if rank == 1: torch_seams.flight_recorders = lambda: [renamed(dump) for dump in kept()]\n"
     )
     back = "\ntorch_seams.flight_recorders = kept"
-    watching = Watching()
-    code = PREPARE + rename + "dist.barrier()\nif rank == 1: time.sleep(2)\ndist.all_reduce(torch.ones(1))" + back
-    two.run_cell(code, hang_after=0.3, screen=watching)
-    assert watching.saw("rank 1 (could not say where it is: KeyError: 'profiling_name')"), watching.shown
+    wait = f"\nimport pathlib\nwhile rank == 1 and not pathlib.Path({str(told)!r}).exists(): time.sleep(0.05)\n"
+    watching = Telling()
+    code = PREPARE + rename + "dist.barrier()" + wait + "dist.all_reduce(torch.ones(1))" + back
+    two.run_cell(code, hang_after=0.3, timeout=60, screen=watching)
+    assert watching.saw(words), watching.shown
     code = PREPARE + rename + "dist.barrier()\nif rank == 0: dist.all_reduce(torch.ones(1))"
     with pytest.raises(RunTimedOut):
         two.run_cell(code, hang_after=0.3, timeout=3, screen=watching)

@@ -12,6 +12,7 @@ from uuid import uuid4
 from nbddp.draw import widgets
 from nbddp.draw.shown import Shown
 from nbddp.draw.topology import topology
+from nbddp.panel import state as rules
 from nbddp.panel import words
 from nbddp.panel.page import understudy
 from nbddp.panel.plan import on_paper
@@ -99,7 +100,10 @@ class PoolPanel:
                 publisher.publish(after, transient={"display_id": other}, update=update)
 
     def __repr__(self) -> str:
-        return words.words(self.state)
+        state = self.state
+        if state.program and self.pool.current is None:  # it has ended since the last look
+            state = rules.seen(state, state.ranks, "", 0)
+        return words.words(state)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         said = repr(self)
