@@ -104,14 +104,7 @@ def explored(source: Path) -> list[str]:
     return shows
 
 
-EXPLORED = [source for source in SOURCES if explored(source)]
-
-
-def test_all_lessons_but_the_capstone_have_an_explorer() -> None:
-    assert [s.stem for s in SOURCES if s not in EXPLORED] == ["18-capstone"]
-
-
-@pytest.mark.parametrize("source", EXPLORED, ids=lambda p: p.stem)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.stem)
 def test_explorers_are_pictures_and_words_without_widgets(plain: Kernel, source: Path) -> None:
     assert plain.run("from nbddp.teach import explore").ok, "a lesson may import it in an earlier cell"
     saved = nbformat.read(builder().places(source)[1], 4)

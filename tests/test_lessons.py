@@ -154,7 +154,6 @@ def test_a_lesson_runs_through_in_a_minute(source: Path, tmp_path: Path) -> None
     assert time.monotonic() - began <= MINUTE
 
 
-WITHOUT_EXPLORER = {"18": "a program"}
 READING = re.compile(r"(?m)^# ## Further reading\n#\n((?:# .*\n)+)")
 ASK, EXPLORE = re.compile(r"predict\.(\w+)\("), re.compile(r"explore\.(\w+)\(")
 
@@ -169,7 +168,7 @@ def test_every_lesson_has_goals_a_glossary_links_questions_and_an_explorer(sourc
     assert len(entries) >= 2
     assert [entry for entry in entries if not re.search(r"\]\(https?://\S+\)", entry)] == [], "no link"
     assert ASK.search(text)
-    assert bool(EXPLORE.search(text)) == (source.name[:2] not in WITHOUT_EXPLORER)
+    assert EXPLORE.search(text)
     assert "On real GPUs" in text
     assert text.rstrip().endswith("# %ddp stop")
 

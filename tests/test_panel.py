@@ -299,7 +299,8 @@ def test_a_panel_is_not_shown_with_a_cell_that_has_ended_since_the_last_look(sho
     done = shown.run(late)
     assert done.ok, done.error
     seen, said, *_ = done.text().splitlines()
-    assert seen.startswith("Cell In[1] is running") and said.startswith("ready: world size")
+    assert seen.startswith("Cell In[1] is running")
+    assert said.startswith("ready: world size")
 
 
 def test_a_saved_panel_has_the_picture_of_the_pool_as_the_next_cell_finds_it(shown: Kernel) -> None:

@@ -8,18 +8,40 @@ import pytest
 
 import nbddp
 from nbddp.lessons.capstone.exercises import ASKS
+from nbddp.lessons.capstone.figure import training as drawn
+from nbddp.lessons.capstone.simulation import (
+    ALONE,
+    EARLY,
+    LATE_RATE,
+    LIMIT,
+    MEANS,
+    MISTAKES,
+    NO_OPTIMIZER,
+    NO_STEP,
+    NONE,
+    OWN_LOSS,
+    RANKS,
+    STEPS,
+    WHOLE,
+    Training,
+    away,
+    first_weights,
+    rate,
+    rows_of,
+    training,
+)
 from nbddp.lessons.rubric import Mark, line_of, lines_of, none_met
-from nbddp.teach import check, grade, marks
+from nbddp.teach import check, explore, grade, marks
 from tests.lessons import Mutant, builder, cells, defined, exercise, solution
 
 NPROC = 4  # of the module's pool
 
-(WHOLE,) = (s for s in builder().solutions(cells("18")) if "def capstone" in s)
+(SOLUTION,) = (s for s in builder().solutions(cells("18")) if "def capstone" in s)
 
 
 def changed(*pairs: tuple[str, str]) -> str:
     """The solution with something replaced."""
-    text = str(WHOLE)
+    text = str(SOLUTION)
     for old, new in pairs:
         assert old in text, old
         text = text.replace(old, new)
@@ -140,7 +162,7 @@ def test_a_rubric_is_one_line_and_comes_apart_again() -> None:
 def test_grade_prints_the_rubric(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     work = tmp_path / "work"
     work.mkdir()
-    (work / "ada.py").write_text(WHOLE, encoding="utf-8")
+    (work / "ada.py").write_text(SOLUTION, encoding="utf-8")
     (work / "bo.py").write_text(changed((CLIP, "")), encoding="utf-8")
     options = ["--csv", str(tmp_path / "marks.csv"), "--feedback", str(tmp_path / "feedback")]
     assert grade.main([str(work), *options]) == 0
@@ -158,3 +180,96 @@ def test_marks_show_a_rubrics_sum_in_the_table() -> None:
     assert row.lines == ["✓ 2/2 this", "✗ 0/3 that: it is not", "2 of 5 points"]
     assert marks.rubrics([row]) == "bo, capstone: 2 of 5 points\n    ✓ 2/2 this\n    ✗ 0/3 that: it is not"
     assert marks.frequent([row]).rows[0][-1] == "2 of 5 points"
+
+
+# -- the explorer ----------------------------------------------------------------------------
+
+
+def all_of(mistake: str, ranks: int = 4, fails: int = 35) -> Training:
+    return training(ranks, mistake, fails, 2 * STEPS)
+
+
+def unmet(made: Training) -> list[str]:
+    return [line.asks.partition(" to ")[0] for line in made.lines() if line.met is False]
+
+
+@pytest.mark.parametrize("ranks", range(1, RANKS + 1))
+@pytest.mark.parametrize("fails", [0, 1, 10, 11, 35, STEPS])
+def test_without_a_mistake_all_lines_are_met(ranks: int, fails: int) -> None:
+    made = all_of(NONE, ranks, fails)
+    assert unmet(made) == []
+    assert made.verdict() == "all lines are met"
+    assert made.resumed == ((fails - 1) // 10 * 10 + 1 if fails else None)
+    assert [s.number for s in made.kept] == list(range(STEPS))
+    assert len(made.steps) == STEPS + len(made.lost)
+    assert made.steps[0].loss == pytest.approx(made.right[0].loss, rel=0.01), "the mean of equal shares"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "found"),
+    [
+        (ALONE, ["same weights on all ranks", "as one process", "logging", "evaluation"]),
+        (WHOLE, ["as one process"]),
+        (EARLY, ["as one process", "clipping"]),
+        (LATE_RATE, ["as one process", "warm-up", "checkpoint"]),
+        (OWN_LOSS, ["logging"]),
+        (MEANS, ["evaluation"]),
+        (NO_OPTIMIZER, ["as one process", "checkpoint"]),
+        (NO_STEP, ["as one process", "checkpoint"]),
+    ],
+)
+def test_each_mistake_is_found_by_its_lines(mistake: str, found: list[str]) -> None:
+    assert unmet(all_of(mistake)) == found
+
+
+def test_what_the_questions_and_the_text_of_the_explorer_say() -> None:
+    shown = [mistake for mistake in MISTAKES[1:] if unmet(all_of(mistake, ranks=1))]
+    assert (len(MISTAKES), shown) == (9, [LATE_RATE, NO_OPTIMIZER, NO_STEP])
+    assert [m for m in MISTAKES if unmet(all_of(m)) and not unmet(all_of(m, fails=0))] == shown
+    assert unmet(all_of(EARLY, ranks=3)) == ["clipping"]
+    whole = all_of(WHOLE)
+    assert away(whole.steps[-1].weights[0], whole.right[-1].weights[0], whole.right[0].weights[0]) < 0.01
+    for mistake in MISTAKES:  # it trains
+        steps = all_of(mistake, ranks=2).steps
+        assert steps[-1].loss < 0.6 * steps[0].loss or mistake == ALONE
+
+
+def test_the_paper_adamw_and_its_gradient_are_torchs() -> None:
+    torch = pytest.importorskip("torch")
+    made = all_of(NONE, ranks=1, fails=0)
+    weights = torch.nn.Parameter(torch.tensor(first_weights(0)))
+    optimizer = torch.optim.AdamW([weights])
+    for step, told in enumerate(made.steps):
+        inputs, targets = (torch.tensor(t).flatten() for t in rows_of(step, 12))
+        scores = 2.0 * weights[inputs]
+        rounded = scores + (scores.detach().float().bfloat16().double() - scores.detach())
+        loss = torch.nn.functional.cross_entropy(rounded, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_([weights], LIMIT)
+        optimizer.param_groups[0]["lr"] = rate(step)
+        optimizer.step()
+        assert told.loss == pytest.approx(loss.item(), abs=1e-9)
+        assert torch.allclose(weights.detach(), torch.tensor(told.weights[0]), atol=1e-6)
+
+
+def test_the_words_follow_the_steps_and_the_figure_shows_them() -> None:
+    made = training(4, NO_OPTIMIZER, 25, 26)
+    assert made.words().splitlines()[:3] == [
+        "4 ranks, step 22 of 40; mistake: the checkpoint has no optimizer",
+        "a rank failed in step 25; the restart began with step 21; 4 steps lost",
+        "losses printed: step 10: 1.741, step 20: 0.930",
+    ]
+    assert training(2, NONE, 0, 0).words().splitlines()[1:3] == ["no rank fails", "losses printed: none"]
+    for ranks, mistake, fails, time in ((1, NONE, 0, 0), (2, ALONE, 35, 38), (3, NO_STEP, 40, 79), (4, MEANS, 0, 40)):
+        made = training(ranks, mistake, fails, time)
+        texts = drawn(made).figure.axes[0].texts
+        assert {line.found for line in made.lines()} <= {t.get_text() for t in texts}
+        assert all(t.get_fontsize() >= 7.5 for t in texts)
+
+
+def test_its_slider_reaches_the_end_and_its_first_setting_answers_nothing() -> None:
+    made = explore.training()
+    steps = next(c for c in made.controls if c.name == "time")
+    assert steps.high == max(len(all_of(m, fails=f).steps) for m in MISTAKES for f in range(STEPS + 1))
+    assert "not met" not in made.show(**made.settings[0]).words

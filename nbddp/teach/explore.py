@@ -5,6 +5,7 @@ from __future__ import annotations
 from nbddp.lessons.averaging.explorer import averaging
 from nbddp.lessons.batch_norm.explorer import statistics
 from nbddp.lessons.buckets.explorer import buckets, measured_buckets
+from nbddp.lessons.capstone.explorer import training
 from nbddp.lessons.hangs.explorer import collectives
 from nbddp.lessons.launching.explorer import launch
 from nbddp.lessons.mean_of_means.explorer import weights
@@ -38,6 +39,7 @@ __all__ = [
     "ring",
     "samples",
     "statistics",
+    "training",
     "weights",
     "what_if",
     "zero",

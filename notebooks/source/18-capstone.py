@@ -85,6 +85,29 @@ print("parameters:", sum(p.numel() for p in LanguageModel().parameters()))
 print("a row:", "".join(LETTERS[i] for i in rows(sums[20:], 1, 0)[0][0]))
 
 # %% [markdown]
+# ## What one mistake does
+#
+# Most mistakes do not stop a program: it trains, and its loss falls. The explorer trains a very small model on paper, with one mistake that you choose,
+# and compares it with one process that sees every whole batch. On the right are lines of the rubric by which your own program will be marked.
+
+# %% tags=["prediction", "hidden"]
+from nbddp.teach import predict
+
+predict.forgotten_optimizer()
+
+# %% tags=["prediction", "hidden"]
+predict.found_on_one_rank()
+
+# %% tags=["nbval-ignore-output"]
+from nbddp.teach import explore
+
+explore.training()
+
+# %% [markdown]
+# - The loss curve gives few mistakes away. If every rank takes the whole batch, even the weights are right, and only the work is not shared.
+# - Try a program on several ranks, with a failure, and with a test set that the world size does not divide: each shows mistakes that the others hide.
+# - One line is not enough: on three ranks, clipping before the all-reduce ends near the right weights, and only the norms show it.
+#
 # ## Exercise: the training program
 #
 # Write `capstone`. It is called on every rank, after `init_process_group`, with a model whose initial weights differ between ranks. The **rubric** has
@@ -192,8 +215,6 @@ def capstone(model, batch, test, folder, steps):
 # %ddp push capstone
 
 # %% tags=["prediction", "hidden"]
-from nbddp.teach import predict
-
 predict.lines_of_losses()
 
 

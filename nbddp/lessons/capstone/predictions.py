@@ -6,6 +6,26 @@ from nbddp.lessons.question import Question
 
 QUESTIONS = (
     Question(
+        "forgotten_optimizer",
+        "A checkpoint has weights and step, but not the optimizer's state. A rank fails, and training continues. Which "
+        "lines of the rubric find that?",
+        options=("evaluation", "warm-up and checkpoint", "as one process and checkpoint", "none: the loss still falls"),
+        came="as one process and checkpoint",
+        because="AdamW begins again with empty averages, so it takes other steps than the undisturbed run. The loss "
+        "still falls.",
+        seen=r"not met: as one process, checkpoint$",
+        explored=True,
+    ),
+    Question(
+        "found_on_one_rank",
+        "You try a program with each of the eight mistakes on one rank, with a failure in step 35. How many mistakes "
+        "does the rubric find?",
+        came="3",
+        because="Both mistakes in the checkpoint, and the second warm-up, need a restart but no second rank. The other "
+        "five change nothing on one rank.",
+        explored=True,
+    ),
+    Question(
         "lines_of_losses",
         'Two ranks take 60 steps. How many lines that begin with "step" do they print, if the rubric is met?',
         came="6",
