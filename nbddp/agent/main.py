@@ -30,7 +30,7 @@ from nbddp.agent import children, devices, footprint, hardware, home, keeping, l
 from nbddp.agent.doors import Doors
 from nbddp.agent.identity import Identity, is_zombie
 from nbddp.agent.lines import LineBuffer, Message, encode
-from nbddp.agent.use import Gpus, of_workers
+from nbddp.agent.use import Gpus, Workers
 from nbddp.base import system
 from nbddp.errors import RankStatus
 from nbddp.seams import torch_seams
@@ -121,6 +121,7 @@ class Agent:
         self.peers: list[Peer] = []
         self.info: dict[str, Any] = {}
         self._gpus: Gpus | None = None
+        self._uses = Workers()
         self.files: list[str] = []
         self.stores: dict[int, tuple[Peer, Any]] = {}
         self.next_store = 0
@@ -353,7 +354,7 @@ class Agent:
         if self._gpus is None:
             self._gpus = Gpus()
         began = time.thread_time()
-        found = of_workers([c for c in self.children.values() if c.kind == WORKER], message["memory"])
+        found = self._uses.of([c for c in self.children.values() if c.kind == WORKER], message["memory"])
         took = time.thread_time() - began
         return {"workers": found, "took": took, "gpus": self._gpus.use(), "why": self._gpus.why}
 

@@ -18,23 +18,34 @@ from nbddp.agent import devices, hardware
 from nbddp.agent.identity import Identity
 
 
-def of_worker(pid: int, started: float, memory: bool) -> dict[str, Any]:
-    """`cpu`: seconds so far; `resident`: bytes; `memory`: bytes, with its share of pages that others have too, if
-    wanted. Empty once the process has ended."""
-    process = Identity(pid, started).process()
-    if process is None:
-        return {}
-    try:
-        times, resident = process.cpu_times(), process.memory_info().rss
-    except psutil.NoSuchProcess:
-        return {}
-    found: dict[str, Any] = {"cpu": times.user + times.system, "resident": resident}
-    return {**found, "memory": hardware.memory_of(process)} if memory else found
+class Workers:
+    """The workers among an agent's children, whose pids are their own until it has waited for them: each is found
+    once."""
 
+    def __init__(self) -> None:
+        self._found: dict[Identity, psutil.Process] = {}
 
-def of_workers(workers: Iterable[Any], memory: Collection[int]) -> dict[int, dict[str, Any]]:
-    """The same by rank, of children of an agent's. memory: the ranks of which that is wanted."""
-    return {child.rank: of_worker(child.pid, child.started, child.rank in memory) for child in workers}
+    def of(self, workers: Iterable[Any], memory: Collection[int]) -> dict[int, dict[str, Any]]:
+        """Rank → `cpu`: seconds so far; `resident`: bytes; `memory`: bytes, with its share of pages that others have
+        too, for these ranks. Empty once the process has ended."""
+        named = {child.rank: Identity(child.pid, child.started) for child in workers}
+        self._found = {identity: p for identity, p in self._found.items() if identity in named.values()}
+        return {rank: self._of(identity, rank in memory) for rank, identity in named.items()}
+
+    def _of(self, identity: Identity, memory: bool) -> dict[str, Any]:
+        process = self._found.get(identity) or identity.process()
+        if process is None:
+            return {}
+        self._found[identity] = process
+        try:
+            with process.oneshot():  # its files are read once
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    return {}
+                times, resident = process.cpu_times(), process.memory_info().rss
+        except psutil.NoSuchProcess:
+            return {}
+        found: dict[str, Any] = {"cpu": times.user + times.system, "resident": resident}
+        return {**found, "memory": hardware.memory_of(process)} if memory else found
 
 
 class Gpus:

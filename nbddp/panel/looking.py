@@ -16,8 +16,8 @@ from nbddp.pool.pool import Pool
 from nbddp.run.spmd import Run
 from nbddp.trace.steps import Recording, step_from
 
-MEMORY_EVERY = 5.0  # seconds: to add up a process's pages costs milliseconds; between, its resident pages are followed
-MEMORY_SHARE = 0.003  # of a core on each host, which that may cost: the ranks may be many
+MEMORY_EVERY = 30.0  # seconds: to add up a process's pages takes 10 ms; between, its resident pages are followed
+MEMORY_SHARE = 0.0015  # of a core on each host, which that may cost: the ranks may be many
 AT_ONCE = 4  # ranks of which it is done in one look, while their agent hears nobody
 KEPT = 2000  # steps
 PATIENCE = 2.0  # seconds for an agent's answer

@@ -6,6 +6,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from html import escape
 
 from nbddp.base.share import STAGES
@@ -269,7 +270,11 @@ def newest(state: State) -> str:
 
 def curves(state: State) -> str:
     """Step time and exposed communication over the steps, which grow while a loop runs."""
-    found = state.curve
+    return _curves(state.curve)
+
+
+@lru_cache(maxsize=8)  # most looks find the one before
+def _curves(found: curve.Curve) -> str:
     if not found.drawn:
         return ""
     high, width, number = curve.top(found), curve.WIDTH, found.points[-1][0]

@@ -36,6 +36,7 @@ from nbddp.run.spmd import Run
 from nbddp.trace.steps import Recording
 
 EVERY = 0.5  # seconds between two looks
+CURVE_EVERY = 0.9  # seconds between two drawings of the curve while a cell runs: every second look
 ACCIDENTS = 10  # looks in a row that may come to nothing
 LOG_BYTES = 16_384  # of a log's end
 
@@ -55,6 +56,7 @@ class Session:
         self._looked_at: Topology | None = None  # the pool at the last look
         self.model = Model(rules.known(first, machine), weakly(self._not_shown))
         self._uses, self._paces = looking.Uses(), looking.Paces()
+        self._curved = float("-inf")  # when the curve was drawn
         self._wanted = -1  # the step that was selected last
         self._draws = threading.Lock()
         self._after: Callable[[], None] | None = None  # what is to be done when that has ended
@@ -130,8 +132,8 @@ class Session:
                 ranks = watched.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
                 seconds = time.monotonic() - run.began if run is not None else 0.0
                 self.model.change(rules.seen, ranks, seen.program, seconds)
-            if self._paces.new:
-                self._paces.new = False
+            if self._paces.new and (run is None or time.monotonic() - self._curved >= CURVE_EVERY):
+                self._paces.new, self._curved = False, time.monotonic()
                 self.model.change(rules.timed, self._paces.run, curve(dict(self._paces.steps)))
             if last is not None and (run is not None or over):
                 last.debugged.views["panel"] = functools.partial(self._talked, last)  # not twice a second, but at once

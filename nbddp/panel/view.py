@@ -61,7 +61,8 @@ class View:
         self._turn()
         self.widget.add_class("nbddp-panel")
         self._close = session.open(self._changed)
-        self._draw(session.model.state)
+        with session.model.together():  # nobody else draws meanwhile
+            self._draw(session.model.state)
 
     def close(self) -> None:
         """Let go of the session, and of every widget."""

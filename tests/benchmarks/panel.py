@@ -1,6 +1,6 @@
 """What an open panel costs while ranks train: of a core, and of the rate of their steps.
 
-Run by hand: `python tests/benchmarks/panel.py [--rounds 6] [--nproc 4] [--steps 150]`. The same training cell runs in
+Run by hand: `python tests/benchmarks/panel.py [--rounds 3] [--nproc 4] [--steps 400]`. The same training cell runs in
 turn with an open panel and twice without one, every second round in the opposite order, in one kernel, on the same
 ranks. CPU is what the kernel has counted while the cell ran: of the panel's thread (looks, pages and widgets), and of
 the pool's agent, which looks at the processes for it. The second plain row is the null pair: what the comparison gives
@@ -56,9 +56,9 @@ OPEN, CLOSE = "panel = nbddp.Panel(standing_pool()); panel.view", "panel.close()
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--rounds", type=int, default=6)
+    options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--nproc", type=int, default=4)
-    options.add_argument("--steps", type=int, default=150)
+    options.add_argument("--steps", type=int, default=400)
     asked = options.parse_args()
     print(f"load {os.getloadavg()[0]:.1f}")
     kernel = Kernel()
