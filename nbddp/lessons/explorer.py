@@ -154,7 +154,10 @@ class Explorer:
 def _control(w: Any, control: Slider | Choice, value: Any, label: float) -> Any:
     """The widget of a control whose label has `label` em of room."""
     common = {"value": value, "description": control.label}
-    common |= {"style": {"description_width": f"{label}em"}, "layout": w.Layout(width=f"{label + FIELD}em")}
+    common |= {
+        "style": {"description_width": f"{label}em"},
+        "layout": w.Layout(width=f"{label + FIELD}em", max_width="100%"),
+    }
     if "tooltip" in w.Dropdown.class_trait_names():  # ipywidgets 8 would give the label the tooltip "null"; 7 its text
         common["tooltip"] = control.label
     if isinstance(control, Choice):
@@ -181,4 +184,5 @@ def _with_buttons(w: Any, slider: Any) -> Any:
     play = w.Play(min=slider.min, max=slider.max, step=slider.step, value=slider.value, interval=PACE)
     play.show_repeat = False
     w.jslink((play, "value"), (slider, "value"))  # in the front end, so that it plays while the kernel draws
-    return w.HBox([slider, play, button("back", -1), button("next", 1)])
+    wraps = w.Layout(flex_flow="row wrap")  # where the column is narrow, the buttons are below
+    return w.HBox([slider, play, button("back", -1), button("next", 1)], layout=wraps)

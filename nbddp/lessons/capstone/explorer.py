@@ -17,7 +17,7 @@ def training() -> Explorer:
         (
             Choice("mistake", "mistake", MISTAKES),
             Slider("ranks", "ranks", 1, RANKS),
-            Slider("fails", "a rank fails in step (0: none)", 0, STEPS),
+            Slider("fails", "failure in step (0: none)", 0, STEPS),
             Steps("time", "steps taken", 0, LONGEST, to_all=True),
         ),
         (
