@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.draw.memory import STYLES, memory
+from nbddp.draw.memory import STYLES, memory, table
 from nbddp.draw.palette import PAPER, contrast
 from nbddp.errors import PoolNotRunning
 from nbddp.run.screen import Silent
-from nbddp.trace.memory import MOST_ROWS, RankMemory, sentences, shown_parts
+from nbddp.trace.drawn import MOST
+from nbddp.trace.memory import RankMemory, sentences, shown_parts
 from nbddp.worker.memory import Memory
 from tests.kernels import Kernel
 
@@ -174,12 +175,12 @@ def test_figure_of_any_size_is_drawn_and_says_itself(count: int) -> None:
     text = "activations and temporaries"
     most = "30 GiB" if count == 1 else f"30 GiB to {29 + count} GiB"
     assert f"at the peak of the last cell {most} more were allocated: {text}" in shown.words
-    folded = (
-        f"the first 16 of 24 ranks are shown; overall: least 60 GiB (rank 0), median {72} GiB, most 83 GiB (rank 23)"
-    )
+    folded = f"16 of 24 ranks are drawn; overall: least 60 GiB (rank 0), median {72} GiB, most 83 GiB (rank 23)"
     assert (folded in shown.words) == (count == 24)
     (axes,) = shown.figure.axes
-    assert len(axes.get_yticks()) == min(count, MOST_ROWS)
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == [f"rank {r}" for r in (*range(min(count, MOST - 1)), *range(max(count, MOST) - 1, count))]
+    assert [f"rank {row[0]}" for row in table([of(r) for r in range(count)]).rows] == labels
     assert len(axes.get_legend().get_texts()) == 5
 
 

@@ -15,7 +15,8 @@ from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
 from nbddp.draw.shown import Shown
 from nbddp.draw.timings import BACKWARD, FORWARD, OPTIMIZER
-from nbddp.trace.allocated import Allocations, RankAllocations, columns_and_rows, heading, sentences
+from nbddp.trace.allocated import Allocations, RankAllocations, columns_and_rows, extremes, heading, sentences
+from nbddp.trace.drawn import drawn, note
 from nbddp.trace.memory import unit
 from nbddp.trace.quantities import size
 
@@ -23,7 +24,6 @@ WIDTH = 9.2  # inches, as all below
 LEFT, RIGHT, BOTTOM, LEGEND, BETWEEN = 0.95, 0.3, 0.5, 0.34, 0.12
 LINE = 0.17  # of text under the title
 LETTERS = 135  # in a line under the title
-MOST_RANKS = 16
 STRIP = 0.12  # of the phases, under a curve
 MOST_PHASES = 60  # more cannot be told apart
 PHASES = {  # fill, hatch and its colour
@@ -39,46 +39,50 @@ def table(found: Allocations) -> Table:
 
 
 def allocations(found: Allocations) -> Shown:
-    """The figure: a row per rank, at most 16."""
+    """The figure: a row per rank, at most 16, those with the highest and the lowest peak among them."""
     by_line = table(found)
     words = "\n".join([heading(found), *sentences(found), *_folded(found), "", repr(by_line)])
     with rc_context(RC):
         return Shown(_figure(found), words, by_line)
 
 
+def _drawn(found: Allocations) -> list[RankAllocations]:
+    chosen = drawn((r.rank for r in found.ranks), [r.rank for r in extremes(found)])
+    return [r for r in found.ranks if r.rank in chosen]
+
+
 def _folded(found: Allocations) -> list[str]:
-    left = len(found.ranks) - MOST_RANKS
-    return [f"the first {MOST_RANKS} of {len(found.ranks)} ranks are drawn"] if left > 0 else []
+    return [*filter(None, [note(len(found.ranks), len(_drawn(found)))])]
 
 
 def _figure(found: Allocations) -> Figure:
-    drawn = found.ranks[:MOST_RANKS]
+    ranks = _drawn(found)
     texts = [line for text in (*sentences(found), *_folded(found)) for line in textwrap.wrap(text, LETTERS)]
-    row = 1.0 if len(drawn) <= 4 else 0.62
+    row = 1.0 if len(ranks) <= 4 else 0.62
     head = 0.38 + LINE * len(texts) + LEGEND
-    height = head + len(drawn) * (row + BETWEEN) + BOTTOM
+    height = head + len(ranks) * (row + BETWEEN) + BOTTOM
     figure = Figure(figsize=(WIDTH, height))
     figure.text(0.1 / WIDTH, 1 - 0.08 / height, heading(found), va="top", size=9.5, weight="bold")
     for i, line in enumerate(texts):
         figure.text(0.1 / WIDTH, 1 - (0.32 + LINE * i) / height, line, va="top", size=8, color=MUTED)
-    name, scale = unit(max(r.window.peak for r in drawn))
-    length = max(r.length for r in drawn) / 1e6
-    for i, rank in enumerate(drawn):
+    name, scale = unit(max(r.window.peak for r in ranks))
+    length = max(r.length for r in ranks) / 1e6
+    for i, rank in enumerate(ranks):
         top = head + i * (row + BETWEEN)
         place = (LEFT / WIDTH, 1 - (top + row) / height, (WIDTH - LEFT - RIGHT) / WIDTH, row / height)
         axes = figure.add_axes(place)
         axes.set_xlim(0, length)
-        _rank(axes, rank, scale, name, _range(drawn, scale), row)
-        if i < len(drawn) - 1:
+        _rank(axes, rank, scale, name, _range(ranks, scale), row)
+        if i < len(ranks) - 1:
             axes.set_xticklabels([])
     axes.set_xlabel(f"milliseconds since the {'cell' if found.step is None else 'step'} began on the rank")
     _legend(figure, head, height, found)
     return figure
 
 
-def _range(drawn: Sequence[RankAllocations], scale: float) -> tuple[float, float]:
+def _range(ranks: Sequence[RankAllocations], scale: float) -> tuple[float, float]:
     """From zero, or from just below all curves where these would be flat lines far above it."""
-    levels = [level / scale for r in drawn for _, level in r.window.points]
+    levels = [level / scale for r in ranks for _, level in r.window.points]
     low, high = min(levels), max(max(levels), 1e-9)
     room = 0.32 * max(high - low, 0.02 * abs(high), 1e-9)  # above: the peak's label
     return (0.0 if 0 <= low < 0.8 * high else low - room / 2), high + room
@@ -90,10 +94,10 @@ def _rank(axes: Any, rank: RankAllocations, scale: float, name: str, limits: tup
     axes.set_ylim(low - strip, high)
     times = [t / 1e6 for t, _ in rank.window.points]
     levels = [level / scale for _, level in rank.window.points]
-    drawn = {"drawstyle": "steps-post"} if not rank.window.samples else {}
+    line = {"drawstyle": "steps-post"} if not rank.window.samples else {}
     step = {"step": "post"} if not rank.window.samples else {}
     axes.fill_between(times, low, levels, color=TINTS[0], lw=0, **step)
-    axes.plot(times, levels, color=FILLS[0], lw=1.2, **drawn)
+    axes.plot(times, levels, color=FILLS[0], lw=1.2, **line)
     _phases(axes, rank, low, strip)
     at, peak = rank.window.at / 1e6, rank.window.peak / scale
     axes.plot([at], [peak], "o", color=INK, ms=4, clip_on=False, zorder=5)
@@ -120,11 +124,11 @@ def _phases(axes: Any, rank: RankAllocations, low: float, strip: float) -> None:
 
 def _legend(figure: Any, head: float, height: float, found: Allocations) -> None:
     """Phases differ by hatch too, never by colour alone."""
-    drawn = {p.name for r in found.ranks[:MOST_RANKS] if len(r.phases) <= MOST_PHASES for p in r.phases}
+    there = {p.name for r in _drawn(found) if len(r.phases) <= MOST_PHASES for p in r.phases}
     handles = [
         Patch(fc=fill, ec=lines, hatch=hatch or None, lw=0, label=name)
         for name, (fill, hatch, lines) in PHASES.items()
-        if name in drawn
+        if name in there
     ]
     use = "allocated" if not found.sampled else "in use, sampled"
     handles.insert(0, Patch(fc=TINTS[0], ec=FILLS[0], lw=1, label=use))

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
 from nbddp.draw.shown import Shown
-from nbddp.trace.memory import MOST_ROWS, RankMemory, columns_and_rows, sentences, shown_parts, span, unit
+from nbddp.trace.memory import RankMemory, columns_and_rows, sentences, shown_parts, shown_ranks, span, unit
 from nbddp.trace.quantities import size
 
 WIDTH, BAR = 9.2, 0.62  # inches; BAR is a bar's share of its row
@@ -39,15 +39,16 @@ def table(ranks: Sequence[RankMemory]) -> Table:
 
 
 def memory(ranks: Sequence[RankMemory], axes: Any = None) -> Shown:
-    """The bars of at most 16 ranks, in `axes` or in a figure of their own.
+    """The bars of at most 16 ranks, with the most and the least among them, in `axes` or in a figure of their own.
 
     Where the rest would leave no room for the parts (a small model in a process), parts and rest are drawn beside
     each other, each on a scale of its own.
     """
     sizes = table(ranks)
     words = "\n".join([*sentences(ranks), "", repr(sizes)])
-    drawn = ranks[:MOST_ROWS]
-    parts = [(name, some[: len(drawn)]) for name, some in shown_parts(ranks)]
+    places = shown_ranks(ranks)
+    drawn = [ranks[i] for i in places]
+    parts = [(name, [some[i] for i in places]) for name, some in shown_parts(ranks)]
     with rc_context(RC):
         if axes is not None:
             _bars(axes, drawn, parts)
@@ -71,7 +72,7 @@ def _axes(ranks: Sequence[RankMemory], row: float, shares: Sequence[float]) -> l
     """Axes beside each other in a figure of their own, with what the ranks keep above them."""
     first, *others = sentences(ranks)
     texts = [line for text in others for line in textwrap.wrap(text, LETTERS)]
-    bars = row * min(len(ranks), MOST_ROWS)
+    bars = row * len(shown_ranks(ranks))
     height = 0.35 + LINE * len(texts) + LEGEND + bars + BOTTOM
     figure = Figure(figsize=(WIDTH, height))
     figure.text(EDGE / WIDTH, 1 - 0.08 / height, ": ".join(first.split(": ")[:2]), va="top", size=9.5, weight="bold")

@@ -138,10 +138,14 @@ def heading(found: Allocations) -> str:
     return f"allocations over {what}{whence(found.origin)}" + (f"; {since}" if since else "")
 
 
+def extremes(found: Allocations) -> tuple[RankAllocations, RankAllocations]:
+    """The ranks with the lowest and the highest peak."""
+    return min(found.ranks, key=lambda r: r.window.peak), max(found.ranks, key=lambda r: r.window.peak)
+
+
 def sentences(found: Allocations) -> list[str]:
     """The highest peak, what holds it, and what the figures are."""
-    most = max(found.ranks, key=lambda r: r.window.peak)
-    least = min(found.ranks, key=lambda r: r.window.peak)
+    least, most = extremes(found)
     phase = f" {most.phase()}" if most.phase() else ""
     began = "the cell" if found.step is None else "the step"
     when = f"{duration(most.window.at / 1e9)} after {began} began"

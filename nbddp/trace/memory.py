@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nbddp.plan.topology import counted
+from nbddp.trace.drawn import drawn, note
 from nbddp.trace.origin import Origin, none_since, whence
 from nbddp.trace.quantities import size
 
 PARTS = ("parameters", "module buffers", "gradients", "optimizer state", "DDP buckets")
-MOST_ROWS = 16  # ranks with a row or a bar of their own
 
 
 @dataclass(frozen=True)
@@ -71,27 +71,40 @@ def shown_parts(ranks: Sequence[RankMemory]) -> list[tuple[str, list[int]]]:
     return [*kept, (rest_name(ranks), [r.rest for r in ranks])]
 
 
+def shown_ranks(ranks: Sequence[RankMemory]) -> list[int]:
+    """Where in `ranks` those are that have a row or a bar of their own: at most 16, with the most and the least."""
+    chosen = drawn((r.rank for r in ranks), [r.rank for r in _extremes(ranks)])
+    return [i for i, r in enumerate(ranks) if r.rank in chosen]
+
+
+def _extremes(ranks: Sequence[RankMemory]) -> tuple[RankMemory, RankMemory]:
+    """The ranks with the least and the most."""
+    return min(ranks, key=lambda r: r.total), max(ranks, key=lambda r: r.total)
+
+
 def columns_and_rows(ranks: Sequence[RankMemory]) -> tuple[list[str], list[list[object]]]:
-    """One row per rank, at most MOST_ROWS."""
+    """One row for each of `shown_ranks`."""
     parts = shown_parts(ranks)
     started = any(r.start for r in ranks)
     columns = ["rank", *(name for name, _ in parts), "total", *(["at the start"] if started else [])]
     rows: list[list[object]] = [
-        [r.rank, *(size(some[i]) for _, some in parts), size(r.total), *([size(r.start)] if started else [])]
-        for i, r in enumerate(ranks[:MOST_ROWS])
-    ]
+        [
+            ranks[i].rank, *(size(some[i]) for _, some in parts), size(ranks[i].total),
+            *([size(ranks[i].start)] if started else []),
+        ]
+        for i in shown_ranks(ranks)
+    ]  # fmt: skip
     return columns, rows
 
 
 def sentences(ranks: Sequence[RankMemory]) -> list[str]:
     """What the ranks keep for training, what came on top, and what a folded figure leaves out."""
     lines = [_kept(ranks), _rest(ranks), *_trained(ranks)]
-    if len(ranks) > MOST_ROWS:
-        totals = [r.total for r in ranks]
-        low, high = (next(r.rank for r in ranks if r.total == x) for x in (min(totals), max(totals)))
+    if said := note(len(ranks), len(shown_ranks(ranks))):
+        least, most = _extremes(ranks)
         lines.append(
-            f"the first {MOST_ROWS} of {len(ranks)} ranks are shown; overall: least {size(min(totals))} (rank {low}), "
-            f"median {size(statistics.median(totals))}, most {size(max(totals))} (rank {high})"
+            f"{said}; overall: least {size(least.total)} (rank {least.rank}), "
+            f"median {size(statistics.median(r.total for r in ranks))}, most {size(most.total)} (rank {most.rank})"
         )
     return lines
 
