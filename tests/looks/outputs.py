@@ -25,6 +25,7 @@ class Output:
     stop: Stop is pressed at that moment.
     after: the cell that is run again before this one is.
     hidden: it only prepares later cells and has no picture.
+    loose: its parts depend on the cells before, so only its picture and its contrast are looked at.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Output:
     holds: bool = False
     stop: bool = False
     hidden: bool = False
+    loose: bool = False
     needs: tuple[str, ...] = ()
     after: str = ""
 
@@ -197,6 +199,7 @@ OUTPUTS = (
     ),
     Output("trace", "%%ddp --trace step.json\ndist.all_reduce(torch.ones(8))", measured=True, needs=("train",)),
     Output("stacks", "%ddp stacks", measured=True),
+    Output("panel", "%ddp panel", loose=True),
     Output("explorer", "from nbddp.teach import explore\nexplore.layout()"),
     Output(
         "check",
