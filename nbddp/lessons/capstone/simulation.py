@@ -226,11 +226,6 @@ class Training:
         since = self.resumed
         return [s.number + 1 for s in self.steps if not s.again and since is not None and s.number + 1 >= since]
 
-    @property
-    def kept(self) -> list[Taken]:
-        """Without those that were lost."""
-        return [s for s in self.steps if s.number + 1 not in self.lost or s.again]
-
     def lines(self) -> list[Line]:
         """The rubric's lines that are decided by numbers, as far as training has come."""
         return [
