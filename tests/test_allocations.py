@@ -355,7 +355,8 @@ def test_words_that_do_not_go_together_are_refused(line: str, what: str) -> None
 
 
 def made(rank: int, kind: str = HEAP, points: int = 400) -> RankAllocations:
-    samples = [(i * 50_000, (30 + (i * (rank + 3)) % 97) * MIB, ("cell", 1 + i % 12)) for i in range(points)]
+    more = (rank == 40) - (rank == 50)  # the highest peak and the lowest
+    samples = [(i * 50_000, (30 + more + (i * (rank + 3)) % 97) * MIB, ("cell", 1 + i % 12)) for i in range(points)]
     found = window(from_samples(HEAP, samples, 0), 0, samples[-1][0])
     phases = (
         Phase("forward", 0, 5_000_000),
@@ -381,7 +382,9 @@ def test_the_figure_of_any_size_is_bounded_and_nothing_in_it_overlaps(count: int
     canvas.draw()
     assert len(figure.axes) == min(count, MOST)
     rows = {axes.get_ylabel().partition("\n")[0] for axes in figure.axes}
-    assert set(re.findall(r"rank \d+", sentences(found)[0])) <= rows
+    named = set(re.findall(r"rank \d+", sentences(found)[0]))
+    assert named <= rows
+    assert named == {"rank 40", "rank 50"} or count < 64
     labels = [t for axes in figure.axes for t in (*axes.texts, axes.yaxis.label)]
     texts = [*figure.texts, *labels, *figure.legends[0].get_texts()]
     boxes = [t.get_window_extent(canvas.get_renderer()) for t in texts if t.get_text()]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pynvml
 import pytest
 
 from nbddp.agent import devices, use
+from nbddp.agent.identity import Identity
 from nbddp.agent.use import Gpus
 from nbddp.errors import AgentFailed
 from nbddp.panel import looking, page
@@ -65,6 +70,40 @@ def test_nvml_that_counts_no_gpu_says_why(machine: Recorded) -> None:
     machine.nvmlDeviceGetHandleByIndex = lambda index: (_ for _ in ()).throw(refused(pynvml.NVML_ERROR_GPU_IS_LOST))  # type: ignore[method-assign,assignment]
     found = Gpus({})
     assert (found.use(), found.why) == ({}, "GPU is lost")
+
+
+# -- an agent's workers ----------------------------------------------------------------------------
+
+
+def test_a_worker_is_found_once_and_tells_nothing_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(use, "Identity", type("Counting", (Identity,), {
+        "process": lambda self: looked.append(self.pid) or Identity.process(self)}))  # fmt: skip
+    workers = use.Workers()
+    children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
+
+    def of(child: subprocess.Popen[bytes]) -> Any:
+        return SimpleNamespace(rank=0, pid=child.pid, started=Identity.of(child.pid).started)
+
+    try:
+        first, second = map(of, children)
+        found = [workers.of([first], memory)[0] for memory in ([], [0], [1])]
+        assert [("memory" in told, told["resident"] > 0) for told in found] == [
+            (False, True),
+            (True, True),
+            (False, True),
+        ]
+        assert looked == [first.pid]
+        children[0].kill()
+        while psutil.Process(first.pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert workers.of([first], [0]) == {0: {}}
+        assert workers.of([second], [])[0]["resident"] > 0, "the same rank, another process"
+        assert looked == [first.pid, second.pid]
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
 
 
 # -- rows of ranks ---------------------------------------------------------------------------------

@@ -100,13 +100,12 @@ class PoolPanel:
                 publisher.publish(after, transient={"display_id": other}, update=update)
 
     def __repr__(self) -> str:
-        state = self.state
-        if state.program and self.pool.current is None:  # it has ended since the last look
-            state = rules.seen(state, state.ranks, "", 0)
-        return words.words(state)
+        if self.state.program and self.pool.current is None:  # it has ended since the last look
+            self.session.model.change(lambda state: rules.seen(state, state.ranks, "", 0))
+        return words.words(self.state)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        said = repr(self)
+        said = repr(self)  # before the widgets, which show the same state
         bundle: dict[str, Any] = {"text/plain": said}
         metadata: dict[str, Any] = {}
         if (placed := self.state.placed or self.state.considered.topology or on_paper(self.state.plan)) is not None:

@@ -132,7 +132,8 @@ class Session:
                 ranks = watched.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
                 seconds = time.monotonic() - run.began if run is not None else 0.0
                 self.model.change(rules.seen, ranks, seen.program, seconds)
-            if self._paces.new and (run is None or time.monotonic() - self._curved >= CURVE_EVERY):
+            other = self._paces.run != self.model.state.run
+            if self._paces.new and (other or run is None or time.monotonic() - self._curved >= CURVE_EVERY):
                 self._paces.new, self._curved = False, time.monotonic()
                 self.model.change(rules.timed, self._paces.run, curve(dict(self._paces.steps)))
             if last is not None and (run is not None or over):

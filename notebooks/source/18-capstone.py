@@ -88,7 +88,8 @@ print("a row:", "".join(LETTERS[i] for i in rows(sums[20:], 1, 0)[0][0]))
 # ## What one mistake does
 #
 # Most mistakes do not stop a program: it trains, and its loss falls. The explorer trains a very small model on paper, with one mistake that you choose,
-# and compares it with one process that sees every whole batch. On the right are lines of the rubric by which your own program will be marked.
+# and compares it with one process that sees every whole batch. On the right are lines of the rubric by which your own program will be marked. As in the
+# check, "checkpoint" is judged by the run that fails and continues, and all other lines by the same program without a failure.
 
 # %% tags=["prediction", "hidden"]
 from nbddp.teach import predict
@@ -106,7 +107,7 @@ explore.training()
 # %% [markdown]
 # - The loss curve gives few mistakes away. If every rank takes the whole batch, even the weights are right, and only the work is not shared.
 # - Try a program on several ranks, with a failure, and with a test set that the world size does not divide: each shows mistakes that the others hide.
-# - One line is not enough: on three ranks, clipping before the all-reduce ends near the right weights, and only the norms show it.
+# - One number is not enough: on three ranks, clipping before the all-reduce ends near the right weights, and only the norms show it.
 #
 # ## Exercise: the training program
 #

@@ -15,8 +15,10 @@ from nbddp.lessons.capstone.simulation import EVERY, PEAK, STEPS, Line, Taken, T
 LEFT, PLOT, GAP, TABLE = 0.42, 3.5, 0.3, 2.4  # inches: the scale, the curves, between, the rubric
 HEAD, LOSSES, BETWEEN, RATES, FOOT = 0.66, 1.55, 0.26, 0.5, 0.56
 WIDTH = LEFT + PLOT + GAP + TABLE
-TOP = 3.0  # the loss at the upper edge
+TOP = 3.0  # the loss at the upper edge: above all that is drawn
 ONE, RANKS, SAID, LOST = FAINT, FILLS[0], FILLS[1], FILLS[3]
+PROGRAM = {"color": RANKS, "lw": 1.2, "marker": ".", "ms": 3}
+GONE = {"color": LOST, "lw": 1.2, "ls": (0, (1, 1)), "marker": "o", "ms": 4, "mfc": PAPER}  # by more than the colour
 SIGNS = {True: "✓", False: "✕", None: "–"}
 INKS = {True: FILLS[2], False: FILLS[1], None: MUTED}
 
@@ -42,7 +44,7 @@ def _across(number: float) -> float:
 
 
 def _down(loss: float) -> float:
-    return HEAD + LOSSES * (1 - min(loss, TOP) / TOP)
+    return HEAD + LOSSES * (1 - loss / TOP)
 
 
 def _below(rate: float) -> float:
@@ -59,7 +61,7 @@ def _frames(axes: Any, chosen: Training) -> None:
         axes.plot([LEFT, end], [_below(rate)] * 2, color=FRAME if rate else FAINT, lw=0.8, zorder=0)
         axes.text(LEFT - 0.06, _below(rate), f"{rate:g}", size=7.5, ha="right", va="center", color=MUTED)
     axes.text(LEFT + 0.04, HEAD - 0.02, "loss of the whole batch", size=7.5, va="bottom", color=MUTED)
-    axes.text(end, HEAD + LOSSES + BETWEEN - 0.03, "learning rate", size=7.5, ha="right", va="bottom", color=MUTED)
+    axes.text(LEFT + 0.04, HEAD + LOSSES + BETWEEN - 0.03, "learning rate", size=7.5, va="bottom", color=MUTED)
     for number in range(EVERY, STEPS + 1, EVERY):
         done = any(s.number + 1 == number for s in chosen.steps)
         axes.plot([_across(number)] * 2, [bottom, bottom + 0.05], color=INK if done else FAINT, lw=1.2)
@@ -80,9 +82,9 @@ def _losses(axes: Any, chosen: Training) -> None:
     axes.plot([_across(s.number + 1) for s in one], [_down(s.loss) for s in one], color=ONE, lw=4, zorder=1)
     before, after = _runs(chosen)
     lost = [s for s in chosen.steps if not s.again and s.number + 1 in chosen.lost]
-    for some, color in ((before, RANKS), (after, RANKS), (lost, LOST)):
+    for some, look in ((before, PROGRAM), (after, PROGRAM), (lost, GONE)):
         x, y = [_across(s.number + 1) for s in some], [_down(s.loss) for s in some]
-        axes.plot(x, y, color=color, lw=1.2, zorder=2, marker=".", ms=3)
+        axes.plot(x, y, zorder=2, **look)
     said = chosen.printed()
     x, y = [_across(s.number + 1) for s in said], [_down(s.said) for s in said]
     axes.plot(x, y, ls="", marker="D", ms=4.5, color=SAID, mec=PAPER, mew=0.6, zorder=3)
@@ -107,16 +109,13 @@ def _rubric(axes: Any, lines: Sequence[Line]) -> None:
 
 def _key(axes: Any, height: float) -> None:
     """What the curves are, under them."""
-    marks = (
-        (ONE, 4, "", "one process"), (RANKS, 1.2, ".", "this program"), (LOST, 1.2, ".", "lost steps"),
-        (SAID, 0, "D", "what rank 0 prints"),
+    marks: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"color": ONE, "lw": 4}, "one process"), (PROGRAM, "this program"), (GONE, "lost steps"),
+        ({"color": SAID, "ls": "", "marker": "D", "ms": 4.5}, "what rank 0 prints"),
     )  # fmt: skip
     x, y = LEFT, height - 0.14
-    for color, lw, marker, text in marks:
-        if lw:
-            axes.plot([x, x + 0.2], [y, y], color=color, lw=lw, marker=marker, ms=3)
-        else:
-            axes.plot([x + 0.1], [y], ls="", marker=marker, ms=4.5, color=color)
+    for look, text in marks:
+        axes.plot([x + 0.1] if look.get("ls") == "" else [x, x + 0.2], [y] if look.get("ls") == "" else [y, y], **look)
         axes.text(x + 0.27, y, text, size=7.5, va="center", color=MUTED)
         x += 0.42 + 0.073 * len(text)
     axes.text(WIDTH, y, "ticks: checkpoints", size=7.5, ha="right", va="center", color=MUTED)

@@ -8,12 +8,12 @@ QUESTIONS = (
     Question(
         "forgotten_optimizer",
         "A checkpoint has weights and step, but not the optimizer's state. A rank fails, and training continues. Which "
-        "lines of the rubric find that?",
-        options=("evaluation", "warm-up and checkpoint", "as one process and checkpoint", "none: the loss still falls"),
-        came="as one process and checkpoint",
-        because="AdamW begins again with empty averages, so it takes other steps than the undisturbed run. The loss "
+        "line of the rubric finds that?",
+        options=("warm-up", "evaluation", "checkpoint", "none: the loss falls as before"),
+        came="checkpoint",
+        because="AdamW begins again with empty averages, so it takes other steps than without the failure. The loss "
         "still falls.",
-        seen=r"not met: as one process, checkpoint$",
+        seen=r"not met: checkpoint$",
         explored=True,
     ),
     Question(
