@@ -210,7 +210,7 @@ def test_without_a_mistake_all_lines_are_met(ranks: int, fails: int) -> None:
 @pytest.mark.parametrize(
     ("mistake", "found"),
     [
-        (ALONE, ["same weights on all ranks", "as one process", "logging", "evaluation"]),
+        (ALONE, ["same weights on all ranks", "as one process", "logging", "evaluation", "checkpoint"]),
         (WHOLE, ["as one process"]),
         (EARLY, ["as one process", "clipping"]),
         (LATE_RATE, ["checkpoint"]),
@@ -222,6 +222,42 @@ def test_without_a_mistake_all_lines_are_met(ranks: int, fails: int) -> None:
 )
 def test_each_mistake_is_found_by_its_lines(mistake: str, found: list[str]) -> None:
     assert unmet(all_of(mistake)) == found
+
+
+STEP = "loss, _ = loss_of(parallel, batch(step))\n        optimizer.zero_grad()\n        loss.backward()\n"
+BY_HAND = (
+    "with parallel.no_sync():\n            loss, _ = loss_of(parallel, batch(step))\n"
+    f"            optimizer.zero_grad()\n            loss.backward()\n{CLIP}"
+    "        for p in model.parameters():\n            dist.all_reduce(p.grad)\n            p.grad /= world_size\n"
+)
+REAL = {  # the learner's program with each mistake
+    NONE: (),
+    ALONE: (("DDP(model)", "model"),),
+    WHOLE: ((SHARE, "t"),),
+    EARLY: ((CLIP, ""), (STEP, BY_HAND)),
+    LATE_RATE: (("(step + 1) / 10)", "(step - first + 1) / 10)"),),
+    OWN_LOSS: (("            dist.all_reduce(mean)\n", "            mean *= world_size\n"),),
+    MEANS: (("[loss.item() * rows, rows]", "[loss.item(), 1.0]"),),
+    NO_OPTIMIZER: (('        optimizer.load_state_dict(state["optimizer"])\n', ""),),
+    NO_STEP: (('        first = state["step"]\n', ""),),
+}
+ASKED = {  # a line of the check → of the explorer; those in between are not decided there
+    "the same weights on all ranks": "same weights on all ranks",
+    "trains as one process with the whole batch does": "as one process",
+    "gradients clipped": "clipping",
+    "the learning rate warms up": "warm-up",
+    "only rank 0 logs, and logs the loss of the whole batch": "logging",
+    "unbiased evaluation": "evaluation",
+    "continues from its checkpoint": "checkpoint",
+}
+
+
+@pytest.mark.mutants
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_check_finds_a_mistake_by_the_lines_by_which_the_explorer_does(pool: nbddp.Pool, mistake: str) -> None:
+    said = check.capstone(defined(changed(*REAL[mistake]), "capstone")).line
+    found = [name for asks, name in ASKED.items() if f" {asks}: " in said]
+    assert found == unmet(all_of(mistake))
 
 
 def test_what_the_questions_and_the_text_of_the_explorer_say() -> None:

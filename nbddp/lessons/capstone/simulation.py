@@ -255,8 +255,7 @@ class Training:
         return [*first, *(Line(name, *judge()) for name, judge in others.items())]
 
     def _weights(self) -> Judged:
-        last = self.whole[-1].weights
-        gap = max(away(w, last[0], first_weights(0)) for w in last)
+        gap = _between(self.whole[-1].weights)
         return gap == 0, "equal" if gap == 0 else apart(gap)
 
     def _as_one(self) -> Judged:
@@ -275,6 +274,9 @@ class Training:
         return True, "norms as one process's"
 
     def _warm_up(self) -> Judged:
+        off = next((s for s in self.whole if s.rate != rate(s.number)), None)
+        if off is not None:
+            return False, f"rate {off.rate:.2f} instead of {rate(off.number):.2f} in step {off.number + 1}"
         return True, f"rate {self.whole[-1].rate:.2f} in step {self.whole[-1].number + 1}"
 
     def printed(self) -> list[Taken]:
@@ -306,8 +308,13 @@ class Training:
             return False, f"continued with step {since} instead of {self.due}"
         if not self.over:
             return None, f"continued with step {since}"
-        gap = away(self.steps[-1].weights[0], self.whole[-1].weights[0], first_weights(0))
-        return gap <= NEAR, "as without a failure" if gap <= NEAR else f"{apart(gap)} from the run without a failure"
+        last = self.steps[-1].weights
+        gap = away(last[0], self.whole[-1].weights[0], first_weights(0))
+        if gap > NEAR:
+            return False, f"{apart(gap)} from the run without a failure"
+        if between := _between(last):
+            return False, f"ranks end {apart(between)}"
+        return True, "as without a failure"
 
     def head(self) -> str:
         at = f"step {self.steps[-1].number + 1} of {STEPS}" if self.steps else "before the first step"
@@ -338,6 +345,11 @@ class Training:
         lines.append(f"losses printed: {', '.join(losses) or 'none'}")
         lines += [f"{line.asks}: {line.sign} ({line.found})" for line in self.lines()]
         return "\n".join([*lines, self.verdict()])
+
+
+def _between(weights: Sequence[Array]) -> float:
+    """How far ranks are `away` from rank 0, at most."""
+    return max(away(w, weights[0], first_weights(0)) for w in weights)
 
 
 def _printed(steps: Sequence[Taken]) -> list[Taken]:
