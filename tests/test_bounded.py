@@ -146,9 +146,9 @@ def test_a_full_disk_is_told_and_the_cell_goes_on(pool: nbddp.Pool) -> None:
 
 
 def test_a_full_disk_of_the_notebooks_side_is_told(tmp_path: Path) -> None:
-    out = RankOutput(0, Path("/dev/full"))
+    out = RankOutput(0, Path("/dev"), "full")
     assert out.take("stream", {"name": "stdout", "text": "a\nb\n"}) == [("stdout", "a"), ("stdout", "b")]
-    assert out.file.why == "No space left on device"
+    assert out.why == "No space left on device"
     out.close()
 
 

@@ -48,32 +48,89 @@ def until(done: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_messages_that_wait_go_out_in_one_turn_of_the_clients_loop() -> None:
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop()
+    asyncio.set_event_loop(made)
+    yield made
+    asyncio.set_event_loop(None)
+    made.close()
+
+
+def client_of(stream: ZMQStream, calls: list[Callable[[], None]]) -> Any:
+    """What an outbox uses of a client."""
+    loop_of = SimpleNamespace(add_callback=calls.append)
+    return SimpleNamespace(_mux_stream=stream, _io_loop=loop_of, session=Session(key=b"key"))
+
+
+def test_messages_that_wait_go_out_in_one_turn_of_the_clients_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Where a stream sent them by itself, each would take a turn, and a handover of the interpreter."""
-    loop, calls = asyncio.new_event_loop(), list[Callable[[], None]]()
-    asyncio.set_event_loop(loop)
+    calls: list[Callable[[], None]] = []
     with zmq.Context() as context, context.socket(zmq.ROUTER) as near, context.socket(zmq.DEALER) as far:
         far.identity = b"engine"
         far.bind("inproc://engine")
         near.connect("inproc://engine")
-        session = Session(key=b"key")
-        session.send(far, "hello")
+        far.send(b"hello")
         assert near.poll(5000)
         near.recv_multipart()
-        stream = ZMQStream(near)
-        loop_of = SimpleNamespace(add_callback=calls.append)
-        outbox = ipyparallel_seams.Outbox(SimpleNamespace(_mux_stream=stream, _io_loop=loop_of, session=session))
+        client = client_of(ZMQStream(near), calls)
+        outbox = ipyparallel_seams.Outbox(client)
         for _ in range(5):
-            outbox.request("engine", session.msg("request"), ())
+            outbox.request("engine", client.session.msg("request"), ())
         (send,) = calls
         send()
-        assert not stream.sending()
+        assert not client._mux_stream.sending()
         for _ in range(5):
             assert far.poll(5000)
             far.recv_multipart()
+        client._mux_stream.close()
+
+
+def test_what_a_socket_does_not_take_waits_for_its_turn_and_nothing_that_has_come_is_overlooked(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    calls: list[Callable[[], None]] = []
+    came: list[list[bytes]] = []
+    with zmq.Context() as context, context.socket(zmq.DEALER) as near, context.socket(zmq.DEALER) as far:
+        near.sndhwm = far.rcvhwm = 1
+        far.bind("inproc://small")
+        near.connect("inproc://small")
+        client = client_of(ZMQStream(near), calls)
+        client._mux_stream.on_recv(came.append)
+        outbox = ipyparallel_seams.Outbox(client)
+        for number in range(5):
+            outbox.request("engine", client.session.msg("request", content={"number": number}), ())
+        far.send(b"answer")
+        calls.pop()()
+        assert came == [[b"answer"]]
+        assert client._mux_stream.sending()
+        numbers = []
+        while len(numbers) < 5:
+            if far.poll(20):
+                numbers.append(json.loads(far.recv_multipart()[-1])["number"])
+            loop.run_until_complete(asyncio.sleep(0.001))
+        assert numbers == list(range(5))
+        client._mux_stream.close()
+
+
+def test_many_messages_are_read_in_one_turn_of_the_clients_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """But not all there are: the loop has its turn."""
+    read: list[int] = []
+    with zmq.Context() as context, context.socket(zmq.DEALER) as near, context.socket(zmq.DEALER) as far:
+        far.bind("inproc://many")
+        near.connect("inproc://many")
+        stream = ZMQStream(near)
+        turns: list[int] = []
+        guarded = ipyparallel_seams._guarded("name", stream, lambda frames: read.append(int(bytes(frames[0]))), print)
+        most = ipyparallel_seams.AT_ONCE + 1
+        stream.on_recv(lambda frames: (turns.append(len(read)), guarded(frames)), copy=False)
+        for number in range(2 * most):
+            far.send(b"%d" % number)
+        while len(read) < 2 * most:
+            loop.run_until_complete(asyncio.sleep(0.001))
+        assert read == list(range(2 * most))
+        assert turns == [0, most]
         stream.close()
-    asyncio.set_event_loop(None)
-    loop.close()
 
 
 def malformed(session: Any) -> list[list[bytes]]:

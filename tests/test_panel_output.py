@@ -49,7 +49,7 @@ def test_what_one_rank_alone_has_printed_is_no_difference_to_itself() -> None:
 def test_outputs_are_bounded_and_have_what_moves(tmp_path: Path) -> None:
     made = []
     for rank in range(64):
-        out = RankOutput(rank, tmp_path / f"rank{rank}.log")
+        out = RankOutput(rank, tmp_path)
         out.take("stream", {"name": "stdout", "text": "".join(f"line {i}\n" for i in range(99)) + "half"})
         made.append(out)
     found = outputs(made)

@@ -191,6 +191,53 @@ def test_only_sockets_that_appeared_while_watched_are_shut() -> None:
     gc.collect()
 
 
+def with_peers(count: int) -> tuple[Sockets, list[socket.socket]]:
+    """Connections as of a group of gloo's, and their other ends, in the order of their descriptors."""
+    found = Sockets()
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        with found.watch(to_peers=True):
+            ours = [socket.create_connection(door.getsockname()) for _ in range(count)]
+            of = [one.getsockname() for one in ours]
+            for one in ours:
+                one.detach()
+        ends = {end.getpeername(): end for end in (door.accept()[0] for _ in range(count))}
+    return found, [ends[name] for name in of]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")
+def test_what_a_peer_has_shut_is_left_to_gloo_the_first_time() -> None:
+    """Of many ranks each would shut what those before it have shut already."""
+    found, (left, gone) = with_peers(2)
+    gone.close()
+    assert found.shut(first=True) == 1
+    assert left.recv(1) == b""
+    assert found.shut() == 1, "gloo may not have noticed"
+    assert found.shut() == 0
+    for fd in found.torchs():
+        os.close(fd)
+    left.close()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")
+@pytest.mark.parametrize("how", ["shut by a peer", "found shut and closed", "ended before", "open"])
+def test_a_connection_that_gloo_has_found_shut_is_cut_and_one_that_a_program_ended_is_not(how: str) -> None:
+    found, (end, other) = with_peers(2)
+    one, two = found.torchs()
+    if how == "ended before":
+        os.close(one)
+    found.note()
+    assert not found.cut()
+    if how == "shut by a peer":
+        end.close()
+    elif how == "found shut and closed":
+        os.close(one)
+    assert found.cut() == (how in ("shut by a peer", "found shut and closed"))
+    for fd in {one, two} - ({one} if "close" in how or "before" in how else set()):
+        os.close(fd)
+    end.close()
+    other.close()
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="no /proc")
 def test_call_in_progress_counts_what_has_appeared_so_far() -> None:
     found = Sockets()
@@ -205,7 +252,7 @@ def test_release_ends_with_its_run_and_never_reaches_the_next() -> None:
     class Counting(Sockets):
         shuts = 0
 
-        def shut(self) -> int:
+        def shut(self, *, first: bool = False) -> int:
             self.shuts += 1
             return 0
 

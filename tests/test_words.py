@@ -98,7 +98,7 @@ def stream(text: str, name: str = "stdout") -> dict[str, str]:
 
 
 def test_long_output_keeps_head_tail_count_and_the_whole_on_disk(tmp_path: Path) -> None:
-    out = RankOutput(0, tmp_path / "r" / "0.log")
+    out = RankOutput(0, tmp_path / "r", "0.log")
     for i in range(10_000):
         out.take("stream", stream(f"{i}\n"))
     out.close()
@@ -111,7 +111,7 @@ def test_long_output_keeps_head_tail_count_and_the_whole_on_disk(tmp_path: Path)
 
 
 def rank_output(tmp_path: Path, rank: int, *takes: tuple[str, dict[str, object]]) -> RankOutput:
-    out = RankOutput(rank, tmp_path / f"{rank}.log")
+    out = RankOutput(rank, tmp_path, f"{rank}.log")
     for kind, content in takes:
         out.take(kind, content)
     out.close()

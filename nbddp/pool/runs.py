@@ -13,13 +13,14 @@ from nbddp.base import stop
 from nbddp.base.stop import uninterrupted
 from nbddp.errors import BadInput, PoolError, RankStatus
 from nbddp.plan import environment
-from nbddp.plan.request import Request
+from nbddp.plan.request import CELL, Request
 from nbddp.plan.topology import Worker
 from nbddp.pool import requests
 from nbddp.pool.group import WorkerGroup
 from nbddp.pool.ranks import RankConnection
 from nbddp.run import failures, logfile, outcome
 from nbddp.run.between import Between
+from nbddp.run.cell import as_python
 from nbddp.run.events import Beside
 from nbddp.run.failures import Seat
 from nbddp.run.keyboard import for_ranks
@@ -155,18 +156,21 @@ class Runs:
             **request.wire(), "run": number, "injected": [meet.addr, meet.port], "shares_gpus": placed.oversubscribed,
             "debug": debug,
         }  # fmt: skip
+        if request.op == CELL:
+            common["as_python"] = as_python(request.source)
         ways = [{"connect": [HOST, port], "listen": node.address} for node, port in zip(hosts, ports, strict=True)]
         errors = [str(node.errors_of(number)) for node in hosts]
+        given = [dict(node.given) for node in hosts]  # once: to read os.environ costs a microsecond a name
         specs = {}
         for rank in request.ranks or ():
             seat = group.seat(placed.workers[rank])
             error_file = f"{errors[seat]}/rank{rank}.error.json"
             if folder is not None and hosts[seat].sees_files:
                 error_file = str(folder.error_file(rank, attempt))
-            env = self._variables(rank, meet, hosts[seat].given, error_file)
+            env = self._variables(rank, meet, given[seat], error_file)
             specs[rank] = {**common, **ways[seat], "env": env}
             if program is not None:
-                self._make_script(specs[rank], request, placed.workers[rank], hosts[seat].given)
+                self._make_script(specs[rank], request, placed.workers[rank], given[seat])
         return specs
 
     def _make_script(self, spec: dict[str, Any], request: Request, place: Worker, given: Mapping[str, str]) -> None:

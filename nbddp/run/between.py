@@ -77,7 +77,7 @@ class Between:
             cell = content.get("cell")
             if (cell, rank) not in self._outputs:
                 name = f"rank{rank}.later{'' if cell is None else f'-In{cell}'}.log"
-                self._outputs[cell, rank] = RankOutput(rank, self._folder / name, self._most, held=False)
+                self._outputs[cell, rank] = RankOutput(rank, self._folder, name, self._most, held=False)
             self._outputs[cell, rank].take(kind, content)
 
     def collect(self, ranks: Collection[int]) -> list[Later]:

@@ -34,6 +34,18 @@ def check(code: str, name: str, transform: Callable[[str], str]) -> None:
         raise _worded(e, name, code) from None
 
 
+def as_python(code: str) -> list[str] | None:
+    """What IPython's syntax in a cell becomes, for all ranks at once: IPython's version, the text before, and after;
+    None where that cannot be said. What a shell's own transformations make of it is not in it."""
+    import IPython  # here: a script's launcher needs none
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    try:
+        return [IPython.__version__, code, TransformerManager().transform_cell(code)]
+    except SyntaxError:  # each rank says so itself
+        return None
+
+
 def _worded(error: SyntaxError, name: str, code: str) -> CellSyntaxError:
     rows = code.splitlines()
     text = rows[error.lineno - 1] if error.lineno and error.lineno <= len(rows) else error.text or ""

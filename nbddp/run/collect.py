@@ -10,6 +10,7 @@ process they were written.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -353,14 +354,13 @@ class Items:
 class RankOutput:
     """Everything one rank has shown in one run."""
 
-    def __init__(self, rank: int, log: Path, most: int = LIMIT, held: bool = True):
-        """most: bytes of text that the log keeps. held: whether its file stays open."""
+    def __init__(self, rank: int, folder: Path, name: str = "", most: int = LIMIT, held: bool = True):
+        """name: of its log in the folder; default: rankN.log. most: bytes of text that the log keeps. held: whether its
+        file stays open."""
         self.rank = rank
-        self.log = log
+        self.silent = True  # it has shown nothing yet
+        self._folder, self._name, self._most, self._held = folder, name or f"rank{rank}.log", most, held
         self.received = dict.fromkeys(STREAMS, 0)  # characters
-        self.file = LogFile(log, most, held)
-        self._most = most
-        self._items = Items(log.parent, log.stem, most, self._gone)
         self._areas: dict[str, Area] = {}  # comm of an Output widget → its place
         self._inside: list[str] = []  # those that the program is in, the innermost last
         self.views: list[Display] = []  # of widgets that may still move
@@ -368,9 +368,29 @@ class RankOutput:
         self.unseen: frozenset[str] = frozenset()  # streams that are written down and not shown
         self.copies: list[Callable[[str, str], None]] = []  # each is given a stream and its text
 
+    # most ranks of a large pool show nothing, and what is not needed is not made
+
+    @functools.cached_property
+    def log(self) -> Path:
+        return self._folder / self._name
+
+    @functools.cached_property
+    def file(self) -> LogFile:
+        return LogFile(self.log, self._most, self._held)
+
+    @functools.cached_property
+    def _items(self) -> Items:
+        self.silent = False
+        return Items(self._folder, self.log.stem, self._most, self._gone)
+
+    @property
+    def why(self) -> str:
+        """Why no more of its text is written down; empty if it is."""
+        return self.file.why if "file" in vars(self) else ""
+
     @property
     def items(self) -> list[Item]:
-        return self._items.all()
+        return [] if self.silent else self._items.all()
 
     def take(self, kind: str, content: dict[str, Any]) -> list[Ended]:
         """Take one iopub message in; (stream, line) for every line it completed."""
@@ -408,6 +428,8 @@ class RankOutput:
 
     def moving(self) -> list[str]:
         """Lines that may still change: unfinished text, and what the newest widgets say."""
+        if self.silent:
+            return []
         bars = [line for view in self.views[-MOVING:] for line in (self.said(view.data) or "").splitlines()]
         return [*self.open_lines(), *bars[-MOVING:]]
 
@@ -417,7 +439,8 @@ class RankOutput:
 
     def settle(self, settled: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         """Have displays of widgets hold what stays of them; those of which nothing does go."""
-        self._items.settle(settled)
+        if not self.silent:
+            self._items.settle(settled)
         self.views.clear()
 
     def _gone(self, shown: Display) -> None:
@@ -432,8 +455,10 @@ class RankOutput:
         return tuple(item.print_of() for item in self.items)
 
     def close(self) -> None:
-        self.file.close()
-        self._items.close()
+        if "file" in vars(self):
+            self.file.close()
+        if not self.silent:
+            self._items.close()
         for area in self._areas.values():
             area.inside.close()
 
@@ -481,7 +506,7 @@ class RankOutput:
         state = data.get("state") or {}
         if kind == "comm_open" and state.get(f"_{MODEL}") == "OutputModel":
             name = f"{self.log.stem}-area{len(self._areas)}"
-            self._areas[ident] = Area(Items(self.log.parent, name, self._most, self._gone))
+            self._areas[ident] = Area(Items(self._folder, name, self._most, self._gone))
         if ident not in self._areas:
             return
         if kind == "comm_close":

@@ -28,15 +28,12 @@ class Display:
         kept. made: the widgets that the ranks have made so far."""
         self.widgets, self.screen = made, screen
         made.begin()
-        self.outputs = {r: RankOutput(r, logs / f"rank{r}.log", most, len(ranks) <= FILES_HELD) for r in ranks}
+        self.outputs = {r: RankOutput(r, logs, most=most, held=len(ranks) <= FILES_HELD) for r in ranks}
         for out in self.outputs.values():
             out.said = made.words
         self.shown = [r for r in ranks if show is None or r in show]
+        self.seen = [self.outputs[r] for r in self.shown]
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext  # each line that is shown
-
-    @property
-    def seen(self) -> list[RankOutput]:
-        return [self.outputs[r] for r in self.shown]
 
     @contextmanager
     def without_screen(self) -> Iterator[None]:
@@ -119,7 +116,7 @@ class Display:
 
     def unwritten(self, ended: Mapping[int, Ended]) -> str:
         """Where output could not be written down, and why; empty where it could."""
-        failed = {r: (o.file.why, o.log) for r, o in self.outputs.items() if o.file.why}
+        failed = {r: (o.why, o.log) for r, o in self.outputs.items() if o.why}
         failed |= {r: tuple(e.content["unkept"]) for r, e in ended.items() if e.content.get("unkept")}
         if not failed:
             return ""

@@ -281,7 +281,7 @@ class Notebook:
             self._emit(piece)
 
     def _text(self, outputs: Sequence[RankOutput], status: str, now: float) -> str:
-        bars = [f"rank {o.rank}{BAR}{line}" for o in outputs for line in o.moving()]
+        bars = [f"rank {o.rank}{BAR}{line}" for o in outputs if not o.silent for line in o.moving()]
         rows = [*self._lines, *bars]
         if status:
             rows.append(f"{status} · {now - self._began:.0f} s")

@@ -25,7 +25,7 @@ AGAIN = 0.05  # seconds until the second look after a failure
 QUIET_AFTER = 5.0  # seconds without a byte after which the live view says so
 FRESH = 0.2  # seconds for which an answer is recent enough for a report
 ANSWER_TIME = 0.3  # seconds a rank has to say where it is; one that holds the interpreter in native code cannot
-START_EACH = 0.0015  # seconds that each rank takes to begin, where they are many more than the cores
+START_EACH = 0.0012  # seconds that each rank takes to begin, where they are many more than the cores
 REPORT_TIME = 0.6  # seconds it has where its answer is in the report: on a busy machine it may only be late
 ANSWER_EACH = 0.005  # seconds more for each rank that is asked: they may be many more than the cores
 

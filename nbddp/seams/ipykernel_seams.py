@@ -83,6 +83,13 @@ def word_history_by(shell: Any, word: Callable[..., dict[str, Any]]) -> None:
     shell._format_exception_for_storage = word
 
 
+def sign_once(shell: Any) -> None:
+    """ipykernel asks for the signature of what runs a cell before each cell, and Python works it out each time."""
+    for name in ("run_cell", "run_cell_async"):
+        function = getattr(type(shell), name)
+        function.__signature__ = inspect.signature(function)
+
+
 def words_history(shell: Any) -> bool:
     """Whether this IPython words every exception for its history, as version 9 does."""
     return hasattr(shell, "_format_exception_for_storage")

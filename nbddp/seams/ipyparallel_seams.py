@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
-from zmq import POLLOUT
+import zmq
 
 STREAMS = (
     "_iopub_stream", "_notification_stream", "_query_stream", "_control_stream", "_mux_stream", "_task_stream",
@@ -21,6 +21,7 @@ NEEDED = (
     *STREAMS,
 )  # fmt: skip
 CLOSING_TIME = 2.0  # seconds
+AT_ONCE = 64  # messages that are read before the client's loop has its turn
 Receive = Callable[[list[Any]], None]
 Hear = Callable[[dict[str, Any]], None]  # a message
 Noticed = Callable[[str], None]  # the stream on which the hub has said something
@@ -71,17 +72,34 @@ class Outbox:
 
     def _send(self) -> None:
         self._called = False  # what is put from here on is sent now, or by another call
-        streams = set()
+        ways: dict[Any, _AtOnce] = {}
         try:
             while self._waiting:
                 stream, message, ident, buffers = self._waiting.popleft()
-                streams.add(stream)
-                self._client.session.send(stream, message, ident=ident, buffers=[*buffers])
+                way = ways.setdefault(stream, _AtOnce(stream))
+                self._client.session.send(way, message, ident=ident, buffers=[*buffers])
         finally:
             if self._waiting:  # of what could not be sent the loop tells
                 self._client._io_loop.add_callback(self._send)
-            for stream in streams:
-                stream.flush(POLLOUT)  # at once; else each turn of the loop sends one message
+            for stream in ways:
+                stream.flush()  # what waits in its queue; and a socket that was sent to tells no more of what has come
+
+
+class _AtOnce:
+    """A stream, as `Session.send` asks for one. A message goes to its socket by the stream's queue only if the socket
+    takes no more: the queue costs as much again as everything else that is done for a message."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def send_multipart(self, parts: Sequence[Any], copy: bool = True) -> None:
+        if not self._stream.sending():
+            try:
+                self._stream.socket.send_multipart(parts, zmq.NOBLOCK, copy=copy)
+                return
+            except zmq.Again:
+                pass
+        self._stream.send_multipart(parts, copy=copy)
 
 
 def ask_hub(client: Any) -> None:
@@ -152,15 +170,27 @@ def guard(client: Any, hear: Hear, dropped: Dropped, noticed: Noticed = lambda s
         "task": client._dispatch_reply,
         "broadcast": client._dispatch_reply,
     }
-    return {name: _guarded(name, receive, dropped) for name, receive in dispatch.items()}
+    return {
+        name: _guarded(name, getattr(client, f"_{name}_stream"), receive, dropped) for name, receive in dispatch.items()
+    }
 
 
-def _guarded(name: str, receive: Receive, dropped: Dropped) -> Receive:
-    def guarded(frames: list[Any]) -> None:
+def _guarded(name: str, stream: Any, receive: Receive, dropped: Dropped) -> Receive:
+    def read(frames: list[Any]) -> None:
         try:
             receive(frames)
         except Exception as e:
             dropped(name, frames, e.__context__ or e)
+
+    def guarded(frames: list[Any]) -> None:
+        """A message, and more that have come: a turn of the loop for each costs more than to read it."""
+        read(frames)
+        for _ in range(AT_ONCE):
+            try:
+                more = stream.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except (zmq.ZMQError, AttributeError):  # there is none; or the stream is closed, as its own loop finds out
+                return
+            read(more)
 
     return guarded
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import inspect
 import os
@@ -22,7 +21,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ipykernel
@@ -60,6 +59,7 @@ from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
 from nbddp.worker.script import Script
 from nbddp.worker.silence import Silence
+from nbddp.worker.text import CellText
 from nbddp.worker.tracing import Tracer
 
 OUTCOME, STOPPED = "nbddp_outcome", "nbddp_stopped"
@@ -139,7 +139,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.allocations = Allocations()
         self.began_ns = 0
         self.known: calls.Known | None = None  # what the flight recorders held when this rank was last asked
-        self._transformed: tuple[str, str] | None = None
+        self.text = CellText()
         self.spec: Mapping[str, Any] | None = None
         self._parent: dict[str, Any] = {}
         self._result: Any = None
@@ -164,7 +164,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         shell.Completer.use_jedi = False  # seconds on torch; names of live objects are known without it
         warnings.filterwarnings("ignore", message="To exit: use")  # a script may end by sys.exit()
         sys.breakpointhook = self._breakpoint
-        shell.transform_cell = self._transform_once(shell.transform_cell)
+        self.text.install(shell)
+        ipykernel_seams.sign_once(shell)
         for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
             vars(sys).pop(prompt, None)
         self.files.install(shell)
@@ -177,20 +178,6 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         ipykernel_seams.word_history_by(shell, _short)
 
         shell.register_magic_function(self._debug, "line", "debug")
-
-    def _transform_once(self, transform: Callable[[str], str]) -> Callable[[str], str]:
-        """ipykernel has each cell transformed, and IPython once more: the second gets what the first has got."""
-
-        @functools.wraps(transform)
-        def transform_cell(raw_cell: str) -> str:
-            known, self._transformed = self._transformed, None
-            if known is not None and known[0] == raw_cell:
-                return known[1]
-            found = transform(raw_cell)
-            self._transformed = raw_cell, found
-            return found
-
-        return transform_cell
 
     def raw_input(self, prompt: str = "") -> str:
         """What input() and debuggers ask for. Raises, with what to do instead."""
@@ -287,7 +274,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             signal.signal(signal.SIGINT, before)
 
     def _begin(self, spec: Mapping[str, Any]) -> None:
-        self.began_ns, self.known, self._transformed = time.time_ns(), None, None
+        self.began_ns, self.known = time.time_ns(), None
+        self.text.begin(spec.get("as_python"))
         if spec.get("listen"):  # the ranks are on several hosts
             self.silence.begin()
         self.silence.silent = []
@@ -298,12 +286,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         for stream in self.streams:
             if stream not in (sys.stdout, sys.stderr):  # behind one of the program's own: ipykernel does not see it
                 stream.set_parent(self._parent)
-        env = {name: value for name, value in spec.get("env", {}).items() if os.environ.get(name) != value}
-        os.environ.update(env)  # to set a variable takes 5 µs, and most stay as they are
         if "env" in spec:
-            calls.place(spec["env"])
-        if "TORCHELASTIC_ERROR_FILE" in spec.get("env", {}):
-            os.makedirs(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), exist_ok=True)  # @record does not
+            self._place(spec["env"])
         if "injected" in spec:
             known, here = ((host, int(port)) for host, port in (spec["injected"], spec["connect"]))
             loopback.listen(spec["listen"], (known, here))
@@ -322,6 +306,15 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self.memory.begin()
         if spec.get("check"):
             self.checker.begin(spec["run"])
+
+    def _place(self, env: Mapping[str, str]) -> None:
+        """torchrun's variables of a run."""
+        # to set a variable takes 5 µs, and most stay as they are
+        os.environ.update({name: value for name, value in env.items() if os.environ.get(name) != value})
+        calls.place(env)
+        folder = os.path.dirname(env.get("TORCHELASTIC_ERROR_FILE", ""))
+        if folder and not os.path.isdir(folder):  # another rank may have made it, and to try takes ten times as long
+            os.makedirs(folder, exist_ok=True)  # @record does not
 
     def _have_streams(self) -> None:
         """A cell that has closed stdout, or put None there, has not done so for all cells to come."""

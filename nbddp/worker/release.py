@@ -30,7 +30,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nbddp.base import system
@@ -42,6 +42,8 @@ LET_THROUGH = 5.0  # seconds that a message on its way has to come to its end
 STALL = 1.0  # seconds of these in which its bytes may wait to be read: a peer may be short of memory, or stopped
 LITTLE = 0.1  # share of a core that threads at rest may use
 ABORTS = 2  # round from which on transfers are aborted that have outlasted their connections
+RDHUP = getattr(select, "POLLRDHUP", 0)  # Linux alone
+CUT = RDHUP | select.POLLHUP  # what poll says of a connection that a peer has shut
 QUEUES = (termios.FIONREAD, termios.TIOCOUTQ)  # bytes that came and are unread; that were sent and have not arrived
 INTERRUPTS = (10, 18)  # rounds in which the interrupt is sent again: Python ignores one that hits a destructor
 
@@ -60,6 +62,7 @@ class Sockets:
         self._known: set[int] = set()
         self._before: list[set[int]] = []
         self._to_peers: dict[int, int] = {}  # of these the ones of gloo's groups: inode → descriptor
+        self._there: set[int] = set()  # of these the descriptors that were open when it was noted last
         self._shut: set[int] = set()
         self._looked_at, self._pythons = set[int](), set[int]()  # of these inodes it is known which are Python objects'
 
@@ -110,18 +113,30 @@ class Sockets:
             self._looked_at, self._pythons = {*ours}, {inode for inode, fd in ours.items() if fd in pythons}
         return {inode: fd for inode, fd in ours.items() if inode not in self._pythons}
 
-    def shut(self) -> int:
-        """Shut torch's connected TCP sockets, those that are not shut yet; how many there were."""
-        done = {inode for inode, fd in self._torchs().items() if inode not in self._shut and shut(fd)}
+    def shut(self, *, first: bool = False) -> int:
+        """Shut torch's connected TCP sockets, those that are not shut yet; how many there were. first: those that a
+        peer has shut are left for the next time, since gloo takes notice of that by itself: of many ranks each is
+        freed by those before it."""
+        ours = {inode: fd for inode, fd in self._torchs().items() if inode not in self._shut}
+        cut = self._poll(CUT, self._to_peers.values()) if first else set()
+        done = {inode for inode, fd in ours.items() if fd not in cut and shut(fd)}
         self._shut |= done
         return len(done)
 
+    def note(self) -> None:
+        """What is cut from here on is of interest: a group that a program has ended has closed its connections too."""
+        self._there = set(self._to_peers.values()) - self._poll(select.POLLNVAL, self._to_peers.values())
+
     def cut(self) -> bool:
-        """Whether a peer has shut one of gloo's connections."""
+        """Whether since `note` a peer has shut one of gloo's connections; gloo closes those that it has found shut."""
+        return bool(self._poll(CUT | select.POLLNVAL, self._there))
+
+    def _poll(self, wanted: int, fds: Iterable[int]) -> set[int]:
+        """Descriptors of which the kernel says one of these."""
         ends = select.poll()
-        for fd in self._to_peers.values():
-            ends.register(fd, select.POLLRDHUP)
-        return any(event & (select.POLLRDHUP | select.POLLHUP) for _, event in ends.poll(0))
+        for fd in fds:
+            ends.register(fd, RDHUP)
+        return {fd for fd, event in ends.poll(0) if event & wanted}
 
     def queued(self) -> bool:
         """Whether bytes wait in one of gloo's connections, to be read by this rank or by its peer. False where the
@@ -147,7 +162,7 @@ class Sockets:
 
         if not after:
             began.set()
-            self.shut()  # here, since a quick block would leave the thread no time for it
+            self.shut(first=True)  # here, since a quick block would leave the thread no time for it
 
         thread = threading.Thread(target=shut, name="nbddp-shutting", daemon=True)
         thread.start()
@@ -196,6 +211,7 @@ class Release:
     def note(self) -> None:
         """The run may be ended soon: what moves now is compared with what moves then."""
         self._seen = time.monotonic(), threads.native_work()
+        self.sockets.note()
 
     def end(self) -> bool:
         """The run is over: nothing is shut or aborted from here on. True if it was released.
@@ -242,7 +258,7 @@ class Release:
             with self._lock:  # the next run's sockets are not touched: its begin waits for this lock
                 if self._epoch != epoch:
                     return
-                self.sockets.shut()
+                self.sockets.shut(first=not turn)
                 if turn >= ABORTS:
                     abort_transfers()
                 if turn in self._interrupts:
@@ -260,7 +276,10 @@ class Release:
         thread's bytes count too; not where it is the one that asks."""
         moved_at = time.monotonic()
         until = moved_at + LET_THROUGH
-        at, before = self._seen = self._seen or (moved_at, threads.native_work())
+        if self._seen is None:
+            self.note()
+        assert self._seen is not None
+        at, before = self._seen
         while time.monotonic() < until and not over.wait(max(0.0, at + AGAIN - time.monotonic())):
             now = threads.native_work()
             works = now[1] - before[1] > LITTLE * AGAIN * 1e9 and not self.sockets.cut()

@@ -1,9 +1,9 @@
 """Where the time of a cell goes, on this machine, now: side by side with %%px, and on as many ranks as a lesson has.
 
 Run by hand: `python tests/benchmarks/cell.py [--rounds 20] [--ranks 4 64]`. Samples are taken in turn (ours, theirs, …)
-where there is a ratio. CPU is what the kernel has counted for threads (/proc/*/task/*/schedstat), so another process on
-the same cores does not count. Threads that have ended by then (gloo's, those that free a rank) do not count either. The
-medians of the wall clock are as good as the machine is quiet, so its load is printed too.
+where there is a ratio. CPU is what the kernel has counted for each process and for its main thread, so another process
+on the same cores does not count. The medians of the wall clock are as good as the machine is quiet, so its load is
+printed too.
 """
 
 from __future__ import annotations
@@ -46,21 +46,16 @@ FAILURES = {
 INIT = "import torch, torch.distributed as dist\ndist.init_process_group()\ndist.barrier()"
 HANGS = "if dist.get_rank() != 1: dist.all_reduce(torch.ones(1))"
 
-ENDED = "ended"  # the threads of a process that have ended
-Cpu = dict[tuple[int, str], int]  # process and thread → nanoseconds
+Cpu = dict[tuple[int, bool], int]  # process, and whether it is that one's main thread or all others → nanoseconds
 
 
 def cpu(root: int) -> Cpu:
     """Of a process and all that descend from it."""
     found: Cpu = {}
     for process in (psutil.Process(root), *psutil.Process(root).children(recursive=True)):
-        found[process.pid, ENDED] = time.clock_gettime_ns(~process.pid << 3 | 2)  # CLOCK_PROCESS_CPUTIME_ID of another
-        for task in Path(f"/proc/{process.pid}/task").glob("*"):
-            try:
-                found[process.pid, task.name] = int((task / "schedstat").read_text().split()[0])
-                found[process.pid, ENDED] -= found[process.pid, task.name]
-            except OSError:  # it has ended
-                continue
+        whole = time.clock_gettime_ns(~process.pid << 3 | 2)  # CLOCK_PROCESS_CPUTIME_ID of another
+        main = int(Path(f"/proc/{process.pid}/task/{process.pid}/schedstat").read_text().split()[0])
+        found |= {(process.pid, True): main, (process.pid, False): whole - main}
     return found
 
 
@@ -73,15 +68,14 @@ def table(
 ) -> dict[str, float]:
     """Milliseconds of CPU that one cell takes: in the notebook's kernel (its main thread, all others), in a rank (their
     mean), in the rest, and in all. prepare: called before each, and not counted."""
-    spent: dict[tuple[int, str], float] = dict.fromkeys([(kernel.pid, str(kernel.pid))], 0.0)
+    spent: dict[tuple[int, bool], float] = {}
     for _ in range(times):
         prepare()
         before = cpu(kernel.pid)
         work()
         for key, ns in cpu(kernel.pid).items():
             spent[key] = spent.get(key, 0.0) + (ns - before.get(key, 0)) / 1e6 / times
-    main = spent.pop((kernel.pid, str(kernel.pid)))
-    others = sum(ms for (pid, _), ms in spent.items() if pid == kernel.pid)
+    main, others = spent[kernel.pid, True], spent[kernel.pid, False]
     of_ranks = sum(ms for (pid, _), ms in spent.items() if pid in ranks)
     rest = sum(ms for (pid, _), ms in spent.items() if pid not in (kernel.pid, *ranks))
     return {

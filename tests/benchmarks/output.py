@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[int, Callable[[int], list[str]], int]] = {
 def cost(texts: list[str], ranks: int, folder: Path) -> float:
     gc.collect()
     began = time.perf_counter()
-    outs = [RankOutput(rank, folder / f"rank{rank}.log") for rank in range(ranks)]
+    outs = [RankOutput(rank, folder) for rank in range(ranks)]
     for i, text in enumerate(texts):
         for out in outs:
             if text:
