@@ -20,7 +20,7 @@ from nbddp.trace.overlap import communication, exposed, hidden_share, lanes
 from nbddp.trace.quantities import duration, size
 from nbddp.trace.steps import Bucket, Recording, Step
 from nbddp.trace.waiting import Curve, curves, transfers
-from nbddp.trace.words import COLUMNS, heading, named_ranks, rows, sentences
+from nbddp.trace.words import COLUMNS, heading, rows, told
 
 FORWARD, BACKWARD, OPTIMIZER, MOVES, WAITS = FILLS[0], FILLS[2], FILLS[3], "#f0c9a0", "#fbeede"
 LANE, WIDTH = 0.34, 9.2
@@ -43,11 +43,11 @@ def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
     Raises KeyError if a rank does not have the step.
     """
     step = recording.step(number)
-    named, said = heading(recording, number), sentences(recording, number)
+    named, said = heading(recording, number), told(recording, number)
     buckets = table(recording, number)
-    ranks = drawn(step, named_ranks(recording, number))
+    ranks = drawn(step, said.ranks)
     few = note(len(step), len(ranks))
-    words = "\n".join([named, *said, *([few] if few else []), "", repr(buckets)])
+    words = "\n".join([named, *said.lines, *([few] if few else []), "", repr(buckets)])
     with rc_context(RC):
         if axes is not None:
             _timeline(axes, step, ranks)
@@ -59,7 +59,7 @@ def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
         grid = figure.add_gridspec(2 if extra else 1, 1, height_ratios=[1 + height, extra] if extra else [1])
         top = figure.add_subplot(grid[0])
         areas = _timeline(top, step, ranks)
-        title = f"{named}: {said[0]}"
+        title = f"{named}: {said.lines[0]}"
         top.set_title("\n".join(textwrap.wrap(title, LETTERS)), loc="left", size=9, pad=22)
         if extra:
             areas += _curves(figure.add_subplot(grid[1]), some, number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from nbddp.plan.topology import counted, rank_words
 from nbddp.trace.local import slow
@@ -47,8 +48,16 @@ def heading(recording: Recording, number: int) -> str:
     return f"{named}; {since}" if since else named
 
 
-def sentences(recording: Recording, number: int) -> list[str]:
-    """What a step of the recording shows."""
+@dataclass(frozen=True)
+class Told:
+    """What a step of a recording shows, in sentences; `ranks`: those that they name as late or slow."""
+
+    lines: list[str]
+    ranks: list[int]
+
+
+def told(recording: Recording, number: int) -> Told:
+    """What step `number` shows. Raises KeyError if a rank does not have it."""
     step = recording.step(number)
     found = transfers(step)
     lines = [_first(step, found)]
@@ -69,14 +78,7 @@ def sentences(recording: Recording, number: int) -> list[str]:
         lines.append(f"This step was not recorded on {rank_words(recording.missing)}.")
     if recording.residual:
         lines.append(clocks_agree(recording.residual))
-    return lines
-
-
-def named_ranks(recording: Recording, number: int) -> list[int]:
-    """The ranks that the sentences name as late or slow."""
-    step, behind = recording.step(number), slow(recording)
-    late = _late(step, transfers(step))
-    return [*([late.rank] if late is not None else []), *([behind.rank] if behind is not None else [])]
+    return Told(lines, [found.rank for found in (late, behind) if found is not None])
 
 
 def _late(step: Mapping[int, Step], found: Sequence[Transfer]) -> Straggler | None:
