@@ -14,6 +14,7 @@ import pytest
 import nbddp
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
+from nbddp.teach import check
 from tests import slurm_hosts, ssh_hosts
 from tests.kernels import Kernel, loaded
 from tests.lessons import pool_of
@@ -58,18 +59,56 @@ def _private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     return
 
 
+class Pools(dict[int, nbddp.Pool]):
+    """World size → a pool of so many, made when it is first asked for."""
+
+    def __missing__(self, nproc: int) -> nbddp.Pool:
+        self[nproc] = nbddp.Pool(nproc=nproc)
+        self[nproc].start()
+        return self[nproc]
+
+
+@pytest.fixture(scope="session")
+def _lessons_pools() -> Iterator[dict[int, nbddp.Pool]]:
+    """Pools of the lessons' files, which follow each other: to import torch for each took three seconds."""
+    made = Pools()
+    yield made
+    for one in made.values():
+        one.stop()
+
+
+def _is_of_lessons(request: pytest.FixtureRequest) -> bool:
+    return request.path.name.startswith("test_teach_")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _others_meet_no_pool_of_the_lessons(request: pytest.FixtureRequest, _lessons_pools: dict[int, nbddp.Pool]) -> None:
+    while _lessons_pools and not _is_of_lessons(request):
+        _lessons_pools.popitem()[1].stop()
+
+
 @pytest.fixture(scope="module")
-def pool(request: pytest.FixtureRequest) -> Iterator[nbddp.Pool]:
-    """A pool of the module's own, on which the lessons' checks run: of two workers, or of NPROC where it says so."""
-    with pool_of(getattr(request.module, "NPROC", 2)) as made:
-        yield made
+def pool(request: pytest.FixtureRequest, _lessons_pools: dict[int, nbddp.Pool]) -> Iterator[nbddp.Pool]:
+    """A pool of the module's own, on which the lessons' checks run: of two workers, or of NPROC where it says so. Files
+    of lessons have new workers of the same pool."""
+    nproc = getattr(request.module, "NPROC", 2)
+    if not _is_of_lessons(request):
+        with pool_of(nproc) as made:
+            yield made
+        return
+    kept = _lessons_pools[nproc]
+    kept.ensure(LaunchSpec(nproc=nproc, fresh=True))
+    with check.on(kept):
+        yield kept
 
 
 @pytest.fixture(scope="module")
 def pools() -> Iterator[dict[int, nbddp.Pool]]:
     """A pool of two and one of four, kept for all tests of a file."""
-    with nbddp.Pool(nproc=2) as two, nbddp.Pool(nproc=4) as four:
-        yield {2: two, 4: four}
+    made = Pools()
+    yield made
+    for one in made.values():
+        one.stop()
 
 
 @pytest.fixture

@@ -60,10 +60,14 @@ def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
             future.cancel()
 
 
+ALWAYS = 3  # every third lesson is always run, the others with `-m lessons`
 # saved lines must not depend on rounding: every second lesson runs with torch's plainest kernels, the others with those
 # for AVX2, and the quickstart also with the best that this processor has
-RUNS = [(path, "avx2" if i % 2 else "default") for i, path in enumerate(NOTEBOOKS)]
-RUNS += [(QUICKSTART, "")]
+RUNS = [
+    pytest.param(path, "avx2" if i % 2 else "default", marks=[pytest.mark.lessons] * bool(i % ALWAYS))
+    for i, path in enumerate(NOTEBOOKS)
+]
+RUNS += [pytest.param(QUICKSTART, "")]
 
 
 def named(value: object) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import ipywidgets
 import nbformat
 import pytest
+from ipywidgets.embed import dependency_state
 
 from nbddp.run.widgets import VIEW, Model, Widgets, apart
 from tests.kernels import Kernel, Shown
@@ -42,8 +43,7 @@ WHOLE = r"rank {} │ epoch: 100%\|██████████\| 8/8 \[\S+, +
 def told(widget: Any) -> tuple[Widgets, dict[str, Any]]:
     """The store as the messages of this widget, and of all that it names, make it; and the widget's mimebundle."""
     store = Widgets()
-    for one in [*ipywidgets.Widget.get_manager_state()["state"]]:
-        made = ipywidgets.Widget.get_manager_state()["state"][one]
+    for one, made in dependency_state([widget], drop_defaults=False).items():
         state, paths, buffers = apart(made["state"])
         data = {"state": state, "buffer_paths": paths}
         store.take(0, "comm_open", {"comm_id": one, "target_name": "jupyter.widget", "data": data}, buffers)
