@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from types import CodeType
+from typing import Any
+
+import cloudpickle
 import pytest
 
+from nbddp.worker import arrivals, values
 from tests.kernels import Kernel
 
 
@@ -83,3 +88,19 @@ def test_empty_cell_is_answered(four: Kernel) -> None:
     shown = four.run("%%ddp")
     assert not shown.ok
     assert "empty" in shown.text("stderr")
+
+
+@pytest.mark.parametrize("without", [False, True])
+def test_code_keeps_the_name_of_its_file(without: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cloudpickle leaves it out from 3.1.3 on; errors and reports go by it."""
+    table = cloudpickle.Pickler.dispatch_table
+    reduce = table[CodeType]
+    if without:
+        monkeypatch.setitem(table, CodeType, lambda code: reduce(code.replace(co_filename="<dynamic-code>")))
+    made: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def outer():\n    def inner():\n        1 / 0\n    return inner", "/cells/In[3].py", "exec"), made)
+    for packed in (values.pack(made["outer"]), arrivals._bytes(made["outer"])):
+        inner = cloudpickle.loads(packed)()
+        with pytest.raises(ZeroDivisionError) as raised:
+            inner()
+        assert (raised.traceback[-1].frame.code.raw.co_filename, raised.traceback[-1].lineno) == ("/cells/In[3].py", 2)

@@ -34,7 +34,7 @@ def moved(change):
 depth.observe(moved, 'value')
 display(ipywidgets.VBox([depth, label]))
 """
-WHOLE = r"rank {} │ epoch: 100%\|██████████\| 8/8 \[\S+, +\S+it/s\]"
+WHOLE = r"(?:rank {}|ranks 0–1) │ epoch: 100%\|██████████\| 8/8 \[\S+, +\S+it/s\]"
 
 
 # -- in words --------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from nbddp.worker import loopback
+from nbddp.worker import code, loopback
 
 Defined = types.FunctionType | type
 Number = tuple[int, int]  # the process that sends, and its count
@@ -141,7 +141,8 @@ def _bytes(thing: Any) -> bytes:
 
     made = io.BytesIO()
     pickler = cloudpickle.Pickler(made)
-    tables = (ForkingPickler(io.BytesIO()).dispatch_table, cloudpickle.Pickler.dispatch_table)
+    own = {types.CodeType: code.reduced}
+    tables = (own, ForkingPickler(io.BytesIO()).dispatch_table, cloudpickle.Pickler.dispatch_table)
     pickler.dispatch_table = collections.ChainMap(*tables)
     pickler.dump(thing)
     return made.getvalue()

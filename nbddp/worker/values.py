@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import io
 import sys
+from collections import ChainMap
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import cloudpickle
+
+from nbddp.worker import code
 
 REPR_LIMIT = 2000  # characters of a repr that stands for a value
 
@@ -29,6 +33,8 @@ class NotSent:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    dispatch_table = ChainMap({CodeType: code.reduced}, cloudpickle.Pickler.dispatch_table)
+
     def reducer_override(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor) and value.is_cuda:

@@ -1,0 +1,23 @@
+"""Code objects on their way keep the name of their file, by which an error says where it was raised and a report knows
+what is the user's. cloudpickle leaves it out from 3.1.3 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+
+def reduced(code: CodeType) -> tuple[Any, ...]:
+    """For a pickler's dispatch table: what cloudpickle makes of it, and its file."""
+    import cloudpickle
+
+    found: tuple[Any, ...] = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    make, made_of = found[:2]
+    return found if code.co_filename in made_of else (placed, (code.co_filename, make, made_of))
+
+
+def placed(file: str, make: Callable[..., CodeType], made_of: tuple[Any, ...]) -> CodeType:
+    """Where it arrives: the code, with its file."""
+    return make(*made_of).replace(co_filename=file)
