@@ -139,12 +139,12 @@ def _packed(top: Defined) -> bytes:
 def _bytes(thing: Any) -> bytes:
     import cloudpickle
 
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        # of the class: a pickler in C reads the table once, when it is made
+        dispatch_table = collections.ChainMap({types.CodeType: code.reduced}, cloudpickle.Pickler.dispatch_table)
+
     made = io.BytesIO()
-    pickler = cloudpickle.Pickler(made)
-    own = {types.CodeType: code.reduced}
-    tables = (own, ForkingPickler(io.BytesIO()).dispatch_table, cloudpickle.Pickler.dispatch_table)
-    pickler.dispatch_table = collections.ChainMap(*tables)
-    pickler.dump(thing)
+    Pickler(made).dump(thing)
     return made.getvalue()
 
 
