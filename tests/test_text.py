@@ -37,12 +37,12 @@ def test_what_the_client_has_transformed_is_what_the_rank_would_have_made_of_it(
     text.install(shell)
     given = as_python(CELL)
     assert given is not None
-    text.begin(given)
+    text.begin(CELL, given)
     assert shell.transform_cell(CELL) == shell.transform_cell(CELL) == expected
     assert not seen
     assert shell.transform_cell("other = !ls") != "other = !ls"
     assert seen == ["other = !ls"]
-    text.begin(None)
+    text.begin(CELL, None)
     assert shell.transform_cell(CELL) == expected
     assert seen == ["other = !ls", CELL]
 
@@ -53,14 +53,17 @@ def test_it_is_used_by_the_same_ipython_with_the_same_transformers_alone(shell: 
     text.install(shell)
     if differs == "transformers":
         shell.input_transformers_cleanup.append(lambda lines: [line.replace("7", "8") for line in lines])
-    text.begin([IPython.__version__ + ".1" * (differs == "version"), "7", "given\n"])
+    text.begin("7", [IPython.__version__ + ".1" * (differs == "version"), "given\n"])
     assert shell.transform_cell("7") == {"version": "7\n", "transformers": "8\n", "nothing": "given\n"}[differs]
     assert seen == ([] if differs == "nothing" else ["7"])
 
 
-def test_a_cell_that_cannot_be_transformed_is_left_to_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [SyntaxError, ValueError])
+def test_a_cell_that_cannot_be_transformed_is_left_to_the_ranks(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(self: Any, cell: str) -> str:
-        raise SyntaxError("no")
+        raise error("no")
 
     monkeypatch.setattr("IPython.core.inputtransformer2.TransformerManager.transform_cell", fails)
     assert as_python("x") is None

@@ -35,14 +35,14 @@ def check(code: str, name: str, transform: Callable[[str], str]) -> None:
 
 
 def as_python(code: str) -> list[str] | None:
-    """What IPython's syntax in a cell becomes, for all ranks at once: IPython's version, the text before, and after;
-    None where that cannot be said. What a shell's own transformations make of it is not in it."""
+    """What IPython's syntax in a cell becomes, for all ranks at once: IPython's version and the text; None where that
+    cannot be said. What a shell's own transformations make of it is not in it."""
     import IPython  # here: a script's launcher needs none
     from IPython.core.inputtransformer2 import TransformerManager
 
     try:
-        return [IPython.__version__, code, TransformerManager().transform_cell(code)]
-    except SyntaxError:  # each rank says so itself
+        return [IPython.__version__, TransformerManager().transform_cell(code)]
+    except Exception:  # whatever it is, each rank meets it too, and says so
         return None
 
 

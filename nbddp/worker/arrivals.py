@@ -10,7 +10,6 @@ This module is imported in the new process too, and imports no more than it need
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import io
@@ -140,8 +139,7 @@ def _bytes(thing: Any) -> bytes:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        # of the class: a pickler in C reads the table once, when it is made
-        dispatch_table = collections.ChainMap({types.CodeType: code.reduced}, cloudpickle.Pickler.dispatch_table)
+        dispatch_table = code.table()
 
     made = io.BytesIO()
     Pickler(made).dump(thing)

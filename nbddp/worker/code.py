@@ -4,13 +4,21 @@ what is the user's. cloudpickle leaves it out from 3.1.3 on.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
 
+def table() -> ChainMap[type, Any]:
+    """The dispatch table of such a pickler. It is of its class: one in C reads the table once, when it is made."""
+    import cloudpickle
+
+    return ChainMap({CodeType: reduced}, cloudpickle.Pickler.dispatch_table)
+
+
 def reduced(code: CodeType) -> tuple[Any, ...]:
-    """For a pickler's dispatch table: what cloudpickle makes of it, and its file."""
+    """What cloudpickle makes of it, and its file."""
     import cloudpickle
 
     found: tuple[Any, ...] = cloudpickle.Pickler.dispatch_table[CodeType](code)

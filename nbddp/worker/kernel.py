@@ -275,7 +275,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _begin(self, spec: Mapping[str, Any]) -> None:
         self.began_ns, self.known = time.time_ns(), None
-        self.text.begin(spec.get("as_python"))
+        self.text.begin(self._parent["content"]["code"], spec.get("as_python"))
         if spec.get("listen"):  # the ranks are on several hosts
             self.silence.begin()
         self.silence.silent = []

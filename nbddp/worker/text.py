@@ -13,7 +13,7 @@ from typing import Any
 import IPython
 from IPython.core.inputtransformer2 import TransformerManager
 
-Given = list[str]  # the version of IPython that has transformed it, the text before, and after
+Given = list[str]  # the version of IPython that has transformed it, and the text after
 
 
 class CellText:
@@ -30,10 +30,11 @@ class CellText:
         shell.transform_cell = self._once(shell.transform_cell)
         shell.should_run_async = _asked_once(shell, shell.should_run_async)
 
-    def begin(self, given: Given | None) -> None:
-        """A run begins. given: what the client has found out."""
-        known = given is not None and given[0] == IPython.__version__
-        self._given, self._found = ((given[1], given[2]) if known and given else None), None
+    def begin(self, code: str, given: Given | None) -> None:
+        """A run begins. given: what the client has found out about its code."""
+        self._given = self._found = None
+        if given is not None and given[0] == IPython.__version__:
+            self._given = code, given[1]
 
     def _as_given(self, manager: Any, transform: Callable[[str], str]) -> Callable[[str], str]:
         """For a shell in which nobody has changed what is transformed, and how."""

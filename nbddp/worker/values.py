@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections import ChainMap
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -33,7 +31,7 @@ class NotSent:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    dispatch_table = ChainMap({CodeType: code.reduced}, cloudpickle.Pickler.dispatch_table)
+    dispatch_table = code.table()
 
     def reducer_override(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
