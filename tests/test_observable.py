@@ -13,9 +13,10 @@ import nbddp
 from nbddp.run.screen import Silent
 
 CELL = """
-import copy, hashlib, inspect, io, pickle, pickletools, threading, warnings
+import copy, hashlib, inspect, io, pickle, pickletools, sys, threading, warnings
 import torch, torch._dynamo, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list as entries
 dist.init_process_group("gloo")
 torch._dynamo.reset()
 torch.manual_seed(0)
@@ -84,6 +85,11 @@ def compiled_step():
     call = torch.compile(step, backend="eager")
     return [float(call(x).detach()) for _ in range(3)], parameters(model)
 see("training in a compiled step", compiled_step)
+see("functions of ours that were compiled", lambda: [
+    f.__qualname__ for m in list(sys.modules.values()) if m.__name__.startswith("nbddp.worker.")
+    for owner in (m, *filter(inspect.isclass, vars(m).values())) for f in vars(owner).values()
+    if inspect.isfunction(f) and entries(inspect.unwrap(f).__code__)
+])
 see("compiled optimizer", lambda: torch.compile(optimizer.step, fullgraph=True, backend="eager")())
 see("threads", lambda: sorted(t.name for t in threading.enumerate()))
 see("source", lambda: [inspect.getsource(f) for f in (DDP.forward, DDP.register_comm_hook)])
@@ -96,7 +102,7 @@ OBSERVED = (
     "hooks of an output", "hooks of parameters", "warnings of saving an output", "backend", "group", "logging data",
     "attributes", "repr", "pickle", "what comes from a pickle", "copy", "training of a copy", "training",
     "training of a compiled model", "graphs of a compiled step", "training in a compiled step", "compiled optimizer",
-    "threads", "source", "signature",
+    "functions of ours that were compiled", "threads", "source", "signature",
 )  # fmt: skip
 Seen = list[dict[str, Any]]
 
@@ -130,7 +136,7 @@ def test_what_is_compared_is_what_was_meant(seen: tuple[Seen, Seen]) -> None:
         assert rank["logging data"]["backend_name"] == "gloo"
         assert rank["logging data"]["gloo_num_threads"] == 2
         assert rank["group"][0] is True
-        assert rank["warnings of saving an output"] == []
+        assert rank["warnings of saving an output"] == rank["functions of ours that were compiled"] == []
         own: list[Callable[..., Any]] = [DDP.forward, DDP.register_comm_hook]
         assert rank["source"] == [inspect.getsource(f) for f in own]
         assert rank["signature"] == [str(inspect.signature(f)) for f in own]

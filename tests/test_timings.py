@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
 import struct
 import sys
@@ -24,7 +23,8 @@ from nbddp.trace.waiting import straggler, transfers, typical
 from nbddp.trace.words import heading
 from nbddp.worker import device_clock
 from nbddp.worker.device_clock import DeviceClock, Mark
-from nbddp.worker.recorder import RING, Recorder, _names, _Notes, told
+from nbddp.worker.marks import StepMarks, names_of, told
+from nbddp.worker.recorder import RING, Recorder, _Notes
 from nbddp.worker.recorder import now as recorder_now
 from tests.faults import needs_recorder
 from tests.kernels import Kernel
@@ -324,26 +324,25 @@ def test_steps_of_a_called_function_are_told_as_such(pool: nbddp.Pool) -> None:
 
 def test_memory_is_bounded() -> None:
     recorder = Recorder()
+    model: Any = types.SimpleNamespace(device=None, order=[])
     for i in range(RING + 10):
-        recorder.steps.append({"number": i})
+        recorder.steps.append(StepMarks(model, i, run=1, cell=None, synced=True))
     assert len(recorder.steps) == RING
 
 
 @pytest.mark.parametrize(
     ("orders", "sizes", "names"),
     [
-        ([[("b", 2), ("a", 3)]], [2, 3], [["b"], ["a"]]),
-        ([[("b", 2), ("a", 3)]], [5], [["b", "a"]]),
-        ([[("b", 2), ("a", 3)], [("a", 3), ("b", 2)]], [3, 2], [["a"], ["b"]]),
-        ([[("b", 2), ("a", 3)]], [4, 1], [[], []]),
-        ([[("b", 2), ("a", 3)]], [2], [[]]),
-        ([[]], [], []),
+        (["ba"], [2, 3], [["b"], ["a"]]),
+        (["ba"], [5], [["b", "a"]]),
+        (["ba", "ab"], [3, 2], [["a"], ["b"]]),
+        (["ba"], [4, 1], [[], []]),
+        (["ba"], [2], [[]]),
+        ([""], [], []),
     ],
 )
-def test_buckets_get_the_names_that_fit(
-    orders: list[list[tuple[str, int]]], sizes: list[int], names: list[list[str]]
-) -> None:
-    assert _names(copy.deepcopy(orders), sizes) == names
+def test_buckets_get_the_names_that_fit(orders: list[str], sizes: list[int], names: list[list[str]]) -> None:
+    assert names_of([list(order) for order in orders], {"a": 3, "b": 2}, sizes) == names
 
 
 class Gpu:
@@ -409,7 +408,7 @@ def test_marks_are_when_the_stream_was_there_told_on_the_hosts_clock(gpu: Gpu) -
         gpu.queue("stream of cuda:0", work)
         at.append(clock.mark("cuda:0"))
     assert gpu.now == 1_000_000, "nobody waited"
-    assert told({"forward": at, "number": 3}) == {"forward": [31_000_000, 51_000_000], "number": 3}
+    assert [told(mark) for mark in at] == [31_000_000, 51_000_000]
     assert gpu.now == 51_000_000
 
 
@@ -434,13 +433,21 @@ def test_events_are_used_again_and_none_that_is_not_past_is_read(gpu: Gpu) -> No
         marks.append(clock.mark("cuda:0"))
         gpu.now += 1_000
     assert gpu.made < 10
-    assert told(marks) == [1_000 * (i + 1) for i in range(2000)]
+    assert [told(mark) for mark in marks] == [1_000 * (i + 1) for i in range(2000)]
     gpu.queue("stream of cuda:0", 1_000_000_000)
     mark = clock.mark("cuda:0")
     clock.begin("cuda:0")
     assert mark.event is not None
     gpu.broken = True
     clock.begin("cuda:0")  # the program's own call meets the error
+
+
+def begun_step() -> StepMarks:
+    """A step that is in backward."""
+    model: Any = types.SimpleNamespace(device="cuda:0", order=[])
+    step = StepMarks(model, 0, run=1, cell=None, synced=True)
+    step.begun = 1
+    return step
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -455,50 +462,45 @@ def test_a_bucket_on_nccl_ends_when_its_stream_is_through_and_delays_no_other(gp
             gpu.queue(gpu.entered, 7_000_000)  # that stream waits for the collective
 
     notes = _Notes(DeviceClock(), in_order=True)
-    notes.step = {"backward": [1, 0, 0], "buckets": []}
+    notes.step = begun_step()
     tensor = types.SimpleNamespace(is_cuda=True, device="cuda:0", numel=lambda: 3, element_size=lambda: 4)
-    note = notes.note(tensor)
-    assert note is not None
-    assert note["queued"]
+    bucket = notes.note(tensor)
+    assert bucket is not None
+    assert bucket.queued
     future = Future()
-    assert notes.sent(note, future) is future, "what DDP waits for is the hook's own"
+    assert notes.sent(bucket, future) is future, "what DDP waits for is the hook's own"
     assert gpu.entered == "own stream of cuda:0"
-    found = told(note)
-    assert found["done"] - found["sent"] == (0 if fails else 7_000_000)
+    assert told(bucket.done[0]) - told(bucket.sent) == (0 if fails else 7_000_000)
     assert "stream of cuda:0" not in gpu.through
 
 
 def test_what_gloo_moves_for_a_gpu_ends_on_the_host(gpu: Gpu) -> None:
-    future = types.SimpleNamespace(done=lambda: False, then=lambda call: setattr(future, "call", call))
+    called: list[Any] = []
+    future = types.SimpleNamespace(done=lambda: False, add_done_callback=called.append)
     notes = _Notes(DeviceClock(), in_order=False)
-    notes.step = {"backward": [1, 0, 0], "buckets": []}
-    note = notes.note(types.SimpleNamespace(is_cuda=True, device="cuda:0", numel=lambda: 3, element_size=lambda: 4))
-    assert note is not None
-    notes.handed_over(note, future)
-    assert (note["done"], note["queued"]) == (0, False)
+    notes.step = begun_step()
+    bucket = notes.note(types.SimpleNamespace(is_cuda=True, device="cuda:0", numel=lambda: 3, element_size=lambda: 4))
+    assert bucket is not None
+    notes.handed_over(bucket, future)
+    assert (bucket.done, bucket.queued) == ([], False)
     before = recorder_now()
-    future.call(future)
-    assert before <= note["done"] <= recorder_now()
+    called[0](future)
+    assert before <= told(bucket.done[0]) <= recorder_now()
+    assert len(bucket.done) == 1
 
 
 def test_a_step_that_is_captured_in_a_cuda_graph_is_not_recorded(gpu: Gpu) -> None:
-    sys.modules["torch"].is_grad_enabled = lambda: True  # type: ignore[attr-defined]
     sys.modules["torch"].Tensor = Mark  # type: ignore[attr-defined]  # what its inputs are not
-    recorder, group = Recorder(), types.SimpleNamespace(step=None)
-
-    class Ddp:
-        reducer, require_backward_grad_sync = group, True
-
-    ddp, model = Ddp(), types.SimpleNamespace(device="cuda:0", begin=lambda *_: step)
-    step: dict[str, Any] = {"device": "cuda:0", "forward": [0, 0], "optimizer": [0, 0]}
-    recorder._models = {ddp: model}  # type: ignore[assignment,dict-item]
+    step = begun_step()
+    model = types.SimpleNamespace(device="cuda:0", begin=lambda *_: step)
+    recorder, group = Recorder(), types.SimpleNamespace(step=None, model=model)
+    ddp = types.SimpleNamespace(reducer=group, require_backward_grad_sync=True)
     recorder._groups = types.SimpleNamespace(get=lambda _: group)  # type: ignore[assignment]
     gpu.capturing = True
     assert recorder._begins(ddp) is None
     gpu.capturing = False
-    begun = recorder._begins(ddp)
-    assert begun is not None
-    assert isinstance(begun[1]["forward"][0], Mark)
+    assert recorder._begins(ddp) == (group, step)
+    assert isinstance(step.entered, Mark)
 
 
 def recording(ranks: int, steps: int) -> Recording:

@@ -332,6 +332,15 @@ def loader_iterator() -> Any:
     return getattr(module, "_BaseDataLoaderIter", None)
 
 
+def outside_graphs(function: Any) -> Any:
+    """The function, which torch.compile is not to trace. It is marked, at no cost for a call, and what it calls is not;
+    torch.compiler.disable, which this torch is asked for if it has no such mark, makes a wrapper around each call."""
+    import torch
+
+    mark = getattr(importlib.import_module(f"{COMPILER}.decorators"), "skip", torch.compiler.disable)
+    return mark(function)
+
+
 def replace_last_hook(ddp: Any, hook: Any, state: object) -> bool:
     """Set what DDP remembers (and pickles) as the communication hook registered last; False if it remembers none."""
     hooks = getattr(ddp, "_comm_hooks", None)

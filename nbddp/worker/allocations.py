@@ -91,7 +91,8 @@ class Allocations:
         if recorder is None:
             return
         recorder.heard = None
-        self._model = recorder.steps[-1]["title"] if recorder.steps and recorder.steps[-1]["run"] == self.run else ""
+        last = recorder.steps[-1] if recorder.steps else None
+        self._model = last.model.title if last is not None and last.run == self.run else ""
         try:
             self._history = self._whole()
         except Exception as e:

@@ -349,6 +349,11 @@ def _wrap(owner: Any, name: str, wrapped: Any) -> None:
     setattr(owner, name, wrapped)
 
 
+def unnoted(method: Any) -> Any:
+    """torch's own method behind what `install` has put in its place."""
+    return getattr(method, "__wrapped__", method)
+
+
 def _peer(notes: Notes, name: str, original: Any) -> Any:
     side = SEND if name == "send" else RECV
 

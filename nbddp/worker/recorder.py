@@ -14,21 +14,27 @@ recorded.
 
 The time in torch's data loaders is noted too, how large the inputs of each forward are, and how long the thread has
 waited for a core (`contention`): a rank may be slow for what it does between its steps, for its work or its machine.
+
+What is noted in a step costs ten times what it does in a loop of its own, since the model's work has emptied the
+processor's caches: there, code that runs once in a step is paid by its length. So a step makes few calls of Python.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from nbddp.seams import torch_seams
-from nbddp.worker import contention
+from nbddp.worker import contention, device_clock, marks, noted
 from nbddp.worker.device_clock import DeviceClock, Mark
+from nbddp.worker.marks import BucketMarks, Model, StepMarks, before_gradient, passed
 
 RING = 2000  # steps kept
 AT_ONCE = 256  # steps that `pace` tells of
@@ -48,13 +54,15 @@ class Recorder:
         self.run = 0
         self.cell: int | None = None
         self.trained: tuple[int, int | None] | None = None
-        self.steps: deque[dict[str, Any]] = deque(maxlen=RING)
-        self._models: WeakKeyDictionary[Any, _Model] = WeakKeyDictionary()
+        self.steps: deque[StepMarks] = deque(maxlen=RING)
+        self._models: WeakKeyDictionary[Any, Model] = WeakKeyDictionary()
         self.optimizers: WeakSet[Any] = WeakSet()
+        self._last_optimizer: Callable[[], Any] = lambda: None
         self._groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._clock = DeviceClock()
+        self.engine: Any = None  # autograd's
         self.heard: Callable[[str, bool, int, int], None] | None = None  # phase, begins, step, model: when it happens
-        self._in_flight: list[tuple[Any, list[dict[str, Any]]]] = []
+        self._in_flight: list[tuple[Any, list[BucketMarks]]] = []
         self._in_backward = False
         self._stepping = 0
         self._loads: deque[tuple[int, int]] = deque(maxlen=LOADS)  # since the last step began
@@ -66,7 +74,7 @@ class Recorder:
     def let_go(self) -> None:
         """Drop the groups whose buckets have all been noted: until then gloo's thread may run a callback of ours, and
         a garbage collection there must not find the last reference. Called by the main thread alone."""
-        self._in_flight = [held for held in self._in_flight if not all(note["done"] for note in held[1])]
+        self._in_flight = [held for held in self._in_flight if [bucket for bucket in held[1] if not bucket.done]]
 
     def install(self) -> None:
         """Put the wraps in place; once, when the worker starts."""
@@ -74,30 +82,30 @@ class Recorder:
         import torch.distributed as dist
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        if not dist.is_available() or not hasattr(dist, "Reducer") or torch_seams.autograd_engine() is None:
+        self.engine = torch_seams.autograd_engine()
+        if not dist.is_available() or not hasattr(dist, "Reducer") or self.engine is None:
             return
         from torch.nn.parallel import DistributedDataParallel as DDP
 
-        _keep_out_of_graphs(torch.compiler.disable)
         group = _group_class(torch)
+        keep_out_of_graphs(sys.modules[__name__], marks, device_clock, contention)
         self._wrap(dist.Reducer, "__init__", lambda original: self._reducer(original, group))
         self._wrap(DDP, "forward", self._forward)
         self._wrap(DDP, "register_comm_hook", self._comm_hook)
         iterator = torch_seams.loader_iterator()
         if iterator is not None and "__next__" in vars(iterator):
             self._wrap(iterator, "__next__", self._next_batch)
-        register_optimizer_step_pre_hook(lambda optimizer, *_: self._optimizer(0, optimizer))
-        register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizer(1, optimizer))
+        register_optimizer_step_pre_hook(self._optimizer(0))
+        register_optimizer_step_post_hook(self._optimizer(1))
 
     def collect(self) -> dict[str, Any]:
         """The steps of the last run that took some, of the model it used last, as plain data."""
-        finished = [s for s in self.steps if s["backward"][2]]
+        finished = [s for s in self.steps if s.through]
         if not finished:
             return {"model": "", "steps": [], "run": 0, "cell": None}
         last = finished[-1]
-        chosen = [s for s in finished if (s["run"], s["model"]) == (last["run"], last["model"])]
-        found = {"model": last["title"], "run": last["run"], "cell": last["cell"]}
-        return {**found, "steps": [self._plain(s) for s in chosen]}
+        chosen = [s for s in finished if s.run == last.run and s.model is last.model]
+        return {"model": last.model.title, "run": last.run, "cell": last.cell, "steps": [s.plain() for s in chosen]}
 
     def pace(self, run: int, since: int) -> list[list[int]]:
         """Number, begin, end of backward, and the time waited for buckets after the gradients (nanoseconds) of the
@@ -105,19 +113,19 @@ class Recorder:
         not been read yet, and all after it, come later."""
         found: list[list[int]] = []
         for step in list(self.steps):
-            times = [_passed(step["forward"][0]), *map(_passed, step["backward"][1:])]
-            if step["run"] != run or 0 < times[0] <= since:
+            times = [passed(step.entered), passed(step.computed), passed(step.through)]
+            if step.run != run or 0 < times[0] <= since:
                 continue
             if not all(times) or len(found) == AT_ONCE:
                 break
-            found.append([step["number"], times[0], times[2], times[2] - times[1]])
+            found.append([step.number, times[0], times[2], times[2] - times[1]])
         return found
 
     def step(self, run: int, number: int) -> dict[str, Any] | None:
         """Step `number` of a run, of the model that took its last step, as plain data; None if it is not there."""
-        own = [s for s in list(self.steps) if s["run"] == run]
-        found = next((s for s in reversed(own) if s["number"] == number and s["model"] == own[-1]["model"]), None)
-        return None if found is None else {"model": found["title"], "step": self._plain(found)}
+        own = [s for s in list(self.steps) if s.run == run]
+        found = next((s for s in reversed(own) if s.number == number and s.model is own[-1].model), None)
+        return None if found is None else {"model": found.model.title, "step": found.plain()}
 
     def models(self) -> list[Any]:
         """The living DDP models that have taken a step."""
@@ -128,18 +136,8 @@ class Recorder:
         model = self._models.get(ddp)
         if model is None:
             return None
-        own = (s["buckets"] for s in reversed(self.steps) if s["model"] == id(model) and s["buckets"])
-        return next((sum(b["bytes"] for b in some) for some in own), None)
-
-    def _plain(self, step: dict[str, Any]) -> dict[str, Any]:
-        buckets = sorted(step["buckets"], key=lambda b: b["index"])
-        names = _names(step["orders"], [b["numel"] for b in buckets])
-        keys = ("number", "forward", "backward", "synced", "rebuilt", "rebuilds", "loader", "queued", "inputs")
-        optimizer = step["optimizer"] if step["optimizer"][1] else None
-        plain: dict[str, Any] = told({**{k: step[k] for k in keys}, "optimizer": optimizer})
-        of_bucket = ("index", "bytes", "ready", "sent", "done", "queued")
-        told_buckets = told([{k: b[k] for k in of_bucket} for b in buckets])
-        return {**plain, "buckets": [{**b, "names": n} for b, n in zip(told_buckets, names, strict=True)]}
+        own = (s.buckets for s in reversed(self.steps) if s.model is model and s.buckets)
+        return next((sum(b.bytes for b in some) for some in own), None)
 
     # -- wraps ---------------------------------------------------------------------------
 
@@ -183,7 +181,7 @@ class Recorder:
         import torch
 
         def forward(ddp: Any, *args: Any, **kwargs: Any) -> Any:
-            begun = self._begins(ddp, (args, kwargs))
+            begun = self._begins(ddp, args, kwargs) if self.on and torch.is_grad_enabled() else None
             out = original(ddp, *args, **kwargs)
             if begun is not None:
                 self._leaves_forward(*begun, out)
@@ -191,70 +189,44 @@ class Recorder:
 
         return torch.compiler.disable(forward, recursive=False)  # what it calls is compiled, as from DDP's own
 
-    def _begins(self, ddp: Any, inputs: Any = ()) -> tuple[Any, dict[str, Any]] | None:
-        """A forward of these inputs begins: the reducer's group and the step's record; None if it is not recorded."""
-        import torch
-
-        group = self._groups.get(ddp.reducer) if self.on else None
-        if group is None or not torch.is_grad_enabled():
+    def _begins(self, ddp: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> tuple[Any, StepMarks] | None:
+        """A forward of these inputs begins: the reducer's group and the step's marks; None if it is not recorded."""
+        group = self._groups.get(ddp.reducer)
+        if group is None:
             return None
-        model = self._models.get(ddp)
+        model = group.model
         if model is None:
-            model = self._models[ddp] = _Model(ddp)
-        self.let_go()
+            model = group.model = self._models[ddp] = Model(ddp)
+        if self._in_flight:
+            self.let_go()
         self._in_backward = False  # one that failed
         if model.device is not None:
             if self._clock.captures():
                 return None
             self._clock.begin(model.device)
-        step = model.begin(self.run, self.cell, bool(ddp.require_backward_grad_sync))
-        step["loader"], step["queued"] = [list(span) for span in self._loads], contention.waited()
-        step["inputs"] = elements(inputs)
-        self._loads.clear()
-        step["forward"][0] = self._now(step)
-        self._say("forward", True, step)
+        step: StepMarks = model.begin(self.run, self.cell, bool(ddp.require_backward_grad_sync))
+        if self._loads:
+            step.loader = list(self._loads)
+            self._loads.clear()
+        step.queued = contention.waited()
+        step.inputs = elements((args, kwargs) if kwargs or len(args) != 1 else args[0])
+        step.entered = self._now(step)
+        if self.heard is not None:
+            self.heard("forward", True, step.number, id(model))
         return group, step
 
-    def _say(self, phase: str, begins: bool, step: dict[str, Any]) -> None:
+    def _now(self, step: StepMarks) -> Mark | int:
+        return now() if step.device is None else self._clock.mark(step.device)
+
+    def _leaves_forward(self, group: Any, step: StepMarks, out: Any) -> None:
+        step.left = self._now(step)
         if self.heard is not None:
-            self.heard(phase, begins, step["number"], step["model"])
-
-    def _now(self, step: dict[str, Any]) -> Mark | int:
-        return now() if step["device"] is None else self._clock.mark(step["device"])
-
-    def _leaves_forward(self, group: Any, step: dict[str, Any], out: Any) -> None:
-        step["forward"][1] = self._now(step)
-        self._say("forward", False, step)
+            self.heard("forward", False, step.number, id(step.model))
         group.step = step
-        first = functools.partial(self._first_gradient, group, step)
+        reached = _Backward(self, group, step).reaches_output
         for tensor in tensors(out):
             if tensor.requires_grad:
-                before_gradient(tensor, first)
-
-    def _first_gradient(self, group: Any, step: dict[str, Any], *gradients: Any) -> None:
-        """Backward has reached DDP's output: note it, and have the engine tell when it is through."""
-        if step["backward"][0]:
-            return
-        step["backward"][0] = self._now(step)
-        self._say("backward", True, step)
-        self._in_backward = True
-        engine = torch_seams.autograd_engine()
-        engine.queue_callback(functools.partial(self._computed, engine, group, step))
-
-    def _computed(self, engine: Any, group: Any, step: dict[str, Any]) -> None:
-        """Runs before DDP's own callback, which waits for the buckets."""
-        step["backward"][1] = self._now(step)
-        engine.queue_callback(functools.partial(self._all_waited_for, group, step))
-
-    def _all_waited_for(self, group: Any, step: dict[str, Any]) -> None:
-        step["backward"][2] = self._now(step)
-        self._say("backward", False, step)
-        self._in_backward = False
-        self.steps.append(step)
-        self.trained = (self.run, self.cell)
-        if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
-            group.step = None
-        self._in_flight.append((group.real, step["buckets"]))
+                before_gradient(tensor, reached)
 
     def _comm_hook(self, original: Any) -> Any:
         import torch
@@ -266,9 +238,9 @@ class Recorder:
 
             @functools.wraps(hook)
             def recorded(state: object, bucket: Any) -> Any:
-                note = group.note(bucket.buffer(), bucket.index())
+                own = group.note(bucket.buffer(), bucket.index())
                 future = hook(state, bucket)
-                return future if note is None else group.sent(note, future)
+                return future if own is None else group.sent(own, future)
 
             result = original(ddp, state, torch.compiler.disable(recorded, recursive=False))
             torch_seams.replace_last_hook(ddp, hook, state)  # what pickling takes along is the user's own
@@ -276,71 +248,73 @@ class Recorder:
 
         return register_comm_hook
 
-    def _optimizer(self, which: int, optimizer: Any) -> None:
-        import torch
+    def _optimizer(self, which: int) -> Callable[..., None]:
+        """A hook that notes the begin (0) or the end (1) of an optimizer's step."""
+        from torch.compiler import is_compiling
 
-        if torch.compiler.is_compiling():  # a compiled step is not noted, but the same graph
+        def steps(optimizer: Any, *_: Any) -> None:
+            if is_compiling():  # a compiled step is not noted, but the same graph
+                return
+            self.trained = (self.run, self.cell)
+            if self.heard is not None:
+                last = self.steps[-1] if self.steps and self.steps[-1].run == self.run else None
+                self.heard("optimizer", which == 0, *((0, 0) if last is None else (last.number, id(last.model))))
+            if not self.on:
+                return
+            if self._last_optimizer() is not optimizer:
+                self._last_optimizer = ref(optimizer)
+                self.optimizers.add(optimizer)
+            if which == 0:
+                self._stepping = now()
+            else:
+                self.own.append(("optimizer", self._stepping, now()))
+            if self.steps and not self._in_backward:  # one that steps within backward has no time after it
+                step = self.steps[-1]
+                if step.device is not None and self._clock.captures():
+                    return
+                if which == 0:
+                    step.stepping = step.stepping or self._now(step)
+                else:
+                    step.stepped = step.stepped or self._now(step)
+
+        return steps
+
+
+class _Backward:
+    """One backward through a DDP model's output, as autograd's engine comes by."""
+
+    __slots__ = ("group", "recorder", "step")
+
+    def __init__(self, recorder: Recorder, group: Any, step: StepMarks) -> None:
+        self.recorder, self.group, self.step = recorder, group, step
+
+    def reaches_output(self, *gradients: Any) -> None:
+        """Backward has reached DDP's output: note it, and have the engine tell when it is through."""
+        step, recorder = self.step, self.recorder
+        if step.begun:
             return
-        self.trained = (self.run, self.cell)
-        if self.heard is not None:
-            last = self.steps[-1] if self.steps and self.steps[-1]["run"] == self.run else {"number": 0, "model": 0}
-            self.heard("optimizer", which == 0, last["number"], last["model"])
-        if not self.on:
-            return
-        self.optimizers.add(optimizer)
-        if which == 0:
-            self._stepping = now()
-        else:
-            self.own.append(("optimizer", self._stepping, now()))
-        if self.steps and not self._in_backward:  # one that steps within backward has no time after it
-            step = self.steps[-1]
-            captured = step["device"] is not None and self._clock.captures()
-            if not step["optimizer"][which] and not captured:
-                step["optimizer"][which] = self._now(step)
+        step.begun = recorder._now(step)
+        if recorder.heard is not None:
+            recorder.heard("backward", True, step.number, id(step.model))
+        recorder._in_backward = True
+        recorder.engine.queue_callback(self.computed)
 
+    def computed(self) -> None:
+        """Runs before DDP's own callback, which waits for the buckets."""
+        self.step.computed = self.recorder._now(self.step)
+        self.recorder.engine.queue_callback(self.all_waited_for)
 
-def _passed(mark: Mark | int) -> int:
-    """A mark's time if it has come to pass and was read; else 0."""
-    return mark if isinstance(mark, int) else mark.at
-
-
-class _Model:
-    """One DDP model: its parameters' names, and in which order their gradients come."""
-
-    def __init__(self, ddp: Any) -> None:
-        self.title = type(ddp.module).__name__
-        self.device = next((p.device for p in ddp.module.parameters() if p.is_cuda), None)
-        named = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad]
-        self.sizes = {n: p.numel() for n, p in named}
-        self.declared = [n for n, _ in reversed(named)]
-        self.came: list[str] = []
-        self.count = 0
-        # DDP rebuilds its buckets once, in the forward that follows the first exchange (of a static graph, the second)
-        self._until_rebuild = 2 if ddp.static_graph else 1 if not ddp.find_unused_parameters else 0
-        self._exchanged = 0
-        self._handles = [before_gradient(p, functools.partial(self._comes, n)) for n, p in named]
-
-    def begin(self, run: int, cell: int | None, synced: bool) -> dict[str, Any]:
-        """A new step's record."""
-        before = synced and self._exchanged < self._until_rebuild
-        rebuilds = 0 < self._until_rebuild == self._exchanged
-        self._exchanged += before or rebuilds
-        if self.came and self._handles:
-            for handle in self._handles:
-                handle.remove()
-            self._handles = []
-        number, self.count = self.count, self.count + 1
-        orders = [[(n, self.sizes[n]) for n in order] for order in (self.came, self.declared)]
-        return {
-            "number": number, "run": run, "cell": cell, "model": id(self), "title": self.title,
-            "forward": [0, 0], "backward": [0, 0, 0], "optimizer": [0, 0], "buckets": [], "synced": synced,
-            "loader": [], "queued": None, "inputs": None, "device": self.device, "rebuilt": before,
-            "rebuilds": rebuilds, "orders": orders,
-        }  # fmt: skip
-
-    def _comes(self, name: str, *gradients: Any) -> None:
-        if name not in self.came:
-            self.came.append(name)
+    def all_waited_for(self) -> None:
+        step, recorder, group = self.step, self.recorder, self.group
+        step.through = recorder._now(step)
+        if recorder.heard is not None:
+            recorder.heard("backward", False, step.number, id(step.model))
+        recorder._in_backward = False
+        recorder.steps.append(step)
+        recorder.trained = (recorder.run, recorder.cell)
+        if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
+            group.step = None
+        recorder._in_flight.append((group.real, step.buckets))
 
 
 def _group_class(torch: Any) -> Any:
@@ -349,6 +323,10 @@ def _group_class(torch: Any) -> Any:
     It has the real group's backends, so that DDP's logging data say of it what they say of the real one.
     """
     unseen = torch.compiler.disable
+    # torch's recorder has each all-reduce; where there is none it is noted as one that a program calls
+    reduce = torch.distributed.ProcessGroup.allreduce
+    reduce = noted.unnoted(reduce) if torch_seams.has_generic_recorder() else unseen(reduce)
+    future_of = noted.unnoted(torch.distributed.Work.get_future)  # what waits for it is no callback of the program's
 
     class RecordingGroup(_Notes, torch.distributed.ProcessGroup):  # type: ignore[misc]
         def __init__(self, real: Any, clock: DeviceClock) -> None:
@@ -361,12 +339,14 @@ def _group_class(torch: Any) -> Any:
         def getBackendName(self) -> str:
             return self.backend_name
 
-        @unseen  # type: ignore[untyped-decorator]
+        @torch_seams.outside_graphs
         def allreduce(self, tensors: Any, options: Any) -> Any:
-            note = self.note(tensors[0]) if len(tensors) == 1 and tensors[0].is_floating_point() else None
-            work = self.real.allreduce(tensors, options)
-            if note is not None:
-                self.handed_over(note, work.get_future())
+            if self.step is None or len(tensors) != 1 or not tensors[0].is_floating_point():
+                return reduce(self.real, tensors, options)
+            bucket = self.note(tensors[0])
+            work = reduce(self.real, tensors, options)
+            if bucket is not None:
+                self.handed_over(bucket, future_of(work))
             return work
 
         @unseen  # type: ignore[untyped-decorator]
@@ -394,79 +374,65 @@ class _Notes:
 
     def __init__(self, clock: DeviceClock, in_order: bool) -> None:
         self.clock, self.in_order = clock, in_order
-        self.step: dict[str, Any] | None = None
+        self.model: Model | None = None
+        self.step: StepMarks | None = None
 
-    def note(self, tensor: Any, index: int | None = None) -> dict[str, Any] | None:
+    def note(self, tensor: Any, index: int | None = None) -> BucketMarks | None:
         """A bucket is handed over now; None if no step is in backward."""
         step = self.step
-        if step is None or not step["backward"][0]:
+        if step is None or not step.begun:
             return None
         device = tensor.device if tensor.is_cuda else None
         at = now() if device is None else self.clock.mark(device)
-        note = {
-            "index": len(step["buckets"]) if index is None else index, "bytes": tensor.numel() * tensor.element_size(),
-            "numel": tensor.numel(), "ready": at, "sent": at, "done": 0, "device": device,
-            "queued": device is not None and self.in_order,
-        }  # fmt: skip
-        step["buckets"].append(note)
-        return note
+        numel, buckets = tensor.numel(), step.buckets
+        index = len(buckets) if index is None else index
+        bucket = BucketMarks(index, numel, numel * tensor.element_size(), at, device, self.in_order)
+        buckets.append(bucket)
+        return bucket
 
-    def handed_over(self, note: dict[str, Any], future: Any) -> None:
-        """The backend has the bucket, and gives a future of its result."""
-        if note["device"] is not None and future.done():
-            note["done"] = self.clock.result_of(future, note["device"])
+    def handed_over(self, bucket: BucketMarks, future: Any) -> None:
+        """The backend has the bucket, and gives a future of its result.
+
+        The end is noted on gloo's thread, by C functions alone: a list is given the time. What is called there must not
+        hold the group, since whoever drops the last reference to a group joins its threads, and a thread that joins
+        itself aborts the process."""
+        if bucket.device is not None and future.done():
+            bucket.done.append(self.clock.result_of(future, bucket.device))
         else:
-            future.then(functools.partial(self.noted, note))
+            future.add_done_callback(functools.partial(next, map(bucket.done.append, iter(now, None))))
 
-    def sent(self, note: dict[str, Any], future: Any) -> Any:
+    def sent(self, bucket: BucketMarks, future: Any) -> Any:
         """A user's hook has sent a bucket: its future, which notes when the result is there."""
-        device = note["device"]
-        note["sent"] = now() if device is None else self.clock.mark(device)
+        device = bucket.device
+        bucket.sent = now() if device is None else self.clock.mark(device)
         if device is None or not future.done():
-            return future.then(functools.partial(self.passed_on, note))
-        note["done"] = self.clock.result_of(future, device)
+            return future.then(functools.partial(passed_on, bucket.done))
+        bucket.done.append(self.clock.result_of(future, device))
         return future
 
-    @staticmethod
-    def noted(note: dict[str, Any], future: Any) -> None:
-        """The bucket's result is there. Runs on gloo's thread, so it must not hold the group: whoever drops
-        the last reference to a group joins its threads, and a thread that joins itself aborts the process."""
-        note["done"] = now()
 
-    @staticmethod
-    def passed_on(note: dict[str, Any], future: Any) -> Any:
-        note["done"] = now()
-        return future.value()
+def passed_on(done: list[Mark | int], future: Any) -> Any:
+    done.append(now())
+    return future.value()
 
 
-ENTERED = (  # what torch calls, maybe from within a function that is compiled
-    (Recorder, ("_begins", "_say", "_leaves_forward", "_first_gradient", "_computed", "_all_waited_for")),
-    (_Model, ("_comes",)),
-    (_Notes, ("note", "handed_over", "sent")),
-)
-
-
-def _keep_out_of_graphs(disable: Callable[..., Any]) -> None:
-    """torch.compile traces every Python function that runs meanwhile, ours too, which have no place in a graph."""
-    for owner, names in ENTERED:
-        for name in names:
-            setattr(owner, name, disable(getattr(owner, name)))
-    for name in ("noted", "passed_on"):
-        setattr(_Notes, name, staticmethod(disable(getattr(_Notes, name))))
-
-
-def before_gradient(tensor: Any, call: Callable[..., None]) -> Any:
-    """Have `call` run in backward before this tensor's gradient goes on; the handle that ends it. A hook on the tensor
-    itself would be seen there, and torch.save would warn of it."""
-    import torch
-
-    return torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(call)
+def keep_out_of_graphs(*modules: Any) -> None:
+    """Have torch.compile leave out the functions of these modules: it traces all Python that runs meanwhile, ours too,
+    which has no place in a graph."""
+    for module in modules:
+        own = [m for m in vars(module).values() if getattr(m, "__module__", "") == module.__name__]
+        for owner in (module, *filter(inspect.isclass, own)):
+            for name, function in list(vars(owner).items()):
+                if inspect.isfunction(function) and function.__module__ == module.__name__:
+                    setattr(owner, name, torch_seams.outside_graphs(function))
 
 
 def tensors(found: Any) -> Iterator[Any]:
     """The tensors in a value: itself, or those within dicts, lists and tuples."""
     import torch
 
+    if type(found) is torch.Tensor:
+        return iter((found,))
     return (value for value in _values(found) if isinstance(value, torch.Tensor))
 
 
@@ -475,6 +441,8 @@ def elements(found: Any) -> int | None:
     list of numbers and a list within itself do: these are not gone through."""
     import torch
 
+    if type(found) is torch.Tensor:
+        return found.numel() or None
     values = list(islice(_values(found), VALUES + 1))
     if len(values) > VALUES:
         return None
@@ -490,32 +458,3 @@ def _values(found: Any) -> Iterator[Any]:
         return
     for value in found:
         yield from _values(value)
-
-
-def _names(orders: list[list[tuple[str, int]]], sizes: list[int]) -> list[list[str]]:
-    """Names of the parameters in each bucket: an order of parameters is cut where buckets end. Of the orders that
-    DDP may have used the first whose cuts fit; empty lists if none does."""
-    for order in orders:
-        found, left = [], list(order)
-        for size in sizes:
-            names: list[str] = []
-            while size > 0 and left:
-                name, numel = left.pop(0)
-                names.append(name)
-                size -= numel
-            if size != 0:
-                break
-            found.append(names)
-        else:
-            if not left and sizes:
-                return found
-    return [[] for _ in sizes]
-
-
-def told(found: Any) -> Any:
-    """Plain data with each mark's time in its place."""
-    if isinstance(found, Mark):
-        return found.read()
-    if isinstance(found, dict):
-        return {k: told(v) for k, v in found.items()}
-    return [told(v) for v in found] if isinstance(found, list) else found

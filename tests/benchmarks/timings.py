@@ -1,9 +1,10 @@
 """What recording DDP's steps costs: steps of three equal models in turn, one recorded, two not.
 
-Run by hand: `python tests/benchmarks/timings.py [--rounds 12] [--steps 60] [--nproc 2]`. The second plain model is
-the null pair: what the same comparison gives where there is nothing to be seen. Every round builds the models anew,
-in another order, since where a model lies in memory makes one faster than its equal by some percent; in a round they
-take each place in the turn equally often.
+Run by hand: `python tests/benchmarks/timings.py [--rounds 60] [--steps 12] [--nproc 2]`. The second plain model is
+the null pair: what the same comparison gives where there is nothing to be seen. Where a model lies in memory makes one
+faster than its equal by some percent, however many steps it takes: so every round builds the models anew, in another
+order, and there are many rounds of few steps. In a round they take each place in the turn equally often. A small model
+stands beside the large one: what is noted of a step costs the same in both, and only one is a large part of it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
@@ -29,10 +31,10 @@ orders = list(itertools.permutations(range(3)))
 def build(on):
     recorder.on = on
     torch.manual_seed(0)
-    model = DDP(torch.nn.Sequential(*[torch.nn.Linear(1000, 1000) for _ in range(10)]))
+    model = DDP(torch.nn.Sequential(*[torch.nn.Linear({width}, {width}) for _ in range(10)]))
     recorder.on = True
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
-x = torch.randn(16, 1000, generator=torch.Generator().manual_seed(dist.get_rank()))
+x = torch.randn(16, {width}, generator=torch.Generator().manual_seed(dist.get_rank()))
 found, same = [], True
 for round in range({rounds}):
     models = dict(sorted((which, build(which == 0)) for which in orders[round % 6]))
@@ -54,27 +56,36 @@ dist.destroy_process_group()
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=60, help="of each model in a round")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument(
+        "--steps", type=int, default=12, help="of each model in a round; of the small model, five times"
+    )
     parser.add_argument("--nproc", type=int, default=2)
     asked = parser.parse_args()
-    cell = CELL.format(steps=asked.steps, rounds=asked.rounds)
     with nbddp.Pool(nproc=asked.nproc) as pool:
-        found = list(pool.run_cell(cell, want_value=True, screen=Silent()))
-    rounds = [
-        [statistics.mean(pair) for pair in zip(*ranks, strict=True)]
-        for ranks in zip(*(f[0] for f in found), strict=True)
-    ]
-    for name, of in (("recorded", 0), ("null pair", 1)):
-        ratios = sorted(100 * (r[of] - 1) for r in rounds)
-        low, middle, high = statistics.quantiles(ratios)
-        spread = f"quartiles {low:+.1f} and {high:+.1f}, all {ratios[0]:+.1f} to {ratios[-1]:+.1f}"
-        print(f"{name}: {middle:+.1f} % on a plain step ({spread})")
-    print(f"a plain step: {1000 * found[0][2]:.0f} ms; same bits: {all(f[1] for f in found)}")
+        for width, steps in ((1000, asked.steps), (100, 5 * asked.steps)):
+            cell = CELL.format(width=width, steps=steps, rounds=asked.rounds)
+            tell(width, list(pool.run_cell(cell, want_value=True, screen=Silent())))
     made = recording(64, 1000)
     began = time.perf_counter()
     timings(made, 500).png()
     print(f"figure of 64 ranks and 1000 steps: {time.perf_counter() - began:.2f} s (must be under 2)")
+
+
+def tell(width: int, found: list[Any]) -> None:
+    """found: of each rank its rounds' two ratios, whether the parameters were the same, and seconds of a step."""
+    rounds = [
+        [statistics.mean(pair) for pair in zip(*ranks, strict=True)]
+        for ranks in zip(*(f[0] for f in found), strict=True)
+    ]
+    print(f"ten layers of {width}: a plain step {1000 * found[0][2]:.1f} ms; same bits: {all(f[1] for f in found)}")
+    for name, of in (("recorded", 0), ("null pair", 1)):
+        ratios = sorted(100 * (r[of] - 1) for r in rounds)
+        low, middle, high = statistics.quantiles(ratios)
+        error = statistics.stdev(ratios) / len(ratios) ** 0.5
+        mean = f"{statistics.mean(ratios):+.1f} ± {error:.1f} % on a plain step"
+        spread = f"quartiles {low:+.1f} and {high:+.1f}, all {ratios[0]:+.1f} to {ratios[-1]:+.1f}"
+        print(f"  {name}: {mean}; of the rounds' ratios the median {middle:+.1f}, {spread}")
 
 
 if __name__ == "__main__":

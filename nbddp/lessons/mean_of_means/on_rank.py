@@ -11,6 +11,7 @@ from typing import Any
 
 from nbddp.lessons.waiting import Misused
 from nbddp.worker import recorder as record
+from nbddp.worker.marks import passed
 
 FEATURES, HIDDEN, SAMPLES = 5, 4, 3  # SAMPLES: of a micro-batch
 WORDS, WIDTH, LENGTH, PADDING = 11, 6, 6, -100
@@ -68,7 +69,7 @@ def _watched(function: Callable[..., Any], net: Any, micro_batches: Any, loss_of
         "gradients": _flat(own),
         "called": len(called),
         "entered": len(entered),
-        "exchanged": [bool(s["buckets"]) for s in steps if s["forward"][0] >= begun],
+        "exchanged": [bool(s.buckets) for s in steps if passed(s.entered) >= begun],
         "kept": max(kept),
         "moved": not all(torch.equal(p, before[n]) for n, p in own.items()),
     }
