@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import threading
 
+from nbddp.base import system
+
 STATISTICS = "/proc/thread-self/schedstat"
 _open: dict[int, int] = {}  # thread → its descriptor
 os.register_at_fork(after_in_child=_open.clear)
@@ -16,6 +18,8 @@ def waited() -> int | None:
     me = threading.get_ident()
     try:
         if me not in _open:
+            if not system.is_linux():
+                return None
             _open[me] = os.open(STATISTICS, os.O_RDONLY | os.O_CLOEXEC)
         return int(os.pread(_open[me], 64, 0).split(None, 2)[1])
     except (OSError, ValueError, IndexError):  # no such file, a program that closed it, or a thread before this one

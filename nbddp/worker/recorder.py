@@ -41,6 +41,8 @@ AT_ONCE = 256  # steps that `pace` tells of
 LOADS = 64  # batches that a step remembers
 VALUES = 256  # in the inputs of a step, of which the tensors are counted
 STAND_IN = "nbddp"  # the backend's name where the real one cannot be told
+FILE = __file__
+PASSES_ON = "allreduce"  # our function from which torch waits, where the real group's all-reduce does
 now = time.perf_counter_ns
 
 
@@ -82,8 +84,10 @@ class Recorder:
         import torch.distributed as dist
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+        if not dist.is_available() or not hasattr(dist, "Reducer"):
+            return
         self.engine = torch_seams.autograd_engine()
-        if not dist.is_available() or not hasattr(dist, "Reducer") or self.engine is None:
+        if self.engine is None:
             return
         from torch.nn.parallel import DistributedDataParallel as DDP
 
