@@ -235,3 +235,12 @@ def test_under_detail_collectives_are_shown_and_what_is_missing_is_said(detail: 
         found = detail.collectives()
         assert [(kind.op, kind.count) for kind in found.kinds] == [("all_reduce", 1)]
         assert any(missing in note for note in found.notes) is not complete, program
+
+
+def test_under_detail_all_reduces_of_ddp_are_shown(detail: nbddp.Pool) -> None:
+    model = "model = DDP(torch.nn.Linear(4, 4))\n"
+    detail.run_cell(INIT + model, screen=Silent())
+    detail.run_cell("for _ in range(3): model(torch.ones(2, 4)).sum().backward()", screen=Silent())
+    assert [(kind.op, kind.count) for kind in detail.collectives().kinds if kind.op == "all_reduce"] == [
+        ("all_reduce", 3)
+    ]

@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from nbddp.seams import torch_seams
-from nbddp.worker import check, checked, failure, flight, frames, groups, noted, recorder, threads
+from nbddp.worker import check, checked, failure, flight, frames, groups, noted, threads
 from nbddp.worker.frames import Frame
 from nbddp.worker.noted import ANY, NOTES, Note
 
@@ -308,18 +308,13 @@ def _in_native(inside: list[Frame]) -> bool:
     if not inside:
         return False
     file = inside[0].file.replace("\\", "/")
-    return _passes_on(inside[0]) or any(part in file for part in torch_seams.WAIT_IN_NATIVE)
-
-
-def _passes_on(frame: Frame) -> bool:
-    """Whether a frame is of ours and calls torch as the program does: a method that is noted, or DDP's all-reduce."""
-    return frame.file == HERE or (frame.file == recorder.FILE and frame.name == recorder.PASSES_ON)
+    return file == HERE or any(part in file for part in torch_seams.WAIT_IN_NATIVE)
 
 
 def _in_library(inside: list[Frame]) -> bool:
     """Whether the innermost frame is of a library that waits for other things than a GPU."""
     file = inside[0].file.replace("\\", "/") if inside else ""
-    return bool(file) and not _passes_on(inside[0]) and ("/torch/" not in file or torch_seams.LOADERS in file)
+    return bool(file) and file != HERE and ("/torch/" not in file or torch_seams.LOADERS in file)
 
 
 def _of_entry(entry: flight.Entry) -> dict[str, Any]:
@@ -366,7 +361,7 @@ def _acts(
 
 
 def _is_torch(frame: Frame) -> bool:
-    return _passes_on(frame) or frame.file.replace("\\", "/").endswith(COLLECTIVES)
+    return frame.file == HERE or frame.file.replace("\\", "/").endswith(COLLECTIVES)
 
 
 def is_elsewhere() -> bool:

@@ -33,13 +33,13 @@ class StepMarks:
     it was known then. loader: begin and end of each batch's making. queued, inputs: as in `trace.steps.Step`."""
 
     __slots__ = (
-        "begun", "buckets", "cell", "computed", "device", "entered", "inputs", "left", "loader", "model", "number",
+        "begun", "buckets", "cell", "computed", "entered", "inputs", "left", "loader", "model", "number",
         "order", "queued", "rebuilds", "rebuilt", "run", "stepped", "stepping", "synced", "through",
     )  # fmt: skip
 
     def __init__(self, model: Model, number: int, run: int, cell: int | None, synced: bool) -> None:
         self.model, self.number, self.run, self.cell, self.synced = model, number, run, cell, synced
-        self.device, self.order = model.device, model.order
+        self.order = model.order
         self.entered: Mark | int = 0
         self.left: Mark | int = 0
         self.begun: Mark | int = 0

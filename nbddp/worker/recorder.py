@@ -15,8 +15,8 @@ recorded.
 The time in torch's data loaders is noted too, how large the inputs of each forward are, and how long the thread has
 waited for a core (`contention`): a rank may be slow for what it does between its steps, for its work or its machine.
 
-What is noted in a step costs ten times what it does in a loop of its own, since the model's work has emptied the
-processor's caches: there, code that runs once in a step is paid by its length. So a step makes few calls of Python.
+What is noted in a step costs ten times what it does in a loop of its own, probably because the model's work empties
+the processor's caches: code that runs once in a step is paid for by its length. So a step makes few calls of Python.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet
 
 from nbddp.seams import torch_seams
 from nbddp.worker import contention, device_clock, marks, noted
@@ -41,8 +41,6 @@ AT_ONCE = 256  # steps that `pace` tells of
 LOADS = 64  # batches that a step remembers
 VALUES = 256  # in the inputs of a step, of which the tensors are counted
 STAND_IN = "nbddp"  # the backend's name where the real one cannot be told
-FILE = __file__
-PASSES_ON = "allreduce"  # our function from which torch waits, where the real group's all-reduce does
 now = time.perf_counter_ns
 
 
@@ -59,7 +57,6 @@ class Recorder:
         self.steps: deque[StepMarks] = deque(maxlen=RING)
         self._models: WeakKeyDictionary[Any, Model] = WeakKeyDictionary()
         self.optimizers: WeakSet[Any] = WeakSet()
-        self._last_optimizer: Callable[[], Any] = lambda: None
         self._groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._clock = DeviceClock()
         self.engine: Any = None  # autograd's
@@ -220,7 +217,7 @@ class Recorder:
         return group, step
 
     def _now(self, step: StepMarks) -> Mark | int:
-        return now() if step.device is None else self._clock.mark(step.device)
+        return now() if step.model.device is None else self._clock.mark(step.model.device)
 
     def _leaves_forward(self, group: Any, step: StepMarks, out: Any) -> None:
         step.left = self._now(step)
@@ -265,16 +262,14 @@ class Recorder:
                 self.heard("optimizer", which == 0, *((0, 0) if last is None else (last.number, id(last.model))))
             if not self.on:
                 return
-            if self._last_optimizer() is not optimizer:
-                self._last_optimizer = ref(optimizer)
-                self.optimizers.add(optimizer)
             if which == 0:
+                self.optimizers.add(optimizer)
                 self._stepping = now()
             else:
                 self.own.append(("optimizer", self._stepping, now()))
             if self.steps and not self._in_backward:  # one that steps within backward has no time after it
                 step = self.steps[-1]
-                if step.device is not None and self._clock.captures():
+                if step.model.device is not None and self._clock.captures():
                     return
                 if which == 0:
                     step.stepping = step.stepping or self._now(step)
@@ -327,17 +322,20 @@ def _group_class(torch: Any) -> Any:
     It has the real group's backends, so that DDP's logging data say of it what they say of the real one.
     """
     unseen = torch.compiler.disable
-    # torch's recorder has each all-reduce; where there is none it is noted as one that a program calls
     reduce = torch.distributed.ProcessGroup.allreduce
-    reduce = noted.unnoted(reduce) if torch_seams.has_generic_recorder() else unseen(reduce)
-    future_of = noted.unnoted(torch.distributed.Work.get_future)  # what waits for it is no callback of the program's
+    noted_reduce, own_reduce = unseen(reduce), torch_seams.outside_graphs(noted.unnoted(reduce))
+    # what waits for it is no callback of the program's
+    future_of = torch_seams.outside_graphs(noted.unnoted(torch.distributed.Work.get_future))
 
     class RecordingGroup(_Notes, torch.distributed.ProcessGroup):  # type: ignore[misc]
         def __init__(self, real: Any, clock: DeviceClock) -> None:
             torch.distributed.ProcessGroup.__init__(self, real.rank(), real.size())
             _Notes.__init__(self, clock, torch_seams.serves(real, "cuda") == "nccl")
             self.real = real
-            self.backend_name = torch_seams.share_backends(real, self) or STAND_IN
+            shared = torch_seams.share_backends(real, self)
+            self.backend_name = shared or STAND_IN
+            # torch's recorder has each all-reduce; where it has none of this group they are noted as a program's are
+            self.reduce = own_reduce if shared and torch_seams.has_generic_recorder() else noted_reduce
 
         @unseen  # type: ignore[untyped-decorator]
         def getBackendName(self) -> str:
@@ -346,9 +344,9 @@ def _group_class(torch: Any) -> Any:
         @torch_seams.outside_graphs
         def allreduce(self, tensors: Any, options: Any) -> Any:
             if self.step is None or len(tensors) != 1 or not tensors[0].is_floating_point():
-                return reduce(self.real, tensors, options)
+                return self.reduce(self.real, tensors, options)
             bucket = self.note(tensors[0])
-            work = reduce(self.real, tensors, options)
+            work = self.reduce(self.real, tensors, options)
             if bucket is not None:
                 self.handed_over(bucket, future_of(work))
             return work

@@ -4,7 +4,7 @@ Run by hand: `python tests/benchmarks/timings.py [--rounds 60] [--steps 12] [--n
 the null pair: what the same comparison gives where there is nothing to be seen. Where a model lies in memory makes one
 faster than its equal by some percent, however many steps it takes: so every round builds the models anew, in another
 order, and there are many rounds of few steps. In a round they take each place in the turn equally often. A small model
-stands beside the large one: what is noted of a step costs the same in both, and only one is a large part of it.
+stands beside the large one: what is noted of a step is much the same in both, and a large part of a short step only.
 """
 
 from __future__ import annotations
