@@ -397,7 +397,9 @@ def asked_by_debugger(kernel: Kernel) -> str:
 
 
 def test_debug_is_ipythons_after_any_other_error(new_kernel: Kernel) -> None:
-    for _ in range(2):
+    """Also when other magics of its class have been used, which IPython 9 loads with the first."""
+    for other in ("", "%time 1", "%config"):
+        assert new_kernel.run(other).ok
         assert new_kernel.run("def own(): return 1 / 0\nown()").evalue == "division by zero"
         assert asked_by_debugger(new_kernel) == "ipdb> "
     assert new_kernel.run("%unload_ext nbddp").ok

@@ -28,7 +28,8 @@ class Debug:
         self._original: Any = None
 
     def install(self) -> None:
-        self._original = self._magics.get("debug")
+        # not the stand-in of IPython 9, which fails once another magic of its class (`%time`) has loaded that
+        self._original = self._shell.find_line_magic("debug")
         if self._original is not None:
             self._magics["debug"] = self._debug
 
@@ -50,11 +51,7 @@ class Debug:
         error = getattr(sys, "last_value", None)
         if isinstance(error, RunFailed) and not line.strip():
             return self._show(error)
-        self._magics["debug"] = self._original  # of IPython 9 it is a stand-in, which puts the real one in its place
-        try:
-            return self._magics["debug"](line)
-        finally:
-            self.install()
+        return self._original(line)
 
     def _show(self, error: RunFailed) -> None:
         cause, typed = getattr(error, "cause", None), keyboard.for_ranks(self._shell)
