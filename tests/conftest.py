@@ -15,7 +15,7 @@ import nbddp
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.teach import check
-from tests import slurm_hosts, ssh_hosts
+from tests import slurm_hosts, ssh_hosts, warm
 from tests.kernels import Kernel, loaded
 from tests.lessons import pool_of
 
@@ -56,25 +56,29 @@ def _private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     os.environ["NBDDP_RUNTIME_DIR"] = str(base)
     os.environ["IPYTHONDIR"] = str(base / "ipython")
     os.environ["PYTHONWARNINGS"] = "ignore"
-    return
+    yield
+    warm.end()
 
 
 class Pools(dict[int, nbddp.Pool]):
     """World size → a pool of so many, made when it is first asked for."""
 
     def __missing__(self, nproc: int) -> nbddp.Pool:
-        self[nproc] = nbddp.Pool(nproc=nproc)
+        self[nproc] = warm.begin(nproc)
         self[nproc].start()
         return self[nproc]
 
+    def close(self) -> None:
+        while self:
+            self.popitem()[1].close()
+
 
 @pytest.fixture(scope="session")
-def _lessons_pools() -> Iterator[dict[int, nbddp.Pool]]:
-    """Pools of the lessons' files, which follow each other: to import torch for each took three seconds."""
+def _lessons_pools() -> Iterator[Pools]:
+    """Pools of the lessons' files, which follow each other."""
     made = Pools()
     yield made
-    for one in made.values():
-        one.stop()
+    made.close()
 
 
 def _is_of_lessons(request: pytest.FixtureRequest) -> bool:
@@ -82,13 +86,13 @@ def _is_of_lessons(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _others_meet_no_pool_of_the_lessons(request: pytest.FixtureRequest, _lessons_pools: dict[int, nbddp.Pool]) -> None:
-    while _lessons_pools and not _is_of_lessons(request):
-        _lessons_pools.popitem()[1].stop()
+def _others_meet_no_pool_of_the_lessons(request: pytest.FixtureRequest, _lessons_pools: Pools) -> None:
+    if not _is_of_lessons(request):
+        _lessons_pools.close()
 
 
 @pytest.fixture(scope="module")
-def pool(request: pytest.FixtureRequest, _lessons_pools: dict[int, nbddp.Pool]) -> Iterator[nbddp.Pool]:
+def pool(request: pytest.FixtureRequest, _lessons_pools: Pools) -> Iterator[nbddp.Pool]:
     """A pool of the module's own, on which the lessons' checks run: of two workers, or of NPROC where it says so. Files
     of lessons have new workers of the same pool."""
     nproc = getattr(request.module, "NPROC", 2)
@@ -107,8 +111,7 @@ def pools() -> Iterator[dict[int, nbddp.Pool]]:
     """A pool of two and one of four, kept for all tests of a file."""
     made = Pools()
     yield made
-    for one in made.values():
-        one.stop()
+    made.close()
 
 
 @pytest.fixture

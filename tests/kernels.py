@@ -16,7 +16,12 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
+from tests.warm import SECONDS
+
 CELL_TIMEOUT = 90.0
+LOAD = """%load_ext nbddp
+%config DDPMagics.keep_warm = '{seconds:.0f}s'
+__import__("os").chdir({cwd!r})"""
 
 
 @dataclass
@@ -143,11 +148,15 @@ class Kernel:
 
 
 @contextmanager
-def loaded(cwd: str, env: dict[str, str] | None = None) -> Iterator[Kernel]:
-    """A kernel with nbddp loaded, until the block ends."""
-    kernel = Kernel(cwd, env)
+def loaded(cwd: str, env: dict[str, str] | None = None, *, warm: bool = True) -> Iterator[Kernel]:
+    """A kernel with nbddp loaded, until the block ends.
+
+    warm: its agent may be the warm process that an earlier kernel of these tests has left (tests/warm.py), and is left
+    for the next; for that it starts in the folder that all begin in.
+    """
+    kernel = Kernel(None if warm else cwd, env)
     try:
-        shown = kernel.run("%load_ext nbddp")
+        shown = kernel.run(LOAD.format(seconds=SECONDS, cwd=cwd) if warm else "%load_ext nbddp")
         assert shown.ok, shown.error
         yield kernel
     finally:

@@ -31,6 +31,7 @@ import pytest
 import nbddp
 from nbddp.lessons.answer import Answer, Exercise
 from nbddp.teach import check
+from tests import warm
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 SOURCES = sorted((NOTEBOOKS / "source").glob("*.py"))
@@ -112,7 +113,7 @@ def some(answers: Sequence[Any]) -> list[Any]:
 @contextmanager
 def pool_of(nproc: int, **options: Any) -> Iterator[nbddp.Pool]:
     """A real pool on which all checks inside the block run."""
-    with nbddp.Pool(nproc=nproc, **options) as pool, check.on(pool):
+    with warm.pool(nproc, **options) as pool, check.on(pool):
         yield pool
 
 

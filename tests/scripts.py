@@ -155,8 +155,9 @@ DDP = """
 
 @dataclass(frozen=True)
 class Case:
-    """words: of the command line, from the script on; options: before it. heavy: it imports torch on the ranks. nproc:
-    1 where all ranks would fail, and torchrun end some before they have said why."""
+    """words: of the command line, from the script on; options: before it. heavy: it imports torch on the ranks, or
+    torchrun takes half a minute for it. nproc: 1 where all ranks would fail, and torchrun end some before they have
+    said why."""
 
     words: tuple[str, ...]
     options: tuple[str, ...] = ()
@@ -165,10 +166,12 @@ class Case:
     files: dict[str, str] = field(default_factory=dict)
 
 
-def case(body: str, words: tuple[str, ...] = (), options: tuple[str, ...] = (), nproc: int = 2) -> Case:
+def case(
+    body: str, words: tuple[str, ...] = (), options: tuple[str, ...] = (), nproc: int = 2, heavy: bool = False
+) -> Case:
     """A script of some lines that knows its rank."""
     text = f"import os, sys, time\nrank = int(os.environ['RANK'])\n{body}\n"
-    return Case(("case.py", *words), options, nproc=nproc, files={"case.py": text})
+    return Case(("case.py", *words), options, heavy, nproc, {"case.py": text})
 
 
 CASES = {
@@ -204,7 +207,7 @@ CASES = {
     "terminated": Case(("case.py",), files={"case.py": TERM}),
     "deaf to SIGTERM": case(
         "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(rank)\nif rank:\n    sys.exit(1)\n"
-        "print('waits', flush=True)\ntime.sleep(60)", options=("--shutdown-timeout", "1"),
+        "print('waits', flush=True)\ntime.sleep(60)", options=("--shutdown-timeout", "1"), heavy=True,
     ),
     "restarts": case(
         "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\nprint('attempt', attempt)\nsys.exit(1 - int(attempt))",

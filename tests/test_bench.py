@@ -22,6 +22,7 @@ from nbddp.plan.topology import Topology
 from nbddp.run.screen import Silent
 from nbddp.trace.measured import Measured
 from nbddp.trace.waiting import BUS_FACTOR
+from tests import warm
 from tests.kernels import Kernel
 
 NPROC = 3  # of the module's pool
@@ -92,7 +93,7 @@ def test_what_cannot_be_measured_is_said(pool: nbddp.Pool) -> None:
         parse_command("bench allreduce")
     with pytest.raises(nbddp.BadInput, match="1 parsec is not a size that can be measured; type one such as 64MiB"):
         parse_command(["bench", "--max", "1 parsec"])
-    with nbddp.Pool(nproc=1) as one, pytest.raises(nbddp.BadInput, match="a collective needs at least two ranks"):
+    with warm.pool(1) as one, pytest.raises(nbddp.BadInput, match="a collective needs at least two ranks"):
         one.bench()
 
 

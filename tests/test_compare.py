@@ -16,6 +16,7 @@ from nbddp.run.screen import Silent
 from nbddp.trace.exchange import Wanted, pieces, within
 from nbddp.trace.replicas import Compared, Held, Leaf
 from nbddp.worker import digests
+from tests import warm
 from tests.kernels import Kernel
 
 MODEL = """
@@ -40,7 +41,7 @@ train()
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(nproc=4) as pool:
+    with warm.pool(4) as pool:
         pool.run_cell(MODEL, screen=Silent())
         yield pool
 

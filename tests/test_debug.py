@@ -14,6 +14,7 @@ from nbddp.errors import BadInput, RunHung, WorkerFailed
 from nbddp.plan import variables
 from nbddp.plan.options import LaunchSpec, complete_cell, parse_cell
 from nbddp.run.screen import Silent
+from tests import warm
 
 HERE = [
     {"name": "lo", "addresses": ["127.0.0.1"], "speed": 0, "loopback": True},
@@ -134,7 +135,7 @@ json.dumps([os.getpid(), str(dist.get_debug_level()).split(".")[-1], level, *map
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(nproc=3, debug="detail") as made:
+    with warm.pool(3, debug="detail") as made:
         yield made
 
 

@@ -17,7 +17,7 @@ import pytest
 import nbddp
 from nbddp.plan.options import LaunchSpec, parse_cell
 from nbddp.run.screen import Silent
-from tests import slurm_hosts, ssh_hosts
+from tests import slurm_hosts, ssh_hosts, warm
 from tests.ssh_hosts import Hosts
 
 ROOT = Path(__file__).parent.parent
@@ -123,7 +123,7 @@ def test_training_goes_through_two_one_and_three_nodes_to_the_same_end(hosts: Ho
     assert [w for w, before in zip(worlds, [0, *worlds], strict=False) if w != before][:2] == [2, 1]
     assert worlds[-1] == 3
     undisturbed = tmp_path / "undisturbed"
-    with nbddp.Pool(nproc=1) as alone:
+    with warm.pool(1) as alone:
         (same,) = alone.run_cell(training(undisturbed, steps, {}), want_value=True, screen=Silent())
     assert weight == same[2]
     assert any(line.startswith("attempt 1 of 4: rank ") for line in told.said), told.said
@@ -193,7 +193,7 @@ def test_simulated_nodes_come_and_go_too(tmp_path: Path) -> None:
         assert "was started with --nnodes 1:3 and cannot have 4" in answers[0].stderr
         assert "will have 3 nodes" in answers[1].stdout
     other = "this pool has a fixed number of nodes; start it with --nnodes 1:2"
-    with nbddp.Pool(nproc=1) as pool, pytest.raises(nbddp.BadInput, match=other):
+    with warm.pool(1) as pool, pytest.raises(nbddp.BadInput, match=other):
         pool.scale(2)
 
 

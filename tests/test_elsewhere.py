@@ -156,7 +156,7 @@ def mac(played: Path) -> Iterator[Kernel]:
     """A kernel that plays a Mac, where the path of the pool's socket is too long too."""
     long = played / ("long" * 20)
     env = refused.environment(played, {**os.environ, "NBDDP_RUNTIME_DIR": str(long)})
-    with loaded(str(played), env) as kernel:
+    with loaded(str(played), env, warm=False) as kernel:
         yield kernel
 
 

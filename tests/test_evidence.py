@@ -14,6 +14,7 @@ from nbddp.errors import RunHung, RunTimedOut
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.worker import flight, noted
+from tests import warm
 from tests.faults import INIT, SET_UP, Watching, needs_recorder
 
 PREPARE = SET_UP.format(fault="") + INIT
@@ -21,7 +22,7 @@ PREPARE = SET_UP.format(fault="") + INIT
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(nproc=2) as pool:
+    with warm.pool(2) as pool:
         yield pool
 
 

@@ -28,6 +28,7 @@ from nbddp.trace.quantities import speed as worded_speed
 from nbddp.trace.ring import simulate
 from nbddp.trace.scale import Forecast, Profile, doublings, forecast, predict, profile
 from nbddp.trace.steps import Bucket, Recording, Step
+from tests import warm
 from tests.benchmarks.forecast import table, validate
 from tests.kernels import Kernel
 
@@ -544,7 +545,7 @@ def test_forecast_in_a_notebook(four: Kernel) -> None:
 
 def test_validation_runs_and_says_what_it_found() -> None:
     """The benchmark of the forecast, without its verdict on times: those are for a quiet machine."""
-    with nbddp.Pool(nproc=4) as pool:
+    with warm.pool(4) as pool:
         found = validate(pool, width=256, layers=3, rounds=2, largest=18)
     assert all(math.isfinite(x) and x > 0 for x in (found.compute, found.step, found.communication, found.ratio))
     assert [m.ranks for m in (*found.two, *found.four)] == [2] * 5 + [4] * 5

@@ -17,6 +17,7 @@ from nbddp.plan.options import LaunchSpec
 from nbddp.run import report
 from nbddp.run.collect import Text
 from nbddp.run.screen import Silent
+from tests import warm
 from tests.faults import FREED_STATUS, check_after, numbered
 from tests.kernels import Kernel
 from tests.screens import Hearing
@@ -31,7 +32,7 @@ t = torch.ones(1)
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[nbddp.Pool]:
-    with nbddp.Pool(nproc=2) as pool:
+    with warm.pool(2) as pool:
         yield pool
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from nbddp.agent import home as homes
-from tests.kernels import Kernel
+from tests.kernels import Kernel, loaded
 
 BUSY = (
     "%%ddp\nimport torch, torch.distributed as dist, os, time\ndist.init_process_group('gloo')\nkept = 5\n"
@@ -59,6 +59,13 @@ class Pool:
             return str(agent.request("status"))
         finally:
             agent.close()
+
+
+@pytest.fixture
+def new_kernel(tmp_path: Path) -> Iterator[Kernel]:
+    """A kernel that leaves no warm process to another."""
+    with loaded(str(tmp_path), warm=False) as made:
+        yield made
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from nbddp.plan.machine import Node
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import Topology
 from nbddp.pool import requests
-from tests import hidden
+from tests import hidden, warm
 from tests.kernels import Kernel
 
 
@@ -84,7 +84,7 @@ def leave(rank: int) -> int:
 
 
 def test_a_call_has_ranks_limits_and_its_own_failures() -> None:
-    with nbddp.Pool(nproc=3) as pool:
+    with warm.pool(3) as pool:
         pool.push({"kept": 1})
         some = pool.call(rank_times, (5,), ranks=(0, 2))
         assert (some.ranks, list(some)) == ((0, 2), [0, 10])
@@ -105,7 +105,7 @@ def connections(process: psutil.Process) -> list[Any]:
 
 def test_controller_listens_where_the_system_puts_nobody() -> None:
     """Between choosing a port and binding it, somebody's connection could take an ephemeral one."""
-    with nbddp.Pool(nproc=1) as pool:
+    with warm.pool(1) as pool:
         serving = next(c for c in pool.status()["children"] if c["kind"] == "controller")
         processes = [psutil.Process(serving["pid"]), *psutil.Process(serving["pid"]).children()]
         ports = {c.laddr.port for p in processes for c in connections(p) if c.status == psutil.CONN_LISTEN}
@@ -146,7 +146,7 @@ def test_after_its_agent_has_ended_a_pool_begins_anew_as_if_none_had_been() -> N
 
 
 def test_pool_whose_heart_monitor_dies_says_so_and_the_next_start_works() -> None:
-    with nbddp.Pool(nproc=1) as pool:
+    with warm.pool(1) as pool:
         serving = next(c for c in pool.status()["children"] if c["kind"] == "controller")
         started = psutil.Process(serving["pid"]).children()
         (monitor,) = (p for p in started if "resource_tracker" not in " ".join(p.cmdline()))
@@ -166,7 +166,7 @@ def test_exception_that_cannot_travel_is_raised_as_worker_failed() -> None:
 
         raise Odd("strange")
 
-    with nbddp.Pool(nproc=1) as pool, pytest.raises(nbddp.WorkerFailed, match=r"rank 0 raised .*Odd: strange"):
+    with warm.pool(1) as pool, pytest.raises(nbddp.WorkerFailed, match=r"rank 0 raised .*Odd: strange"):
         pool.run(train)
 
 
@@ -207,7 +207,7 @@ def test_a_workers_state_is_one_of_a_ranks_and_has_words_where_a_cell_runs(tmp_p
             go.touch()
 
     go = tmp_path / "go"
-    with nbddp.Pool(nproc=1) as pool:
+    with warm.pool(1) as pool:
         assert states() == [(RankStatus.IDLE, "")]
         with ThreadPoolExecutor() as other:
             seen = other.submit(go_on)
@@ -308,7 +308,7 @@ def test_ipcluster_sees_the_pool_and_counts_its_workers() -> None:
     def row() -> list[str]:
         return next(line for line in ipcluster("list").splitlines() if pool.agent.pool_id in line).split()[2:]  # type: ignore[union-attr]
 
-    with nbddp.Pool(nproc=1) as pool:
+    with warm.pool(1) as pool:
         assert row() == ["True", "1", "Agent"]
         pool.ensure(LaunchSpec(nproc=2))
         assert row() == ["True", "2", "Agent"]
@@ -366,7 +366,7 @@ def test_a_killed_agents_folder_is_swept() -> None:
 
 
 def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(monkeypatch: pytest.MonkeyPatch) -> None:
-    with nbddp.Pool(nproc=1) as pool:
+    with warm.pool(1) as pool:
         pids = {w.pid for w in pool.workers.values()}
         with pytest.raises(nbddp.BadInput, match=r"99999 more workers would need about .* add --oversubscribe"):
             pool.ensure(LaunchSpec(nproc=100_000))
@@ -382,7 +382,7 @@ def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(monke
 
 
 def test_two_pools_do_not_touch_each_other() -> None:
-    with nbddp.Pool(nproc=1) as one, nbddp.Pool(nproc=2) as two:
+    with warm.pool(1) as one, warm.pool(2) as two:
         one.push({"x": 1})
         two.push({"x": 2})
         assert list(one.pull(["x"])["x"]) == [1]
@@ -404,7 +404,7 @@ def test_worker_that_cannot_start_is_told_and_the_next_start_works(monkeypatch: 
     def broken(*args: object, **kwargs: object) -> dict[str, object]:
         return {**real(*args, **kwargs), "url_file": "/nowhere"}  # type: ignore[arg-type]
 
-    with nbddp.Pool(nproc=1) as pool:
+    with warm.pool(1) as pool:
         monkeypatch.setattr(requests, "worker", broken)
         with pytest.raises(nbddp.PoolError, match="rank 1 ended while starting"):
             pool.ensure(LaunchSpec(nproc=2))
@@ -422,7 +422,7 @@ def test_a_start_does_not_raise_what_the_one_before_has_said(monkeypatch: pytest
         one = real(*args, **kwargs)  # type: ignore[arg-type]
         return {**one, "url_file": "/nowhere" if one["rank"] == 1 else str(slow)}
 
-    with nbddp.Pool(nproc=1) as pool:
+    with warm.pool(1) as pool:
         monkeypatch.setattr(requests, "worker", broken)
         with pytest.raises(nbddp.PoolError, match="rank 1 ended while starting"):
             pool.ensure(LaunchSpec(nproc=3))

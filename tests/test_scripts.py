@@ -101,9 +101,14 @@ def test_a_script_in_a_terminal_is_what_it_is_under_torchrun(
     compare(in_terminal(tmp_path, name), real[name])
 
 
+def test_a_rank_that_does_not_hear_sigterm_is_killed(notebook: Kernel, tmp_path: Path) -> None:
+    found = in_notebook(notebook, tmp_path, "deaf to SIGTERM")
+    assert (found.status, [text for text in found.streams.values() if text]) == (1, ["waits\n"])
+
+
 @pytest.mark.torchrun
 @pytest.mark.parametrize("name", HEAVY)
-def test_a_script_with_torch_is_what_it_is_under_torchrun(
+def test_a_script_that_takes_torchrun_longer_is_what_it_is_under_torchrun(
     notebook: Kernel, real_heavy: dict[str, Result], tmp_path: Path, name: str
 ) -> None:
     compare(in_notebook(notebook, tmp_path, name), real_heavy[name])

@@ -42,7 +42,7 @@ def child(work: Callable[[], object]) -> Iterator[int]:
 
 
 def mapped(flags: int) -> mmap.mmap:
-    """Pages that are new for certain; an allocator may give what this process has freed, which its forks hold anyway."""
+    """Pages that are new for certain; malloc may give what this process has freed, which its forks hold anyway."""
     made = mmap.mmap(-1, SIZE, flags)
     for page in range(0, SIZE, mmap.PAGESIZE):
         made[page] = 1

@@ -1,15 +1,22 @@
-"""What recording DDP's steps costs: steps of three equal models in turn, one recorded, two not.
+"""What recording DDP's steps costs: steps of three equal models in turn, one recorded, two not; then whole runs.
 
-Run by hand: `python tests/benchmarks/timings.py [--rounds 60] [--steps 12] [--nproc 2]`. The second plain model is
-the null pair: what the same comparison gives where there is nothing to be seen. Where a model lies in memory makes one
-faster than its equal by some percent, however many steps it takes: so every round builds the models anew, in another
-order, and there are many rounds of few steps. In a round they take each place in the turn equally often. A small model
-stands beside the large one: what is noted of a step is much the same in both, and a large part of a short step only.
+Run by hand: `python tests/benchmarks/timings.py [--rounds 60] [--steps 12] [--runs 30] [--nproc 2]`. The second plain
+model is the null pair: what the same comparison gives where there is nothing to be seen. Where a model lies in memory
+makes one faster than its equal by some percent, however many steps it takes: so every round builds the models anew, in
+another order, and there are many rounds of few steps. In a round they take each place in the turn equally often. A
+small model stands beside the large one: what is noted of a step is much the same in both, and a large part of a short
+step only.
+
+Whole runs answer another question: whether somebody who trains the large model once recorded and once not could tell
+which is which. `--runs` times a recorded and two plain runs of one cell are made, in an order drawn anew, and each
+gives the median of its steps. So two plain runs differ by their standard deviation, and by chance.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import random
 import statistics
 import sys
 import time
@@ -52,6 +59,23 @@ step = statistics.median(times[1])
 dist.destroy_process_group()
 (found, same, step)
 """
+RUN = """
+import statistics, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DDP(torch.nn.Sequential(*[torch.nn.Linear(1000, 1000) for _ in range(10)]))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+x = torch.randn(16, 1000, generator=torch.Generator().manual_seed(dist.get_rank()))
+times = []
+for step in range(26):
+    began = time.perf_counter()
+    optimizer.zero_grad(); model(x).square().mean().backward(); optimizer.step()
+    times.append(time.perf_counter() - began)
+dist.destroy_process_group()
+del model, optimizer
+statistics.median(times[6:])
+"""
 
 
 def main() -> None:
@@ -60,12 +84,15 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=12, help="of each model in a round; of the small model, five times"
     )
+    parser.add_argument("--runs", type=int, default=30, help="whole runs of each kind")
     parser.add_argument("--nproc", type=int, default=2)
     asked = parser.parse_args()
     with nbddp.Pool(nproc=asked.nproc) as pool:
         for width, steps in ((1000, asked.steps), (100, 5 * asked.steps)):
             cell = CELL.format(width=width, steps=steps, rounds=asked.rounds)
             tell(width, list(pool.run_cell(cell, want_value=True, screen=Silent())))
+        if asked.runs > 1:
+            tell_runs(runs(pool, asked.runs))
     made = recording(64, 1000)
     began = time.perf_counter()
     timings(made, 500).png()
@@ -86,6 +113,28 @@ def tell(width: int, found: list[Any]) -> None:
         mean = f"{statistics.mean(ratios):+.1f} ± {error:.1f} % on a plain step"
         spread = f"quartiles {low:+.1f} and {high:+.1f}, all {ratios[0]:+.1f} to {ratios[-1]:+.1f}"
         print(f"  {name}: {mean}; of the rounds' ratios the median {middle:+.1f}, {spread}")
+
+
+def runs(pool: nbddp.Pool, count: int) -> dict[str, list[float]]:
+    """Seconds of a step in whole runs."""
+    found: dict[str, list[float]] = {"recorded": [], "plain": [], "plain too": []}
+    drawn = random.Random(0)
+    for _ in range(count):
+        for kind in drawn.sample([*found], 3):
+            steps = pool.run_cell(RUN, timings=kind == "recorded", want_value=True, screen=Silent())
+            found[kind].append(statistics.mean(steps))
+    return found
+
+
+def tell_runs(found: dict[str, list[float]]) -> None:
+    medians = ", ".join(f"{kind} {1000 * statistics.median(times):.1f} ms" for kind, times in found.items())
+    print(f"whole runs of the large model, {len(found['plain'])} of each kind: medians {medians}")
+    for one, other in (("plain too", "plain"), ("recorded", "plain"), ("recorded", "plain too")):
+        pairs = zip(found[one], found[other], strict=True)
+        ratios = [100 * math.log(a / b) for a, b in pairs]
+        spread = statistics.stdev(ratios)
+        mean = f"{statistics.mean(ratios):+.1f} ± {spread / len(ratios) ** 0.5:.1f} %"
+        print(f"  {one} on {other}: {mean}; one pair's standard deviation {spread:.1f} %")
 
 
 if __name__ == "__main__":
