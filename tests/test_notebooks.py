@@ -60,7 +60,7 @@ def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
             future.cancel()
 
 
-ALWAYS = 3  # every third lesson is always run, the others with `-m lessons`
+ALWAYS = 5  # every fifth lesson is always run, the others with `-m lessons`
 # saved lines must not depend on rounding: every second lesson runs with torch's plainest kernels, the others with those
 # for AVX2, and the quickstart also with the best that this processor has
 RUNS = [
