@@ -350,6 +350,18 @@ def test_after_a_failure_the_prompt_is_on_the_rank_that_failed(kernel: Kernel) -
         assert oldest.startswith("  cell line 6, in step: return 1 / (y - 2)"), place
 
 
+def test_under_pdb_on_a_failure_opens_the_prompt(kernel: Kernel) -> None:
+    assert kernel.run("%pdb on").ok
+    try:
+        done, asked = talk(kernel, FAILS, ["p y", "q"])
+        assert asked == ["rank 1 post-mortem> "] * 2
+        assert done.text().endswith("h for help, q to leave\n2\n")
+        assert done.evalue.startswith("rank 1 raised ZeroDivisionError")
+        assert "nbddp/" not in done.text()
+    finally:
+        assert kernel.run("%pdb off").ok
+
+
 def test_stop_leaves_the_prompt_after_a_failure(kernel: Kernel) -> None:
     assert not kernel.run("%%ddp\n1 / 0").ok
     cell = str(kernel.client.execute("%ddp debug", allow_stdin=True))

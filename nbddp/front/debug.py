@@ -1,5 +1,5 @@
-"""`%ddp debug`, and `%debug` after a cell that failed on a rank: the rank's frames and what its names held, and none of
-our own frames; a prompt where somebody can type, else all of it as text.
+"""`%ddp debug`, and `%debug` and `%pdb on` after a cell that failed on a rank: the rank's frames and what its names
+held, and none of our own frames; a prompt where somebody can type, else all of it as text.
 
 What failed is let go of at once (a frame would keep process groups and GPU memory alive). So the values were worded on
 the rank when it failed (`worker.failure`); what the cell has set is still there. After any other error `%debug` is
@@ -20,22 +20,18 @@ from nbddp.run.prompt import STOPS, Keyboard
 
 
 class Debug:
-    """Replaces IPython's `%debug` in one shell, and passes on to it. pool: the shell's."""
+    """Replaces one shell's `debugger`, which `%debug` and, under `%pdb on`, each error call. pool: the shell's."""
 
     def __init__(self, shell: Any, pool: Callable[[], Pool]):
         self._shell, self._pool = shell, pool
-        self._magics: dict[str, Any] = shell.magics_manager.magics["line"]
-        self._original: Any = None
+        self._original: Callable[[bool], None] = shell.debugger
 
     def install(self) -> None:
-        # not the stand-in of IPython 9, which fails once another magic of its class (`%time`) has loaded that
-        self._original = self._shell.find_line_magic("debug")
-        if self._original is not None:
-            self._magics["debug"] = self._debug
+        self._shell.debugger = self._debugger
 
     def remove(self) -> None:
-        if self._original is not None and self._magics.get("debug") == self._debug:
-            self._magics["debug"] = self._original
+        if self._shell.debugger == self._debugger:
+            self._shell.debugger = self._original
 
     def last(self) -> None:
         """`%ddp debug`: of the last run. Raises BadInput if no rank failed in it."""
@@ -45,13 +41,13 @@ class Debug:
             raise BadInput("no rank failed in the last cell; breakpoint() in a %%ddp cell stops its ranks")
         self._show(error)
 
-    def _debug(self, line: str) -> Any:
-        """After a %%ddp cell that failed: the failing rank's frames, with the values of their names.
-        Else as IPython has it."""
+    def _debugger(self, force: bool = False) -> None:
+        """After a %%ddp cell that failed: the failing rank's frames, with the values of their names. Else IPython's."""
         error = getattr(sys, "last_value", None)
-        if isinstance(error, RunFailed) and not line.strip():
-            return self._show(error)
-        return self._original(line)
+        if not isinstance(error, RunFailed):
+            self._original(force)
+        elif force or self._shell.call_pdb:
+            self._show(error)
 
     def _show(self, error: RunFailed) -> None:
         cause, typed = getattr(error, "cause", None), keyboard.for_ranks(self._shell)
