@@ -16,6 +16,14 @@ def test_cell_runs_on_every_rank_and_names_survive(four: Kernel) -> None:
     assert shown.text() == "".join(f"rank {r} │ I am {r}\n" for r in range(4))
 
 
+def test_a_cell_that_is_indented_runs_as_the_notebooks_own(four: Kernel) -> None:
+    lines = "    for word in 'ab':\n        print(word, end='')"
+    assert four.run(lines).text() == "ab"
+    assert four.run(f"%%ddp\n\n{lines}").text() == "ranks 0–3 │ ab\n"
+    assert not four.run(f"{lines}\nprint()").ok
+    assert "IndentationError: unexpected indent (cell line 2)" in four.run(f"%%ddp\n{lines}\nprint()").error
+
+
 def test_kernel_never_imports_torch(four: Kernel) -> None:
     four.run("%%ddp\nimport torch\nx = torch.ones(2)")
     assert four.run("import sys; print('torch' in sys.modules)").text() == "False\n"

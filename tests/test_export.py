@@ -39,6 +39,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
         ("files = !ls\nx", "# left out: files = !ls\nx\n", ["files = !ls"]),
         ("x?\n?x\nx", "# left out: x?\n# left out: ?x\nx\n", ["x?", "?x"]),
         ("%%time\nx = 1", "# left out: %%time\nx = 1\n", ["%%time"]),
+        ("\n  if x:\n    y = 1\n", "\nif x:\n  y = 1\n", []),
         ("%%bash\nls\necho", "# left out: %%bash\n# left out: ls\n# left out: echo\n", ["%%bash"]),
         ("s = '''\n%not a magic\n'''\n7 \\\n% 3", "s = '''\n%not a magic\n'''\n7 \\\n% 3\n", []),
     ],

@@ -429,10 +429,34 @@ def test_a_module_that_has_changed_is_told_once_for_each_change(one: nbddp.Pool,
         assert said(one, "model_of_mine.x") == [f"model_of_mine changed on disk {ANEW}"]
         assert said(one, "model_of_mine.x") == []
     file.write_text("x = 4444\n")
-    assert said(one, "import importlib; importlib.reload(model_of_mine); assert model_of_mine.x == 4444") == [
-        f"model_of_mine changed on disk {ANEW}"
-    ]
+    assert said(one, "import importlib; importlib.reload(model_of_mine); assert model_of_mine.x == 4444") == []
     assert said(one, "pass") == [], "what was read again is known"
+
+
+def test_a_module_that_autoreload_has_read_is_not_told(one: nbddp.Pool, tmp_path: Path) -> None:
+    """With each of its two ways, and not before it is on, nor where it fails."""
+    file, told = tmp_path / "net_of_mine.py", [f"net_of_mine changed on disk {ANEW}"]
+    file.write_text("def f(): return 1\n")
+    assert said(one, f"sys.path.insert(0, {str(tmp_path)!r}); import net_of_mine\n%load_ext autoreload") == []
+    file.write_text("def f(): return 22\n")
+    assert said(one, "assert net_of_mine.f() == 1") == told, "it is off"
+    for mode, value in (("2", 333), ("2", 4444), ("3", 55555)):
+        assert said(one, f"%autoreload {mode}") == []
+        file.write_text(f"def f(): return {value}\n")
+        assert said(one, f"assert net_of_mine.f() == {value}") == []
+    file.write_text("def f(: return 666666\n")
+    assert said(one, "assert net_of_mine.f() == 55555") == told
+    assert said(one, "%autoreload 0\nsys.path.pop(0); del sys.modules['net_of_mine']") == []
+
+
+def test_what_autoreload_finds_changed_when_it_is_loaded_is_told(one: nbddp.Pool, tmp_path: Path) -> None:
+    file = tmp_path / "data_of_mine.py"
+    file.write_text("x = 1\n")
+    assert said(one, f"sys.path.insert(0, {str(tmp_path)!r}); import data_of_mine") == []
+    file.write_text("x = 22\n")
+    told = said(one, "%reload_ext autoreload\n%autoreload 2\nassert data_of_mine.x == 1")
+    assert told == [f"data_of_mine changed on disk {ANEW}"]
+    assert said(one, "%autoreload 0\nsys.path.pop(0); del sys.modules['data_of_mine']") == []
 
 
 def test_a_module_that_another_folder_has_now_is_told(one: nbddp.Pool, tmp_path: Path) -> None:

@@ -281,6 +281,8 @@ def test_how_a_process_ended(code: int, words: str) -> None:
 def test_cell_keeps_its_line_numbers_and_inner_magics() -> None:
     assert cell.prepare("--nproc 2", "a\nb") == "# %%ddp --nproc 2\na\nb"
     assert cell.prepare("", "%%time\nx") == "%%time\nx"
+    assert cell.prepare("", "\n    a = 1\n\n    if a:\n        b") == "# %%ddp\n\na = 1\n\nif a:\n    b"
+    assert cell.prepare("", "    a = 1\nb") == "# %%ddp\n    a = 1\nb", "an error, as in a cell of the notebook's"
 
 
 def test_values_that_cannot_travel_say_why() -> None:

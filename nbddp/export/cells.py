@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from nbddp.errors import BadInput
 from nbddp.plan.options import LaunchSpec, parse_cell
+from nbddp.run.cell import dedented
 
 LEAVE = """\
 import torch.distributed
@@ -53,7 +54,7 @@ def _ddp_cells(cells: Iterable[str]) -> Iterable[tuple[str, str]]:
         first, _, body = cell.lstrip().partition("\n")
         magic, _, line = first.partition(" ")
         if magic == "%%ddp" and body.strip():
-            yield line.strip(), body
+            yield line.strip(), dedented(body)
 
 
 def _refuse_some_ranks(spec: LaunchSpec, number: int) -> None:

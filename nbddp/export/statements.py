@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbddp.errors import BadInput
+from nbddp.run.cell import dedented
 
 MAGIC = re.compile(r"\s*(%|!|\?)|.*\?\s*$|\s*[\w.,\[\]'\" ]+=\s*[%!]")
 TRANSPARENT = ("%%time", "%%capture", "%%prun")  # cell magics whose body is the program's
@@ -32,7 +33,7 @@ class Statement:
 
 def python(body: str, label: str) -> tuple[str, list[str]]:
     """The cell without IPython's lines, and those. Raises BadInput for what is no Python otherwise."""
-    rows = body.splitlines()
+    rows = dedented(body).splitlines()
     gone: list[str] = []
     first = next((i for i, row in enumerate(rows) if row.strip() and not row.lstrip().startswith("#")), None)
     if first is not None and rows[first].lstrip().startswith("%%"):

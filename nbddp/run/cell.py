@@ -7,6 +7,7 @@ stands in the notebook. Pure: how IPython's own syntax becomes Python is handed 
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Callable
 
 from nbddp.errors import BadInput, CellSyntaxError
@@ -16,7 +17,12 @@ def prepare(line: str, body: str) -> str:
     """What the ranks run: the body under a comment line, or bare if it starts with a cell magic of its own."""
     if body.lstrip().startswith("%%"):
         return body.lstrip()
-    return f"# %%ddp {line}".rstrip() + "\n" + body
+    return f"# %%ddp {line}".rstrip() + "\n" + dedented(body)
+
+
+def dedented(body: str) -> str:
+    """As IPython has a cell of which all lines are indented; below the comment it would not see that they are."""
+    return textwrap.dedent(body) if body.lstrip("\n")[:1] in (" ", "\t") else body
 
 
 def check(code: str, name: str, transform: Callable[[str], str]) -> None:

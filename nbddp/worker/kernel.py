@@ -154,7 +154,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         )
         self.files = CellFiles()
         self.children = Started()
-        self.modules = Modules(lambda file: failure.is_user(file, {}))
+        self.modules = Modules(lambda file: failure.is_user(file, {}), self.shell)
         self._others: list[tuple[str, str]] = []
         self.exits = Exits(lambda: self.spec is not None)
         self._set_up_shell()
@@ -432,9 +432,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 outcome["unkept"] = self.kept.unkept()
             if self.groups.handling:
                 outcome["handling"] = self.groups.handling
-            if self._others:
-                outcome["modules"] = self._others
-            self.modules.note()
+            if unread := self.modules.note(self._others):
+                outcome["modules"] = unread
             if outcome.pop("error", False):
                 buffers[:] = [self._error_bytes]
             self._send(outcome, buffers)

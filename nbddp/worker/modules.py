@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -13,17 +13,24 @@ Mark = tuple[int, int]  # when a file was written (ns), and its size
 
 
 class Modules:
-    """is_user: whether a file is neither the standard library's nor an installed package's."""
+    """is_user: whether a file is neither the standard library's nor an installed package's. shell: IPython's, of which
+    `%autoreload` may read modules anew, or patch what has changed in them."""
 
-    def __init__(self, is_user: Callable[[str], bool]):
-        self._is_user = is_user
+    def __init__(self, is_user: Callable[[str], bool], shell: Any = None):
+        self._is_user, self._shell = is_user, shell
+        self._seen: dict[str, float] = {}  # times of changed files, as `%autoreload` saw them before
         self._known: dict[str, tuple[str, Mark | None]] = {}
         self._read: dict[str, int] = {}  # by which spec each was read: a reload makes a new one
         self._newest = next(reversed(sys.modules))  # none of what was imported so far is the user's
         self._newest_read = _spec(self._newest)
 
-    def note(self) -> None:
-        """After a run: what its imports, and reloads, have read."""
+    def note(self, told: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """After a run: what its imports, and reloads, have read. Of what `others` has told, what they have not."""
+        anew = self._anew()
+        return [(name, how) for name, how in told if name not in anew and not self._autoreloaded(name)]
+
+    def _anew(self) -> set[str]:
+        anew = set()
         names = [*self._known, *self._imported()]
         self._newest = next(reversed(sys.modules))
         self._newest_read = _spec(self._newest)
@@ -32,9 +39,11 @@ class Modules:
             read = _spec(name)
             if self._read.get(name) != read:
                 self._read[name] = read
+                anew.add(name)
                 file = getattr(module, "__file__", None)
                 if isinstance(file, str) and file.endswith(".py") and name != "__main__" and self._is_user(file):
                     self._known[name] = (os.path.abspath(file), _mark(file))
+        return anew
 
     def _imported(self) -> list[str]:
         """What was imported since the last look. Only these are touched: to look at each of 3000 modules is to copy
@@ -57,7 +66,21 @@ class Modules:
             elif now is not None and now != mark:
                 found.append((name, "changed"))
                 self._known[name] = (file, now)
+        times, _ = self._autoreload()
+        self._seen = {name: times[name] for name, _ in found if name in times}
         return found
+
+    def _autoreloaded(self, name: str) -> bool:
+        """Whether `%autoreload` has read a module anew since `others`. (What it sees at first it does not read.)"""
+        times, failed = self._autoreload()
+        return name in self._seen and times.get(name) != self._seen[name] and self._known[name][0] not in failed
+
+    def _autoreload(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Of `%autoreload`, if it is loaded: module → time of its file when it was last looked at; files that it could
+        not read."""
+        found = None if self._shell is None else self._shell.magics_manager.registry.get("AutoreloadMagics")
+        reloader = getattr(found, "_reloader", None)
+        return getattr(reloader, "modules_mtimes", {}), getattr(reloader, "failed", {})
 
 
 def _spec(name: str) -> int:
