@@ -165,12 +165,19 @@ def test_errors_of_ranks_that_exit_die_or_are_well(shared: Kernel) -> None:
     shared.run(
         "%%ddp\nimport os, signal, sys\nif os.environ['RANK'] == '0': os.kill(os.getpid(), signal.SIGKILL)\nsys.exit(3)"
     )
+    shown = shared.run("%ddp errors").displays[0]
+    title, head, first, second = shown["text/plain"].splitlines()
+    assert (title[:10], " ".join(head.split())) == ("failed in ", "rank host pid error exit code error file")
+    assert "  killed by SIGKILL  " in first
+    assert second.split()[3:] == ["exited", "with", "3", "3", "<N/A>"]
+    assert "<td" in shown["text/html"]
     text = shared.run("%ddp errors --torchrun").text()
     assert "exitcode  : -9 (pid:" in text
     assert "traceback : Signal 9 (SIGKILL) received by PID" in text
     shared.run("%%ddp\n1")
     assert shared.run("%ddp errors --torchrun").text().startswith("no rank failed in Cell In[")
     assert shared.run("found = %ddp errors\nprint(found)").text() == "{}\n"
+    assert re.match(r"no rank failed in Cell In\[\d+\]$", shared.run("found").displays[0]["text/plain"])
 
 
 def test_a_cells_output_goes_where_torchrun_would_put_it(shared: Kernel, tmp_path: Path) -> None:

@@ -240,10 +240,10 @@ class DDPMagics(Magics):  # type: ignore[misc]
         run = self.pool.last_run
         if run is None:
             raise BadInput("nothing has run yet; start with %ddp run or a %%ddp cell")
-        if not command.args["torchrun"]:
-            return {rank: failure.as_dict() for rank, failure in run.failures.items()}
         program = run.request.program
         name = program.name if program is not None else f"Cell In[{run.request.cell}]"
+        if not command.args["torchrun"]:
+            return failures.Failures(name, run.failures)
         print(failures.summary(name, run.failures) if run.failures else f"no rank failed in {name}")
         return None
 

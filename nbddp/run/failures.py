@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from nbddp.base.table import Table
 from nbddp.run import outcome
 from nbddp.run.outcome import Ended
 
@@ -47,10 +48,36 @@ class Failure:
         except ValueError:
             return NOT_AVAILABLE
 
+    @property
+    def words(self) -> str:
+        """How it ended, in one line."""
+        ended = f"killed by {self.signal_name}" if self.signal_name else f"exited with {self.exitcode}"
+        raised = "" if self.exception.startswith("SystemExit") else self.exception
+        first, *more = (raised or ended).split("\n", 1)
+        return f"{first} …" if more else first
+
     def as_dict(self) -> dict[str, Any]:
         found = {**asdict(self), "signal": self.signal_name}
         del found["at_ns"]
         return found
+
+
+class Failures(dict[int, dict[str, Any]]):
+    """What `%ddp errors` gives: rank → its failure as a dict. A cell that ends with it shows a table. name: of what
+    ran."""
+
+    def __init__(self, name: str, failures: Mapping[int, Failure]) -> None:
+        super().__init__({rank: failure.as_dict() for rank, failure in failures.items()})
+        self._name = name
+        columns = ("rank", "host", "pid", "error", "exit code", "error file")
+        rows = [(f.rank, f.host, f.pid, f.words, f.exitcode, f.error_file) for f in failures.values()]
+        self._table = Table(columns, rows, f"failed in {name}")
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self._table) if self else f"no rank failed in {self._name}")
+
+    def _repr_html_(self) -> str | None:
+        return self._table._repr_html_() if self else None
 
 
 @dataclass(frozen=True)
