@@ -167,9 +167,9 @@ def test_errors_of_ranks_that_exit_die_or_are_well(shared: Kernel) -> None:
     )
     shown = shared.run("%ddp errors").displays[0]
     title, head, first, second = shown["text/plain"].splitlines()
-    assert (title[:10], " ".join(head.split())) == ("failed in ", "rank host pid error exit code error file")
+    assert (title[:10], " ".join(head.split())) == ("ranks that", "rank host pid error exit code error file")
     assert "  killed by SIGKILL  " in first
-    assert second.split()[3:] == ["exited", "with", "3", "3", "<N/A>"]
+    assert second.split()[3:] == ["exited", "with", "3", "3", "none"]
     assert "<td" in shown["text/html"]
     text = shared.run("%ddp errors --torchrun").text()
     assert "exitcode  : -9 (pid:" in text

@@ -71,7 +71,8 @@ class Failures(dict[int, dict[str, Any]]):
         self._name = name
         columns = ("rank", "host", "pid", "error", "exit code", "error file")
         rows = [(f.rank, f.host, f.pid, f.words, f.exitcode, f.error_file) for f in failures.values()]
-        self._table = Table(columns, rows, f"failed in {name}")
+        files = {"error file": lambda path: "none" if path == NOT_AVAILABLE else path}
+        self._table = Table(columns, rows, f"ranks that failed in {name}", files)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self._table) if self else f"no rank failed in {self._name}")
