@@ -174,6 +174,8 @@ def test_completion_knows_the_names_of_rank_0(four: Kernel) -> None:
     found = four.ask(four.client.complete, cell, len(cell))
     assert found["matches"] == ["my_long_name"]
     assert cell[found["cursor_start"] : found["cursor_end"]] == "my_long"
+    cell = f"\n%%time\n{cell}"
+    assert four.ask(four.client.complete, cell, len(cell))["matches"] == ["my_long_name"]
 
 
 def test_completion_knows_names_after_a_subcommand_and_their_kinds(four: Kernel) -> None:
@@ -202,11 +204,16 @@ def test_completion_knows_the_options(four: Kernel) -> None:
     for line, expected in (("%%ddp --fre", "--fresh"), ("%ddp topo", "topology"), ("%%ddp --visible o", "own")):
         found = four.ask(four.client.complete, line, len(line))
         assert found["matches"] == [expected]
+    line = "%%time\n%%ddp --fre"
+    assert four.ask(four.client.complete, line, len(line))["matches"] == ["--fresh"]
 
 
 def test_tooltips_know_the_objects_of_rank_0(four: Kernel) -> None:
     four.run("%%ddp\nimport torch")
     cell = "%%ddp\ntorch.nn.Linear(3, 4)"
+    found = four.ask(four.client.inspect, cell, cell.index("Linear") + 3)
+    assert "affine linear transformation" in found["data"]["text/plain"]
+    cell = f"%%time\n{cell}"
     found = four.ask(four.client.inspect, cell, cell.index("Linear") + 3)
     assert "affine linear transformation" in found["data"]["text/plain"]
     shown = four.run("%%ddp\ntorch.nn.Linear?")
@@ -219,6 +226,15 @@ def test_line_numbers_are_those_of_the_cell(four: Kernel) -> None:
     assert "(cell line 4, in f)" in shown.evalue
     assert f"Cell In[{number}], line 6\n" in shown.error
     assert "---->    4     return 1 / 0" in shown.error
+
+
+def test_line_numbers_count_what_is_above_the_magic_line(four: Kernel) -> None:
+    shown = four.run("\n%%time\n%%ddp\n\n1 / 0")
+    assert "(cell line 5)" in shown.error
+    assert re.search(r"         3 # %%ddp\n         4 ?\n---->    5 1 / 0", shown.error)
+    assert "invalid syntax (cell line 3); no rank" in four.run("%%time\n%%ddp\n1 +\n").error
+    again = four.run("code = '1 / 0'\nget_ipython().run_cell_magic('ddp', '', code)")
+    assert "(cell line 2)" in again.error
 
 
 def test_error_names_rank_exception_line_and_the_others(four: Kernel) -> None:

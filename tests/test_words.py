@@ -282,6 +282,11 @@ def test_cell_keeps_its_line_numbers_and_inner_magics() -> None:
     assert cell.prepare("--nproc 2", "a\nb") == "# %%ddp --nproc 2\na\nb"
     assert cell.prepare("", "%%time\nx") == "%%time\nx"
     assert cell.prepare("", "\n    a = 1\n\n    if a:\n        b") == "# %%ddp\n\na = 1\n\nif a:\n    b"
+    assert cell.prepare("-o x", "a", ["", "%%time"]) == "#\n# %%time\n# %%ddp -o x\na"
+    assert cell.rows_above("\n%%time\n%%ddp -o x\n\na\n\n", "\na\n") == ["", "%%time"]
+    assert (
+        cell.rows_above("%%ddp\na", "a") == cell.rows_above("%%time\n%%ddp\nb", "a") == cell.rows_above("", "a") == []
+    )
     assert cell.prepare("", "    a = 1\nb") == "# %%ddp\n    a = 1\nb", "an error, as in a cell of the notebook's"
 
 

@@ -140,7 +140,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self.pool.ask_ahead()
         spec = options.parse_cell(line)
         number = self._number()
-        code = cells.prepare(line, body)
+        code = cells.prepare(line, body, cells.rows_above(self.shell.history_manager.input_hist_raw[-1], body))
         cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
         ran = Ran(number, line, body, where=self._where())
         try:

@@ -1,6 +1,6 @@
 """A cell's text before any rank sees it: is it there, does it compile, which line is which.
 
-The magic line is kept as a comment, so that line numbers are those of the cell as it
+The magic line is kept as a comment, as are the rows above it, so that line numbers are those of the cell as it
 stands in the notebook. Pure: how IPython's own syntax becomes Python is handed in.
 """
 
@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from nbddp.errors import BadInput, CellSyntaxError
 
 
-def prepare(line: str, body: str) -> str:
-    """What the ranks run: the body under a comment line, or bare if it starts with a cell magic of its own."""
+def prepare(line: str, body: str, above: Sequence[str] = ()) -> str:
+    """What the ranks run: the body under a comment line, or bare if it starts with a cell magic of its own. above: as
+    `rows_above` gives it."""
     if body.lstrip().startswith("%%"):
         return body.lstrip()
-    return f"# %%ddp {line}".rstrip() + "\n" + dedented(body)
+    rows = [f"# {row}".rstrip() for row in (*above, f"%%ddp {line}")]
+    return "\n".join([*rows, dedented(body)])
+
+
+def rows_above(raw: str, body: str) -> list[str]:
+    """Rows of a cell above its `%%ddp` line: empty ones, and cell magics such as `%%time`; none if `body` is not that
+    of the cell `raw`."""
+    rows, own = raw.rstrip().splitlines(), body.rstrip().splitlines()
+    at = len(rows) - len(own) - 1
+    return rows[:at] if at > 0 and rows[at].startswith("%%ddp") and rows[at + 1 :] == own else []
 
 
 def dedented(body: str) -> str:
