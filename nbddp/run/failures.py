@@ -71,14 +71,17 @@ class Failures(dict[int, dict[str, Any]]):
         self._name = name
         columns = ("rank", "host", "pid", "error", "exit code", "error file")
         rows = [(f.rank, f.host, f.pid, f.words, f.exitcode, f.error_file) for f in failures.values()]
-        files = {"error file": lambda path: "none" if path == NOT_AVAILABLE else path}
-        self._table = Table(columns, rows, f"ranks that failed in {name}", files)
+        self._table = Table(columns, rows, f"ranks that failed in {name}", {"error file": _path})
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self._table) if self else f"no rank failed in {self._name}")
 
     def _repr_html_(self) -> str | None:
         return self._table._repr_html_() if self else None
+
+
+def _path(file: str) -> str:
+    return "none" if file == NOT_AVAILABLE else file
 
 
 @dataclass(frozen=True)
