@@ -187,6 +187,12 @@ def history() -> None:
         del InteractiveShell._format_exception_for_storage
 
 
+def autoreload() -> None:
+    from nbddp.seams import ipykernel_seams
+
+    ipykernel_seams.autoreload = lambda shell: ({}, {})
+
+
 def nccls_recorder() -> None:
     import torch.distributed as dist
 
@@ -225,6 +231,7 @@ AWAY: dict[str, Callable[[], None]] = {
     "import of the compiler": compiler,
     "history of errors": history,
     "traceback of a reply": traceback_of_reply,
+    "files of autoreload": autoreload,
 }
 # What torch or ipykernel cannot do without, even where only their own functions look for it
 KEPT = {

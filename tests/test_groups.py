@@ -135,7 +135,7 @@ def test_the_next_cell_meets_elsewhere_if_the_process_that_held_the_stores_was_k
     [port] = set(two.run_cell(PREPARE + "int(os.environ['MASTER_PORT'])", want_value=True, screen=Silent()))
     stores = two.group.stores
     assert stores is not None
-    for process in psutil.Process().children(recursive=True):
+    for process in psutil.Process(two.agent.hello["pid"]).children(recursive=True):
         if any(c.status == "LISTEN" and c.laddr.port == port for c in process.net_connections()):
             process.kill()
     while stores.serves:  # until the agent has told

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -390,18 +391,25 @@ def test_panels_that_are_closed_leave_nothing(shown: Kernel) -> None:
     until(shown, from_here, lambda count: count == 1)
 
 
-def test_when_the_kernel_restarts_picture_and_words_stay_and_no_process_does(new_kernel: Kernel) -> None:
+@pytest.fixture
+def cold_kernel(tmp_path: Path) -> Iterator[Kernel]:
+    """A kernel of the test's own, with all processes under it."""
+    with loaded(str(tmp_path), warm=False) as made:
+        yield made
+
+
+def test_when_the_kernel_restarts_picture_and_words_stay_and_no_process_does(cold_kernel: Kernel) -> None:
     """Under an open panel that has started a pool and draws it."""
-    first = new_kernel.run("%ddp panel")
+    first = cold_kernel.run("%ddp panel")
     ident, _ = [c["transient"]["display_id"] for _, kind, c in first.messages if kind == "display_data"]
-    assert new_kernel.run("from nbddp.front.magics import standing_pool\nimport json, psutil\n"
+    assert cold_kernel.run("from nbddp.front.magics import standing_pool\nimport json, psutil\n"
                           "standing_pool().start()").ok  # fmt: skip
-    below = asked(new_kernel, "[[p.pid, p.create_time()] for p in psutil.Process().children(recursive=True)]")
+    below = asked(cold_kernel, "[[p.pid, p.create_time()] for p in psutil.Process().children(recursive=True)]")
     assert len(below) > 3
-    new_kernel.client.shutdown(restart=True)
+    cold_kernel.client.shutdown(restart=True)
     end, last = time.monotonic() + 60, None
     while last is None and time.monotonic() < end:
-        message = new_kernel.client.get_iopub_msg(timeout=60)
+        message = cold_kernel.client.get_iopub_msg(timeout=60)
         content = message["content"]
         if message["msg_type"] == "update_display_data" and content["transient"]["display_id"] == ident:
             last = content["data"]

@@ -176,7 +176,7 @@ got = [answers.get(timeout=40)]; tasks.put(second); got.append(answers.get(timeo
 
 
 def test_nothing_of_a_cell_runs_twice(one: nbddp.Pool) -> None:
-    code = "print('once', flush=True)\ndef child(i): print('child', i, flush=True)\ntmp.spawn(child, nprocs=2)"
+    code = "print('once', flush=True)\ndef child(i): sys.stdout.write(f'child {i}\\n')\ntmp.spawn(child, nprocs=2)"
     assert value(one, code) is None
     assert sorted(printed(one)) == ["child 0", "child 1", "once"]
 
@@ -434,7 +434,8 @@ def test_a_module_that_has_changed_is_told_once_for_each_change(one: nbddp.Pool,
 
 
 def test_a_module_that_autoreload_has_read_is_not_told(one: nbddp.Pool, tmp_path: Path) -> None:
-    """With each of its two ways, and not before it is on, nor where it fails."""
+    """With each of its two ways, and not before it is on, nor where it fails. (Each text has another length: what is
+    compiled is known by that, and by whole seconds.)"""
     file, told = tmp_path / "net_of_mine.py", [f"net_of_mine changed on disk {ANEW}"]
     file.write_text("def f(): return 1\n")
     assert said(one, f"sys.path.insert(0, {str(tmp_path)!r}); import net_of_mine\n%load_ext autoreload") == []
@@ -444,7 +445,7 @@ def test_a_module_that_autoreload_has_read_is_not_told(one: nbddp.Pool, tmp_path
         assert said(one, f"%autoreload {mode}") == []
         file.write_text(f"def f(): return {value}\n")
         assert said(one, f"assert net_of_mine.f() == {value}") == []
-    file.write_text("def f(: return 666666\n")
+    file.write_text("def f(: return 6666666\n")
     assert said(one, "assert net_of_mine.f() == 55555") == told
     assert said(one, "%autoreload 0\nsys.path.pop(0); del sys.modules['net_of_mine']") == []
 

@@ -105,6 +105,7 @@ TRIED = {
     "_supports_kernel_subshells": "status messages", "_flush_pending": "flush before a display",
     **dict.fromkeys(("_get_shell_context_var", "_shell_parent_ident", "_parent_ident"), "questions of a cell"),
     "_format_exception_for_storage": "history of errors", "_last_traceback": "traceback of a reply",
+    "_reloader": "files of autoreload",
     "_mux_stream": "client's connection",
     "_control_stream": "client's connection", "_query_stream": "client's connection",
     "_distributed_c10d": "flight recorder", "_dump_nccl_trace_json": "NCCL's flight recorder",
@@ -179,9 +180,9 @@ def test_no_module_is_looked_at_that_workers_share(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "shared_by_workers", Shared("shared_by_workers"))
     monkeypatch.setitem(sys.modules, "newest_by_now", types.ModuleType("newest_by_now"))
     modules = Modules(lambda file: True)
-    modules.note()
+    modules.note([])
     monkeypatch.setitem(sys.modules, "imported_by_a_cell", types.ModuleType("imported_by_a_cell"))
-    modules.note()
+    modules.note([])
     with ipykernel_seams.unlisted_modules():
         from ipykernel import ipkernel
 

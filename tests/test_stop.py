@@ -57,7 +57,7 @@ AFTER = "%%ddp --nproc 2\nimport os\nprint('works', os.environ['WORLD_SIZE'])"
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    with loaded(str(tmp_path_factory.mktemp("stop"))) as kernel:
+    with loaded(str(tmp_path_factory.mktemp("stop")), warm=False) as kernel:  # all processes are under it
         assert kernel.run("given = list(range(1000))").ok
         yield kernel
 

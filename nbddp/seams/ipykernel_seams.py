@@ -95,6 +95,14 @@ def words_history(shell: Any) -> bool:
     return hasattr(shell, "_format_exception_for_storage")
 
 
+def autoreload(shell: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """Of `%autoreload`, if it is loaded: module → time of its file when it was last looked at; files that it could not
+    read."""
+    loaded = None if shell is None else shell.magics_manager.registry.get("AutoreloadMagics")
+    reloader = getattr(loaded, "_reloader", None)
+    return getattr(reloader, "modules_mtimes", {}), getattr(reloader, "failed", {})
+
+
 def reads_traceback() -> bool:
     """Whether ipykernel answers with what `no_traceback` sets."""
     from ipykernel.ipkernel import IPythonKernel

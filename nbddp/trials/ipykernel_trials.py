@@ -91,6 +91,13 @@ def traceback_of_a_reply() -> None:
     expect(ipykernel_seams.reads_traceback(), "ipykernel's reply takes its traceback from elsewhere")
 
 
+def files_of_autoreload() -> None:
+    with shell() as made:
+        made.run_line_magic("load_ext", "autoreload")
+        times, failed = ipykernel_seams.autoreload(made)
+        expect(times.get("nbddp") and isinstance(failed, dict), "%autoreload keeps the times of files in another way")
+
+
 def clients_connection() -> None:
     from ipyparallel import Client
 
@@ -119,6 +126,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "topics of messages": topics,
     "history of errors": history_of_errors,
     "traceback of a reply": traceback_of_a_reply,
+    "files of autoreload": files_of_autoreload,
     "client's connection": clients_connection,
     "engine's kernel": engines_kernel,
     "controller's processes": controllers_processes,

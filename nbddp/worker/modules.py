@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
 
+from nbddp.seams import ipykernel_seams
+
 Mark = tuple[int, int]  # when a file was written (ns), and its size
 
 
@@ -18,16 +20,18 @@ class Modules:
 
     def __init__(self, is_user: Callable[[str], bool], shell: Any = None):
         self._is_user, self._shell = is_user, shell
-        self._seen: dict[str, float] = {}  # times of changed files, as `%autoreload` saw them before
+        # times of files that `%autoreload` keeps, and what those of changed files were before the run
+        self._times: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
         self._known: dict[str, tuple[str, Mark | None]] = {}
-        self._read: dict[str, int] = {}  # by which spec each was read: a reload makes a new one
+        self._read: dict[str, Any] = {}  # by which spec each was read: a reload makes a new one
         self._newest = next(reversed(sys.modules))  # none of what was imported so far is the user's
         self._newest_read = _spec(self._newest)
 
     def note(self, told: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         """After a run: what its imports, and reloads, have read. Of what `others` has told, what they have not."""
         anew = self._anew()
-        return [(name, how) for name, how in told if name not in anew and not self._autoreloaded(name)]
+        return [(name, how) for name, how in told if not self._was_read(name, anew)]
 
     def _anew(self) -> set[str]:
         anew = set()
@@ -37,7 +41,7 @@ class Modules:
         for name in names:
             module = sys.modules.get(name)
             read = _spec(name)
-            if self._read.get(name) != read:
+            if name not in self._read or self._read[name] is not read:
                 self._read[name] = read
                 anew.add(name)
                 file = getattr(module, "__file__", None)
@@ -48,7 +52,7 @@ class Modules:
     def _imported(self) -> list[str]:
         """What was imported since the last look. Only these are touched: to look at each of 3000 modules is to copy
         10 MB that a forked worker shares with the others."""
-        if self._newest not in sys.modules or _spec(self._newest) != self._newest_read:
+        if self._newest not in sys.modules or _spec(self._newest) is not self._newest_read:
             return list(sys.modules)  # it was taken out, and perhaps read again
         return list(takewhile(lambda name: name != self._newest, reversed(sys.modules)))
 
@@ -66,25 +70,22 @@ class Modules:
             elif now is not None and now != mark:
                 found.append((name, "changed"))
                 self._known[name] = (file, now)
-        times, _ = self._autoreload()
-        self._seen = {name: times[name] for name, _ in found if name in times}
+        self._times, _ = ipykernel_seams.autoreload(self._shell)
+        self._seen = {name: self._times[name] for name, _ in found if name in self._times}
         return found
 
-    def _autoreloaded(self, name: str) -> bool:
-        """Whether `%autoreload` has read a module anew since `others`. (What it sees at first it does not read.)"""
-        times, failed = self._autoreload()
-        return name in self._seen and times.get(name) != self._seen[name] and self._known[name][0] not in failed
-
-    def _autoreload(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Of `%autoreload`, if it is loaded: module → time of its file when it was last looked at; files that it could
-        not read."""
-        found = None if self._shell is None else self._shell.magics_manager.registry.get("AutoreloadMagics")
-        reloader = getattr(found, "_reloader", None)
-        return getattr(reloader, "modules_mtimes", {}), getattr(reloader, "failed", {})
+    def _was_read(self, name: str, anew: set[str]) -> bool:
+        """Whether a module was read anew since `others`. A file that `%autoreload` sees at first it does not read (when
+        it is loaded, also again); where it cannot read one, the module has a new spec and its old content."""
+        times, failed = ipykernel_seams.autoreload(self._shell)
+        seen = times.get(name)
+        if seen is not None and failed.get(self._known[name][0]) == seen:
+            return False
+        return name in anew or (times is self._times and name in self._seen and seen != self._seen[name])
 
 
-def _spec(name: str) -> int:
-    return id(getattr(sys.modules.get(name), "__spec__", None))
+def _spec(name: str) -> Any:
+    return getattr(sys.modules.get(name), "__spec__", None)
 
 
 def _mark(file: str) -> Mark | None:
