@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import IPython
 import psutil
 import pytest
 
@@ -388,7 +389,9 @@ def test_debug_shows_the_ranks_frames_with_values_and_none_of_ours(new_kernel: K
 
 
 def asked_by_debugger(kernel: Kernel) -> str:
-    """What IPython's debugger asks for a command with; it is told to quit."""
+    """What IPython's debugger asks for a command with; it is told to quit. After an error ipykernel 6 drops what is
+    sent at once, and `run` sends it again."""
+    assert kernel.run("pass").ok
     cell = kernel.client.execute("%debug", allow_stdin=True)
     prompt: str = kernel.client.get_stdin_msg(timeout=30)["content"]["prompt"]
     kernel.client.input("q")
@@ -441,12 +444,12 @@ def test_a_module_that_autoreload_has_read_is_not_told(one: nbddp.Pool, tmp_path
     assert said(one, f"sys.path.insert(0, {str(tmp_path)!r}); import net_of_mine\n%load_ext autoreload") == []
     file.write_text("def f(): return 22\n")
     assert said(one, "assert net_of_mine.f() == 1") == told, "it is off"
-    for mode, value in (("2", 333), ("2", 4444), ("3", 55555)):
+    for mode, value in (("2", 333), ("2", 4444), *[("3", 55555)] * (IPython.version_info >= (8,))):
         assert said(one, f"%autoreload {mode}") == []
         file.write_text(f"def f(): return {value}\n")
         assert said(one, f"assert net_of_mine.f() == {value}") == []
     file.write_text("def f(: return 6666666\n")
-    assert said(one, "assert net_of_mine.f() == 55555") == told
+    assert said(one, f"assert net_of_mine.f() == {value}") == told
     assert said(one, "%autoreload 0\nsys.path.pop(0); del sys.modules['net_of_mine']") == []
 
 

@@ -287,7 +287,6 @@ def test_cell_keeps_its_line_numbers_and_inner_magics() -> None:
     assert (
         cell.rows_above("%%ddp\na", "a") == cell.rows_above("%%time\n%%ddp\nb", "a") == cell.rows_above("", "a") == []
     )
-    assert cell.prepare("", "    a = 1\nb") == "# %%ddp\n    a = 1\nb", "an error, as in a cell of the notebook's"
 
 
 def test_values_that_cannot_travel_say_why() -> None:

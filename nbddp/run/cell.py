@@ -7,7 +7,6 @@ stands in the notebook. Pure: how IPython's own syntax becomes Python is handed 
 from __future__ import annotations
 
 import ast
-import textwrap
 from collections.abc import Callable, Sequence
 
 from nbddp.errors import BadInput, CellSyntaxError
@@ -31,8 +30,14 @@ def rows_above(raw: str, body: str) -> list[str]:
 
 
 def dedented(body: str) -> str:
-    """As IPython has a cell of which all lines are indented; below the comment it would not see that they are."""
-    return textwrap.dedent(body) if body.lstrip("\n")[:1] in (" ", "\t") else body
+    """As IPython has a cell whose first line is indented; below the comment it would not see that it is."""
+    rows = body.splitlines(keepends=True)
+    first = next((i for i, row in enumerate(rows) if row.strip()), 0)
+    if not rows or not rows[first][0].isspace():
+        return body
+    from IPython.core.inputtransformer2 import leading_indent
+
+    return "".join([*rows[:first], *leading_indent(rows[first:])])
 
 
 def check(code: str, name: str, transform: Callable[[str], str]) -> None:
