@@ -436,10 +436,12 @@ pairs.check, known_check = lambda *_: False, pairs.check
 groups = get_ipython().kernel.groups
 if os.environ['RANK'] == '1': groups._through = lambda group, more: 2
 else: module.CONNECTING, was = 0.2, module.CONNECTING
-dist.init_process_group(); dist.destroy_process_group()
-if os.environ['RANK'] == '1': del groups._through
-else: module.CONNECTING = was
-pairs.check = known_check
+try:
+    dist.init_process_group(); dist.destroy_process_group()
+finally:  # else all tests that follow hang
+    if os.environ['RANK'] == '1': del groups._through
+    else: module.CONNECTING = was
+    pairs.check = known_check
 dist.is_initialized()"""
     found = two.run_cell(code, want_value=True, screen=Silent())
     assert list(found) == [False, False]
