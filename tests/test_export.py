@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from nbddp.errors import BadInput
+from nbddp.export import script
 from nbddp.export.notebook import cells_of
 from nbddp.export.program import Cell, program
 from nbddp.export.statements import indented, python
@@ -245,6 +246,9 @@ def test_a_file_gives_its_cells_by_number_or_tag_and_pushed_literals() -> None:
     ]  # fmt: skip
     assert [c.body for c in cells_of(book, "n.ipynb", (5,), "")] == ["lr = 0.5\n", "b = 1"]
     assert [c.body for c in cells_of(book, "n.ipynb", None, "train")] == ["lr = 0.5\n", "a = lr"]
+    timed = notebook(("\n%%time\n%%ddp -o x\n  a = 1", 1, []), ("%%bash\n%%ddp\nls", 2, []))
+    assert cells_of(timed, "n.ipynb", None, "") == [Cell("In[1]", "-o x", "  a = 1")]
+    assert "\na = 1\n" in script(["%%time\n%%ddp -o x\n  a = 1", "%%bash\n%%ddp\nls"])
     with pytest.raises(BadInput, match=r"n.ipynb has no %%ddp cell In\[4\]"):
         cells_of(book, "n.ipynb", (4,), "")
     with pytest.raises(BadInput, match="no %%ddp cell with the tag test"):

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from nbddp.errors import BadInput
 from nbddp.plan.options import LaunchSpec, parse_cell
-from nbddp.run.cell import dedented
+from nbddp.run.cell import dedented, parted
 
 LEAVE = """\
 import torch.distributed
@@ -51,10 +51,9 @@ def script(cells: Iterable[str]) -> str:
 def _ddp_cells(cells: Iterable[str]) -> Iterable[tuple[str, str]]:
     """The line and the body of each `%%ddp` cell."""
     for cell in cells:
-        first, _, body = cell.lstrip().partition("\n")
-        magic, _, line = first.partition(" ")
-        if magic == "%%ddp" and body.strip():
-            yield line.strip(), dedented(body)
+        found = parted(cell)
+        if found is not None and found.body.strip():
+            yield found.line, dedented(found.body)
 
 
 def _refuse_some_ranks(spec: LaunchSpec, number: int) -> None:

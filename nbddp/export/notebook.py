@@ -8,6 +8,7 @@ from typing import Any
 
 from nbddp.errors import BadInput
 from nbddp.export.program import Cell
+from nbddp.run.cell import parted
 
 
 def cells_of(notebook: Mapping[str, Any], name: str, numbers: Collection[int] | None, tag: str) -> list[Cell]:
@@ -25,19 +26,18 @@ def cells_of(notebook: Mapping[str, Any], name: str, numbers: Collection[int] | 
         number = cell.get("execution_count")
         label = f"In[{number}]" if number else f"cell {i} of {name}"
         text = "".join(cell.get("source", ()))
-        first, _, body = text.lstrip().partition("\n")
-        magic, _, line = first.partition(" ")
-        if magic != "%%ddp":
+        own = parted(text)
+        if own is None:
             found += _pushed(text, label, known)
             continue
-        if not body.strip():
+        if not own.body.strip():
             continue
         if numbers is not None and number not in numbers:
             continue
         if tag and tag not in cell.get("metadata", {}).get("tags", ()):
             continue
         seen.add(number)
-        found.append(Cell(label, line.strip(), body))
+        found.append(Cell(label, own.line, own.body))
     _refuse(found, name, [n for n in numbers or () if n not in seen], tag)
     return found
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbddp.errors import BadInput
-from nbddp.run.cell import dedented
+from nbddp.run.cell import AROUND, dedented
 
 MAGIC = re.compile(r"\s*(%|!|\?)|.*\?\s*$|\s*[\w.,\[\]'\" ]+=\s*[%!]")
-TRANSPARENT = ("%%time", "%%capture", "%%prun")  # cell magics whose body is the program's
+TRANSPARENT = AROUND - {"%%timeit"}  # cell magics whose body is the program's
 LEFT_OUT = "# left out: "
 STRINGS = {"FSTRING_START": 1, "FSTRING_END": -1, "TSTRING_START": 1, "TSTRING_END": -1}
 
@@ -38,7 +38,7 @@ def python(body: str, label: str) -> tuple[str, list[str]]:
     first = next((i for i, row in enumerate(rows) if row.strip() and not row.lstrip().startswith("#")), None)
     if first is not None and rows[first].lstrip().startswith("%%"):
         magic = rows[first].strip()
-        if not magic.startswith(TRANSPARENT) or magic.startswith("%%timeit"):
+        if magic.split()[0] not in TRANSPARENT:
             return "".join(f"{LEFT_OUT}{row}\n" for row in rows), [magic]
         rows[first] = f"{LEFT_OUT}{magic}"
         gone.append(magic)

@@ -15,6 +15,7 @@ from IPython.core import completer as ipython_completer
 
 from nbddp.front import commands
 from nbddp.plan import options
+from nbddp.run.cell import Parted, parted
 
 COMPLETION: Any = getattr(ipython_completer, "SimpleCompletion", SimpleNamespace)
 TYPES = "jupyter_types_experimental"  # the messaging protocol has it with an underscore
@@ -56,8 +57,8 @@ class Assistant:
     def match(self, context: Any) -> Any:
         """IPython's matcher: completions at the cursor; in %ddp and %%ddp lines only nbddp's own."""
         until = context.text_until_cursor
-        top = _top(context.full_text)
-        if until.startswith("%%ddp ") and context.cursor_line == top:
+        cell = parted(context.full_text)
+        if cell is not None and until.startswith("%%ddp ") and context.cursor_line == cell.top:
             return _words(options.complete_cell(until[6:]), until)
         if until.lstrip().startswith("%ddp "):
             line = until.lstrip()[5:]
@@ -65,8 +66,8 @@ class Assistant:
             if not found and line.split()[:1] and line.split()[0] in commands.SCRIPTS:
                 return {"completions": []}  # the script's own words, which IPython completes as files
             return _words(found, until)
-        if top is not None and context.cursor_line > top:
-            return self._on_rank_0(context, top)
+        if cell is not None and context.cursor_line > cell.top:
+            return self._on_rank_0(cell, context)
         return {"completions": []}
 
     def _names(self, line: str) -> list[str]:
@@ -82,10 +83,10 @@ class Assistant:
         taken = words[:-1] if current else words
         return sorted(n for n in known if n.startswith(current) and not n.startswith("_") and n not in taken)
 
-    def _on_rank_0(self, context: Any, top: int) -> Any:
-        rows = context.full_text.split("\n")
-        body = "\n".join(rows[top + 1 :])
-        cursor = sum(len(r) + 1 for r in rows[top + 1 : context.cursor_line]) + len(context.text_until_cursor)
+    def _on_rank_0(self, cell: Parted, context: Any) -> Any:
+        body = cell.body
+        before = body.split("\n")[: context.cursor_line - cell.top - 1]
+        cursor = sum(len(row) + 1 for row in before) + len(context.text_until_cursor)
         answer = self.pool().ask(0, {"op": "complete", "code": body, "cursor_pos": cursor}, PATIENCE)
         if not answer or not answer.get("matches"):
             return {"completions": []}
@@ -115,27 +116,15 @@ class Assistant:
 
     def do_inspect(self, code: str, cursor_pos: int, *args: Any, **kwargs: Any) -> Any:
         """The kernel's inspect request: for the body of a `%%ddp` cell, rank 0 answers."""
-        top = _top(code)
-        rows = code.split("\n")[: 1 + (top or 0)]
-        start = sum(len(row) + 1 for row in rows)
-        body, at = code[start:], cursor_pos - start
-        if top is not None and at >= 0:
+        cell = parted(code)
+        at = -1 if cell is None else cursor_pos - len(code) + len(cell.body)
+        if cell is not None and cell.body and at >= 0:
             detail = args[0] if args else kwargs.get("detail_level", 0)
-            question = {"op": "inspect", "code": body, "cursor_pos": at, "detail_level": detail}
+            question = {"op": "inspect", "code": cell.body, "cursor_pos": at, "detail_level": detail}
             answer = self.pool().ask(0, question, PATIENCE)
             if answer and answer.get("found"):
                 return answer
         return self._inspect(code, cursor_pos, *args, **kwargs)
-
-
-def _top(cell: str) -> int | None:
-    """Which row of a cell is its `%%ddp` line: above it may be empty ones, and cell magics such as `%%time`."""
-    for number, row in enumerate(cell.split("\n")):
-        if row.startswith("%%ddp"):
-            return number
-        if row.strip() and not row.startswith("%%"):
-            break
-    return None
 
 
 def _words(found: list[str], until: str) -> Any:

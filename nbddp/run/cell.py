@@ -8,8 +8,31 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from nbddp.errors import BadInput, CellSyntaxError
+
+AROUND = {"%%capture", "%%prun", "%%time", "%%timeit"}  # cell magics that run what is below them as a cell
+
+
+class Parted(NamedTuple):
+    """A `%%ddp` cell as it is written. top: which row its magic line is; line: what follows `%%ddp` there."""
+
+    top: int
+    line: str
+    body: str
+
+
+def parted(cell: str) -> Parted | None:
+    """None if it is no `%%ddp` cell. Above the magic line may be empty rows, and magics of AROUND."""
+    rows = cell.split("\n")
+    for top, row in enumerate(rows):
+        magic, _, line = row.strip().partition(" ")
+        if magic == "%%ddp":
+            return Parted(top, line.strip(), "\n".join(rows[top + 1 :]))
+        if magic and magic not in AROUND:
+            break
+    return None
 
 
 def prepare(line: str, body: str, above: Sequence[str] = ()) -> str:
@@ -22,8 +45,7 @@ def prepare(line: str, body: str, above: Sequence[str] = ()) -> str:
 
 
 def rows_above(raw: str, body: str) -> list[str]:
-    """Rows of a cell above its `%%ddp` line: empty ones, and cell magics such as `%%time`; none if `body` is not that
-    of the cell `raw`."""
+    """Rows above the `%%ddp` line of a cell that runs, whatever they are; none if `body` is not that of `raw`."""
     rows, own = raw.rstrip().splitlines(), body.rstrip().splitlines()
     at = len(rows) - len(own) - 1
     return rows[:at] if at > 0 and rows[at].startswith("%%ddp") and rows[at + 1 :] == own else []
