@@ -140,6 +140,13 @@ def four(kernel: Kernel) -> Kernel:
 
 
 @pytest.fixture
+def cold_kernel(tmp_path: Path) -> Iterator[Kernel]:
+    """A kernel of the test's own, with nbddp loaded: all processes are under it, and it leaves none to another."""
+    with loaded(str(tmp_path), warm=False) as made:
+        yield made
+
+
+@pytest.fixture
 def new_kernel(tmp_path: Path) -> Iterator[Kernel]:
     """A kernel of the test's own, with nbddp loaded."""
     with loaded(str(tmp_path)) as made:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from nbddp.agent import home as homes
-from tests.kernels import Kernel, loaded
+from tests.kernels import Kernel
 
 BUSY = (
     "%%ddp\nimport torch, torch.distributed as dist, os, time\ndist.init_process_group('gloo')\nkept = 5\n"
@@ -62,15 +62,8 @@ class Pool:
 
 
 @pytest.fixture
-def new_kernel(tmp_path: Path) -> Iterator[Kernel]:
-    """A kernel that leaves no warm process to another."""
-    with loaded(str(tmp_path), warm=False) as made:
-        yield made
-
-
-@pytest.fixture
-def pool(new_kernel: Kernel) -> Pool:
-    return Pool(new_kernel)
+def pool(cold_kernel: Kernel) -> Pool:
+    return Pool(cold_kernel)
 
 
 def test_kernel_killed_while_a_cell_runs(pool: Pool) -> None:
@@ -126,27 +119,27 @@ def test_machine_suspended_and_resumed(pool: Pool) -> None:
     assert shown.text() == "ranks 0–1 │ 7 2.0\n", shown.error
 
 
-def test_stop_while_the_pool_starts(new_kernel: Kernel) -> None:
+def test_stop_while_the_pool_starts(cold_kernel: Kernel) -> None:
     """Workers that are half started are found again by the next cell."""
-    new_kernel.run("%ddp start --nproc 1")
-    cell = new_kernel.send("%ddp start --nproc 6")
+    cold_kernel.run("%ddp start --nproc 1")
+    cell = cold_kernel.send("%ddp start --nproc 6")
     while True:
-        message = new_kernel.client.get_iopub_msg(timeout=60)
+        message = cold_kernel.client.get_iopub_msg(timeout=60)
         if "starting 5 workers" in str(message["content"].get("data", "")):
             break
-    new_kernel.interrupt()
-    shown = new_kernel.collect(cell)
+    cold_kernel.interrupt()
+    shown = cold_kernel.collect(cell)
     assert shown.ok or shown.reply["ename"] == "CommandStopped", shown.error
-    after = new_kernel.run("%%ddp --nproc 6\nimport os; print(os.environ['RANK'] in '012345')")
+    after = cold_kernel.run("%%ddp --nproc 6\nimport os; print(os.environ['RANK'] in '012345')")
     assert after.text().endswith("ranks 0–5 │ True\n"), after.error
-    pids = new_kernel.run("%%ddp -o pids\nimport os; os.getpid()\n")
+    pids = cold_kernel.run("%%ddp -o pids\nimport os; os.getpid()\n")
     assert pids.ok, pids.error
-    held = new_kernel.run(AGENT + "print(sum(c['kind'] == 'worker' for c in agent.request('status')['children']))")
+    held = cold_kernel.run(AGENT + "print(sum(c['kind'] == 'worker' for c in agent.request('status')['children']))")
     assert held.text().strip() == "6"
 
 
-def test_signal_handlers_are_as_before_after_a_run(new_kernel: Kernel) -> None:
-    before = new_kernel.run("import signal; print(signal.getsignal(signal.SIGINT))").text()
-    new_kernel.run("%%ddp --nproc 1\n1")
-    assert new_kernel.run("print(signal.getsignal(signal.SIGINT))").text() == before
+def test_signal_handlers_are_as_before_after_a_run(cold_kernel: Kernel) -> None:
+    before = cold_kernel.run("import signal; print(signal.getsignal(signal.SIGINT))").text()
+    cold_kernel.run("%%ddp --nproc 1\n1")
+    assert cold_kernel.run("print(signal.getsignal(signal.SIGINT))").text() == before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -389,13 +388,6 @@ def test_panels_that_are_closed_leave_nothing(shown: Kernel) -> None:
     assert done.ok, done.error
     assert asked(shown, "[len(made) > 30, all(before), [i in _instances for i in made].count(True)]") == [True, True, 0]
     until(shown, from_here, lambda count: count == 1)
-
-
-@pytest.fixture
-def cold_kernel(tmp_path: Path) -> Iterator[Kernel]:
-    """A kernel of the test's own, with all processes under it."""
-    with loaded(str(tmp_path), warm=False) as made:
-        yield made
 
 
 def test_when_the_kernel_restarts_picture_and_words_stay_and_no_process_does(cold_kernel: Kernel) -> None:

@@ -72,7 +72,7 @@ SEAMS = (
     Seam("topics of messages", IPYKERNEL, "outcomes are sent under a topic of our own"),
     Seam("history of errors", IPYTHON, "a cell that fails within torch ends up to 1 s later"),
     Seam("traceback of a reply", IPYTHON, "replies carry the traceback of an earlier cell"),
-    Seam("files of autoreload", IPYTHON, "a module that %autoreload has read anew is reported as changed"),
+    Seam("files of autoreload", IPYTHON, "a module that %autoreload has reloaded is reported as changed"),
     Seam("client's connection", IPYPARALLEL, "no cell runs", needed=True),
     Seam("engine's kernel", IPYPARALLEL, "no cell runs", needed=True),
     Seam("controller's processes", IPYPARALLEL, "a killed controller may leave a process behind"),
