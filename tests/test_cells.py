@@ -221,6 +221,22 @@ def test_tooltips_know_the_objects_of_rank_0(four: Kernel) -> None:
     assert any("affine linear transformation" in d.get("text/plain", "") for d in shown.displays)
 
 
+def test_load_brings_a_file_into_the_cell_and_the_cell_stays_one_for_the_ranks(four: Kernel, tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("width = 8\n")
+    for above in ("%%ddp --nproc 4", "%%time\n%%ddp"):
+        shown = four.run(f"{above}\n%load {file}")
+        assert inputs(shown) == [(f"{above}\n# %load {file}\nwidth = 8\n", True)]
+    assert inputs(four.run("%%ddp\nget_ipython().set_next_input('width')")) == [("%%ddp\nwidth", False)]
+    assert inputs(four.run("%%ddp\n1 + 1")) == []
+
+
+def inputs(shown: Shown) -> list[tuple[str, bool]]:
+    """(text, whether it replaces the cell) of the cells that the front end is asked to make."""
+    asked = shown.reply["payload"]
+    return [(p["text"], p["replace"]) for p in asked if p["source"] == "set_next_input"]
+
+
 def test_line_numbers_are_those_of_the_cell(four: Kernel) -> None:
     shown = four.run("%%ddp\n\ndef f():\n    return 1 / 0\n\nf()")
     number = shown.number

@@ -151,7 +151,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self.history.add(ran)
         if spec.output:
             self.shell.user_ns[spec.output] = values
-        self._page()
+        self._ask_front_end()
         self._show_recorded(spec)
 
     def _carry_out(self, spec: LaunchSpec, code: str, number: int) -> RankValues:
@@ -217,12 +217,18 @@ class DDPMagics(Magics):  # type: ignore[misc]
         for note in self.pool.ensure(spec, progress=screen.progress):
             screen.say(note)
 
-    def _page(self) -> None:
-        """Show what `name?` in the cell asked for, as the lowest rank answers it."""
+    def _ask_front_end(self) -> None:
+        """What `name?` and `%load` in the cell asked of the front end, as the lowest rank answers it: text to show, and
+        a cell in place of this one or below it, for the ranks too."""
         run = self.pool.last_run
-        ended = run.ended[min(run.ended)] if run is not None and run.ended else None
-        for page in ended.content.get("pages", []) if ended else []:
+        if run is None or not run.ended:
+            return
+        content = run.ended[min(run.ended)].content
+        for page in content.get("pages", []):
             self.shell.display_pub.publish(page if isinstance(page, dict) else {"text/plain": page})
+        for text, replace_it in content.get("next", []):
+            raw = self.shell.history_manager.input_hist_raw[-1]
+            self.shell.set_next_input(cells.headed(raw, text), replace=replace_it)
 
     # -- %ddp run --------------------------------------------------------------------
 

@@ -35,6 +35,12 @@ def parted(cell: str) -> Parted | None:
     return None
 
 
+def headed(raw: str, text: str) -> str:
+    """A cell of `text` under the `%%ddp` line, and what is above it, of the cell `raw`."""
+    part = parted(raw)
+    return "\n".join([*(raw.split("\n")[: part.top + 1] if part else []), text])
+
+
 def prepare(line: str, body: str, above: Sequence[str] = ()) -> str:
     """What the ranks run: the body under a comment line, or bare if it starts with a cell magic of its own. above: as
     `rows_above` gives it."""

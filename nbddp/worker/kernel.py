@@ -370,7 +370,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.tracer.stop(failed=error is not None)
         if error is None and spec["want_value"]:
             buffers.append(values.pack_or_words(result.result))
-        outcome["pages"] = [p["data"] for p in reply.get("payload", []) if p.get("source") in ("page", "page_raw")]
+        asked = reply.get("payload", [])
+        outcome["pages"] = [p["data"] for p in asked if p.get("source") in ("page", "page_raw")]
+        outcome["next"] = [[p["text"], p["replace"]] for p in asked if p.get("source") == "set_next_input"]
         return error
 
     def _run_script(self, spec: Mapping[str, Any], outcome: dict[str, Any]) -> BaseException | None:
