@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import IPython
 from jupyter_client.manager import KernelManager
 
 from tests.warm import SECONDS
 
 CELL_TIMEOUT = 90.0
+# Since Python 3.13 pdb stops at `breakpoint()` itself: the lines that lead from there to the line below.
+FROM_BREAKPOINT = ["n"] if sys.version_info >= (3, 13) else []
+HAS_AUTORELOAD = IPython.version_info >= (8,) or sys.version_info < (3, 12)  # IPython 7's imports `imp`
 LOAD = """%load_ext nbddp
 %config DDPMagics.keep_warm = '{seconds:.0f}s'
 __import__("os").chdir({cwd!r})"""

@@ -1,10 +1,14 @@
-"""A TCP port for programs that listen on a port they are told."""
+"""TCP ports: one for programs that listen on a port they are told, and those that a process has."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import psutil
+
+connections = psutil.Process.net_connections if psutil.version_info >= (6,) else psutil.Process.connections
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import pytest
 
 import nbddp
 from nbddp.run.screen import Silent
+from tests.ports import connections
 
 NOBODY = 65534
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03"  # of ZMTP 3: what the other side says next is what it insists on
@@ -67,7 +68,7 @@ def listeners(pool: nbddp.Pool) -> dict[int, tuple[str, str]]:
     found = {}
     for process in processes(pool):
         kind = next((c["kind"] for c in pool.status()["children"] if c["pid"] == process.pid), "below")
-        for c in process.net_connections("tcp"):
+        for c in connections(process, "tcp"):
             if c.status == psutil.CONN_LISTEN:
                 found[c.laddr.port] = (c.laddr.ip, kind)
     return found

@@ -30,6 +30,7 @@ from nbddp.plan.options import LaunchSpec
 from nbddp.pool.node import Cluster
 from nbddp.run.screen import Silent
 from tests.faults import needs_recorder
+from tests.ports import connections
 from tests.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 
 pytestmark = pytest.mark.skipif(not HERE, reason=MISSING)
@@ -202,7 +203,7 @@ def test_only_the_pools_processes_reach_the_store(far: nbddp.Pool) -> None:
     """Neither at the gates, nor, without a signature, at the port for gates of other hosts."""
     far.run_cell(INIT, screen=Silent())
     keepers = [c["pid"] for a in agents(far) for c in a.request("status")["children"] if c["kind"] == "store"]
-    found = [c.laddr for pid in keepers for c in psutil.Process(pid).net_connections("tcp") if c.status == "LISTEN"]
+    found = [c.laddr for pid in keepers for c in connections(psutil.Process(pid), "tcp") if c.status == "LISTEN"]
     places = [(laddr.ip, laddr.port) for laddr in found]
     assert len(places) >= 5, "two gates with two doors each, and the one for other hosts"
     command = [sys.executable, "-c", STRANGER, json.dumps(places)]

@@ -24,6 +24,7 @@ from nbddp.run.screen import Silent
 from nbddp.run.spmd import Run
 from nbddp.worker import groups
 from tests.faults import INIT, OLD_DESTROY, SET_UP, StopWhenReady, check_after, needs_recorder
+from tests.ports import connections
 
 PREPARE = SET_UP.format(fault="") + INIT + "kernel = get_ipython().kernel\n"
 
@@ -136,7 +137,7 @@ def test_the_next_cell_meets_elsewhere_if_the_process_that_held_the_stores_was_k
     stores = two.group.stores
     assert stores is not None
     for process in psutil.Process(two.agent.hello["pid"]).children(recursive=True):
-        if any(c.status == "LISTEN" and c.laddr.port == port for c in process.net_connections()):
+        if any(c.status == "LISTEN" and c.laddr.port == port for c in connections(process)):
             process.kill()
     while stores.serves:  # until the agent has told
         time.sleep(0.01)
@@ -490,6 +491,7 @@ def test_only_the_pools_ranks_meet_at_its_store(monkeypatch: pytest.MonkeyPatch)
 # -- what a cell leaves, and nobody waits for ------------------------------------------------------------
 
 
+@OLD_DESTROY
 def test_destroyed_group_that_a_model_held_is_let_go_after_the_cell_that_replaces_the_model(two: nbddp.Pool) -> None:
     """Not in it: gloo would wait there for each connection. And not later."""
     ddp = "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"

@@ -16,7 +16,7 @@ from nbddp.panel.watched import Look, doing_of
 from nbddp.run import deadlock
 from nbddp.run.debugged import MOST, PROMPT, Debugged
 from nbddp.run.positions import Position, position_of
-from tests.kernels import Kernel, loaded
+from tests.kernels import FROM_BREAKPOINT, Kernel, loaded
 from tests.test_panel import Balanced, asked, until
 
 STOPPED = {
@@ -148,11 +148,12 @@ def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 def test_all_ranks_stop_answer_side_by_side_and_step_together(panel: Kernel) -> None:
     lines = [(0, None, "p rank"), (0, None, "step"), (0, None, "step"), (0, 1, "p y"), (0, None, "return"),
              (0, None, "next"), (0, None, "continue")]  # fmt: skip
-    assert panel.run(f"driven(2, {lines})").ok
+    assert panel.run(f"driven(2, {[*((0, None, line) for line in FROM_BREAKPOINT), *lines]})").ok
     done = panel.run(CELL.format(breakpoint="breakpoint()"))
     assert done.ok, done.error
     assert [done.text().count(f"rank {r} │ z is {2 * (r + 1)}") for r in (0, 1)] == [1, 1]
-    found = until(panel, "answers", lambda found: len(found) == len(lines))
+    before = len(FROM_BREAKPOINT)
+    found = until(panel, "answers", lambda found: len(found) == before + len(lines))[before:]
     assert found[0] == {"0": ["0"], "1": ["1"]}
     assert found[2]["0"][-1] == "-> return y"
     assert found[3]["1"] == ["4"]

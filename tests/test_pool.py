@@ -11,7 +11,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import ipyparallel
 import psutil
@@ -28,6 +27,7 @@ from nbddp.plan.topology import Topology
 from nbddp.pool import requests
 from tests import hidden, warm
 from tests.kernels import Kernel
+from tests.ports import connections
 
 
 def rank_times(factor: int) -> int:
@@ -96,11 +96,6 @@ def test_a_call_has_ranks_limits_and_its_own_failures() -> None:
         with pytest.raises(nbddp.BadInput, match="ranks names rank 3, but the pool has ranks 0–2"):
             pool.call(rank_times, (5,), ranks=(3,))
         assert list(pool.pull(["kept"])["kept"]) == [1, 1, 1]
-
-
-def connections(process: psutil.Process) -> list[Any]:
-    found: list[Any] = getattr(process, "net_connections" if hasattr(process, "net_connections") else "connections")()
-    return found  # connections: in psutil 5
 
 
 def test_controller_listens_where_the_system_puts_nobody() -> None:

@@ -24,7 +24,7 @@ from nbddp.agent.handle import Agent
 from nbddp.run.screen import Silent
 from nbddp.worker import loopback, pairs
 from tests.intruder import AT_THE_STORE, Intruder
-from tests.ports import held_port
+from tests.ports import connections, held_port
 
 ROOT = Path(__file__).parent.parent
 OTHER = 54321  # a user without an account
@@ -275,9 +275,6 @@ def test_store_that_cannot_be_guarded_later_on_is_reported_by_the_cell_that_uses
 
 
 # -- gloo's connections -------------------------------------------------------------------------------
-
-
-connections = psutil.Process.net_connections if psutil.version_info >= (6,) else psutil.Process.connections
 
 
 def doors(pid: int) -> set[int]:

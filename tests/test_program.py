@@ -17,9 +17,10 @@ from nbddp.plan.request import Request
 from nbddp.run.collect import Text
 from nbddp.run.screen import Silent
 from tests.faults import StopWhenReady
-from tests.kernels import Kernel
+from tests.kernels import HAS_AUTORELOAD, Kernel
 from tests.screens import Hearing
 
+needs_autoreload = pytest.mark.skipif(not HAS_AUTORELOAD, reason="this Python cannot load this IPython's %autoreload")
 METHODS = ("spawn", "forkserver", "fork")
 EARLIER = """
 import inspect, logging, os, sys, time, __main__
@@ -436,6 +437,7 @@ def test_a_module_that_has_changed_is_told_once_for_each_change(one: nbddp.Pool,
     assert said(one, "pass") == [], "what was read again is known"
 
 
+@needs_autoreload
 def test_a_module_that_autoreload_has_read_is_not_told(one: nbddp.Pool, tmp_path: Path) -> None:
     """With each of its two ways, and not before it is on, nor where it fails. (Each text has another length: what is
     compiled is known by that, and by whole seconds.)"""
@@ -453,6 +455,7 @@ def test_a_module_that_autoreload_has_read_is_not_told(one: nbddp.Pool, tmp_path
     assert said(one, "%autoreload 0\nsys.path.pop(0); del sys.modules['net_of_mine']") == []
 
 
+@needs_autoreload
 def test_what_autoreload_finds_changed_when_it_is_loaded_is_told(one: nbddp.Pool, tmp_path: Path) -> None:
     file = tmp_path / "data_of_mine.py"
     file.write_text("x = 1\n")
