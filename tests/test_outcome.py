@@ -113,6 +113,17 @@ def test_the_rank_that_left_is_named_and_not_those_that_left_because_of_it() -> 
     assert named(victim, left(1, 50)) == (1, "destroyed"), "a rank that lost its connection is no cause"
 
 
+def test_a_rank_that_waited_in_the_same_call_has_not_left_its_group() -> None:
+    """Both have ended a group and make another; one loses its connection there, and the other is freed."""
+    victim, peer = lost(1, 1.0, 100), left(0, 50, "interrupted")
+    victim.content["departures"] = left(1, 40).content["departures"]
+    peer.content.update(call=victim.content["call"], chain=chain("KeyboardInterrupt", "", 5))
+    assert named(victim, peer) == (1, "failed")
+    assert named(victim, peer, left(2, 60)) == (2, "destroyed")
+    peer.content["chain"] = chain("KeyboardInterrupt", "", 9)
+    assert named(victim, peer) == (0, "destroyed"), "it waited elsewhere"
+
+
 def test_a_group_that_the_call_was_not_in_is_no_departure() -> None:
     assert named(lost(0, 1.0, 100, group="2"), left(1, 40, group="1"), left(2, 50, group="2")) == (2, "destroyed")
     assert named(lost(0, 1.0, 100, group="2"), left(1, 40)) == (1, "destroyed"), "destroying the default group ends all"

@@ -65,20 +65,22 @@ def lost_connection(ended: Ended) -> bool:
 
 
 def leaver(all_of: Mapping[int, Ended], victim: Ended) -> Left | None:
-    """The rank that left the group before `victim` lost its connection; None if none is known to have."""
+    """The rank that left the group before `victim` lost its connection; None if none is known to have. A rank that was
+    in the same call as `victim` has not left its group: what it destroyed was one before that."""
     until = victim.content.get("at") or time.time_ns()
+    waited = waiting(all_of, victim)
     group = (victim.content.get("call") or {}).get("group", "")
     found = [
         (at, left)
         for e in all_of.values()
         if not (e.status == FAILED and lost_connection(e))  # what it ended then, it had lost already
         for at, left in _departures(e, group, until)
-        if at <= until
+        if at <= until and not (left.how == "destroyed" and left.rank in waited.ranks)
     ]
     if not found:
         return None
     _, left = min(found, key=lambda f: (f[0], f[1].rank))
-    return Left(left.rank, left.how, left.place, left.code, waiting(all_of, victim))
+    return Left(left.rank, left.how, left.place, left.code, waited)
 
 
 def _departures(ended: Ended, group: str, until: int) -> Iterable[tuple[int, Left]]:
