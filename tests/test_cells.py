@@ -231,6 +231,23 @@ def test_load_brings_a_file_into_the_cell_and_the_cell_stays_one_for_the_ranks(f
     assert inputs(four.run("%%ddp\n1 + 1")) == []
 
 
+def test_load_keeps_the_line_of_the_cell_that_runs_however_it_came_to_run(four: Kernel, tmp_path: Path) -> None:
+    """In no history, in a magic that nbddp does not know, in a program."""
+    file = tmp_path / "net.py"
+    file.write_text("width = 8\n")
+    load, loaded = f"%load {file}", f"# %load {file}\nwidth = 8\n"
+    four.run("%%ddp --nproc 4 --ranks 0\n1")
+    silent = four.client.execute(f"%%ddp\n{load}", store_history=False)
+    assert inputs(four.collect(str(silent))) == [(f"%%ddp\n{loaded}", True)], "and not with that of the cell before"
+    four.run("four = 4")
+    assert inputs(four.run(f"%%ddp --nproc {{four}}\n{load}")) == [(f"%%ddp --nproc {{four}}\n{loaded}", True)]
+    magic = "get_ipython().register_magic_function(lambda line, cell: get_ipython().run_cell(cell), 'cell', 'unknown')"
+    four.run(magic)
+    assert inputs(four.run(f"%%unknown\n%%ddp\n{load}")) == [(f"%%unknown\n%%ddp\n{loaded}", True)]
+    program = f"get_ipython().run_cell_magic('ddp', '--nproc 4', {load!r})"
+    assert inputs(four.run(program)) == [(f"%%ddp --nproc 4\n{loaded}", True)]
+
+
 def inputs(shown: Shown) -> list[tuple[str, bool]]:
     """(text, whether it replaces the cell) of the cells that the front end is asked to make."""
     asked = shown.reply["payload"]

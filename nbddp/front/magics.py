@@ -140,7 +140,8 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self.pool.ask_ahead()
         spec = options.parse_cell(line)
         number = self._number()
-        code = cells.prepare(line, body, cells.rows_above(self.shell.history_manager.input_hist_raw[-1], body))
+        raw = self.shell.history_manager.input_hist_raw[-1]
+        code = cells.prepare(line, body, cells.rows_above(raw, body))
         cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
         ran = Ran(number, line, body, where=self._where())
         try:
@@ -151,7 +152,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self.history.add(ran)
         if spec.output:
             self.shell.user_ns[spec.output] = values
-        self._ask_front_end()
+        self._ask_front_end(lambda text: cells.headed(raw, line, body, text))
         self._show_recorded(spec)
 
     def _carry_out(self, spec: LaunchSpec, code: str, number: int) -> RankValues:
@@ -217,9 +218,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
         for note in self.pool.ensure(spec, progress=screen.progress):
             screen.say(note)
 
-    def _ask_front_end(self) -> None:
+    def _ask_front_end(self, headed: Callable[[str], str]) -> None:
         """What `name?` and `%load` in the cell asked of the front end, as the lowest rank answers it: text to show, and
-        a cell in place of this one or below it, for the ranks too."""
+        a cell in place of this one or below it, for the ranks too. headed: text → a cell with this one's magic line."""
         run = self.pool.last_run
         if run is None or not run.ended:
             return
@@ -227,8 +228,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         for page in content.get("pages", []):
             self.shell.display_pub.publish(page if isinstance(page, dict) else {"text/plain": page})
         for text, replace_it in content.get("next", []):
-            raw = self.shell.history_manager.input_hist_raw[-1]
-            self.shell.set_next_input(cells.headed(raw, text), replace=replace_it)
+            self.shell.set_next_input(headed(text), replace=replace_it)
 
     # -- %ddp run --------------------------------------------------------------------
 

@@ -35,12 +35,6 @@ def parted(cell: str) -> Parted | None:
     return None
 
 
-def headed(raw: str, text: str) -> str:
-    """A cell of `text` under the `%%ddp` line, and what is above it, of the cell `raw`."""
-    part = parted(raw)
-    return "\n".join([*(raw.split("\n")[: part.top + 1] if part else []), text])
-
-
 def prepare(line: str, body: str, above: Sequence[str] = ()) -> str:
     """What the ranks run: the body under a comment line, or bare if it starts with a cell magic of its own. above: as
     `rows_above` gives it."""
@@ -52,9 +46,20 @@ def prepare(line: str, body: str, above: Sequence[str] = ()) -> str:
 
 def rows_above(raw: str, body: str) -> list[str]:
     """Rows above the `%%ddp` line of a cell that runs, whatever they are; none if `body` is not that of `raw`."""
+    return _head(raw, body)[:-1]
+
+
+def headed(raw: str, line: str, body: str, text: str) -> str:
+    """`text` in the place of the body of a cell that runs, below its `%%ddp` line and the rows above. Where `body` is
+    not that of `raw`, its line is the one that IPython has handed on."""
+    return "\n".join([*(_head(raw, body) or [f"%%ddp {line}".rstrip()]), text])
+
+
+def _head(raw: str, body: str) -> list[str]:
+    """Rows of a cell that runs, to its `%%ddp` line; none if `body` is not that of `raw`."""
     rows, own = raw.rstrip().splitlines(), body.rstrip().splitlines()
     at = len(rows) - len(own) - 1
-    return rows[:at] if at > 0 and rows[at].startswith("%%ddp") and rows[at + 1 :] == own else []
+    return rows[: at + 1] if at >= 0 and rows[at].startswith("%%ddp") and rows[at + 1 :] == own else []
 
 
 def dedented(body: str) -> str:

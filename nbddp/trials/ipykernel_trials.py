@@ -97,7 +97,7 @@ def files_of_autoreload() -> None:
             made.run_line_magic("load_ext", "autoreload")
         except ModuleNotFoundError as e:
             if e.name == "imp":  # IPython 7's imports it, and Python 3.12 has it no more
-                raise Untried("this IPython's %autoreload cannot be loaded by this Python") from None
+                raise Untried("this Python cannot load this IPython's %autoreload") from None
             raise
         times, failed = ipykernel_seams.autoreload(made)
         expect(times.get("nbddp") and isinstance(failed, dict), "%autoreload keeps the times of files in another way")
