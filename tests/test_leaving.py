@@ -365,6 +365,21 @@ finally:
     )
 
 
+def test_who_leaves_a_group_that_was_made_anew_is_named_with_that_line(four: Kernel) -> None:
+    """And not with the line at which all have ended the one before."""
+    code = """%%ddp
+import torch, torch.distributed as dist
+dist.init_process_group('gloo')
+rank, t = dist.get_rank(), torch.ones(1)
+dist.all_reduce(t)
+dist.destroy_process_group()
+dist.init_process_group('gloo')
+if rank == 0: dist.destroy_process_group()
+else: dist.all_reduce(t)"""
+    found = four.run(code).evalue
+    assert found.startswith("rank 0 left: it destroyed the process group (cell line 8) while ranks 1–3 waited"), found
+
+
 def test_values_of_ranks_that_stayed_and_the_note_of_the_one_that_went(four: Kernel) -> None:
     shown = four.run("%%ddp -o left\nimport os\nif os.environ['RANK'] == '2': os._exit(0)\n7;")
     assert shown.ok, shown.error

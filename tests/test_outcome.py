@@ -10,7 +10,7 @@ import pytest
 
 from nbddp.errors import Cause, Frame, Left, Raised, Waiting, WorkerFailed
 from nbddp.run import report
-from nbddp.run.blame import blame, lost_connection
+from nbddp.run.blame import blame, leaver, lost_connection
 from nbddp.run.ending import Ending
 from nbddp.run.outcome import DIED, FAILED, TABLE, Ended, note, process, said, verdict
 from nbddp.worker import failure, leaving
@@ -87,8 +87,8 @@ def lost(rank: int, at: float, when: int, message: str = LOST, group: str = "0")
     return Ended(rank, "failed", at, {"chain": chain("RuntimeError", message, 5), "at": when, "call": call})
 
 
-def left(rank: int, when: int, status: str = "finished", group: str = "") -> Ended:
-    departure = {"group": group, "place": ["Cell In[3]", 7, "<module>"], "at": when}
+def left(rank: int, when: int, status: str = "finished", group: str = "", inits: int = 1) -> Ended:
+    departure = {"group": group, "place": ["Cell In[3]", 7, "<module>"], "at": when, "inits": inits}
     return Ended(rank, status, 1.0, {"departures": [departure], "at": when + 1})
 
 
@@ -113,15 +113,19 @@ def test_the_rank_that_left_is_named_and_not_those_that_left_because_of_it() -> 
     assert named(victim, left(1, 50)) == (1, "destroyed"), "a rank that lost its connection is no cause"
 
 
-def test_a_rank_that_waited_in_the_same_call_has_not_left_its_group() -> None:
+def test_what_was_destroyed_before_an_init_is_no_departure_from_the_group_that_it_made() -> None:
     """Both have ended a group and make another; one loses its connection there, and the other is freed."""
     victim, peer = lost(1, 1.0, 100), left(0, 50, "interrupted")
     victim.content["departures"] = left(1, 40).content["departures"]
-    peer.content.update(call=victim.content["call"], chain=chain("KeyboardInterrupt", "", 5))
-    assert named(victim, peer) == (1, "failed")
-    assert named(victim, peer, left(2, 60)) == (2, "destroyed")
-    peer.content["chain"] = chain("KeyboardInterrupt", "", 9)
-    assert named(victim, peer) == (0, "destroyed"), "it waited elsewhere"
+    victim.content["group"] = {"inits": 2}
+    for line in (5, 9):  # it waits in the same call, or elsewhere
+        peer.content.update(call=victim.content["call"], chain=chain("KeyboardInterrupt", "", line))
+        assert named(victim, peer) == (1, "failed")
+    assert named(victim, peer, left(2, 60, inits=2)) == (2, "destroyed")
+    peer.content["departures"] += left(0, 70, inits=2).content["departures"]
+    found = leaver({0: peer, 1: victim}, victim)
+    assert found is not None
+    assert (found.rank, found.how) == (0, "destroyed")
 
 
 def test_a_group_that_the_call_was_not_in_is_no_departure() -> None:

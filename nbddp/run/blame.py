@@ -65,28 +65,28 @@ def lost_connection(ended: Ended) -> bool:
 
 
 def leaver(all_of: Mapping[int, Ended], victim: Ended) -> Left | None:
-    """The rank that left the group before `victim` lost its connection; None if none is known to have. A rank that was
-    in the same call as `victim` has not left its group: what it destroyed was one before that."""
+    """The rank that left the group before `victim` lost its connection; None if none is known to have."""
     until = victim.content.get("at") or time.time_ns()
-    waited = waiting(all_of, victim)
+    inits = victim.content.get("group", {}).get("inits", 0)
     group = (victim.content.get("call") or {}).get("group", "")
     found = [
         (at, left)
         for e in all_of.values()
         if not (e.status == FAILED and lost_connection(e))  # what it ended then, it had lost already
-        for at, left in _departures(e, group, until)
-        if at <= until and not (left.how == "destroyed" and left.rank in waited.ranks)
+        for at, left in _departures(e, group, inits, until)
+        if at <= until
     ]
     if not found:
         return None
     _, left = min(found, key=lambda f: (f[0], f[1].rank))
-    return Left(left.rank, left.how, left.place, left.code, waited)
+    return Left(left.rank, left.how, left.place, left.code, waiting(all_of, victim))
 
 
-def _departures(ended: Ended, group: str, until: int) -> Iterable[tuple[int, Left]]:
-    """When and how a rank left a group of this name ("": any)."""
+def _departures(ended: Ended, group: str, inits: int, until: int) -> Iterable[tuple[int, Left]]:
+    """When and how a rank left a group of this name ("": any). One that it ended before so many inits had begun was of
+    an earlier init than the group that was lost."""
     for d in ended.content.get("departures", ()):
-        if not d["group"] or not group or d["group"] == group:
+        if d["inits"] >= inits and (not d["group"] or not group or d["group"] == group):
             place = Frame(d["place"][0], d["place"][1], d["place"][2], user=True) if d["place"] else None
             yield d["at"], Left(ended.rank, "destroyed", place)
     if ended.gone_ns is not None and ended.status not in (DIED, REPLACED):

@@ -161,12 +161,12 @@ class Groups:
     def facts(self) -> dict[str, Any]:
         """`run` in which the living default group was made (None: there is none), and how many
         collectives it has seen; equal on all ranks unless something broke. `touched`: whether there was one in this
-        run, or a part of one."""
+        run, or a part of one. `inits`: how many have begun in this run."""
         if not _is_initialized():
             self.made_in = None
-            return {"run": None, "sequence": 0, "touched": self.touched}
+            return {"run": None, "sequence": 0, "touched": self.touched, "inits": self.inits}
         sequence = torch_seams.sequence(torch_seams.default_group())
-        return {"run": self.made_in, "sequence": sequence, "touched": True}
+        return {"run": self.made_in, "sequence": sequence, "touched": True, "inits": self.inits}
 
     def drop(self, *, broken: bool) -> None:
         """End the default group and everything torch remembers of it.

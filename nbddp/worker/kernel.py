@@ -129,7 +129,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.silence = Silence(self.groups.sockets)
         self.checker = Checker()
         self.kept: Kept | None = None
-        self.departures = leaving.Departures(lambda: self.files.shown, lambda: self.groups.dropping)
+        self.departures = leaving.Departures(
+            lambda: self.files.shown, lambda: self.groups.dropping, lambda: self.groups.inits
+        )
         self.recorder = Recorder()
         self.debugger = Debugger(
             self._say_stopped, lambda file: failure.is_user(file, {}), lambda file: self.files.shown.get(file, file)

@@ -77,11 +77,16 @@ class Departures:
     """Where this rank has ended process groups in the current run.
 
     names: gives the file of each cell → `Cell In[n]`. dropping: whether nbddp itself ends a group at the moment, one
-    of an earlier run.
+    of an earlier run. inits: how many inits of the run have begun.
     """
 
-    def __init__(self, names: Callable[[], dict[str, str]], dropping: Callable[[], bool] = lambda: False) -> None:
-        self._names, self._dropping = names, dropping
+    def __init__(
+        self,
+        names: Callable[[], dict[str, str]],
+        dropping: Callable[[], bool] = lambda: False,
+        inits: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._names, self._dropping, self._inits = names, dropping, inits
         self.seen: list[dict[str, Any]] = []
 
     def begin(self) -> None:
@@ -100,7 +105,7 @@ class Departures:
             if dist.is_initialized() and not self._dropping():
                 name = "" if group is None or group is dist.group.WORLD else getattr(group, "group_name", "")
                 place = calls.user_place(sys._getframe(), self._names())
-                self.seen.append({"group": name, "place": place, "at": time.time_ns()})
+                self.seen.append({"group": name, "place": place, "at": time.time_ns(), "inits": self._inits()})
             return original(group, *args, **kwargs)
 
         dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy_process_group
