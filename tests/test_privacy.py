@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -343,6 +344,17 @@ def test_who_takes_a_ranks_place_in_a_new_group_is_found_before_it_is_used(
     assert values(pool, SUMMED) == [2.0, 2.0], "the next cell's group is whole"
 
 
+@contextlib.contextmanager
+def no_process_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody but another child of this process descends from what is the agent now, to a worker."""
+    with subprocess.Popen(["sleep", "60"]) as elsewhere:
+        monkeypatch.setattr(os, "getppid", lambda: elsewhere.pid)
+        try:
+            yield
+        finally:
+            elsewhere.kill()
+
+
 @needs_kernel
 def test_who_takes_the_place_of_a_rank_that_never_comes_is_found(
     intruder: Intruder, monkeypatch: pytest.MonkeyPatch
@@ -350,9 +362,7 @@ def test_who_takes_the_place_of_a_rank_that_never_comes_is_found(
     import torch.distributed as dist
 
     with contextlib.ExitStack() as stack:
-        elsewhere = stack.enter_context(subprocess.Popen(["sleep", "60"]))
-        stack.callback(elsewhere.kill)
-        monkeypatch.setattr(os, "getppid", lambda: elsewhere.pid)  # the agent, to a worker
+        stack.enter_context(no_process_of_the_pool(monkeypatch))
         monkeypatch.setattr(pairs, "PATIENCE", 0.1)
         door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         assert intruder.attacks("takes_a_place", door.getsockname()[1])["came"]
@@ -370,6 +380,39 @@ def test_who_only_knocks_at_a_new_group_does_no_harm(
 ) -> None:
     assert made_under_attack(pool, intruder, making, "knocks", tmp_path).get("values") == [2.0, 2.0]
     assert intruder.attacks("hears", 0)["came"] == 0
+
+
+@needs_kernel
+@pytest.mark.parametrize("meeting", ["the pool's store", "at a file"])
+def test_who_only_knocks_does_no_harm_while_a_busy_rank_has_not_accepted_this_ones_connection(
+    intruder: Intruder, monkeypatch: pytest.MonkeyPatch, meeting: str
+) -> None:
+    """Nobody has its other end then, as the kernel tells it."""
+    import torch.distributed as dist
+
+    monkeypatch.setattr(pairs, "SLICE", timedelta(seconds=0.05))
+    monkeypatch.setattr(pairs, "PATIENCE", 0.1)
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=0.3))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(no_process_of_the_pool(monkeypatch))
+        door, busy = (stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2))
+        near = stack.enter_context(socket.create_connection(busy.getsockname()))
+        gloo = stack.enter_context(contextlib.closing(select.epoll()))
+        gloo.register(near.fileno())
+        assert intruder.attacks("knocks", door.getsockname()[1])["came"]
+        came = [stack.enter_context(door.accept()[0]) for _ in range(4)]
+        descriptors = [s.fileno() for s in (door, near, *came)]
+        if meeting == "at a file":
+            assert not pairs.check(descriptors, None, 0, 2)
+        else:
+            with pytest.raises(dist.DistStoreError, match=r"its ranks 1 have not connected"):
+                pairs.check(descriptors, store, 0, 2)
+        gloo.unregister(near.fileno())
+        if meeting != "at a file" or intruder.uid != os.geteuid():
+            with pytest.raises(pairs.Intruder):
+                pairs.check(descriptors, None if meeting == "at a file" else store, 0, 2)
+        intruder.attacks("hears", 0)
 
 
 @pytest.mark.skipif(not signs(), reason="the kernel cannot shut a port")

@@ -218,12 +218,21 @@ class _Kernel:
         pids, hidden = peers.Family(root, roots=roots).holders({owner.inode})
         return bool(pids) or hidden
 
+    def _ranks(self, ends: Ends) -> list[Pair]:
+        """Those that lead to ranks, as far as one end tells: what this rank has made to a rank's door is one too if
+        nobody has the other end, which a busy rank has not accepted yet, or which is on another machine."""
+        return [
+            pair
+            for pair in ends.pairs
+            if (pair[0] not in ends.doors and self.owner(pair) is None) or self.is_ours(pair)
+        ]
+
     def refuse(self, ends: Ends, strangers: Sequence[Pair], ranks: Sequence[Pair] | None, size: int) -> None:
         """Raises Intruder if there are strangers, unless gloo uses as many connections to ranks as there are other
         ranks. ranks: the connections to them; None if only the kernel can say which those are."""
         if not strangers:
             return
-        known = [pair for pair in ends.pairs if self.is_ours(pair)] if ranks is None else ranks
+        known = self._ranks(ends) if ranks is None else ranks
         if len(known) == size - 1 and _are_used([ends.pairs[pair] for pair in known]):
             return
         owner = self.owner(strangers[0])
