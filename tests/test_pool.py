@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import signal
 import socket
@@ -108,9 +110,15 @@ def test_controller_listens_where_the_system_puts_nobody() -> None:
     assert not ports & set(ephemeral_ports())
 
 
+def free_ports(count: int) -> int:
+    """The first of so many, none of which a pool would choose."""
+    hosts = ("127.0.0.1", "127.0.0.2") if sys.platform == "linux" else ("127.0.0.1",)
+    firsts = range(2_000, controller.LOWEST_PORT - count, 30)
+    return next(b for b in firsts if all(controller._is_free(p, h) for p in range(b, b + count) for h in hosts))
+
+
 def test_ports_that_are_taken_or_claimed_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = controller._is_free
-    base = next(b for b in range(20_000, 32_000, 30) if all(free(p) for p in range(b, b + 30)))
+    base = free_ports(30)
     monkeypatch.setattr(controller, "LOWEST_PORT", base)
     monkeypatch.setattr(controller, "ephemeral_ports", lambda: range(base + 30, 65536))
     with ExitStack() as held:
@@ -126,6 +134,50 @@ def test_ports_that_are_taken_or_claimed_are_not_chosen(monkeypatch: pytest.Monk
         claim, ports = controller.quiet_ports(5)
         assert ports == chosen[2][1], "what was given back can be had again"
         claim.close()
+
+
+CHOOSES = """
+import json, sys
+from nbddp.agent import controller
+base, request = json.loads(sys.argv[1])
+controller.LOWEST_PORT, controller.ephemeral_ports = base, lambda: range(base + 2 * (controller.PORTS + 1), 65536)
+controller.random.SystemRandom.shuffle = lambda self, blocks: None
+controller.main(request)
+"""  # the first of two blocks, if it can
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the loopback has one address")
+@pytest.mark.parametrize("taken", [0, 16])
+def test_controller_for_other_hosts_chooses_ports_that_are_free_at_the_loopback_too(tmp_path: Path, taken: int) -> None:
+    """There its own schedulers meet; the pool beside it may have claimed or taken these ports there alone."""
+    base = free_ports(2 * (controller.PORTS + 1))
+    request = {"ip": "127.0.0.2", "profile_dir": str(tmp_path), "cluster_id": "far", "state": str(tmp_path / "state")}
+    files = [tmp_path / "security" / f"ipcontroller-far-{whose}.json" for whose in ("client", "engine")]
+    command = [sys.executable, "-c", CHOOSES, json.dumps([base, request])]
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", base + taken))
+        with subprocess.Popen(command, cwd=Path(__file__).parents[1]) as running:
+            try:
+                while not all(file.exists() for file in files):
+                    assert running.poll() is None
+                    time.sleep(0.02)
+                ipyparallel.Client(str(files[0]), timeout=10).close()  # its schedulers start after these are written
+                assert json.loads(files[0].read_text())["registration"] > base + controller.PORTS
+            finally:
+                running.kill()
+
+
+def test_controller_that_cannot_start_says_why_and_the_next_start_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """198.51.100.1 (RFC 5737) is no address of this machine's."""
+    asked, pool = requests.controller, nbddp.Pool(nproc=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(requests, "controller", lambda **how: asked(**{**how, "ip": "198.51.100.1"}))
+        with pytest.raises(nbddp.PoolError) as failed:
+            pool.start()
+    why = f"exit code 1 while starting: OSError: [Errno {errno.EADDRNOTAVAIL}] Cannot assign requested address"
+    assert str(failed.value) == f"the pool's controller ended with {why}; run the cell again"
+    with pool:
+        assert list(pool.run(rank_times, 3)) == [0]
 
 
 def test_after_its_agent_has_ended_a_pool_begins_anew_as_if_none_had_been() -> None:

@@ -18,6 +18,7 @@ took as long as the two messages themselves. It hears of beats alone; the schedu
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
@@ -27,7 +28,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import connection, get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,34 +56,37 @@ def ephemeral_ports() -> range:
     return range(low, high + 1)
 
 
-def quiet_ports(count: int, host: str = LOOPBACK) -> tuple[socket.socket, list[int]]:
-    """Free ports outside that range, and a socket whose life is the claim to them.
+def quiet_ports(count: int, *hosts: str) -> tuple[ExitStack, list[int]]:
+    """Ports outside that range that are free at all these addresses of this machine (by default the loopback), and
+    what is to be closed to give up the claim to them.
 
     Ports come in blocks. Who holds a block's first port, which serves for nothing else, owns the rest of it, so two
-    pools that start at the same moment do not choose the same. Raises OSError if every block is somebody's.
+    pools that start at the same moment do not choose the same. Raises OSError if every block is somebody's, or an
+    address is not this machine's.
     """
+    at = [*dict.fromkeys(hosts)] or [LOOPBACK]
     system = ephemeral_ports()
     blocks = [first for first in range(LOWEST_PORT, 65536 - count, count + 1)
               if not any(p in system for p in (first, first + count))]  # fmt: skip
     random.SystemRandom().shuffle(blocks)
     for first in blocks:
-        claim = _bound(first, host)
-        if claim is None:
-            continue
-        ports = [p for p in range(first + 1, first + count + 1) if _is_free(p, host)]
-        if len(ports) == count:
-            return claim, ports
-        claim.close()
+        with ExitStack() as claim:
+            own = [claim.enter_context(one) for one in (_bound(first, host) for host in at) if one is not None]
+            block = range(first + 1, first + count + 1)
+            if len(own) == len(at) and all(_is_free(port, host) for port in block for host in at):
+                return claim.pop_all(), [*block]
     raise OSError("no free block of ports for the pool's controller")
 
 
 def _bound(port: int, host: str = LOOPBACK) -> socket.socket | None:
-    """A socket that holds the port; None if it is somebody's."""
+    """A socket that holds the port; None if it is somebody's. Raises OSError if it cannot be had at all."""
     claim = socket.socket()
     try:
         claim.bind((host, port))
-    except OSError:
+    except OSError as e:
         claim.close()
+        if e.errno != errno.EADDRINUSE:
+            raise
         return None
     return claim
 
@@ -119,7 +123,7 @@ def main(request: dict[str, Any]) -> int:
     config.IPController.use_threads = True
     config.IPController.ip = config.IPController.location = request["ip"]
     encrypt(config)
-    claim, config.IPController.ports = quiet_ports(PORTS, request["ip"])
+    claim, config.IPController.ports = quiet_ports(PORTS, request["ip"], LOOPBACK)  # at the latter it meets itself
     config.IPController.log_level = 30
     config.HeartMonitor.period = BEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = 10**6

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 import psutil
 
-from nbddp.agent import children, devices, footprint, hardware, home, keeping, logs, peers
+from nbddp.agent import children, copies, devices, footprint, hardware, home, keeping, logs, peers
 from nbddp.agent.doors import Doors
 from nbddp.agent.identity import Identity, is_zombie
 from nbddp.agent.lines import LineBuffer, Message, encode
@@ -489,8 +489,8 @@ class Agent:
                 )  # fmt: skip
 
     def exit_facts(self, child: Child) -> Message:
-        """What else is to be told of a child that has ended."""
-        return {}
+        """What else is to be told of a child that has ended. Without its controller the pool ends, and its logs go."""
+        return {"last_words": copies.last_words(child.log)} if child.kind == CONTROLLER else {}
 
     def _ended(self) -> int | None:
         """A child that has ended, and whose pid is held until it is waited for; None if there is none."""

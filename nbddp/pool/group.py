@@ -238,12 +238,12 @@ class WorkerGroup:
         self._open_stores()
         try:
             cluster.start_controller_sync(agent=self.agent, ip=self.nodes[0].address or LOOPBACK)
-        except RuntimeError as e:  # ipyparallel's
-            raise PoolError(f"the pool's controller ended while starting: {e}") from None
-        self.cluster = cluster
-        self.files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
-        self.describe()
-        self.wire = self._remains.wire = Wire(cluster.connect_client_sync, patience=REGISTER_TIMEOUT)
+            self.cluster = cluster
+            self.files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
+            self.describe()
+            self.wire = self._remains.wire = Wire(cluster.connect_client_sync, patience=REGISTER_TIMEOUT)
+        except RuntimeError as e:  # ipyparallel's, or of a pool that ends with its controller
+            raise cluster.controller.ended() or e from None
 
     def describe(self) -> None:
         """Tell the agents what `status` shows, if it has changed."""

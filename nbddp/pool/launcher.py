@@ -19,11 +19,14 @@ from traitlets import Any as AnyTrait
 from traitlets import Dict, Unicode
 
 from nbddp.agent.handle import Agent
+from nbddp.agent.reach import last_line
 from nbddp.base.system import LOOPBACK
-from nbddp.errors import AgentFailed, RankStatus
+from nbddp.errors import AgentFailed, PoolError, RankStatus
 from nbddp.plan.topology import Topology
 from nbddp.pool import requests
+from nbddp.pool.node import ends_pool
 
+EVENT_TIMEOUT = 2.0  # seconds in which the agent tells what it sees before it ends, which others may see sooner
 LOOK_EVERY, LOOKING = 0.004, 2.0  # seconds; later as often as ipyparallel looks
 
 
@@ -72,6 +75,7 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
 
     pid = AnyTrait(0).tag(to_dict=True)
     ip = Unicode(LOOPBACK)
+    end = AnyTrait()  # the agent's event
 
     async def start(self) -> None:
         agent = self._take_agent()
@@ -88,6 +92,7 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
         )
         self.pid = answer["pid"]
         self.notify_start(answer)
+        self._note_end()  # it may have ended before its pid was known
 
     async def get_connection_info(self, timeout: float | None = None) -> dict[str, Any]:
         """As ipyparallel's, which looks for the files ten times a second."""
@@ -98,6 +103,16 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
             await asyncio.sleep(LOOK_EVERY)
         found: dict[str, Any] = await super().get_connection_info(timeout)
         return found
+
+    def ended(self) -> PoolError | None:
+        """Why a start has failed, if the controller has ended, with what it said last, or the agent; else None."""
+        self.agent.wait_until(lambda: self.end is not None, EVENT_TIMEOUT)
+        if self.end is None:
+            return None
+        if self.end["ev"] == "gone":
+            return AgentFailed(self.agent.ended())
+        ended = f"the pool's controller ended with exit code {self.end['code']} while starting"
+        return PoolError(f"{ended}: {last_line(self.end['last_words'])}; run the cell again")
 
     def poll(self) -> int | None:
         return 1 if self.state == "after" else None
@@ -110,8 +125,13 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
         await self.join(self.stop_timeout)
 
     def _hear(self, message: dict[str, Any]) -> None:
-        if message["ev"] == "gone" or (message["ev"] == "exit" and message["pid"] == self.pid):
-            self.notify_stop({"exit_code": message.get("code", 0), "pid": self.pid})
+        if self.end is None and ends_pool(message):
+            self.end = message
+            self._note_end()
+
+    def _note_end(self) -> None:
+        if self.end is not None and self.pid:
+            self.notify_stop({"exit_code": self.end.get("code", 0), "pid": self.pid})
 
 
 class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
