@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import socket
@@ -58,8 +59,7 @@ print("done", flush=True)
 def processes(pool: nbddp.Pool) -> list[psutil.Process]:
     """The agent and all that it has started."""
     assert pool.agent is not None
-    assert pool.agent.process is not None
-    agent = psutil.Process(pool.agent.process.pid)
+    agent = psutil.Process(pool.agent.hello["pid"])  # this process has started it, or taken one that waited
     return [agent, *agent.children(recursive=True)]
 
 
@@ -68,9 +68,10 @@ def listeners(pool: nbddp.Pool) -> dict[int, tuple[str, str]]:
     found = {}
     for process in processes(pool):
         kind = next((c["kind"] for c in pool.status()["children"] if c["pid"] == process.pid), "below")
-        for c in connections(process, "tcp"):
-            if c.status == psutil.CONN_LISTEN:
-                found[c.laddr.port] = (c.laddr.ip, kind)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            for c in connections(process, "tcp"):
+                if c.status == psutil.CONN_LISTEN:
+                    found[c.laddr.port] = (c.laddr.ip, kind)
     return found
 
 
@@ -110,7 +111,10 @@ def test_the_keys_are_their_owners_alone(pool: nbddp.Pool) -> None:
         if secret:
             assert stat.S_IMODE(facts.st_mode) & 0o077 == 0, f"{path.name} is open to others"
     assert any("curve_serverkey" in Path(p).read_text() for p in pool.group.files)
-    lines = [" ".join(p.cmdline()) for p in processes(pool)]
+    lines = []
+    for process in processes(pool):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            lines.append(" ".join(process.cmdline()))
     key = next(json.loads(Path(p).read_text())["curve_serverkey"] for p in pool.group.files if "client" in p)
     assert not any(key in line for line in lines)
 
