@@ -162,7 +162,10 @@ def test_nothing_is_kept_unasked_nor_before_it_is_warm(kernel: Kernel) -> None:
 
 
 def test_of_two_kernels_one_takes_it(warm: Waiting) -> None:
+    stopped = psutil.Process(warm.identity.pid)
+    stopped.suspend()  # it could be the first one's before the second asks
     first, second = asked(), asked()
+    stopped.resume()
     connection = first.answer()
     assert connection is not None
     assert second.answer() is None

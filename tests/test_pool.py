@@ -180,6 +180,32 @@ def test_controller_that_cannot_start_says_why_and_the_next_start_is_whole(monke
         assert list(pool.run(rank_times, 3)) == [0]
 
 
+def test_after_a_controller_that_did_not_answer_the_next_start_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = nbddp.Pool(nproc=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("nbddp.pool.group.REGISTER_TIMEOUT", 0.001)
+        with pytest.raises(nbddp.PoolError, match="the pool's controller did not answer for 0 s; run the cell again"):
+            pool.start()
+    assert not pool.running
+    with pool:
+        assert list(pool.run(rank_times, 3)) == [0]
+
+
+def test_thread_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ipyparallel starts its controller in one where a loop runs; then there is no controller yet."""
+    pool = nbddp.Pool(nproc=1)
+
+    async def refused(self: ipyparallel.Cluster, **how: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ipyparallel.Cluster, "start_controller", refused)
+        with pytest.raises(nbddp.PoolError, match=r"^the pool's controller did not start: can't start new thread$"):
+            pool.start()
+    with pool:
+        assert list(pool.run(rank_times, 3)) == [0]
+
+
 def test_after_its_agent_has_ended_a_pool_begins_anew_as_if_none_had_been() -> None:
     with nbddp.Pool(nproc=1) as pool:
         assert pool.agent is not None

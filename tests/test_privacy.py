@@ -346,7 +346,7 @@ def test_who_takes_a_ranks_place_in_a_new_group_is_found_before_it_is_used(
 
 @contextlib.contextmanager
 def no_process_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nobody but another child of this process descends from what is the agent now, to a worker."""
+    """`pairs` takes a process without children for the agent, so nobody is of the pool."""
     with subprocess.Popen(["sleep", "60"]) as elsewhere:
         monkeypatch.setattr(os, "getppid", lambda: elsewhere.pid)
         try:
@@ -387,7 +387,7 @@ def test_who_only_knocks_at_a_new_group_does_no_harm(
 def test_who_only_knocks_does_no_harm_while_a_busy_rank_has_not_accepted_this_ones_connection(
     intruder: Intruder, monkeypatch: pytest.MonkeyPatch, meeting: str
 ) -> None:
-    """Nobody has its other end then, as the kernel tells it."""
+    """The kernel then says that nobody holds its other end."""
     import torch.distributed as dist
 
     monkeypatch.setattr(pairs, "SLICE", timedelta(seconds=0.05))
@@ -413,6 +413,50 @@ def test_who_only_knocks_does_no_harm_while_a_busy_rank_has_not_accepted_this_on
             with pytest.raises(pairs.Intruder):
                 pairs.check(descriptors, None if meeting == "at a file" else store, 0, 2)
         intruder.attacks("hears", 0)
+
+
+@needs_kernel
+def test_connection_that_gloo_has_set_aside_is_not_one_that_it_uses(pool: nbddp.Pool) -> None:
+    """gloo has read its number, and nobody waits for that: so it is with a rank's own, if a stranger was first."""
+    code = """
+import socket, struct
+from nbddp.worker import pairs, release
+known, found = pairs.check, []
+def check(descriptors, store, rank, size):
+    if rank == 0:
+        mine = pairs.ends(descriptors)
+        (door,) = mine.doors
+        with socket.create_connection(door) as aside:
+            aside.sendall(struct.pack('=q', 1000))
+            ends, end = (door, pairs.peers.address(aside.getsockname())), time.monotonic() + 10
+            while ends not in (now := pairs.ends(release.sockets().values())).pairs and time.monotonic() < end:
+                time.sleep(0.01)
+            while pairs._unread(now.pairs[ends]) and time.monotonic() < end: time.sleep(0.01)
+            found.append([pairs._are_used([number]) for number in (now.pairs[ends], *mine.pairs.values())])
+    return known(descriptors, store, rank, size)
+pairs.check, pairs.PATIENCE, patience = check, 0.3, pairs.PATIENCE
+if dist.is_initialized(): dist.destroy_process_group()
+try: dist.init_process_group('gloo')
+finally: pairs.check, pairs.PATIENCE = known, patience
+found"""
+    assert values(pool, code) == [[[False, True]], []]
+
+
+@needs_kernel
+def test_only_what_a_rank_of_this_machine_has_not_accepted_yet_counts_as_its(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program's own connection to another host, made in another thread meanwhile, is none of the group's."""
+    with (
+        no_process_of_the_pool(monkeypatch),
+        socket.create_server(("127.0.0.1", 0)) as busy,
+        socket.create_connection(busy.getsockname()) as near,
+        pairs._Kernel() as kernel,
+    ):
+        made = pairs.ends([near.fileno()])
+        far = pairs.Ends(frozenset(), {(next(iter(made.pairs))[0], ("198.51.100.1", 443)): near.fileno()})
+        assert kernel._ranks(made) == [*made.pairs]
+        assert kernel._ranks(far) == []
+        with busy.accept()[0]:
+            assert kernel._ranks(made) == []
 
 
 @pytest.mark.skipif(not signs(), reason="the kernel cannot shut a port")

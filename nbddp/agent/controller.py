@@ -57,8 +57,8 @@ def ephemeral_ports() -> range:
 
 
 def quiet_ports(count: int, *hosts: str) -> tuple[ExitStack, list[int]]:
-    """Ports outside that range that are free at all these addresses of this machine (by default the loopback), and
-    what is to be closed to give up the claim to them.
+    """Ports outside `ephemeral_ports` that are free at all these addresses of this machine (by default the loopback),
+    and what is to be closed to give up the claim to them.
 
     Ports come in blocks. Who holds a block's first port, which serves for nothing else, owns the rest of it, so two
     pools that start at the same moment do not choose the same. Raises OSError if every block is somebody's, or an
@@ -79,13 +79,13 @@ def quiet_ports(count: int, *hosts: str) -> tuple[ExitStack, list[int]]:
 
 
 def _bound(port: int, host: str = LOOPBACK) -> socket.socket | None:
-    """A socket that holds the port; None if it is somebody's. Raises OSError if it cannot be had at all."""
+    """A socket that holds the port; None if it cannot be had. Raises OSError if the address is not this machine's."""
     claim = socket.socket()
     try:
         claim.bind((host, port))
     except OSError as e:
         claim.close()
-        if e.errno != errno.EADDRINUSE:
+        if e.errno == errno.EADDRNOTAVAIL:
             raise
         return None
     return claim
@@ -123,7 +123,7 @@ def main(request: dict[str, Any]) -> int:
     config.IPController.use_threads = True
     config.IPController.ip = config.IPController.location = request["ip"]
     encrypt(config)
-    claim, config.IPController.ports = quiet_ports(PORTS, request["ip"], LOOPBACK)  # at the latter it meets itself
+    claim, config.IPController.ports = quiet_ports(PORTS, request["ip"], LOOPBACK)  # its schedulers meet at the latter
     config.IPController.log_level = 30
     config.HeartMonitor.period = BEAT_MS
     config.HeartMonitor.max_heartmonitor_misses = 10**6

@@ -489,7 +489,8 @@ class Agent:
                 )  # fmt: skip
 
     def exit_facts(self, child: Child) -> Message:
-        """What else is to be told of a child that has ended. Without its controller the pool ends, and its logs go."""
+        """What else to tell of a child that has ended; of the controller, with which the pool's logs go, its last
+        words."""
         return {"last_words": copies.last_words(child.log)} if child.kind == CONTROLLER else {}
 
     def _ended(self) -> int | None:

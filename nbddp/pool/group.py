@@ -243,7 +243,9 @@ class WorkerGroup:
             self.describe()
             self.wire = self._remains.wire = Wire(cluster.connect_client_sync, patience=REGISTER_TIMEOUT)
         except RuntimeError as e:  # ipyparallel's, or of a pool that ends with its controller
-            raise cluster.controller.ended() or e from None
+            ended = cluster.controller.ended() if cluster.controller is not None else None
+            failed = e if isinstance(e, PoolError) else PoolError(f"the pool's controller did not start: {e}")
+            raise ended or failed from None
 
     def describe(self) -> None:
         """Tell the agents what `status` shows, if it has changed."""

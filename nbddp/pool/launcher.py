@@ -26,7 +26,7 @@ from nbddp.plan.topology import Topology
 from nbddp.pool import requests
 from nbddp.pool.node import ends_pool
 
-EVENT_TIMEOUT = 2.0  # seconds in which the agent tells what it sees before it ends, which others may see sooner
+EVENT_TIMEOUT = 2.0  # seconds; a start may fail before the agent's event comes
 LOOK_EVERY, LOOKING = 0.004, 2.0  # seconds; later as often as ipyparallel looks
 
 
@@ -75,7 +75,7 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
 
     pid = AnyTrait(0).tag(to_dict=True)
     ip = Unicode(LOOPBACK)
-    end = AnyTrait()  # the agent's event
+    end = AnyTrait()  # the event that told its end, or the agent's
 
     async def start(self) -> None:
         agent = self._take_agent()
@@ -105,7 +105,8 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
         return found
 
     def ended(self) -> PoolError | None:
-        """Why a start has failed, if the controller has ended, with what it said last, or the agent; else None."""
+        """Why the start failed: how the controller ended and what it said last, or that the agent ended. None if
+        neither ended."""
         self.agent.wait_until(lambda: self.end is not None, EVENT_TIMEOUT)
         if self.end is None:
             return None

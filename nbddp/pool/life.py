@@ -103,8 +103,7 @@ class Life:
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
         if not group.running:
-            with uninterrupted():
-                group.start_cluster(progress)
+            self._start_cluster(progress)
         old, calls = group.topology, self.runs.call_exits
         group.variables = setting.wanted
         renewed = spec.fresh or bool(setting.once)
@@ -123,6 +122,15 @@ class Life:
         if setting.living and old is not None and not renewed:
             self.runs.run(Request("environment", {"variables": setting.living}), Silent())
         return notes
+
+    def _start_cluster(self, progress: Progress) -> None:
+        """Of a cluster that does not start nothing is left: the next start is whole."""
+        with uninterrupted():
+            try:
+                self.group.start_cluster(progress)
+            except Exception:
+                self._forget_all()
+                raise
 
     def have_agent(self, imported: Mapping[str, str] | None = None, controls_only: bool = False) -> None:
         """Have an agent on this machine, which may still warm up; of a pool that has ended nothing is left. imported:

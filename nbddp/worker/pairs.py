@@ -35,6 +35,7 @@ KEY, DIGEST = "nbddp/ends", 8  # bytes
 LAZY = "TORCH_GLOO_LAZY_INIT"
 INTERFACES = "GLOO_SOCKET_IFNAME"
 SLICE = timedelta(seconds=1)  # between two looks for strangers while other ranks are waited for
+IN, ONCE = 1, 1 << 30  # EPOLLIN, EPOLLONESHOT of linux/eventpoll.h
 PATIENCE, BETWEEN = 5.0, 0.02  # seconds for gloo to have read what has come; between two looks that must agree
 
 Pair = tuple[Address, Address]  # this rank's end, and the other
@@ -218,13 +219,18 @@ class _Kernel:
         pids, hidden = peers.Family(root, roots=roots).holders({owner.inode})
         return bool(pids) or hidden
 
+    def _is_waiting(self, pair: Pair) -> bool:
+        """Whether the other end is on this machine, and nobody has accepted it yet."""
+        with suppress(OSError):
+            owner = None if self._asked is None else self._asked.owner(pair[1], pair[0])
+            return owner is not None and owner.inode == 0 and owner.state == peers.ESTABLISHED
+        return False
+
     def _ranks(self, ends: Ends) -> list[Pair]:
-        """Those that lead to ranks, as far as one end tells: what this rank has made to a rank's door is one too if
-        nobody has the other end, which a busy rank has not accepted yet, or which is on another machine."""
+        """The connections that lead to ranks, as far as this end can tell. One that this rank has made counts even if
+        nobody holds its other end yet: a busy rank has not accepted it."""
         return [
-            pair
-            for pair in ends.pairs
-            if (pair[0] not in ends.doors and self.owner(pair) is None) or self.is_ours(pair)
+            pair for pair in ends.pairs if (pair[0] not in ends.doors and self._is_waiting(pair)) or self.is_ours(pair)
         ]
 
     def refuse(self, ends: Ends, strangers: Sequence[Pair], ranks: Sequence[Pair] | None, size: int) -> None:
@@ -256,13 +262,15 @@ def _are_used(descriptors: Sequence[int]) -> bool:
 
 
 def _awaited() -> set[int]:
-    """Descriptors for which some epoll of this process waits; empty where the kernel does not list them."""
+    """Descriptors for whose data some epoll of this process waits again and again; empty where the kernel does not list
+    them. gloo waits once for the number of who comes to its door, and leaves the descriptor listed."""
     found = set[int]()
     for number in os.listdir("/proc/self/fd") if system.has_proc() else ():
         with suppress(OSError):
             if os.readlink(f"/proc/self/fd/{number}") == "anon_inode:[eventpoll]":
                 lines = Path(f"/proc/self/fdinfo/{number}").read_text().splitlines()
-                found |= {int(line.split()[1]) for line in lines if line.startswith("tfd:")}
+                listed = [line.split() for line in lines if line.startswith("tfd:")]
+                found |= {int(at) for _, at, _, events, *_ in listed if int(events, 16) & (IN | ONCE) == IN}
     return found
 
 
