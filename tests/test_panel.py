@@ -111,6 +111,13 @@ def test_the_layout_redraws_in_time(plan: Plan) -> None:
 # -- the state -------------------------------------------------------------------------------------
 
 
+def test_a_start_ends_what_the_last_look_said_to_run() -> None:
+    """No look is taken while a pool starts, and a start begins only while no cell runs."""
+    state = rules.began(rules.seen(rules.known(State(), CPU), (), "Cell In[3]", 2))
+    now = Topology.plan(CPU, nproc=2)
+    assert rules.started(state, now, LaunchSpec(nproc=2), []).pool_words() == f"ready: {now.equation()}"
+
+
 def test_a_start_goes_through_its_stages_and_may_fail() -> None:
     state = rules.began(rules.known(State(), CPU))
     assert not state.may_start

@@ -117,8 +117,8 @@ def known(state: State, machine: Sequence[Node]) -> State:
 
 
 def began(state: State) -> State:
-    """A start begins."""
-    return replace(state, stage=Stage("preparing"), failure="", log=(), notice="")
+    """A start begins; that is while no cell runs, also if none has looked since the last one ended."""
+    return replace(state, stage=Stage("preparing"), failure="", log=(), notice="", program="")
 
 
 def reached(state: State, text: str) -> State:
