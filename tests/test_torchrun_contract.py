@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import nbddp
+from nbddp.run.screen import Silent
+from tests.begun import PROGRAM
 from tests.kernels import Kernel
 from tests.ports import held_port
 
@@ -203,9 +206,49 @@ def test_a_hundred_groups_leave_no_descriptors_behind(four: Kernel) -> None:
     assert four.run("print(max(b - a for a, b in zip(before, after)) <= 2)").text() == "True\n"
 
 
-def test_ranks_do_not_share_their_random_numbers(four: Kernel) -> None:
-    four.run("%%ddp -o drawn\nimport numpy, random; (numpy.random.rand(), random.random())")
-    assert four.run("print(len({a for a, _ in drawn}), len({b for _, b in drawn}))").text() == "4 4\n"
+def begun(folder: Path) -> list[dict[str, dict[str, object]]]:
+    """What the processes have written that ran `tests.begun`, by rank."""
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(list(folder.glob("*.json"))))]
+
+
+def test_each_process_begins_as_one_that_torchrun_starts(new_kernel: Kernel, tmp_path: Path) -> None:
+    """What it draws is its own in cells, after --fresh, in scripts and in replaced ranks; what it is given is equal."""
+    script = tmp_path / "begun.py"
+    script.write_text(PROGRAM)
+    folders = [tmp_path / name for name in ("torchrun", "cell", "fresh", "replaced", "script", "torchrun line")]
+    for folder in folders:
+        folder.mkdir()
+    env = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "PYTEST_CURRENT_TEST")}
+    said = {"TZ": "Asia/Tokyo", "TMPDIR": str(tmp_path), "BEGUN": str(folders[0])}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    subprocess.run(command, env={**env, **said}, cwd=tmp_path, check=True, capture_output=True)
+    new_kernel.run(f"import os; os.environ.pop('OMP_NUM_THREADS', None); os.environ.update({said})")
+    cells = [f"%%ddp {options}\n{PROGRAM}" for options in ("--nproc 2", "--fresh", "")]
+    scripts = [f"%ddp run {script}", f"%ddp torchrun --nproc-per-node 2 {script}"]
+    for folder, cell in zip(folders[1:], cells + scripts, strict=True):
+        if folder.name == "replaced":
+            assert not new_kernel.run("%%ddp\nimport os; os._exit(3)").ok
+        new_kernel.run(f"os.environ['BEGUN'] = {str(folder)!r}")
+        shown = new_kernel.run(cell)
+        assert shown.ok, (folder.name, shown.error)
+    found = {folder.name: begun(folder) for folder in folders}
+    assert all(len(ranks) == 2 for ranks in found.values())
+    for name in found["cell"][0]["drawn"]:
+        if name != "hash":  # of strings: the interpreter's own (docs/limits.md)
+            values = [str(rank["drawn"][name]) for ranks in found.values() for rank in ranks]
+            assert len({*values}) == len(values), (name, values)
+    for way, ranks in found.items():
+        for rank, theirs in zip(ranks, found["torchrun"], strict=True):
+            assert rank["given"] == theirs["given"], way
+
+
+def test_spawned_ranks_hash_strings_each_in_their_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NBDDP_START_METHOD", "spawn")
+    monkeypatch.setenv("BEGUN", str(tmp_path))
+    with nbddp.Pool(nproc=2) as pool:
+        pool.run_cell(PROGRAM, screen=Silent())
+    one, other = begun(tmp_path)
+    assert not [name for name in one["drawn"] if one["drawn"][name] == other["drawn"][name]]
 
 
 def test_ddp_trains_equally_on_all_ranks(four: Kernel) -> None:

@@ -13,7 +13,6 @@ import gc
 import importlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from nbddp.agent import limits
+from nbddp.agent import fresh, limits
 from nbddp.agent.identity import Identity
 from nbddp.base import system
 
@@ -155,10 +154,7 @@ def _enter(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     sys.path[:] = request["path"]
-    random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:  # a forked child would repeat its siblings' numbers
-        numpy.random.seed()
+    fresh.begin()
     if "limits" in request:
         limits.apply(request["limits"])
 

@@ -69,6 +69,7 @@ class Script:
         sys.path[:] = [p for p in sys.path if p]
         target, module = self._spec["target"], self.module
         sys.argv = [target, *self._spec["argv"]]
+        sys.orig_argv = [sys.executable, "-u", *(["-m"] if self._spec["module"] else []), *sys.argv]  # torchrun's
         module.__dict__.update(__builtins__=builtins, __annotations__={}, __package__=None, __cached__=None)
         sys.modules[MAIN] = module
         code = (_module if self._spec["module"] else _file)(target, module)
