@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 import nbddp
+from nbddp.agent.handle import Agent
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.teach import check
@@ -58,6 +59,21 @@ def _private_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     os.environ["PYTHONWARNINGS"] = "ignore"
     yield
     warm.end()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _agents_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Agents that this process starts are forks of the template; those of a file that sets COLD import torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "COLD", False):
+            patch.setattr(Agent, "launch", classmethod(warm.launch))
+        yield
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents that this test starts import torch, and are its process's children."""
+    monkeypatch.setattr(Agent, "launch", classmethod(warm.start_cold))
 
 
 class Pools(dict[int, nbddp.Pool]):

@@ -6,6 +6,9 @@ notebook would hold when the cell has ended (`outputs`: display updates carried 
 
 from __future__ import annotations
 
+import ast
+import functools
+import json
 import os
 import re
 import sys
@@ -18,15 +21,16 @@ from typing import Any
 import IPython
 from jupyter_client.manager import KernelManager
 
-from tests.warm import SECONDS
+from nbddp.agent import footprint
+from tests import warm as forks
 
 CELL_TIMEOUT = 90.0
 # Since Python 3.13 pdb stops at `breakpoint()` itself: the lines that lead from there to the line below.
 FROM_BREAKPOINT = ["n"] if sys.version_info >= (3, 13) else []
 HAS_AUTORELOAD = IPython.version_info >= (8,) or sys.version_info < (3, 12)  # IPython 7's imports `imp`
-LOAD = """%load_ext nbddp
-%config DDPMagics.keep_warm = '{seconds:.0f}s'
-__import__("os").chdir({cwd!r})"""
+FACTS = (
+    "__import__('json').dumps(__import__('nbddp.agent.footprint', fromlist=['']).inherited(__import__('os').environ))"
+)
 
 
 @dataclass
@@ -152,16 +156,31 @@ class Kernel:
         self.manager.cleanup_resources()
 
 
+@functools.cache
+def _of_kernels() -> dict[str, Any]:
+    """What a kernel's process has else than this one: ipykernel sets variables."""
+    kernel = Kernel()
+    try:
+        expression = {"facts": FACTS}
+        reply = kernel.client.execute("", user_expressions=expression, reply=True, timeout=CELL_TIMEOUT)
+        facts = json.loads(ast.literal_eval(reply["content"]["user_expressions"]["facts"]["data"]["text/plain"]))
+    finally:
+        kernel.close()
+    own = footprint.inherited(os.environ)
+    return {name: facts[name] for name in footprint.differing(own, facts) if name in facts and name != "folder"}
+
+
 @contextmanager
 def loaded(cwd: str, env: dict[str, str] | None = None, *, warm: bool = True) -> Iterator[Kernel]:
     """A kernel with nbddp loaded, until the block ends.
 
-    warm: its agent may be the warm process that an earlier kernel of these tests has left (tests/warm.py), and is left
-    for the next; for that it starts in the folder that all begin in.
+    warm: its agent is a fork of the tests' template (tests/warm.py).
     """
-    kernel = Kernel(None if warm else cwd, env)
+    if warm:
+        forks.ready(env or os.environ, **_of_kernels(), folder=os.path.realpath(cwd))
+    kernel = Kernel(cwd, env)
     try:
-        shown = kernel.run(LOAD.format(seconds=SECONDS, cwd=cwd) if warm else "%load_ext nbddp")
+        shown = kernel.run("%load_ext nbddp")
         assert shown.ok, shown.error
         yield kernel
     finally:

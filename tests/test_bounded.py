@@ -251,6 +251,7 @@ def test_without_a_cache_folder_output_lies_in_the_pools_own(base: Path, monkeyp
 # -- pools that nobody holds -------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_pool_that_nobody_holds_ends(pool: nbddp.Pool) -> None:
     """Beside another, which has made what a process makes once."""
     me = psutil.Process()
@@ -268,6 +269,7 @@ def test_a_pool_that_nobody_holds_ends(pool: nbddp.Pool) -> None:
     until(lambda: me.num_fds() <= descriptors + 4, "their descriptors are closed")
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_pool_that_is_at_work_is_held(pool: nbddp.Pool) -> None:
     made = nbddp.Pool(nproc=1)
     made.start()

@@ -108,8 +108,8 @@ def test_what_no_cell_runs_without_is_named() -> None:
 
 def test_workers_start_without_the_compiler_and_not_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, torch_seams.COMPILER, None)
-    assert main._import_all((torch_seams.COMPILER,)) == ""
-    assert main._import_all(("no_such_torch",)).startswith("no_such_torch: ")
+    assert main.import_all((torch_seams.COMPILER,)) == ""
+    assert main.import_all(("no_such_torch",)).startswith("no_such_torch: ")
 
 
 @pytest.fixture(scope="module")

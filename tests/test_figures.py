@@ -305,8 +305,11 @@ def images_of(book: Path) -> int:
 
 BOOKS = pytest.mark.parametrize(
     ("name", "extension"),
-    [("trusted", False), ("strange", True), ("strange", False)],
-    ids=["trusted", "not trusted", "not trusted, without the extension"],
+    [
+        pytest.param("trusted", False, id="trusted", marks=pytest.mark.looks),
+        pytest.param("strange", True, id="not trusted"),
+        pytest.param("strange", False, id="not trusted, without the extension", marks=pytest.mark.looks),
+    ],
 )
 
 
@@ -363,6 +366,7 @@ def test_jupyterlab_shows_words_under_a_picture_that_follows_the_theme(
     page.close()
 
 
+@pytest.mark.looks
 def test_notebook_7_shows_a_picture_that_follows_the_theme_in_a_notebook_that_it_does_not_trust(
     browser: Any, tmp_path: Path, book: Any
 ) -> None:
@@ -377,6 +381,7 @@ def test_notebook_7_shows_a_picture_that_follows_the_theme_in_a_notebook_that_it
         page.close()
 
 
+@pytest.mark.looks
 def test_jupyter_lists_the_extension_as_enabled_and_ok() -> None:
     listed = [sys.executable, "-m", "jupyter", "labextension", "list"]
     env = os.environ | {"JUPYTER_PATH": str(EXTENSIONS.parent)}
@@ -409,7 +414,7 @@ def test_jupyterlab_says_what_is_under_the_pointer_or_shows_the_plain_picture(
     page.close()
 
 
-@pytest.mark.parametrize("width", [640, 1200])
+@pytest.mark.parametrize("width", [640, pytest.param(1200, marks=pytest.mark.looks)])
 def test_each_bar_says_what_it_is_at_any_width(browser: Any, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 1000})
     page.set_content(timeline()._repr_mimebundle_()[0]["text/html"])
@@ -450,7 +455,7 @@ def test_on_a_narrow_page_the_picture_scrolls_before_it_cannot_be_read(browser: 
     page.close()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.looks), "dark"])
 def test_what_nbconvert_writes_follows_its_theme(browser: Any, book: Any, tmp_path: Path, theme: str) -> None:
     saved = tmp_path / "saved.ipynb"
     nbformat.write(book, saved)

@@ -39,6 +39,7 @@ def seen(front: str, names: tuple[str, ...]) -> Keeper:
     return keeper
 
 
+@pytest.mark.looks
 @pytest.mark.timeout(300)
 def test_outputs_in_jupyterlab_are_as_kept_and_can_be_read_in_both_themes() -> None:
     keeper = seen("lab", SOME)

@@ -293,7 +293,8 @@ def test_a_pool_is_started_watched_stopped_and_debugged_with_the_mouse_in_jupyte
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("all_of_it", [False, pytest.param(True, marks=pytest.mark.panel)])
+@pytest.mark.panel
+@pytest.mark.parametrize("all_of_it", [False, True])
 def test_the_same_in_notebook_7(tmp_path: Path, all_of_it: bool) -> None:
     python = os.environ.get("NBDDP_NOTEBOOK_PYTHON", "")  # an interpreter that has it, if this one has not
     if find_spec("notebook") is None and not python:

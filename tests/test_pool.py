@@ -206,6 +206,7 @@ def test_thread_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch)
         assert list(pool.run(rank_times, 3)) == [0]
 
 
+@pytest.mark.usefixtures("cold")
 def test_after_its_agent_has_ended_a_pool_begins_anew_as_if_none_had_been() -> None:
     with nbddp.Pool(nproc=1) as pool:
         assert pool.agent is not None
@@ -422,6 +423,7 @@ def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
     k.close()
 
 
+@pytest.mark.usefixtures("cold")
 def test_a_killed_agents_folder_is_swept() -> None:
     pool = nbddp.Pool(nproc=1)
     pool.start()

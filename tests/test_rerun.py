@@ -16,7 +16,7 @@ import pytest
 from tests.kernels import Kernel, Shown
 from tests.lessons import SOURCES, builder, is_ok
 
-ALWAYS = ("05",)
+ALWAYS = ("01",)
 LESSONS = [s if s.name[:2] in ALWAYS else pytest.param(s, marks=pytest.mark.lessons) for s in SOURCES]
 CHECK = re.compile(r"^check\.(\w+)\((\w+)\)", re.M)
 AGAIN = re.compile(r"In\[(\d+)\]")

@@ -22,6 +22,7 @@ import nbddp
 from nbddp.errors import BadInput, WorkerFailed
 from nbddp.plan.logs import Logs
 from nbddp.run.screen import Silent
+from tests import warm
 from tests.kernels import Kernel, loaded
 
 LAUNCHED = """
@@ -272,6 +273,7 @@ def test_a_pool_runs_scripts(tmp_path: Path) -> None:
 
 def launch(folder: Path, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "nbddp", *words]
+    warm.ready(folder=str(folder))
     return subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import scripts
+from tests import scripts, warm
 from tests.kernels import Kernel, loaded
 from tests.scripts import CASES, Result
 
@@ -68,6 +68,7 @@ def in_terminal(folder: Path, name: str) -> Result:
     scripts.write(folder, case)
     options = ["-n", str(case.nproc), "--log-dir", "logs", "--tee", "3", *case.options]
     command = [sys.executable, "-m", "nbddp", "run", *options, *case.words]
+    warm.ready(folder=str(folder))
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
     found = scripts.read(folder, done.returncode)
     for place, text in found.streams.items():

@@ -222,6 +222,7 @@ def test_what_a_stopped_command_left_is_told(before: dict[str, Any], now: dict[s
     assert footing.changed({**pool, **before}, {**pool, **now}) == words
 
 
+@pytest.mark.usefixtures("cold")
 def test_an_agent_that_still_imports_ends_at_once() -> None:
     agent = Agent.launch(os.environ)
     agent.wait_until(lambda: bool(agent.hello), 30)

@@ -17,7 +17,7 @@ from nbddp.lessons.restarts.figure import restarts as drawn
 from nbddp.lessons.restarts.simulation import FAILED, KEPT, LOST, STEPS, restarts, training
 from nbddp.run.screen import Silent
 from nbddp.teach import check, predict
-from tests.lessons import Mutant, cells, defined, exercise, solution
+from tests.lessons import Mutant, cells, defined, exercise, solution, some
 
 NPROC = 4  # of the module's pool
 
@@ -229,15 +229,18 @@ PICKLED = changed("torch.load(self.path)", "pickle.load(open(self.path, 'rb'))",
 ))  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", WRONG, ids=str)
+@pytest.mark.parametrize("mutant", some(WRONG), ids=str)
 def test_wrong_checkpoints_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.Checkpoint)
 
 
-def test_right_checkpoints_pass(pool: nbddp.Pool) -> None:
+@pytest.mark.parametrize("source", some([FILE_EACH, ANSWER, THE_LAST_TWO, PICKLED]))
+def test_right_checkpoints_pass(pool: nbddp.Pool, source: str) -> None:
+    assert check.Checkpoint(defined(source, "Checkpoint")), source
+
+
+def test_the_lessons_own_checkpoint_passes_and_an_unwritten_one_is_told(pool: nbddp.Pool) -> None:
     assert check.Checkpoint(solution("10", "Checkpoint"))
-    for source in (ANSWER, FILE_EACH, THE_LAST_TWO, PICKLED):
-        assert check.Checkpoint(defined(source, "Checkpoint")), source
     assert check.Checkpoint(exercise("10", "Checkpoint")).line.startswith(
         "save wrote no file: it is still to be written"
     )

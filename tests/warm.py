@@ -1,18 +1,44 @@
-"""Pools whose agent is the warm process that an earlier pool of these tests has left (`--keep-warm`): to import torch
-anew for each takes some three seconds of a core. Tests of how a pool begins or ends start it without."""
+"""Pools and kernels whose agent is a fork of the tests' template (tests/template.py). Tests of how an agent begins or ends
+have one that was started (the fixtures `cold` and `cold_kernel`)."""
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import nbddp
 from nbddp.agent import taking
 from nbddp.agent.handle import Agent
+from tests.template import Template
 
-SECONDS = 600.0
+
+@functools.cache
+def template() -> Template:
+    """This process's, from when it is first asked for."""
+    return Template()
+
+
+def ready(env: Mapping[str, str] = os.environ, **facts: Any) -> None:
+    """Have a fork wait for a process with this environment; see `Template.ready`. Linux has templates."""
+    if hasattr(os, "pidfd_open"):
+        template().ready(env, **facts)
+
+
+start_cold = Agent.launch.__func__  # type: ignore[attr-defined]
+
+
+def launch(
+    cls: type[Agent], env: Mapping[str, str], asked: taking.Asked | None = None, controls_only: bool = False
+) -> Agent:
+    """`Agent.launch`, which takes a fork of the template where it would start a process."""
+    if asked is None and not controls_only:
+        ready(env)
+        asked = Agent.ask(env)
+    agent: Agent = start_cold(cls, env, asked, controls_only)
+    return agent
 
 
 @contextmanager
@@ -27,13 +53,11 @@ def pool(nproc: int | None = None, **options: Any) -> Iterator[nbddp.Pool]:
 
 
 def begin(nproc: int | None = None, **options: Any) -> nbddp.Pool:
-    """A pool that has not been started; `close` leaves its warm process to the next."""
-    made = nbddp.Pool(nproc=nproc, agent=Agent.launch(os.environ, Agent.ask(os.environ)), **options)
-    made.life.keep(SECONDS)
-    return made
+    """A pool that has not been started."""
+    return nbddp.Pool(nproc=nproc, **options)
 
 
 def end() -> None:
-    """End the processes that wait."""
-    for one in taking.waiting():
-        one.end()
+    """End the template, if there is one."""
+    if template.cache_info().currsize:
+        template().close()

@@ -165,7 +165,7 @@ class Agent:
     def _warm_up(self) -> None:
         began = time.monotonic()
         gc.disable()  # what it would free leaves holes that every child fills, and so copies, page by page
-        missing = _import_all(self.modules) if not children.why_not_fork() else ""
+        missing = import_all(self.modules) if not children.why_not_fork() else ""
         reason = children.why_not_fork()
         found = devices.gpus(os.environ) if _torch_has_cuda() else devices.told([])
         cores = hardware.allowed_cores()
@@ -596,7 +596,7 @@ def empty_into(pipe: int, path: str) -> None:
             file.write(left)
 
 
-def _import_all(names: tuple[str, ...]) -> str:
+def import_all(names: tuple[str, ...]) -> str:
     """Import what workers need; the name and error of what is missing, or empty."""
     import importlib
 

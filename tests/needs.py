@@ -1,0 +1,66 @@
+"""What tests need besides Python packages, and which of it is missing: `python -m tests.needs`.
+
+`--apt` prints the names of Debian's missing packages alone, for a script. Nothing but the standard library is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+
+SBIN = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+
+
+@dataclass(frozen=True)
+class Need:
+    """A program that tests run: any of `programs`, from Debian's `package`, for the tests of `what`."""
+
+    what: str
+    programs: tuple[str, ...]
+    package: str
+    root: bool = False  # whether the tests also need root
+
+    @property
+    def found(self) -> bool:
+        return any(shutil.which(program, path=SBIN) for program in self.programs)
+
+
+NEEDS = (
+    Need("widgets and figures in a browser", ("chromium", "chromium-browser", "google-chrome"), "chromium"),
+    Need("the grader's sandbox", ("bwrap",), "bubblewrap"),
+    Need("other hosts by ssh", ("sshd",), "openssh-server"),
+    Need("agents that MPI starts", ("mpiexec",), "openmpi-bin"),
+    Need("cables between hosts", ("ip",), "iproute2", root=True),
+    Need("Slurm's nodes", ("slurmctld",), "slurmctld slurmd slurm-client munge", root=True),
+)
+
+
+def missing() -> list[Need]:
+    return [need for need in NEEDS if not need.found]
+
+
+def words() -> list[str]:
+    """What is missing, a line each, and the command that installs it; one line if nothing is."""
+    lost, root = missing(), not hasattr(os, "geteuid") or os.geteuid() == 0
+    lines = [f"not tested here: {need.what} (no {need.programs[0]})" for need in lost]
+    lines += [f"not tested here: {need.what} (needs root)" for need in NEEDS if need.root and need.found and not root]
+    if lost:
+        lines.append(f"to test all of it: apt-get install {' '.join(need.package for need in lost)}")
+    return lines or ["nothing that tests need is missing here"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.needs", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--apt", action="store_true", help="print the missing Debian packages alone")
+    if parser.parse_args().apt:
+        print(" ".join(need.package for need in missing()))
+        return 0
+    print("\n".join(words()))
+    return int(bool(missing()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

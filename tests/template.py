@@ -1,0 +1,158 @@
+"""A process that has imported what agents import, and forks those of the tests: to import torch takes 2.4 s of a core.
+
+Each fork is a warm process that waits, as `--keep-warm` leaves one (`nbddp.agent.keeping`), and is taken as one: all
+that a pool's agent does from there on is the product's own. `Template` is the tests' end. A process that could have
+been started with the same environment in the same folder finds one, so the template is told of both.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from nbddp.agent import children, footprint, keeping, taking
+from nbddp.agent.main import WARM, Agent, import_all
+from nbddp.plan import variables
+
+SECONDS = 600.0  # that a fork waits
+Request = dict[str, Any]
+SPARE = 2  # forks that wait for processes whose start nobody announces, such as a kernel's
+
+
+class Template:
+    """A template, started by this process, and ended with it."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "tests.template", str(theirs.fileno())]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], start_new_session=True)
+        theirs.close()
+        self._lines = ours.makefile("rw")
+        ours.close()
+        self._env = dict(os.environ)
+        self.ready(os.environ)
+
+    def ready(self, env: Mapping[str, str], **facts: Any) -> None:
+        """Return when a fork waits for a process with this environment, in this folder; `facts` of that process which
+        are other than here, as `footprint.inherited` has them."""
+        if variables.at_import([name for name in {*env, *self._env} if env.get(name) != self._env.get(name)]):
+            return  # it imports torch anew
+        request = {"env": dict(env), "facts": footprint.inherited(env) | facts}
+        self._lines.write(json.dumps(request) + "\n")
+        self._lines.flush()
+        if self._lines.readline() != "ready\n":
+            raise RuntimeError("the tests' template has ended")
+
+    def close(self) -> None:
+        self._lines.close()
+        self._process.wait()
+
+
+class _Forks:
+    """The template's side: who waits, by the pipe that ends when it waits no more."""
+
+    def __init__(self, channel: socket.socket, imports: footprint.Imports):
+        self._channel, self._imports = channel, imports
+        self._waiting: dict[int, Request] = {}
+        self._usual: Request = {}
+
+    def serve(self) -> None:
+        """Answer until the tests have ended."""
+        with self._channel.makefile("r") as lines:
+            while True:
+                for pipe in select.select([self._channel, *self._waiting], [], [])[0]:
+                    if pipe is not self._channel:
+                        self._taken(pipe)
+                    elif not (line := lines.readline()):
+                        return
+                    else:
+                        self._ready(json.loads(line))
+
+    def _ready(self, wanted: Request) -> None:
+        self._usual = self._usual or wanted
+        if wanted not in self._waiting.values():
+            self._fork(wanted)
+        self._channel.sendall(b"ready\n")
+        self._fill()
+
+    def _taken(self, pipe: int) -> None:
+        os.close(pipe)
+        del self._waiting[pipe]
+        self._fill()
+
+    def _fill(self) -> None:
+        for _ in range(SPARE - list(self._waiting.values()).count(self._usual)):
+            self._fork(self._usual)
+
+    def _fork(self, wanted: Request) -> None:
+        """Returns when the new process waits."""
+        template, (read, write) = os.getpid(), os.pipe()
+        os.environ.update(wanted["env"])  # by which the folder is found of those who wait
+        pid = os.fork()
+        if not pid:
+            try:
+                self._channel.close()
+                for pipe in (read, *self._waiting):
+                    os.close(pipe)
+                _wait(template, wanted["facts"], self._imports, write)
+            finally:
+                os._exit(0)
+        os.close(write)
+        self._waiting[read] = wanted
+        while not any(one.identity.pid == pid for one in taking.waiting()):
+            if select.select([read], [], [], 0.005)[0]:
+                raise RuntimeError("a fork of the tests' template has ended")
+
+
+def _wait(template: int, facts: footprint.Facts, imports: footprint.Imports, pipe: int) -> None:
+    """In a fork: be the agent of who takes it."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    os.setsid()
+    children.die_with_parent(template, signal.SIGTERM)
+    children.adopt_orphans()
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    os.close(null)
+    os.chdir("/")
+    try:
+        owner = keeping.wait(SECONDS, imports, facts)
+    except keeping.Ended:
+        return
+    os.close(pipe)
+    children.outlive_parent()
+    owner.enter()
+    agent: Agent | None = Agent(owner.home, owner.pid, imports)
+    assert agent is not None
+    agent.inherited = facts
+    while agent is not None:
+        agent.serve()
+        agent = agent.go_on()
+
+
+def _be_template(channel: socket.socket) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks what became of a fork
+    imports = footprint.Imports()
+    gc.disable()
+    missing = import_all(WARM)
+    imports.end()
+    if missing or children.why_not_fork():
+        raise RuntimeError(missing or children.why_not_fork())
+    imports.take()
+    gc.freeze()
+    _Forks(channel, imports).serve()
+
+
+if __name__ == "__main__":
+    _be_template(socket.socket(fileno=int(sys.argv[1])))
