@@ -85,6 +85,7 @@ def hook(kernel: WorkerKernel) -> None:
     kernel.printed = Printed(kernel.streams, kernel.running)
     streams.complete(kernel.streams)
     know_threads(kernel.cell)
+    kernel.interrupts.install()
     kernel.exits.install()
     kernel.groups.install()
     os.register_at_fork(after_in_child=kernel.groups.sockets.leave_in_child)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import inspect
 import os
@@ -49,6 +50,7 @@ from nbddp.worker.check import Checker
 from nbddp.worker.children import Exits, Started
 from nbddp.worker.debugger import Debugger
 from nbddp.worker.groups import Groups
+from nbddp.worker.interrupts import Interrupts
 from nbddp.worker.kept import Kept
 from nbddp.worker.memory import Memory
 from nbddp.worker.modules import Modules
@@ -62,7 +64,7 @@ from nbddp.worker.silence import Silence
 from nbddp.worker.text import CellText
 from nbddp.worker.tracing import Tracer
 
-OUTCOME, STOPPED = "nbddp_outcome", "nbddp_stopped"
+OUTCOME, STOPPED, INTERRUPTED = "nbddp_outcome", "nbddp_stopped", "nbddp_interrupted"
 NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or pass it after %%ddp --"
 NO_PROMPT = (
     "a rank has no prompt of its own: breakpoint() stops ranks and opens one where input is possible (a terminal, a "
@@ -125,6 +127,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             _NoShellThread.parent_thread = threading.main_thread()
             self.shell_channel_thread = _NoShellThread()
         self.groups = Groups()
+        self.interrupts = Interrupts(self._say_interrupted)
         self.release = Release(self.groups.sockets, self.log_file)
         self.silence = Silence(self.groups.sockets)
         self.checker = Checker()
@@ -233,6 +236,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         error: BaseException | None = None
         try:
             try:
+                self.interrupts.begin()
                 self._begin(spec)
                 outcome["stage"] = ""
                 if spec["op"] == "cell":
@@ -242,7 +246,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 else:
                     buffers += handlers.REQUESTS[spec["op"]](self, spec, self._parent["buffers"])
             finally:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the run has ended
+                self.interrupts.end()
         except BaseException as raised:
             error = raised if error is None else error
         outcome["at"] = time.time_ns()
@@ -463,6 +467,16 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             ident=ipykernel_seams.topic(self, "nbddp"),
             buffers=buffers,
         )
+
+    def _say_interrupted(self) -> None:
+        """Publish that the program has had an interrupt; whatever the main thread was doing, another one sends it. In a
+        signal's handler, where nothing may be raised but what the program is to have."""
+        try:
+            sends, ident = self.streams[0].pub_thread, ipykernel_seams.topic(self, "nbddp")
+            said = functools.partial(self.session.send, content={}, parent=self._parent, ident=ident)
+            sends.schedule(lambda: said(sends.socket, INTERRUPTED))
+        except Exception as e:
+            self._to_log(f"telling of an interrupt: {type(e).__name__}: {e}")
 
     def _say_stopped(self, content: dict[str, Any]) -> None:
         """Publish that this rank waits in its debugger, or goes on."""

@@ -18,6 +18,7 @@ from nbddp.worker import calls, flight, kinds, leaving
 from nbddp.worker.check import Checker
 from nbddp.worker.debugger import Debugger
 from nbddp.worker.groups import Groups
+from nbddp.worker.interrupts import Interrupts
 from nbddp.worker.program import CellFiles
 from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
@@ -34,6 +35,7 @@ class Worker(Protocol):
     shell: Any
     files: CellFiles
     groups: Groups
+    interrupts: Interrupts
     release: Release
     checker: Checker
     recorder: Recorder
@@ -69,6 +71,7 @@ def _where(worker: Worker, content: Content) -> Any:
         begun = "run" not in content or _was_last(worker, content["run"])
         return {**calls.idle(shown, groups, recorded.open), "begun": begun, **past}
     found = {**calls.position(shown, groups, worker.began_ns, recorded.open), **past}
+    found["interrupted"] = worker.interrupts.taken
     if worker.debugger.stopped:  # whatever is on its way, it is the reader that it waits for
         found.update(stopped=True, call=None, pending=None)
     return found
@@ -177,10 +180,13 @@ def _through(worker: Worker, content: Content) -> bool:
 
 
 def _release(worker: Worker, content: Content) -> Any:
-    """Free the main thread from a blocked call of run `run`."""
+    """Free the main thread from a blocked call of run `run`; with `spares` not where the program has had the
+    interrupt, and does what it does on its way out."""
     if worker.spec is None or worker.spec["run"] != content["run"]:
         return False
-    return worker.release.start(content.get("then", {}), interrupts=worker.spec["op"] != "script")
+    if content.get("spares") and worker.interrupts.taken:
+        return False
+    return worker.release.start(content.get("then", {}))
 
 
 def _interrupt(worker: Worker, content: Content) -> bool:

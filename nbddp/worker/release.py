@@ -22,7 +22,6 @@ import gc
 import itertools
 import os
 import select
-import signal
 import socket
 import stat
 import struct
@@ -45,7 +44,6 @@ ABORTS = 2  # round from which on transfers are aborted that have outlasted thei
 RDHUP = getattr(select, "POLLRDHUP", 0)  # Linux alone
 CUT = RDHUP | select.POLLHUP  # what poll says of a connection that a peer has shut
 QUEUES = (termios.FIONREAD, termios.TIOCOUTQ)  # bytes that came and are unread; that were sent and have not arrived
-INTERRUPTS = (10, 18)  # rounds in which the interrupt is sent again: Python ignores one that hits a destructor
 
 
 class Copy(socket.socket):
@@ -192,7 +190,6 @@ class Release:
         self._epoch = 0
         self._over = threading.Event()
         self._run_is_on = self._started = self._is_through = False
-        self._interrupts: tuple[int, ...] = INTERRUPTS
         self._seen: tuple[float, tuple[int, int, int]] | None = None  # when gloo was looked at, and what it had done
 
     def begin(self, goes_on: bool = False) -> None:
@@ -233,13 +230,11 @@ class Release:
                 self._stderr = None
             return self._started
 
-    def start(self, then: Mapping[str, Any] | None = None, interrupts: bool = True) -> bool:
-        """Begin to free the main thread, and go on until the run ends; returns at once. False if no run is on.
-        interrupts: whether that is interrupted again; a script that was told to end may be at work on that."""
+    def start(self, then: Mapping[str, Any] | None = None) -> bool:
+        """Begin to free the main thread, and go on until the run ends; returns at once. False if no run is on."""
         with self._lock:
             if self._run_is_on and not self._started:
                 self._started, self.then = True, then or {}
-                self._interrupts = INTERRUPTS if interrupts else ()
                 self._over = threading.Event()
                 if self._log is not None:
                     self._stderr = os.dup(2)
@@ -261,8 +256,6 @@ class Release:
                 self.sockets.shut(first=not turn)
                 if turn >= ABORTS:
                     abort_transfers()
-                if turn in self._interrupts:
-                    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
             over.wait(AGAIN)
 
     def let_through(self) -> None:
