@@ -8,8 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from torch._C import _distributed_c10d

@@ -248,6 +248,41 @@ time.sleep(600)"""
     assert [s.status for s in caught.value.states] == ["interrupted"]
 
 
+LOADER = """
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, i): return item(i)
+class Slow:
+    def __init__(self): self.itself = self
+    def __del__(self): time.sleep(12)
+def load():
+    slow = Slow()
+    for x in torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2): dist.all_reduce(t)
+kept = rank
+def item(i):
+"""
+ITEMS = {  # what a data loader's process does: in the end it is torch that joins each for 5 s
+    "raises": "    if rank and i == 9: raise ValueError('bad item')\n    return t",
+    "sleeps": "    if i == 9: print('ready', flush=True); time.sleep(600)\n    return t",
+}
+
+
+@pytest.mark.parametrize("how", ITEMS)
+def test_no_finalizer_of_what_a_program_leaves_delays_its_report_or_ends_a_rank(
+    pools: dict[int, nbddp.Pool], how: str
+) -> None:
+    """A `__del__` that sleeps for 12 s, and processes of data loaders that torch joins for 5 s each."""
+    pool = pools[2]
+    pool.ensure(LaunchSpec())
+    with pytest.raises((RunStopped, WorkerFailed)) as caught:
+        pool.run_cell(f"{BEGIN}{LOADER}{ITEMS[how]}\nbegan = time.monotonic()\nload()", screen=StopWhenReady())
+    assert isinstance(caught.value, RunStopped) == (how == "sleeps")
+    assert "replaced" not in {s.status for s in caught.value.states}
+    took = pool.run_cell("(kept, time.monotonic() - began)", want_value=True, screen=Silent())
+    assert [value[0] for value in took] == [0, 1]
+    assert max(value[1] for value in took) < 4
+
+
 class Interrupted(Silent):
     """Two ranks that an interrupt from elsewhere ends, one event at each look of the run at its screen; s is Stop."""
 

@@ -13,8 +13,10 @@ class Clock:
     """The functions of `time` as they were when this module was imported."""
 
     monotonic = staticmethod(time.monotonic)
+    perf_counter = staticmethod(time.perf_counter)
     perf_counter_ns = staticmethod(time.perf_counter_ns)
     process_time = staticmethod(time.process_time)
+    thread_time_ns = staticmethod(time.thread_time_ns)
     time_ns = staticmethod(time.time_ns)
     sleep = staticmethod(time.sleep)
 

@@ -60,6 +60,8 @@ class RankConnection:
         def hear(rank: int, answer: Any) -> None:
             if answer is False and lost and current is not None:  # it has not seen the run
                 current.never_reached(rank)
+            if answer == "untold" and current is not None:
+                current.never_told(rank)
 
         self.look(ranks, {"op": "repeat", "run": run}, hear)
 

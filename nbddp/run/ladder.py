@@ -77,6 +77,7 @@ class Ladder:
         self.deadlock: Deadlock | None = None
         self.why: dict[int, str] = {}
         self._taken: dict[int, float] = {}  # rank → when it had its interrupt
+        self._over: dict[int, float] = {}  # rank → since when its program is known to have ended, and not its run
         self._released_at = 0.0
         self._next_through = self._next_told = 0.0
         self._steps: dict[type, Callable[[Any], None]] = {
@@ -185,6 +186,15 @@ class Ladder:
             if self._spares:
                 self.released.discard(rank)  # it does not free itself
 
+    def saw(self, rank: int, facts: Mapping[str, Any]) -> None:
+        """What a rank has said of itself while it was at work."""
+        if facts.get("interrupted"):
+            self.took(rank)
+        if not facts.get("over") or self.interrupted_at is None:
+            self._over.pop(rank, None)
+        else:
+            self._over.setdefault(rank, time.monotonic())
+
     @property
     def _spares(self) -> bool:
         """Whether collectives of ranks on their way out may go on: somebody has wished the end, and none has failed."""
@@ -215,13 +225,15 @@ class Ladder:
     @property
     def stuck(self) -> tuple[int, ...]:
         """Ranks that only the end of their process ends. With a cell: which have not had the interrupt, since they are
-        still in a call of torch.distributed, or held the interpreter before and since."""
+        still in a call of torch.distributed, or held the interpreter before and since; or which have come to the end of
+        their program, and not of the run."""
         run = self._run
         if not self._is_gentle:
             return run.watcher.running
+        ends = tuple(r for r, since in self._over.items() if time.monotonic() - since > supervise.PATIENCE)
         if self._released_at < run.watcher.looked_at:
-            return tuple(r for r in self.released if r not in self._taken and self._is_stuck(r))
-        return ()
+            return ends + tuple(r for r in self.released if r not in self._taken and self._is_stuck(r))
+        return ends
 
     def _is_stuck(self, rank: int) -> bool:
         now, before = (at.get(rank) for at in (self._run.watcher.positions, self.found))

@@ -36,6 +36,7 @@ from nbddp.run.widgets import Widgets
 
 OUTCOME, STOPPED, INTERRUPTED = "nbddp_outcome", "nbddp_stopped", "nbddp_interrupted"
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
+UNTOLD = "the rank ended the cell, but did not report how; %ddp log shows what it printed"
 LONG = 0.1  # seconds after which a run is worth telling others about
 ATTEMPTS = 3  # how often a run that exceptions from elsewhere disturb is taken to its end
 LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a rank that died: the agent tells of
@@ -155,7 +156,14 @@ class Run:
 
     def never_reached(self, rank: int) -> None:
         """The request was lost with the connection that it was given to."""
-        link = {"type": "ConnectionError", "message": UNSENT, "relation": "", "notes": (), "frames": ()}
+        self._failed_by(rank, "ConnectionError", UNSENT)
+
+    def never_told(self, rank: int) -> None:
+        """The rank is idle, and has not said how it has ended the run."""
+        self._failed_by(rank, "RuntimeError", UNTOLD)
+
+    def _failed_by(self, rank: int, kind: str, words: str) -> None:
+        link = {"type": kind, "message": words, "relation": "", "notes": (), "frames": ()}
         self.events.put((OUTCOME, rank, {"content": {"status": "failed", "chain": [link]}, "buffers": []}))
 
     # -- the loop ----------------------------------------------------------------------
@@ -371,8 +379,8 @@ class Run:
         self.display.take(rank, kind, content)
 
     def _placed(self, rank: int, number: int, facts: dict[str, Any] | None) -> None:
-        if facts is not None and facts.get("interrupted"):
-            self.ladder.took(rank)
+        if facts is not None:
+            self.ladder.saw(rank, facts)
         self.watcher.answered(rank, number, facts)
 
     def wait_for_answers(self, until: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ def _call(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     where the client trusts no rank (`plain`)."""
     import cloudpickle
 
+    sys.argv = list(spec["argv"])
     function, arguments, options = cloudpickle.loads(bytes(buffers[0]))
     value = function(*arguments, **options)
     return [answers.write(value) if spec.get("plain") else values.pack_or_words(value)]
@@ -70,7 +72,6 @@ def _end_group(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ended whole, or the process is replaced
     if spec.get("through"):  # others may be at work
         worker.release.let_through()
-    worker.shell.last_execution_result = None
     worker.groups.drop(broken=True)
     return []
 

@@ -39,14 +39,14 @@ class Noting:
 
 
 class Interrupts:
-    """`taken`: whether the program of the current run has had an interrupt. say: tells the client; called in a signal's
-    handler."""
+    """`is_on`: whether a program runs; `taken`: whether it has had an interrupt. say: tells the client; called in a
+    signal's handler."""
 
     def __init__(self, say: Callable[[], None]) -> None:
         self._say = say
         self._process = os.getpid()
         self._run = 0
-        self._is_on = self.taken = False
+        self.is_on = self.taken = False
         self._signal, self._unraisable = signal.signal, sys.unraisablehook
 
     def install(self) -> None:
@@ -70,16 +70,16 @@ class Interrupts:
 
     def begin(self) -> None:
         """A program begins; in the main thread."""
-        self.taken, self._is_on, self._run = False, True, self._run + 1
+        self.taken, self.is_on, self._run = False, True, self._run + 1
         self._signal(signal.SIGINT, signal.default_int_handler)
 
     def end(self) -> None:
         """It has ended: an interrupt comes too late."""
         self._signal(signal.SIGINT, signal.SIG_IGN)
-        self._is_on = False
+        self.is_on = False
 
     def _note(self) -> None:
-        if self.taken or not self._is_on or os.getpid() != self._process:
+        if self.taken or not self.is_on or os.getpid() != self._process:
             return
         self.taken = True
         self._say()
@@ -87,7 +87,7 @@ class Interrupts:
 
     def _ignored(self, unraisable: Any) -> None:
         """What Python cannot raise, since nobody has called what raised it."""
-        ours = self.taken and self._is_on and os.getpid() == self._process
+        ours = self.taken and self.is_on and os.getpid() == self._process
         if ours and unraisable.exc_type is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
             threading.Thread(target=self._send_again, args=(self._run,), name="nbddp-interrupt", daemon=True).start()
         else:
@@ -95,5 +95,5 @@ class Interrupts:
 
     def _send_again(self, run: int) -> None:
         clock.sleep(AGAIN)
-        if self._is_on and self._run == run:
+        if self.is_on and self._run == run:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]

@@ -28,13 +28,14 @@ import struct
 import sys
 import termios
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nbddp.base import system
+from nbddp.base.clock import clock
 from nbddp.seams import torch_seams
 from nbddp.worker import noted, threads
+from nbddp.worker.reserve import Reserve
 
 AGAIN = 0.05  # seconds between two shuts
 LET_THROUGH = 5.0  # seconds that a message on its way has to come to its end
@@ -179,8 +180,10 @@ class Release:
     through before anything is shut. `then`: what the rank is to do once it has been freed and has ended the run.
     """
 
-    def __init__(self, torchs: Sockets, log: int | None = None) -> None:
+    def __init__(self, torchs: Sockets, log: int | None = None, reserve: Reserve | None = None) -> None:
+        """reserve: of descriptors, which are given back when the main thread is to be freed."""
         self.sockets = torchs
+        self._reserve = reserve or Reserve()
         self.aborted = self.lets_through = False
         self.then: Mapping[str, Any] = {}
         self._thread: threading.Thread | None = None
@@ -207,7 +210,7 @@ class Release:
 
     def note(self) -> None:
         """The run may be ended soon: what moves now is compared with what moves then."""
-        self._seen = time.monotonic(), threads.native_work()
+        self._seen = clock.monotonic(), threads.native_work()
         self.sockets.note()
 
     def end(self) -> bool:
@@ -236,6 +239,7 @@ class Release:
             if self._run_is_on and not self._started:
                 self._started, self.then = True, then or {}
                 self._over = threading.Event()
+                self._reserve.free()
                 if self._log is not None:
                     self._stderr = os.dup(2)
                     os.dup2(self._log, 2)
@@ -267,17 +271,17 @@ class Release:
         """Return once gloo moves no bytes and computes nothing: a message that both sides work at comes to its end.
         What it computes once a peer has cut its connections is of no use: it takes notice of that. main: the main
         thread's bytes count too; not where it is the one that asks."""
-        moved_at = time.monotonic()
+        moved_at = clock.monotonic()
         until = moved_at + LET_THROUGH
         if self._seen is None:
             self.note()
         assert self._seen is not None
         at, before = self._seen
-        while time.monotonic() < until and not over.wait(max(0.0, at + AGAIN - time.monotonic())):
+        while clock.monotonic() < until and not over.wait(max(0.0, at + AGAIN - clock.monotonic())):
             now = threads.native_work()
             works = now[1] - before[1] > LITTLE * AGAIN * 1e9 and not self.sockets.cut()
             moved = now[0] != before[0] or (main and now[2] != before[2])
-            at, before = self._seen = time.monotonic(), now  # whoever asks after this thread goes on from here
+            at, before = self._seen = clock.monotonic(), now  # whoever asks after this thread goes on from here
             moved_at = at if moved or works else moved_at
             self.lets_through = at == moved_at or (at - moved_at < STALL and self.sockets.queued())
             if not self.lets_through:
