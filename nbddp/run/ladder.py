@@ -25,6 +25,7 @@ from nbddp.run.watch import Asked, RankWatcher
 
 WHY = 300  # characters of what ends a run, in a line of progress
 TELL = 1.0  # seconds between two lines about ranks that are cleaning up
+UNNOTICED = "not noticed the interrupt yet"
 PRESSED, LATE = "Stop was pressed again", "it had not ended {:g} s after the interrupt (--shutdown-timeout)"
 
 
@@ -78,6 +79,7 @@ class Ladder:
         self.why: dict[int, str] = {}
         self._taken: dict[int, float] = {}  # rank → when it had its interrupt
         self._over: dict[int, float] = {}  # rank → since when its program is known to have ended, and not its run
+        self.foreign = False  # whether an exception from elsewhere ends the run
         self._released_at = 0.0
         self._next_through = self._next_told = 0.0
         self._steps: dict[type, Callable[[Any], None]] = {
@@ -225,8 +227,8 @@ class Ladder:
     @property
     def stuck(self) -> tuple[int, ...]:
         """Ranks that only the end of their process ends. With a cell: which have not had the interrupt, since they are
-        still in a call of torch.distributed, or held the interpreter before and since; or which have come to the end of
-        their program, and not of the run."""
+        still in a call of torch.distributed, have lost their request to it, or held the interpreter before and since;
+        or which have come to the end of their program, and not of the run."""
         run = self._run
         if not self._is_gentle:
             return run.watcher.running
@@ -239,7 +241,7 @@ class Ladder:
         now, before = (at.get(rank) for at in (self._run.watcher.positions, self.found))
         if now is None or now.state == RankStatus.SILENT:
             return before is None or before.state == RankStatus.SILENT
-        return self._run.watcher.calls_torch(rank)
+        return self._run.watcher.calls_torch(rank) or self._run.watcher.lost_request(rank)
 
     @property
     def pressed_again(self) -> bool:
@@ -251,8 +253,10 @@ class Ladder:
 
     @property
     def cleanup(self) -> float | None:
-        """Seconds from the interrupt on that ranks have to clean up."""
-        return None if self._spares else self._run.request.shutdown_timeout
+        """Seconds from the interrupt on that ranks have to clean up; None: any time, or what a script has. An exception
+        of the front end's is the wish of nobody who could press Stop again."""
+        wished = self._spares and not self.foreign
+        return None if wished or not self._is_gentle else self._run.request.shutdown_timeout
 
     def tell_if_due(self) -> float | None:
         """Say every second which ranks are still at work, where, and what ends them; seconds to the next time."""
@@ -273,10 +277,9 @@ class Ladder:
             at.setdefault((r in self._taken, "" if position is None else position.where), []).append(r)
         found = []
         for (cleans, where), its in at.items():
-            does = (
-                ("are cleaning up" if its[1:] else "is cleaning up") if cleans else "did not notice the interrupt yet"
-            )
-            found.append(", ".join(filter(None, (f"{rank_words(its)} {does}", where, f"{seconds:.0f} s"))))
+            does = ("is cleaning up", "are cleaning up") if cleans else (f"has {UNNOTICED}", f"have {UNNOTICED}")
+            who = f"{rank_words(its)} {does[len(its) > 1]}"
+            found.append(", ".join(filter(None, (who, where, f"{seconds:.0f} s"))))
         return found
 
     def _advice(self) -> str:

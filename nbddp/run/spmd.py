@@ -101,7 +101,6 @@ class Run:
         )  # fmt: skip
         self.began = 0.0
         self._output_until = 0.0
-        self._foreign = False
         self._debugging = Debugging(workers, self.watcher, self.events, self.stop)
         self.debugged, self.ask_by = self._debugging.debugged, self._debugging.ask_by
         self.display.around = self._debugging.aside
@@ -223,7 +222,7 @@ class Run:
 
         Another exception is another Stop; after a few, the ranks are ended and not waited for.
         """
-        self._foreign = True
+        self.ladder.foreign = True
         with self.display.without_screen():
             for _ in range(ATTEMPTS):
                 self.stops += (time.monotonic(),)
@@ -254,13 +253,9 @@ class Run:
             replaced=frozenset(self.ladder.replaced),
             through_at=self.ladder.through_at,
             output_until=self._output_until,
-            cleanup=self._cleanup(),
+            cleanup=self.ladder.cleanup,
             **self._patience(),
         )
-
-    def _cleanup(self) -> float | None:
-        """How long ranks may clean up. An exception of the front end's is nobody's wish, who could press Stop again."""
-        return self.request.shutdown_timeout if self._foreign else self.ladder.cleanup
 
     def _patience(self) -> dict[str, float]:
         """How long ranks that were told to end may take, where that is not as with cells. A program that is ended by

@@ -116,6 +116,11 @@ class RankWatcher:
         """A rank has failed: are the others waiting for it? Those that have not come so far would be asked twice."""
         self._next = self._under_way
 
+    def lost_request(self, rank: int) -> bool:
+        """Whether it was idle, and had not begun the run: an interrupt may have hit the message."""
+        facts = self.facts.get(rank, {})
+        return bool(facts.get("idle")) and not facts.get("begun", True)
+
     def ends(self, now: float) -> None:
         """The run is being ended: most ranks have left it before the next look."""
         self._ending, self._next = True, now + ENDING_EVERY

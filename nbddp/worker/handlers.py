@@ -15,6 +15,7 @@ from nbddp.worker.groups import Groups
 from nbddp.worker.memory import Memory
 from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
+from nbddp.worker.reserve import Reserve
 from nbddp.worker.tracing import Tracer
 
 Spec = Mapping[str, Any]
@@ -26,6 +27,7 @@ class Worker(Protocol):
     shell: Any
     groups: Groups
     release: Release
+    reserve: Reserve
     exits: Exits
     recorder: Recorder
     tracer: Tracer
@@ -72,6 +74,7 @@ def _end_group(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ended whole, or the process is replaced
     if spec.get("through"):  # others may be at work
         worker.release.let_through()
+    worker.reserve.free()
     worker.groups.drop(broken=True)
     return []
 

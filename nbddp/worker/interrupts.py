@@ -10,6 +10,7 @@ that one alone is sent again.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -53,17 +54,17 @@ class Interrupts:
         """Have handlers noted from here on; once, when the worker starts."""
         set_handler, handler_of = signal.signal, signal.getsignal
 
+        @functools.wraps(set_handler)
         def signal_(signalnum: Any, handler: Any) -> Any:
             noted = signalnum == signal.SIGINT and callable(handler)
             before = set_handler(signalnum, Noting(handler, self._note) if noted else handler)
             return before.handler if isinstance(before, Noting) else before
 
+        @functools.wraps(handler_of)
         def getsignal(signalnum: Any) -> Any:  # asyncio asks whether it is default_int_handler
             handler = handler_of(signalnum)
             return handler.handler if isinstance(handler, Noting) else handler
 
-        signal_.__name__, signal_.__doc__ = "signal", signal.signal.__doc__
-        getsignal.__doc__ = signal.getsignal.__doc__
         signal.signal, signal.getsignal = signal_, getsignal
         self._signal, self._unraisable = signal_, sys.unraisablehook
         sys.unraisablehook = self._ignored
