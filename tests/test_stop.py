@@ -213,6 +213,31 @@ def test_one_stop_is_one_interrupt_and_what_cleans_up_comes_to_its_end(
         )
 
 
+def test_stop_that_reaches_the_ranks_by_itself_too_is_one_interrupt(pools: dict[int, nbddp.Pool]) -> None:
+    """VS Code interrupts every process under the kernel, and then the kernel."""
+    pool = pools[2]
+
+    class ToAll(StopWhenReady):
+        def line(self, rank: int, stream: str, text: str) -> None:
+            for worker in pool.workers.values() if text == "ready" else ():
+                os.kill(worker.pid, signal.SIGINT)
+            super().line(rank, stream, text)
+
+    code = f"""{BEGIN}
+interrupts, ends = 0, None
+while ends is None or time.monotonic() < ends:
+    try:
+        if ends is None:
+            dist.barrier()
+            if rank == 0: print("ready", flush=True)
+        time.sleep(1)
+    except KeyboardInterrupt:
+        interrupts, ends = interrupts + 1, ends or time.monotonic() + 0.5"""
+    with pytest.raises(RunStopped):
+        pool.run_cell(code, screen=ToAll())
+    assert list(pool.run_cell("interrupts", want_value=True, screen=Silent())) == [1, 1]
+
+
 IGNORES = "while True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass"
 
 
