@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from torch._C import _distributed_c10d
@@ -109,6 +110,20 @@ class StopWhenReady(Silent):
                 threading.Timer(self.after, os.kill, (os.getpid(), signal.SIGINT)).start()
             else:
                 os.kill(os.getpid(), signal.SIGINT)
+
+
+class StopAgain(StopWhenReady):
+    """One that presses Stop once more as soon as a rank is said to be cleaning up; `told`: what ends the run."""
+
+    def __init__(self, again: bool = True, **pressed: Any) -> None:
+        super().__init__(**pressed)
+        self.again, self.told = again, list[str]()
+
+    def ends(self, text: str) -> None:
+        self.told.append(text)
+        if self.again and "cleaning up" in text:
+            self.again = False
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 class Watching(Silent):

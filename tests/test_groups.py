@@ -23,7 +23,7 @@ from nbddp.pool.runs import Runs
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import Run
 from nbddp.worker import groups
-from tests.faults import INIT, OLD_DESTROY, SET_UP, StopWhenReady, check_after, needs_recorder
+from tests.faults import INIT, OLD_DESTROY, SET_UP, StopAgain, StopWhenReady, check_after, needs_recorder
 from tests.ports import connections
 
 PREPARE = SET_UP.format(fault="") + INIT + "kernel = get_ipython().kernel\n"
@@ -295,21 +295,13 @@ def test_peer_of_a_rank_that_dies_in_the_midst_of_a_message_is_freed(two: nbddp.
     check_after(two, (1,))
 
 
-def test_rank_that_never_stops_to_move_bytes_is_replaced(two: nbddp.Pool) -> None:
-    """And not before the time in which a message may come to its end."""
-    short = "from nbddp.worker import release; release.LET_THROUGH = 2.0\n"
-    code = f"{PREPARE}{short}{LARGE}while True:\n    try: {IN_A_LOOP['recv']}\n    except BaseException: pass"
-    began: list[float] = []
-
-    class Seen(StopWhenReady):
-        def ends(self, text: str) -> None:
-            if text.endswith("which may finish; Stop interrupts it"):
-                began.append(time.monotonic())
-
+def test_rank_that_never_stops_to_move_bytes_is_replaced_by_a_second_stop(two: nbddp.Pool) -> None:
+    """It has had the interrupt of the first, and may be on its way out."""
+    code = f"{PREPARE}{LARGE}while True:\n    try: {IN_A_LOOP['recv']}\n    except BaseException: pass"
     with pytest.raises(nbddp.RunStopped) as caught:
-        two.run_cell(code, screen=Seen(after=0.7))
-    assert began
+        two.run_cell(code, screen=StopAgain(after=0.7))
     assert {s.status for s in caught.value.states} == {"replaced"}
+    assert "Stop was pressed again, so it is replaced; lost: " in caught.value.report
     two.ensure(LaunchSpec())
     check_after(two, (0, 1))
 

@@ -177,6 +177,57 @@ def test_a_worker_that_cannot_begin_is_told_as_that(two: nbddp.Pool) -> None:
     check_after(two, (1,))
 
 
+EXHAUSTS = "held = []\nwhile True: held.append(os.open(os.devnull, os.O_RDONLY))"
+NO_CLOCK = (
+    "def bad(*_): raise RuntimeError('no clock')\n"
+    "for name in ('time', 'time_ns', 'monotonic', 'monotonic_ns', 'perf_counter'): setattr(time, name, bad)\n"
+)
+SPOILS = {  # what a program does to the process in which the worker has to come to the end of its run
+    "no descriptors": (EXHAUSTS, "rank 1 raised OSError: [Errno 24] Too many open files: '/dev/null' (cell line 4)"),
+    "none, and caught": (f"try:\n    {EXHAUSTS.replace(chr(10), chr(10) + '    ')}\nexcept OSError: pass", ""),
+    "a clock that raises": (f"{NO_CLOCK}1 / 0", "rank 1 raised ZeroDivisionError: division by zero (cell line 5)"),
+    "a clock that raises, and an end": (NO_CLOCK, ""),
+    "another user": ("os.setuid(65534)", ""),
+    "no word": (
+        "get_ipython().kernel._send = lambda *_: None",
+        "rank 1 raised RuntimeError: the rank ended the cell, but did not report how; %ddp log shows what it printed",
+    ),
+    "no way to say one": (
+        "def bad(*_): raise RuntimeError('no words')\nget_ipython().kernel._send = bad",
+        "rank 1 died: its process ended with exit code 70",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SPOILS)
+def test_whatever_a_program_has_done_to_its_process_how_it_ended_is_told(two: nbddp.Pool, how: str) -> None:
+    code, words = SPOILS[how]
+    code = "import os, time\nif kept:\n" + "".join(f"    {line}\n" for line in code.splitlines())
+    if how == "another user" and os.getuid():
+        pytest.skip("only root may become another user")
+    if words:
+        with pytest.raises(WorkerFailed, match=re.escape(words)):
+            two.run_cell(code, timeout=20, screen=Silent())
+    else:
+        two.run_cell(code, timeout=20, screen=Silent())
+    two.ensure(LaunchSpec())
+    two.restart([1])
+    check_after(two, (1,))
+
+
+@pytest.mark.parametrize("ends", [{"hang_after": 0.5}, {"hang_after": None, "timeout": 1.0}])
+def test_a_clock_that_stands_still_holds_up_neither_a_deadlocks_end_nor_a_timeouts(
+    two: nbddp.Pool, ends: dict[str, float | None]
+) -> None:
+    code = START + "import time as module\nif rank: module.monotonic = lambda: 5.0\nif rank: dist.all_reduce(t)\n"
+    code += "" if ends["hang_after"] else "else: time.sleep(600)"
+    with pytest.raises(nbddp.RunFailed) as caught:
+        two.run_cell(code, screen=Silent(), **ends)
+    assert "replaced" not in {s.status for s in caught.value.states}, caught.value.report
+    check_after(two, ())
+    two.restart([1])
+
+
 def test_a_stream_of_the_programs_own_stays_and_needs_nothing_but_write(two: nbddp.Pool) -> None:
     code = "import sys\nfirst = sys.stdout\nclass Loud:\n    def write(self, text): first.write(text.upper())\n"
     two.run_cell(code + "sys.stdout = Loud()", screen=Silent())

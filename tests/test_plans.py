@@ -191,7 +191,7 @@ def test_lines_become_specs(line: str, expected: options.LaunchSpec) -> None:
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Options)])
 def test_each_option_of_a_run_goes_from_its_line_to_the_request(name: str) -> None:
-    said = {"ranks": (0,), "show": (1,), "hang_after": None, "timeout": 7.0, "max_restarts": 2,
+    said = {"ranks": (0,), "show": (1,), "hang_after": None, "timeout": 7.0, "shutdown_timeout": 8.0, "max_restarts": 2,
             "argv": ("--lr",), "check": True, "timings": False, "memory": True, "program": Program("t.py"),
             "logs": Logs("out")}  # fmt: skip
     asked = options.LaunchSpec(**{name: said[name]}).request("pass", 3)
@@ -199,7 +199,9 @@ def test_each_option_of_a_run_goes_from_its_line_to_the_request(name: str) -> No
     assert (asked.code, asked.cell, asked.argv0) == ("pass", 3, "Cell In[3]")
 
 
-CLIENTS = {"ranks", "show", "hang_after", "timeout", "max_restarts", "state", "logs"}  # no worker has to know these
+CLIENTS = {  # no worker has to know these
+    "ranks", "show", "hang_after", "timeout", "shutdown_timeout", "max_restarts", "state", "logs",
+}  # fmt: skip
 APART = {"code", "buffers"}  # of a message
 OTHERS = {"op": "push", "fields": {"names": ["x"]}}
 

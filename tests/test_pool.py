@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
 import os
@@ -85,13 +86,21 @@ def leave(rank: int) -> int:
     return 1
 
 
-def test_a_call_has_ranks_limits_and_its_own_failures() -> None:
+def learning_rate() -> float:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float)
+    return float(parser.parse_args().lr)
+
+
+def test_a_call_has_ranks_limits_the_callers_argv_and_its_own_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     with warm.pool(3) as pool:
         pool.push({"kept": 1})
         some = pool.call(rank_times, (5,), ranks=(0, 2))
         assert (some.ranks, list(some)) == ((0, 2), [0, 10])
         with pytest.raises(nbddp.RunTimedOut, match="longer than --timeout 0"):
             pool.call(spin, (1,), timeout=0.5)
+        monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.5"])
+        assert list(pool.run(learning_rate)) == [0.5] * 3
         with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised LookupError"):
             pool.call(fail_on, kwargs={"rank": 1})
         assert pool.call(leave, (1,)).ranks == (0, 2), "a rank that left has no value"

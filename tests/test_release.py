@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 import threading
-import time
 import types
 from typing import Any
 
@@ -301,16 +300,6 @@ def test_only_transfers_of_gloos_are_aborted() -> None:
     assert notes.transfers() == [kept]
     assert not torch_seams.abort_transfer(kept)
     del collective
-
-
-def test_interrupt_that_was_ignored_is_sent_again() -> None:
-    """One that hits a destructor is printed by Python and forgotten."""
-    release = Release(Sockets())
-    release.begin()
-    release.start()
-    with pytest.raises(KeyboardInterrupt):
-        time.sleep(60)
-    release.end()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's numbers of threads are Linux's")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +15,15 @@ from typing import Any
 import psutil
 import pytest
 
+import nbddp
 from nbddp.agent.handle import Agent
 from nbddp.errors import RunStopped, WorkerFailed
+from nbddp.plan.options import LaunchSpec
 from nbddp.plan.request import Request
 from nbddp.pool import footing
 from nbddp.run.screen import Silent
 from nbddp.run.spmd import OUTCOME, Run
+from tests.faults import StopAgain, StopWhenReady
 from tests.kernels import Kernel, Shown, loaded
 
 START, SET_UP = (
@@ -142,6 +146,166 @@ def test_stop_that_goes_to_all_processes_while_a_pool_starts_is_stop(stopped: Ke
     assert one_line(shown), shown.error
     after = stopped.run(AFTER)
     assert after.text().endswith("ranks 0–1 │ works 2\n"), after.error
+
+
+# -- a program on its way out ----------------------------------------------------------------------
+
+BEGIN = """
+import ctypes, os, signal, time, torch, torch.distributed as dist
+rank, t, interrupts = int(os.environ["RANK"]), torch.ones(1), None
+if not dist.is_initialized(): dist.init_process_group("gloo")
+blocks = lambda: (dist.barrier(), print("ready", flush=True), dist.all_reduce(t))
+pause = lambda: (dist.barrier(), time.sleep(600))
+def write(seconds=1.8):
+    with open(file, "w") as out:
+        for i in range(100):
+            out.write("x"); out.flush()
+            time.sleep(seconds / 100)
+def times_interrupted():
+    global interrupts
+    interrupts = 0
+    until = time.monotonic() + 1.8
+    while time.monotonic() < until:
+        try: write()
+        except KeyboardInterrupt: interrupts += 1
+"""
+WAYS_OUT = {  # what ends ranks that are at work: on rank 0, and on rank 1, which cleans up for longer than PATIENCE
+    "in except": ("blocks()", "try: pause()\nexcept KeyboardInterrupt: times_interrupted(); raise"),
+    "by a handler of its own": (
+        "blocks()",
+        "told = []; signal.signal(signal.SIGINT, lambda *_: told.append(1)); dist.barrier()\n"
+        "while not told: time.sleep(0.01)\nwrite(); interrupts = len(told) - 1",
+    ),
+    "while it holds the interpreter": (
+        "blocks()",
+        "try: pause()\nexcept KeyboardInterrupt: ctypes.PyDLL(None).sleep(2); write(0.1); interrupts = 0",
+    ),
+    "with a collective": (
+        "try: dist.barrier(); print('ready', flush=True); pause()\nexcept KeyboardInterrupt: dist.all_reduce(t)",
+        "try: dist.barrier(); pause()\n"
+        "except KeyboardInterrupt: write(0.5); dist.all_reduce(t); interrupts = int(t) - 2",
+    ),
+    "after a failure": ("dist.barrier(); 1 / 0", "try: pause()\nfinally: times_interrupted()"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_one_stop_is_one_interrupt_and_what_cleans_up_comes_to_its_end(
+    pools: dict[int, nbddp.Pool], tmp_path: Path, way: str
+) -> None:
+    pool, screen = pools[2], StopAgain(again=False)
+    zero, one = (f"if rank == {n}:\n" + "".join(f"    {line}\n" for line in code.splitlines())
+                 for n, code in enumerate(WAYS_OUT[way]))  # fmt: skip
+    with pytest.raises((RunStopped, WorkerFailed)) as caught:
+        pool.run_cell(f"{BEGIN}file = {str(tmp_path / 'checkpoint')!r}\n{zero}{one}", screen=screen)
+    assert isinstance(caught.value, WorkerFailed) == (way == "after a failure")
+    assert not {s.status for s in caught.value.states} & {"replaced", "died"}, caught.value.report
+    assert (tmp_path / "checkpoint").read_text() == "x" * 100
+    again = pool.run_cell("interrupts if rank else 0", want_value=True, screen=Silent())
+    assert list(again) == [0, 0]
+    if "times_interrupted" in one:
+        assert any(
+            re.search(r"rank 1 is cleaning up, cell line \d+, in write, 1 s; Stop", line) for line in screen.told
+        )
+    if "blocks" in zero:
+        assert re.search(
+            r"rank 0: cell line 5, in <lambda>, .*waiting in all_reduce #\d+ for rank 1; freed", caught.value.report
+        )
+
+
+def test_stop_that_reaches_the_ranks_by_itself_too_is_one_interrupt(pools: dict[int, nbddp.Pool]) -> None:
+    """VS Code interrupts every process under the kernel, and then the kernel."""
+    pool = pools[2]
+
+    class ToAll(StopWhenReady):
+        def line(self, rank: int, stream: str, text: str) -> None:
+            for worker in pool.workers.values() if text == "ready" else ():
+                os.kill(worker.pid, signal.SIGINT)
+            super().line(rank, stream, text)
+
+    code = f"""{BEGIN}
+interrupts, ends = 0, None
+while ends is None or time.monotonic() < ends:
+    try:
+        if ends is None:
+            dist.barrier()
+            if rank == 0: print("ready", flush=True)
+        time.sleep(1)
+    except KeyboardInterrupt:
+        interrupts, ends = interrupts + 1, ends or time.monotonic() + 0.5"""
+    with pytest.raises(RunStopped):
+        pool.run_cell(code, screen=ToAll())
+    assert list(pool.run_cell("interrupts", want_value=True, screen=Silent())) == [1, 1]
+
+
+IGNORES = "while True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass"
+
+
+def test_a_rank_that_goes_on_is_ended_by_a_second_stop_and_what_was_lost_is_told(pools: dict[int, nbddp.Pool]) -> None:
+    code = f"{BEGIN}kept = 1\nif rank == 0: blocks()\ndist.barrier()\n{IGNORES}"
+    with pytest.raises(RunStopped) as caught:
+        pools[2].run_cell(code, screen=StopAgain())
+    assert [s.status for s in caught.value.states] == ["interrupted", "replaced"]
+    words = r"rank 1: cell line \d+, still running; Stop was pressed again, so it is replaced; lost: .*kept"
+    assert re.search(words, caught.value.report), caught.value.report
+    pools[2].ensure(LaunchSpec())
+
+
+def test_after_a_failure_the_time_to_clean_up_has_a_bound(pools: dict[int, nbddp.Pool]) -> None:
+    screen = StopAgain(again=False)
+    with pytest.raises(WorkerFailed) as caught:
+        pools[2].run_cell(f"{BEGIN}if rank == 0: 1 / 0\n{IGNORES}", shutdown_timeout=1.6, screen=screen)
+    assert [s.status for s in caught.value.states] == ["failed", "replaced"]
+    assert "it had not ended 1.6 s after the interrupt (--shutdown-timeout), so it is replaced" in caught.value.report
+    assert any(line.endswith("its names are lost, as after 1.6 s (--shutdown-timeout)") for line in screen.told)
+    pools[2].ensure(LaunchSpec())
+
+
+def test_an_interrupt_that_python_has_ignored_in_a_destructor_is_sent_again(pools: dict[int, nbddp.Pool]) -> None:
+    code = """import time
+class Slow:
+    def __del__(self):
+        print("ready", flush=True); time.sleep(600)
+Slow()
+time.sleep(600)"""
+    with pytest.raises(RunStopped) as caught:
+        pools[2].run_cell(code, ranks=[0], screen=StopWhenReady())
+    assert [s.status for s in caught.value.states] == ["interrupted"]
+
+
+LOADER = """
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, i): return item(i)
+class Slow:
+    def __init__(self): self.itself = self
+    def __del__(self): time.sleep(12)
+def load():
+    slow = Slow()
+    for x in torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2): dist.all_reduce(t)
+kept = rank
+def item(i):
+"""
+ITEMS = {  # what a data loader's process does: in the end it is torch that joins each for 5 s
+    "raises": "    if rank and i == 9: raise ValueError('bad item')\n    return t",
+    "sleeps": "    if i == 9: print('ready', flush=True); time.sleep(600)\n    return t",
+}
+
+
+@pytest.mark.parametrize("how", ITEMS)
+def test_no_finalizer_of_what_a_program_leaves_delays_its_report_or_ends_a_rank(
+    pools: dict[int, nbddp.Pool], how: str
+) -> None:
+    """A `__del__` that sleeps for 12 s, and processes of data loaders that torch joins for 5 s each."""
+    pool = pools[2]
+    pool.ensure(LaunchSpec())
+    with pytest.raises((RunStopped, WorkerFailed)) as caught:
+        pool.run_cell(f"{BEGIN}{LOADER}{ITEMS[how]}\nbegan = time.monotonic()\nload()", screen=StopWhenReady())
+    assert isinstance(caught.value, RunStopped) == (how == "sleeps")
+    assert "replaced" not in {s.status for s in caught.value.states}
+    took = pool.run_cell("(kept, time.monotonic() - began)", want_value=True, screen=Silent())
+    assert [value[0] for value in took] == [0, 1]
+    assert max(value[1] for value in took) < 4
 
 
 class Interrupted(Silent):

@@ -36,6 +36,8 @@ from nbddp.run.supervise import (
 from nbddp.run.values import RankValues
 from nbddp.worker import values
 
+ONE = frozenset({1})
+
 
 @pytest.mark.parametrize(
     ("state", "action"),
@@ -51,11 +53,27 @@ from nbddp.worker import values
         (RunState(0, (1,), failed_at=0, interrupted_at=0), Wait(RELEASE_AFTER)),
         (RunState(RELEASE_AFTER, (1,), failed_at=0, interrupted_at=0), Release((1,))),
         (RunState(0, (1,), failed_at=0, interrupted_at=0, all_hung=True), Release((1,))),
-        (RunState(0.5, (1,), failed_at=0, interrupted_at=0, released=True), Wait(PATIENCE - 0.5)),
-        (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0, released=True), Replace((1,))),
-        (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0, released=True, replaced=True), Wait(None)),
-        (RunState(3, (1,), failed_at=0, interrupted_at=0, released=True, through_at=2.5), Wait(PATIENCE - 0.5)),
-        (RunState(2 + PATIENCE, (1,), failed_at=0, interrupted_at=0, released=True, through_at=2), Replace((1,))),
+        (RunState(0.5, (1,), failed_at=0, interrupted_at=0, released=ONE, stuck=(1,)), Wait(PATIENCE - 0.5)),
+        (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0, released=ONE, stuck=(1,)), Replace((1,))),
+        (RunState(PATIENCE, (1,), failed_at=0, interrupted_at=0, released=ONE, replaced=ONE), Wait(None)),
+        (
+            RunState(3, (1,), failed_at=0, interrupted_at=0, released=ONE, stuck=(1,), through_at=2.5),
+            Wait(PATIENCE - 0.5),
+        ),
+        (
+            RunState(2 + PATIENCE, (1,), failed_at=0, interrupted_at=0, released=ONE, stuck=(1,), through_at=2),
+            Replace((1,)),
+        ),
+        (RunState(99, (1,), failed_at=0, interrupted_at=0, released=ONE, stuck=(1,), through_at=98.9), Replace((1,))),
+        (RunState(9, (1,), failed_at=0, interrupted_at=0, released=ONE, cleanup=30), Wait(21)),
+        (RunState(30, (1,), failed_at=0, interrupted_at=0, released=ONE, cleanup=30), Replace((1,))),
+        (RunState(9, (1,), stops=(0,), interrupted_at=0, spared=(1,)), Wait(None)),
+        (RunState(9, (0, 1), stops=(0,), interrupted_at=0, spared=(1,)), Release((0,))),
+        (
+            RunState(9, (0, 1), stops=(0,), interrupted_at=0, spared=(1,), released=frozenset({0}), stuck=(0,)),
+            Replace((0,)),
+        ),
+        (RunState(9, (1,), failed_at=0, interrupted_at=0, released=ONE, pressed_again=True), Replace((1,))),
         (RunState(5, (0, 1), stops=(5,)), Interrupt((0, 1), "stopped")),
         (RunState(5, (0, 1), stops=(5, 5), interrupted_at=5), Replace((0, 1))),
         (RunState(5, (), stops=(5,)), Finish()),

@@ -29,6 +29,7 @@ from nbddp.run.screen import Screen, Silent, for_shell
 from nbddp.run.values import RankValues
 
 DEADLINE = 20.0  # seconds a check's run may take
+CLEANUP = 2.0  # seconds that ranks have to clean up when it is ended
 ALIKE = "all ranks call the same collectives in the same order, with tensors of one shape"
 HANG_AFTER = 1.0  # seconds a deadlock stands before it is told
 BADGE = "border: 1.5px solid #2e9e5b; border-radius: 4px; padding: 1px 8px; margin-right: 6px; font-weight: 600"
@@ -97,7 +98,9 @@ def on_ranks(
     seen = screen or (_screens[-1] if _screens else None)
     with _told(limit):
         try:
-            found = workers.call(function, args, ranks=ranks, screen=seen, hang_after=hang_after, timeout=limit)
+            found = workers.call(
+                function, args, ranks=ranks, screen=seen, hang_after=hang_after, timeout=limit, shutdown_timeout=CLEANUP
+            )
         except BadInput:
             for handed in filter(
                 inspect.isfunction, [*args, *(a for some in args if type(some) is tuple for a in some)]

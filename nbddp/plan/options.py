@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from nbddp.base.units import lasting
 from nbddp.errors import BadInput
 from nbddp.plan import logs, variables
+from nbddp.plan.program import SHUTDOWN
 from nbddp.plan.request import CELL, SCRIPT, Options, Request
 from nbddp.plan.slurm import Slurm
 from nbddp.plan.vias import EXAMPLE, NAMED, SSH, via_of
@@ -435,6 +436,11 @@ def fault_options(parser: argparse.ArgumentParser, what: str) -> None:
     )
     faults.add_argument("--max-restarts", "--max_restarts", type=count, default=0, metavar="K",
                         help=f"on a failure start new workers and run the {what} again, at most K times")  # fmt: skip
+    grace = "seconds from SIGTERM to SIGKILL when ranks have to end"
+    if what == "cell":
+        grace = "seconds that ranks have to clean up when a failure, a deadlock or --timeout ends the cell"
+    faults.add_argument("--shutdown-timeout", "--shutdown_timeout", type=seconds, metavar="S",
+                        help=f"{grace} (default {SHUTDOWN:g})")  # fmt: skip
 
 
 @functools.cache
@@ -477,6 +483,7 @@ def parse_cell(line: str) -> LaunchSpec:
     return launch_spec(
         space, ranks=space.ranks, show=space.show, output=space.output or "", fresh=space.fresh,
         hang_after=space.hang_after, timeout=space.timeout, check=space.check, max_restarts=space.max_restarts,
+        shutdown_timeout=SHUTDOWN if space.shutdown_timeout is None else space.shutdown_timeout,
         timings=not space.no_timings, show_timings=space.timings, trace=space.trace,
         memory=space.memory, argv=argv, logs=logs.of_options(space),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from nbddp.plan.logs import Logs
-from nbddp.plan.program import Program
+from nbddp.plan.program import SHUTDOWN, Program
 
 CELL, CALL, SCRIPT = "cell", "call", "script"
 HANG_AFTER = 5.0  # seconds
@@ -22,6 +22,8 @@ class Options:
     ranks, show: which take part, and whose output is shown; None: all.
     hang_after: seconds a deadlock may stand before it is ended (None: never).
     timeout: seconds it may take, with all attempts (None: any time).
+    shutdown_timeout: seconds that ranks of a cell or a call have to clean up when another rank's failure, a deadlock or
+    `timeout` ends it; a script's is its program's.
     max_restarts: on a failure start all workers anew and run again, at most so many times.
     argv: sys.argv[1:]; check: compare collectives across ranks before each is called (`worker.check`); timings: record
     DDP's steps; memory: record what is allocated; program: the script that runs instead of a cell, with its words in
@@ -32,6 +34,7 @@ class Options:
     show: Sequence[int] | None = None
     hang_after: float | None = HANG_AFTER
     timeout: float | None = None
+    shutdown_timeout: float = SHUTDOWN
     max_restarts: int = 0
     argv: tuple[str, ...] = ()
     check: bool = False

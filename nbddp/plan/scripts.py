@@ -15,7 +15,6 @@ from nbddp.plan.options import (
     launch_spec,
     pool_options,
     rank_set,
-    seconds,
     trace_option,
 )
 from nbddp.plan.program import Program, shutdown_of
@@ -51,8 +50,6 @@ def run_parser(prog: str = NOTEBOOK) -> Parser:
     output.add_argument("--show", type=rank_set, metavar="SET", help="show the output of these ranks only, or none")
     logs.add_options(output)
     fault_options(parser, "script")
-    parser.add_argument("--shutdown-timeout", "--shutdown_timeout", type=seconds, metavar="S",
-                        help="seconds from SIGTERM to SIGKILL when ranks have to end (default 30)")  # fmt: skip
     return parser
 
 
@@ -67,7 +64,8 @@ def parse_run(words: Sequence[str], env: Mapping[str, str], prog: str = NOTEBOOK
     program = Program(space.script, space.module, keep, shutdown=shutdown)
     return launch_spec(
         space, fresh=not keep or space.fresh, show=space.show, hang_after=space.hang_after, timeout=space.timeout,
-        check=space.check, max_restarts=space.max_restarts, timings=not (notebook and space.no_timings),
+        shutdown_timeout=shutdown, check=space.check, max_restarts=space.max_restarts,
+        timings=not (notebook and space.no_timings),
         show_timings=notebook and space.timings, trace=space.trace,
         argv=tuple(space.arguments), logs=logs.of_options(space), program=program,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from nbddp.plan.checkup import Checkup
 from nbddp.plan.logs import Logs
 from nbddp.plan.machine import Node as Host
 from nbddp.plan.options import REPEAT, WARMUP, LaunchSpec
-from nbddp.plan.program import Program, check_file
+from nbddp.plan.program import SHUTDOWN, Program, check_file
 from nbddp.plan.request import ARGV0, HANG_AFTER, SCRIPT, Request
 from nbddp.plan.slurm import Slurm
 from nbddp.plan.topology import Topology, rank_words
@@ -244,6 +244,7 @@ class Pool:
         show: Sequence[int] | None = None,
         hang_after: float | None = HANG_AFTER,
         timeout: float | None = None,
+        shutdown_timeout: float = SHUTDOWN,
         max_restarts: int = 0,
         cell: int = 1,
         argv: Sequence[str] = (),
@@ -257,14 +258,14 @@ class Pool:
     ) -> RankValues:
         """Run source on the ranks. Returns the values of its last expression if `want_value`.
 
-        The other arguments are the options of `%%ddp` (see `nbddp.plan.request.Request`): `hang_after` and `timeout`
-        are in seconds, `ranks` and `show` mean all ranks if None. Raises a RunFailed: WorkerFailed, RunStopped, RunHung
-        or RunTimedOut. Ranks that were not replaced keep their state.
+        The other arguments are the options of `%%ddp` (see `nbddp.plan.request.Request`): `hang_after`, `timeout` and
+        `shutdown_timeout` are in seconds, `ranks` and `show` mean all ranks if None. Raises a RunFailed: WorkerFailed,
+        RunStopped, RunHung or RunTimedOut. Ranks that were not replaced keep their state.
         """
         request = Request(
-            code=code, ranks=ranks, show=show, hang_after=hang_after, timeout=timeout, max_restarts=max_restarts,
-            cell=cell, argv=tuple(argv), argv0=argv0, want_value=want_value, check=check, timings=timings, trace=trace,
-            memory=memory,
+            code=code, ranks=ranks, show=show, hang_after=hang_after, timeout=timeout,
+            shutdown_timeout=shutdown_timeout, max_restarts=max_restarts, cell=cell, argv=tuple(argv), argv0=argv0,
+            want_value=want_value, check=check, timings=timings, trace=trace, memory=memory,
         )  # fmt: skip
         return self.carry_out(request, screen)
 
@@ -348,8 +349,9 @@ class Pool:
         screen: Screen | None = None,
         hang_after: float | None = HANG_AFTER,
         timeout: float | None = None,
+        shutdown_timeout: float = SHUTDOWN,
     ) -> RankValues:
-        """As `run`, on some ranks and with limits: `hang_after` and `timeout` in seconds, as in `run_cell`.
+        """As `run`, on some ranks and with limits in seconds, as in `run_cell`.
 
         Names on the ranks are kept. Raises BadInput if something cannot be sent, or a RunFailed: WorkerFailed,
         RunStopped, RunHung or RunTimedOut. A rank whose function calls `sys.exit()` has no value.
@@ -357,7 +359,8 @@ class Pool:
         if not self.running:
             self.start()
         chosen = check_ranks(ranks, self.world_size, "ranks")
-        request = sent.call(function, args, kwargs, chosen, self.plain, hang_after=hang_after, timeout=timeout)
+        limits = {"hang_after": hang_after, "timeout": timeout, "shutdown_timeout": shutdown_timeout}
+        request = sent.call(function, args, kwargs, chosen, self.plain, **limits)
         run = self.runs.run(request, screen or for_shell(shell()))
         return sent.answered(run.ended, answers.read if self.plain else values.unpack)
 

@@ -60,6 +60,8 @@ class RankConnection:
         def hear(rank: int, answer: Any) -> None:
             if answer is False and lost and current is not None:  # it has not seen the run
                 current.never_reached(rank)
+            if answer == "untold" and current is not None:
+                current.never_told(rank)
 
         self.look(ranks, {"op": "repeat", "run": run}, hear)
 
@@ -68,11 +70,12 @@ class RankConnection:
         """Whether the client has been replaced since the run began."""
         return bool(self.group.wire is not None and self.group.wire.connection.renewed > self.renewed)
 
-    def release(self, ranks: Sequence[int], run: int, then: Mapping[str, Any]) -> None:
+    def release(self, ranks: Sequence[int], run: int, then: Mapping[str, Any], spares: bool) -> None:
         """Free these ranks from calls they are blocked in: their sockets are shut, and the store goes away. then: the
-        request that each carries out once it has ended the run, without being asked again."""
+        request that each carries out once it has ended the run, without being asked again. spares: not where the
+        program has had its interrupt."""
         living = [r for r in ranks if self.group.workers[r].lives]
-        self.group.wire.tell(living, {"op": "release", "run": run, "then": then})
+        self.group.wire.tell(living, {"op": "release", "run": run, "then": then, "spares": spares})
         if self.group.stores is not None:
             self.group.stores.cut()
 

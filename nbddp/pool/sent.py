@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ def call(
     """The request of a call on ranks. Raises BadInput if something cannot be sent."""
     name = getattr(function, "__name__", "the function")
     data = packed((function, tuple(args), dict(kwargs or {})), name)
-    return Request(CALL, {"plain": plain}, [data], f"running {name}", ranks=ranks, **limits)
+    return Request(CALL, {"plain": plain, "argv": list(sys.argv)}, [data], f"running {name}", ranks=ranks, **limits)
 
 
 def answered(ended: Mapping[int, Ended], read: Callable[[bytes], Any] = values.unpack) -> RankValues:

@@ -62,6 +62,7 @@ class Ending:
     timeout: float | None = None
     logs: Mapping[int, str] = field(default_factory=dict)
     script: bool = False  # whether the ranks' processes end with their program
+    why: Mapping[int, str] = field(default_factory=dict)  # rank → why it was replaced, if not since it was stuck
 
     def groups(self) -> dict[int, dict[str, Any]]:
         return {r: e.content["group"] for r, e in self.ended.items() if "group" in e.content}
@@ -244,8 +245,8 @@ class Ending:
             where = report.place_of(chain[-1].frames)
         doing = deadlock.waiting_words(position, self.positions) if position else ""
         names, imports = self._names_lost(ended.rank) if status == outcome.REPLACED else ((), ())
-        fate = self.places.fate()
-        return RankState(ended.rank, status, where, doing=doing, lost=names, imports=imports, fate=fate)
+        found = RankState(ended.rank, status, where, doing=doing, lost=names, imports=imports, fate=self.places.fate())
+        return replace(found, why=self.why[ended.rank]) if ended.rank in self.why else found
 
     def _without_context(self, ended: Ended) -> RankState:
         said, names, imports = ended.content["broken"]

@@ -34,11 +34,11 @@ from nbddp.run.screen import Screen
 from nbddp.run.watch import RankWatcher
 from nbddp.run.widgets import Widgets
 
-OUTCOME, STOPPED = "nbddp_outcome", "nbddp_stopped"
+OUTCOME, STOPPED, INTERRUPTED = "nbddp_outcome", "nbddp_stopped", "nbddp_interrupted"
 UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
+UNTOLD = "the rank ended the cell, but did not report how; %ddp log shows what it printed"
 LONG = 0.1  # seconds after which a run is worth telling others about
 ATTEMPTS = 3  # how often a run that exceptions from elsewhere disturb is taken to its end
-WISHED = 5.0  # seconds after which ranks that somebody has told to end are freed from calls that block them
 LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a rank that died: the agent tells of
 # the death by a shorter way than output comes, and only outcomes are known to come after it
 
@@ -116,6 +116,8 @@ class Run:
             self.later.put((kind, rank, message))
         elif self.aside is not None and kind in PRINTED:
             self.aside(rank, kind, message["content"])
+        elif kind == INTERRUPTED:
+            self.events.put(("do", -1, lambda: self.ladder.took(rank)))
         elif kind in (OUTCOME, STOPPED) or kind in PRINTED or kind in widgets.KINDS:
             self.events.put((kind, rank, message))
             if kind == OUTCOME and message["content"].get("then"):
@@ -153,7 +155,14 @@ class Run:
 
     def never_reached(self, rank: int) -> None:
         """The request was lost with the connection that it was given to."""
-        link = {"type": "ConnectionError", "message": UNSENT, "relation": "", "notes": (), "frames": ()}
+        self._failed_by(rank, "ConnectionError", UNSENT)
+
+    def never_told(self, rank: int) -> None:
+        """The rank is idle, and has not said how it has ended the run."""
+        self._failed_by(rank, "RuntimeError", UNTOLD)
+
+    def _failed_by(self, rank: int, kind: str, words: str) -> None:
+        link = {"type": kind, "message": words, "relation": "", "notes": (), "frames": ()}
         self.events.put((OUTCOME, rank, {"content": {"status": "failed", "chain": [link]}, "buffers": []}))
 
     # -- the loop ----------------------------------------------------------------------
@@ -213,6 +222,7 @@ class Run:
 
         Another exception is another Stop; after a few, the ranks are ended and not waited for.
         """
+        self.ladder.foreign = True
         with self.display.without_screen():
             for _ in range(ATTEMPTS):
                 self.stops += (time.monotonic(),)
@@ -236,10 +246,14 @@ class Run:
             hang_after=self.request.hang_after,
             deadline=None if self.request.timeout is None else (self._timed_from or self.began) + self.request.timeout,
             interrupted_at=self.ladder.interrupted_at,
-            released=self.ladder.released,
-            replaced=self.ladder.replaced,
+            stuck=self.ladder.stuck,
+            spared=self.ladder.spared,
+            pressed_again=self.ladder.pressed_again,
+            released=frozenset(self.ladder.released),
+            replaced=frozenset(self.ladder.replaced),
             through_at=self.ladder.through_at,
             output_until=self._output_until,
+            cleanup=self.ladder.cleanup,
             **self._patience(),
         )
 
@@ -250,7 +264,7 @@ class Run:
         if program is None or program.keep:
             return {}
         wished = self.ladder.ended_by == supervise.STOPPED and self.stop_signal != signal.SIGINT
-        release = min(WISHED, program.shutdown / 2) if wished else supervise.RELEASE_AFTER
+        release = min(supervise.WISHED, program.shutdown / 2) if wished else supervise.RELEASE_AFTER
         return {"patience": program.shutdown, "release_after": release}
 
     def running(self) -> tuple[int, ...]:
@@ -258,7 +272,9 @@ class Run:
 
     def _take(self, patience: float | None) -> None:
         """Wait for one event and handle it and all that have come with it."""
-        due = (self._note_if_long(), self._look_if_due(), self.ladder.ask_through_if_due(), self._ask_line_if_due())
+        ladder = self.ladder
+        due = (self._note_if_long(), self._look_if_due(), ladder.ask_through_if_due(), ladder.tell_if_due(),
+               self._ask_line_if_due())  # fmt: skip
         seen, status = self.display.seen, self.watcher.status
         look = None if self._debugging.asks else self.display.screen.refresh(seen, status)
         waits = [w for w in (patience, look, *due) if w is not None]
@@ -299,7 +315,7 @@ class Run:
         if kind == "stop":
             self._stopped_at(what)
         elif kind == "place":
-            self.watcher.answered(rank, *what)
+            self._placed(rank, *what)
         elif kind == "through":
             self.ladder.lets_through(rank, what)
         elif kind == "exit":
@@ -357,6 +373,11 @@ class Run:
             self._output_until = time.monotonic() + LAST_OUTPUT
         self.display.take(rank, kind, content)
 
+    def _placed(self, rank: int, number: int, facts: dict[str, Any] | None) -> None:
+        if facts is not None:
+            self.ladder.saw(rank, facts)
+        self.watcher.answered(rank, number, facts)
+
     def wait_for_answers(self, until: float) -> None:
         """Handle what comes until the ranks have answered, or the time is over."""
         while self.watcher.waits_for_answers and time.monotonic() < until:
@@ -390,7 +411,7 @@ class Run:
 
     def _look_if_due(self) -> float | None:
         """Ask the ranks where they are if it is time; seconds until something about that is due."""
-        return None if self.ladder.interrupted_at is not None else self.watcher.look_if_due()
+        return self.watcher.look_if_due() if self.ladder.looks else None
 
     @contextmanager
     def _stop_by_signal(self) -> Iterator[None]:
@@ -408,10 +429,12 @@ class Run:
 
     def ending(self) -> Ending:
         """What came of the run, as far as it is known now."""
+        ladder, ends = self.ladder, self.ladder.interrupted_at is not None
+        then = {r: p for r, p in ladder.found.items() if r not in ladder.replaced}  # and not where they clean up
         return Ending(
-            self.workers, self.ended, self.running(), self.positions, self.facts, self.stuck, self.deadlock,
-            self.ladder.ended_by, self.ladder.interrupted_at, self.stops, self.request.timeout,
-            {r: str(o.log) for r, o in self.outputs.items()}, self.request.spends,
+            self.workers, self.ended, self.running(), {**self.positions, **then}, self.facts, self.stuck,
+            ladder.deadlock if ends else self.deadlock, ladder.ended_by, ladder.interrupted_at, self.stops,
+            self.request.timeout, {r: str(o.log) for r, o in self.outputs.items()}, self.request.spends, ladder.why,
         )  # fmt: skip
 
     def error(self) -> RunFailed | PoolNotRunning | None:

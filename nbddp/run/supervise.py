@@ -5,9 +5,11 @@ Times are seconds of one monotonic clock. A run is brought to its end by the fir
 failure (after GRACE, since the others may be about to report the same error; at once if all that are
 left are known to wait for ranks that cannot come), Stop, a
 deadlock that has stood for `hang_after`, the deadline of `--timeout`. Then, on the ranks that
-are still at work, a ladder: interrupt; after RELEASE_AFTER free what is blocked in a
-collective; after PATIENCE, counted anew while a rank lets a message on its way through, replace the process. Stop
-pressed twice replaces at once.
+are still at work, a ladder: one interrupt; after RELEASE_AFTER free what is blocked in a
+collective; after PATIENCE, counted anew while a rank lets a message on its way through, replace the process of a rank
+that is stuck: it has not had the interrupt, and nothing else has ended its call. A rank that has had it is on its way
+out, and is not ended for that: after Stop it has any time, otherwise `cleanup` seconds. After Stop its collectives are
+spared too, unless it waits for a rank that cannot come. Stop pressed once more replaces at once.
 An interrupt that a rank got from elsewhere may be the beginning of Stop: it is a failure only STOP_COMES later.
 """
 
@@ -21,6 +23,8 @@ GRACE = 0.3
 STOP_COMES = 0.75  # VS Code interrupts every process under the kernel, and the kernel after them
 RELEASE_AFTER = 0.05
 PATIENCE = 1.4
+THROUGH = 6.0  # seconds for which ranks are believed that they let a message through; they do so for 5
+WISHED = 5.0  # seconds after which calls are ended that ranks make on their way out, after somebody's wish
 SPOILS = (RankStatus.INTERRUPTED, RankStatus.REPLACED, RankStatus.DIED, RankStatus.ENDED)  # the group of a rank
 FAILED, STOPPED, HUNG, LATE = "failed", "stopped", "hung", "late"
 
@@ -29,9 +33,11 @@ FAILED, STOPPED, HUNG, LATE = "failed", "stopped", "hung", "late"
 class RunState:
     """`running`: ranks without an outcome. `failed_at`: time of the first failure or death. `hung_since`: since
     when the same deadlock stands; `all_hung`: every running rank is part of it, or is held by ranks that have left the
-    run. `deadline`: when the run must have ended. `through_at`: when a rank said last that it lets a message through
-    before it frees itself. `output_until`: till when output of a rank that died may still arrive. `patience`,
-    `release_after`: seconds, where they are others than a cell's. The rest: what was done already."""
+    run. `deadline`: when the run must have ended. `stuck`: ranks that only the end of their process ends; `spared`:
+    those that are not to be freed, since they are on their way out. `pressed_again`: Stop was, after the interrupt.
+    `through_at`: when a rank said last that it lets a message through before it frees itself. `output_until`: till when
+    output of a rank that died may still arrive. `patience`, `release_after`: seconds, where they are others than a
+    cell's; `cleanup`: seconds from the interrupt on (None: any time). The rest: what was done already."""
 
     now: float
     running: tuple[int, ...]
@@ -42,12 +48,16 @@ class RunState:
     hang_after: float | None = 5.0
     deadline: float | None = None
     interrupted_at: float | None = None
-    released: bool = False
-    replaced: bool = False
+    stuck: tuple[int, ...] = ()
+    spared: tuple[int, ...] = ()
+    pressed_again: bool = False
+    released: frozenset[int] = frozenset()
+    replaced: frozenset[int] = frozenset()
     through_at: float | None = None
     output_until: float = 0.0
     patience: float = PATIENCE
     release_after: float = RELEASE_AFTER
+    cleanup: float | None = None
 
 
 @dataclass(frozen=True)
@@ -92,21 +102,33 @@ def next_action(state: RunState) -> Action:
     """The table of the module's docstring."""
     if not state.running:
         return Finish() if state.now >= state.output_until else Wait(state.output_until - state.now)
-    if state.replaced:
+    left = tuple(r for r in state.running if r not in state.replaced)
+    if not left:
         return Wait(None)
-    if len(state.stops) > 1:
-        return Replace(state.running)
+    if len(state.stops) > 1 or state.pressed_again:
+        return Replace(left)
     if state.interrupted_at is None:
         due, why = end_due(state)
         if due is None:
             return Wait(None)
-        return Interrupt(state.running, why) if state.now >= due else Wait(due - state.now)
-    since = state.now - state.interrupted_at
-    if not state.released:
-        left = state.release_after * (not state.all_hung) - since  # an interrupt alone ends no call that is blocked
-        return Release(state.running) if left <= 0 else Wait(left)
-    left = state.patience - since if state.through_at is None else state.through_at + state.patience - state.now
-    return Replace(state.running) if left <= 0 else Wait(left)
+        return Interrupt(left, why) if state.now >= due else Wait(due - state.now)
+    return _on_the_way_out(state, state.interrupted_at, left)
+
+
+def _on_the_way_out(state: RunState, since: float, left: tuple[int, ...]) -> Action:
+    """The ladder above its first step, which was taken at `since`. left: ranks that still run."""
+    bound = tuple(r for r in left if r not in state.released and r not in state.spared)
+    if bound:
+        pause = since + state.release_after * (not state.all_hung) - state.now
+        return Release(bound) if pause <= 0 else Wait(pause)  # an interrupt alone ends no call that is blocked
+    stuck = tuple(r for r in left if r in state.stuck)
+    moved = since if state.through_at is None else min(state.through_at, since + THROUGH)
+    ends = [(moved + state.patience, stuck)] if stuck else []
+    ends += [] if state.cleanup is None else [(since + state.cleanup, left)]
+    at, ranks = min(ends, default=(None, ()))
+    if at is None:
+        return Wait(None)
+    return Replace(ranks) if at <= state.now else Wait(at - state.now)
 
 
 def end_due(state: RunState) -> tuple[float | None, str]:

@@ -21,6 +21,7 @@ GONE_AS = {RankStatus.ENDED: RankStatus.FINISHED, RankStatus.FAILED: RankStatus.
 ANSWERS = (RankStatus.FINISHED, RankStatus.FAILED)  # what ranks may be that have left and can still be asked
 FIRST = 0.15  # seconds until the first question where the ranks are
 LOOK_EVERY = 0.5  # seconds between two questions
+ENDING_EVERY = 0.25  # the same, once the run is being ended
 AGAIN = 0.05  # seconds until the second look after a failure
 QUIET_AFTER = 5.0  # seconds without a byte after which the live view says so
 FRESH = 0.2  # seconds for which an answer is recent enough for a report
@@ -64,7 +65,7 @@ class RankWatcher:
         self.facts: dict[int, dict[str, Any]] = {}
         self.deadlock: deadlock.Deadlock | None = None
         self.hung_since: float | None = None
-        self.proven = False
+        self.proven = self._ending = False
         self._round = Round()
         self._quiet = Quiet()
         self._held: set[int] = set()
@@ -92,6 +93,18 @@ class RankWatcher:
         """Whether every rank that is still at work waits for ranks that have left, one of which has failed."""
         return bool(self._held) and self._held >= set(self.running)
 
+    def is_held(self, rank: int) -> bool:
+        """Whether it is known that what this rank waits for cannot come."""
+        return rank in self._held or (self.deadlock is not None and rank in self.deadlock.ranks)
+
+    def is_blocked(self, rank: int) -> bool:
+        """Whether a rank waited in a call of torch's when it was seen last."""
+        return rank in self.positions and self.positions[rank].state == RankStatus.BLOCKED
+
+    def calls_torch(self, rank: int) -> bool:
+        """Whether it was in a call of torch.distributed's, also in one whose end is not the ranks' own affair."""
+        return self.is_blocked(rank) or self.facts.get(rank, {}).get("call") is not None
+
     # -- looking ------------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
@@ -103,7 +116,18 @@ class RankWatcher:
         """A rank has failed: are the others waiting for it? Those that have not come so far would be asked twice."""
         self._next = self._under_way
 
+    def lost_request(self, rank: int) -> bool:
+        """Whether it was idle, and had not begun the run: an interrupt may have hit the message."""
+        facts = self.facts.get(rank, {})
+        return bool(facts.get("idle")) and not facts.get("begun", True)
+
+    def ends(self, now: float) -> None:
+        """The run is being ended: most ranks have left it before the next look."""
+        self._ending, self._next = True, now + ENDING_EVERY
+
     def _every(self) -> float:
+        if self._ending:
+            return ENDING_EVERY
         return LOOK_EVERY if self._hang_after is None else min(LOOK_EVERY, max(0.05, self._hang_after / 3))
 
     def look_if_due(self) -> float:
@@ -184,7 +208,7 @@ class RankWatcher:
         found = deadlock.diagnose(self.positions, self._program)
         if self.proven and found is None:
             return  # a rank was only too busy to say once more where it is
-        if found is None and self._has_failed():
+        if found is None and self._has_failed() and not self._ending:
             self._next = min(self._next, time.monotonic() + AGAIN)  # are the others stuck? two looks tell
         if found != self.deadlock:
             self.hung_since = stood_since if found is not None else None  # seen in two rounds, it stood at the first
@@ -198,7 +222,8 @@ class RankWatcher:
             self.positions[rank] = replace(last or Position(rank, gone), state=gone, call=None)
             return
         if facts is not None:
-            self.facts[rank] = facts
+            known = self.facts.get(rank, {})
+            self.facts[rank] = {**{k: known[k] for k in ("names", "imports") if k in known}, **facts}
         if facts is None and self.deadlock is not None and rank in self.deadlock.ranks:
             pass  # it is slow to answer: a deadlock that was proven stands until a rank says that it has moved on
         else:

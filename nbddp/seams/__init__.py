@@ -57,6 +57,7 @@ SEAMS = (
     Seam("backends of a group", TORCH, "DDP's logging data name the backend nbddp"),
     Seam("end of backward", TORCH, "no timings, no traces of buckets, no forecast"),
     Seam("data loaders", TORCH, "time in data loaders counts as other time between steps"),
+    Seam("end of data loaders", TORCH, "after Stop, processes of a data loader may take 5 s each to end"),
     Seam("DDP's list of hooks", TORCH, "a model with a communication hook cannot be pickled"),
     Seam("methods of collectives", TORCH, "--check does not compare all_gather_into_tensor"),
     Seam("compiled modules", TORCH, "%ddp compare names a compiled module's parts by its wrapper"),

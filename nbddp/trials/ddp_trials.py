@@ -82,6 +82,22 @@ def data_loaders() -> None:
     del batches
 
 
+def end_of_data_loaders() -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    asked: list[int] = []
+
+    def hurries() -> bool:
+        asked.append(1)
+        return False
+
+    torch_seams.hurry_loaders(hurries, 60)
+    batches = iter(DataLoader(torch.arange(2), num_workers=1))
+    del batches
+    expect(asked, "an iterator over a data loader ends its processes in another way")
+
+
 def ddps_hooks() -> None:
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -179,6 +195,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "backends of a group": backends_of_a_group,
     "end of backward": end_of_backward,
     "data loaders": data_loaders,
+    "end of data loaders": end_of_data_loaders,
     "DDP's list of hooks": ddps_hooks,
     "methods of collectives": methods_of_collectives,
     "compiled modules": compiled_modules,

@@ -11,12 +11,12 @@ from __future__ import annotations
 import linecache
 import sys
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from nbddp.base import system
+from nbddp.base.clock import clock
 from nbddp.seams import torch_seams
 from nbddp.trace.history import (
     BEFORE,
@@ -73,7 +73,7 @@ class Allocations:
         self._history, self._marks, self._samples, self._model = None, [], [], ""
         self._names, self._user = names, {}
         self._recorder, recorder.heard = recorder, self._mark
-        self._began, self._shift = now(), now() - time.time_ns()
+        self._began, self._shift = now(), now() - clock.time_ns()
         try:
             self._kind = CUDA if torch_seams.begin_memory_history(ENTRIES) else _counted()
         except RuntimeError as e:  # an allocator that keeps none

@@ -11,10 +11,11 @@ float32. Buffers are zero while it is timed, since an in-place sum of anything e
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from nbddp.base.clock import clock
 
 ITEM = 4  # bytes of a float32
 BLOCK_SECONDS = 0.02  # a block has so many calls that it lasts about this long
@@ -111,12 +112,12 @@ def _block(case: Case, calls: int, device: Any) -> float:
     dist.barrier()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    began = time.perf_counter()
+    began = clock.perf_counter()
     for _ in range(calls):
         case.call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return (time.perf_counter() - began) / calls
+    return (clock.perf_counter() - began) / calls
 
 
 class _Buffers:

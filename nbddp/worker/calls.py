@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
+from nbddp.base.clock import clock
 from nbddp.seams import torch_seams
 from nbddp.worker import check, checked, failure, flight, frames, groups, noted, threads
 from nbddp.worker.frames import Frame
@@ -48,7 +48,7 @@ def position(names: dict[str, str], groups: Any, since_ns: int, recorded: list[f
     """The rank's place, as plain data: that of its main thread, or of the thread which that joins.
 
     names: file of a cell → `Cell In[n]`. groups: the worker's `Groups`. since_ns: when the
-    run began (time.time_ns()); what C++ called before is not this run's. recorded: what may not be done.
+    run began (clock.time_ns()); what C++ called before is not this run's. recorded: what may not be done.
     """
     for _ in range(LOOKS):
         try:
@@ -78,7 +78,7 @@ def _position(
         "pending": claim or (None if peer or moves else _pending(call, note, inside, recorded, since_ns)),
         "exact": claim is not None or note is not None,
         "waits": threads.waits(threads.native(ident)),
-        "cpu": time.process_time(),
+        "cpu": clock.process_time(),
         "bytes": threads.bytes_moved(),
         "token": [serial, *_counts(groups).values(), hash(tuple(f.lasti for f in its))],
         "thread": ident != threading.main_thread().ident,
@@ -91,7 +91,7 @@ def idle(names: dict[str, str], groups: Any, recorded: list[flight.Entry]) -> di
     """What is to be known of a rank whose main thread has ended its cell."""
     of_all = frames.of_all()
     acts = _acts(of_all, threading.main_thread().ident or 0, names, recorded, None, [])
-    moved = {"cpu": time.process_time(), "bytes": threads.bytes_moved()}
+    moved = {"cpu": clock.process_time(), "bytes": threads.bytes_moved()}
     return {"idle": True, "acts": acts, **moved, **_counts(groups)}
 
 

@@ -17,10 +17,10 @@ import functools
 import os
 import select
 import threading
-import time
 from collections.abc import Callable, Mapping
 
 from nbddp.base import system
+from nbddp.base.clock import clock
 
 LEAVE_SECONDS = 0.005
 LARGEST = 1 << 16  # bytes: a pipe holds no more
@@ -114,9 +114,9 @@ class Captured:
             ready = poll.poll()
             if any(read == self._woken for read, _ in ready):
                 os.read(self._woken, LARGEST)
-            time.sleep(LEAVE_SECONDS)
+            clock.sleep(LEAVE_SECONDS)
             with self.lock:
-                if not self._waits(time.monotonic()):
+                if not self._waits(clock.monotonic()):
                     self.take()
 
     # -- whose it is ---------------------------------------------------------------------------------
@@ -137,16 +137,24 @@ class Captured:
         if not _leads_into(descriptor, pipe) or len(self._pipes) > 2 * MOST_LEFT:
             return False  # the program has put something of its own there
         os.dup2(spare.write, descriptor)
-        if not _is_held(pipe):
-            again = os.open(f"/proc/self/fd/{pipe.read}", os.O_WRONLY | os.O_CLOEXEC)
-            os.dup2(again, descriptor)
-            os.close(again)
+        if not _is_held(pipe) and self._again(pipe, descriptor):
             return False
         pipe.cell = cell
         self._now[stream] = spare
         spare.close_write()
-        self._spare[stream] = Pipe(stream)
+        del self._spare[stream]
+        self._spare[stream] = Pipe(stream)  # where there are no descriptors, no other is made
         self._add(self._spare[stream])
+        return True
+
+    def _again(self, pipe: Pipe, descriptor: int) -> bool:
+        """Have a descriptor lead into a pipe that nobody else holds. False where the process may not (`setuid`)."""
+        try:
+            again = os.open(f"/proc/self/fd/{pipe.read}", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        os.dup2(again, descriptor)
+        os.close(again)
         return True
 
 

@@ -10,12 +10,14 @@ import atexit
 import functools
 import multiprocessing
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+from nbddp.base.clock import clock
+
 END_SECONDS = 0.3  # that a process has from SIGTERM to its end
+LOOK_SECONDS = 0.005
 
 
 class Started:
@@ -33,9 +35,10 @@ class Started:
         started = [p for p in multiprocessing.active_children() if p.pid not in self._before and not p.daemon]
         for process in started:
             process.terminate()
-        until = time.monotonic() + END_SECONDS
+        until = clock.monotonic() + END_SECONDS
+        while any(process.exitcode is None for process in started) and clock.monotonic() < until:
+            clock.sleep(LOOK_SECONDS)  # `join` counts by the program's clock
         for process in started:
-            process.join(max(0.0, until - time.monotonic()))
             if process.exitcode is None:
                 process.kill()
 

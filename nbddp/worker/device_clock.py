@@ -9,12 +9,13 @@ used again. While a CUDA graph is captured no event may be recorded: who marks a
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Any
 
+from nbddp.base.clock import clock
+
 RENEW = 10_000_000_000  # nanoseconds
-now = time.perf_counter_ns
+now = clock.perf_counter_ns
 
 
 class Mark:

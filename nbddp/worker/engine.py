@@ -6,6 +6,7 @@ Started by the agent, forked from its warm self (torch is already imported) or s
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import functools
 import gc
@@ -25,6 +26,7 @@ from traitlets.config import Config
 
 from nbddp.agent import hardware, keepalive
 from nbddp.agent import home as homes
+from nbddp.base.clock import clock
 from nbddp.base.system import LOOPBACK
 from nbddp.seams import torch_seams
 from nbddp.worker import calls, flight, foreign, kept, streams
@@ -83,8 +85,11 @@ def hook(kernel: WorkerKernel) -> None:
         stream.flush()  # ipyparallel prints its log's handlers before, and the first cell would show that as its own
     kernel.streams = (sys.stdout, sys.stderr)
     kernel.printed = Printed(kernel.streams, kernel.running)
+    own_clock(kernel)
     streams.complete(kernel.streams)
     know_threads(kernel.cell)
+    kernel.interrupts.install()
+    kernel.leavings.install(kernel.interrupts)
     kernel.exits.install()
     kernel.groups.install()
     os.register_at_fork(after_in_child=kernel.groups.sockets.leave_in_child)
@@ -95,6 +100,14 @@ def hook(kernel: WorkerKernel) -> None:
     kernel.recorder.install()
     kernel.memory.started()
     kernel.allocations.started()
+
+
+def own_clock(kernel: WorkerKernel) -> None:
+    """Have the loops of the worker's threads go by its own clock: they ask `time.monotonic` again and again."""
+    threads = (kernel.streams[0].pub_thread, getattr(kernel, "control_thread", None))
+    loops = [thread.io_loop.asyncio_loop for thread in threads if thread is not None]
+    for loop in [asyncio.get_event_loop(), *loops]:
+        loop.time = clock.monotonic
 
 
 def connect_surely(connect: Callable[..., Any], end: zmq.Socket[Any], *args: Any, **options: Any) -> None:

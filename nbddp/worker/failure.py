@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from nbddp.worker import foreign, held
+from nbddp.worker import foreign, held, interrupts
 
 CONTEXT = 2  # lines of source on each side of the failing one
 SLOTS = vars(BaseException)  # what Python itself keeps of an exception, whatever its class has under these names
@@ -129,6 +129,8 @@ def frames(
     walked = list(traceback.walk_tb(tb))
     while walked and (file := walked[0][0].f_code.co_filename) not in names and file.startswith(hide):
         walked.pop(0)
+    while walked and walked[-1][0].f_code.co_filename == interrupts.FILE:  # Python's own handler has no frame
+        walked.pop()
     return [_frame(frame, line or 0, names, brief) for frame, line in walked]
 
 

@@ -29,7 +29,6 @@ import gc
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from datetime import timedelta
 from typing import Any
 
 from nbddp.base import system
+from nbddp.base.clock import clock
 from nbddp.seams import torch_seams
 from nbddp.worker import checked, flight, foreign, loopback, noted, pairs, shared
 from nbddp.worker.quiet import Quiet
@@ -173,8 +173,9 @@ class Groups:
 
         The threads of a group are joined, which takes until its pending work is done. Of a `broken` group it may never
         be, so its connections are shut at once; those of another one after GRACE, since a peer may still be at work.
-        Groups that only garbage holds (an exception's frames, a DDP model) keep descriptors and threads until it is
-        collected. Where connections cannot be shut, a group that has not ended after GRACE is left to itself.
+        What only garbage holds (an exception's frames, a DDP model) is let go by `leavings`: nothing of the program's
+        may die here, where the pool waits. Where connections cannot be shut, a group that has not ended after GRACE is
+        left to itself.
         """
         self.made_in, self.dropping = None, True  # nobody is waited for, and nobody leaves
         if broken:
@@ -188,7 +189,6 @@ class Groups:
                     abort_transfers()
                 _end_default_group(broken)
                 _forget()
-                gc.collect()
         finally:
             self.dropping = False
         foreign.forget()
@@ -293,7 +293,7 @@ class Groups:
                 all_of_them = group in (None, torch_seams.default_group())
                 self._wait_for_slower_ranks(list(self._made) if all_of_them else [getattr(group, "group_name", "")])
                 if torch_seams.destroy_holds_interpreter():
-                    time.sleep(SETTLE)
+                    clock.sleep(SETTLE)
                 else:
                     ended = [*noted.groups().values(), torch_seams.default_group()] if all_of_them else [group]
                     self._destroyed += [weakref.ref(g) for g in ended if isinstance(g, dist.ProcessGroup)]
@@ -308,11 +308,11 @@ class Groups:
     def _wait_for_slower_ranks(self, groups: Sequence[str]) -> None:
         if self.made_in != self.run or self.inits not in self._prefixes or os.getpid() != self._process:
             return
-        until = time.monotonic() + CONNECTING
+        until = clock.monotonic() + CONNECTING
         try:
             for group in groups:
-                while self._through(group, 0) < self._made.get(group, 0) and time.monotonic() < until:
-                    time.sleep(0.01)
+                while self._through(group, 0) < self._made.get(group, 0) and clock.monotonic() < until:
+                    clock.sleep(0.01)
         except RuntimeError as e:  # the store is gone, and with it the run
             print(f"asking who is through the making of a group: {type(e).__name__}: {e}", file=sys.__stderr__)
 

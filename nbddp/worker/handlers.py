@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from nbddp.worker.groups import Groups
 from nbddp.worker.memory import Memory
 from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
+from nbddp.worker.reserve import Reserve
 from nbddp.worker.tracing import Tracer
 
 Spec = Mapping[str, Any]
@@ -25,6 +27,7 @@ class Worker(Protocol):
     shell: Any
     groups: Groups
     release: Release
+    reserve: Reserve
     exits: Exits
     recorder: Recorder
     tracer: Tracer
@@ -37,6 +40,7 @@ def _call(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     where the client trusts no rank (`plain`)."""
     import cloudpickle
 
+    sys.argv = list(spec["argv"])
     function, arguments, options = cloudpickle.loads(bytes(buffers[0]))
     value = function(*arguments, **options)
     return [answers.write(value) if spec.get("plain") else values.pack_or_words(value)]
@@ -70,7 +74,7 @@ def _end_group(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ended whole, or the process is replaced
     if spec.get("through"):  # others may be at work
         worker.release.let_through()
-    worker.shell.last_execution_result = None
+    worker.reserve.free()
     worker.groups.drop(broken=True)
     return []
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
+import functools
 import inspect
 import os
 import signal
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -30,6 +29,7 @@ import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
+from nbddp.base.clock import clock
 from nbddp.seams import ipykernel_seams
 from nbddp.worker import (
     arrivals,
@@ -49,7 +49,9 @@ from nbddp.worker.check import Checker
 from nbddp.worker.children import Exits, Started
 from nbddp.worker.debugger import Debugger
 from nbddp.worker.groups import Groups
+from nbddp.worker.interrupts import Interrupts
 from nbddp.worker.kept import Kept
+from nbddp.worker.leavings import Leavings
 from nbddp.worker.memory import Memory
 from nbddp.worker.modules import Modules
 from nbddp.worker.noted import NOTES
@@ -57,12 +59,13 @@ from nbddp.worker.printed import Printed
 from nbddp.worker.program import CellFiles
 from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
+from nbddp.worker.reserve import Reserve
 from nbddp.worker.script import Script
 from nbddp.worker.silence import Silence
 from nbddp.worker.text import CellText
 from nbddp.worker.tracing import Tracer
 
-OUTCOME, STOPPED = "nbddp_outcome", "nbddp_stopped"
+OUTCOME, STOPPED, INTERRUPTED = "nbddp_outcome", "nbddp_stopped", "nbddp_interrupted"
 NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or pass it after %%ddp --"
 NO_PROMPT = (
     "a rank has no prompt of its own: breakpoint() stops ranks and opens one where input is possible (a terminal, a "
@@ -71,7 +74,11 @@ NO_PROMPT = (
 )
 REQUEST, QUESTION = "nbddp_run", "nbddp_request"
 RUNNERS = ("core/interactiveshell.py", "core/magics/execution.py")  # of IPython: they run a program, or a part of one
+UNTOLD = 70  # exit code of a rank that cannot say how a run has ended; EX_SOFTWARE of sysexits.h
 REPEATED = 64 << 20  # bytes of an outcome's buffers that are kept until the next run, to be sent again
+
+
+_write, _exit = os.write, os._exit  # whatever a program puts in their place
 
 
 def _short(error: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -125,7 +132,8 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             _NoShellThread.parent_thread = threading.main_thread()
             self.shell_channel_thread = _NoShellThread()
         self.groups = Groups()
-        self.release = Release(self.groups.sockets, self.log_file)
+        self.interrupts, self.reserve = Interrupts(self._say_interrupted), Reserve()
+        self.release = Release(self.groups.sockets, self.log_file, self.reserve)
         self.silence = Silence(self.groups.sockets)
         self.checker = Checker()
         self.kept: Kept | None = None
@@ -149,11 +157,14 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.printed: Printed | None = None
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
         self.told: dict[int, questions.Sent] = {}  # run → its outcome
+        self.begun = 0  # the newest run, whether it has an outcome or not
         packages = (IPython, ipykernel, ipyparallel)
         self._machinery = (
             *(os.path.dirname(m.__file__) for m in packages),
             os.path.dirname(os.path.dirname(__file__)),
         )
+        self.leavings = Leavings(self._machinery)
+        self._leaves = False  # whether a run has ended by an error
         self.files = CellFiles()
         self.children = Started()
         self.modules = Modules(lambda file: failure.is_user(file, {}), self.shell)
@@ -208,16 +219,27 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Shell channel: carry out a request; its outcome is its only answer."""
         self.spec, self._parent = parent["metadata"]["nbddp"], parent
         try:
-            then = await self._carry_out(self.spec, parent["content"]["code"])
+            then = await self._surely(self.spec, parent["content"]["code"])
             if then:
                 self.spec = then
                 self.release.let_through()  # this rank may have left by the interrupt alone, and a peer still reads
-                await self._carry_out(then, "", unasked=True)
+                await self._surely(then, "", unasked=True)
         finally:
             self.spec = None
             self.groups.let_go()
-            if parent["metadata"]["nbddp"].get("op") == "script":
-                gc.collect()  # what the script held, which nobody can reach any more
+            if self._leaves or parent["metadata"]["nbddp"].get("op") in ("script", "end_group"):
+                self._leaves = False
+                self.leavings.hold(self.shell.last_execution_result)
+                self.shell.last_execution_result = None
+                self.leavings.let_go()
+
+    async def _surely(self, spec: Mapping[str, Any], code: str, unasked: bool = False) -> Mapping[str, Any]:
+        """As `_carry_out`. A rank that cannot even say that it has ended a run ends itself, which others see."""
+        try:
+            return await self._carry_out(spec, code, unasked)
+        except BaseException as e:
+            self._to_log(f"the end of a run cannot be told: {type(e).__name__}: {e}")
+            _exit(UNTOLD)
 
     def _publish_status(self, status: str, channel: str, *args: Any, **kwargs: Any) -> None:
         """`busy` and `idle` are not said for what is ours: nobody waits for them, and every message costs time."""
@@ -228,11 +250,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """One request, up to its outcome; what is to be carried out next, `unasked`, since the rank had to be freed."""
         if not unasked:
             self.told = {}
+        self.begun = spec["run"]
         outcome: dict[str, Any] = {"run": spec["run"], "left": leaving.END, "stage": "begin"}
         buffers: list[bytes] = []
         error: BaseException | None = None
         try:
             try:
+                self.interrupts.begin()
                 self._begin(spec)
                 outcome["stage"] = ""
                 if spec["op"] == "cell":
@@ -242,10 +266,10 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 else:
                     buffers += handlers.REQUESTS[spec["op"]](self, spec, self._parent["buffers"])
             finally:
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the run has ended
+                self.interrupts.end()
         except BaseException as raised:
             error = raised if error is None else error
-        outcome["at"] = time.time_ns()
+        outcome["at"] = clock.time_ns()
         error = self._end(outcome, error)
         if error is not None:
             try:
@@ -256,6 +280,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if then:
             outcome["then"] = then["run"]
         self._publish(outcome, buffers, error)
+        if error is not None:
+            self._leaves = True
+            self.leavings.hold(error)
         return then
 
     @contextlib.contextmanager
@@ -276,12 +303,13 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             signal.signal(signal.SIGINT, before)
 
     def _begin(self, spec: Mapping[str, Any]) -> None:
-        self.began_ns, self.known = time.time_ns(), None
+        self.began_ns, self.known = clock.time_ns(), None
         self.text.begin(self._parent["content"]["code"], spec.get("as_python"))
         if spec.get("listen"):  # the ranks are on several hosts
             self.silence.begin()
         self.silence.silent = []
         threads.before_first_run()
+        self.reserve.begin()
         self.release.begin(goes_on=spec["op"] == "end_group")
         if self.kept is not None:
             self.kept.begin()
@@ -329,6 +357,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Nothing of the run goes on. The run's error, or one that this has met."""
         NOTES.end_run()
         self.debugger.end()
+        self.reserve.free()
         try:
             self._have_streams()
             if self.release.end():
@@ -418,14 +447,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _publish(self, outcome: dict[str, Any], buffers: list[bytes], error: BaseException | None) -> None:
         """Send the outcome, after all output. A run waits for it, so something is always sent."""
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                if stream not in self.streams and hasattr(stream, "flush"):  # one of the program's own
-                    stream.flush()
-            except Exception as e:  # it may have `write` alone, or be closed
-                self._to_log(f"flushing what was printed: {type(e).__name__}: {e}")
-        if self.printed is not None and self.printed.finish(self.cell()) and self.kept is not None:
-            self.kept.have_pipes_held()
+        self._send_text()
         try:
             outcome["group"] = {
                 **self.groups.facts(), "aborted": self.release.aborted, "silenced": bool(self.silence.silent),
@@ -444,10 +466,24 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         except Exception as e:
             self._send(leaving.unworded(outcome, error, e), [])
 
+    def _send_text(self) -> None:
+        """What was printed goes out before the outcome does."""
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                if stream not in self.streams and hasattr(stream, "flush"):  # one of the program's own
+                    stream.flush()
+            except Exception as e:  # it may have `write` alone, or be closed
+                self._to_log(f"flushing what was printed: {type(e).__name__}: {e}")
+        try:
+            if self.printed is not None and self.printed.finish(self.cell()) and self.kept is not None:
+                self.kept.have_pipes_held()
+        except Exception as e:  # text has been sent; whose later text is, is not known
+            self._to_log(f"telling what later text belongs to: {type(e).__name__}: {e}")
+
     def _to_log(self, text: str) -> None:
         """What concerns no cell."""
         if self.log_file is not None:
-            os.write(self.log_file, f"{text}\n".encode("utf-8", "replace"))
+            _write(self.log_file, f"{text}\n".encode("utf-8", "replace"))
 
     def _send(self, outcome: dict[str, Any], buffers: list[bytes]) -> None:
         kept = buffers if sum(map(len, buffers)) <= REPEATED else None
@@ -463,6 +499,16 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             ident=ipykernel_seams.topic(self, "nbddp"),
             buffers=buffers,
         )
+
+    def _say_interrupted(self) -> None:
+        """Publish that the program has had an interrupt; whatever the main thread was doing, another one sends it. In a
+        signal's handler, where nothing may be raised but what the program is to have."""
+        try:
+            sends, ident = self.streams[0].pub_thread, ipykernel_seams.topic(self, "nbddp")
+            said = functools.partial(self.session.send, content={}, parent=self._parent, ident=ident)
+            sends.schedule(lambda: said(sends.socket, INTERRUPTED))
+        except Exception as e:
+            self._to_log(f"telling of an interrupt: {type(e).__name__}: {e}")
 
     def _say_stopped(self, content: dict[str, Any]) -> None:
         """Publish that this rank waits in its debugger, or goes on."""

@@ -11,10 +11,10 @@ import asyncio
 import functools
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
+from nbddp.base.clock import clock
 from nbddp.worker import calls, failure
 
 LONGEST = 1 << 20  # characters of an error file that travel
@@ -105,7 +105,7 @@ class Departures:
             if dist.is_initialized() and not self._dropping():
                 name = "" if group is None or group is dist.group.WORLD else getattr(group, "group_name", "")
                 place = calls.user_place(sys._getframe(), self._names())
-                self.seen.append({"group": name, "place": place, "at": time.time_ns(), "inits": self._inits()})
+                self.seen.append({"group": name, "place": place, "at": clock.time_ns(), "inits": self._inits()})
             return original(group, *args, **kwargs)
 
         dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy_process_group

@@ -16,13 +16,13 @@ import collections
 import functools
 import itertools
 import threading
-import time
 import weakref
 from bisect import bisect_right
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from nbddp.base.clock import clock
 from nbddp.seams import torch_seams
 from nbddp.worker import check
 
@@ -130,7 +130,7 @@ class Notes:
     def new_epoch(self, run: int, init: int) -> None:
         """The n-th init of a run begins: torch gives the names of its groups anew."""
         with self._lock:
-            self._epochs = [LONG_AGO, *self._epochs[1:][-EPOCHS:], Epoch(time.time_ns(), run, init)]
+            self._epochs = [LONG_AGO, *self._epochs[1:][-EPOCHS:], Epoch(clock.time_ns(), run, init)]
             self.counts = {k: n for k, n in self.counts.items() if self.is_recent(k[1])}
             self.ended = {k: known for k, known in self.ended.items() if self.is_recent(k)}
             self.futures.clear()
@@ -284,7 +284,7 @@ class Notes:
         """A cell begins, or a request, whose calls are nobody's: then `keeps` is False."""
         self.keeps = keeps
         if keeps:
-            self.runs.append(Run(run, cell, time.time_ns(), _clocks()))
+            self.runs.append(Run(run, cell, clock.time_ns(), _clocks()))
 
     def end_run(self) -> None:
         if self.keeps and self.runs:
@@ -310,7 +310,7 @@ class Notes:
 
 
 def _clocks() -> tuple[int, int]:
-    return time.perf_counter_ns(), time.thread_time_ns()
+    return clock.perf_counter_ns(), clock.thread_time_ns()
 
 
 def groups() -> dict[str, Any]:

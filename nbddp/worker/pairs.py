@@ -18,7 +18,6 @@ import hashlib
 import os
 import socket
 import termios
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from typing import Any
 from nbddp.agent import peers
 from nbddp.agent.peers import Address
 from nbddp.base import system
+from nbddp.base.clock import clock
 from nbddp.worker.release import Copy
 
 KEY, DIGEST = "nbddp/ends", 8  # bytes
@@ -133,7 +133,7 @@ def check(descriptors: Sequence[int], store: Any, rank: int, size: int) -> bool:
             return False
         store.set(f"{KEY}/{rank}", mine.said())
         others = [f"{KEY}/{r}" for r in range(size) if r != rank]
-        until = time.monotonic() + store.timeout.total_seconds()
+        until = clock.monotonic() + store.timeout.total_seconds()
         while not _there(store, others, until):  # who is late may never come
             kernel.refuse(mine, kernel.not_ours(mine.came_in()), None, size)
         matched, unmatched = mine.compared(store.multi_get(others))
@@ -156,7 +156,7 @@ def _there(store: Any, keys: list[str], until: float) -> bool:
     try:
         store.wait(keys, SLICE)
     except DistStoreError as e:
-        if time.monotonic() < until:
+        if clock.monotonic() < until:
             return False
         missing = ", ".join(key.removeprefix(f"{KEY}/") for key in keys if not store.check([key]))
         raise DistStoreError(
@@ -251,13 +251,13 @@ class _Kernel:
 def _are_used(descriptors: Sequence[int]) -> bool:
     """Whether gloo reads from all of these: its loop waits for them, and for none that it has only taken in at its
     door, once it has read the number by which the other side says which rank it is."""
-    until, before = time.monotonic() + PATIENCE, False
-    while time.monotonic() < until:
+    until, before = clock.monotonic() + PATIENCE, False
+    while clock.monotonic() < until:
         now = set(descriptors) <= _awaited() and not any(map(_unread, descriptors))
         if now and before:
             return True
         before = now
-        time.sleep(BETWEEN)
+        clock.sleep(BETWEEN)
     return False
 
 

@@ -11,12 +11,12 @@ import functools
 import io
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
+from nbddp.base.clock import clock
 from nbddp.worker.captured import Captured, flush_c
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
@@ -75,7 +75,7 @@ class Printed:
         caller = sys._getframe(1)
         while caller.f_code.co_name == "write" and caller.f_back is not None:  # IPython's own, or one of the program's
             caller = caller.f_back
-        code, at, now = caller.f_code, caller.f_lasti, time.monotonic()
+        code, at, now = caller.f_code, caller.f_lasti, clock.monotonic()
         with self._lock:
             if code is not self._code or at != self._at or not self.amid_print(now):
                 self.captured.take()

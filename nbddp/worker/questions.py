@@ -18,10 +18,12 @@ from nbddp.worker import calls, flight, kinds, leaving
 from nbddp.worker.check import Checker
 from nbddp.worker.debugger import Debugger
 from nbddp.worker.groups import Groups
+from nbddp.worker.interrupts import Interrupts
 from nbddp.worker.program import CellFiles
 from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
 
+UNTOLD = "untold"
 Content = dict[str, Any]
 Sent = tuple[dict[str, Any], "list[bytes] | None", dict[str, Any]]  # an outcome, its buffers, and what asked for it
 
@@ -34,12 +36,14 @@ class Worker(Protocol):
     shell: Any
     files: CellFiles
     groups: Groups
+    interrupts: Interrupts
     release: Release
     checker: Checker
     recorder: Recorder
     debugger: Debugger
     spec: Mapping[str, Any] | None
     began_ns: int
+    begun: int
     known: calls.Known | None
     told: dict[int, Sent]
 
@@ -62,13 +66,27 @@ def _inspect(worker: Worker, content: Content) -> Any:
 
 
 def _where(worker: Worker, content: Content) -> Any:
-    """Where the main thread is; with `history`, also the collectives it has called."""
+    """Where the main thread is; with `history`, also the collectives it has called. That it is idle is said in any
+    case."""
+    try:
+        return _look(worker, content)
+    except Exception as e:
+        if worker.spec is not None:
+            raise
+        return {**_idle(worker, content), "acts": True, "why": f"{type(e).__name__}: {e}"}
+
+
+def _idle(worker: Worker, content: Content) -> Content:
+    return {"idle": True, "begun": "run" not in content or _was_last(worker, content["run"])}
+
+
+def _look(worker: Worker, content: Content) -> Any:
     shown, groups, recorded = worker.files.shown, worker.groups, _recorded(worker, bool(content.get("history")))
     past = _past(worker, content, recorded)
     if worker.spec is None:
-        begun = "run" not in content or _was_last(worker, content["run"])
-        return {**calls.idle(shown, groups, recorded.open), "begun": begun, **past}
+        return {**calls.idle(shown, groups, recorded.open), **_idle(worker, content), **past}
     found = {**calls.position(shown, groups, worker.began_ns, recorded.open), **past}
+    found.update(interrupted=worker.interrupts.taken, over=not worker.interrupts.is_on)
     if worker.debugger.stopped:  # whatever is on its way, it is the reader that it waits for
         found.update(stopped=True, call=None, pending=None)
     return found
@@ -156,13 +174,16 @@ def _seams(worker: Worker, content: Content) -> list[str]:
 
 def _was_last(worker: Worker, run: int) -> bool:
     """Whether this rank has carried out `run`, and nothing since but what that left to do."""
-    return run in worker.told
+    return run in worker.told or run == worker.begun
 
 
-def _repeat(worker: Worker, content: Content) -> bool:
-    """Send the outcome of run `run` once more, because its message was lost."""
+def _repeat(worker: Worker, content: Content) -> bool | str:
+    """Send the outcome of run `run` once more, because its message was lost. False: this rank has not seen the run;
+    UNTOLD: it has ended it, and has said nothing."""
     if worker.spec is not None or not _was_last(worker, content["run"]):
         return False
+    if content["run"] not in worker.told:
+        return UNTOLD
     outcome, buffers, parent = worker.told[content["run"]]
     if buffers is None:
         error = ConnectionError("this rank's answer was lost on the way and is too large to be sent again")
@@ -177,10 +198,13 @@ def _through(worker: Worker, content: Content) -> bool:
 
 
 def _release(worker: Worker, content: Content) -> Any:
-    """Free the main thread from a blocked call of run `run`."""
+    """Free the main thread from a blocked call of run `run`; with `spares` not where the program has had the
+    interrupt, and does what it does on its way out."""
     if worker.spec is None or worker.spec["run"] != content["run"]:
         return False
-    return worker.release.start(content.get("then", {}), interrupts=worker.spec["op"] != "script")
+    if content.get("spares") and worker.interrupts.taken:
+        return False
+    return worker.release.start(content.get("then", {}))
 
 
 def _interrupt(worker: Worker, content: Content) -> bool:

@@ -24,13 +24,13 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
+from nbddp.base.clock import clock
 from nbddp.seams import torch_seams
 from nbddp.worker import contention, device_clock, marks, noted
 from nbddp.worker.device_clock import DeviceClock, Mark
@@ -41,7 +41,7 @@ AT_ONCE = 256  # steps that `pace` tells of
 LOADS = 64  # batches that a step remembers
 VALUES = 256  # in the inputs of a step, of which the tensors are counted
 STAND_IN = "nbddp"  # the backend's name where the real one cannot be told
-now = time.perf_counter_ns
+now = clock.perf_counter_ns
 
 
 class Recorder:

@@ -22,20 +22,20 @@ import gc
 import itertools
 import os
 import select
-import signal
 import socket
 import stat
 import struct
 import sys
 import termios
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nbddp.base import system
+from nbddp.base.clock import clock
 from nbddp.seams import torch_seams
 from nbddp.worker import noted, threads
+from nbddp.worker.reserve import Reserve
 
 AGAIN = 0.05  # seconds between two shuts
 LET_THROUGH = 5.0  # seconds that a message on its way has to come to its end
@@ -45,7 +45,6 @@ ABORTS = 2  # round from which on transfers are aborted that have outlasted thei
 RDHUP = getattr(select, "POLLRDHUP", 0)  # Linux alone
 CUT = RDHUP | select.POLLHUP  # what poll says of a connection that a peer has shut
 QUEUES = (termios.FIONREAD, termios.TIOCOUTQ)  # bytes that came and are unread; that were sent and have not arrived
-INTERRUPTS = (10, 18)  # rounds in which the interrupt is sent again: Python ignores one that hits a destructor
 
 
 class Copy(socket.socket):
@@ -181,8 +180,10 @@ class Release:
     through before anything is shut. `then`: what the rank is to do once it has been freed and has ended the run.
     """
 
-    def __init__(self, torchs: Sockets, log: int | None = None) -> None:
+    def __init__(self, torchs: Sockets, log: int | None = None, reserve: Reserve | None = None) -> None:
+        """reserve: of descriptors, which are given back when the main thread is to be freed."""
         self.sockets = torchs
+        self._reserve = reserve or Reserve()
         self.aborted = self.lets_through = False
         self.then: Mapping[str, Any] = {}
         self._thread: threading.Thread | None = None
@@ -192,7 +193,6 @@ class Release:
         self._epoch = 0
         self._over = threading.Event()
         self._run_is_on = self._started = self._is_through = False
-        self._interrupts: tuple[int, ...] = INTERRUPTS
         self._seen: tuple[float, tuple[int, int, int]] | None = None  # when gloo was looked at, and what it had done
 
     def begin(self, goes_on: bool = False) -> None:
@@ -210,7 +210,7 @@ class Release:
 
     def note(self) -> None:
         """The run may be ended soon: what moves now is compared with what moves then."""
-        self._seen = time.monotonic(), threads.native_work()
+        self._seen = clock.monotonic(), threads.native_work()
         self.sockets.note()
 
     def end(self) -> bool:
@@ -233,14 +233,13 @@ class Release:
                 self._stderr = None
             return self._started
 
-    def start(self, then: Mapping[str, Any] | None = None, interrupts: bool = True) -> bool:
-        """Begin to free the main thread, and go on until the run ends; returns at once. False if no run is on.
-        interrupts: whether that is interrupted again; a script that was told to end may be at work on that."""
+    def start(self, then: Mapping[str, Any] | None = None) -> bool:
+        """Begin to free the main thread, and go on until the run ends; returns at once. False if no run is on."""
         with self._lock:
             if self._run_is_on and not self._started:
                 self._started, self.then = True, then or {}
-                self._interrupts = INTERRUPTS if interrupts else ()
                 self._over = threading.Event()
+                self._reserve.free()
                 if self._log is not None:
                     self._stderr = os.dup(2)
                     os.dup2(self._log, 2)
@@ -261,8 +260,6 @@ class Release:
                 self.sockets.shut(first=not turn)
                 if turn >= ABORTS:
                     abort_transfers()
-                if turn in self._interrupts:
-                    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
             over.wait(AGAIN)
 
     def let_through(self) -> None:
@@ -274,17 +271,17 @@ class Release:
         """Return once gloo moves no bytes and computes nothing: a message that both sides work at comes to its end.
         What it computes once a peer has cut its connections is of no use: it takes notice of that. main: the main
         thread's bytes count too; not where it is the one that asks."""
-        moved_at = time.monotonic()
+        moved_at = clock.monotonic()
         until = moved_at + LET_THROUGH
         if self._seen is None:
             self.note()
         assert self._seen is not None
         at, before = self._seen
-        while time.monotonic() < until and not over.wait(max(0.0, at + AGAIN - time.monotonic())):
+        while clock.monotonic() < until and not over.wait(max(0.0, at + AGAIN - clock.monotonic())):
             now = threads.native_work()
             works = now[1] - before[1] > LITTLE * AGAIN * 1e9 and not self.sockets.cut()
             moved = now[0] != before[0] or (main and now[2] != before[2])
-            at, before = self._seen = time.monotonic(), now  # whoever asks after this thread goes on from here
+            at, before = self._seen = clock.monotonic(), now  # whoever asks after this thread goes on from here
             moved_at = at if moved or works else moved_at
             self.lets_through = at == moved_at or (at - moved_at < STALL and self.sockets.queued())
             if not self.lets_through:

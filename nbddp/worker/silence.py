@@ -15,11 +15,11 @@ import socket
 import struct
 import sys
 import threading
-import time
 from contextlib import suppress
 
 from nbddp.agent.keepalive import GIVEN_UP, keep_alive
 from nbddp.base import system
+from nbddp.base.clock import clock
 from nbddp.worker.release import Copy, Sockets, shut
 
 LOOK_EVERY = 0.5  # seconds
@@ -37,7 +37,7 @@ class Silence:
         self.sockets = torchs
         self.silent: list[str] = []
         self._looks: dict[int, int] = {}  # inode → in how many looks in a row nothing was answered
-        self._looked = 0.0  # time.monotonic()
+        self._looked = 0.0  # clock.monotonic()
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -49,11 +49,11 @@ class Silence:
     def _go_on(self) -> None:
         while True:
             self.look()
-            time.sleep(LOOK_EVERY)
+            clock.sleep(LOOK_EVERY)
 
     def look(self) -> None:
         """At each connection, once."""
-        now, before = time.monotonic(), self._looks
+        now, before = clock.monotonic(), self._looks
         since, self._looked, self._looks = now - self._looked, now, {}
         for inode, number in self.sockets.candidates().items():
             with suppress(OSError), Copy(number) as copy:  # closed meanwhile

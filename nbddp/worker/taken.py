@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from nbddp.agent.lines import LineBuffer, encode
 from nbddp.agent.main import address_towards as address_towards  # asked for by `pool.engines`
 from nbddp.agent.versions import versions
 from nbddp.base import system
+from nbddp.base.clock import clock
 from nbddp.plan import environment
 from nbddp.worker import loopback, pairs, questions
 
@@ -53,12 +53,12 @@ class Held:
     quits: Mapping[str, Any]
     bulk: str
     threads: int  # of torch's, where it was imported; else 0
-    heard: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=clock.monotonic)
 
     @property
     def silent(self) -> float:
         """Seconds since its owner was heard."""
-        return time.monotonic() - self.heard
+        return clock.monotonic() - self.heard
 
 
 _kernel: Any = None  # the worker's, once this engine has been one
@@ -247,7 +247,7 @@ def _beat(content: Mapping[str, Any]) -> bool:
     """The owner lives. Whether the engine is still its."""
     if _held is None or _held.owner["pool"] != content["pool"]:
         return False
-    _held.heard = time.monotonic()
+    _held.heard = clock.monotonic()
     return True
 
 
@@ -286,7 +286,7 @@ def _leave_if_idle() -> None:
 
 def _watch_owner() -> None:
     while True:
-        time.sleep(LOOK_EVERY)
+        clock.sleep(LOOK_EVERY)
         if _held is not None and _held.silent > PATIENCE:
             _let_go()
 

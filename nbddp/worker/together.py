@@ -7,12 +7,12 @@ time.perf_counter_ns().
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nbddp.base.clock import clock
 from nbddp.worker import calls, flight
 from nbddp.worker.checked import GATHERS
 from nbddp.worker.noted import NOTES, STORE, UNKNOWN, Run, Spent
@@ -31,7 +31,7 @@ def collect(recorder: Recorder) -> dict[str, Any] | None:
     if not by_run:
         return {"run": None, "unseen": True} if nameless else None
     run = max(by_run, key=lambda r: r.run)
-    end = run.end or (time.perf_counter_ns(), time.thread_time_ns())
+    end = run.end or (clock.perf_counter_ns(), clock.thread_time_ns())
     spent = [s for s in list(NOTES.spent) if run.begin[0] <= s.begin <= end[0]]
     for s in spent:
         known = by_run[run].get(s.note[1:3]) if s.note is not None and not s.note.is_peer else None
@@ -56,7 +56,7 @@ def _run_at(runs: Sequence[Run], at: int) -> Run | None:
 
 def _nameless(dumped: Sequence[Mapping[str, Any]]) -> Counter[Run]:
     """Run → how many entries of its collectives have no group."""
-    runs, behind = list(NOTES.runs), time.time_ns() - time.perf_counter_ns()
+    runs, behind = list(NOTES.runs), clock.time_ns() - clock.perf_counter_ns()
     found = (_run_at(runs, at - behind) for at in flight.nameless(dumped))
     return Counter(run for run in found if run is not None)
 
@@ -70,7 +70,7 @@ def _by_run(dumped: Sequence[Mapping[str, Any]]) -> dict[Run, Calls]:
         return None if run is None else found.setdefault(run, {})
 
     members = NOTES.members()
-    behind = time.time_ns() - time.perf_counter_ns()
+    behind = clock.time_ns() - clock.perf_counter_ns()
     for e in flight.entries(dumped):
         own = of(e.created_ns - behind)
         if own is not None and e.sequence:

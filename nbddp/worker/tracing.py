@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
+from nbddp.base.clock import clock
 from nbddp.worker import calls, recorder
 from nbddp.worker.noted import NOTES
 
@@ -37,7 +37,7 @@ class Tracer:
         os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})
         self.last, self.why = None, ""
         self._abandon()
-        self._began, self._since = time.time_ns(), recorder.now()
+        self._began, self._since = clock.time_ns(), recorder.now()
         known = profiler.supported_activities()
         wanted = [a for a in (profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA) if a in known]
         self._profile = profiler.profile(activities=wanted)
