@@ -58,7 +58,8 @@ class FarAgent(Agent):
         process = self._launch([*command] or way.command(host))
         assert process.stdin is not None
         assert process.stdout is not None
-        super().__init__(log.parent, process.stdout, process.stdin, env, LineBuffer(MARK))  # type: ignore[arg-type]
+        lines = LineBuffer(MARK, self.note_unknown)
+        super().__init__(log.parent, process.stdout, process.stdin, env, lines)  # type: ignore[arg-type]
         self.process = process
         with suppress(OSError):  # it has ended already; who waits for it is told why
             process.stdin.write(
@@ -248,7 +249,7 @@ class FarAgent(Agent):
             return None
         assert process.stdin is not None
         assert process.stdout is not None
-        lines, end, came = LineBuffer(MARK), time.monotonic() + REJOINING, list[Message]()
+        lines, end, came = LineBuffer(MARK, self.note_unknown), time.monotonic() + REJOINING, list[Message]()
         with suppress(OSError):
             process.stdin.write(encode({"op": "own", "got": self._backlog.got}))
         while not came and time.monotonic() < end and not self.closed:
@@ -281,5 +282,5 @@ class FarAgent(Agent):
                 for rest in self._backlog.rest():
                     self.send(rest)
         for message in came[1:]:
-            self._take_in(message)
+            self._understand(message)
         self.announce({"ev": "back"})

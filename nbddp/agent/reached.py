@@ -1,7 +1,8 @@
 """The node agent of another host: as `agent.main`, with an owner at the far end of a connection.
 
-`python -m nbddp.agent.reached` speaks on stdin and stdout, through ssh or whatever has started it. The shell's start-up
-files may have printed there before, so it begins with MARK on a line of its own; then its owner says in a line of JSON
+`python -m nbddp.agent.reached` speaks on what its stdin and stdout were, through ssh or whatever has started it. The
+shell's start-up files may have printed there before, so it begins with MARK on a line of its own; what they have left
+running may print later, so each message does too. Then its owner says in a line of JSON
 in which environment and folder it is to warm up. It makes its own folder here, and tells where that is. Both sides say
 every PING_EVERY seconds that they live, since a cut cable closes nothing: an agent that has not heard of its owner for
 PATIENCE seconds ends, with all that it has started.
@@ -25,7 +26,7 @@ from nbddp.agent import children, copies, hardware, home
 from nbddp.agent.backlog import Backlog
 from nbddp.agent.folder import Copy
 from nbddp.agent.identity import Identity
-from nbddp.agent.lines import MARK, PING_EVERY, Message, encode
+from nbddp.agent.lines import MARK, PING_EVERY, Message, encode, parsed
 from nbddp.agent.main import FACTS, Agent, Child, Peer
 from nbddp.agent.versions import versions
 from nbddp.plan.environment import INTERFACES
@@ -42,9 +43,9 @@ TASK_OF = (  # beginnings of variables that tell a process its place among those
 class ReachedAgent(Agent):
     """An agent of an owner elsewhere. `said`: what the owner said first."""
 
-    def __init__(self, folder: Path, out: int, said: Message):
-        super().__init__(folder, owner=os.getpid())  # nobody here is; what started it is ssh's, and none of the pool's
-        self._out = out
+    def __init__(self, folder: Path, hears: int, says: int, said: Message):
+        # nobody here is its owner; what started it is ssh's, and none of the pool's
+        super().__init__(folder, hears, says, owner=os.getpid())
         self._wanted_cwd, self._reached = str(said["cwd"]), str(said.get("reached", ""))
         self._heard = self._pinged = time.monotonic()
         self._keep_alive = float(said.get("keep_alive", 0.0))  # seconds that it lives without its owner
@@ -67,16 +68,14 @@ class ReachedAgent(Agent):
             "moved": "" if self._wanted_cwd in ("", working_folder()) else self._wanted_cwd,
         }  # fmt: skip
 
-    def own_descriptors(self) -> set[int]:
-        return super().own_descriptors() | {self._out}
-
     def _write_owner(self, data: bytes) -> None:
         """Raises TimeoutError where the owner does not read, as beyond a cut cable, and is given up."""
+        data = b"\n" + data
         while data:
             left = self._heard + PATIENCE - time.monotonic()
-            if not select.select([], [self._out], [], max(0.0, left))[1]:
+            if not select.select([], [self.says], [], max(0.0, left))[1]:
                 raise TimeoutError("the owner does not read")
-            data = data[os.write(self._out, data[: select.PIPE_BUF]) :]
+            data = data[os.write(self.says, data[: select.PIPE_BUF]) :]
 
     def _read_owner(self) -> None:
         self._heard = time.monotonic()
@@ -113,7 +112,7 @@ class ReachedAgent(Agent):
     def _leave_first(self) -> None:
         """The connection that it was started with is over."""
         with suppress(KeyError):
-            self.selector.unregister(0)
+            self.selector.unregister(self.hears)
 
     def peer_gone(self, peer: Peer) -> None:
         if peer is self._speaks:
@@ -186,13 +185,16 @@ class ReachedAgent(Agent):
 
     def _tell_facts(self, child: Child) -> None:
         peer, key = self._asked_facts.pop(child.pid)
-        last = ""
-        try:
-            *_, last = ["", *Path(child.log).read_text(errors="replace").splitlines()]
+        lines = list[bytes]()
+        with suppress(OSError):
+            lines = Path(child.log).read_bytes().splitlines()
             Path(child.log).unlink()
-            self.tell(peer, id=key, facts=json.loads(last))
-        except (OSError, ValueError):
-            self.tell(peer, id=key, error=f"it could not determine its own facts: {last or 'is its disk full?'}")
+        found = next(filter(None, map(parsed, reversed(lines))), None)
+        if found is not None:
+            self.tell(peer, id=key, facts=found)
+        else:
+            last = lines[-1].decode(errors="replace") if lines else "is its disk full?"
+            self.tell(peer, id=key, error=f"it could not determine its own facts: {last}")
 
     def _do_folder(self, peer: Peer, message: Message) -> Message:
         """A copy of the notebook's folder begins, or begins anew."""
@@ -308,11 +310,11 @@ def working_folder() -> str:
         return ""
 
 
-def first_line() -> Message:
+def first_line(hears: int) -> Message:
     """What the owner says first; no byte beyond it is read."""
     line = b""
     while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
+        byte = os.read(hears, 1)
         if not byte:
             sys.exit("no environment was given to start in")
         line += byte
@@ -329,13 +331,15 @@ def _drop_launchers_words() -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a command that runs here has it from the owner, kept
-    out = os.dup(1)
-    os.dup2(2, 1)  # what libraries print goes to the log
-    os.set_inheritable(out, False)
+    hears, says = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)  # what libraries read is not what the owner says
+    os.close(null)
+    os.dup2(2, 1)  # what they print goes to the log
     children.die_with_parent(os.getppid(), signal.SIGTERM)
     children.adopt_orphans()
-    os.write(out, b"\n" + MARK + b"\n")
-    said = first_line()
+    os.write(says, b"\n" + MARK + b"\n")
+    said = first_line(hears)
     if said.get("keep_alive"):  # its parent is the connection's
         children.outlive_parent()
     _drop_launchers_words()
@@ -343,7 +347,7 @@ def main() -> None:
     with suppress(OSError):  # the folder is told, and that it is another
         os.chdir(said["cwd"])
     home.running()  # sweeps what a killed agent left
-    ReachedAgent(home.new_home(), out, said).serve()
+    ReachedAgent(home.new_home(), hears, says, said).serve()
     os._exit(0)  # torch's own clean-up at exit takes longer than everything else
 
 

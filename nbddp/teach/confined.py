@@ -7,7 +7,6 @@ JSON, bounded in size and waited for no longer than it is given; a process that 
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import socket
@@ -26,7 +25,7 @@ from nbddp.agent.forkserver import remove
 from nbddp.agent.handle import without_stop
 from nbddp.agent.hardware import own_threads
 from nbddp.agent.limits import Limits
-from nbddp.agent.lines import encode
+from nbddp.agent.lines import encode, parsed
 from nbddp.base import system
 from nbddp.errors import NbddpError
 
@@ -84,11 +83,8 @@ class Channel:
             if len(self._rest) > LONGEST:
                 raise Gone("sent too much")
         line, _, self._rest = self._rest.partition(b"\n")
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+        found = parsed(line)
+        if found is None:
             raise Gone("sent an invalid answer")
         return found
 
