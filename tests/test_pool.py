@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +24,7 @@ import nbddp
 from nbddp.agent import controller
 from nbddp.agent import home as homes
 from nbddp.agent.controller import ephemeral_ports
+from nbddp.agent.handle import Agent
 from nbddp.errors import AgentFailed, RankStatus
 from nbddp.plan.machine import Node
 from nbddp.plan.options import LaunchSpec
@@ -204,6 +207,43 @@ def test_thread_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch)
             pool.start()
     with pool:
         assert list(pool.run(rank_times, 3)) == [0]
+
+
+PRINTS = """
+import os, sys
+print("a plug-in says hello")
+print('{"ev": "gone"}')
+os.write(1, b"and no line end")
+"""
+
+
+def test_what_is_printed_and_warned_of_ahead_of_a_program_stops_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever an agent's modules print goes to its log; warnings are errors in the program alone."""
+    (tmp_path / "sitecustomize.py").write_text(PRINTS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])]))
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    with nbddp.Pool(nproc=1) as pool:
+        assert pool.agent is not None
+        assert "a plug-in says hello" in pool.agent.log.read_text()
+        with pytest.raises(UserWarning, match="mine"):
+            pool.run(warnings.warn, "mine")
+
+
+def test_a_listener_notes_what_is_no_message_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    with theirs:
+        agent = Agent.at(ours, tmp_path, {}, {}, owned=False)
+        agent.on_event(lambda event: event["kind"])
+        theirs.sendall(b'hello\n[1]\n\xff\n{"ev": "odd"}\n{"ev": "warm", "kind": "", "missing": ""}\n')
+        assert agent.wait_warm(10)
+        assert [r.exc_type for r in raised] == [KeyError]
+        noted = [line.partition(": ")[2] for line in agent.log.read_text().splitlines()]
+        assert noted == ["hello", "[1]", "\ufffd", '{"ev":"odd"}']
+        agent.close()
 
 
 def test_after_its_agent_has_ended_a_pool_begins_anew_as_if_none_had_been() -> None:

@@ -24,7 +24,7 @@ from nbddp.agent import children, limits, main, strays
 from nbddp.agent import home as homes
 from nbddp.agent.lines import encode
 from nbddp.agent.main import CONTROLLER, STORE, WORKER
-from nbddp.base import system
+from nbddp.base import strict, system
 
 EVERY = 0.1  # seconds between two counts
 
@@ -158,6 +158,7 @@ def _serve(home: Path, channel: int, guard: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    strict.put_off()
     children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
     _serve(Path(sys.argv[1]), int(sys.argv[3]), json.loads(sys.argv[4]))
     os._exit(0)

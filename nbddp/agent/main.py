@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -32,7 +33,7 @@ from nbddp.agent.doors import Doors
 from nbddp.agent.identity import Identity, is_zombie
 from nbddp.agent.lines import LineBuffer, Message, encode, log_unknown
 from nbddp.agent.use import Gpus, Workers
-from nbddp.base import system
+from nbddp.base import strict, system
 from nbddp.errors import RankStatus
 from nbddp.seams import torch_seams
 
@@ -169,7 +170,7 @@ class Agent:
     def _warm_up(self) -> None:
         began = time.monotonic()
         gc.disable()  # what it would free leaves holes that every child fills, and so copies, page by page
-        missing = _import_all(self.modules) if not children.why_not_fork() else ""
+        missing = import_all(self.modules) if not children.why_not_fork() else ""
         reason = children.why_not_fork()
         found = devices.gpus(os.environ) if _torch_has_cuda() else devices.told([])
         cores = hardware.allowed_cores()
@@ -603,7 +604,7 @@ def empty_into(pipe: int, path: str) -> None:
             file.write(left)
 
 
-def _import_all(names: tuple[str, ...]) -> str:
+def import_all(names: tuple[str, ...]) -> str:
     """Import what workers need; the name and error of what is missing, or empty."""
     import importlib
 
@@ -627,6 +628,7 @@ def _torch_has_cuda() -> bool:
 
 def main() -> None:
     """`python -m nbddp.agent.main HOME OWNER_PID DESCRIPTOR [--controls-only]`."""
+    strict.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
     children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
@@ -636,9 +638,13 @@ def main() -> None:
     modules = CONTROLS if footprint.CONTROLS_ONLY in sys.argv[4:] else WARM
     imports = footprint.Imports() if system.is_linux() else None
     agent: Agent | None = Agent(Path(sys.argv[1]), channel, channel, imports=imports, modules=modules)
-    while agent is not None:
-        agent.serve()
-        agent = agent.go_on()
+    try:
+        while agent is not None:
+            agent.serve()
+            agent = agent.go_on()
+    except BaseException:  # its last words; at exit Python would have more to say, such as of sockets that stand open
+        traceback.print_exc()
+        os._exit(1)
     os._exit(0)  # torch's own clean-up at exit takes longer than everything else
 
 

@@ -29,6 +29,7 @@ from nbddp.agent.identity import Identity
 from nbddp.agent.lines import MARK, PING_EVERY, Message, encode, parsed
 from nbddp.agent.main import FACTS, Agent, Child, Peer
 from nbddp.agent.versions import versions
+from nbddp.base import strict
 from nbddp.plan.environment import INTERFACES
 from nbddp.plan.ways import offers
 
@@ -329,6 +330,7 @@ def _drop_launchers_words() -> None:
 
 
 def main() -> None:
+    strict.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a command that runs here has it from the owner, kept
     hears, says = os.dup(0), os.dup(1)
