@@ -25,7 +25,7 @@ from nbddp.agent import controller
 from nbddp.agent import home as homes
 from nbddp.agent.controller import ephemeral_ports
 from nbddp.agent.handle import Agent
-from nbddp.errors import AgentFailed, RankStatus
+from nbddp.errors import AgentFailed, PoolNotRunning, RankStatus
 from nbddp.plan.machine import Node
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import Topology
@@ -246,16 +246,29 @@ def test_a_listener_notes_what_is_no_message_and_goes_on(tmp_path: Path, monkeyp
         agent.close()
 
 
-def test_after_its_agent_has_ended_a_pool_begins_anew_as_if_none_had_been() -> None:
-    with nbddp.Pool(nproc=1) as pool:
+def test_a_pool_that_has_ended_by_itself_is_told_and_the_next_is_of_its_size() -> None:
+    """Its controller is killed while nothing runs, then the agent of the next."""
+    with warm.pool(3, env={"KEPT": "1"}) as pool:
+        (controller,) = (c["pid"] for c in pool.status()["children"] if c["kind"] == "controller")
+        _kill(pool, controller)
+        with pytest.raises(PoolNotRunning, match="the pool has ended with its controller; the next %%ddp cell"):
+            pool.status()
+        told = "the pool has ended with its controller; ranks 0–2 are new and empty"
+        assert pool.ensure(LaunchSpec()) == [told]
+        assert list(pool.run(os.getenv, "KEPT")) == ["1"] * 3
+        assert pool.ensure(LaunchSpec()) == []
         assert pool.agent is not None
-        assert pool.agent.process is not None
-        pool.agent.process.kill()
-        end = time.monotonic() + 20
-        while pool.running and time.monotonic() < end:
-            time.sleep(0.01)
+        _kill(pool, pool.agent.hello["pid"])
+        assert pool.ensure(LaunchSpec(nproc=1)) == ["the pool has ended with its node agent; rank 0 is new and empty"]
+        assert pool.world_size == 1
+        pool.stop()
         pool.ensure(LaunchSpec(device="cpu"))
         assert pool.world_size == Topology.plan([Node(0, "h", (), pool.placed().nodes[0].cores)]).world_size
+
+
+def _kill(pool: nbddp.Pool, pid: int) -> None:
+    psutil.Process(pid).kill()
+    _until(lambda: not pool.running, 20)
 
 
 def test_pool_whose_heart_monitor_dies_says_so_and_the_next_start_works() -> None:

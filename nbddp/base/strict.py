@@ -1,4 +1,4 @@
-"""Warnings that are errors (`-W error`, PYTHONWARNINGS) are so for the user's program, and not for what begins before it.
+"""Warnings that are errors (`-W error`, PYTHONWARNINGS) are so in the user's program, and not in what begins before it.
 
 A process of ours puts them off as soon as it begins: what it imports ahead of a program, a plain process might never
 import. A worker puts them back when its program can begin.

@@ -100,8 +100,17 @@ class WorkerGroup:
     def need_running(self) -> None:
         if self.joined is not None and self.joined.lost:
             raise PoolNotRunning(f"the pool has ended, because {self.joined.lost}; {self.joined.again()}")
+        if self.ended:
+            raise PoolNotRunning(f"{self.ended}; the next %%ddp cell or %ddp start replaces it")
         if not self.running or self.topology is None:
             raise PoolNotRunning(NO_POOL)
+
+    @property
+    def ended(self) -> str:
+        """That the pool has ended by itself, and with what; empty if it has not, or if there was none."""
+        if self.topology is None or not self.nodes or self.alive:
+            return ""
+        return f"the pool has ended with its {self.nodes[0].lost or 'node agent'}"
 
     def node_with(self, rank: int) -> Node:
         """The node on which a rank's process is."""

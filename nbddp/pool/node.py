@@ -85,6 +85,7 @@ class Node:
         self._early: dict[int, dict[str, Any]] = {}  # pid → the exit of one that ended before its start was noted
         self._described: tuple[object, ...] = ()
         self._kept: float | None = None
+        self.lost = ""  # without what the pool cannot be reached, once that has ended
         self.address = ""
         self.number = 0  # among all nodes that the pool has had
         self.variables: Mapping[str, str] = {}  # that workers are to have besides
@@ -169,6 +170,7 @@ class Node:
         elif event["ev"] == "exit" and event["kind"] == "trials":
             self._tried(event)
         elif ends_pool(event):
+            self.lost = self.lost or ("node agent" if event["ev"] == "gone" else "controller")
             for worker in list(self.workers.values()):
                 self.exited(worker, self._gone())
             if self.alive and event["ev"] == "exit":

@@ -354,11 +354,12 @@ class Pool:
         Names on the ranks are kept. Raises BadInput if something cannot be sent, or a RunFailed: WorkerFailed,
         RunStopped, RunHung or RunTimedOut. A rank whose function calls `sys.exit()` has no value.
         """
-        if not self.running:
-            self.start()
+        screen = screen or for_shell(shell())
+        for note in [] if self.running else self.start():
+            screen.say(note)
         chosen = check_ranks(ranks, self.world_size, "ranks")
         request = sent.call(function, args, kwargs, chosen, self.plain, hang_after=hang_after, timeout=timeout)
-        run = self.runs.run(request, screen or for_shell(shell()))
+        run = self.runs.run(request, screen)
         return sent.answered(run.ended, answers.read if self.plain else values.unpack)
 
     def push(self, names: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
