@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -22,7 +23,6 @@ import pytest
 
 import nbddp
 from nbddp.agent import controller
-from nbddp.agent import home as homes
 from nbddp.agent.controller import ephemeral_ports
 from nbddp.agent.handle import Agent
 from nbddp.errors import AgentFailed, PoolNotRunning, RankStatus
@@ -475,20 +475,23 @@ def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
     k.close()
 
 
-def test_a_killed_agents_folder_is_swept() -> None:
-    pool = nbddp.Pool(nproc=1)
-    pool.start()
-    assert pool.agent is not None
-    assert pool.agent.process is not None
-    family = psutil.Process(pool.agent.process.pid).children(recursive=True)
-    home = pool.agent.home
-    pool.agent.process.kill()
-    _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 10)
-    assert home.exists()
-    assert home not in homes.running()
-    assert not home.exists()
-    assert list(pool.run(rank_times, 1)) == [0], "the next run starts a new pool"
-    pool.stop()
+def leave_children() -> None:
+    subprocess.Popen("sleep 1000 & exec sleep 1000", shell=True)
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)).start()
+
+
+def test_a_killed_agent_leaves_neither_its_folder_nor_what_its_ranks_have_started() -> None:
+    """Also where it is killed a second time, as the agent that has taken the place."""
+    with nbddp.Pool(nproc=1) as pool:
+        for _ in range(2):
+            pool.run(leave_children)
+            assert pool.agent is not None
+            agent, home, bulk = psutil.Process(pool.agent.hello["pid"]), pool.agent.home, pool.agent.bulk
+            family = agent.children(recursive=True)
+            assert sum(p.cmdline()[0] == "sleep" for p in family) == 2
+            agent.kill()
+            _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 5)  # noqa: B023
+            _until(lambda: not home.exists() and not bulk.exists(), 5)  # noqa: B023
 
 
 def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(monkeypatch: pytest.MonkeyPatch) -> None:

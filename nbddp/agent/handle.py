@@ -53,6 +53,7 @@ class Agent:
         self._connection: socket.socket | None = None
         self._owned = True  # whether it serves us alone
         self._over = threading.Event()
+        self._last_words = ""  # where its log is gone
         self._kept = False  # whether its process may go on without us
         self._ids = itertools.count(1)
         self._answers: dict[int, Message] = {}
@@ -280,8 +281,18 @@ class Agent:
                 process.kill()
                 process.wait()
 
+    def sweep(self) -> None:
+        """It has ended, perhaps without removing its folder; what it said last is kept here."""
+        self._last_words = self.last_words()
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)
+        homes.sweep(self.home)
+
     def last_words(self) -> str:
         """The last line of the agent's log, or that there is none."""
+        if self._last_words:
+            return self._last_words
         try:
             lines = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
