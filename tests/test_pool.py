@@ -15,6 +15,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import ipyparallel
@@ -30,6 +31,7 @@ from nbddp.plan.machine import Node
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import Topology
 from nbddp.pool import requests
+from nbddp.run.screen import Silent
 from tests import hidden, warm
 from tests.kernels import Kernel
 from tests.ports import connections
@@ -282,6 +284,26 @@ def test_pool_whose_heart_monitor_dies_says_so_and_the_next_start_works() -> Non
             time.sleep(0.02)
         assert not pool.running
         assert list(pool.run(rank_times, 5)) == [0]
+
+
+def test_without_its_folder_ranks_go_on_and_a_start_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with warm.pool(1) as pool:
+        pids = list(pool.run(os.getpid))
+        pool.run(os.chdir, str(gone))
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        assert pool.ensure(LaunchSpec()) == []
+        pool.run_cell("import torch.distributed as dist\ndist.init_process_group()\ndist.barrier()", screen=Silent())
+        told = f"^the working directory {gone} no longer exists; %cd FOLDER"
+        larger, anew = LaunchSpec(nproc=2), LaunchSpec(fresh=True)
+        for start in (pool.restart, partial(pool.ensure, larger), partial(pool.ensure, anew)):
+            with pytest.raises(nbddp.BadInput, match=told):
+                start()
+        assert list(pool.run(os.getpid)) == pids, "nothing has changed"
+        with pytest.raises(nbddp.BadInput, match=told):
+            nbddp.Pool(nproc=1).start()
 
 
 def test_exception_that_cannot_travel_is_raised_as_worker_failed() -> None:

@@ -21,6 +21,7 @@ from nbddp.agent.handle import START_TIMEOUT, Agent, without_stop
 from nbddp.agent.lines import MARK, PING_EVERY, LineBuffer, Message, encode
 from nbddp.agent.reach import Way, last_line
 from nbddp.agent.rejoin import GONE
+from nbddp.base.folder import here
 from nbddp.base.units import lasts
 from nbddp.errors import AgentFailed
 from nbddp.plan.hosts import Host
@@ -63,7 +64,7 @@ class FarAgent(Agent):
         self.process = process
         with suppress(OSError):  # it has ended already; who waits for it is told why
             process.stdin.write(
-                encode({"env": dict(env), "cwd": os.getcwd(), "reached": way.address(host), "keep_alive": keep_alive})
+                encode({"env": dict(env), "cwd": here(), "reached": way.address(host), "keep_alive": keep_alive})
             )
             process.stdin.flush()
         threading.Thread(target=self._look_after, name="nbddp-ping", daemon=True).start()
@@ -282,5 +283,5 @@ class FarAgent(Agent):
                 for rest in self._backlog.rest():
                     self.send(rest)
         for message in came[1:]:
-            self._understand(message)
+            self.understand(message)
         self.announce({"ev": "back"})

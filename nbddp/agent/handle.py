@@ -313,12 +313,12 @@ class Agent:
             if not chunk:
                 break
             for message in lines.feed(chunk):
-                self._understand(message)
+                self.understand(message)
         read.close()
         if read is self._read:  # else it was left for another
             self._connection_ended()
 
-    def _understand(self, message: Message) -> None:
+    def understand(self, message: Message) -> None:
         """Take a message in. One that makes no sense to who hears it ends no listening: its error is reported."""
         try:
             if message.get("ev") == "ended":

@@ -34,7 +34,7 @@ from nbddp.agent.identity import Identity, is_zombie
 from nbddp.agent.lines import LineBuffer, Message, encode, log_unknown
 from nbddp.agent.use import Gpus, Workers
 from nbddp.base import strict, system
-from nbddp.errors import RankStatus
+from nbddp.errors import NbddpError, RankStatus
 from nbddp.seams import torch_seams
 
 WORKER, CONTROLLER, STORE, TRIALS, FACTS = "worker", "controller", "store", "trials", "facts"
@@ -290,6 +290,8 @@ class Agent:
     def _handle(self, peer: Peer, message: Message) -> None:
         try:
             answer = self.REQUESTS[message["op"]](self, peer, message)
+        except NbddpError as e:  # in words of ours
+            answer = {"error": str(e)}
         except Exception as e:
             answer = {"error": f"{type(e).__name__}: {e}"}
         if answer is not None and "id" in message:

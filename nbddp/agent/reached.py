@@ -29,6 +29,7 @@ from nbddp.agent.identity import Identity
 from nbddp.agent.lines import MARK, PING_EVERY, Message, encode, parsed
 from nbddp.agent.main import FACTS, Agent, Child, Peer
 from nbddp.agent.versions import versions
+from nbddp.base import folder as working
 from nbddp.base import strict
 from nbddp.plan.environment import INTERFACES
 from nbddp.plan.ways import offers
@@ -63,10 +64,10 @@ class ReachedAgent(Agent):
         """What the owner needs to know of this host before anything is warm."""
         return {
             **super().hello(),
-            "home": str(self.home), "bulk": str(home.bulk(self.home)), "cwd": working_folder(),
+            "home": str(self.home), "bulk": str(home.bulk(self.home)), "cwd": working.known(),
             "host": socket.gethostname(), "reached": self._reached or reached_at(), "versions": versions(),
             "joining": {name: os.environ[name] for name in INTERFACES if name in os.environ},
-            "moved": "" if self._wanted_cwd in ("", working_folder()) else self._wanted_cwd,
+            "moved": "" if self._wanted_cwd in ("", working.known()) else self._wanted_cwd,
         }  # fmt: skip
 
     def _write_owner(self, data: bytes) -> None:
@@ -181,7 +182,7 @@ class ReachedAgent(Agent):
     def _do_facts(self, peer: Peer, message: Message) -> None:
         """What `%ddp doctor` asks; a process of its own finds it out, and the answer comes when that has ended."""
         log = self.home / f"facts-{message['id']}.log"
-        here = {"kind": FACTS, "log": str(log), "env": dict(os.environ), "cwd": os.getcwd(), "path": list(sys.path)}
+        here = {"kind": FACTS, "log": str(log), "env": dict(os.environ), "cwd": working.here(), "path": list(sys.path)}
         self._asked_facts[super()._do_start(peer, here)["pid"]] = (peer, message["id"])
 
     def _tell_facts(self, child: Child) -> None:
@@ -200,7 +201,7 @@ class ReachedAgent(Agent):
     def _do_folder(self, peer: Peer, message: Message) -> Message:
         """A copy of the notebook's folder begins, or begins anew."""
         self._end_copy()
-        self._copy = Copy(message["path"], message["of"], message["host"], working_folder())
+        self._copy = Copy(message["path"], message["of"], message["host"], working.known())
         return {}
 
     def _end(self) -> None:
@@ -226,7 +227,7 @@ class ReachedAgent(Agent):
 
     def _do_folder_done(self, peer: Peer, message: Message) -> Message:
         """All has been sent: workers that are started from now on begin in the copy."""
-        used, answer = working_folder(), self._copying().finish()
+        used, answer = working.known(), self._copying().finish()
         answer["moved"] = answer["folder"] != used
         os.chdir(answer["folder"])
         self._end_copy()
@@ -252,7 +253,7 @@ class ReachedAgent(Agent):
 
     def _do_start(self, peer: Peer, message: Message) -> Message:
         """As an agent beside its owner, in this host's environment with what the owner adds."""
-        here = {"env": {**os.environ, **message["env"]}, "cwd": os.getcwd(), "path": list(sys.path)}
+        here = {"env": {**os.environ, **message["env"]}, "cwd": working.here(), "path": list(sys.path)}
         if "profile_dir" in message:
             os.makedirs(message["profile_dir"], mode=0o700, exist_ok=True)
         started = super()._do_start(peer, {**message, **here})
@@ -301,14 +302,6 @@ def reached_at() -> str:
         return socket.gethostbyname(socket.gethostname())
     except OSError:
         return next((offer.address for offer in offers(hardware.interfaces())), "127.0.0.1")
-
-
-def working_folder() -> str:
-    """This process's; empty where somebody has removed it."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
 
 
 def first_line(hears: int) -> Message:

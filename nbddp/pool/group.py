@@ -7,7 +7,6 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,6 +17,7 @@ from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import START_TIMEOUT, Agent
 from nbddp.agent.round import Round, end_all
 from nbddp.base import stop
+from nbddp.base.folder import here, known
 from nbddp.base.share import Share, Step
 from nbddp.base.stop import uninterrupted
 from nbddp.base.system import LOOPBACK
@@ -259,7 +259,7 @@ class WorkerGroup:
     def describe(self) -> None:
         """Tell the agents what `status` shows, if it has changed."""
         placed = self.topology
-        subject = (placed, os.getcwd(), len(self.files), self.elastic)
+        subject = (placed, known(), len(self.files), self.elastic)
         more = {"elastic": self.elastic, **(self.joined.description() if self.joined is not None else {})}
         info = functools.cache(lambda: {**requests.description(placed), **more})
         for node in self.nodes:
@@ -289,6 +289,8 @@ class WorkerGroup:
         old = None if self.topology is None else Layout(self.topology, self.visible)
         living = {r: w.lives for r, w in self.workers.items()}
         change = plan_change(old, Layout(topology, visible), living, fresh)
+        if change.start:
+            self.need_folder()
         if self.joined is not None and old is not None:
             self._refuse(self.joined, change)
         if change.end:
@@ -305,6 +307,11 @@ class WorkerGroup:
         if change.start:
             progress(Step(f"devices assigned ({topology.devices_words()})", "devices"))
         return notes
+
+    def need_folder(self) -> None:
+        """New processes start in this one's working folder. Raises BadInput, before any has ended, if it is gone."""
+        if self.sees_files:
+            here()
 
     def end_spent(self) -> None:
         """End processes that were a script's; the next run starts new ones."""

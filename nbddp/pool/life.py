@@ -170,6 +170,7 @@ class Life:
         self.group.need_running()
         joining.refuse_renewal(self.group, "%ddp restart")
         chosen = check_ranks(ranks, self.group.world_size, "--ranks")
+        self.group.need_folder()
         self.runs.call_exits(chosen)
         self.group.end(chosen)
         self.group.renew()
@@ -180,6 +181,7 @@ class Life:
         self.have_agent()
         self.group.warm_here(lambda text: None)
         self.group.need_running()
+        self.group.need_folder()
         self.group.end(sorted(self.group.workers))
         self.group.broken = False
         self.group.renew()

@@ -7,12 +7,12 @@ grow, shrink, replace, nothing), and tells each change in one line.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nbddp.agent.handle import Agent
+from nbddp.base.folder import here
 from nbddp.errors import BadInput, WorkerFailed
 from nbddp.plan import variables
 from nbddp.plan.checkup import Checkup
@@ -292,7 +292,7 @@ class Pool:
         """
         program = Program(script, module, keep)
         if not self.spec.elsewhere:
-            check_file(program, os.getcwd())
+            check_file(program, here())
         self.ensure(replace(LaunchSpec() if self.running else self.spec, fresh=not keep))
         request = Request(
             op=SCRIPT, program=program, argv=words, logs=logs, max_restarts=max_restarts, hang_after=hang_after,
