@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,11 +25,13 @@ from typing import Any, BinaryIO
 
 from nbddp.agent import footprint, taking
 from nbddp.agent import home as homes
+from nbddp.agent.cause import cause
 from nbddp.agent.identity import Identity
 from nbddp.agent.lines import LineBuffer, Message, encode, unknown_words
-from nbddp.base import stop, system
+from nbddp.base import folder, stop, system
 from nbddp.errors import AgentFailed
 
+ROOM = 4096  # bytes that a log needs
 SLICE = 0.1  # seconds between two looks whether Stop was pressed
 START_TIMEOUT = 120.0  # a cold import of torch from a slow disk
 
@@ -290,14 +293,30 @@ class Agent:
         homes.sweep(self.home)
 
     def last_words(self) -> str:
-        """The last line of the agent's log, or that there is none."""
+        """Why the agent has ended, by its log; else how, and whether it had room for a log."""
         if self._last_words:
             return self._last_words
         try:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
+            log = self.log.read_text(errors="replace")
         except OSError:
             return "its log is gone"
-        return lines[-1] if lines else "it left no message"
+        here = folder.known()
+        entries = []
+        with contextlib.suppress(OSError):
+            entries = os.listdir(here) if here else []
+        return cause(log, here, entries) or self._how_it_ended()
+
+    def _how_it_ended(self) -> str:
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(self.home).free < ROOM:
+                return (
+                    f"the disk of {self.home.parent} is full; free some space, or set NBDDP_RUNTIME_DIR to a folder on "
+                    "another disk"
+                )
+        code = self.process.poll() if self.process is not None else None
+        if code is None:
+            return "it left no message"
+        return f"it left no message ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
 
     def ended(self) -> str:
         """That it has, and what it said last."""

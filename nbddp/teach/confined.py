@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import nbddp
+from nbddp.agent.cause import cause
 from nbddp.agent.forkserver import remove
 from nbddp.agent.handle import without_stop
 from nbddp.agent.hardware import own_threads
@@ -151,8 +152,8 @@ class Server:
 
     def _last_words(self) -> str:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 2000))
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f": {lines[-1]}" if lines else ""
+        said = cause(self._log.read().decode(errors="replace"))
+        return f": {said}" if said else ""
 
     def start(self, target: str, request: Mapping[str, Any]) -> Process:
         """A process of its own, forked; see `agent.forkserver`. Raises Gone."""
