@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from nbddp.agent.cause import cause
 from nbddp.agent.handle import Agent
 from nbddp.errors import AgentFailed
 
+ROOT = Path(__file__).parents[1]
 CHAINED = """Traceback (most recent call last):
   File "/lib/a.py", line 3, in f
 KeyError: 1
@@ -84,3 +87,16 @@ def test_an_agent_without_room_for_its_log_says_so(tmp_path: Path, monkeypatch: 
         f"the disk of {tmp_path.parent} is full; free some space, or set NBDDP_RUNTIME"
     )
     agent.close()
+
+
+WITHOUT = "import nbddp\ntry:\n    nbddp.Pool(nproc=1).start()\nexcept nbddp.PoolError as e:\n    print(e)"
+
+
+def test_a_machine_without_the_loopback_is_told_what_to_do() -> None:
+    """As one with IPv6 alone, or whose device is down."""
+    ran = subprocess.run(
+        ["unshare", "-r", "--net", sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    if ran.stderr.startswith("unshare:"):
+        pytest.skip(ran.stderr)
+    assert ran.stdout.startswith("the processes of a pool meet at 127.0.0.1, which this machine does not have; ip link")

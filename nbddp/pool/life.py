@@ -17,7 +17,7 @@ from nbddp.agent.round import ask_all
 from nbddp.base import system
 from nbddp.base.stop import uninterrupted
 from nbddp.base.units import lasts
-from nbddp.errors import BadInput, PoolNotRunning
+from nbddp.errors import BadInput, PoolError, PoolNotRunning
 from nbddp.plan import environment, standing
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.request import Request
@@ -34,6 +34,10 @@ from nbddp.run.screen import Silent
 from nbddp.run.spmd import Run
 from nbddp.run.values import check_ranks
 
+NO_LOOPBACK = (
+    f"the processes of a pool meet at {system.LOOPBACK}, which this machine does not have; "
+    f"ip link set lo up, and ip addr add {system.LOOPBACK}/8 dev lo where there is IPv6 alone"
+)
 Progress = Callable[[str], None]
 
 
@@ -145,6 +149,8 @@ class Life:
         variables besides the notebook's with which it imports torch. controls_only: no worker will start here."""
         self.leave_dead()
         if not self.group.nodes:
+            if not system.has_loopback():
+                raise PoolError(NO_LOOPBACK)
             env = {**os.environ, **(imported or {})}
             given = self._given_agent if self._given_agent and self._given_agent.alive else None
             self._given_agent = None
