@@ -497,6 +497,23 @@ def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
     k.close()
 
 
+FORKS = """
+import os, sys, nbddp
+pool = nbddp.Pool(nproc=1)
+pid = list(pool.run(os.getpid))
+if not os.fork():
+    sys.exit(0)
+os.wait()
+print(pool.running, list(pool.run(os.getpid)) == pid)
+"""
+
+
+def test_a_forked_child_that_ends_does_not_end_the_pool() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKS]
+    ran = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    assert ran.stdout == "True True\n", ran.stderr
+
+
 def leave_children() -> None:
     subprocess.Popen("sleep 1000 & exec sleep 1000", shell=True)
     multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)).start()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -482,6 +483,7 @@ class Remains:
         self.agents: list[Agent] = []
         self.wire: Any = None
         self.joined: Joined | None = None
+        self._owner = os.getpid()
 
     def take(self, agent: Agent) -> None:
         self.agents.append(agent)
@@ -489,6 +491,8 @@ class Remains:
 
     def end(self, keep: bool = False) -> None:
         """keep: whether the warm process of this machine may go on."""
+        if os.getpid() != self._owner:  # a forked child has our connections, and would end what is ours
+            return
         agents, self.agents = self.agents, []
         self.part()
         wire, self.wire = self.wire, None
@@ -516,6 +520,8 @@ class Remains:
             threading.Thread(target=self.end, name="nbddp-ending").start()
 
     def _at_exit(self) -> None:
+        if os.getpid() != self._owner:
+            return
         if self.joined is not None:
             self.joined.leave(EXIT_SECONDS)
         end_all(self.agents, keep=True, timeout=2)
