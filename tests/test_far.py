@@ -129,6 +129,18 @@ def test_a_host_whose_name_leads_nowhere_is_reached_at_an_interface(monkeypatch:
     assert any(reached.reached_at() in one["addresses"] for one in hardware.interfaces())
 
 
+def test_what_a_login_shell_has_left_running_may_print_at_any_time(hosts: Hosts, tmp_path: Path) -> None:
+    """Its words are between the agent's, with and without the end of a line; they are noted, and nothing is lost."""
+    noisy = "(while kill -0 $$; do echo 'you have mail'; printf 'and no line end'; sleep 0.1; done 2> /dev/null) &"
+    log = tmp_path / "nodea.log"
+    far = FarAgent(Host("nodea"), ssh_of(hosts, setup=noisy), log, {})
+    far.wait_warm()
+    assert all(far.request("limits")["limits"] for _ in range(20))
+    until(lambda: "not a message: you have mail" in log.read_text())
+    assert "not a message: and no line end" in log.read_text()
+    far.close()
+
+
 def test_an_owner_that_is_silent_is_given_up(hosts: Hosts, tmp_path: Path) -> None:
     class Mute(FarAgent):
         def _look_after(self) -> None:
@@ -149,7 +161,7 @@ def test_an_owner_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: py
     """As beyond a cut cable, once all that lies between is full: the agent is not held by what it has to say."""
     monkeypatch.setattr(reached, "PATIENCE", 0.2)
     read, write = os.pipe()
-    agent = ReachedAgent(tmp_path, write, {"cwd": ""})
+    agent = ReachedAgent(tmp_path, read, write, {"cwd": ""})
     agent.tell(agent.owner, ev="much", words="x" * (1 << 20))
     assert not agent.running
     agent.selector.close()

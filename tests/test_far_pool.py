@@ -270,7 +270,7 @@ def test_a_start_reports_its_stages_as_values(far: nbddp.Pool, said: list[str]) 
 
 def test_what_has_started_an_agent_there_is_none_of_the_pool(tmp_path: Path) -> None:
     """ssh's own process, through which others may forward connections, does not pass the gate."""
-    agent = ReachedAgent(tmp_path, 1, {"cwd": ""})
+    agent = ReachedAgent(tmp_path, 0, 1, {"cwd": ""})
     assert agent.owner_pid == os.getpid()
     agent.selector.close()
 

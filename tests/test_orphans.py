@@ -98,7 +98,8 @@ def test_agent_or_controller_killed_while_a_cell_runs(pool: Pool, whom: str) -> 
     assert "the next %%ddp cell starts a new pool" in shown.evalue
     until(lambda: gone(pool.family), 3)
     again = pool.kernel.run("%%ddp --nproc 2\nprint('kept' in globals())")
-    assert again.text() == "ranks 0–1 │ False\n", again.error
+    told = f"the pool has ended with its {'node agent' if whom == 'agent' else whom}; ranks 0–1 are new and empty"
+    assert again.text() == f"{told}\nranks 0–1 │ False\n", again.error
     assert pool.home not in homes.running()
     assert not pool.home.exists()
 

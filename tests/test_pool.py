@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import ipyparallel
@@ -21,13 +25,14 @@ import pytest
 
 import nbddp
 from nbddp.agent import controller
-from nbddp.agent import home as homes
 from nbddp.agent.controller import ephemeral_ports
-from nbddp.errors import AgentFailed, RankStatus
+from nbddp.agent.handle import Agent
+from nbddp.errors import AgentFailed, PoolNotRunning, RankStatus
 from nbddp.plan.machine import Node
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.topology import Topology
 from nbddp.pool import requests
+from nbddp.run.screen import Silent
 from tests import hidden, warm
 from tests.kernels import Kernel
 from tests.ports import connections
@@ -215,17 +220,66 @@ def test_thread_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch)
         assert list(pool.run(rank_times, 3)) == [0]
 
 
-@pytest.mark.usefixtures("cold")
-def test_after_its_agent_has_ended_a_pool_begins_anew_as_if_none_had_been() -> None:
+PRINTS = """
+import os, sys
+print("a plug-in says hello")
+print('{"ev": "gone"}')
+os.write(1, b"and no line end")
+"""
+
+
+def test_what_is_printed_and_warned_of_ahead_of_a_program_stops_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever an agent's modules print goes to its log; warnings are errors in the program alone."""
+    (tmp_path / "sitecustomize.py").write_text(PRINTS)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])]))
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
     with nbddp.Pool(nproc=1) as pool:
         assert pool.agent is not None
-        assert pool.agent.process is not None
-        pool.agent.process.kill()
-        end = time.monotonic() + 20
-        while pool.running and time.monotonic() < end:
-            time.sleep(0.01)
+        assert "a plug-in says hello" in pool.agent.log.read_text()
+        with pytest.raises(UserWarning, match="mine"):
+            pool.run(warnings.warn, "mine")
+
+
+def test_a_listener_notes_what_is_no_message_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    raised: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    with theirs:
+        agent = Agent.at(ours, tmp_path, {}, {}, owned=False)
+        agent.on_event(lambda event: event["kind"])
+        theirs.sendall(b'hello\n[1]\n\xff\n{"ev": "odd"}\n{"ev": "warm", "kind": "", "missing": ""}\n')
+        assert agent.wait_warm(10)
+        assert [r.exc_type for r in raised] == [KeyError]
+        noted = [line.partition(": ")[2] for line in agent.log.read_text().splitlines()]
+        assert noted == ["hello", "[1]", "\ufffd", '{"ev":"odd"}']
+        agent.close()
+
+
+def test_a_pool_that_has_ended_by_itself_is_told_and_the_next_is_of_its_size() -> None:
+    """Its controller is killed while nothing runs, then the agent of the next."""
+    with warm.pool(3, env={"KEPT": "1"}) as pool:
+        (controller,) = (c["pid"] for c in pool.status()["children"] if c["kind"] == "controller")
+        _kill(pool, controller)
+        with pytest.raises(PoolNotRunning, match="the pool has ended with its controller; the next %%ddp cell"):
+            pool.status()
+        told = "the pool has ended with its controller; ranks 0–2 are new and empty"
+        assert pool.ensure(LaunchSpec()) == [told]
+        assert list(pool.run(os.getenv, "KEPT")) == ["1"] * 3
+        assert pool.ensure(LaunchSpec()) == []
+        assert pool.agent is not None
+        _kill(pool, pool.agent.hello["pid"])
+        assert pool.ensure(LaunchSpec(nproc=1)) == ["the pool has ended with its node agent; rank 0 is new and empty"]
+        assert pool.world_size == 1
+        pool.stop()
         pool.ensure(LaunchSpec(device="cpu"))
         assert pool.world_size == Topology.plan([Node(0, "h", (), pool.placed().nodes[0].cores)]).world_size
+
+
+def _kill(pool: nbddp.Pool, pid: int) -> None:
+    psutil.Process(pid).kill()
+    _until(lambda: not pool.running, 20)
 
 
 def test_pool_whose_heart_monitor_dies_says_so_and_the_next_start_works() -> None:
@@ -239,6 +293,26 @@ def test_pool_whose_heart_monitor_dies_says_so_and_the_next_start_works() -> Non
             time.sleep(0.02)
         assert not pool.running
         assert list(pool.run(rank_times, 5)) == [0]
+
+
+def test_without_its_folder_ranks_go_on_and_a_start_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    with warm.pool(1) as pool:
+        pids = list(pool.run(os.getpid))
+        pool.run(os.chdir, str(gone))
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        assert pool.ensure(LaunchSpec()) == []
+        pool.run_cell("import torch.distributed as dist\ndist.init_process_group()\ndist.barrier()", screen=Silent())
+        told = f"^the working directory {gone} no longer exists; %cd FOLDER"
+        larger, anew = LaunchSpec(nproc=2), LaunchSpec(fresh=True)
+        for start in (pool.restart, partial(pool.ensure, larger), partial(pool.ensure, anew)):
+            with pytest.raises(nbddp.BadInput, match=told):
+                start()
+        assert list(pool.run(os.getpid)) == pids, "nothing has changed"
+        with pytest.raises(nbddp.BadInput, match=told):
+            nbddp.Pool(nproc=1).start()
 
 
 def test_exception_that_cannot_travel_is_raised_as_worker_failed() -> None:
@@ -432,21 +506,40 @@ def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
     k.close()
 
 
-@pytest.mark.usefixtures("cold")
-def test_a_killed_agents_folder_is_swept() -> None:
-    pool = nbddp.Pool(nproc=1)
-    pool.start()
-    assert pool.agent is not None
-    assert pool.agent.process is not None
-    family = psutil.Process(pool.agent.process.pid).children(recursive=True)
-    home = pool.agent.home
-    pool.agent.process.kill()
-    _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 10)
-    assert home.exists()
-    assert home not in homes.running()
-    assert not home.exists()
-    assert list(pool.run(rank_times, 1)) == [0], "the next run starts a new pool"
-    pool.stop()
+FORKS = """
+import os, sys, nbddp
+pool = nbddp.Pool(nproc=1)
+pid = list(pool.run(os.getpid))
+if not os.fork():
+    sys.exit(0)
+os.wait()
+print(pool.running, list(pool.run(os.getpid)) == pid)
+"""
+
+
+def test_a_forked_child_that_ends_does_not_end_the_pool() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKS]
+    ran = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    assert ran.stdout == "True True\n", ran.stderr
+
+
+def leave_children() -> None:
+    subprocess.Popen("sleep 1000 & exec sleep 1000", shell=True)
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)).start()
+
+
+def test_a_killed_agent_leaves_neither_its_folder_nor_what_its_ranks_have_started() -> None:
+    """Also where it is killed a second time, as the agent that has taken the place."""
+    with nbddp.Pool(nproc=1) as pool:
+        for _ in range(2):
+            pool.run(leave_children)
+            assert pool.agent is not None
+            agent, home, bulk = psutil.Process(pool.agent.hello["pid"]), pool.agent.home, pool.agent.bulk
+            family = agent.children(recursive=True)
+            assert sum(p.cmdline()[0] == "sleep" for p in family) == 2
+            agent.kill()
+            _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 5)  # noqa: B023
+            _until(lambda: not home.exists() and not bulk.exists(), 5)  # noqa: B023
 
 
 def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ ROOMS = [
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
 PURE = {  # rooms, or parts of one, whose modules import nothing of that
     "errors": "*", "base": "*", "seams": "__init__", "plan": "*", "trace": "*", "run": "*", "ask": "*", "export": "*",
-    "pool": "change", "trials": "findings doctor", "front": "commands", "agent": "lines",
+    "pool": "change", "trials": "findings doctor", "front": "commands", "agent": "lines cause",
     "panel": "state plan page words style watched printed curves",
     "lessons": "answer tables */simulation batch_norm/norms", "teach": "__init__ submissions definitions reading marks",
 }  # fmt: skip

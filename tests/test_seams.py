@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -191,3 +192,10 @@ def test_no_module_is_looked_at_that_workers_share(monkeypatch: pytest.MonkeyPat
         assert ipkernel.sys.stdout is sys.stdout
     assert ipkernel.sys is sys
     assert looked == []
+
+
+def test_without_docstrings_a_client_can_still_be_made_in_ipython() -> None:
+    """`python -OO`: the module of ipyparallel's magics formats its own docstring."""
+    load = "from nbddp.seams import ipyparallel_seams as s; s.load_magics()"
+    code = f"{load}; import ipyparallel.client.magics as m; m.__doc__.strip()"
+    subprocess.run([sys.executable, "-OO", "-c", code], check=True, cwd=ROOT.parent)

@@ -25,7 +25,7 @@ from typing import Any
 
 from nbddp.agent import fresh, limits
 from nbddp.agent.identity import Identity
-from nbddp.base import system
+from nbddp.base import strict, system
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LOOK_EVERY = 0.25  # seconds between two looks whether the parent lives, where Linux does not tell
@@ -167,6 +167,7 @@ def _take_signals() -> None:
 
 
 def _spawned() -> None:
+    strict.put_off()
     target, parent = sys.argv[1], int(sys.argv[2])
     _take_signals()
     die_with_parent(parent)

@@ -21,6 +21,7 @@ from nbddp.agent.handle import START_TIMEOUT, Agent, without_stop
 from nbddp.agent.lines import MARK, PING_EVERY, LineBuffer, Message, encode
 from nbddp.agent.reach import Way, last_line
 from nbddp.agent.rejoin import GONE
+from nbddp.base.folder import here
 from nbddp.base.units import lasts
 from nbddp.errors import AgentFailed
 from nbddp.plan.hosts import Host
@@ -58,11 +59,12 @@ class FarAgent(Agent):
         process = self._launch([*command] or way.command(host))
         assert process.stdin is not None
         assert process.stdout is not None
-        super().__init__(log.parent, process.stdout, process.stdin, env, LineBuffer(MARK))  # type: ignore[arg-type]
+        lines = LineBuffer(MARK, self.note_unknown)
+        super().__init__(log.parent, process.stdout, process.stdin, env, lines)  # type: ignore[arg-type]
         self.process = process
         with suppress(OSError):  # it has ended already; who waits for it is told why
             process.stdin.write(
-                encode({"env": dict(env), "cwd": os.getcwd(), "reached": way.address(host), "keep_alive": keep_alive})
+                encode({"env": dict(env), "cwd": here(), "reached": way.address(host), "keep_alive": keep_alive})
             )
             process.stdin.flush()
         threading.Thread(target=self._look_after, name="nbddp-ping", daemon=True).start()
@@ -248,7 +250,7 @@ class FarAgent(Agent):
             return None
         assert process.stdin is not None
         assert process.stdout is not None
-        lines, end, came = LineBuffer(MARK), time.monotonic() + REJOINING, list[Message]()
+        lines, end, came = LineBuffer(MARK, self.note_unknown), time.monotonic() + REJOINING, list[Message]()
         with suppress(OSError):
             process.stdin.write(encode({"op": "own", "got": self._backlog.got}))
         while not came and time.monotonic() < end and not self.closed:
@@ -281,5 +283,5 @@ class FarAgent(Agent):
                 for rest in self._backlog.rest():
                     self.send(rest)
         for message in came[1:]:
-            self._take_in(message)
+            self.understand(message)
         self.announce({"ev": "back"})

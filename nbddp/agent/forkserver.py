@@ -27,7 +27,8 @@ import psutil
 from nbddp.agent import children, limits, strays
 from nbddp.agent.identity import Identity
 from nbddp.agent.lines import LineBuffer, Message, encode
-from nbddp.base import system
+from nbddp.base import strict, system
+from nbddp.base.folder import known
 
 FOLDERS = ("work", "home", "tmp")
 LONGEST_BASE = 50  # bytes of the path for temporary files; an agent's socket below it takes 57 of 107
@@ -175,12 +176,11 @@ def remove(folder: str) -> None:
 
 def main() -> None:
     """`python -m nbddp.agent.forkserver DESCRIPTOR`."""
+    strict.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    sys.path[:] = [
-        p for p in sys.path if p not in ("", os.getcwd()) or p in os.environ.get("PYTHONPATH", "").split(":")
-    ]
+    sys.path[:] = [p for p in sys.path if p not in ("", known()) or p in os.environ.get("PYTHONPATH", "").split(":")]
     limits.hide()
     children.adopt_orphans()
     ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()

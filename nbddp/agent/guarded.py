@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -23,7 +24,7 @@ from nbddp.agent import children, limits, main, strays
 from nbddp.agent import home as homes
 from nbddp.agent.lines import encode
 from nbddp.agent.main import CONTROLLER, STORE, WORKER
-from nbddp.base import system
+from nbddp.base import strict, system
 
 EVERY = 0.1  # seconds between two counts
 
@@ -45,8 +46,8 @@ class GuardedAgent(main.Agent):
 
     patience = 0.0
 
-    def __init__(self, folder: Path, guard: Guard):
-        super().__init__(folder)
+    def __init__(self, folder: Path, channel: int, guard: Guard):
+        super().__init__(folder, channel, channel)
         self.guard = guard
         self.overrun: dict[int, str] = {}  # workers that were ended for it → why
         self._inherited, self._stack = strays.memory(os.getpid()), strays.stack(os.getpid())
@@ -115,49 +116,49 @@ class GuardedAgent(main.Agent):
         super()._end()
 
 
-def launch(env: Mapping[str, str], guard: Guard, close: Collection[int] = ()) -> tuple[Path, int, int, int]:
-    """Start a guarded agent, forked from this process if that may be forked; its folder, its pid, and the descriptors
-    on which it is read and written to.
+def launch(env: Mapping[str, str], guard: Guard, close: Collection[int] = ()) -> tuple[Path, int, socket.socket]:
+    """Start a guarded agent, forked from this process if that may be forked; its folder, its pid, and the connection to
+    it.
 
     close: descriptors that are not for it.
     """
     home = homes.new_home()
-    hears, says = os.pipe(), os.pipe()
-    if children.why_not_fork():
-        with open(home / "agent.log", "ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(home), str(os.getpid()), json.dumps(guard.request())],
-                stdin=hears[0], stdout=says[1], stderr=log, env=dict(env), start_new_session=True,
-            )  # fmt: skip
-        process.returncode = 0  # reaped with all others
-        pid = process.pid
-    else:
-        request = {
-            "log": str(home / "agent.log"), "env": dict(env), "cwd": os.getcwd(), "path": list(sys.path),
-            "home": str(home), "guard": guard.request(), "hears": hears[0], "says": says[1],
-        }  # fmt: skip
-        pid = children.start(f"{__name__}:forked", request, close=[*close, hears[1], says[0]])
-    os.close(hears[0])
-    os.close(says[1])
-    return home, pid, says[0], hears[1]
+    ours, theirs = socket.socketpair()
+    with theirs:
+        if children.why_not_fork():
+            with open(home / "agent.log", "ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", __name__, str(home), str(os.getpid()), str(theirs.fileno()),
+                     json.dumps(guard.request())],
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()], env=dict(env),
+                    start_new_session=True,
+                )  # fmt: skip
+            process.returncode = 0  # reaped with all others
+            pid = process.pid
+        else:
+            request = {
+                "log": str(home / "agent.log"), "env": dict(env), "cwd": os.getcwd(), "path": list(sys.path),
+                "home": str(home), "guard": guard.request(), "channel": theirs.fileno(),
+            }  # fmt: skip
+            pid = children.start(f"{__name__}:forked", request, close=[*close, ours.fileno()])
+    return home, pid, ours
 
 
 def forked(request: dict[str, Any]) -> int:
     """Be the agent, in a forked process."""
-    for own, standard in ((request["hears"], 0), (request["says"], 1)):
-        os.dup2(own, standard)
-        os.close(own)
-    _serve(Path(request["home"]), request["guard"])
+    _serve(Path(request["home"]), request["channel"], request["guard"])
     return 0
 
 
-def _serve(home: Path, guard: dict[str, Any]) -> None:
+def _serve(home: Path, channel: int, guard: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.set_inheritable(channel, False)
     limits.hide()
-    GuardedAgent(home, Guard(**guard)).serve()
+    GuardedAgent(home, channel, Guard(**guard)).serve()
 
 
 if __name__ == "__main__":
+    strict.put_off()
     children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
-    _serve(Path(sys.argv[1]), json.loads(sys.argv[3]))
+    _serve(Path(sys.argv[1]), int(sys.argv[3]), json.loads(sys.argv[4]))
     os._exit(0)

@@ -1,7 +1,8 @@
-"""The client's end of an agent: requests with answers, and events, over a pipe or a socket.
+"""The client's end of an agent: requests with answers, and events, over a socket, or the pipes of what connects to it.
 
-One reader thread takes the lines in; whoever asked waits on a condition. Nothing here
-knows what the messages mean, except that the agent says `warm` once it is ready.
+One reader thread takes the lines in; whoever asked waits on a condition. A line that is no message, and a message that
+nobody understands, are noted in the log, and the next one is read. Nothing here knows what the messages mean, except
+that the agent says `warm` once it is ready.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import itertools
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,11 +25,13 @@ from typing import Any, BinaryIO
 
 from nbddp.agent import footprint, taking
 from nbddp.agent import home as homes
+from nbddp.agent.cause import cause
 from nbddp.agent.identity import Identity
-from nbddp.agent.lines import LineBuffer, Message, encode
-from nbddp.base import stop, system
+from nbddp.agent.lines import LineBuffer, Message, encode, unknown_words
+from nbddp.base import folder, stop, system
 from nbddp.errors import AgentFailed
 
+ROOM = 4096  # bytes that a log needs
 SLICE = 0.1  # seconds between two looks whether Stop was pressed
 START_TIMEOUT = 120.0  # a cold import of torch from a slow disk
 
@@ -52,13 +56,14 @@ class Agent:
         self._connection: socket.socket | None = None
         self._owned = True  # whether it serves us alone
         self._over = threading.Event()
+        self._last_words = ""  # where its log is gone
         self._kept = False  # whether its process may go on without us
         self._ids = itertools.count(1)
         self._answers: dict[int, Message] = {}
         self._callbacks: list[Callable[[Message], None]] = []
         self._changed = threading.Condition()
         self.closed = False
-        self.lines = lines or LineBuffer()
+        self.lines = lines or LineBuffer(unknown=self.note_unknown)
         self._sending = threading.Lock()
         threading.Thread(target=self._listen, name="nbddp-agent", daemon=True).start()
 
@@ -72,19 +77,23 @@ class Agent:
         inherited = footprint.inherited(env) if system.is_linux() else {}
         connection = asked.answer() if asked is not None else None
         if asked is not None and connection is not None:
-            return cls._of(connection, asked.home, env, inherited, owned=True)
+            return cls.at(connection, asked.home, env, inherited, kept=True)
         homes.running()  # sweeps what a killed agent left
         home = homes.new_home()
         what = [footprint.CONTROLS_ONLY] if controls_only else []
-        with open(home / "agent.log", "ab") as log, without_stop():
-            process = subprocess.Popen(
-                [sys.executable, "-m", "nbddp.agent.main", str(home), str(os.getpid()), *what],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=_own(env), start_new_session=True,
-            )  # fmt: skip
-        assert process.stdin is not None
-        assert process.stdout is not None
-        agent = cls(home, process.stdout, process.stdin, env)  # type: ignore[arg-type]
-        agent.process, agent.inherited, agent.controls_only = process, inherited, controls_only
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "nbddp.agent.main", str(home), str(os.getpid()), str(theirs.fileno()), *what]
+        try:
+            with theirs, open(home / "agent.log", "ab") as log, without_stop():
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()],
+                    env=_own(env), start_new_session=True,
+                )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
+        agent = cls.at(ours, home, env, inherited)
+        agent.process, agent.controls_only = process, controls_only
         return agent
 
     @classmethod
@@ -101,15 +110,23 @@ class Agent:
             connection.connect(str(homes.socket_of(home)))
         except OSError as e:
             raise AgentFailed(f"the pool {home.name} does not answer: {e.strerror}") from None
-        return cls._of(connection, home, {}, {}, owned=False)
+        return cls.at(connection, home, {}, {}, owned=False)
 
     @classmethod
-    def _of(
-        cls, connection: socket.socket, home: Path, env: Mapping[str, str], inherited: Message, owned: bool
+    def at(
+        cls,
+        connection: socket.socket,
+        home: Path,
+        env: Mapping[str, str],
+        inherited: Message,
+        owned: bool = True,
+        kept: bool = False,
     ) -> Agent:
+        """The agent at the other end. owned: whether it serves us alone; kept: whether its process may go on without
+        us."""
         stream = connection.makefile("rwb", buffering=0)
         agent = cls(home, stream, stream, env)  # type: ignore[arg-type]
-        agent._connection, agent._owned, agent._kept, agent.inherited = connection, owned, owned, inherited
+        agent._connection, agent._owned, agent._kept, agent.inherited = connection, owned, kept, inherited
         return agent
 
     @property
@@ -236,46 +253,70 @@ class Agent:
     def begin_close(self) -> None:
         """Say that we leave; `close` waits for what comes of it."""
         self.closed = True
-        if self.process is not None and self._connection is None:
-            with contextlib.suppress(OSError):  # it may have ended already
+        with contextlib.suppress(OSError):  # the other end may be gone
+            if self._connection is not None:
+                self._connection.shutdown(socket.SHUT_WR if self._owned else socket.SHUT_RDWR)
+            elif self.process is not None:
                 self.process.stdin.close()  # type: ignore[union-attr]
 
     def close(self, timeout: float = 10.0) -> None:
         """End an agent that was launched here, with all its children; leave one that was joined. What is not through in
         time is killed, unless it is to go on as a warm process: it knows that we have gone."""
         self.begin_close()
-        if self._connection is not None:
-            self._leave(self._connection, timeout)
-            return
-        assert self.process is not None
-        if self.hello and self.warm is None and not self._kept:  # it would not listen before it has imported all
-            self.process.terminate()
-        try:
-            self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            if not self._kept:
-                self.process.kill()
-                self.process.wait()
-        self._callbacks.clear()
-
-    def _leave(self, connection: socket.socket, timeout: float) -> None:
-        """As `close`, where it is reached by a socket."""
-        with contextlib.suppress(OSError):  # the other end may be gone
-            connection.shutdown(socket.SHUT_WR if self._owned else socket.SHUT_RDWR)
-        if self._owned and not self._over.wait(timeout) and not self._kept and self.hello:
+        if self.process is not None:
+            self._end_process(self.process, timeout)
+        elif self._owned and not self._over.wait(timeout) and not self._kept and self.hello:
             process = Identity(self.hello["pid"], self.hello["started"]).process()
             if process is not None:
                 process.kill()
-        connection.close()
+        if self._connection is not None:
+            self._connection.close()
         self._callbacks.clear()
 
-    def last_words(self) -> str:
-        """The last line of the agent's log, or that there is none."""
+    def _end_process(self, process: subprocess.Popen[bytes], timeout: float) -> None:
+        """As `close`, where it is a child of this process."""
+        if self.hello and self.warm is None and not self._kept:  # it would not listen before it has imported all
+            process.terminate()
         try:
-            lines = self.log.read_text(errors="replace").strip().splitlines()
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            if not self._kept:
+                process.kill()
+                process.wait()
+
+    def sweep(self) -> None:
+        """It has ended, perhaps without removing its folder; what it said last is kept here."""
+        self._last_words = self.last_words()
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)
+        homes.sweep(self.home)
+
+    def last_words(self) -> str:
+        """Why the agent has ended, by its log; else how, and whether it had room for a log."""
+        if self._last_words:
+            return self._last_words
+        try:
+            log = self.log.read_text(errors="replace")
         except OSError:
             return "its log is gone"
-        return lines[-1] if lines else "it left no message"
+        here = folder.known()
+        entries = []
+        with contextlib.suppress(OSError):
+            entries = os.listdir(here) if here else []
+        return cause(log, here, entries) or self._how_it_ended()
+
+    def _how_it_ended(self) -> str:
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(self.home).free < ROOM:
+                return (
+                    f"the disk of {self.home.parent} is full; free some space, or set NBDDP_RUNTIME_DIR to a folder on "
+                    "another disk"
+                )
+        code = self.process.poll() if self.process is not None else None
+        if code is None:
+            return "it left no message"
+        return f"it left no message ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
 
     def ended(self) -> str:
         """That it has, and what it said last."""
@@ -291,12 +332,25 @@ class Agent:
             if not chunk:
                 break
             for message in lines.feed(chunk):
-                if message.get("ev") == "ended":
-                    self.gone()
-                self._take_in(message)
+                self.understand(message)
         read.close()
         if read is self._read:  # else it was left for another
             self._connection_ended()
+
+    def understand(self, message: Message) -> None:
+        """Take a message in. One that makes no sense to who hears it ends no listening: its error is reported."""
+        try:
+            if message.get("ev") == "ended":
+                self.gone()
+            self._take_in(message)
+        except Exception as e:
+            self.note_unknown(encode(message))
+            threading.excepthook(threading.ExceptHookArgs((type(e), e, e.__traceback__, threading.current_thread())))
+
+    def note_unknown(self, line: bytes) -> None:
+        """Note in the log what is no message of the agent's. The log goes with the pool."""
+        with contextlib.suppress(OSError), open(self.log, "a", encoding="utf-8") as log:
+            log.write(f"{unknown_words(line)}\n")
 
     def _connection_ended(self) -> None:
         """There is nothing more to read there."""

@@ -28,7 +28,7 @@ import psutil
 from nbddp.agent import home
 from nbddp.agent.identity import Identity
 from nbddp.agent.keeping import peer
-from nbddp.agent.lines import MARK, LineBuffer, Message, encode
+from nbddp.agent.lines import MARK, LineBuffer, Message, encode, log_unknown
 from nbddp.plan import slurm
 
 FOLDER, RECORD = "jobs", "job.json"
@@ -69,9 +69,12 @@ class Holder:
             if not chunk:
                 return
             for message in lines.feed(chunk):
-                if message["op"] == "end":
+                if message.get("op") == "end":
                     raise Over
-                self.keep, self.what = float(message["seconds"]), message["what"]
+                if message.get("op") == "keep":
+                    self.keep, self.what = float(message["seconds"]), message["what"]
+                else:
+                    log_unknown(encode(message))
 
     def _ready(self, fds: list[Any], seconds: float = LOOK_EVERY) -> list[Any]:
         """Which of these can be read now. Raises Over if salloc has ended."""
@@ -149,6 +152,7 @@ def main() -> None:
     holder = Holder(int(os.environ["SLURM_JOB_ID"]), os.environ["SLURM_JOB_NODELIST"])
     said = encode({"job": holder.job, "nodes": holder.nodes})
     os.write(1, b"\n" + MARK + b"\n" + said)
+    os.dup2(2, 1)  # nobody reads on
     holder.serve(owner)
 
 

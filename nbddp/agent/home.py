@@ -16,6 +16,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,17 @@ def running() -> list[Path]:
         else:
             remove(home, facts["files"])
     return alive
+
+
+def sweep(home: Path, patience: float = 2.0) -> None:
+    """Remove the folder of a pool whose agent has ended, or is about to within `patience` seconds."""
+    end = time.monotonic() + patience
+    while (facts := _read(home)) is not None:
+        if not Identity(facts["pid"], facts["started"]).alive():
+            remove(home, facts["files"])
+        elif time.monotonic() > end:
+            return
+        time.sleep(0.01)
 
 
 def strange() -> list[str]:

@@ -45,17 +45,17 @@ class Owner:
     cwd: str
     connection: socket.socket
 
-    def enter(self) -> None:
-        """Talk to this owner on stdin and stdout, with its environment, in its folder."""
+    def enter(self) -> int:
+        """Have this owner's log, environment and folder; the descriptor on which to talk to it."""
         log = os.open(self.home / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.connection.settimeout(None)
-        for end, standard in ((self.connection.fileno(), 0), (self.connection.fileno(), 1), (log, 2)):
-            os.dup2(end, standard)
+        for standard in (1, 2):
+            os.dup2(log, standard)
         os.close(log)
-        self.connection.close()
         os.environ.clear()
         os.environ.update(self.env)
         os.chdir(self.cwd)
+        return self.connection.detach()
 
 
 class Ended(Exception):

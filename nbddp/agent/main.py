@@ -2,8 +2,9 @@
 
 It imports what a worker needs once (torch, torch._dynamo, the ipyparallel engine),
 stays single-threaded, never touches CUDA, and forks. It serves one owner on
-stdin/stdout, in lines of JSON (`agent.lines`), and others of the same user on a unix
-socket (the terminal's `python -m nbddp`). It ends with its owner, taking all its
+descriptors that nothing else writes to, in lines of JSON (`agent.lines`), and others of the same
+user on a unix socket (the terminal's `python -m nbddp`). What is printed here, by whatever
+module is imported, goes to its log. It ends with its owner, taking all its
 children along; asked to, the warm process alone goes on and waits for another owner
 (`agent.keeping`). It holds no rule about runs: it starts, signals, reports.
 """
@@ -18,6 +19,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -29,10 +31,10 @@ import psutil
 from nbddp.agent import children, copies, devices, footprint, hardware, home, keeping, logs, peers
 from nbddp.agent.doors import Doors
 from nbddp.agent.identity import Identity, is_zombie
-from nbddp.agent.lines import LineBuffer, Message, encode
+from nbddp.agent.lines import LineBuffer, Message, encode, log_unknown
 from nbddp.agent.use import Gpus, Workers
-from nbddp.base import system
-from nbddp.errors import RankStatus
+from nbddp.base import strict, system
+from nbddp.errors import NbddpError, RankStatus
 from nbddp.seams import torch_seams
 
 WORKER, CONTROLLER, STORE, TRIALS, FACTS = "worker", "controller", "store", "trials", "facts"
@@ -106,13 +108,16 @@ class Agent:
     def __init__(
         self,
         folder: Path,
+        hears: int,
+        says: int,
         owner: int | None = None,
         imports: footprint.Imports | None = None,
         modules: tuple[str, ...] = WARM,
     ):
-        """owner: whose agent it is; default: the process that has started it. imports: what the process has read, where
-        it may be kept. modules: those to import before anything is started."""
-        self.home = folder
+        """hears, says: the descriptors, or the one, by which it talks with its owner. owner: whose agent it is; that of
+        its parent if None. imports: what the process has read, where it may be kept. modules: those to import before
+        anything is started."""
+        self.home, self.hears, self.says = folder, hears, says
         self.owner_pid = os.getppid() if owner is None else owner
         self.keep = 0.0  # seconds that the warm process waits for another owner
         self.imports, self.modules = imports, modules
@@ -189,7 +194,7 @@ class Agent:
 
     def _watch_owner(self) -> None:
         self.peers.append(self.owner)
-        self.selector.register(0, selectors.EVENT_READ, self._read_owner)
+        self.selector.register(self.hears, selectors.EVENT_READ, self._read_owner)
         with suppress(AttributeError, OSError):  # not Linux, or an old one: `children.die_with_parent` alone tells
             owner = os.pidfd_open(self.owner_pid)  # the pipe may be held open by a fork of the owner's
             self.selector.register(owner, selectors.EVENT_READ, self.stop)
@@ -253,7 +258,7 @@ class Agent:
     def _read_owner(self) -> None:
         chunk = b""
         with suppress(ConnectionError):  # a socket's other end has gone without reading all
-            chunk = os.read(0, 65536)
+            chunk = os.read(self.hears, 65536)
         if chunk:
             self._handle_all(self.owner, chunk)
         else:
@@ -264,8 +269,8 @@ class Agent:
         self.stop()
 
     def _write_owner(self, data: bytes) -> None:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        while data:
+            data = data[os.write(self.says, data) :]
 
     def tell(self, peer: Peer, **message: Any) -> None:
         try:
@@ -285,6 +290,8 @@ class Agent:
     def _handle(self, peer: Peer, message: Message) -> None:
         try:
             answer = self.REQUESTS[message["op"]](self, peer, message)
+        except NbddpError as e:  # in words of ours
+            answer = {"error": str(e)}
         except Exception as e:
             answer = {"error": f"{type(e).__name__}: {e}"}
         if answer is not None and "id" in message:
@@ -432,8 +439,8 @@ class Agent:
 
     def own_descriptors(self) -> set[int]:
         """Those that no child is to hold."""
-        held = {key.fd for key in self.selector.get_map().values()} - {0}
-        held |= {self._wakeup[1].fileno(), self.selector.fileno()}
+        held = {key.fd for key in self.selector.get_map().values()}
+        held |= {self.hears, self.says, self._wakeup[1].fileno(), self.selector.fileno()}
         return held | {fd for c in self.children.values() for fd, _ in c.pipes}
 
     def _start_store_host(self) -> None:
@@ -458,8 +465,11 @@ class Agent:
         if not chunk:
             self._lose_store_host(channel)
         for message in lines.feed(chunk):
-            peer, request = self.stores.pop(message["store"])
-            self.tell(peer, id=request, **message)
+            peer, request = self.stores.pop(message.get("store", 0), (None, None))
+            if peer is None:
+                log_unknown(encode(message))
+            else:
+                self.tell(peer, id=request, **message)
 
     def _lose_store_host(self, channel: socket.socket) -> None:
         """The store host ended: its stores are gone, the next request starts another."""
@@ -538,7 +548,7 @@ class Agent:
         is not to wait for one, or none came."""
         if not self.keep or self.imports is None or keeping.why_not():
             return None
-        for key in [key for key in self.selector.get_map().values() if key.fd != 0]:
+        for key in [*self.selector.get_map().values()]:
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
             else:
@@ -550,8 +560,8 @@ class Agent:
             owner = keeping.wait(self.keep, self.imports, self.inherited)
         except keeping.Ended:
             return None
-        owner.enter()
-        successor = type(self)(owner.home, owner.pid, self.imports)
+        channel = owner.enter()
+        successor = type(self)(owner.home, channel, channel, owner.pid, self.imports)
         successor.keep, successor.inherited = self.keep, self.inherited
         return successor
 
@@ -619,17 +629,24 @@ def _torch_has_cuda() -> bool:
 
 
 def main() -> None:
-    """`python -m nbddp.agent.main HOME OWNER_PID [--controls-only]`."""
+    """`python -m nbddp.agent.main HOME OWNER_PID DESCRIPTOR [--controls-only]`."""
+    strict.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
     children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
     children.adopt_orphans()
-    modules = CONTROLS if footprint.CONTROLS_ONLY in sys.argv[3:] else WARM
+    channel = int(sys.argv[3])
+    os.set_inheritable(channel, False)
+    modules = CONTROLS if footprint.CONTROLS_ONLY in sys.argv[4:] else WARM
     imports = footprint.Imports() if system.is_linux() else None
-    agent: Agent | None = Agent(Path(sys.argv[1]), imports=imports, modules=modules)
-    while agent is not None:
-        agent.serve()
-        agent = agent.go_on()
+    agent: Agent | None = Agent(Path(sys.argv[1]), channel, channel, imports=imports, modules=modules)
+    try:
+        while agent is not None:
+            agent.serve()
+            agent = agent.go_on()
+    except BaseException:  # its last words; at exit Python would have more to say, such as of sockets that stand open
+        traceback.print_exc()
+        os._exit(1)
     os._exit(0)  # torch's own clean-up at exit takes longer than everything else
 
 

@@ -13,6 +13,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 
+from nbddp.agent.cause import TRACEBACK, cause
 from nbddp.plan import slurm, vias
 from nbddp.plan.hosts import Host
 
@@ -77,7 +78,7 @@ class Way:
             )
         if code is None:
             return f"{host} did not answer; it said: {last}"
-        return f"the agent on {host} ended with exit code {code}: {last}"
+        return f"the agent on {host} ended with exit code {code}: {cause(said) if TRACEBACK in said else last}"
 
     def ended(self, host: Host, said: str) -> str:
         """Why a connection that stood has ended, where the words tell it; else empty."""

@@ -1,7 +1,8 @@
 """The node agent of another host: as `agent.main`, with an owner at the far end of a connection.
 
-`python -m nbddp.agent.reached` speaks on stdin and stdout, through ssh or whatever has started it. The shell's start-up
-files may have printed there before, so it begins with MARK on a line of its own; then its owner says in a line of JSON
+`python -m nbddp.agent.reached` speaks on what its stdin and stdout were, through ssh or whatever has started it. The
+shell's start-up files may have printed there before, so it begins with MARK on a line of its own; what they have left
+running may print later, so each message does too. Then its owner says in a line of JSON
 in which environment and folder it is to warm up. It makes its own folder here, and tells where that is. Both sides say
 every PING_EVERY seconds that they live, since a cut cable closes nothing: an agent that has not heard of its owner for
 PATIENCE seconds ends, with all that it has started.
@@ -25,9 +26,11 @@ from nbddp.agent import children, copies, hardware, home
 from nbddp.agent.backlog import Backlog
 from nbddp.agent.folder import Copy
 from nbddp.agent.identity import Identity
-from nbddp.agent.lines import MARK, PING_EVERY, Message, encode
+from nbddp.agent.lines import MARK, PING_EVERY, Message, encode, parsed
 from nbddp.agent.main import FACTS, Agent, Child, Peer
 from nbddp.agent.versions import versions
+from nbddp.base import folder as working
+from nbddp.base import strict
 from nbddp.plan.environment import INTERFACES
 from nbddp.plan.ways import offers
 
@@ -42,9 +45,9 @@ TASK_OF = (  # beginnings of variables that tell a process its place among those
 class ReachedAgent(Agent):
     """An agent of an owner elsewhere. `said`: what the owner said first."""
 
-    def __init__(self, folder: Path, out: int, said: Message):
-        super().__init__(folder, owner=os.getpid())  # nobody here is; what started it is ssh's, and none of the pool's
-        self._out = out
+    def __init__(self, folder: Path, hears: int, says: int, said: Message):
+        # nobody here is its owner; what started it is ssh's, and none of the pool's
+        super().__init__(folder, hears, says, owner=os.getpid())
         self._wanted_cwd, self._reached = str(said["cwd"]), str(said.get("reached", ""))
         self._heard = self._pinged = time.monotonic()
         self._keep_alive = float(said.get("keep_alive", 0.0))  # seconds that it lives without its owner
@@ -61,22 +64,20 @@ class ReachedAgent(Agent):
         """What the owner needs to know of this host before anything is warm."""
         return {
             **super().hello(),
-            "home": str(self.home), "bulk": str(home.bulk(self.home)), "cwd": working_folder(),
+            "home": str(self.home), "bulk": str(home.bulk(self.home)), "cwd": working.known(),
             "host": socket.gethostname(), "reached": self._reached or reached_at(), "versions": versions(),
             "joining": {name: os.environ[name] for name in INTERFACES if name in os.environ},
-            "moved": "" if self._wanted_cwd in ("", working_folder()) else self._wanted_cwd,
+            "moved": "" if self._wanted_cwd in ("", working.known()) else self._wanted_cwd,
         }  # fmt: skip
-
-    def own_descriptors(self) -> set[int]:
-        return super().own_descriptors() | {self._out}
 
     def _write_owner(self, data: bytes) -> None:
         """Raises TimeoutError where the owner does not read, as beyond a cut cable, and is given up."""
+        data = b"\n" + data
         while data:
             left = self._heard + PATIENCE - time.monotonic()
-            if not select.select([], [self._out], [], max(0.0, left))[1]:
+            if not select.select([], [self.says], [], max(0.0, left))[1]:
                 raise TimeoutError("the owner does not read")
-            data = data[os.write(self._out, data[: select.PIPE_BUF]) :]
+            data = data[os.write(self.says, data[: select.PIPE_BUF]) :]
 
     def _read_owner(self) -> None:
         self._heard = time.monotonic()
@@ -113,7 +114,7 @@ class ReachedAgent(Agent):
     def _leave_first(self) -> None:
         """The connection that it was started with is over."""
         with suppress(KeyError):
-            self.selector.unregister(0)
+            self.selector.unregister(self.hears)
 
     def peer_gone(self, peer: Peer) -> None:
         if peer is self._speaks:
@@ -181,23 +182,26 @@ class ReachedAgent(Agent):
     def _do_facts(self, peer: Peer, message: Message) -> None:
         """What `%ddp doctor` asks; a process of its own finds it out, and the answer comes when that has ended."""
         log = self.home / f"facts-{message['id']}.log"
-        here = {"kind": FACTS, "log": str(log), "env": dict(os.environ), "cwd": os.getcwd(), "path": list(sys.path)}
+        here = {"kind": FACTS, "log": str(log), "env": dict(os.environ), "cwd": working.here(), "path": list(sys.path)}
         self._asked_facts[super()._do_start(peer, here)["pid"]] = (peer, message["id"])
 
     def _tell_facts(self, child: Child) -> None:
         peer, key = self._asked_facts.pop(child.pid)
-        last = ""
-        try:
-            *_, last = ["", *Path(child.log).read_text(errors="replace").splitlines()]
+        lines = list[bytes]()
+        with suppress(OSError):
+            lines = Path(child.log).read_bytes().splitlines()
             Path(child.log).unlink()
-            self.tell(peer, id=key, facts=json.loads(last))
-        except (OSError, ValueError):
-            self.tell(peer, id=key, error=f"it could not determine its own facts: {last or 'is its disk full?'}")
+        found = next(filter(None, map(parsed, reversed(lines))), None)
+        if found is not None:
+            self.tell(peer, id=key, facts=found)
+        else:
+            last = lines[-1].decode(errors="replace") if lines else "is its disk full?"
+            self.tell(peer, id=key, error=f"it could not determine its own facts: {last}")
 
     def _do_folder(self, peer: Peer, message: Message) -> Message:
         """A copy of the notebook's folder begins, or begins anew."""
         self._end_copy()
-        self._copy = Copy(message["path"], message["of"], message["host"], working_folder())
+        self._copy = Copy(message["path"], message["of"], message["host"], working.known())
         return {}
 
     def _end(self) -> None:
@@ -223,7 +227,7 @@ class ReachedAgent(Agent):
 
     def _do_folder_done(self, peer: Peer, message: Message) -> Message:
         """All has been sent: workers that are started from now on begin in the copy."""
-        used, answer = working_folder(), self._copying().finish()
+        used, answer = working.known(), self._copying().finish()
         answer["moved"] = answer["folder"] != used
         os.chdir(answer["folder"])
         self._end_copy()
@@ -249,7 +253,7 @@ class ReachedAgent(Agent):
 
     def _do_start(self, peer: Peer, message: Message) -> Message:
         """As an agent beside its owner, in this host's environment with what the owner adds."""
-        here = {"env": {**os.environ, **message["env"]}, "cwd": os.getcwd(), "path": list(sys.path)}
+        here = {"env": {**os.environ, **message["env"]}, "cwd": working.here(), "path": list(sys.path)}
         if "profile_dir" in message:
             os.makedirs(message["profile_dir"], mode=0o700, exist_ok=True)
         started = super()._do_start(peer, {**message, **here})
@@ -300,19 +304,11 @@ def reached_at() -> str:
         return next((offer.address for offer in offers(hardware.interfaces())), "127.0.0.1")
 
 
-def working_folder() -> str:
-    """This process's; empty where somebody has removed it."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return ""
-
-
-def first_line() -> Message:
+def first_line(hears: int) -> Message:
     """What the owner says first; no byte beyond it is read."""
     line = b""
     while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
+        byte = os.read(hears, 1)
         if not byte:
             sys.exit("no environment was given to start in")
         line += byte
@@ -327,15 +323,18 @@ def _drop_launchers_words() -> None:
 
 
 def main() -> None:
+    strict.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # a command that runs here has it from the owner, kept
-    out = os.dup(1)
-    os.dup2(2, 1)  # what libraries print goes to the log
-    os.set_inheritable(out, False)
+    hears, says = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)  # what libraries read is not what the owner says
+    os.close(null)
+    os.dup2(2, 1)  # what they print goes to the log
     children.die_with_parent(os.getppid(), signal.SIGTERM)
     children.adopt_orphans()
-    os.write(out, b"\n" + MARK + b"\n")
-    said = first_line()
+    os.write(says, b"\n" + MARK + b"\n")
+    said = first_line(hears)
     if said.get("keep_alive"):  # its parent is the connection's
         children.outlive_parent()
     _drop_launchers_words()
@@ -343,7 +342,7 @@ def main() -> None:
     with suppress(OSError):  # the folder is told, and that it is another
         os.chdir(said["cwd"])
     home.running()  # sweeps what a killed agent left
-    ReachedAgent(home.new_home(), out, said).serve()
+    ReachedAgent(home.new_home(), hears, says, said).serve()
     os._exit(0)  # torch's own clean-up at exit takes longer than everything else
 
 

@@ -29,6 +29,7 @@ from typing import Any
 from nbddp.agent import gate, peers
 from nbddp.agent.keepalive import give_up_silent
 from nbddp.agent.lines import LineBuffer, Message, encode
+from nbddp.base import strict
 
 HOST, BEHIND = "127.0.0.1", "127.0.0.2"
 IN_NO_NAME = (0, ord("/"))  # bytes
@@ -58,6 +59,7 @@ class Served:
 def main(request: dict[str, Any]) -> int:
     """Serve open and close requests on the socket `request["channel"]` until it ends, for the pool whose agent is this
     process's parent and whose owner is the process `request["owner"]`."""
+    strict.put_off()
     threading.excepthook = _end
     channel = socket.socket(fileno=request["channel"])
     stores: dict[int, Served] = {}

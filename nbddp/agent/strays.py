@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 
 import psutil
 
+from nbddp.agent.identity import Identity
+
 HELD = ("RssAnon:", "RssShmem:", "VmSwap:")  # of /proc/PID/status
 START_OF_STACK = 25  # of the fields in /proc/PID/stat behind the name
+CLOCK = 0.02  # seconds by which start times may differ
 PATIENCE = 10.0  # seconds; a killed process that is deep in the kernel takes its time
 
 
@@ -36,6 +39,29 @@ def end(spare: Collection[int] = (), patience: float = PATIENCE) -> list[int]:
         if not reaped:
             time.sleep(0.001)
     return []
+
+
+def end_sessions(leaders: Collection[Identity]) -> None:
+    """Kill what is left of the sessions of processes that have just ended, and those if they are about to. As long as a
+    session has a member no new process gets its leader's pid, so what is in it belongs to it."""
+    until, by_pid = time.monotonic() + PATIENCE, {leader.pid: leader for leader in leaders}
+    while (found := _in_sessions(by_pid)) and time.monotonic() < until:
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(0.01)
+
+
+def _in_sessions(leaders: Mapping[int, Identity]) -> list[psutil.Process]:
+    found = []
+    for pid in psutil.pids() if leaders else ():
+        with suppress(OSError, psutil.NoSuchProcess):  # it has ended meanwhile
+            if os.getsid(pid) in leaders:
+                process = psutil.Process(pid)
+                began = leaders[os.getsid(pid)].started - CLOCK
+                if process.create_time() >= began and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+    return found
 
 
 def kill(pid: int) -> None:

@@ -22,6 +22,7 @@ from nbddp.agent import footprint, home, keeping
 from nbddp.agent.identity import Identity
 from nbddp.agent.lines import LineBuffer, Message, encode
 from nbddp.base import system
+from nbddp.base.folder import here
 from nbddp.base.units import lasts
 
 PATIENCE = 5.0  # seconds for a process that waits to say whether it can be taken
@@ -144,7 +145,7 @@ def ask(inherited: footprint.Facts, env: Mapping[str, str]) -> Asked | None:
             continue
         asked = Asked(home.new_home(), connection)
         with suppress(OSError):
-            connection.sendall(encode({"op": "take", "pool": asked.home.name, "env": dict(env), "cwd": os.getcwd()}))
+            connection.sendall(encode({"op": "take", "pool": asked.home.name, "env": dict(env), "cwd": here()}))
             return asked
         asked.answer()
     return None

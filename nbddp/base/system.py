@@ -7,8 +7,10 @@ macOS no torch may be forked and nothing tells. `tests/refused.py` takes all thi
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
+import socket
 import sys
 from typing import Any, ClassVar
 
@@ -86,3 +88,13 @@ def _mallinfo() -> Any:
     if count is not None:
         count.restype = _MallInfo
     return count
+
+
+def has_loopback() -> bool:
+    """Whether this machine has the loopback of IPv4, at which a pool's processes meet. Nothing is sent."""
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((LOOPBACK, 9))
+        except OSError as e:
+            return e.errno not in (errno.EADDRNOTAVAIL, errno.ENETUNREACH)
+    return True

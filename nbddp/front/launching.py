@@ -5,10 +5,10 @@ name on Tab. Reads files, and imports nothing heavy.
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 
+from nbddp.base.folder import here
 from nbddp.plan import options
 from nbddp.plan import program as programs
 from nbddp.plan.options import LaunchSpec, Parser
@@ -22,7 +22,7 @@ def made_ready(spec: LaunchSpec, elsewhere: bool) -> tuple[LaunchSpec, list[str]
     program = spec.program
     assert program is not None
     if not elsewhere:
-        programs.check_file(program, os.getcwd(), spec.argv)
+        programs.check_file(program, here(), spec.argv)
     if not program.local_rank or program.module or not Path(program.target).is_file():
         return spec, []
     option = programs.own_option(Path(program.target).read_text(encoding="utf-8", errors="replace"))

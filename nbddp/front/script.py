@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from nbddp.agent.handle import Agent
 from nbddp.base import stop
+from nbddp.base.folder import known
 from nbddp.base.units import lasts
 from nbddp.errors import RunFailed
 from nbddp.front import launching
@@ -129,7 +130,7 @@ def _passing_on(pool: Pool, spec: LaunchSpec) -> Iterator[None]:
 
 def _leave_working_directory() -> None:
     """`python -m` has put the working directory before all else; a script under torchrun has its own folder there."""
-    here = os.getcwd()
+    here = known()
     first = sys.path[0] if sys.path else None
     ours = Path(__file__).parents[2]
     if first in ("", here) and (Path(here) != ours or here in sys.path[1:]):

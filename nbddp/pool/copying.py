@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from nbddp.agent.far import FarAgent
 from nbddp.agent.round import ask_all, ask_each
 from nbddp.base import stop
+from nbddp.base.folder import here
 from nbddp.errors import BadInput, PoolError
 from nbddp.plan import files
 from nbddp.plan.files import CACHE_MARKS, MOST_BYTES, MOST_FILES, Entry
@@ -158,7 +159,7 @@ def copy(agents: Sequence[FarAgent], progress: Callable[[str], None], living: bo
     Raises BadInput, with nothing copied, for a folder that is too much.
     """
     began = time.monotonic()
-    root = Path(os.getcwd())
+    root = Path(here())
     progress(f"listing the files of {root}")
     found = listing(root)
     receivers = [Receiver(agent) for agent in agents]

@@ -31,6 +31,7 @@ from nbddp.agent.identity import Identity
 from nbddp.agent.round import Round
 from nbddp.agent.versions import versions
 from nbddp.base import stop
+from nbddp.base.folder import here
 from nbddp.errors import AgentFailed, BadInput, PoolError, RankStatus
 from nbddp.plan import environment
 from nbddp.plan.machine import Node as Host
@@ -433,7 +434,7 @@ class EnginesOnly(Node):
             "rank": place.rank,
             "engine": engine,
             "env": environment.of_worker(place, topology, engine.told["env"], visible=visible, joining=joining),
-            "cwd": os.getcwd(),
+            "cwd": here(),
             "owner": self.joined.owner,
             "roots": [e.told["pid"] for e in chosen],
         }

@@ -18,6 +18,7 @@ from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import START_TIMEOUT, Agent
 from nbddp.agent.round import Round, end_all
 from nbddp.base import stop
+from nbddp.base.folder import here, known
 from nbddp.base.share import Share, Step
 from nbddp.base.stop import uninterrupted
 from nbddp.base.system import LOOPBACK
@@ -100,8 +101,17 @@ class WorkerGroup:
     def need_running(self) -> None:
         if self.joined is not None and self.joined.lost:
             raise PoolNotRunning(f"the pool has ended, because {self.joined.lost}; {self.joined.again()}")
+        if self.ended:
+            raise PoolNotRunning(f"{self.ended}; the next %%ddp cell or %ddp start replaces it")
         if not self.running or self.topology is None:
             raise PoolNotRunning(NO_POOL)
+
+    @property
+    def ended(self) -> str:
+        """That the pool has ended by itself, and with what; empty if it has not, or if there was none."""
+        if self.topology is None or not self.nodes or self.alive:
+            return ""
+        return f"the pool has ended with its {self.nodes[0].lost or 'node agent'}"
 
     def node_with(self, rank: int) -> Node:
         """The node on which a rank's process is."""
@@ -250,7 +260,7 @@ class WorkerGroup:
     def describe(self) -> None:
         """Tell the agents what `status` shows, if it has changed."""
         placed = self.topology
-        subject = (placed, os.getcwd(), len(self.files), self.elastic)
+        subject = (placed, known(), len(self.files), self.elastic)
         more = {"elastic": self.elastic, **(self.joined.description() if self.joined is not None else {})}
         info = functools.cache(lambda: {**requests.description(placed), **more})
         for node in self.nodes:
@@ -280,6 +290,8 @@ class WorkerGroup:
         old = None if self.topology is None else Layout(self.topology, self.visible)
         living = {r: w.lives for r, w in self.workers.items()}
         change = plan_change(old, Layout(topology, visible), living, fresh)
+        if change.start:
+            self.need_folder()
         if self.joined is not None and old is not None:
             self._refuse(self.joined, change)
         if change.end:
@@ -296,6 +308,11 @@ class WorkerGroup:
         if change.start:
             progress(Step(f"devices assigned ({topology.devices_words()})", "devices"))
         return notes
+
+    def need_folder(self) -> None:
+        """New processes start in this one's working folder. Raises BadInput, before any has ended, if it is gone."""
+        if self.sees_files:
+            here()
 
     def end_spent(self) -> None:
         """End processes that were a script's; the next run starts new ones."""
@@ -466,6 +483,7 @@ class Remains:
         self.agents: list[Agent] = []
         self.wire: Any = None
         self.joined: Joined | None = None
+        self._owner = os.getpid()
 
     def take(self, agent: Agent) -> None:
         self.agents.append(agent)
@@ -473,6 +491,8 @@ class Remains:
 
     def end(self, keep: bool = False) -> None:
         """keep: whether the warm process of this machine may go on."""
+        if os.getpid() != self._owner:  # a forked child has our connections, and would end what is ours
+            return
         agents, self.agents = self.agents, []
         self.part()
         wire, self.wire = self.wire, None
@@ -500,6 +520,8 @@ class Remains:
             threading.Thread(target=self.end, name="nbddp-ending").start()
 
     def _at_exit(self) -> None:
+        if os.getpid() != self._owner:
+            return
         if self.joined is not None:
             self.joined.leave(EXIT_SECONDS)
         end_all(self.agents, keep=True, timeout=2)

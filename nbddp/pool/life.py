@@ -1,7 +1,7 @@
 """What a pool holds, and how it begins, changes and ends: the agents, the worker group, the runs.
 
 `Pool` is its face. `ensure` makes the living workers match a spec; where the agent or the controller has ended, all
-that is left is dropped, and the next `ensure` begins anew.
+that is left is dropped, and the next `ensure` begins anew: with as many workers as there were, which is told.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from nbddp.agent.round import ask_all
 from nbddp.base import system
 from nbddp.base.stop import uninterrupted
 from nbddp.base.units import lasts
-from nbddp.errors import BadInput, PoolNotRunning
+from nbddp.errors import BadInput, PoolError, PoolNotRunning
 from nbddp.plan import environment, standing
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.request import Request
+from nbddp.plan.topology import rank_words
 from nbddp.pool import crowd, joining
 from nbddp.pool.elsewhere import Elsewhere
 from nbddp.pool.group import Remains, WorkerGroup
@@ -33,6 +34,10 @@ from nbddp.run.screen import Silent
 from nbddp.run.spmd import Run
 from nbddp.run.values import check_ranks
 
+NO_LOOPBACK = (
+    f"the processes of a pool meet at {system.LOOPBACK}, which this machine does not have; "
+    f"ip link set lo up, and ip addr add {system.LOOPBACK}/8 dev lo where there is IPv6 alone"
+)
 Progress = Callable[[str], None]
 
 
@@ -48,6 +53,7 @@ class Life:
         self._takes = agent is not None  # whether a warm process of an earlier kernel may be taken
         self._connection, self._trials_of = connection, trials
         self._keep: float | None = None  # seconds, where no line has said otherwise
+        self._ended = ""  # that the pool before has ended by itself, until a start has told it
         self.elsewhere = Elsewhere()
         self._remains = Remains()
         self.trials = trials()
@@ -76,8 +82,8 @@ class Life:
         self.ask_ahead()
         self.with_living_nodes(self.reaching.check, self.spec, progress)
         self.leave_dead()
-        old = self.group.topology
-        merged = standing.merged(spec, self.spec if old is not None else None)
+        stands = self.group.topology is not None or bool(self._ended)
+        merged = standing.merged(spec, self.spec if stands else None)
         setting = Setting(self.group.variables, merged, first=not self.group.workers)
         if setting.imports and self.group.nodes:
             self.stop(keep=False)
@@ -85,7 +91,13 @@ class Life:
         self.reaching.warm(merged, self.spec if self.group.topology is not None else None, progress)
         told = setting.checked(self.group)
         self._refuse_keeping(merged)
-        return [*told, *self._match(spec, merged, setting, progress)]
+        return [*told, *self._match(spec, merged, setting, progress), *self._what_ended()]
+
+    def _what_ended(self) -> list[str]:
+        """What is to be said of the pool before, once there is another."""
+        ended, self._ended = self._ended, ""
+        new = rank_words(range(self.group.world_size))
+        return [f"{ended}; {new} {'are' if self.group.world_size > 1 else 'is'} new and empty"] if ended else []
 
     def _refuse_keeping(self, merged: LaunchSpec) -> None:
         unkept = self.group.nodes[0].warm["unkept"]
@@ -137,6 +149,8 @@ class Life:
         variables besides the notebook's with which it imports torch. controls_only: no worker will start here."""
         self.leave_dead()
         if not self.group.nodes:
+            if not system.has_loopback():
+                raise PoolError(NO_LOOPBACK)
             env = {**os.environ, **(imported or {})}
             given = self._given_agent if self._given_agent and self._given_agent.alive else None
             self._given_agent = None
@@ -162,6 +176,7 @@ class Life:
         self.group.need_running()
         joining.refuse_renewal(self.group, "%ddp restart")
         chosen = check_ranks(ranks, self.group.world_size, "--ranks")
+        self.group.need_folder()
         self.runs.call_exits(chosen)
         self.group.end(chosen)
         self.group.renew()
@@ -172,6 +187,7 @@ class Life:
         self.have_agent()
         self.group.warm_here(lambda text: None)
         self.group.need_running()
+        self.group.need_folder()
         self.group.end(sorted(self.group.workers))
         self.group.broken = False
         self.group.renew()
@@ -185,6 +201,7 @@ class Life:
         finally:
             with uninterrupted():
                 self._forget_all(keep)
+            self._ended = ""
 
     def close(self) -> None:
         """As `stop`, except for what `--keep-warm` keeps; an agent that was given but never used ends too."""
@@ -194,6 +211,7 @@ class Life:
 
     def leave_dead(self) -> None:
         if self.group.nodes and not self.group.alive:
+            self._ended = self.group.ended or self._ended
             self._forget_all()
 
     def with_living_nodes(self, carry_out: Callable[..., None], *args: Any) -> None:

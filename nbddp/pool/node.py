@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import copies
+from nbddp.agent import copies, strays
 from nbddp.agent.far import FarAgent
 from nbddp.agent.handle import Agent
+from nbddp.agent.identity import Identity
 from nbddp.agent.lines import Message
 from nbddp.agent.round import Round, without_errors
 from nbddp.errors import AgentFailed, RankStatus
@@ -45,6 +46,10 @@ class Living:
     @property
     def lives(self) -> bool:
         return self.exit is None
+
+    @property
+    def ended_with_pool(self) -> bool:
+        return bool(self.exit and self.exit.get("pool_ended"))
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ class Node:
         self._early: dict[int, dict[str, Any]] = {}  # pid → the exit of one that ended before its start was noted
         self._described: tuple[object, ...] = ()
         self._kept: float | None = None
+        self.lost = ""  # without what the pool cannot be reached, once that has ended
         self.address = ""
         self.number = 0  # among all nodes that the pool has had
         self.variables: Mapping[str, str] = {}  # that workers are to have besides
@@ -169,10 +175,19 @@ class Node:
         elif event["ev"] == "exit" and event["kind"] == "trials":
             self._tried(event)
         elif ends_pool(event):
+            self.lost = self.lost or ("node agent" if event["ev"] == "gone" else "controller")
             for worker in list(self.workers.values()):
                 self.exited(worker, self._gone())
             if self.alive and event["ev"] == "exit":
                 self.agent.tell("stop")  # a pool without its controller cannot be reached
+            elif event["ev"] == "gone":
+                self._clear_up()
+
+    def _clear_up(self) -> None:
+        """An agent that is killed leaves its folder, and what its ranks have started in their sessions."""
+        strays.end_sessions([Identity(w.pid, w.started) for w in list(self.workers.values()) if w.ended_with_pool])
+        if self.warm:  # what it said before is the reason of a start that failed
+            self.agent.sweep()
 
     def _gone(self) -> dict[str, Any]:
         """The end of workers whose agent, or controller, has ended: the pool cannot be reached."""
@@ -330,6 +345,9 @@ class FarNode(Node):
     def _gone(self) -> dict[str, Any]:
         """Only this host is gone; ranks on others are told of it as of any death."""
         return {"code": None, "last_words": self.agent.last_words()}
+
+    def _clear_up(self) -> None:
+        """What is left there is on another machine: the next agent there removes it."""
 
     def taken_away(self) -> str:
         return self.agent.taken_away()

@@ -7,12 +7,12 @@ grow, shrink, replace, nothing), and tells each change in one line.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nbddp.agent.handle import Agent
+from nbddp.base.folder import here
 from nbddp.errors import BadInput, WorkerFailed
 from nbddp.plan import variables
 from nbddp.plan.checkup import Checkup
@@ -293,7 +293,7 @@ class Pool:
         """
         program = Program(script, module, keep)
         if not self.spec.elsewhere:
-            check_file(program, os.getcwd())
+            check_file(program, here())
         self.ensure(replace(LaunchSpec() if self.running else self.spec, fresh=not keep))
         request = Request(
             op=SCRIPT, program=program, argv=words, logs=logs, max_restarts=max_restarts, hang_after=hang_after,
@@ -356,12 +356,13 @@ class Pool:
         Names on the ranks are kept. Raises BadInput if something cannot be sent, or a RunFailed: WorkerFailed,
         RunStopped, RunHung or RunTimedOut. A rank whose function calls `sys.exit()` has no value.
         """
-        if not self.running:
-            self.start()
+        screen = screen or for_shell(shell())
+        for note in [] if self.running else self.start():
+            screen.say(note)
         chosen = check_ranks(ranks, self.world_size, "ranks")
         limits = {"hang_after": hang_after, "timeout": timeout, "shutdown_timeout": shutdown_timeout}
         request = sent.call(function, args, kwargs, chosen, self.plain, **limits)
-        run = self.runs.run(request, screen or for_shell(shell()))
+        run = self.runs.run(request, screen)
         return sent.answered(run.ended, answers.read if self.plain else values.unpack)
 
     def push(self, names: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from nbddp.agent import home as homes
 from nbddp.agent.hardware import loopback_name
+from nbddp.base import folder
 from nbddp.plan import environment
 from nbddp.plan.machine import Node, node_of
 from nbddp.plan.topology import Topology, Worker
@@ -38,7 +39,7 @@ def worker(
         "rank": place.rank,
         "uuid": str(uuids.uuid4()),
         "env": base,
-        "cwd": os.getcwd(),
+        "cwd": folder.here(),
         "path": list(sys.path),
         "log": str(home / f"worker-{place.rank}.log"),
         "kept": str(bulk / f"worker-{place.rank}"),
@@ -78,7 +79,7 @@ def description(placed: Topology | None) -> dict[str, Any]:
     """What the agent tells those who ask for a pool's status."""
     hosts = {n.index: n.host for n in placed.nodes if not n.simulated} if placed and placed.nnodes > 1 else {}
     return {
-        "cwd": os.getcwd(),
+        "cwd": folder.known(),
         "owner": os.getpid(),
         "workers": [
             {

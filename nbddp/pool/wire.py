@@ -47,6 +47,7 @@ class Wire:
         self.late: Callable[[int, str, dict[str, Any]], None] = _nobody  # rank, type and content of what comes unasked
         self._said: dict[str, int] = {}  # message of a front end to a rank's widget → the rank
         self.widgets = Widgets(self._tell_widget)
+        ipyparallel_seams.load_magics()
         self.connection = Connection(connect, self._heard, self._forget_questions, noticed, patience)
 
     @property

@@ -5,8 +5,11 @@ No other module reads one (`tests/test_seams.py`). `missing` tells what an unkno
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import SourceLoader
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -20,6 +23,7 @@ NEEDED = (
     "_engines", "_io_loop", "_io_thread", "_dispatch_notification", "_dispatch_single_reply", "_dispatch_reply",
     *STREAMS,
 )  # fmt: skip
+MAGICS = "ipyparallel.client.magics"
 CLOSING_TIME = 2.0  # seconds
 AT_ONCE = 64  # messages that are read before the client's loop has its turn
 Receive = Callable[[list[Any]], None]
@@ -37,6 +41,17 @@ NAMES = {
 def missing(client: Any) -> list[str]:
     """Names of the client's internals that are needed and not there."""
     return [name for name in NEEDED if not hasattr(client, name)]
+
+
+def load_magics() -> None:
+    """Load ipyparallel's magics, which each client registers in IPython, with their docstrings: `python -OO` leaves
+    these out, and the module, which puts its own together from them, could not be loaded."""
+    spec = importlib.util.find_spec(MAGICS) if sys.flags.optimize > 1 and MAGICS not in sys.modules else None
+    source = spec.loader.get_source(MAGICS) if spec is not None and isinstance(spec.loader, SourceLoader) else None
+    if spec is not None and source is not None:
+        module = importlib.util.module_from_spec(spec)
+        exec(compile(source, str(spec.origin), "exec", dont_inherit=True, optimize=0), vars(module))
+        sys.modules[MAGICS] = module
 
 
 def engines(client: Any) -> dict[int, str]:

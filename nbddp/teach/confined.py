@@ -7,7 +7,6 @@ JSON, bounded in size and waited for no longer than it is given; a process that 
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import socket
@@ -22,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import nbddp
+from nbddp.agent.cause import cause
 from nbddp.agent.forkserver import remove
 from nbddp.agent.handle import without_stop
 from nbddp.agent.hardware import own_threads
 from nbddp.agent.limits import Limits
-from nbddp.agent.lines import encode
+from nbddp.agent.lines import encode, parsed
 from nbddp.base import system
 from nbddp.errors import NbddpError
 
@@ -84,11 +84,8 @@ class Channel:
             if len(self._rest) > LONGEST:
                 raise Gone("sent too much")
         line, _, self._rest = self._rest.partition(b"\n")
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+        found = parsed(line)
+        if found is None:
             raise Gone("sent an invalid answer")
         return found
 
@@ -155,8 +152,8 @@ class Server:
 
     def _last_words(self) -> str:
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 2000))
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return f": {lines[-1]}" if lines else ""
+        said = cause(self._log.read().decode(errors="replace"))
+        return f": {said}" if said else ""
 
     def start(self, target: str, request: Mapping[str, Any]) -> Process:
         """A process of its own, forked; see `agent.forkserver`. Raises Gone."""

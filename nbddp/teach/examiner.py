@@ -169,10 +169,10 @@ def main(request: dict[str, Any]) -> int:
     children.adopt_orphans()
     channel = socket.socket(fileno=request["channel"])
     guard = guarded.Guard(**request["guard"])
-    home, _, hears, says = guarded.launch(os.environ, guard, close=[channel.fileno()])
+    home, _, connection = guarded.launch(os.environ, guard, close=[channel.fileno()])
     refuse_pickles()
     limits.bound_self(OWN_MEMORY)
-    agent = Agent(home, os.fdopen(hears, "rb"), os.fdopen(says, "wb"), os.environ)
+    agent = Agent.at(connection, home, os.environ, {})
     running.DEADLINE = request["deadline"]
     with channel.makefile("rwb") as lines:
         _serve(lines, StrangersPool(request["nproc"], agent))

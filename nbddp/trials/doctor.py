@@ -6,7 +6,6 @@ its process ends nothing else. A pool is asked whether its workers have the same
 
 from __future__ import annotations
 
-import json
 import platform
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import sys
 from importlib import metadata
 from typing import Any, Protocol
 
+from nbddp.agent.lines import parsed
 from nbddp.base import system
 from nbddp.seams import SEAMS, Verdict
 from nbddp.trials.findings import Findings
@@ -76,12 +76,8 @@ def _run(command: list[str]) -> tuple[list[dict[str, Any]], str]:
 
 
 def messages(said: bytes) -> list[dict[str, Any]]:
-    """Whole lines of JSON; a library's own print may stand between them."""
-    found = []
-    for line in said.split(b"\n")[:-1]:
-        if line.startswith(b"{"):
-            found.append(json.loads(line))
-    return found
+    """Whole lines that are messages; a library's own print may stand between them."""
+    return [message for message in map(parsed, said.split(b"\n")[:-1]) if message is not None]
 
 
 def _of_pool(pool: Workers) -> str:

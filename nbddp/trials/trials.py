@@ -63,7 +63,7 @@ def _report(out: IO[str]) -> None:
     flight.switch_on()
 
     def say(**message: Any) -> None:
-        print(json.dumps(message), file=out, flush=True)
+        print(f"\n{json.dumps(message)}", file=out, flush=True)  # a library may have begun a line
 
     for seam in SEAMS:
         verdict = tried(seam.key)

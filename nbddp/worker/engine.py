@@ -26,6 +26,7 @@ from traitlets.config import Config
 
 from nbddp.agent import hardware, keepalive
 from nbddp.agent import home as homes
+from nbddp.base import strict
 from nbddp.base.clock import clock
 from nbddp.base.system import LOOPBACK
 from nbddp.seams import torch_seams
@@ -75,6 +76,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         )
         self.kernel.kept.have_pipes_held()
         gc.freeze()  # a program's garbage is collected without a look at what the engine is made of
+        strict.put_back()
         self.log.setLevel(self.log_level)  # its handlers have it alone: whatever is logged would be made, and dropped
 
 

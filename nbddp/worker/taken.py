@@ -32,6 +32,7 @@ from nbddp.agent.main import address_towards as address_towards  # asked for by 
 from nbddp.agent.versions import versions
 from nbddp.base import system
 from nbddp.base.clock import clock
+from nbddp.base.folder import known
 from nbddp.plan import environment
 from nbddp.worker import loopback, pairs, questions
 
@@ -97,7 +98,7 @@ def look() -> dict[str, Any]:
     return {
         "place": place(), "sees": sees_processes(), "host": socket.gethostname(), "pid": os.getpid(),
         "started": Identity.of(os.getpid()).started, "python": sys.executable, "versions": versions(),
-        "cwd": os.getcwd(), "torch": _kernel is None and "torch" in sys.modules, "env": _told_env(),
+        "cwd": known(), "torch": _kernel is None and "torch" in sys.modules, "env": _told_env(),
         "nanny": bool(getattr(kernel.parent, "enable_nanny", False)),
         "interfaces": hardware.interfaces(), "cores": len(hardware.allowed_cores()),
         "worker": _kernel is None and _is_worker(), "spoilt": _spoilt, "held": holder(),
@@ -143,7 +144,7 @@ def take(asked: dict[str, Any]) -> dict[str, Any]:
     env = asked["env"]
     shell, torch = _shell(), sys.modules.get("torch")
     held = Held(
-        asked["owner"], {name: os.environ.get(name) for name in (*env, *OF_RUN)}, os.getcwd(), list(sys.argv),
+        asked["owner"], {name: os.environ.get(name) for name in (*env, *OF_RUN)}, known(), list(sys.argv),
         {name: shell.user_ns.get(name) for name in ("exit", "quit")}, tempfile.mkdtemp(prefix="nbddp-"),
         torch.get_num_threads() if torch is not None else 0,
     )  # fmt: skip
@@ -159,7 +160,7 @@ def take(asked: dict[str, Any]) -> dict[str, Any]:
         raise
     shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
     _held = held
-    return {"cwd": os.getcwd(), "bulk": held.bulk}
+    return {"cwd": known(), "bulk": held.bulk}
 
 
 def _is_worker() -> bool:
