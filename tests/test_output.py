@@ -389,6 +389,10 @@ IN_ORDER = {
     "parts of lines": "sys.stdout.write('o'); os.system('echo ne'); print('two'); print('three')",
     "C": "import ctypes\nc = ctypes.CDLL(None); c.printf(b'one\\n'); print('two'); c.printf(b'three')",
     "a subprocess": "import subprocess\nfor w in ('one', 'two', 'three'): subprocess.run(['echo', w])",
+    "a subprocess to sys.stdout": "import subprocess\nsubprocess.run(['echo', 'one'], stdout=sys.stdout)\n"
+    "print('two'); subprocess.run('echo three', shell=True, stdout=sys.stdout.buffer)",
+    "the descriptor of sys.stdout": "for w in ('one', 'two', 'three'): print(w[0], end='', flush=True); "
+    "os.write(sys.stdout.fileno(), w[1:].encode()); print()",
 }
 
 
@@ -420,6 +424,61 @@ def test_what_is_written_past_python_comes_before_what_is_displayed_after_it(sho
 def test_a_letter_of_several_bytes_may_come_in_two_parts(shows: Callable[..., list[str]]) -> None:
     rows = shows("os.write(1, 'grü'.encode()[:-1]); time.sleep(0.05); os.write(1, 'üß'.encode()[1:]); None")
     assert rows == ["ranks 0–1 │ grüß"]
+
+
+DUMPS = """import faulthandler, signal
+print('one')
+faulthandler.dump_traceback(all_threads=False)
+print('two')
+faulthandler.register(signal.SIGUSR1, all_threads=False); os.kill(os.getpid(), signal.SIGUSR1)
+faulthandler.unregister(signal.SIGUSR1)
+print('three')
+faulthandler.dump_traceback_later(0.01); time.sleep(0.1); faulthandler.cancel_dump_traceback_later()
+print('four')"""
+
+
+def test_what_faulthandler_dumps_is_output(pool: nbddp.Pool, shows: Callable[..., list[str]]) -> None:
+    shows(DUMPS)
+    assert pool.last_run is not None
+    rows = pool.last_run.outputs[1].log.read_text().splitlines()
+    said = [row for row in rows if row in ("one", "two", "three", "four") or re.match("Stack|Timeout|.*In\\[", row)]
+    assert [re.sub(r".*In\[.* line (\d+) .*", r"\1", row).split()[0] for row in said] == [
+        "one", "Stack", "4", "two", "Stack", "6", "three", "Timeout", "9", "four",
+    ]  # fmt: skip
+
+
+def test_dumps_that_no_pipe_has_room_for_block_nobody(shows: Callable[..., list[str]]) -> None:
+    rows = shows("import faulthandler\nfor _ in range(20): faulthandler.dump_traceback()\nprint('through')")
+    assert rows[-1].endswith("│ through")
+
+
+LONE = """import logging
+print('one'); print('two \\ud800', b'\\xff'.decode('utf-8', 'surrogateescape')); print('three')
+print('four \\ud801', file=sys.stderr)
+os.write(1, b'five \\xff\\n')
+from IPython.display import HTML, display
+display(HTML('<b>six \\ud802</b>'))
+class Odd:
+    def __repr__(self): return 'seven \\ud803'
+Odd()"""
+
+
+def test_lone_surrogates_are_shown_as_escapes_and_nothing_else_is_lost(shows: Callable[..., list[str]]) -> None:
+    rows = [row.partition("│")[2].strip() or row for row in shows(LONE)]
+    assert rows == ["one", r"two \ud800 \udcff", "three", r"four \ud801", "five \ufffd", "ranks 0–1        │",
+                    r"<b>six \ud802</b>", r"seven \ud803"]  # fmt: skip
+    assert shows("pass") == [], "nothing comes late"
+
+
+def test_a_file_whose_name_is_no_utf8_is_named_in_a_report(pool: nbddp.Pool) -> None:
+    name = r"os.fsdecode(b'/nowhere/odd\xff.py')"
+    with pytest.raises(nbddp.WorkerFailed, match=r"FileNotFoundError: .*odd\\udcff.py.* \(odd\?.py line 1\)"):
+        pool.run_cell(f"import os\nexec(compile('open(__file__)', {name}, 'exec'), {{'__file__': {name}}})")
+
+
+def test_an_argument_that_is_no_utf8_arrives_as_it_is(pool: nbddp.Pool) -> None:
+    found = pool.run_cell("import sys\nsys.argv[1:]", argv=["a\udcff", "é"], want_value=True, screen=Silent())
+    assert list(found) == [["a\udcff", "é"]] * 2
 
 
 # -- what is printed when no cell runs ---------------------------------------------------------------

@@ -84,6 +84,7 @@ def hook(kernel: WorkerKernel) -> None:
     kernel.streams = (sys.stdout, sys.stderr)
     kernel.printed = Printed(kernel.streams, kernel.running)
     streams.complete(kernel.streams)
+    streams.free_dumps()
     know_threads(kernel.cell)
     kernel.exits.install()
     kernel.groups.install()

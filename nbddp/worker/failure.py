@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from nbddp.base.surrogates import plain
 from nbddp.worker import foreign, held
 
 CONTEXT = 2  # lines of source on each side of the failing one
@@ -104,11 +105,6 @@ def _readable(read: Callable[[], Any], what: str, empty: Any) -> Any:
         return [said] if isinstance(empty, list) else said
 
 
-def plain(text: str) -> str:
-    """`text` as it can be sent: a lone surrogate, which UTF-8 does not have, as its escape."""
-    return str.encode(text, "utf-8", "backslashreplace").decode()
-
-
 def let_go_of_memory(error: BaseException) -> None:
     """After an out-of-memory error on a GPU: free what the failed calls held, and the allocator's cache.
 
@@ -140,7 +136,7 @@ def _frame(frame: FrameType, line: int, names: dict[str, str], brief: bool) -> d
         linecache.checkcache(file)
         linecache.lazycache(file, frame.f_globals)
     return {
-        "file": plain(names.get(file, file)),
+        "file": names.get(file, file).encode("utf-8", "replace").decode(),  # an escape would look like a folder
         "line": line,
         "name": plain(frame.f_code.co_name),
         "user": user,

@@ -30,6 +30,7 @@ import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
+from nbddp.base.surrogates import plain, shown
 from nbddp.seams import ipykernel_seams
 from nbddp.worker import (
     arrivals,
@@ -124,6 +125,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if getattr(self, "shell_channel_thread", False) is None:
             _NoShellThread.parent_thread = threading.main_thread()
             self.shell_channel_thread = _NoShellThread()
+        self.session.pack = shown(self.session.pack)
         self.groups = Groups()
         self.release = Release(self.groups.sockets, self.log_file)
         self.silence = Silence(self.groups.sockets)
@@ -387,7 +389,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         script = Script(spec, self.exits.call)
         script.run()
         self.tracer.stop(failed=script.error is not None)
-        outcome["said"] = failure.plain(script.said)
+        outcome["said"] = plain(script.said)
         if spec["keep"]:
             names = vars(script.module).items()
             self.shell.user_ns.update({n: v for n, v in names if not (n.startswith("__") and n.endswith("__"))})

@@ -14,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 
+from nbddp.base.surrogates import plain
 from nbddp.worker import code
 
 REPR_LIMIT = 2000  # characters of a repr that stands for a value
@@ -70,7 +71,7 @@ def unpack(data: bytes) -> Any:
 def words(value: Any) -> str:
     """repr, cut to REPR_LIMIT; a repr that raises is told."""
     try:
-        text = repr(value)
+        text = plain(repr(value))
     except Exception as e:
         text = f"<{type(value).__name__} whose repr raises {type(e).__name__}>"
     return text if len(text) <= REPR_LIMIT else text[:REPR_LIMIT] + "…"
