@@ -97,8 +97,8 @@ def complete(streams: Sequence[Any]) -> None:
 
 
 def free_dumps() -> None:
-    """Have faulthandler dump what is asked for beside the pipes; once. It holds the interpreter while it writes, and the
-    thread that reads a pipe needs it: a pipe that is full would never be read."""
+    """Have faulthandler dump beside the pipes what it is asked for; once. It holds the interpreter while it writes, and
+    the thread that reads a pipe needs it: a pipe that is full would never be read."""
     for name in ("dump_traceback", "dump_c_stack"):
         if hasattr(faulthandler, name):
             setattr(faulthandler, name, _beside_pipes(getattr(faulthandler, name)))
