@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -479,6 +480,108 @@ def test_a_file_whose_name_is_no_utf8_is_named_in_a_report(pool: nbddp.Pool) -> 
 def test_an_argument_that_is_no_utf8_arrives_as_it_is(pool: nbddp.Pool) -> None:
     found = pool.run_cell("import sys\nsys.argv[1:]", argv=["a\udcff", "é"], want_value=True, screen=Silent())
     assert list(found) == [["a\udcff", "é"]] * 2
+
+
+# -- what a report says, and how much ----------------------------------------------------------------
+
+
+def report_of(pool: nbddp.Pool, code: str) -> nbddp.WorkerFailed:
+    with pytest.raises(nbddp.WorkerFailed) as raised:
+        pool.run_cell(code, screen=Silent())
+    return raised.value
+
+
+GROUP = """async def one():
+    raise ValueError("bad\\nbatch")
+async def two():
+    try: 1 / 0
+    except ZeroDivisionError as e: raise KeyError("k") from e
+many = ExceptionGroup("many", [TypeError(i) for i in range(20)])
+try:
+    import asyncio
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one()); group.create_task(two())
+except ExceptionGroup as e:
+    raise ExceptionGroup("all", [*e.exceptions, many])"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs ExceptionGroup")
+def test_exceptions_of_a_group_are_told_each_with_its_lines(pool: nbddp.Pool) -> None:
+    error = report_of(pool, GROUP)
+    assert pool.last_run is not None
+    assert str(error) == "rank 0 raised ExceptionGroup: all (3 sub-exceptions) (cell line 12)"
+    text = error.report
+    first, second, third = (text.index(f"+---------------- {i} ----------------\n") for i in (1, 2, 3))
+    assert '    | ---->    2     raise ValueError("bad\\nbatch")\n' in text[first:second]
+    assert "    | ValueError: bad\n    | batch\n" in text[first:second]
+    assert re.search(r"\| ---->    4 .*\n(.*\n)*.*direct cause of(.*\n)*.*\| ---->    5 ", text[second:third])
+    assert "    |     | TypeError: 14\n    |     +---------------- ... --" in text[third:]
+    assert "    |     | and 5 more exceptions\n" in text[third:]
+    parts = error.cause.chain[-1].group
+    assert [chain[-1].type for chain in parts] == ["ValueError", "KeyError", "ExceptionGroup"]
+    assert [chain[0].type for chain in parts[1:]] == ["ZeroDivisionError", "ExceptionGroup"]
+    assert "| KeyError: 'k'" in pool.last_run.failures[0].exception
+
+
+def test_a_chain_of_exceptions_says_how_each_came_of_the_one_before(pool: nbddp.Pool) -> None:
+    code = "try:\n    try: 1 / 0\n    except Exception as e: raise KeyError('k') from e\nexcept KeyError: [][1]"
+    text = report_of(pool, code).report
+    joints = [line for line in text.splitlines() if line.startswith(("The above", "During", "Zero", "KeyError"))]
+    assert [line.split()[0] for line in joints] == ["ZeroDivisionError:", "The", "KeyError:", "During"]
+    long = report_of(pool, "e = None\nfor i in range(500):\n    try: raise KeyError(i) from e\n"
+                           "    except KeyError as x: e = x\nraise e").report  # fmt: skip
+    assert "… 480 earlier exceptions omitted\n" in long
+    assert long.count("direct cause") == 19
+
+
+RECURSIONS = {
+    "itself": ("def f(n): return f(n + 1)\nf(0)", "frames omitted, of f"),
+    "each other": ("def f(n): return g(n)\ndef g(n): return f(n + 1)\nf(0)", "frames omitted, of f, g"),
+}
+
+
+@pytest.mark.parametrize("how", RECURSIONS)
+def test_a_recursion_is_reported_in_a_few_lines(pool: nbddp.Pool, how: str) -> None:
+    code, words = RECURSIONS[how]
+    text = report_of(pool, code).report
+    assert "raised RecursionError" in text
+    assert words in text
+    assert len(text.splitlines()) < 50
+
+
+LARGE = """from IPython.display import HTML, display
+display(HTML('<i>' + 'h' * 26_000_000))
+handle = display({'text/plain': 'p'}, raw=True, display_id=True)
+for i in range(3): handle.update({'text/plain': f'{i} ' * 100_000}, raw=True)
+'y' * 500_000"""
+
+
+def test_what_is_shown_has_a_bound_and_the_whole_is_in_a_file(
+    pool: nbddp.Pool, shows: Callable[..., list[str]]
+) -> None:
+    rows = shows(LARGE)
+    assert sum(map(len, rows)) < 150_000
+    places = [Path(found[1]) for row in rows if (found := re.search(r"omitted; the whole: (\S+)", row))]
+    assert [path.name for path in places] == [f"rank0.whole{i}.txt" for i in (1, 2, 3)], "both ranks show the same"
+    assert places[1].read_text() == "2 " * 100_000
+    assert places[2].read_text() == repr("y" * 500_000)
+    assert rows[0].startswith("ranks 0–1     │ <IPython.core.display.HTML object>")
+    assert "… text/html of 26,000,003 characters omitted" in rows[1]
+
+
+def test_a_message_has_a_bound_in_a_report_and_is_whole_in_a_file(pool: nbddp.Pool) -> None:
+    error = report_of(pool, "raise ValueError('first\\n' + 'x' * 3_000_000)")
+    assert str(error) == "rank 0 raised ValueError: first (cell line 1)", "equal ones, of which the lowest is named"
+    assert error.report.startswith("rank 0 raised ValueError (cell line 1):\n    first\n    xxx")
+    assert len(error.report) < 20_000
+    found = re.search(r"… ([\d,]+) characters omitted; the whole: (\S+) …", error.report)
+    assert found
+    assert Path(found[2]).read_text() == "first\n" + "x" * 3_000_000
+    lines = report_of(pool, "raise ValueError('\\n'.join(map(str, range(10_000))))").report.splitlines()
+    assert len(lines) < 120
+    note = report_of(pool, "e = ValueError('n'); e.__notes__ = ['note ' * 10_000, *['b'] * 100]; raise e").report
+    assert len(note) < 20_000
+    assert len(str(report_of(pool, "raise ValueError('x' * 10_000)"))) < 600
 
 
 # -- what is printed when no cell runs ---------------------------------------------------------------

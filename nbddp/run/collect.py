@@ -23,6 +23,7 @@ from typing import Any
 from nbddp.run.line import Line, cut_sequence, has_controls
 from nbddp.run.logfile import LIMIT, LogFile
 from nbddp.run.stamps import unstamped
+from nbddp.run.whole import Wholes, sizes
 from nbddp.run.widgets import KINDS, VIEW, model_id
 
 HEAD, TAIL = 60, 40  # lines of one stretch of text that are kept
@@ -176,17 +177,22 @@ class Display:
     told: bool = False  # whether a screen has had it as lines
     size: int = field(init=False, default=0)
     late: bool = field(init=False, default=False)  # whether it may be left out
+    whole: str = ""  # a digest of all that was shown, where `data` has only a part of it
 
     def __post_init__(self) -> None:
-        self.show(self.data, self.metadata)
+        self.show(self.data, self.metadata, self.whole)
 
-    def show(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+    def show(self, data: dict[str, Any], metadata: dict[str, Any], whole: str = "") -> None:
         """Hold this from now on."""
-        self.data, self.metadata = data, metadata
-        self.size = sum(len(value) if isinstance(value, str) else len(str(value)) for value in data.values())
+        self.data, self.metadata, self.whole = data, metadata, whole
+        self.size = sizes(data)
 
     def print_of(self) -> object:
-        return (self.kind, json.dumps(self.data, sort_keys=True, default=str))
+        return (self.kind, self.whole or _sorted(self.data))
+
+
+def _sorted(data: dict[str, Any]) -> str:
+    return json.dumps(data, sort_keys=True, default=str)
 
 
 def is_empty(data: dict[str, Any]) -> bool:
@@ -304,12 +310,12 @@ class Items:
         if isinstance(item, Display) and item.display_id is not None:
             self._named[item.display_id].remove(item)
 
-    def update(self, display_id: str, data: dict[str, Any], metadata: dict[str, Any]) -> list[Display]:
+    def update(self, display_id: str, data: dict[str, Any], metadata: dict[str, Any], whole: str = "") -> list[Display]:
         """All displays of this id show something else; which they are."""
         found = self._named.get(display_id, [])
         for item in found:
             before = item.size
-            item.show(data, metadata)
+            item.show(data, metadata, whole)
             self._bytes[item.late] += item.size - before
         return found
 
@@ -379,6 +385,10 @@ class RankOutput:
         return LogFile(self.log, self._most, self._held)
 
     @functools.cached_property
+    def wholes(self) -> Wholes:
+        return Wholes(self._folder, self.log.stem, self._most)
+
+    @functools.cached_property
     def _items(self) -> Items:
         self.silent = False
         return Items(self._folder, self.log.stem, self._most, self._gone)
@@ -403,8 +413,9 @@ class RankOutput:
         elif kind == "update_display_data":
             ident = (content.get("transient") or {}).get("display_id")
             if ident is not None:
+                data, whole = self._bounded(content["data"], ident)
                 for place in (self._items, *(area.inside for area in self._areas.values())):
-                    for shown in place.update(ident, content["data"], content.get("metadata") or {}):
+                    for shown in place.update(ident, data, content.get("metadata") or {}, whole):
                         self._view(shown)
         elif kind == "clear_output":
             self._place().clear(bool(content.get("wait")))
@@ -483,9 +494,15 @@ class RankOutput:
         if ident is None and is_empty(data):
             self._place().clear_if_due()
             return
-        shown = Display(kind, data, content.get("metadata") or {}, ident)
+        data, whole = self._bounded(data, ident or "")
+        shown = Display(kind, data, content.get("metadata") or {}, ident, whole=whole)
         self._place().show(shown)
         self._view(shown)
+
+    def _bounded(self, data: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+        """What is shown of a mimebundle, and a digest of all of it where that is not all."""
+        found = self.wholes.bundle(data, name)
+        return found, "" if found is data else hashlib.sha256(_sorted(data).encode("utf-8", "replace")).hexdigest()
 
     # -- Output widgets --------------------------------------------------------------------------------
 
