@@ -105,6 +105,7 @@ TRIED = {
     "_supports_kernel_subshells": "status messages", "_flush_pending": "flush before a display",
     **dict.fromkeys(("_get_shell_context_var", "_shell_parent_ident", "_parent_ident"), "questions of a cell"),
     "_format_exception_for_storage": "history of errors", "_last_traceback": "traceback of a reply",
+    **dict.fromkeys(("_enable_profiler_legacy", "_disable_profiler_legacy"), "profilers of a program"),
     "_reloader": "files of autoreload",
     "_mux_stream": "client's connection",
     "_control_stream": "client's connection", "_query_stream": "client's connection",

@@ -87,6 +87,7 @@ def hook(kernel: WorkerKernel) -> None:
     streams.free_dumps()
     know_threads(kernel.cell)
     kernel.exits.install()
+    kernel.tracer.install()
     kernel.groups.install()
     os.register_at_fork(after_in_child=kernel.groups.sockets.leave_in_child)
     kernel.departures.install()
