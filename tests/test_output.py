@@ -482,6 +482,36 @@ def test_an_argument_that_is_no_utf8_arrives_as_it_is(pool: nbddp.Pool) -> None:
     assert list(found) == [["a\udcff", "é"]] * 2
 
 
+# -- processes that a program forks itself ------------------------------------------------------------
+
+FORKS = {
+    "comes to the end": ("pass", 0, ["forked"]),
+    "raises": ("1 / 0", 1, ["forked", "ZeroDivisionError: division by zero"]),
+    "exits": ("sys.exit(7)", 7, ["forked"]),
+    "says why it exits": ("sys.exit('why')", 1, ["forked", "why"]),
+    "forks again": ("if os.fork(): os.wait()\n    else: print('again')", 0, ["forked", "again"]),
+}
+
+
+@pytest.mark.parametrize("how", FORKS)
+def test_a_forked_process_that_falls_through_ends(pool: nbddp.Pool, how: str) -> None:
+    does, code, says = FORKS[how]
+    started = time.monotonic()
+    pool.run_cell(
+        f"import os, sys\nchild = os.fork()\nif not child:\n    print('forked')\n    {does}\n"
+        "else:\n    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])",
+        screen=Silent(),
+    )
+    assert time.monotonic() - started < 8
+    assert list(pool.pull(["ended"])["ended"]) == [code, code]
+    assert pool.last_run is not None
+    for out in pool.last_run.outputs.values():
+        rows = out.log.read_text().splitlines()
+        assert [row for row in rows if not row.startswith(("Traceback", " "))] == says
+    pool.run_cell("print('next')", screen=Silent())
+    assert all(out.log.read_text() == "next\n" for out in pool.last_run.outputs.values())
+
+
 # -- what a report says, and how much ----------------------------------------------------------------
 
 
@@ -532,6 +562,20 @@ def test_a_chain_of_exceptions_says_how_each_came_of_the_one_before(pool: nbddp.
                            "    except KeyError as x: e = x\nraise e").report  # fmt: skip
     assert "… 480 earlier exceptions omitted\n" in long
     assert long.count("direct cause") == 19
+
+
+HOSTILE = {
+    "is neither true nor false": "def __bool__(self): raise RuntimeError('bool')",
+    "is false": "def __bool__(self): return False",
+    "is equal to nothing": "def __eq__(self, other): raise RuntimeError('eq')\n    __hash__ = None",
+    "has no attributes": "def __getattribute__(self, name): raise RuntimeError(name)",
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_an_exception_with_code_of_its_own_leads(pool: nbddp.Pool, how: str) -> None:
+    error = report_of(pool, f"class Odd(Exception):\n    {HOSTILE[how]}\nraise Odd('x')")
+    assert re.fullmatch(r"rank 0 raised Odd: x \(cell line \d\)", str(error))
 
 
 RECURSIONS = {

@@ -53,7 +53,9 @@ def pack_or_words(value: Any) -> bytes:
     text = words(value)
     try:
         return cloudpickle.dumps((pack(value), text))  # type: ignore[no-any-return]
-    except Exception as e:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # `__reduce__` is the program's own code, and may exit
         return cloudpickle.dumps((None, NotSent(text, reason(e))))  # type: ignore[no-any-return]
 
 
@@ -64,7 +66,9 @@ def unpack(data: bytes) -> Any:
         return text
     try:
         return cloudpickle.loads(packed)
-    except Exception as e:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
         return NotSent(text, reason(e))
 
 
@@ -72,11 +76,17 @@ def words(value: Any) -> str:
     """repr, cut to REPR_LIMIT; a repr that raises is told."""
     try:
         text = plain(repr(value))
-    except Exception as e:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
         text = f"<{type(value).__name__} whose repr raises {type(e).__name__}>"
     return text if len(text) <= REPR_LIMIT else text[:REPR_LIMIT] + "…"
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """`TypeError: cannot pickle ...` in one line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    try:
+        said = str(error)
+    except BaseException:
+        said = ""
+    return plain(f"{type(error).__name__}: {said}".removesuffix(": ").splitlines()[0])
