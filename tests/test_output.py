@@ -578,6 +578,59 @@ def test_an_exception_with_code_of_its_own_leads(pool: nbddp.Pool, how: str) -> 
     assert re.fullmatch(r"rank 0 raised Odd: x \(cell line \d\)", str(error))
 
 
+def test_an_exception_of_a_function_comes_out_as_itself_with_its_cause(pool: nbddp.Pool) -> None:
+    class Coded(Exception):
+        def __init__(self, code: int, text: str, *, extra: int) -> None:
+            super().__init__(f"{code}: {text}")
+            self.code, self.extra = code, extra
+
+    class Missing(OSError):
+        def __init__(self, path: str) -> None:
+            super().__init__(2, "missing", path)
+
+    class Strict(Exception):
+        def __new__(cls, one: int, two: int) -> Strict:
+            return super().__new__(cls, one)
+
+        def __init__(self, one: int, two: int) -> None:
+            pass
+
+    def fails(how: str) -> None:
+        try:
+            [][1]
+        except IndexError as e:
+            if how == "lock":
+                import threading
+
+                e.lock = threading.Lock()  # type: ignore[attr-defined]
+            raise {"coded": Coded(3, "text", extra=4), "missing": Missing("x.txt"), "strict": Strict(1, 2),
+                   "lock": Coded(3, "text", extra=4)}[how] from e  # fmt: skip
+
+    with pytest.raises(Coded, match="3: text") as coded:
+        pool.run(fails, "coded")
+    assert (coded.value.code, coded.value.extra, coded.value.args) == (3, 4, ("3: text",))
+    assert isinstance(coded.value.__cause__, nbddp.WorkerFailed)
+    assert isinstance(coded.value.__cause__.__cause__, IndexError)
+    with pytest.raises(Missing) as missing:
+        pool.run(fails, "missing")
+    assert (missing.value.errno, missing.value.filename) == (2, "x.txt")
+    with pytest.raises(Strict) as strict:
+        pool.run(fails, "strict")
+    assert strict.value.args == (1,)
+    with pytest.raises(Coded):  # its cause cannot travel
+        pool.run(fails, "lock")
+
+
+def test_a_ddp_model_that_is_pulled_says_what_to_pull(pool: nbddp.Pool) -> None:
+    pool.run_cell(
+        "import torch, torch.distributed as dist\ndist.init_process_group()\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2)); held = [model]",
+        screen=Silent(),
+    )
+    for name in ("model", "held"):
+        assert "use its .module" in pool.pull([name])[name][0].why
+
+
 RECURSIONS = {
     "itself": ("def f(n): return f(n + 1)\nf(0)", "frames omitted, of f"),
     "each other": ("def f(n): return g(n)\ndef g(n): return f(n + 1)\nf(0)", "frames omitted, of f, g"),
