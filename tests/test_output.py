@@ -89,6 +89,50 @@ def test_many_lines_at_once_count_as_one_by_one(pieces: list[str]) -> None:
     assert (whole.print_of(), whole.lines()) == (cut.print_of(), cut.lines())
 
 
+ROWS = ["a", "bcd", "\n", "\n\n", "\r", "\x1b[A\r", "\x1b[2A\r", "\x1b[9A\r", "\x1b[B\r", "\r\x1b[K"]
+
+
+def screen(text: str) -> list[str]:
+    """The rows of a terminal that has no end."""
+    rows, at, column = [""], 0, 0
+    for part in re.split(r"(\n|\r|\x1b\[\d*[ABK])", text):
+        if part == "\n":
+            at, column = at + 1, 0
+            rows += [""] * (at == len(rows))
+        elif part == "\r":
+            column = 0
+        elif part.endswith("K"):
+            rows[at] = rows[at][:column]
+        elif part.startswith("\x1b"):
+            number = int(part[2:-1] or "1")
+            at = max(0, at - number) if part.endswith("A") else min(len(rows) - 1, at + number)
+        else:
+            rows[at] = rows[at][:column] + part + rows[at][column + len(part) :]
+            column += len(part)
+    return [row.rstrip() for row in rows if row.strip()]
+
+
+@given(st.lists(st.sampled_from(ROWS), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_a_cursor_that_goes_up_writes_over_what_was_there(pieces: list[str]) -> None:
+    text, cut = "".join(pieces), Text()
+    for character in text:
+        cut.write("stdout", character)
+    assert [line.rstrip() for line in cut.lines_of("stdout") if line.strip()] == screen(text)
+    whole = Text()
+    whole.write("stdout", text)
+    assert [line.rstrip() for line in whole.lines_of("stdout") if line.strip()] == screen(text)
+
+
+def test_lines_that_are_taken_back_are_told_once_beside_those_of_another_stream() -> None:
+    text = Text()
+    for i in range(3):
+        text.write("stdout", f"step {i}\n")
+        text.write("stderr", f"\n\rbar {i}")
+        text.write("stderr", "\x1b[A")
+    assert [line for _, line in text.lines()[0] if line] == ["step 0", "step 1", "step 2", "bar 2"]
+
+
 def feeds(line: Line, n: int) -> dict[str, Callable[[], None]]:
     """Ways of writing about n pieces at a long line."""
 
@@ -425,6 +469,16 @@ def test_what_is_written_past_python_comes_before_what_is_displayed_after_it(sho
 def test_a_letter_of_several_bytes_may_come_in_two_parts(shows: Callable[..., list[str]]) -> None:
     rows = shows("os.write(1, 'grü'.encode()[:-1]); time.sleep(0.05); os.write(1, 'üß'.encode()[1:]); None")
     assert rows == ["ranks 0–1 │ grüß"]
+
+
+def test_a_bar_below_others_is_one_line(shows: Callable[..., list[str]]) -> None:
+    """As tqdm writes one at position 2: each part is flushed."""
+    rows = shows(
+        "def say(text): sys.stderr.write(text); sys.stderr.flush()\n"
+        "for i in range(5):\n    say('\\n\\n'); say(f'\\rbar {i}'); say('\\x1b[A\\x1b[A'); time.sleep(0.03)\n"
+        "print('done')"
+    )
+    assert rows == ["ranks 0–1        │ done", "ranks 0–1 stderr │ bar 4"]
 
 
 DUMPS = """import faulthandler, signal

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbddp.run.line import Line, cut_sequence, has_controls
+from nbddp.run.line import MOST_ROWS, Line, Rows, cut_sequence, has_controls, moves_rows, rows_up
 from nbddp.run.logfile import LIMIT, LogFile
 from nbddp.run.stamps import unstamped
 from nbddp.run.whole import Wholes, sizes
@@ -43,16 +43,18 @@ MOVING = 4  # lines of a rank's widgets that the live view has, the newest ones
 
 
 class Stream:
-    """One stream within a stretch of text: its unfinished line, and a digest of those that are complete.
+    """One stream within a stretch of text: its unfinished lines, and a digest of those that are complete.
 
     `stamped`: how many lines begin with a time, which is not in the digest.
     """
 
     def __init__(self, name: str):
         self.name = name
-        self.line = Line()
-        self.count = self.stamped = 0
-        self.digest = hashlib.sha256()
+        self.rows = Rows()
+        self.count = self.taken_back = 0  # complete lines; how many of them the last text has taken back
+        self._stamped = 0
+        self._digest = hashlib.sha256()
+        self._recent: deque[str] = deque()  # the last complete lines, which are not in the digest yet
         self._cut = ""  # the beginning of an escape sequence
 
     def write(self, text: str) -> list[str]:
@@ -60,6 +62,13 @@ class Stream:
         text, self._cut = self._cut + text, ""
         whole = cut_sequence(text)
         text, self._cut = text[:whole], text[whole:]
+        self.taken_back = 0
+        if not self.rows.one or moves_rows(text):
+            self._take_back(rows_up(text) - self.rows.above)
+            done = self.rows.write(text, LONGEST)
+            if done:
+                self._count(done)
+            return done
         first, *others = text.split("\n")
         done = self._go_on(first)
         if not others:
@@ -79,33 +88,55 @@ class Stream:
     def _go_on(self, piece: str) -> list[str]:
         """Write on the unfinished line; what of it was ended because it is too long."""
         done = []
-        while self.line.column + len(piece) > LONGEST:
-            room = LONGEST - self.line.column
-            self.line.write(piece[:room])
+        while self.rows.line.column + len(piece) > LONGEST:
+            room = LONGEST - self.rows.line.column
+            self.rows.line.write(piece[:room])
             piece = piece[room:]
-            if self.line.column >= LONGEST:
+            if self.rows.line.column >= LONGEST:
                 done.append(self._end_line())
         if piece:
-            self.line.write(piece)
+            self.rows.line.write(piece)
         return done
 
     def _end_line(self) -> str:
-        text, self.line = self.line.text(), Line()
+        text = self.rows.end()
         self._count([text])
         return text
 
     def _count(self, lines: list[str]) -> None:
         self.count += len(lines)
-        text, stamped = unstamped("\n".join(lines) + "\n")
-        self.stamped += stamped
-        self.digest.update(text.encode("utf-8", "replace"))
+        self._recent.extend(lines)
+        many = len(self._recent) - MOST_ROWS
+        if max(map(len, lines)) > LIVE_WIDTH:  # nobody goes back to such a line
+            many = len(self._recent)
+        if many > 0:
+            text, stamped = unstamped("\n".join(self._recent.popleft() for _ in range(many)) + "\n")
+            self._stamped += stamped
+            self._digest.update(text.encode("utf-8", "replace"))
 
-    def open_line(self) -> str:
-        line, at, cut = self.line.text(), self.line.column, self._cut
-        return line[:at].ljust(at) + cut + line[at + len(cut) :] if cut else line
+    def _take_back(self, rows: int) -> None:
+        """Have so many of the last lines be unfinished again: the cursor goes up to them."""
+        self.taken_back = max(0, min(rows, len(self._recent)))
+        lines = [self._recent.pop() for _ in range(self.taken_back)]
+        self.count -= len(lines)
+        self.rows.take_back(lines[::-1])
+
+    @property
+    def stamped(self) -> int:
+        return self._stamped + unstamped("\n".join(self._recent))[1]
+
+    def open_lines(self) -> list[str]:
+        """Those that are not ended, or to which the cursor may go back."""
+        return [self._as_it_stands(line) for line in self.rows.all]
+
+    def _as_it_stands(self, line: Line) -> str:
+        text, at, cut = line.text(), line.column, self._cut if line is self.rows.line else ""
+        return text[:at].ljust(at) + cut + text[at + len(cut) :] if cut else text
 
     def print_of(self) -> object:
-        return (self.name, self.count, self.digest.hexdigest(), unstamped(self.open_line())[0])
+        digest = self._digest.copy()
+        digest.update("".join(unstamped(f"{line}\n")[0] for line in self._recent).encode("utf-8", "replace"))
+        return (self.name, self.count, digest.hexdigest(), unstamped("\n".join(self.open_lines()))[0])
 
 
 class Text:
@@ -132,11 +163,21 @@ class Text:
             return []
         if name not in self.streams:
             self.streams[name] = Stream(name)
-        done = self.streams[name].write(text)
+        stream = self.streams[name]
+        done = stream.write(text)
+        if stream.taken_back:
+            self._take_back(name, stream.taken_back)
         room = HEAD - len(self.head)
         self.head += [(name, kept(line)) for line in done[:room]] if room else []
         self.tail.extend((name, kept(line)) for line in done[room:][-TAIL:])
         return [(name, line) for line in done]
+
+    def _take_back(self, name: str, count: int) -> None:
+        """The last lines of a stream are unfinished again."""
+        lines: deque[Ended] | list[Ended] = self.tail or self.head
+        last = [i for i, (stream, _) in enumerate(lines) if stream == name][-count:]
+        for i in reversed(last):
+            del lines[i]
 
     def lines(self) -> tuple[list[Ended], int, list[Ended]]:
         """Head, how many lines are left out after it, and tail; unfinished lines are the last."""
@@ -151,7 +192,7 @@ class Text:
 
     def open_lines(self) -> list[Ended]:
         """Lines that are not ended, with something in them."""
-        return [(s.name, line) for s in self.streams.values() if (line := s.open_line()).strip()]
+        return [(s.name, line) for s in self.streams.values() for line in s.open_lines() if line.strip()]
 
     def print_of(self) -> object:
         """Without the order among the streams, which subprocesses do not have."""
@@ -427,8 +468,8 @@ class RankOutput:
         """The beginnings of lines that may change: unfinished text, such as progress bars, and what an area says."""
         item = self._items.last()
         if isinstance(item, Text):
-            for stream in item.streams.values():
-                begun = stream.line.beginning(LIVE_WIDTH)
+            for line in (line for stream in item.streams.values() for line in stream.rows.all):
+                begun = line.beginning(LIVE_WIDTH)
                 if begun.strip():
                     yield begun
         elif isinstance(item, Area):
