@@ -106,7 +106,8 @@ class PoolNotRunning(PoolError):
 @dataclass(frozen=True)
 class Frame:
     """One frame of a remote traceback. `context` holds (line number, text) around `line`; `values` holds (name, text):
-    what the names of a user's frame held when it failed."""
+    what the names of a user's frame held when it failed. left_out: how many frames after it are not told, of functions
+    `of`: those of a recursion."""
 
     file: str
     line: int
@@ -114,17 +115,23 @@ class Frame:
     user: bool
     context: tuple[tuple[int, str], ...] = ()
     values: tuple[tuple[str, str], ...] = ()
+    left_out: int = 0
+    of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Raised:
-    """One exception of a chain, outermost last; `relation` says how it follows from the one before."""
+    """One exception of a chain, outermost last; `relation` says how it follows from the one before. Of an
+    ExceptionGroup `group` has a chain for each exception in it; `more` are left out, and `older` before this one."""
 
     type: str
     message: str
     frames: tuple[Frame, ...] = ()
     relation: str = ""
     notes: tuple[str, ...] = ()
+    group: tuple[tuple[Raised, ...], ...] = ()
+    more: int = 0
+    older: int = 0
 
 
 class RankStatus(str, Enum):

@@ -155,6 +155,11 @@ HANGS = {
         "dist.gather_object(rank, [None] * 2, dst=rank)",
         "gather #2 has different dst: dst=0 on rank 0 (line 24), dst=1 on rank 1 (line 24)", "",
     ),
+    "a result of a functional collective": (
+        "import torch.distributed._functional_collectives as functional\n"
+        "if rank == 0: print(functional.all_reduce(torch.ones(4), 'sum', dist.group.WORLD) + 1)",
+        "rank 0 waits in all_reduce #1 (line 25); rank 1 has finished the cell without calling it", "",
+    ),
     "a new group": (
         "if rank == 0: dist.new_group([0, 1])",
         "rank 0 waits in new_group (line 24); rank 1 has finished the cell without calling it", "",

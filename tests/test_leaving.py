@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -160,11 +161,12 @@ def test_a_process_that_ends_well_is_a_success_and_its_names_are_told_to_be_gone
 
 
 def test_a_request_is_no_program_and_must_be_answered(two: nbddp.Pool) -> None:
-    two.run_cell(
-        "import os, sys\nclass Leaving:\n    def __reduce__(self): sys.exit(0)\nit = Leaving()", screen=Silent()
-    )
+    class Leaving:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return sys.exit, (0,)
+
     with pytest.raises(nbddp.WorkerFailed, match="rank 0 exited with code 0"):
-        two.pull(["it"])
+        two.push({"it": Leaving()})
     check_after(two, ())
 
 

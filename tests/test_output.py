@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,6 +87,50 @@ def test_many_lines_at_once_count_as_one_by_one(pieces: list[str]) -> None:
         for piece in pieces:
             cut.write("stdout", piece)
     assert (whole.print_of(), whole.lines()) == (cut.print_of(), cut.lines())
+
+
+ROWS = ["a", "bcd", "\n", "\n\n", "\r", "\x1b[A\r", "\x1b[2A\r", "\x1b[9A\r", "\x1b[B\r", "\r\x1b[K"]
+
+
+def screen(text: str) -> list[str]:
+    """The rows of a terminal that has no end."""
+    rows, at, column = [""], 0, 0
+    for part in re.split(r"(\n|\r|\x1b\[\d*[ABK])", text):
+        if part == "\n":
+            at, column = at + 1, 0
+            rows += [""] * (at == len(rows))
+        elif part == "\r":
+            column = 0
+        elif part.endswith("K"):
+            rows[at] = rows[at][:column]
+        elif part.startswith("\x1b"):
+            number = int(part[2:-1] or "1")
+            at = max(0, at - number) if part.endswith("A") else min(len(rows) - 1, at + number)
+        else:
+            rows[at] = rows[at][:column] + part + rows[at][column + len(part) :]
+            column += len(part)
+    return [row.rstrip() for row in rows if row.strip()]
+
+
+@given(st.lists(st.sampled_from(ROWS), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_a_cursor_that_goes_up_writes_over_what_was_there(pieces: list[str]) -> None:
+    text, cut = "".join(pieces), Text()
+    for character in text:
+        cut.write("stdout", character)
+    assert [line.rstrip() for line in cut.lines_of("stdout") if line.strip()] == screen(text)
+    whole = Text()
+    whole.write("stdout", text)
+    assert [line.rstrip() for line in whole.lines_of("stdout") if line.strip()] == screen(text)
+
+
+def test_lines_that_are_taken_back_are_told_once_beside_those_of_another_stream() -> None:
+    text = Text()
+    for i in range(3):
+        text.write("stdout", f"step {i}\n")
+        text.write("stderr", f"\n\rbar {i}")
+        text.write("stderr", "\x1b[A")
+    assert [line for _, line in text.lines()[0] if line] == ["step 0", "step 1", "step 2", "bar 2"]
 
 
 def feeds(line: Line, n: int) -> dict[str, Callable[[], None]]:
@@ -389,6 +434,10 @@ IN_ORDER = {
     "parts of lines": "sys.stdout.write('o'); os.system('echo ne'); print('two'); print('three')",
     "C": "import ctypes\nc = ctypes.CDLL(None); c.printf(b'one\\n'); print('two'); c.printf(b'three')",
     "a subprocess": "import subprocess\nfor w in ('one', 'two', 'three'): subprocess.run(['echo', w])",
+    "a subprocess to sys.stdout": "import subprocess\nsubprocess.run(['echo', 'one'], stdout=sys.stdout)\n"
+    "print('two'); subprocess.run('echo three', shell=True, stdout=sys.stdout.buffer)",
+    "the descriptor of sys.stdout": "for w in ('one', 'two', 'three'): print(w[0], end='', flush=True); "
+    "os.write(sys.stdout.fileno(), w[1:].encode()); print()",
 }
 
 
@@ -420,6 +469,270 @@ def test_what_is_written_past_python_comes_before_what_is_displayed_after_it(sho
 def test_a_letter_of_several_bytes_may_come_in_two_parts(shows: Callable[..., list[str]]) -> None:
     rows = shows("os.write(1, 'grü'.encode()[:-1]); time.sleep(0.05); os.write(1, 'üß'.encode()[1:]); None")
     assert rows == ["ranks 0–1 │ grüß"]
+
+
+def test_a_bar_below_others_is_one_line(shows: Callable[..., list[str]]) -> None:
+    """As tqdm writes one at position 2: each part is flushed."""
+    rows = shows(
+        "def say(text): sys.stderr.write(text); sys.stderr.flush()\n"
+        "for i in range(5):\n    say('\\n\\n'); say(f'\\rbar {i}'); say('\\x1b[A\\x1b[A'); time.sleep(0.03)\n"
+        "print('done')"
+    )
+    assert rows == ["ranks 0–1        │ done", "ranks 0–1 stderr │ bar 4"]
+
+
+DUMPS = """import faulthandler, signal
+print('one')
+faulthandler.dump_traceback(all_threads=False)
+print('two')
+faulthandler.register(signal.SIGUSR1, all_threads=False); os.kill(os.getpid(), signal.SIGUSR1)
+faulthandler.unregister(signal.SIGUSR1)
+print('three')
+faulthandler.dump_traceback_later(0.01); time.sleep(0.1); faulthandler.cancel_dump_traceback_later()
+print('four')"""
+
+
+def test_what_faulthandler_dumps_is_output(pool: nbddp.Pool, shows: Callable[..., list[str]]) -> None:
+    shows(DUMPS)
+    assert pool.last_run is not None
+    rows = pool.last_run.outputs[1].log.read_text().splitlines()
+    said = [row for row in rows if row in ("one", "two", "three", "four") or re.match("Stack|Timeout|.*In\\[", row)]
+    assert [re.sub(r".*In\[.* line (\d+) .*", r"\1", row).split()[0] for row in said] == [
+        "one", "Stack", "4", "two", "Stack", "6", "three", "Timeout", "9", "four",
+    ]  # fmt: skip
+
+
+def test_dumps_that_no_pipe_has_room_for_block_nobody(shows: Callable[..., list[str]]) -> None:
+    rows = shows("import faulthandler\nfor _ in range(20): faulthandler.dump_traceback()\nprint('through')")
+    assert rows[-1].endswith("│ through")
+
+
+LONE = """import logging
+print('one'); print('two \\ud800', b'\\xff'.decode('utf-8', 'surrogateescape')); print('three')
+print('four \\ud801', file=sys.stderr)
+os.write(1, b'five \\xff\\n')
+from IPython.display import HTML, display
+display(HTML('<b>six \\ud802</b>'))
+class Odd:
+    def __repr__(self): return 'seven \\ud803'
+Odd()"""
+
+
+def test_lone_surrogates_are_shown_as_escapes_and_nothing_else_is_lost(shows: Callable[..., list[str]]) -> None:
+    rows = [row.partition("│")[2].strip() or row for row in shows(LONE)]
+    assert rows == ["one", r"two \ud800 \udcff", "three", r"four \ud801", "five \ufffd", "ranks 0–1        │",
+                    r"<b>six \ud802</b>", r"seven \ud803"]  # fmt: skip
+    assert shows("pass") == [], "nothing comes late"
+
+
+def test_a_file_whose_name_is_no_utf8_is_named_in_a_report(pool: nbddp.Pool) -> None:
+    name = r"os.fsdecode(b'/nowhere/odd\xff.py')"
+    with pytest.raises(nbddp.WorkerFailed, match=r"FileNotFoundError: .*odd\\udcff.py.* \(odd\?.py line 1\)"):
+        pool.run_cell(f"import os\nexec(compile('open(__file__)', {name}, 'exec'), {{'__file__': {name}}})")
+
+
+def test_an_argument_that_is_no_utf8_arrives_as_it_is(pool: nbddp.Pool) -> None:
+    found = pool.run_cell("import sys\nsys.argv[1:]", argv=["a\udcff", "é"], want_value=True, screen=Silent())
+    assert list(found) == [["a\udcff", "é"]] * 2
+
+
+# -- processes that a program forks itself ------------------------------------------------------------
+
+FORKS = {
+    "comes to the end": ("pass", 0, ["forked"]),
+    "raises": ("1 / 0", 1, ["forked", "ZeroDivisionError: division by zero"]),
+    "exits": ("sys.exit(7)", 7, ["forked"]),
+    "says why it exits": ("sys.exit('why')", 1, ["forked", "why"]),
+    "forks again": ("if os.fork(): os.wait()\n    else: print('again')", 0, ["forked", "again"]),
+}
+
+
+@pytest.mark.parametrize("how", FORKS)
+def test_a_forked_process_that_falls_through_ends(pool: nbddp.Pool, how: str) -> None:
+    does, code, says = FORKS[how]
+    started = time.monotonic()
+    pool.run_cell(
+        f"import os, sys\nchild = os.fork()\nif not child:\n    print('forked')\n    {does}\n"
+        "else:\n    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])",
+        screen=Silent(),
+    )
+    assert time.monotonic() - started < 8
+    assert list(pool.pull(["ended"])["ended"]) == [code, code]
+    assert pool.last_run is not None
+    for out in pool.last_run.outputs.values():
+        rows = out.log.read_text().splitlines()
+        assert [row for row in rows if not row.startswith(("Traceback", " "))] == says
+    pool.run_cell("print('next')", screen=Silent())
+    assert all(out.log.read_text() == "next\n" for out in pool.last_run.outputs.values())
+
+
+# -- what a report says, and how much ----------------------------------------------------------------
+
+
+def report_of(pool: nbddp.Pool, code: str) -> nbddp.WorkerFailed:
+    with pytest.raises(nbddp.WorkerFailed) as raised:
+        pool.run_cell(code, screen=Silent())
+    return raised.value
+
+
+GROUP = """async def one():
+    raise ValueError("bad\\nbatch")
+async def two():
+    try: 1 / 0
+    except ZeroDivisionError as e: raise KeyError("k") from e
+many = ExceptionGroup("many", [TypeError(i) for i in range(20)])
+try:
+    import asyncio
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one()); group.create_task(two())
+except ExceptionGroup as e:
+    raise ExceptionGroup("all", [*e.exceptions, many])"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs ExceptionGroup")
+def test_exceptions_of_a_group_are_told_each_with_its_lines(pool: nbddp.Pool) -> None:
+    error = report_of(pool, GROUP)
+    assert pool.last_run is not None
+    assert str(error) == "rank 0 raised ExceptionGroup: all (3 sub-exceptions) (cell line 12)"
+    text = error.report
+    first, second, third = (text.index(f"+---------------- {i} ----------------\n") for i in (1, 2, 3))
+    assert '    | ---->    2     raise ValueError("bad\\nbatch")\n' in text[first:second]
+    assert "    | ValueError: bad\n    | batch\n" in text[first:second]
+    assert re.search(r"\| ---->    4 .*\n(.*\n)*.*direct cause of(.*\n)*.*\| ---->    5 ", text[second:third])
+    assert "    |     | TypeError: 14\n    |     +---------------- ... --" in text[third:]
+    assert "    |     | and 5 more exceptions\n" in text[third:]
+    parts = error.cause.chain[-1].group
+    assert [chain[-1].type for chain in parts] == ["ValueError", "KeyError", "ExceptionGroup"]
+    assert [chain[0].type for chain in parts[1:]] == ["ZeroDivisionError", "ExceptionGroup"]
+    assert "| KeyError: 'k'" in pool.last_run.failures[0].exception
+
+
+def test_a_chain_of_exceptions_says_how_each_came_of_the_one_before(pool: nbddp.Pool) -> None:
+    code = "try:\n    try: 1 / 0\n    except Exception as e: raise KeyError('k') from e\nexcept KeyError: [][1]"
+    text = report_of(pool, code).report
+    joints = [line for line in text.splitlines() if line.startswith(("The above", "During", "Zero", "KeyError"))]
+    assert [line.split()[0] for line in joints] == ["ZeroDivisionError:", "The", "KeyError:", "During"]
+    long = report_of(pool, "e = None\nfor i in range(500):\n    try: raise KeyError(i) from e\n"
+                           "    except KeyError as x: e = x\nraise e").report  # fmt: skip
+    assert "… 480 earlier exceptions omitted\n" in long
+    assert long.count("direct cause") == 19
+
+
+HOSTILE = {
+    "is neither true nor false": "def __bool__(self): raise RuntimeError('bool')",
+    "is false": "def __bool__(self): return False",
+    "is equal to nothing": "def __eq__(self, other): raise RuntimeError('eq')\n    __hash__ = None",
+    "has no attributes": "def __getattribute__(self, name): raise RuntimeError(name)",
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_an_exception_with_code_of_its_own_leads(pool: nbddp.Pool, how: str) -> None:
+    error = report_of(pool, f"class Odd(Exception):\n    {HOSTILE[how]}\nraise Odd('x')")
+    assert re.fullmatch(r"rank 0 raised Odd: x \(cell line \d\)", str(error))
+
+
+def test_an_exception_of_a_function_comes_out_as_itself_with_its_cause(pool: nbddp.Pool) -> None:
+    class Coded(Exception):
+        def __init__(self, code: int, text: str, *, extra: int) -> None:
+            super().__init__(f"{code}: {text}")
+            self.code, self.extra = code, extra
+
+    class Missing(OSError):
+        def __init__(self, path: str) -> None:
+            super().__init__(2, "missing", path)
+
+    class Strict(Exception):
+        def __new__(cls, one: int, two: int) -> Strict:
+            return super().__new__(cls, one)
+
+        def __init__(self, one: int, two: int) -> None:
+            pass
+
+    def fails(how: str) -> None:
+        try:
+            [][1]
+        except IndexError as e:
+            if how == "lock":
+                import threading
+
+                e.lock = threading.Lock()  # type: ignore[attr-defined]
+            raise {"coded": Coded(3, "text", extra=4), "missing": Missing("x.txt"), "strict": Strict(1, 2),
+                   "lock": Coded(3, "text", extra=4)}[how] from e  # fmt: skip
+
+    with pytest.raises(Coded, match="3: text") as coded:
+        pool.run(fails, "coded")
+    assert (coded.value.code, coded.value.extra, coded.value.args) == (3, 4, ("3: text",))
+    assert isinstance(coded.value.__cause__, nbddp.WorkerFailed)
+    assert isinstance(coded.value.__cause__.__cause__, IndexError)
+    with pytest.raises(Missing) as missing:
+        pool.run(fails, "missing")
+    assert (missing.value.errno, missing.value.filename) == (2, "x.txt")
+    with pytest.raises(Strict) as strict:
+        pool.run(fails, "strict")
+    assert strict.value.args == (1,)
+    with pytest.raises(Coded):  # its cause cannot travel
+        pool.run(fails, "lock")
+
+
+def test_a_ddp_model_that_is_pulled_says_what_to_pull(pool: nbddp.Pool) -> None:
+    pool.run_cell(
+        "import torch, torch.distributed as dist\ndist.init_process_group()\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2)); held = [model]",
+        screen=Silent(),
+    )
+    for name in ("model", "held"):
+        assert "use its .module" in pool.pull([name])[name][0].why
+
+
+RECURSIONS = {
+    "itself": ("def f(n): return f(n + 1)\nf(0)", "frames omitted, of f"),
+    "each other": ("def f(n): return g(n)\ndef g(n): return f(n + 1)\nf(0)", "frames omitted, of f, g"),
+}
+
+
+@pytest.mark.parametrize("how", RECURSIONS)
+def test_a_recursion_is_reported_in_a_few_lines(pool: nbddp.Pool, how: str) -> None:
+    code, words = RECURSIONS[how]
+    text = report_of(pool, code).report
+    assert "raised RecursionError" in text
+    assert words in text
+    assert len(text.splitlines()) < 50
+
+
+LARGE = """from IPython.display import HTML, display
+display(HTML('<i>' + 'h' * 26_000_000))
+handle = display({'text/plain': 'p'}, raw=True, display_id=True)
+for i in range(3): handle.update({'text/plain': f'{i} ' * 100_000}, raw=True)
+'y' * 500_000"""
+
+
+def test_what_is_shown_has_a_bound_and_the_whole_is_in_a_file(
+    pool: nbddp.Pool, shows: Callable[..., list[str]]
+) -> None:
+    rows = shows(LARGE)
+    assert sum(map(len, rows)) < 150_000
+    places = [Path(found[1]) for row in rows if (found := re.search(r"omitted; the whole: (\S+)", row))]
+    assert [path.name for path in places] == [f"rank0.whole{i}.txt" for i in (1, 2, 3)], "both ranks show the same"
+    assert places[1].read_text() == "2 " * 100_000
+    assert places[2].read_text() == repr("y" * 500_000)
+    assert rows[0].startswith("ranks 0–1     │ <IPython.core.display.HTML object>")
+    assert "… text/html of 26,000,003 characters omitted" in rows[1]
+
+
+def test_a_message_has_a_bound_in_a_report_and_is_whole_in_a_file(pool: nbddp.Pool) -> None:
+    error = report_of(pool, "raise ValueError('first\\n' + 'x' * 3_000_000)")
+    assert str(error) == "rank 0 raised ValueError: first (cell line 1)", "equal ones, of which the lowest is named"
+    assert error.report.startswith("rank 0 raised ValueError (cell line 1):\n    first\n    xxx")
+    assert len(error.report) < 20_000
+    found = re.search(r"… ([\d,]+) characters omitted; the whole: (\S+) …", error.report)
+    assert found
+    assert Path(found[2]).read_text() == "first\n" + "x" * 3_000_000
+    lines = report_of(pool, "raise ValueError('\\n'.join(map(str, range(10_000))))").report.splitlines()
+    assert len(lines) < 120
+    note = report_of(pool, "e = ValueError('n'); e.__notes__ = ['note ' * 10_000, *['b'] * 100]; raise e").report
+    assert len(note) < 20_000
+    assert len(str(report_of(pool, "raise ValueError('x' * 10_000)"))) < 600
 
 
 # -- what is printed when no cell runs ---------------------------------------------------------------

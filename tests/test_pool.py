@@ -228,6 +228,7 @@ os.write(1, b"and no line end")
 """
 
 
+@pytest.mark.usefixtures("cold")
 def test_what_is_printed_and_warned_of_ahead_of_a_program_stops_no_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -356,6 +356,17 @@ def test_a_cells_stop_before_its_code_runs_is_answered(stopped: Kernel) -> None:
             assert one_line(shown) or shown.reply["ename"] == "KeyboardInterrupt"
 
 
+def test_stop_in_a_plain_cell_shows_the_cells_frames_alone(stopped: Kernel) -> None:
+    cell = stopped.send("import time\nprint('begun', flush=True)\ntime.sleep(60)")
+    while stopped.client.get_iopub_msg(timeout=60)["content"].get("text") != "begun\n":
+        pass
+    stopped.interrupt()
+    shown = stopped.collect(cell)
+    assert shown.reply["ename"] == "KeyboardInterrupt"
+    assert "time.sleep(60)" in shown.error
+    assert "nbddp" not in shown.error
+
+
 def test_stop_before_the_kernel_has_said_that_it_works_is_answered(stopped: Kernel) -> None:
     for _ in range(10):
         cell = stopped.send("%ddp status")

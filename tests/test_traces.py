@@ -123,6 +123,62 @@ def test_cell_without_trace_leaves_none_and_a_failing_one_leaves_its_own(pool: n
     assert "no trace from rank 1" in words(after, Path("x.json"), 10)
 
 
+PROFILES = """import os, torch
+from torch import profiler
+from torch.autograd import profiler as autograds
+def work(): torch.ones(9, 9) @ torch.ones(9, 9)
+def context():
+    with profiler.profile() as theirs: work()
+    return len(theirs.events()) > 5
+def schedule():
+    theirs = profiler.profile(schedule=profiler.schedule(wait=1, warmup=1, active=1, repeat=1)); theirs.start()
+    for _ in range(4): work(); theirs.step()
+    theirs.stop()
+    return len(theirs.events()) > 5
+def autograd():
+    with autograds.profile() as theirs: work()
+    return len(theirs.function_events) > 5
+def stays():
+    global left
+    left = profiler.profile(); left.start(); work()
+    return True
+def earlier():
+    work(); left.stop()
+    return len(left.events()) > 5"""
+
+
+def test_a_programs_own_profile_is_kept_and_the_trace_steps_back(pool: nbddp.Pool) -> None:
+    pool.run_cell(PROFILES, screen=Silent())
+    for how in ("context", "schedule", "autograd", "stays", "earlier"):
+        pool.run_cell(f"kept = {how}(); work()", trace=True, screen=Silent())
+        assert list(pool.pull(["kept"])["kept"]) == [True, True], how
+        why = "has had torch.profiler on since an earlier cell" if how == "earlier" else "has started torch.profiler"
+        with pytest.raises(nbddp.BadInput, match=f"no rank has a trace; rank 0: the program {why}"):
+            pool.trace()
+    pool.run_cell("kept = os.environ['RANK'] == '0' or context(); work()", trace=True, screen=Silent())
+    merged = pool.trace()
+    assert (merged.ranks, merged.missing) == ([0], [1])
+    assert merged.why[1].startswith("the program has started torch.profiler itself")
+    pool.run_cell("work()", trace=True, screen=Silent())
+    assert spans(pool.trace(), "aten::mm", 1), "the next cell is traced"
+
+
+def test_a_profile_in_a_thread_ends_no_rank(pool: nbddp.Pool) -> None:
+    code = """import threading, torch
+from torch import profiler
+def other():
+    global events
+    with profiler.profile() as theirs: torch.ones(9, 9) @ torch.ones(9, 9)
+    events = len(theirs.events())
+thread = threading.Thread(target=other); thread.start(); thread.join()"""
+    pool.run_cell(code, trace=True, screen=Silent())
+    assert min(pool.pull(["events"])["events"]) > 5
+    pool.run_cell("torch.ones(3) + 1", trace=True, screen=Silent())
+    with pytest.raises(nbddp.BadInput, match=r"in a thread under an earlier --trace; %ddp restart"):
+        pool.trace()
+    pool.restart()
+
+
 @needs_recorder
 def test_trace_in_a_notebook(four: Kernel) -> None:
     shown = four.run("%%ddp --trace\nimport torch, torch.distributed as dist\ndist.init_process_group()\n"

@@ -39,6 +39,17 @@ def test_class_of_a_cell_travels(four: Kernel) -> None:
     assert four.run("%%ddp\nprint(b.v)").text() == "ranks 0–3 │ 1\n"
 
 
+def test_value_whose_pickling_exits_is_told(four: Kernel) -> None:
+    shown = four.run("%%ddp -o odd\nimport sys\nclass Odd:\n    def __reduce__(self): sys.exit(3)\nOdd()")
+    assert shown.ok, shown.error
+    shown = four.run("print(repr(odd[1]))")
+    assert "Odd object" in shown.text(), shown.error
+    assert "not sent: SystemExit: 3" in shown.text()
+    four.run("%%ddp\nclass Late:\n    def __reduce__(self): return sys.exit, (4,)\nlate = Late()")
+    assert four.run("%ddp pull late").ok
+    assert "not sent: SystemExit: 4" in four.run("print(repr(late[0]))").text()
+
+
 def test_push_and_pull(four: Kernel) -> None:
     four.run("a, b = 3, [1, 2]\n%ddp push a b")
     four.run("%%ddp\nimport os\nloss = a * int(os.environ['RANK']) + b[1]")

@@ -190,7 +190,7 @@ def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
     ]  # fmt: skip
     text = report.failure_text(cause, others, dropped=True)
     assert report.headline(cause) == "rank 2 raised ValueError: bad batch (cell line 9)"
-    assert text.startswith(f"{report.headline(cause)}\n    second\n  ranks 0–1: finished the cell\n")
+    assert text.startswith("rank 2 raised ValueError (cell line 9):\n    bad batch\n    second\n  ranks 0–1: finished")
     assert text.count("bad batch") == 1
     assert "\n\nCell In[5], line 9\n---->    9 train()\n" in text
     assert "  … 2 frames, the last in torch/nn/modules/linear.py, forward" in text

@@ -1,5 +1,5 @@
-"""Pools and kernels whose agent is a fork of the tests' template (tests/template.py). Tests of how an agent begins or ends
-have one that was started (the fixtures `cold` and `cold_kernel`)."""
+"""Pools and kernels whose agent is a fork of the tests' template (tests/template.py). Tests of how an agent begins or
+ends have one that was started (the fixtures `cold` and `cold_kernel`)."""
 
 from __future__ import annotations
 

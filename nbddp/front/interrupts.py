@@ -71,9 +71,17 @@ class Interrupts:
 
     def _begin(self) -> None:
         self._in_cell = True
+        self._handle(self._hear, signal.default_int_handler)  # which has no frame that a traceback would show
 
     def _end(self) -> None:
         self._in_cell, self._ended = False, True
+        if self._hook is not None:
+            self._handle(signal.default_int_handler, self._hear)
+
+    def _handle(self, now: Any, then: Any) -> None:
+        """Change the handler, where it is not one of the program's."""
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == now:
+            signal.signal(signal.SIGINT, then)
 
     def _before(self, info: Any) -> None:
         if COMMAND.match((info.raw_cell or "").rstrip()):
@@ -81,3 +89,5 @@ class Interrupts:
 
     def _after(self, result: Any) -> None:
         stop.end()
+        if self._hook is not None:
+            self._handle(signal.default_int_handler, self._hear)

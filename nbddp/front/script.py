@@ -17,7 +17,7 @@ from nbddp.agent.handle import Agent
 from nbddp.base import stop
 from nbddp.base.folder import known
 from nbddp.base.units import lasts
-from nbddp.errors import RunFailed
+from nbddp.errors import BadInput, RunFailed
 from nbddp.front import launching
 from nbddp.front.commands import Command
 from nbddp.plan.options import LaunchSpec
@@ -104,7 +104,11 @@ def _signal_of(pool: Pool) -> str:
 def _write_trace(pool: Pool, name: str) -> None:
     from nbddp.draw.trace import written
 
-    print(written(pool.trace(), Path(name)), file=sys.stderr)
+    try:
+        found = str(written(pool.trace(), Path(name)))
+    except BadInput as e:  # no rank has a trace: the script has run all the same
+        found = str(e)
+    print(found, file=sys.stderr)
 
 
 @contextmanager

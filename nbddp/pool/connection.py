@@ -8,10 +8,13 @@ microseconds; `check` waits for one.
 
 from __future__ import annotations
 
+import functools
+import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from nbddp.errors import PoolError
@@ -50,6 +53,7 @@ class Connection:
         if lacking:
             raise PoolError(f"this ipyparallel lacks {', '.join(lacking)}; install ipyparallel 9")
         client.session.digest_history_size = DIGESTS
+        client.session.pack = exact(client.session.pack)
         self.client = client
         self.outbox = ipyparallel_seams.Outbox(client)
         self._receivers = ipyparallel_seams.guard(client, self._hear, self._drop, self._noticed)
@@ -137,6 +141,21 @@ class Connection:
 
     def close(self) -> None:
         ipyparallel_seams.give_up(self.client)
+
+
+def exact(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """`pack`, which makes bytes of a message, for text that a program will read, such as its arguments: also names that
+    are no UTF-8 arrive as they are."""
+    from jupyter_client.jsonutil import json_default
+
+    @functools.wraps(pack)
+    def packed(message: Any) -> bytes:
+        with suppress(UnicodeEncodeError):
+            if (found := pack(message)).isascii():
+                return found
+        return json.dumps(message, default=json_default).encode()
+
+    return packed
 
 
 def patient(connect: Connect, seconds: float) -> Any:

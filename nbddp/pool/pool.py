@@ -337,6 +337,7 @@ class Pool:
                 raise
             if hasattr(error, "add_note"):  # since Python 3.11
                 error.add_note(report.note(failed))
+            failed.__cause__ = error.__cause__  # its own goes on to be told
             raise error from failed
 
     def call(

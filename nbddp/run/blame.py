@@ -8,10 +8,10 @@ known the rank that lost its connection.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nbddp.errors import Frame, Left, Waiting
+from nbddp.errors import Frame, Left, Raised, Waiting
 from nbddp.run import report
 from nbddp.run.outcome import DIED, FAILED, REPLACED, Ended
 
@@ -55,13 +55,22 @@ def _first(bad: list[Ended]) -> Ended:
     deaths = [e for e in bad if e.status == DIED and e.at - first.at < DEATH_FIRST]
     if deaths:
         return min(deaths, key=lambda e: e.at)
-    same = [e for e in bad if e.at - first.at < AT_ONCE and e.content.get("chain") == first.content.get("chain")]
+    same = [e for e in bad if e.at - first.at < AT_ONCE and e.raised_as(first)]
     return min(same, key=lambda e: e.rank)
 
 
 def lost_connection(ended: Ended) -> bool:
     """Whether what a rank raised is how torch says that a peer has gone."""
-    return any(r.type in PEER_GONE and any(word in r.message for word in LOST) for r in ended.chain)
+    return _is_lost(ended.chain)
+
+
+def _is_lost(chain: Sequence[Raised]) -> bool:
+    """A group of exceptions says so if each of them does."""
+    return any(
+        (r.type in PEER_GONE and any(word in r.message for word in LOST))
+        or (bool(r.group) and not r.more and all(map(_is_lost, r.group)))
+        for r in chain
+    )
 
 
 def leaver(all_of: Mapping[int, Ended], victim: Ended) -> Left | None:

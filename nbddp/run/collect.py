@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbddp.run.line import Line, cut_sequence, has_controls
+from nbddp.run.line import MOST_ROWS, Line, Rows, cut_sequence, has_controls, moves_rows, rows_up
 from nbddp.run.logfile import LIMIT, LogFile
 from nbddp.run.stamps import unstamped
+from nbddp.run.whole import Wholes, sizes
 from nbddp.run.widgets import KINDS, VIEW, model_id
 
 HEAD, TAIL = 60, 40  # lines of one stretch of text that are kept
@@ -42,16 +43,18 @@ MOVING = 4  # lines of a rank's widgets that the live view has, the newest ones
 
 
 class Stream:
-    """One stream within a stretch of text: its unfinished line, and a digest of those that are complete.
+    """One stream within a stretch of text: its unfinished lines, and a digest of those that are complete.
 
     `stamped`: how many lines begin with a time, which is not in the digest.
     """
 
     def __init__(self, name: str):
         self.name = name
-        self.line = Line()
-        self.count = self.stamped = 0
-        self.digest = hashlib.sha256()
+        self.rows = Rows()
+        self.count = self.taken_back = 0  # complete lines; how many of them the last text has taken back
+        self._stamped = 0
+        self._digest = hashlib.sha256()
+        self._recent: deque[str] = deque()  # the last complete lines, which are not in the digest yet
         self._cut = ""  # the beginning of an escape sequence
 
     def write(self, text: str) -> list[str]:
@@ -59,6 +62,13 @@ class Stream:
         text, self._cut = self._cut + text, ""
         whole = cut_sequence(text)
         text, self._cut = text[:whole], text[whole:]
+        self.taken_back = 0
+        if not self.rows.one or moves_rows(text):
+            self._take_back(rows_up(text) - self.rows.above)
+            done = self.rows.write(text, LONGEST)
+            if done:
+                self._count(done)
+            return done
         first, *others = text.split("\n")
         done = self._go_on(first)
         if not others:
@@ -78,33 +88,55 @@ class Stream:
     def _go_on(self, piece: str) -> list[str]:
         """Write on the unfinished line; what of it was ended because it is too long."""
         done = []
-        while self.line.column + len(piece) > LONGEST:
-            room = LONGEST - self.line.column
-            self.line.write(piece[:room])
+        while self.rows.line.column + len(piece) > LONGEST:
+            room = LONGEST - self.rows.line.column
+            self.rows.line.write(piece[:room])
             piece = piece[room:]
-            if self.line.column >= LONGEST:
+            if self.rows.line.column >= LONGEST:
                 done.append(self._end_line())
         if piece:
-            self.line.write(piece)
+            self.rows.line.write(piece)
         return done
 
     def _end_line(self) -> str:
-        text, self.line = self.line.text(), Line()
+        text = self.rows.end()
         self._count([text])
         return text
 
     def _count(self, lines: list[str]) -> None:
         self.count += len(lines)
-        text, stamped = unstamped("\n".join(lines) + "\n")
-        self.stamped += stamped
-        self.digest.update(text.encode("utf-8", "replace"))
+        self._recent.extend(lines)
+        many = len(self._recent) - MOST_ROWS
+        if max(map(len, lines)) > LIVE_WIDTH:  # nobody goes back to such a line
+            many = len(self._recent)
+        if many > 0:
+            text, stamped = unstamped("\n".join(self._recent.popleft() for _ in range(many)) + "\n")
+            self._stamped += stamped
+            self._digest.update(text.encode("utf-8", "replace"))
 
-    def open_line(self) -> str:
-        line, at, cut = self.line.text(), self.line.column, self._cut
-        return line[:at].ljust(at) + cut + line[at + len(cut) :] if cut else line
+    def _take_back(self, rows: int) -> None:
+        """Have so many of the last lines be unfinished again: the cursor goes up to them."""
+        self.taken_back = max(0, min(rows, len(self._recent)))
+        lines = [self._recent.pop() for _ in range(self.taken_back)]
+        self.count -= len(lines)
+        self.rows.take_back(lines[::-1])
+
+    @property
+    def stamped(self) -> int:
+        return self._stamped + unstamped("\n".join(self._recent))[1]
+
+    def open_lines(self) -> list[str]:
+        """Those that are not ended, or to which the cursor may go back."""
+        return [self._as_it_stands(line) for line in self.rows.all]
+
+    def _as_it_stands(self, line: Line) -> str:
+        text, at, cut = line.text(), line.column, self._cut if line is self.rows.line else ""
+        return text[:at].ljust(at) + cut + text[at + len(cut) :] if cut else text
 
     def print_of(self) -> object:
-        return (self.name, self.count, self.digest.hexdigest(), unstamped(self.open_line())[0])
+        digest = self._digest.copy()
+        digest.update("".join(unstamped(f"{line}\n")[0] for line in self._recent).encode("utf-8", "replace"))
+        return (self.name, self.count, digest.hexdigest(), unstamped("\n".join(self.open_lines()))[0])
 
 
 class Text:
@@ -131,11 +163,21 @@ class Text:
             return []
         if name not in self.streams:
             self.streams[name] = Stream(name)
-        done = self.streams[name].write(text)
+        stream = self.streams[name]
+        done = stream.write(text)
+        if stream.taken_back:
+            self._take_back(name, stream.taken_back)
         room = HEAD - len(self.head)
         self.head += [(name, kept(line)) for line in done[:room]] if room else []
         self.tail.extend((name, kept(line)) for line in done[room:][-TAIL:])
         return [(name, line) for line in done]
+
+    def _take_back(self, name: str, count: int) -> None:
+        """The last lines of a stream are unfinished again."""
+        lines: deque[Ended] | list[Ended] = self.tail or self.head
+        last = [i for i, (stream, _) in enumerate(lines) if stream == name][-count:]
+        for i in reversed(last):
+            del lines[i]
 
     def lines(self) -> tuple[list[Ended], int, list[Ended]]:
         """Head, how many lines are left out after it, and tail; unfinished lines are the last."""
@@ -150,7 +192,7 @@ class Text:
 
     def open_lines(self) -> list[Ended]:
         """Lines that are not ended, with something in them."""
-        return [(s.name, line) for s in self.streams.values() if (line := s.open_line()).strip()]
+        return [(s.name, line) for s in self.streams.values() for line in s.open_lines() if line.strip()]
 
     def print_of(self) -> object:
         """Without the order among the streams, which subprocesses do not have."""
@@ -176,17 +218,22 @@ class Display:
     told: bool = False  # whether a screen has had it as lines
     size: int = field(init=False, default=0)
     late: bool = field(init=False, default=False)  # whether it may be left out
+    whole: str = ""  # a digest of all that was shown, where `data` has only a part of it
 
     def __post_init__(self) -> None:
-        self.show(self.data, self.metadata)
+        self.show(self.data, self.metadata, self.whole)
 
-    def show(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+    def show(self, data: dict[str, Any], metadata: dict[str, Any], whole: str = "") -> None:
         """Hold this from now on."""
-        self.data, self.metadata = data, metadata
-        self.size = sum(len(value) if isinstance(value, str) else len(str(value)) for value in data.values())
+        self.data, self.metadata, self.whole = data, metadata, whole
+        self.size = sizes(data)
 
     def print_of(self) -> object:
-        return (self.kind, json.dumps(self.data, sort_keys=True, default=str))
+        return (self.kind, self.whole or _sorted(self.data))
+
+
+def _sorted(data: dict[str, Any]) -> str:
+    return json.dumps(data, sort_keys=True, default=str)
 
 
 def is_empty(data: dict[str, Any]) -> bool:
@@ -304,12 +351,12 @@ class Items:
         if isinstance(item, Display) and item.display_id is not None:
             self._named[item.display_id].remove(item)
 
-    def update(self, display_id: str, data: dict[str, Any], metadata: dict[str, Any]) -> list[Display]:
+    def update(self, display_id: str, data: dict[str, Any], metadata: dict[str, Any], whole: str = "") -> list[Display]:
         """All displays of this id show something else; which they are."""
         found = self._named.get(display_id, [])
         for item in found:
             before = item.size
-            item.show(data, metadata)
+            item.show(data, metadata, whole)
             self._bytes[item.late] += item.size - before
         return found
 
@@ -379,6 +426,10 @@ class RankOutput:
         return LogFile(self.log, self._most, self._held)
 
     @functools.cached_property
+    def wholes(self) -> Wholes:
+        return Wholes(self._folder, self.log.stem, self._most)
+
+    @functools.cached_property
     def _items(self) -> Items:
         self.silent = False
         return Items(self._folder, self.log.stem, self._most, self._gone)
@@ -403,8 +454,9 @@ class RankOutput:
         elif kind == "update_display_data":
             ident = (content.get("transient") or {}).get("display_id")
             if ident is not None:
+                data, whole = self._bounded(content["data"], ident)
                 for place in (self._items, *(area.inside for area in self._areas.values())):
-                    for shown in place.update(ident, content["data"], content.get("metadata") or {}):
+                    for shown in place.update(ident, data, content.get("metadata") or {}, whole):
                         self._view(shown)
         elif kind == "clear_output":
             self._place().clear(bool(content.get("wait")))
@@ -416,8 +468,8 @@ class RankOutput:
         """The beginnings of lines that may change: unfinished text, such as progress bars, and what an area says."""
         item = self._items.last()
         if isinstance(item, Text):
-            for stream in item.streams.values():
-                begun = stream.line.beginning(LIVE_WIDTH)
+            for line in (line for stream in item.streams.values() for line in stream.rows.all):
+                begun = line.beginning(LIVE_WIDTH)
                 if begun.strip():
                     yield begun
         elif isinstance(item, Area):
@@ -483,9 +535,15 @@ class RankOutput:
         if ident is None and is_empty(data):
             self._place().clear_if_due()
             return
-        shown = Display(kind, data, content.get("metadata") or {}, ident)
+        data, whole = self._bounded(data, ident or "")
+        shown = Display(kind, data, content.get("metadata") or {}, ident, whole=whole)
         self._place().show(shown)
         self._view(shown)
+
+    def _bounded(self, data: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+        """What is shown of a mimebundle, and a digest of all of it where that is not all."""
+        found = self.wholes.bundle(data, name)
+        return found, "" if found is data else hashlib.sha256(_sorted(data).encode("utf-8", "replace")).hexdigest()
 
     # -- Output widgets --------------------------------------------------------------------------------
 

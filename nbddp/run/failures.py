@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nbddp.base.table import Table
-from nbddp.run import outcome
+from nbddp.run import outcome, report
 from nbddp.run.outcome import Ended
 
 NOT_AVAILABLE = "<N/A>"
@@ -110,7 +110,7 @@ def _failure(ended: Ended, seat: Seat, path: str, content: dict[str, Any]) -> Fa
     elif message is not None:
         at = int(content.get("timestamp", at))
     said = message or _ended_words(code, seat.pid)
-    raised = f"{last.type}: {last.message}".removesuffix(": ") if last else ""
+    raised = "\n".join([f"{last.type}: {last.message}".removesuffix(": "), *report.group_text(last)]) if last else ""
     file = path if content else NOT_AVAILABLE
     return Failure(ended.rank, seat.local_rank, seat.host, seat.pid, code, file, said, at, raised, at_ns)
 

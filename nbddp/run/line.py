@@ -1,5 +1,5 @@
-"""One line of text that is still being written, as a terminal has it: carriage returns, backspaces and erasures are
-carried out.
+"""Text that is still being written, as a terminal has it: carriage returns, backspaces and erasures are carried out in
+one line (`Line`), and the cursor's way up in several (`Rows`).
 
 Text left and right of the cursor is kept in two stacks of slices, so nothing is copied when the cursor moves: the work
 grows with what is written, not with what is written times the length of the line. Pure.
@@ -8,11 +8,13 @@ grows with what is written, not with what is written times the length of the lin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 # carriage return, backspace, erase in line (EL), cursor to the first column (CHA)
 _CONTROL = re.compile(r"[\r\b]|\x1b\[[012]?K|\x1b\[[01]?G")
-_CUT = re.compile(r"\x1b(?:\[[012]?)?\Z")  # the beginning of an escape sequence whose rest has not come
+_CUT = re.compile(r"\x1b(?:\[\d{0,3})?\Z")  # the beginning of an escape sequence whose rest has not come
+_ROWS = re.compile(r"(\n|\x1b\[\d*[AB])")  # to the next row; cursor up and down (CUU, CUD)
+MOST_ROWS = 64  # to which the cursor can go back
 CONTROLS = ("\r", "\b", "\x1b")
 
 Slice = tuple[str | None, int, int]  # text[start:end]; None: cells that were erased
@@ -24,7 +26,7 @@ def has_controls(text: str) -> bool:
 
 def cut_sequence(text: str) -> int:
     """Where an escape sequence begins that `text` ends in the middle of; its length if there is none."""
-    found = _CUT.search(text, max(0, len(text) - 3))
+    found = _CUT.search(text, max(0, len(text) - 5))
     return found.start() if found else len(text)
 
 
@@ -119,3 +121,85 @@ class Line:
             if not left:
                 break
         return "".join(found)
+
+
+def moves_rows(text: str) -> bool:
+    """Whether the cursor goes to another row by other than line ends."""
+    return "\x1b[" in text and any(found[0] != "\n" for found in _ROWS.finditer(text))
+
+
+def rows_up(text: str) -> int:
+    """How many rows the cursor goes up in a text, at most so many as it can."""
+    found = (part[0] for part in _ROWS.finditer(text) if part[0].endswith("A"))
+    return min(MOST_ROWS, sum(_number(part) for part in found))
+
+
+def _number(part: str) -> int:
+    return int(part[2:-1] or "1")
+
+
+class Rows:
+    """Rows to which the cursor may go back. Where it has never gone up it is one."""
+
+    def __init__(self) -> None:
+        self.all = [Line()]
+        self._at = self._reach = 0  # the cursor's row; how far it has gone up from the last one
+
+    @property
+    def line(self) -> Line:
+        """That of the cursor."""
+        return self.all[self._at]
+
+    @property
+    def one(self) -> bool:
+        return not self._reach
+
+    @property
+    def above(self) -> int:
+        """Rows above the cursor."""
+        return self._at
+
+    def take_back(self, lines: Sequence[str]) -> None:
+        """Rows that had ended are above the others again."""
+        self._at += len(lines)
+        for text in reversed(lines):
+            self.all.insert(0, Line())
+            self.all[0].write(text)
+
+    def end(self) -> str:
+        """The only row is ended; its text."""
+        text, self.all = self.all[0].text(), [Line()]
+        return text
+
+    def write(self, text: str, longest: int) -> list[str]:
+        """Take text in; the rows that are ended now. longest: characters of a row, of which the rest is on the next."""
+        for part in _ROWS.split(text):
+            if part == "\n":
+                self._down()
+            elif part.startswith("\x1b[") and part[-1] in "AB":
+                self._go(_number(part) * (1 if part[-1] == "B" else -1))
+            else:
+                while part:
+                    room = longest - self.line.column
+                    self.line.write(part[:room])
+                    part = part[room:]
+                    if part:
+                        self._down()
+        done = self.all[: max(0, len(self.all) - 1 - self._reach)]
+        del self.all[: len(done)]
+        self._at = max(0, self._at - len(done))
+        return [line.text().rstrip(" ") for line in done]
+
+    def _down(self) -> None:
+        self._at += 1
+        if self._at == len(self.all):
+            self.all.append(Line())
+        else:
+            self.line.write("\r")
+
+    def _go(self, rows: int) -> None:
+        column, last = self.line.column, len(self.all) - 1
+        self._reach = min(MOST_ROWS, max(self._reach, last - self._at - rows))
+        self._at = min(max(0, self._at + rows), last)
+        if not column:
+            self.line.write("\r")

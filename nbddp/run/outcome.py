@@ -7,7 +7,7 @@ finished; an interrupt counts as ours only on a rank that we had interrupted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,24 +118,37 @@ class Ended:
         """Whether an interrupt that we have not sent has failed the rank."""
         return self.status == FAILED and said(self.content) == "interrupt"
 
+    def raised_as(self, other: Ended) -> bool:
+        """Whether both ranks say that they have raised the same, or nothing."""
+        mine, its = (e.content.get("whole", e.content.get("chain")) for e in (self, other))
+        return bool(mine == its)
+
     @property
     def chain(self) -> tuple[Raised, ...]:
         """The remote exceptions as values."""
-        return tuple(
-            Raised(
-                type=link["type"],
-                message=link["message"],
-                relation=link["relation"],
-                notes=tuple(link["notes"]),
-                frames=tuple(map(_frame, link["frames"])),
-            )
-            for link in self.content.get("chain", ())
+        return _chain(self.content.get("chain", ()))
+
+
+def _chain(links: Iterable[dict[str, Any]]) -> tuple[Raised, ...]:
+    return tuple(
+        Raised(
+            type=link["type"],
+            message=link["message"],
+            relation=link["relation"],
+            notes=tuple(link["notes"]),
+            frames=tuple(map(_frame, link["frames"])),
+            group=tuple(map(_chain, link.get("group", ()))),
+            more=link.get("more", 0),
+            older=link.get("older", 0),
         )
+        for link in links
+    )
 
 
 def _frame(f: dict[str, Any]) -> Frame:
     context, values = ([tuple(pair) for pair in f.get(part, ())] for part in ("context", "values"))
-    return Frame(f["file"], f["line"], f["name"], f["user"], tuple(context), tuple(values))
+    left_out = f.get("left_out", 0), tuple(f.get("of", ()))
+    return Frame(f["file"], f["line"], f["name"], f["user"], tuple(context), tuple(values), *left_out)
 
 
 def modules_note(ended: Sequence[Ended]) -> str:

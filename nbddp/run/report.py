@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from nbddp.base import recurring
 from nbddp.errors import Cause, Frame, Left, Raised, RankState, RankStatus, RunFailed, WorkerFailed
 from nbddp.plan.machine import spans
 from nbddp.plan.topology import rank_words
@@ -22,6 +23,7 @@ DOING = {
     RankStatus.FINISHED: "finished the cell", RankStatus.INTERRUPTED: "running", RankStatus.TERMINATED: "running",
 }  # fmt: skip
 HOST_GONE = "its host is gone"
+WIDEST = 500  # characters of a headline's message
 NAMES = 12  # of those that went with a process, so many are listed
 
 
@@ -42,13 +44,42 @@ def failing(cause: Cause) -> str:
         return f"exited with code {cause.code}{where}"
     if not cause.chain:
         return "failed without giving a reason"
-    verb = f"could not {cause.stage} the cell:" if cause.stage else "raised"
-    return f"{verb} {raised_words(cause.chain[-1])}{where}"
+    return f"{_verb(cause)} {raised_words(cause.chain[-1])}{where}"
+
+
+def _verb(cause: Cause) -> str:
+    return f"could not {cause.stage} the cell:" if cause.stage else "raised"
+
+
+def opening(cause: Cause) -> list[str]:
+    """The headline of a report. A message of several lines, or a long one, is below it, as are notes."""
+    if not cause.chain:
+        return [headline(cause)]
+    raised, lines = cause.chain[-1], _lines(cause.chain[-1])
+    notes = [line for note in raised.notes for line in note.splitlines()]
+    if cause.kind == "raised" and (len(lines) > 1 or len("".join(lines)) > WIDEST):
+        where = f" ({place})" if (place := place_of(raised.frames)) else ""
+        title = headline(cause) if _differs(lines[0]) else f"rank {cause.rank} {_verb(cause)} {raised.type}{where}:"
+        return [title, *(f"    {line}" for line in (*lines, *notes))]
+    said = lines if lines and _differs(lines[0]) else lines[1:]
+    return [headline(cause), *(f"    {line}" for line in (*said, *notes))]
+
+
+def _lines(raised: Raised) -> list[str]:
+    """Of a message, those that say anything."""
+    return [line for line in raised.message.splitlines() if line.strip()]
+
+
+def _differs(line: str) -> bool:
+    """Whether the headline leaves out a part of it."""
+    return without_addresses(line) != line
 
 
 def raised_words(raised: Raised) -> str:
     """`ValueError: bad batch`: the type, and the first line of the message that says anything."""
-    said = without_addresses(next((line for line in raised.message.splitlines() if line.strip()), ""))
+    lines = _lines(raised)
+    said = without_addresses(lines[0]) if lines else ""
+    said = f"{said[:WIDEST]} …" if len(said) > WIDEST else said
     return f"{raised.type}: {said}" if said else raised.type
 
 
@@ -139,9 +170,9 @@ def inside(name: str) -> str:
     return "" if name == "<module>" or name.startswith("<cell line") else f", in {name}"
 
 
-def traceback_text(chain: Sequence[Raised], paint: Plain = PLAIN) -> str:
+def traceback_text(chain: Sequence[Raised], paint: Plain = PLAIN, *, told: bool = True) -> str:
     """The remote traceback under its headline: user frames with their source, runs of library frames in one line each.
-    The last exception of the chain is not repeated."""
+    told: the last exception of the chain is, in the headline, and is not repeated."""
     parts = []
     for raised in chain:
         if raised.relation:
@@ -150,19 +181,32 @@ def traceback_text(chain: Sequence[Raised], paint: Plain = PLAIN) -> str:
                 "while handling": "During handling of the above exception, another exception occurred:",
             }[raised.relation]
             parts.append(f"\n{joint}\n")
+        if raised.older:
+            parts.append(f"… {raised.older:,} earlier exceptions omitted\n")
         parts += frames_text(raised.frames, paint)
-        if raised is not chain[-1]:
-            parts.append(f"{raised.type}: {raised.message}" if raised.message else raised.type)
-            parts += raised.notes
+        if raised is not chain[-1] or not told:
+            parts += said_text(raised)
+        parts += group_text(raised, paint)
     return "\n".join(parts)
 
 
-def rest_of(raised: Raised) -> list[str]:
-    """What an exception says beyond its headline: the other lines of its message, or all of it where the headline has
-    left something out; and its notes."""
-    lines = [line for line in raised.message.splitlines() if line.strip()]
-    rest = lines[1:] if lines and without_addresses(lines[0]) == lines[0] else lines
-    return [f"    {line}" for line in [*rest, *(line for n in raised.notes for line in n.splitlines())]]
+def said_text(raised: Raised) -> list[str]:
+    return [f"{raised.type}: {raised.message}" if raised.message else raised.type, *raised.notes]
+
+
+def group_text(raised: Raised, paint: Plain = PLAIN) -> list[str]:
+    """The exceptions in an ExceptionGroup as Python shows them: one below the other, each with its own traceback."""
+    if not raised.group and not raised.more:
+        return []
+    parts = [traceback_text(chain, paint, told=False) for chain in raised.group]
+    if raised.more:
+        parts.append(f"and {raised.more} more exception{'s' if raised.more > 1 else ''}")
+    lines = []
+    for i, part in enumerate(parts):
+        title = "..." if raised.more and i == len(parts) - 1 else str(i + 1)
+        lines.append(f"  {'+-+' if not i else '  +'}---------------- {title} ----------------")
+        lines += [f"    | {line}" for line in part.splitlines()]
+    return [*lines, f"    +{'-' * 36}"]
 
 
 def frames_text(frames: Iterable[Frame], paint: Plain = PLAIN) -> list[str]:
@@ -171,6 +215,9 @@ def frames_text(frames: Iterable[Frame], paint: Plain = PLAIN) -> list[str]:
     for frame in frames:
         if not frame.user:
             folded.append(frame)
+            if frame.left_out:
+                lines += [*_folded(folded, paint), *map(paint.quiet, _omitted(frame.of, frame.left_out))]
+                folded = []
             continue
         lines += _folded(folded, paint)
         folded = []
@@ -179,7 +226,14 @@ def frames_text(frames: Iterable[Frame], paint: Plain = PLAIN) -> list[str]:
         for (number, _), text in zip(frame.context, code, strict=True):
             head = paint.mark(f"----> {number:>4}") if number == frame.line else f"      {number:>4}"
             lines.append(f"{head} {text}")
+        lines += map(paint.quiet, _omitted(frame.of, frame.left_out))
     return lines + _folded(folded, paint)
+
+
+def _omitted(of: Sequence[str], count: int = 0) -> list[str]:
+    """That frames are not shown: those of a recursion. of: their functions."""
+    count = count or len(of)
+    return [f"  … {count:,} frame{'s' if count > 1 else ''} omitted, of {_some([*dict.fromkeys(of)])}"] if count else []
 
 
 def note(error: WorkerFailed) -> str:
@@ -194,18 +248,28 @@ def post_mortem(error: RunFailed) -> str:
     if cause is None or not cause.chain:
         return f"{error}\nNo rank raised an exception; %ddp stacks shows where the ranks were."
     lines = [str(error), ""]
-    for frame in (f for raised in cause.chain for f in raised.frames if f.user):
+    for frame in (f for raised in with_parts(cause.chain) for f in raised.frames if f.user):
         lines += [*frames_text([frame]), *(f"           {name} = {words}" for name, words in frame.values), ""]
     more = f"%%ddp --ranks {cause.rank} runs code on that rank, which keeps its names"
     return "\n".join([*lines, f"{more}; %ddp stacks shows every rank."])
 
 
+def with_parts(chain: Sequence[Raised]) -> Iterator[Raised]:
+    """Exceptions of a chain, and those in groups behind their group."""
+    for raised in chain:
+        yield raised
+        for part in raised.group:
+            yield from with_parts(part)
+
+
 def stack_text(frames: Iterable[Sequence[object]]) -> list[str]:
     """One line per frame, outermost first: `  Cell In[3], line 9, in train`."""
-    lines = []
-    for file, line, name, _ in frames:
+    rows, lines = [tuple(row) for row in frames], []
+    for i, end in recurring.told(rows):
+        file, line, name, _ = rows[i]
         short = str(file).replace("\\", "/").split("site-packages/")[-1]
         lines.append(f"  {short}, line {line}{inside(str(name))}")
+        lines += _omitted([str(row[2]) for row in rows[i + 1 : end]])
     return lines
 
 
@@ -302,7 +366,8 @@ def died_words(cause: Cause) -> list[str]:
 def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool, paint: Plain = PLAIN) -> str:
     """The report of a failed run: the headline, a line for every other state of ranks, the traceback, then what to
     type."""
-    lines = [paint.headline(headline(cause)), *(rest_of(cause.chain[-1]) if cause.chain else [])]
+    title, *rest = opening(cause)
+    lines = [paint.headline(title), *rest]
     if cause.kind == "died":
         lines += died_words(cause)
     if cause.left is not None:
@@ -316,7 +381,8 @@ def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool, pa
 
 def unworded_text(error: BaseException, facts: Sequence[str]) -> str:
     """What stands in the place of a report that could not be worded: what is known, as it is, and why."""
-    return "\n".join([*facts, f"(the report could not be worded: {type(error).__name__}: {error})"])
+    told = [fact if len(fact) <= WIDEST * 8 else f"{fact[: WIDEST * 8]} …" for fact in facts]
+    return "\n".join([*told, f"(the report could not be worded: {type(error).__name__}: {error})"])
 
 
 def terminal_text(error: RunFailed, signalled: str = "") -> str:

@@ -355,6 +355,7 @@ class Run:
         content = message["content"]
         if content.get("said"):
             self.display.traceback(rank, content["said"])
+        content.update(self.display.outputs[rank].wholes.outcome(content))
         status = self._verdict(rank, outcome.said(content), "lives")
         self.ended[rank] = Ended(rank, status, time.monotonic(), content, buffers)
         if status == outcome.FAILED:

@@ -90,6 +90,11 @@ def sign_once(shell: Any) -> None:
         function.__signature__ = inspect.signature(function)
 
 
+def is_outermost(code: types.CodeType) -> bool:
+    """Whether this is IPython's function around all that runs a cell: what it meets is no error of the cell's code."""
+    return code.co_name == "_run_cell"
+
+
 def words_history(shell: Any) -> bool:
     """Whether this IPython words every exception for its history, as version 9 does."""
     return hasattr(shell, "_format_exception_for_storage")

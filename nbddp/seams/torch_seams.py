@@ -59,6 +59,11 @@ NAMES = {
     "data loaders": ("torch.utils.data.dataloader:_BaseDataLoaderIter",),
     "end of data loaders": ("torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._shutdown_workers",),
     "parts of sparse tensors": ("torch:Tensor._indices", "torch:Tensor._values"),
+    "profilers of a program": (
+        "torch.autograd.profiler:_prepare_profiler",
+        "torch.autograd.profiler:_enable_profiler",
+        "torch.autograd.profiler:_disable_profiler",
+    ),
     "history of GPU memory": ("torch.cuda.memory:_record_memory_history", "torch.cuda.memory:_snapshot"),
 }
 # Keys of a recorder's entry that are read
@@ -315,6 +320,39 @@ def read_log_level() -> int | None:
         return ctypes.c_int.in_dll(library, KEEPS_LEVEL).value
     except (OSError, ValueError, AttributeError):
         return None
+
+
+# -- profilers ------------------------------------------------------------------------------------
+
+
+def watch_profilers(begins: Callable[[], None], began: Callable[[], None], ended: Callable[[], None]) -> None:
+    """Call `begins` before anything of this process prepares or starts a profiler, `began` when one has started and
+    `ended` when one has stopped; nothing where torch's own Python classes do not go by these functions."""
+    module: Any = importlib.import_module("torch.autograd.profiler")
+    old: Any = importlib.import_module("torch.autograd.profiler_legacy")
+
+    def around(original: Callable[..., Any], before: Callable[[], None], after: Callable[[], None]) -> Any:
+        @functools.wraps(original)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            before()
+            found = original(*args, **kwargs)
+            after()
+            return found
+
+        return called
+
+    def nothing() -> None:
+        pass
+
+    for owner, name, before, after in (
+        (module, "_prepare_profiler", begins, nothing),
+        (module, "_enable_profiler", begins, began),
+        (module, "_disable_profiler", nothing, ended),
+        (old, "_enable_profiler_legacy", begins, began),
+        (old, "_disable_profiler_legacy", nothing, ended),
+    ):
+        if hasattr(owner, name):
+            setattr(owner, name, around(getattr(owner, name), before, after))
 
 
 # -- DDP, autograd and tensors ------------------------------------------------------------------

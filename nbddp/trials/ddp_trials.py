@@ -170,6 +170,16 @@ def parts_of_sparse() -> None:
     expect((indices.shape[1], len(values)) == (2, 2), "the tensor was coalesced")
 
 
+def profilers_of_programs() -> None:
+    from torch import profiler
+
+    seen: list[str] = []
+    torch_seams.watch_profilers(lambda: seen.append("begins"), lambda: seen.append("on"), lambda: seen.append("off"))
+    with profiler.profile(activities=[profiler.ProfilerActivity.CPU]):
+        expect("on" in seen and seen[0] == "begins", "that a profiler starts is not noticed before it does")
+    expect(seen[-1] == "off", "that a profiler has stopped is not noticed")
+
+
 def history_of_gpu_memory() -> None:
     import torch
 
@@ -201,6 +211,7 @@ TRIALS: dict[str, Callable[[], None]] = {
     "compiled modules": compiled_modules,
     "shards of DTensors": shards_of_dtensors,
     "parts of sparse tensors": parts_of_sparse,
+    "profilers of a program": profilers_of_programs,
     "history of GPU memory": history_of_gpu_memory,
     "import of the compiler": import_of_the_compiler,
 }

@@ -23,6 +23,7 @@ from nbddp.worker.noted import ANY, NOTES, Note
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
 OTHERS = (torch_seams.FUNCTIONAL,)
+RESULT, FOR_RESULT = "wait_tensor", ("unwrap", "trigger_wait", "wait", "wait_tensor")  # of a functional collective
 HERE = noted.FILE
 CHECK, GROUPS = check.__file__, groups.__file__
 INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch_seams.BACKWARD
@@ -72,10 +73,13 @@ def _position(
     serial, note = NOTES.waiting.get(ident, (0, None)) if _in_wait(inside) else (0, None)
     peer = note is not None and note.is_peer
     claim = None if moves else _claimed(its) or _met(call, inside)
+    pending = claim or (None if peer or moves else _pending(call, note, inside, recorded, since_ns))
+    if call is not None and pending is not None and call["op"] == RESULT and pending["op"]:
+        call = {**call, "op": pending["op"]}  # whose result it is
     return {
         "user": [*_place(its[at], names)] if at < len(its) else None,
         "call": {**call, **_channel(note)} if call is not None and note is not None and peer else call,
-        "pending": claim or (None if peer or moves else _pending(call, note, inside, recorded, since_ns)),
+        "pending": pending,
         "exact": claim is not None or note is not None,
         "waits": threads.waits(threads.native(ident)),
         "cpu": clock.process_time(),
@@ -122,7 +126,8 @@ def came_from(
         return found
     entries = known.entries if known is not None and known.lasts() else flight.entries(flight.dumps(active=False))
     last = [e for e in entries if e.created_ns >= since_ns and e.sequence][-1:]
-    return found | {k: v for e in last for k, v in (("group", e.group), ("sequence", e.sequence))}
+    op = last[0].op if last and found["op"] == RESULT else found["op"]
+    return {**found, "op": op} | {k: v for e in last for k, v in (("group", e.group), ("sequence", e.sequence))}
 
 
 class Known:
@@ -241,7 +246,7 @@ def _call(inside: list[Frame]) -> dict[str, Any] | None:
         if file.endswith(COLLECTIVES) and name != "wrapper" and not name.startswith("_"):
             return _described(name, frame)
         if file.endswith(OTHERS) and not name.startswith("_"):
-            return {"op": name, "kind": "collective"}
+            return {"op": RESULT if name in FOR_RESULT else name, "kind": "collective"}
         if name == BACKWARD:
             inner = "backward"
     return {"op": inner, "kind": "backward"} if inner else None

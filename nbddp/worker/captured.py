@@ -76,7 +76,8 @@ class Captured:
 
     def _in_child(self) -> None:
         for pipe in self._spare.values():
-            os.close(pipe.write)
+            if pipe.write != -1:  # or a child of a child
+                pipe.close_write()
 
     def _add(self, pipe: Pipe) -> None:
         self._pipes[pipe.read] = pipe

@@ -9,12 +9,14 @@ from __future__ import annotations
 import atexit
 import functools
 import multiprocessing
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from nbddp.base.clock import clock
+from nbddp.worker import leaving
 
 END_SECONDS = 0.3  # that a process has from SIGTERM to its end
 LOOK_SECONDS = 0.005
@@ -41,6 +43,38 @@ class Started:
         for process in started:
             if process.exitcode is None:
                 process.kill()
+
+
+class Forked:
+    """Ends a process that the program has forked with `os.fork`, and that comes to the end of the cell or script: it
+    is no worker, and nobody waits for it there."""
+
+    def __init__(self, hide: tuple[str, ...]) -> None:
+        """hide: path prefixes of the machinery that runs programs, of which no traceback is shown."""
+        self._pid, self._hide = os.getpid(), hide
+
+    def end(self, error: BaseException | None, said: str = "") -> None:
+        """Nothing in the worker itself; in its child this does not return. error: by which it left the program; said:
+        what Python writes of that, where it is known."""
+        if os.getpid() == self._pid:
+            return
+        code = 0
+        try:
+            if error is not None:
+                how = leaving.how(error)
+                code = how.get("exit", 1)
+                said = how.get("says", "") if "exit" in how else said or self._words(error)
+                print(said, end="\n" * bool(said) * (not said.endswith("\n")), file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+    def _words(self, error: BaseException) -> str:
+        tb = error.__traceback__
+        while tb is not None and tb.tb_frame.f_code.co_filename.startswith(self._hide):
+            tb = tb.tb_next
+        return "".join(traceback.format_exception(type(error), error, tb))
 
 
 class Exits:

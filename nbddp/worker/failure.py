@@ -8,7 +8,6 @@ what could not be read.
 from __future__ import annotations
 
 import functools
-import itertools
 import linecache
 import os
 import sys
@@ -17,33 +16,77 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from nbddp.base import recurring
+from nbddp.base.surrogates import plain
 from nbddp.worker import foreign, held, interrupts
 
 CONTEXT = 2  # lines of source on each side of the failing one
+WIDEST = 500  # characters of a line of source
+MOST_LINKS = 20  # exceptions of a chain
+GROUP_WIDTH, GROUP_DEPTH = 15, 10  # of groups of exceptions, as Python shows them
+MOST_WORDED = 100  # exceptions in all
+MOST_NOTES = 50
 SLOTS = vars(BaseException)  # what Python itself keeps of an exception, whatever its class has under these names
 
 
 def chain(
     error: BaseException, names: dict[str, str], hide: tuple[str, ...], brief: bool = False
 ) -> list[dict[str, Any]]:
-    """The exceptions that led to `error`, oldest first.
+    """The exceptions that led to `error`, oldest first; of many the newest.
 
     names: real file name of a cell → how to show it (`Cell In[3]`).
     hide: path prefixes of the machinery that runs cells; frames before the first frame
         outside them are left out.
     brief: without the lines of source and the values of names.
     """
-    links: list[dict[str, Any]] = []
-    seen: set[int] = set()
-    current: BaseException | None = error
-    relation = ""
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        links.insert(0, {**_one(current, names, hide, brief), "relation": relation})
-        current, relation = before(current)
-    for earlier, later in itertools.pairwise(links):
-        later["relation"], earlier["relation"] = earlier["relation"], later["relation"]
-    return links
+    return Chains(names, hide, brief).of(error)
+
+
+class Chains:
+    """Words chains of exceptions, of groups those of each exception in them too."""
+
+    def __init__(self, names: dict[str, str], hide: tuple[str, ...], brief: bool):
+        self._names, self._hide, self._brief = names, hide, brief
+        self._seen: set[int] = set()
+        self._left = MOST_WORDED
+
+    def of(self, error: BaseException, depth: int = 0) -> list[dict[str, Any]]:
+        links: list[dict[str, Any]] = []
+        current: BaseException | None = error
+        older = 0
+        while current is not None and (current is error or id(current) not in self._seen):
+            self._seen.add(id(current))
+            earlier, relation = before(current)
+            if earlier is None or earlier is error:
+                earlier, relation = None, ""
+            if len(links) < MOST_LINKS:
+                self._left -= 1
+                found = _one(current, self._names, self._hide, self._brief)
+                links.insert(0, {**found, **self._group(current, depth), "relation": relation})
+            else:
+                older += 1
+            current = earlier
+        if older or current is not None:  # none is told that came before the first
+            links[0].update(relation="", older=older)
+        return links
+
+    def _group(self, error: BaseException, depth: int) -> dict[str, Any]:
+        """Of an ExceptionGroup: the chain of each exception in it, and how many there is no room for."""
+        parts = parts_of(error)
+        if not parts:
+            return {}
+        most = GROUP_WIDTH if depth < GROUP_DEPTH else 0
+        chains = [self.of(part, depth + 1) for part in parts[:most] if self._left > 0]
+        return {"group": chains, "more": len(parts) - len(chains)}
+
+
+def parts_of(error: BaseException) -> tuple[BaseException, ...]:
+    """The exceptions in an ExceptionGroup, Python's or that of the package for 3.10; of any other none."""
+    for module in ("builtins", "exceptiongroup"):
+        kind = getattr(sys.modules.get(module), "BaseExceptionGroup", None)
+        if kind is not None and issubclass(type(error), kind):
+            return tuple(kind.exceptions.__get__(error))
+    return ()
 
 
 def before(error: BaseException) -> tuple[BaseException | None, str]:
@@ -92,7 +135,8 @@ def readable(value: object) -> str:
 
 def _notes(error: BaseException) -> list[str]:
     notes = getattr(error, "__notes__", ())
-    return [plain(str(note)) for note in ([notes] if isinstance(notes, str) else notes)]
+    found = [plain(str(note)) for note in ([notes] if isinstance(notes, str) else notes)]
+    return found if len(found) <= MOST_NOTES else [*found[:MOST_NOTES], f"… {len(found) - MOST_NOTES:,} notes omitted"]
 
 
 def _readable(read: Callable[[], Any], what: str, empty: Any) -> Any:
@@ -102,11 +146,6 @@ def _readable(read: Callable[[], Any], what: str, empty: Any) -> Any:
     except BaseException as e:
         said = f"(its {what} cannot be shown: reading {'it' if what == 'message' else 'them'} raises {type_name(e)})"
         return [said] if isinstance(empty, list) else said
-
-
-def plain(text: str) -> str:
-    """`text` as it can be sent: a lone surrogate, which UTF-8 does not have, as its escape."""
-    return str.encode(text, "utf-8", "backslashreplace").decode()
 
 
 def let_go_of_memory(error: BaseException) -> None:
@@ -131,7 +170,12 @@ def frames(
         walked.pop(0)
     while walked and walked[-1][0].f_code.co_filename == interrupts.FILE:  # Python's own handler has no frame
         walked.pop()
-    return [_frame(frame, line or 0, names, brief) for frame, line in walked]
+    found = []
+    for i, end in recurring.told([(frame.f_code, line) for frame, line in walked]):
+        told = _frame(walked[i][0], walked[i][1] or 0, names, brief)
+        left_out = [plain(frame.f_code.co_name) for frame, _ in walked[i + 1 : end]]
+        found.append({**told, "left_out": len(left_out), "of": list(dict.fromkeys(left_out))} if left_out else told)
+    return found
 
 
 def _frame(frame: FrameType, line: int, names: dict[str, str], brief: bool) -> dict[str, Any]:
@@ -142,7 +186,7 @@ def _frame(frame: FrameType, line: int, names: dict[str, str], brief: bool) -> d
         linecache.checkcache(file)
         linecache.lazycache(file, frame.f_globals)
     return {
-        "file": plain(names.get(file, file)),
+        "file": names.get(file, file).encode("utf-8", "replace").decode(),  # an escape would look like a folder
         "line": line,
         "name": plain(frame.f_code.co_name),
         "user": user,
@@ -162,10 +206,14 @@ def is_user(filename: str, names: dict[str, str]) -> bool:
 
 def context(filename: str, line: int) -> list[tuple[int, str]]:
     first = max(1, line - CONTEXT)
-    rows = [(n, plain(linecache.getline(filename, n)).rstrip("\n")) for n in range(first, line + CONTEXT + 1)]
+    rows = [(n, _cut(plain(linecache.getline(filename, n)).rstrip("\n"))) for n in range(first, line + CONTEXT + 1)]
     while rows and not rows[-1][1].strip() and rows[-1][0] != line:
         rows.pop()
     return rows
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDEST else f"{line[:WIDEST]}…"
 
 
 @functools.cache

@@ -10,6 +10,8 @@ import sys
 import types
 from typing import Any
 
+from nbddp.base.surrogates import plain
+
 MOST = 20  # names of a frame
 LENGTH = 60  # characters of a text
 IDENTIFIER = re.compile(r"[^\W\d]\w*")
@@ -45,7 +47,7 @@ def words(value: Any) -> str:
 
 def _told(value: Any) -> str:
     try:
-        return words(value).encode("utf-8", "backslashreplace").decode()
+        return plain(words(value))
     except Exception as e:  # a tensor whose memory is gone, say
         return f"(cannot be read: {type(e).__name__})"
 

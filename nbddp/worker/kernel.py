@@ -30,6 +30,7 @@ from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
 from nbddp.base.clock import clock
+from nbddp.base.surrogates import plain, shown
 from nbddp.seams import ipykernel_seams
 from nbddp.worker import (
     arrivals,
@@ -46,7 +47,7 @@ from nbddp.worker import (
 )
 from nbddp.worker.allocations import Allocations
 from nbddp.worker.check import Checker
-from nbddp.worker.children import Exits, Started
+from nbddp.worker.children import Exits, Forked, Started
 from nbddp.worker.debugger import Debugger
 from nbddp.worker.groups import Groups
 from nbddp.worker.interrupts import Interrupts
@@ -131,6 +132,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if getattr(self, "shell_channel_thread", False) is None:
             _NoShellThread.parent_thread = threading.main_thread()
             self.shell_channel_thread = _NoShellThread()
+        self.session.pack = shown(self.session.pack)
         self.groups = Groups()
         self.interrupts, self.reserve = Interrupts(self._say_interrupted), Reserve()
         self.release = Release(self.groups.sockets, self.log_file, self.reserve)
@@ -153,6 +155,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.spec: Mapping[str, Any] | None = None
         self._parent: dict[str, Any] = {}
         self._result: Any = None
+        self._spoilt = False  # whether what IPython says of the cell is an error that it has met with `_shown`
         self._shown: BaseException | None = None  # what a magic that runs code (%run) has caught, and only shows
         self.printed: Printed | None = None
         self.streams: tuple[Any, ...] = ()  # stdout and stderr as they are at first; a program may put others there
@@ -166,7 +169,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.leavings = Leavings(self._machinery)
         self._leaves = False  # whether a run has ended by an error
         self.files = CellFiles()
-        self.children = Started()
+        self.children, self.forked = Started(), Forked(self._machinery)
         self.modules = Modules(lambda file: failure.is_user(file, {}), self.shell)
         self._others: list[tuple[str, str]] = []
         self.exits = Exits(lambda: self.spec is not None)
@@ -184,6 +187,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.files.install(shell)
         arrivals.install(self.files.is_one)
         shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
+        shell.events.register("post_execute", lambda: self.forked.end(self._shown))
         shell.events.register("post_run_cell", self._keep_result)
         self._show_traceback = shell.showtraceback
         shell.showtraceback = self._showtraceback
@@ -269,6 +273,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 self.interrupts.end()
         except BaseException as raised:
             error = raised if error is None else error
+        self.forked.end(error)
         outcome["at"] = clock.time_ns()
         error = self._end(outcome, error)
         if error is not None:
@@ -380,7 +385,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         shell = self.shell
         sys.argv = [spec["argv0"], *spec["argv"]]
         shell.execution_count = self.execution_count = spec["cell"]
-        self._result = self._shown = None
+        self._result, self._shown, self._spoilt = None, None, False
         self.files.begin()
         if spec.get("trace"):
             self.tracer.start()
@@ -396,7 +401,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         result, self._result = self._result, None
         error: BaseException | None = _error_of(result)
         shown, self._shown = self._shown, None
-        error = next((e for e in (error, met, shown) if e is not None), None)
+        error = shown if self._spoilt else next((e for e in (error, met, shown) if e is not None), None)
         self.allocations.stop()
         self.tracer.stop(failed=error is not None)
         if error is None and spec["want_value"]:
@@ -415,8 +420,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self.tracer.start()
         script = Script(spec, self.exits.call)
         script.run()
+        self.forked.end(script.error, script.said)
         self.tracer.stop(failed=script.error is not None)
-        outcome["said"] = failure.plain(script.said)
+        outcome["said"] = plain(script.said)
         if spec["keep"]:
             names = vars(script.module).items()
             self.shell.user_ns.update({n: v for n, v in names if not (n.startswith("__") and n.endswith("__"))})
@@ -529,8 +535,12 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             return
         ipykernel_seams.no_traceback(self.shell)
         error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
-        if sys._getframe(1).f_code.co_filename.endswith(RUNNERS):
-            self._shown = error
+        caller = sys._getframe(1).f_code
+        if caller.co_filename.endswith(RUNNERS):
+            if self._shown is None or not ipykernel_seams.is_outermost(caller):
+                self._shown = error
+            else:  # after the cell's own error, which is shown: IPython has asked it whether it is true, say
+                self._spoilt = True
         elif error is not None:
             print("".join(traceback.format_exception(error)), end="", file=sys.stderr)
 

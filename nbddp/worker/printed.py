@@ -17,6 +17,7 @@ from types import CodeType
 from typing import Any
 
 from nbddp.base.clock import clock
+from nbddp.base.surrogates import plain
 from nbddp.worker.captured import Captured, flush_c
 
 FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
@@ -59,13 +60,17 @@ class Printed:
         self._batches: list[Batch] = []
         self._due = self._open = False
         self._code: CodeType | None = None  # what has written last, where in it, and when
-        self._at, self._written = 0, 0.0
+        self._at, self._written, self._writer = 0, 0.0, 0
         self._on_the_way: deque[None] = deque()
-        self.captured = Captured(led_before(streams), self._put, self.amid_print)
+        echo = led_before(streams)
+        self.captured = Captured(echo, self._put, self.amid_print)
         self._lock = self.captured.lock
         for stream in streams:
             stream.write = functools.partial(self._write, stream.name)
-            stream.flush = stream.close = self.flush
+            stream.flush = stream.close = self._flush
+        for stream in streams:
+            if stream.name in echo:  # ipykernel's own answer is the descriptor before it was captured: the log
+                stream.fileno = functools.partial(Captured.DESCRIPTORS.__getitem__, stream.name)
         sends = self._first.pub_thread
         sends.send_multipart = self._after_text(sends.send_multipart)
 
@@ -80,7 +85,7 @@ class Printed:
             if code is not self._code or at != self._at or not self.amid_print(now):
                 self.captured.take()
             self._put(stream, text, None)
-            self._code, self._at, self._written = code, at, now
+            self._code, self._at, self._written, self._writer = code, at, now, threading.get_ident()
             self._open = text != "" and not text.endswith("\n")  # print(…, end="") writes "" in the end
         return len(text)
 
@@ -93,6 +98,7 @@ class Printed:
         """With the lock held. cell: who has started the process that wrote it, if it is known."""
         if not text:
             return
+        text = plain(text)
         if stream in self.copies:
             self.copies[stream](text)
         header = self._running()
@@ -150,6 +156,12 @@ class Printed:
             return
         for kind, content in batch.messages():
             stream.session.send(socket, kind, content, parent=batch.header, ident=stream.topic)
+
+    def _flush(self) -> None:
+        """The program's own flush: it is through with what it has written."""
+        if self._writer == threading.get_ident():
+            self._open = False
+        self.flush()
 
     def flush(self) -> None:
         """Have all that was written by now go out before what is sent next."""

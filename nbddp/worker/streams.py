@@ -8,13 +8,20 @@ any subprocess does, and the worker reads it there.
 from __future__ import annotations
 
 import codecs
+import faulthandler
+import functools
 import io
 import os
-from collections.abc import Sequence
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbddp.worker.captured import Captured
 from nbddp.worker.printed import led_before
+
+OWN = f'File "{__file__}", line'.encode()
 
 
 class Bytes(io.BufferedIOBase):
@@ -87,6 +94,31 @@ def complete(streams: Sequence[Any]) -> None:
             stream.write, stream.flush, stream.close = direct.write, direct.flush, direct.flush
 
     os.register_at_fork(after_in_child=in_child)
+
+
+def free_dumps() -> None:
+    """Have faulthandler dump beside the pipes what it is asked for; once. It holds the interpreter while it writes, and
+    the thread that reads a pipe needs it: a pipe that is full would never be read."""
+    for name in ("dump_traceback", "dump_c_stack"):
+        if hasattr(faulthandler, name):
+            setattr(faulthandler, name, _beside_pipes(getattr(faulthandler, name)))
+
+
+def _beside_pipes(dump: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(dump)
+    def dumped(file: Any = None, *args: Any, **kwargs: Any) -> None:
+        descriptor = file if isinstance(file, int) else (sys.stderr if file is None else file).fileno()
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            dump(file, *args, **kwargs)
+            return
+        with tempfile.TemporaryFile() as held:
+            dump(held, *args, **kwargs)
+            held.seek(0)
+            left = b"".join(line for line in held if OWN not in line)
+        while left:
+            left = left[os.write(descriptor, left) :]
+
+    return dumped
 
 
 def _reconfigure(

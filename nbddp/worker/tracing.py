@@ -9,14 +9,21 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from nbddp.base.clock import clock
+from nbddp.seams import torch_seams
 from nbddp.worker import calls, recorder
 from nbddp.worker.noted import NOTES
 
 MARK, MARKS = "nbddp clock", 20
+TAKEN = "the program has started torch.profiler itself; there can be one profile at a time, and its own is kept"
+STANDS = "the program has had torch.profiler on since an earlier cell; there can be one profile at a time"
+LOST = "a program started torch.profiler in a thread under an earlier --trace; %ddp restart makes traces possible again"
 QUIET = {"KINETO_LOG_LEVEL": "6"}  # it says that it starts and stops on stderr, at a level above its errors
 
 
@@ -27,21 +34,54 @@ class Tracer:
         self.last: dict[str, Any] | None = None
         self.why = ""  # why there is none, though one was asked for
         self._profile: Any = None
+        self._ours = False  # whether a profiler that begins or ends is ours
+        self._others = 0  # profilers of programs that are on
+        self._lost = False  # whether a program has taken over from another thread; ours is then on for ever
         self._marks: list[int] = []
         self._began = self._since = 0
 
+    def install(self) -> None:
+        """Know of the profilers of programs; once, when the worker starts. Two at once end the process."""
+        torch_seams.watch_profilers(self._step_back, lambda: self._count(1), lambda: self._count(-1))
+
+    def _count(self, more: int) -> None:
+        if not self._ours:
+            self._others = max(0, self._others + more)
+
+    def _step_back(self) -> None:
+        """The program begins a profile of its own: that one is kept."""
+        if self._ours or self._profile is None:
+            return
+        self.why = TAKEN
+        if threading.current_thread() is threading.main_thread():
+            self._abandon()
+        else:  # ours ends in its own thread alone, and not after another has begun
+            self._profile, self._lost = None, True
+
+    @contextmanager
+    def _as_ours(self) -> Iterator[None]:
+        self._ours = True
+        try:
+            yield
+        finally:
+            self._ours = False
+
     def start(self) -> None:
-        """Raises RuntimeError if a profiler is on already."""
+        """Begin a trace, unless the program has a profiler on: then `why` says so."""
         from torch import profiler
 
         os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})
         self.last, self.why = None, ""
+        if self._lost or self._others:
+            self.why = LOST if self._lost else STANDS
+            return
         self._abandon()
         self._began, self._since = clock.time_ns(), recorder.now()
         known = profiler.supported_activities()
         wanted = [a for a in (profiler.ProfilerActivity.CPU, profiler.ProfilerActivity.CUDA) if a in known]
         self._profile = profiler.profile(activities=wanted)
-        self._profile.start()
+        with self._as_ours():
+            self._profile.start()
         self._marks = []
         for _ in range(MARKS):
             self._marks.append(recorder.now())
@@ -69,10 +109,12 @@ class Tracer:
     def _abandon(self) -> None:
         profile, self._profile = self._profile, None
         if profile is not None:
-            profile.stop()
+            with self._as_ours():
+                profile.stop()
 
     def _kept(self, profile: Any) -> dict[str, Any]:
-        profile.stop()
+        with self._as_ours():
+            profile.stop()
         collectives = calls.collectives(self._began)
         waits = [(s.begin, s.end, s.thread, f"wait for {s.op or 'a collective'}")
                  for s in list(NOTES.spent) if s.waits and s.begin >= self._since]  # fmt: skip

@@ -1,0 +1,20 @@
+"""Which frames of a long stack are told: a recursion has hundreds of the same."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+SAME = 2  # frames of one place that are told, and the last one
+OUTER, INNER = 100, 100  # frames in all
+
+
+def told(places: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """(index, index after the last one that is left out behind it) of the frames at these places: of a place that
+    comes again and again the first ones and the last one, and the two ends of very many."""
+    at: dict[Hashable, list[int]] = {}
+    for i, place in enumerate(places):
+        at.setdefault(place, []).append(i)
+    kept = sorted({i for found in at.values() for i in (*found[:SAME], found[-1])})
+    if len(kept) > OUTER + INNER:
+        kept = [*kept[:OUTER], *kept[-INNER:]]
+    return list(zip(kept, [*kept[1:], len(places)], strict=False))
