@@ -440,8 +440,8 @@ class Pool:
     ) -> list[Measured]:
         """Measure collectives of `sizes` bytes (default: 1 KiB to 64 MiB), as nccl-tests does (`nbddp.worker.bench`).
 
-        The ranks meet in a process group of nbddp's own: the program's groups count none of it. progress: called with a line before
-        each size. `measured` keeps the results. Raises BadInput for impossible sizes or counts.
+        The ranks meet in a process group of nbddp's own: the program's groups count none of it. progress: called with a
+        line before each size. `measured` keeps the results. Raises BadInput for impossible sizes or counts.
         """
         from nbddp.ask import looks
 

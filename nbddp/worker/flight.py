@@ -76,7 +76,7 @@ def switch_on() -> None:
 
 def dumps(active: bool) -> list[dict[str, Any]]:
     """What the recorders hold now; with `active`, only what may not be done. Without what was called in groups of ours,
-    and with what that has taken the place of."""
+    and with what that has overwritten."""
     found = [json.loads(dump(includeCollectives=True, onlyActive=active)) for dump in torch_seams.flight_recorders()]
     return (
         [_as_if_alone(dump, [] if active else kept) for dump, kept in zip(found, _kept, strict=True)]
@@ -91,8 +91,8 @@ _kept: list[list[dict[str, Any]]] = []  # of each recorder, what it held before 
 
 @contextmanager
 def making_room() -> Iterator[None]:
-    """A group of ours is made, and called once, in this block: nobody sees its calls, and what they take the place of in
-    the recorders is kept."""
+    """A group of ours is made, and called once, in this block: nobody sees its calls, and what they overwrite in the
+    recorders is kept."""
     before = dumps(active=False)
     began = time.time_ns()
     yield
