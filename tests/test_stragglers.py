@@ -288,7 +288,7 @@ def lose(where):
     if rank == 2 and {where!r} in (where, "everything"): time.sleep(0.12)
 batch = 4 if rank == 2 and {where!r} == "batch" else 1
 class Data(Dataset):
-    def __len__(self): return 8 * batch
+    def __len__(self): return 14 * batch
     def __getitem__(self, i):
         lose("input")
         return torch.randn(100)
@@ -358,9 +358,7 @@ def test_what_makes_one_of_four_ranks_late_is_found(pool: nbddp.Pool, where: str
 @needs_recorder
 def test_of_equal_ranks_none_is_named_anywhere(pool: nbddp.Pool) -> None:
     """Also not by a figure, a panel or the collectives: there is one verdict."""
-    cell = TRAIN.format(where="nobody", burn=0.001, usual=0.001, each=0.0).replace(
-        "return 8 * batch", "return 20 * batch"
-    )
+    cell = TRAIN.format(where="nobody", burn=0.001, usual=0.001, each=0.0)
     pool.run_cell(cell, trace=True, screen=Silent())
     found = pool.timings()
     number = typical(found)
@@ -369,7 +367,7 @@ def test_of_equal_ranks_none_is_named_anywhere(pool: nbddp.Pool) -> None:
     assert judged is not None
     assert (judged.slow, judged.evidence.known) == (None, True)
     (words,) = judged.words()
-    assert re.fullmatch(r"no rank is slower than noise \(± [\d.]+ .?s over 18 steps\)", words)
+    assert re.fullmatch(r"no rank is slower than noise \(± [\d.]+ .?s over 12 steps\)", words)
     shown = timings(found, number)
     assert words in shown.words.splitlines()
     paces = {r: pool.ask(r, {"op": "pace", "run": pool.last_run.number, "since": 0}) for r in range(NPROC)}  # type: ignore[union-attr]

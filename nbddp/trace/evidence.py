@@ -89,6 +89,11 @@ def slower(times: Mapping[int, Sequence[float]], step: float, much: float = 1.0)
     return Evidence(rank if sure else None, more, max(SIZE * step, more - least), count, needed)
 
 
+def mostly(last: int, of: int, ranks: int) -> bool:
+    """Whether a rank that was the last of `ranks` in `last` of so many is so by more than chance."""
+    return of - last < _rare(of, 1 - 1 / ranks, CHANCE / ranks)
+
+
 @functools.lru_cache(64)
 def _rare(count: int, share: float, chance: float) -> int:
     """The least number whose like, or less, happens more often than `chance` if each of `count` has a probability of

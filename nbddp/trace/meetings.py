@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from itertools import pairwise
 
 from nbddp.plan.topology import counted
 from nbddp.trace.activity import Activity, Key, Part
-from nbddp.trace.evidence import FEW, enough, slower
+from nbddp.trace.evidence import CHANCE, FEW, enough, mostly, slower
 from nbddp.trace.overlap import common, length, minus, union
 from nbddp.trace.steps import Span
 
@@ -19,6 +20,7 @@ BLOCKS, LONG = 16, 2.0  # parts of a program's collectives that are compared; se
 # times as long as the others: a rank that takes that much longer each time is late in any case; which of more than two
 # ranks comes last by chance changes more often
 MUCH, MUCH_OF_MORE = 5.0, 2.0
+AGAIN = 1.5  # times as long as any other: so much longer one of several ranks takes in most blocks
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,9 @@ def _free(before: Meeting, part: Part, arrived: int) -> int:
 def _evident(rank: int, found: Sequence[Meeting], lasts: bool) -> bool:
     """Whether this rank is late by more than chance, in the kind of collectives in which it costs most. How many of
     them make up a step of the program is not known: so they are put together into as many blocks as the test needs,
-    each of which has to show it, or into a few for a rank that takes several times as long as the others. How long
-    ranks waited for a core is not known here, so a program that does not last long on CPUs has the second way alone."""
+    each of which has to show it, or into a few for a rank that takes several times as long as the others, or that is
+    the longest of several ranks in each. How long ranks waited for a core is not known here, so in a program that does
+    not last long on CPUs the differences must be large."""
     by_group: dict[tuple[str, tuple[int, ...]], list[Meeting]] = {}
     for m in found:
         by_group.setdefault((m.group, m.ranks), []).append(m)
@@ -179,11 +182,27 @@ def _evident(rank: int, found: Sequence[Meeting], lasts: bool) -> bool:
     if not by_kind:
         return False
     own = max(by_kind.values(), key=lambda some: sum(_more(rank, of) for of in some))
-    many, count = max(BLOCKS, enough(len(own[0]))), len(own[0])
+    count = len(own[0])
+    if count > 2 and _longest(rank, own, 1.0 if lasts else AGAIN):
+        return True
+    many = max(BLOCKS, enough(count))
     tries = [_blocks(own, blocks) for blocks in ((many, FEW) if lasts else (FEW,)) if blocks <= len(own)]
     much = MUCH if count == 2 else MUCH_OF_MORE
     judged = [slower(of, statistics.fmean(map(max, zip(*of.values(), strict=True))), much) for of in tries]
     return any(one is not None and one.rank == rank for one in judged)
+
+
+def _longest(rank: int, own: Sequence[Mapping[int, int]], again: float) -> bool:
+    """Whether this rank of several takes longest, by a factor, in more blocks than chance explains: of many, or of as
+    few as it takes."""
+    ranks = len(own[0])
+    for count in {min(BLOCKS, len(own)), max(FEW, math.ceil(1 + math.log(1 / CHANCE, ranks)))}:
+        blocks = _blocks(own, min(count, len(own)))
+        others = (b for r, b in blocks.items() if r != rank)
+        lasts = [t > again * max(o) for t, *o in zip(blocks[rank], *others, strict=True)]
+        if mostly(sum(lasts), len(lasts), ranks):
+            return True
+    return False
 
 
 def _more(rank: int, times: Mapping[int, int]) -> float:
