@@ -101,7 +101,13 @@ def test_rates_and_shares_are_of_what_was_used_between_two_looks() -> None:
 
 @pytest.mark.parametrize(
     ("works", "found"),
-    [((0.02, 0.04, 0.02), 1), ((0.02, 0.02, 0.021), None), ((0.02,), None), ((0.03, 0.02), 0)],
+    [
+        ((0.02, 0.04, 0.02), 1),
+        ((0.02, 0.02, 0.021), 2),
+        ((0.02, 0.02, 0.0204), None),
+        ((0.02,), None),
+        ((0.03, 0.02), 0),
+    ],
 )
 def test_the_slowest_rank_is_the_one_that_works_clearly_longer(works: Sequence[float], found: int | None) -> None:
     period = max(works) + 0.001
