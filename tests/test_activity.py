@@ -80,7 +80,7 @@ def test_a_kernel_belongs_to_the_phase_that_launched_it() -> None:
     assert [took[n] for n in (FORWARD, BACKWARD, OPTIMIZER, COPY, INPUT)] == list(us(150, 100, 30, 30, 40))
 
 
-def test_the_last_kernel_of_nccl_to_begin_is_the_late_rank_and_forward_is_why() -> None:
+def test_the_last_kernel_of_nccl_to_begin_is_the_last_rank_and_one_collective_makes_none_late() -> None:
     made = on_gpus()
     assert made.joined == 1
     arrows = [e for e in made.data["traceEvents"] if e["ph"] in "sf" and e.get("cat") == "collective"]
@@ -88,8 +88,7 @@ def test_the_last_kernel_of_nccl_to_begin_is_the_late_rank_and_forward_is_why() 
     (kind,) = kinds(meetings(activities(made.data["traceEvents"])))
     assert (kind.op, kind.count, kind.last, (kind.late, kind.moving)) == ("all_reduce", 1, {1: 1}, us(90, 80))
     words = found(made).sentences()
-    assert "rank 1 arrives last at 1 of 1 collective, and each of the other ranks waits 40.0 µs (10 %) for it" in words
-    assert "cause: forward, which has 100 % of rank 1's extra time" in words
+    assert not any("rank 1" in line for line in words), "one of them is the last to come to each collective"
 
 
 def test_collectives_of_two_groups_on_two_streams_are_told_apart() -> None:
@@ -140,10 +139,9 @@ def test_a_cpus_time_is_compute_exposed_communication_and_idle() -> None:
     assert not answer.gpus
     assert answer.ranks[0] == Split(*us(350, 150, 200, 0, 0, 200, 0, 100))
     assert answer.ranks[1] == Split(*us(350, 150, 100, 0, 100, 100, 0, 0))
-    assert answer.sentences()[2:4] == [
-        "rank 1 arrives last at 1 of 1 collective, and each of the other ranks waits 100 µs (29 %) for it",
-        "cause: Python outside of operations, which has 100 % of rank 1's extra time",
-    ]
+    assert answer.sentences()[2] == (
+        "no rank is known to be late: another one comes last each time, or too few collectives tell"
+    )
     assert answer.tables()[0].rows[0] == (0, "43 %", "57 %", "57 %", "29 %", "0 %", "0 %", "0 %")
 
 
@@ -184,11 +182,11 @@ def test_the_longest_calls_count_their_own_time_and_collectives_their_transfer()
 PLACES = {INPUT: 0, COPY: 1, FORWARD: 2, BACKWARD: 3, OPTIMIZER: 4, CODE: 5}
 
 
-def trained(late: int, where: str, steps: int = 3) -> Merged:
-    """Four ranks of DDP on CPUs; rank `late` takes 100 µs more in one part of each step. The others wait for it."""
-    extra = {rank: [100 if rank == late and i == PLACES[where] else 0 for i in range(6)] for rank in range(4)}
-    made = {rank: Made() for rank in range(4)}
-    at = dict.fromkeys(range(4), 0)
+def trained(late: int, where: str, steps: int = 8, ranks: int = 4) -> Merged:
+    """Ranks of DDP on CPUs; rank `late` takes 1 ms more in one part of each step. The others wait for it."""
+    extra = {rank: [1000 if rank == late and i == PLACES[where] else 0 for i in range(6)] for rank in range(ranks)}
+    made = {rank: Made() for rank in range(ranks)}
+    at = dict.fromkeys(range(ranks), 0)
     for _ in range(steps):
         arrives = {}
         for rank, of in made.items():
@@ -221,7 +219,7 @@ def test_a_late_rank_gets_its_cause(where: str) -> None:
     assert answer.late.rank == 2
     assert answer.why is not None
     assert (answer.why.rank, answer.why.what) == (2, where)
-    assert answer.why.extra == pytest.approx(200_000, rel=0.01), "of two of three steps: from the first meeting on"
+    assert answer.why.extra == pytest.approx(7_000_000, rel=0.01), "of seven of eight steps: from the first meeting on"
 
 
 def test_ranks_that_come_at_the_same_time_have_no_late_one() -> None:
@@ -263,7 +261,7 @@ def test_the_figure_is_drawn_and_says_itself(ranks: int) -> None:
 
 
 def test_of_40_ranks_16_are_drawn_and_the_late_one_among_them() -> None:
-    answer = found(merged(*(gpu_rank(200, 390 if r == 30 else 250) for r in range(40))))
+    answer = found(trained(30, FORWARD, ranks=40))
     assert answer.late is not None
     assert answer.late.rank == 30
     rows = [t.get_text() for t in drawn(answer).figure.axes[0].get_yticklabels()]

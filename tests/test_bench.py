@@ -54,31 +54,51 @@ def test_wrong_results_are_counted(pool: nbddp.Pool) -> None:
     spoil = """
         import torch.distributed as dist
         import os
-        right = dist.broadcast
-        def broadcast(tensor, src):
-            right(tensor, src)
+        right = dist.ProcessGroupGloo.broadcast
+        def broadcast(group, tensors, options):
+            work = right(group, tensors, options)
+            work.wait()
             if os.environ["RANK"] == "2":
-                tensor[1:4] += 1
-        dist.broadcast = broadcast
+                tensors[0][1:4] += 1
+            return work
+        dist.ProcessGroupGloo.broadcast = broadcast
     """
     pool.run_cell(textwrap.dedent(spoil), screen=Silent())
     try:
         found = pool.bench(["broadcast", "reduce"], [1200], repeat=1)
     finally:
-        pool.run_cell("dist.broadcast = right", screen=Silent())
+        pool.run_cell("dist.ProcessGroupGloo.broadcast = right", screen=Silent())
     assert [m.wrong for m in found] == [6, 0], "three elements, before and after it was timed"
     assert "WRONG results: broadcast of 1.2 KiB (6 elements)" in repr(bench(found))
 
 
-def test_living_group_is_used_and_kept_and_no_other_is_left(pool: nbddp.Pool) -> None:
+def test_the_programs_own_group_counts_on_as_if_nothing_had_been_measured(pool: nbddp.Pool) -> None:
+    """Lesson 09 matches collectives by their numbers, and a deadlock is proved by them. A measurement calls more
+    collectives than torch's recorder holds."""
+    begin = "import torch, torch.distributed as dist\ndist.init_process_group()\nmine = dist.group.WORLD\n"
+    pool.run_cell(begin + "for _ in range(5): dist.barrier()\ntwo = dist.new_group([0, 1])", screen=Silent())
+    before = pool.collectives()
+    pool.bench(["all_reduce", "send_recv"], [1000, 2000], repeat=50)
+    pool.bench("all_gather", [1000], repeat=50)
+    assert [(k.op, k.count) for k in pool.collectives().kinds] == [(k.op, k.count) for k in before.kinds]
+    assert pool.collectives().notes == before.notes, "all that the program called is known"
+    with pytest.raises(nbddp.RunFailed) as failed:
+        pool.run_cell("if dist.get_rank() == 0: dist.barrier()", screen=Silent(), hang_after=0.3)
+    assert "waits in barrier #6 (line 1)" in str(failed.value)
+    assert "deadlock: " in str(failed.value)
+
+
+def test_a_measurement_leaves_the_programs_group_and_no_other(pool: nbddp.Pool) -> None:
+    count = "len([t for t in __import__('os').listdir('/proc/self/task')])"
     pool.bench("all_reduce", [1000], repeat=1)
-    assert pool.last_run is not None
     assert list(pool.run(lambda: __import__("torch").distributed.is_initialized())) == [False] * 3
-    pool.run_cell("import torch, torch.distributed as dist\ndist.init_process_group()\nmine = dist.group.WORLD",
-                  screen=Silent())  # fmt: skip
+    code = "import torch, torch.distributed as dist\ndist.init_process_group()\nmine = dist.group.WORLD\n"
+    threads = pool.run_cell(f"{code}dist.barrier()\n{count}", want_value=True, screen=Silent())
     pool.bench("all_reduce", [1000], repeat=1)
-    code = "t = torch.ones(1); dist.all_reduce(t); dist.group.WORLD is mine, t.item()"
-    assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [(True, 3.0)] * 3
+    code = f"t = torch.ones(1); dist.all_reduce(t); dist.group.WORLD is mine, t.item(), {count}"
+    for (same, total, now), before in zip(pool.run_cell(code, want_value=True, screen=Silent()), threads, strict=True):
+        assert (same, total) == (True, 3)
+        assert now <= before, "threads"
     pool.run_cell("dist.destroy_process_group()", screen=Silent())
 
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 import nbddp
+from docs.gallery import of_forecast, of_memory, of_program
 from docs.gallery import recording as gallery
 from nbddp.draw import bench, forecast, memory, timings
 from nbddp.draw.bench import bench as drawn_bench
@@ -112,6 +114,30 @@ def test_every_rank_bucket_and_step_of_a_timeline_has_words() -> None:
     spots = shown.spots()
     assert len(spots) == len(said)
     assert all(0 <= s.left <= s.left + s.width <= 1.001 and 0 <= s.top <= s.top + s.height <= 1.001 for s in spots)
+
+
+def test_what_is_kept_of_a_figure_that_was_shown_is_bytes_and_words() -> None:
+    """A notebook keeps what its cells return: some 15 MiB for each `%ddp timings`, if that were the figure."""
+    shown = timeline()
+    first, _ = shown._repr_mimebundle_()
+    assert shown._figure is None
+    assert len(pickle.dumps(shown)) < 300_000
+    assert shown._repr_mimebundle_()[0] == first
+    figure = shown.figure
+    assert figure is shown.figure, "made again, and kept for whoever asked"
+    assert shown._repr_mimebundle_()[0]["text/html"] == first["text/html"]
+    figure.axes[0].set_title("mine")
+    assert shown._repr_mimebundle_()[0]["image/png"] != first["image/png"], "what is changed is shown"
+
+
+@pytest.mark.parametrize("drawn", [some, of_program, of_forecast, of_memory, lambda: drawn_topology(planned(nproc=2))])
+def test_each_figure_is_let_go_and_made_again(drawn: Callable[[], Shown]) -> None:
+    shown = drawn()
+    before = shown.png()
+    assert shown._figure is None
+    assert len(shown._again) < 100_000
+    assert len(shown.figure.axes) > 0
+    assert shown.png() == before
 
 
 # -- axes and legends ----------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def at(rank: int, call: Call | None = None, line: int = 12) -> Position:
     return Position(rank, state, f"cell line {line}", line, call, latest={"0": 13 if call is None else 14})
 
 
-def paces(works: float, exposed: float, count: int = 10) -> list[Pace]:
+def paces(works: float, exposed: float, count: int = 20) -> list[Pace]:
     """Steps of a rank that works and waits for so many seconds."""
     period, waited = round((works + exposed) * 1e9), round(exposed * 1e9)
     return [Pace(n, 1 + n * period, n * period + period // 2, waited) for n in range(count)]
@@ -92,12 +92,22 @@ def test_rates_and_shares_are_of_what_was_used_between_two_looks() -> None:
     assert share(Use(1.0, 10.0), Use(1.5, 10.25)) == pytest.approx(50)
     assert share(None, Use(1.5, 10.0)) is None
     assert share(Use(1.0, 10.0), Use(1.5, None)) is None
-    assert [p.number for p in merged(paces(0.1, 0)[:3], [[2, 1, 2, 0], [3, 10**9, 2 * 10**9, 5]], 3)] == [1, 2, 3]
+    assert [p.number for p in merged(paces(0.1, 0)[:3], [[2, 1, 2, 0, 0, 0], [3, 10**9, 2 * 10**9, 5, 6, 7]], 3)] == [
+        1,
+        2,
+        3,
+    ]
 
 
 @pytest.mark.parametrize(
     ("works", "found"),
-    [((0.02, 0.04, 0.02), 1), ((0.02, 0.02, 0.021), None), ((0.02,), None), ((0.03, 0.02), 0)],
+    [
+        ((0.02, 0.04, 0.02), 1),
+        ((0.02, 0.02, 0.021), 2),
+        ((0.02, 0.02, 0.0204), None),
+        ((0.02,), None),
+        ((0.03, 0.02), 0),
+    ],
 )
 def test_the_slowest_rank_is_the_one_that_works_clearly_longer(works: Sequence[float], found: int | None) -> None:
     period = max(works) + 0.001

@@ -51,7 +51,7 @@ def bench(
         raise BadInput(
             "each size needs at least one measurement and one warm-up call; use --repeat 1 --warmup 1 or more"
         )
-    own = ask({"part": "open", "devices": list(devices)})[0]
+    ask({"part": "open", "devices": list(devices)})
     found: list[Measured] = []
     todo = [(c, s) for c in collectives for s in wanted]
     try:
@@ -61,10 +61,8 @@ def bench(
             one = Measured(name, answer["bytes"], ranks, tuple(answer["seconds"]), answer["wrong"])
             if one.bytes not in [m.bytes for m in found if m.collective == name]:  # tiny sizes round to the same
                 found.append(one)
-    except KeyboardInterrupt:  # Stop between two runs; in a run it ends the group
-        if own:
-            ask({"part": "close"})
-        raise
-    if own:
+    except KeyboardInterrupt:  # Stop between two runs
         ask({"part": "close"})
+        raise
+    ask({"part": "close"})
     return found

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
-from nbddp.draw.shown import Shown
+from nbddp.draw.shown import Shown, remade
 from nbddp.draw.timings import BACKWARD, FORWARD, OPTIMIZER
 from nbddp.trace.allocated import Allocations, RankAllocations, columns_and_rows, extremes, heading, sentences
 from nbddp.trace.drawn import drawn, note
@@ -38,6 +38,7 @@ def table(found: Allocations) -> Table:
     return Table(*columns_and_rows(found))
 
 
+@remade
 def allocations(found: Allocations) -> Shown:
     """The figure: a row per rank, at most 16, those with the highest and the lowest peak among them."""
     by_line = table(found)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, MUTED, RC
-from nbddp.draw.shown import Shown
+from nbddp.draw.shown import Shown, remade
 from nbddp.plan.topology import counted
 from nbddp.trace.measured import Measured
 from nbddp.trace.quantities import duration, size, speed
@@ -43,6 +43,7 @@ def table(measured: Sequence[Measured]) -> Table:
     return Table(COLUMNS, rows, formats=FORMATS)
 
 
+@remade
 def bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) -> Bench:
     """Latency and bus bandwidth by size; with `axes`, a pair, they are drawn there. Raises ValueError without data."""
     if not measured:

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 
 from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.draw.shown import Shown
+from nbddp.draw.shown import Shown, remade
 from nbddp.trace.foretold import COLUMNS, knee, rows, sentences
 from nbddp.trace.quantities import duration, percent
 from nbddp.trace.scale import Forecast, Predicted
@@ -29,6 +29,7 @@ MOST_TICKS = 8
 LONG = 1.0  # seconds: a step from here on is drawn in seconds
 
 
+@remade
 def forecast(some: Forecast, axes: Sequence[Any] | None = None) -> Shown:
     """The figure of a forecast: step time at the left, efficiency at the right; or in two given axes."""
     sizes = Table(COLUMNS, rows(some))

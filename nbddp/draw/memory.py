@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 
 from nbddp.base.table import Table
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
-from nbddp.draw.shown import Shown
+from nbddp.draw.shown import Shown, remade
 from nbddp.trace.memory import RankMemory, columns_and_rows, sentences, shown_parts, shown_ranks, span, unit
 from nbddp.trace.quantities import size
 
@@ -38,6 +38,7 @@ def table(ranks: Sequence[RankMemory]) -> Table:
     return Table(*columns_and_rows(ranks))
 
 
+@remade
 def memory(ranks: Sequence[RankMemory], axes: Any = None) -> Shown:
     """The bars of at most 16 ranks, with the most and the least among them, in `axes` or in a figure of their own.
 

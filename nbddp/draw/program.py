@@ -11,7 +11,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import PercentFormatter
 
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
-from nbddp.draw.shown import Shown
+from nbddp.draw.shown import Shown, remade
 from nbddp.trace.breakdown import Split
 from nbddp.trace.drawn import note
 from nbddp.trace.program import MOST_KINDS, Breakdown
@@ -30,6 +30,7 @@ PARTS: tuple[tuple[str, str, str, str], ...] = (  # name, fill, hatch, ink
 )
 
 
+@remade
 def program(found: Breakdown) -> Shown:
     """The figure, with words and tables."""
     tables = found.tables()

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from nbddp.base.table import Table
 from nbddp.draw.inside import Inside
 from nbddp.draw.palette import FILLS, INK, MUTED, PAPER, RC
-from nbddp.draw.shown import Area, Shown
+from nbddp.draw.shown import Area, Shown, remade
 from nbddp.trace.drawn import drawn, note
 from nbddp.trace.overlap import communication, exposed, hidden_share, lanes
 from nbddp.trace.quantities import duration, size
@@ -48,18 +48,27 @@ def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
     ranks = drawn(step, said.ranks)
     few = note(len(step), len(ranks))
     words = "\n".join([named, *said.lines, *([few] if few else []), "", repr(buckets)])
-    with rc_context(RC):
-        if axes is not None:
+    if axes is not None:
+        with rc_context(RC):
             _timeline(axes, step, ranks)
-            return Shown(axes.figure, words, buckets)
-        some = curves(recording)
-        extra = 1.6 if len(some) >= CURVES_FROM else 0.0
+        return Shown(axes.figure, words, buckets)
+    some = curves(recording)
+    return _drawn(step, ranks, some if len(some) >= CURVES_FROM else [], f"{named}: {said.lines[0]}", words, buckets)
+
+
+@remade
+def _drawn(
+    step: Mapping[int, Step], ranks: Sequence[int], some: Sequence[Curve], title: str, words: str, buckets: Table
+) -> Shown:
+    """One step and the curves, which are much less than the recording."""
+    number = next(iter(step.values())).number
+    with rc_context(RC):
+        extra = 1.6 if some else 0.0
         height = _height([step[r] for r in ranks])
         figure = Figure(figsize=(WIDTH, 1.2 + height + extra), layout="constrained")
         grid = figure.add_gridspec(2 if extra else 1, 1, height_ratios=[1 + height, extra] if extra else [1])
         top = figure.add_subplot(grid[0])
         areas = _timeline(top, step, ranks)
-        title = f"{named}: {said.lines[0]}"
         top.set_title("\n".join(textwrap.wrap(title, LETTERS)), loc="left", size=9, pad=22)
         if extra:
             areas += _curves(figure.add_subplot(grid[1]), some, number)

@@ -15,7 +15,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from nbddp.draw.boxes import MARGIN, TITLE, Box, layout
 from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.draw.shown import Shown
+from nbddp.draw.shown import Shown, remade
 from nbddp.plan.topology import Topology
 
 HEADING = 11.0  # points, as all sizes of text
@@ -65,6 +65,7 @@ LOOKS = {
 }
 
 
+@remade
 def topology(placed: Topology, axes: Any = None) -> Shown:
     """Draw a placement, in `axes` or in a figure of its own; its words are `placed.words()`."""
     made = layout(placed)

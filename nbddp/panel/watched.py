@@ -10,9 +10,10 @@ from nbddp.errors import RankStatus
 from nbddp.plan.topology import Topology
 from nbddp.run.deadlock import waiting_words
 from nbddp.run.positions import Position
+from nbddp.trace.evidence import judged
 
 RECENT = 8  # steps that a rate is of
-CLEARLY = 1.1  # how much more of a step than the median rank a slow one works
+WARM_UP = 2  # steps: DDP rebuilds its buckets, and the ranks wait for each other in forward
 SIGNS = {  # a state, and a sign of a shape of its own
     "idle": "○", "running": "●", "waiting": "◐", "finished": "✓", "failed": "✕", "dead": "✕", "silent": "?",
     "stopped": "⏸",
@@ -29,12 +30,14 @@ STATES = {  # a row for each member
 @dataclass(frozen=True)
 class Pace:
     """A DDP step as a rank tells of it while it runs: nanoseconds of its own clock. exposed: after the gradients, until
-    all buckets had come."""
+    all buckets had come. queued: what its thread has waited for a core since it began, as of the gradients and as of
+    `end`."""
 
     number: int
     begin: int
     end: int
     exposed: int
+    queued: tuple[int, int] = (0, 0)
 
     @property
     def duration(self) -> int:
@@ -145,25 +148,36 @@ def rate(paces: Sequence[Pace]) -> float | None:
 
 
 def slowest(paces: Mapping[int, Sequence[Pace]]) -> int | None:
-    """The rank that works longest between two steps, if it does so clearly: its peers wait for it. None if no rank
-    does, or it is not known of all."""
-    works = {r: _works(some[-RECENT:]) for r, some in paces.items()}
-    known = {r: w for r, w in works.items() if w is not None}
-    if len(known) < 2 or len(known) < len(paces):
+    """The rank that its peers wait for, by the test that `%ddp timings` makes (`trace.evidence`); None if no rank is
+    known to be slow, or the steps of one are not known."""
+    by_number = {r: {p.number: p for p in some} for r, some in paces.items()}
+    if len(by_number) < 2:
         return None
-    found = max(known, key=lambda r: known[r])
-    others = statistics.median(w for r, w in known.items() if r != found)
-    return found if known[found] > CLEARLY * others else None
+    both = set.intersection(*(set(of) for of in by_number.values()))
+    numbers = [n for n in sorted(both)[WARM_UP:] if n - 1 in both]
+    if not numbers:
+        return None
+    pairs = {r: [(of[n - 1], of[n]) for n in numbers] for r, of in by_number.items()}
+    queued = {r: [_queued(*pair) for pair in some] for r, some in pairs.items()}
+    works = {r: [_works(*pair) - q for pair, q in zip(some, queued[r], strict=True)] for r, some in pairs.items()}
+    ends = [max(of[n].end for of in by_number.values()) for n in numbers]
+    step = statistics.median(max(of[n].end - of[n - 1].end for of in by_number.values()) for n in numbers)
+    found, _ = judged(works, queued, ends, step)
+    return found.rank if found is not None else None
 
 
-def _works(paces: Sequence[Pace]) -> float | None:
-    """Nanoseconds per step that a rank does not wait for buckets."""
-    if len(paces) < 2:
-        return None
-    return (paces[-1].begin - paces[0].begin - sum(p.exposed for p in paces[:-1])) / (len(paces) - 1)
+def _works(before: Pace, step: Pace) -> int:
+    """Nanoseconds from one exchange to the next."""
+    return max(0, step.end - step.exposed - before.end)
+
+
+def _queued(before: Pace, step: Pace) -> int:
+    """Nanoseconds that a rank waits for a core between the two."""
+    return min(_works(before, step), max(0, step.queued[0] - before.queued[1]))
 
 
 def merged(before: Sequence[Pace], new: Sequence[Sequence[int]], most: int) -> tuple[Pace, ...]:
     """With steps that have come since; the newest `most`."""
     last = before[-1].begin if before else 0
-    return (*before, *(Pace(*row) for row in new if row[1] > last))[-most:]
+    found = (Pace(n, begin, end, exposed, (a, b)) for n, begin, end, exposed, a, b in new if begin > last)
+    return (*before, *found)[-most:]

@@ -445,8 +445,8 @@ class Pool:
     ) -> list[Measured]:
         """Measure collectives of `sizes` bytes (default: 1 KiB to 64 MiB), as nccl-tests does (`nbddp.worker.bench`).
 
-        Uses the default process group if there is one, otherwise a temporary one. progress: called with a line before
-        each size. `measured` keeps the results. Raises BadInput for impossible sizes or counts.
+        The ranks meet in a process group of nbddp's own: the program's groups count none of it. progress: called with a
+        line before each size. `measured` keeps the results. Raises BadInput for impossible sizes or counts.
         """
         from nbddp.ask import looks
 

@@ -13,7 +13,8 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 C10D, BINDINGS = "torch.distributed.distributed_c10d", "torch._C._distributed_c10d"
@@ -171,6 +172,19 @@ def sequence(group: Any) -> int:
             return 0
     except AttributeError:
         return 0
+
+
+@contextmanager
+def coalescing(backend: Any) -> Iterator[list[Any]]:
+    """Sends and receives of a backend as one call, where it does that, as NCCL has to; of their works those that are to
+    be waited for."""
+    works: list[Any] = []
+    together = bool(getattr(backend, "supports_coalescing", False))
+    if together:
+        backend._start_coalescing()
+    yield works
+    if together:
+        works[:] = [backend._end_coalescing()]
 
 
 def forget_groups() -> None:

@@ -1,15 +1,14 @@
 """Why a rank is late: in which part of a step it takes longer than the others.
 
-A table of times, rank → part → nanoseconds, of what each rank does by itself, without waiting for others. The late
-rank's time in each part is compared with the median of the other ranks':
+That it is late has been shown before (`evidence`). A table of times, rank → part → nanoseconds, of what each rank does
+by itself, without waiting for others. The late rank's time in each part is compared with the median of the others':
 
-- the rank waits for a core, longer than its larger inputs explain: the machine;
 - forward and backward take longer, and the rank's inputs have more elements: more work. Up to the square of the inputs'
   ratio is explained so, which is what attention takes for longer sequences;
 - all parts take longer by about the same factor, with inputs that are alike: the machine;
 - where the inputs are not known the optimizer decides, whose work does not depend on the batch: as slow as the rest, it
   is the machine, no slower, more work; in between, or where it is too short to tell, one of the two;
-- one part has most of the extra time: that part;
+- one part has most of the extra time, and the others are not slower alike: that part;
 - anything else: the cause is not known, and the largest parts are named.
 
 Pure.
@@ -28,7 +27,7 @@ MOST = 0.6  # of the extra time: what has more of it is the cause
 SLOWER, ALIKE = 1.04, 3.0  # times as long, at least; and what is more than once differs by this at most
 COUNTS = 0.03  # of the others' time: a part that takes less says nothing about a factor
 COVER = 0.5  # of the others' time that the parts with a factor must make up
-AS_SLOW = 0.5  # of forward's and backward's factor above 1: an optimizer with that much of it speaks for the machine
+AS_SLOW = 0.5  # of a factor above 1: an optimizer with so much of forward's and backward's speaks for the machine
 WITHIN = 1.25  # times the square of the inputs' ratio: what is slower than that has another cause too
 WORK = ("forward", "loss", "backward", "optimizer")  # what a slow machine slows, whatever the data are
 
@@ -38,8 +37,8 @@ class Cause:
     """what: a part's name, MACHINE, BATCH, EITHER or UNKNOWN. extra: nanoseconds that the rank takes longer than the
     median of the others; by_part: part → its share of that, largest first. factor: how many times as long its work
     takes, of MACHINE, BATCH and EITHER; inputs: how many times as many elements its inputs have; optimizer: how many
-    times as long its optimizer takes; both 0 if not known. queued: nanoseconds that it waits for a core, more than the
-    others do; 0 if that is not known."""
+    times as long its optimizer takes; both 0 if not known. queued: nanoseconds of a step that it waits for a core,
+    more than the others do, where that is the cause."""
 
     rank: int
     what: str
@@ -54,13 +53,15 @@ class Cause:
         """One sentence, or two."""
         if self.what == MACHINE and self.queued:
             return (
-                f"cause: the machine: rank {self.rank} waits {duration(self.queued / 1e9)} longer than the others for "
-                f"a free core; other processes use its cores{self._besides()}"
+                f"cause: the machine: rank {self.rank} waits {duration(self.queued / 1e9)} a step longer than the "
+                f"others for a free core; other processes use its cores"
             )
         if self.what in (MACHINE, BATCH, EITHER):
             return f"cause: {self._of_factor()}"
         if self.what == UNKNOWN:
             parts = ", ".join(f"{name} {percent(share)}" for name, share in list(self.by_part.items())[:3])
+            if not parts:
+                return "cause: not known"
             return f"cause: not known; rank {self.rank}'s extra time is spread over several parts ({parts})"
         share = self.by_part[self.what]
         return f"cause: {self.what}, which has {percent(share)} of rank {self.rank}'s extra time"
@@ -80,11 +81,6 @@ class Cause:
             f"more work: {slower} times as long, the optimizer no longer than the others: a larger batch or longer "
             "inputs"
         )
-
-    def _besides(self) -> str:
-        if self.inputs < SLOWER:
-            return ""
-        return f"; its inputs also have {digits(self.inputs)} times as many elements as the others'"
 
     def _with_inputs(self) -> str:
         if self.inputs >= SLOWER:
@@ -121,11 +117,10 @@ class Cause:
 def cause(
     times: Mapping[int, Mapping[str, int]],
     rank: int,
-    queued: Mapping[int, int] | None = None,
     inputs: Mapping[int, int] | None = None,
 ) -> Cause | None:
-    """Why `rank` is late; None if it takes no longer than the others, or is alone. queued: rank → nanoseconds that it
-    waited for a core; inputs: rank → elements of the tensors that its forwards got."""
+    """Why `rank` is late; None if it takes no longer than the others, or is alone. inputs: rank → elements of the
+    tensors that its forwards got."""
     others = [r for r in times if r != rank]
     if not others:
         return None
@@ -137,17 +132,7 @@ def cause(
         return None
     shares = {part: more / total for part, more in sorted(longer.items(), key=lambda pair: -pair[1])}
     found = Cause(rank, UNKNOWN, total, shares, inputs=_ratio(inputs, rank, others))
-    return _of_cores(found, others, queued) or _of_factor(found, times[rank], usual) or _of_part(found)
-
-
-def _of_cores(found: Cause, others: list[int], queued: Mapping[int, int] | None) -> Cause | None:
-    if not queued:
-        return None
-    more = int(queued[found.rank] - statistics.median(queued[r] for r in others))
-    usual = max(1.0, found.inputs) * statistics.median(queued[r] for r in others)  # who runs longer waits longer
-    if queued[found.rank] - usual < MOST * found.extra:
-        return None
-    return replace(found, what=MACHINE, queued=more)
+    return _of_factor(found, times[rank], usual) or _of_part(found, usual)
 
 
 def _ratio(inputs: Mapping[int, int] | None, rank: int, others: list[int]) -> float:
@@ -188,6 +173,9 @@ def _which(seen: Cause, factors: Mapping[str, float]) -> str:
     return MACHINE if enough else EITHER
 
 
-def _of_part(found: Cause) -> Cause:
+def _of_part(found: Cause, usual: Mapping[str, float]) -> Cause:
+    """A part that has most of all time has most of the extra time too where all parts are slower alike."""
     part, share = next(iter(found.by_part.items()))
-    return replace(found, what=part if share >= MOST else UNKNOWN)
+    rest = sum(usual.values()) - usual[part]
+    alike = rest > 0 and (1 - share) / rest >= AS_SLOW * share / max(1.0, usual[part])
+    return replace(found, what=part if share >= MOST and not alike else UNKNOWN)

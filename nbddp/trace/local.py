@@ -13,16 +13,14 @@ from dataclasses import dataclass
 
 from nbddp.plan.topology import counted
 from nbddp.trace.activity import BACKWARD, FORWARD, INPUT, OPTIMIZER
-from nbddp.trace.cause import Cause, cause
+from nbddp.trace.cause import MACHINE, UNKNOWN, Cause, cause
+from nbddp.trace.evidence import Evidence, differences, judged
 from nbddp.trace.overlap import common, length
 from nbddp.trace.quantities import duration
 from nbddp.trace.steps import Bucket, Recording, Span, Step
-from nbddp.trace.waiting import duration as step_duration
 from nbddp.trace.waiting import transfers
 
 BETWEEN, LOSS = "between steps", "loss"
-LATE, MUCH = 0.05, 0.1  # of a step: a rank that takes LATE longer is slow if it is last in MOST buckets, or with MUCH
-MOST = 2 / 3
 AFTER = "host-to-device copy (between data loader and forward)"  # all that is between them
 
 
@@ -51,9 +49,9 @@ def _before(gap: Span, loader: Sequence[Span]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Slow:
-    """The rank with the most time of its own. extra: nanoseconds per step more than the median of the others. last: in
-    how many of all `of` buckets it was the last. worst: the bucket of whose gradients it is latest, where backward is
-    the cause. `cause` says why it is slow."""
+    """The slow rank. extra: nanoseconds per step more than the median of the others, in the median. last: in how many
+    of all `of` buckets it was the last. worst: the bucket of whose gradients it is latest, where backward is the cause.
+    `cause` says why it is slow."""
 
     rank: int
     extra: int
@@ -76,53 +74,97 @@ class Slow:
         return lines
 
 
-def times(recording: Recording, numbers: Sequence[int]) -> dict[int, dict[str, int]]:
-    """Rank → part → nanoseconds in all of these steps."""
-    found: dict[int, dict[str, int]] = {}
-    for rank, steps in recording.steps.items():
-        by_number = {s.number: s for s in steps}
-        found[rank] = {}
-        for n in numbers:
-            for part, took in parts(by_number[n], by_number.get(n - 1)).items():
-                found[rank][part] = found[rank].get(part, 0) + took
-    return found
+@dataclass(frozen=True)
+class Verdict:
+    """Which rank is slow, if that is known; what was found out about that."""
+
+    evidence: Evidence
+    slow: Slow | None = None
+
+    def words(self) -> list[str]:
+        if self.slow is not None:
+            return self.slow.words()
+        found = self.evidence
+        steps = counted(found.steps, "step")
+        if not found.known:
+            return [
+                f"whether a rank is slower is not known: {steps} after the first two show no large difference, and a "
+                f"small one takes {found.enough}"
+            ]
+        return [f"no rank is slower than noise (± {duration(found.noise / 1e9)} over {steps})"]
+
+
+def own(before: Step, step: Step) -> tuple[int, int]:
+    """Nanoseconds of a step in which a rank works by itself: from the end of the exchange before until its gradients
+    are there, without what it waits in a hook for a bucket to be sent; and of these what its thread waits for a core
+    (0 if unknown), which is taken off."""
+    work = step.backward[1] - before.backward[2]
+    for bucket in step.buckets:
+        work -= bucket.sent - bucket.ready
+    queued = step.queued[0] - before.queued[1] if step.queued and before.queued else 0
+    queued = min(max(0, work), max(0, queued))
+    return max(0, work) - queued, queued
 
 
 def usual(recording: Recording) -> list[int]:
     """The steps in which the ranks do not wait for each other in forward, and of which the one before is known."""
     numbers = recording.numbers()
-    first = set(numbers[:1])
+    there = set(numbers)
     found = [n for n in numbers if not any(s.rebuilt or s.rebuilds for s in recording.step(n).values())]
-    return [n for n in found if n not in first]
+    return [n for n in found if n - 1 in there]
 
 
-def slow(recording: Recording) -> Slow | None:
-    """The slowest rank and its cause; None if no rank is much slower than the others."""
+def verdict(recording: Recording) -> Verdict | None:
+    """Whether a rank is slow, and why; None where there is one rank, or no step."""
     numbers = usual(recording)
     if not numbers or len(recording.ranks) < 2:
         return None
-    own = times(recording, numbers)
-    rank = max(own, key=lambda r: (sum(own[r].values()), -r))
-    others = statistics.median(sum(own[r].values()) for r in own if r != rank)
-    extra = int((sum(own[rank].values()) - others) / len(numbers))
+    steps = {n: recording.step(n) for m in numbers for n in (m - 1, m)}
+    pairs = {r: [(steps[n - 1][r], steps[n][r]) for n in numbers] for r in recording.ranks}
+    step = statistics.median(
+        max(s.backward[2] - a.backward[2] for a, s in at) for at in zip(*pairs.values(), strict=True)
+    )
+    known = {r: [own(*pair) for pair in some] for r, some in pairs.items()}
+    times, queued = ({r: [one[i] for one in some] for r, some in known.items()} for i in (0, 1))
+    found, waits = judged(times, queued, [max(s.end for s in steps[n].values()) for n in numbers], step)
+    if found is None or found.rank is None:
+        return Verdict(found) if found is not None else None
+    if waits:
+        why: Cause | None = Cause(found.rank, MACHINE, int(found.more), queued=int(found.more))
+    else:
+        why = cause(typical_parts(recording, numbers, found.rank), found.rank, inputs(recording, numbers))
+    return Verdict(found, _slow(recording, numbers, found.rank, found.more, why or Cause(found.rank, UNKNOWN, 0)))
+
+
+def slow(recording: Recording) -> Slow | None:
+    """The slow rank and its cause; None if none is known to be slow."""
+    found = verdict(recording)
+    return found.slow if found is not None else None
+
+
+def _slow(recording: Recording, numbers: Sequence[int], rank: int, extra: float, why: Cause) -> Slow:
     exchanged = [t for n in numbers for t in transfers(recording.step(n))]
-    last = sum(t.slowest == rank for t in exchanged)
-    share = extra / max(1.0, statistics.fmean(step_duration(recording.step(n)) for n in numbers))
-    if share < (LATE if last >= MOST * len(exchanged) else MUCH):
-        return None
-    why = cause(own, rank, queued(recording, numbers), inputs(recording, numbers))
-    if why is None:
-        return None
     worst = latest_bucket(recording, numbers, rank) if why.what == BACKWARD else None
-    return Slow(rank, extra, len(numbers), last, len(exchanged), why, worst)
+    last = sum(t.slowest == rank for t in exchanged)
+    return Slow(rank, int(extra), len(numbers), last, len(exchanged), why, worst)
 
 
-def queued(recording: Recording, numbers: Sequence[int]) -> dict[int, int] | None:
-    """Rank → nanoseconds that it waited for a core from the first of these steps to the last; None if unknown."""
-    ends = {r: [recording.step(n)[r].queued for n in (numbers[0], numbers[-1])] for r in recording.ranks}
-    return {
-        r: last - first for r, (first, last) in ends.items() if first is not None and last is not None
-    } if all(None not in some for some in ends.values()) else None  # fmt: skip
+def typical_parts(recording: Recording, numbers: Sequence[int], rank: int) -> dict[int, dict[str, int]]:
+    """Rank → part → nanoseconds in a typical step: of the others the median, of `rank` that and the median of what it
+    takes longer in the same steps."""
+    by_step: dict[int, list[dict[str, int]]] = {}
+    for n in numbers:
+        before = recording.step(n - 1)
+        for r, step in recording.step(n).items():
+            by_step.setdefault(r, []).append(parts(step, before[r]))
+    found: dict[int, dict[str, int]] = {r: {} for r in by_step}
+    for part in by_step[rank][0]:
+        times = {r: [of[part] for of in some] for r, some in by_step.items()}
+        apart = differences(times)[rank]
+        usual_ = statistics.median(took - more for took, more in zip(times[rank], apart, strict=True))
+        for r in found:
+            found[r][part] = int(usual_ + (statistics.median(apart) if r == rank else 0))
+    return found
 
 
 def inputs(recording: Recording, numbers: Sequence[int]) -> dict[int, int] | None:

@@ -15,7 +15,7 @@ from nbddp.trace.breakdown import Split, split, whole
 from nbddp.trace.cause import Cause, cause
 from nbddp.trace.drawn import drawn, note
 from nbddp.trace.longest import Longest, longest
-from nbddp.trace.meetings import Kind, Late, Meeting, kinds, latest, meetings, waits
+from nbddp.trace.meetings import LATE, Kind, Late, Meeting, kinds, latest, meetings, waits
 from nbddp.trace.overlap import common, length
 from nbddp.trace.quantities import duration, percent
 from nbddp.trace.steps import Span
@@ -60,6 +60,8 @@ class Breakdown:
         if self.late is not None:
             lines.append(self.late.words(f"{duration(self.late.cost / 1e9)} ({percent(self.late.cost / self.whole)})"))
             lines.append(self.why.words() if self.why is not None else "cause: not known")
+        elif self._mean(lambda s: s.waiting) >= LATE:
+            lines.append("no rank is known to be late: another one comes last each time, or too few collectives tell")
         few = note(len(self.ranks), len(self.shown))
         return [*lines, *([few] if few else []), *self.notes]
 

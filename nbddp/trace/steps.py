@@ -38,8 +38,8 @@ class Step:
     optimizer: (start, end), or None if no optimizer stepped. `synced` is False inside no_sync. `rebuilt`: an
     exchange after which DDP rebuilds its buckets, the first; `rebuilds`: the step whose forward does that, for which
     the ranks wait for each other there. loader: when torch's data loaders made batches since the step before. queued:
-    nanoseconds that the rank's thread has waited for a core since it began, as of the step's start; None if unknown.
-    inputs: elements of the tensors that forward got; None if it got none that are known.
+    nanoseconds that the rank's thread has waited for a core since it began, as of the two ends of backward; None if
+    unknown. inputs: elements of the tensors that forward got; None if it got none that are known.
     """
 
     number: int
@@ -51,7 +51,7 @@ class Step:
     rebuilt: bool = False
     rebuilds: bool = False
     loader: tuple[Span, ...] = ()
-    queued: int | None = None
+    queued: tuple[int, int] | None = None
     inputs: int | None = None
 
     @property
@@ -125,8 +125,12 @@ def step_from(data: Mapping[str, Any]) -> Step:
     return Step(
         data["number"], tuple(data["forward"]), backward, optimizer,
         buckets, data["synced"], data["rebuilt"], data["rebuilds"],
-        tuple((start, end) for start, end in data.get("loader", ())), data.get("queued"), data.get("inputs"),
+        tuple((start, end) for start, end in data.get("loader", ())), _pair(data.get("queued")), data.get("inputs"),
     )  # fmt: skip
+
+
+def _pair(found: Sequence[int] | None) -> tuple[int, int] | None:
+    return None if found is None else (found[0], found[1])
 
 
 def _bucket(data: Mapping[str, Any], end: int) -> Bucket:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nbddp.plan.topology import counted, rank_words
-from nbddp.trace.local import slow
+from nbddp.trace.local import verdict
 from nbddp.trace.origin import none_since, whence
 from nbddp.trace.overlap import hidden_share
 from nbddp.trace.quantities import duration, size, speed
@@ -50,7 +50,7 @@ def heading(recording: Recording, number: int) -> str:
 
 @dataclass(frozen=True)
 class Told:
-    """What a step of a recording shows, in sentences; `ranks`: those that they name as late or slow."""
+    """What a step of a recording shows, in sentences; `ranks`: the last in this step, and one that is slow."""
 
     lines: list[str]
     ranks: list[int]
@@ -61,11 +61,11 @@ def told(recording: Recording, number: int) -> Told:
     step = recording.step(number)
     found = transfers(step)
     lines = [_first(step, found)]
-    late = _late(step, found)
+    late, judged = _late(step, found), verdict(recording)
+    behind = judged.slow if judged is not None else None
     if late is not None:
-        lines.append(_straggler(late))
-    behind = slow(recording)
-    lines += behind.words() if behind is not None else []
+        lines.append(_straggler(late, behind is not None and behind.rank == late.rank))
+    lines += judged.words() if judged is not None else []
     if any(s.rebuilt for s in step.values()):
         lines.append(
             "This is the first exchange: DDP rebuilds its buckets after it, in the order in which gradients arrived."
@@ -97,6 +97,9 @@ def _first(step: Mapping[int, Step], found: Sequence[Transfer]) -> str:
     return f"{counted(len(found), 'bucket')}, {total}: {share:.0f} % of all-reduce time is hidden behind backward"
 
 
-def _straggler(late: Straggler) -> str:
+def _straggler(late: Straggler, slow: bool) -> str:
+    """Some rank is the last in each step: it is named if it is slow in others too."""
+    if not slow:
+        return f"in this step the ranks wait {duration(late.late / 1e9)} for the last one to start a bucket"
     buckets = "all buckets" if late.last == late.of else f"{late.last} of {late.of} buckets"
     return f"rank {late.rank} starts {buckets} last, by {duration(late.late / 1e9)}, and the others wait for it"

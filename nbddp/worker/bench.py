@@ -6,21 +6,30 @@ after, one call runs on numbers of which every rank knows what must come out: sm
 float32. Buffers are zero while it is timed, since an in-place sum of anything else grows without bound.
 
 `size` is nccl-tests': bytes of the whole buffer, that is, of all that is gathered or scattered.
+
+The group lives for the measurement alone, as that of `clocks` does: it is a backend that torch's tables and our notes
+of calls do not know, so the user's groups go on counting as if nothing had been. torch's flight recorder has no room
+for both; `flight.making_room` keeps what it held.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from nbddp.base.clock import clock
+from nbddp.seams import torch_seams
+from nbddp.worker import flight
 
 ITEM = 4  # bytes of a float32
 BLOCK_SECONDS = 0.02  # a block has so many calls that it lasts about this long
 MOST_CALLS = 50
 SIZE_SECONDS, LEAST_BLOCKS = 1.5, 3  # a size gets fewer blocks than asked for, but not less than three, if it is slow
+TIMEOUT = timedelta(minutes=30)  # torch's own for a group of gloo's
 PATTERN = 251  # values of the pattern; a sum over 1,000 ranks is exact in float32
 
 Plan = tuple[Callable[[], Any], Any, Any, Any, Callable[[], Any] | None]
@@ -38,25 +47,52 @@ class Case:
     zero: Callable[[], None]
 
 
-def open_group(device: int | None) -> bool:
-    """Make a process group for the measurement, over NCCL if this rank has a GPU of its own, else over gloo; False if
-    the user's own is alive, which then is used."""
+@dataclass
+class Meeting:
+    """The group in which all ranks measure. device: the tensors'."""
+
+    group: Any
+    device: Any
+
+    @property
+    def rank(self) -> int:
+        return int(self.group.rank())
+
+    @property
+    def ranks(self) -> int:
+        return int(self.group.size())
+
+    def reduced(self, values: Any, op: Any) -> Any:
+        """All ranks' values, put together; no rank leaves before all have come."""
+        self.group.allreduce([values], op).wait()
+        return values
+
+
+_open: list[Meeting] = []  # at most one
+
+
+def open_group(store: Any, rank: int, size: int, device: int | None) -> None:
+    """Make a process group for the measurement: over NCCL if this rank has a GPU of its own (`device`) and no living
+    group of the user's uses another backend, else over gloo. One that an interrupted measurement has left is ended."""
     import torch
     import torch.distributed as dist
 
-    if dist.is_initialized():
-        return False
-    if device is not None:
-        torch.cuda.set_device(device)
-    dist.init_process_group("gloo" if device is None else "nccl")
-    return True
+    close_group()
+    on_gpu = device is not None and (not dist.is_initialized() or _on_cuda(dist))
+    place = torch.device("cuda", device) if on_gpu else torch.device("cpu")
+    with flight.making_room(), _on(place):
+        if on_gpu:
+            nccl = dist.distributed_c10d.ProcessGroupNCCL
+            group = nccl(store, rank, size, nccl.Options())
+        else:
+            group = dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
+        _open.append(Meeting(group, place))
+        _open[0].reduced(torch.zeros(1, device=place), dist.ReduceOp.SUM)
 
 
 def close_group() -> None:
-    """End the group that `open_group` made."""
-    import torch.distributed as dist
-
-    dist.destroy_process_group()
+    """End the group that `open_group` made, if there is one."""
+    _open.clear()
 
 
 def measure(collective: str, size: int, repeat: int, warmup: int) -> dict[str, Any]:
@@ -65,18 +101,25 @@ def measure(collective: str, size: int, repeat: int, warmup: int) -> dict[str, A
     import torch
     import torch.distributed as dist
 
-    device = torch.device("cuda", torch.cuda.current_device()) if _on_cuda(dist) else torch.device("cpu")
-    case = _case(collective, size, device)
-    wrong = _checked(case)
-    case.zero()
-    calls, blocks = _plan(case, warmup, repeat, device)
-    seconds = [_block(case, calls, device) for _ in range(blocks)]
-    wrong += _checked(case)
-    slowest = torch.tensor(seconds, dtype=torch.float64, device=device)
-    total = torch.tensor([wrong], dtype=torch.int64, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    dist.all_reduce(total)
+    (met,) = _open
+    device = met.device
+    with _on(device):
+        case = _case(collective, size, met)
+        wrong = _checked(case)
+        case.zero()
+        calls, blocks = _plan(case, warmup, repeat, met)
+        seconds = [_block(case, calls, met) for _ in range(blocks)]
+        wrong += _checked(case)
+        slowest = met.reduced(torch.tensor(seconds, dtype=torch.float64, device=device), dist.ReduceOp.MAX)
+        total = met.reduced(torch.tensor([wrong], dtype=torch.int64, device=device), dist.ReduceOp.SUM)
     return {"bytes": case.bytes, "seconds": slowest.tolist(), "wrong": int(total)}
+
+
+def _on(device: Any) -> Any:
+    """The user's current GPU stays what it is."""
+    import torch
+
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _on_cuda(dist: Any) -> bool:
@@ -90,26 +133,26 @@ def _checked(case: Case) -> int:
     return case.wrong()
 
 
-def _plan(case: Case, warmup: int, repeat: int, device: Any) -> tuple[int, int]:
+def _plan(case: Case, warmup: int, repeat: int, met: Meeting) -> tuple[int, int]:
     """Warm up; how many calls a block gets, and how many blocks the size: the same on all ranks."""
     import torch
     import torch.distributed as dist
 
     for _ in range(warmup - 1):
         case.call()
-    slowest = torch.tensor([_block(case, 1, device)], dtype=torch.float64, device=device)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    once = max(float(slowest), 1e-9)
+    alone = torch.tensor([_block(case, 1, met)], dtype=torch.float64, device=met.device)
+    once = max(float(met.reduced(alone, dist.ReduceOp.MAX)), 1e-9)
     calls = max(1, min(MOST_CALLS, int(BLOCK_SECONDS / once)))
     return calls, max(min(repeat, LEAST_BLOCKS), min(repeat, int(SIZE_SECONDS / (once * calls))))
 
 
-def _block(case: Case, calls: int, device: Any) -> float:
+def _block(case: Case, calls: int, met: Meeting) -> float:
     """Seconds per call on this rank."""
     import torch
     import torch.distributed as dist
 
-    dist.barrier()
+    device = met.device
+    met.reduced(torch.zeros(1, device=device), dist.ReduceOp.SUM)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = clock.perf_counter()
@@ -127,11 +170,11 @@ class _Buffers:
     writes and a function for what must then be there; None: this rank gets nothing.
     """
 
-    def __init__(self, dist: Any, count: int, device: Any):
+    def __init__(self, met: Meeting, count: int):
         import torch
 
-        self.dist, self.count, self.device = dist, count, device
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.group, self.count, self.device = met.group, count, met.device
+        self.rank, self.ranks, device = met.rank, met.ranks, met.device
         self.whole, self.other = (torch.zeros(self.ranks * count, device=device) for _ in range(2))
         self.share, self.came = (torch.zeros(count, device=device) for _ in range(2))
         self.parts = list(self.whole.chunk(self.ranks))
@@ -161,36 +204,47 @@ class _Buffers:
 
         return torch.cat([self.pattern(r, start, self.count) for r in range(self.ranks)])
 
+    def call(self, method: str, *tensors: Any, root: str = "") -> Callable[[], None]:
+        """What calls a method of the backend, as torch's function of it does, and waits. root: the class of its options
+        that has one, which is rank 0."""
+        import torch.distributed as dist
+
+        bound, given = getattr(self.group, method), list(tensors)
+        if root:
+            given.append(getattr(dist, root)())
+            given[-1].rootRank = 0
+        return lambda: bound(*given).wait()
+
     def all_reduce(self) -> Plan:
-        return lambda: self.dist.all_reduce(self.whole), self.whole, self.pattern(self.rank), self.whole, self.total
+        return self.call("allreduce", [self.whole]), self.whole, self.pattern(self.rank), self.whole, self.total
 
     def broadcast(self) -> Plan:
-        call = functools.partial(self.dist.broadcast, self.whole, 0)
+        call = self.call("broadcast", [self.whole], root="BroadcastOptions")
         return call, self.whole, self.pattern(self.rank), self.whole, lambda: self.pattern(0)
 
     def reduce(self) -> Plan:
-        call = functools.partial(self.dist.reduce, self.whole, 0)
+        call = self.call("reduce", [self.whole], root="ReduceOptions")
         return call, self.whole, self.pattern(self.rank), self.whole, self.total if self.root else None
 
     def all_gather(self) -> Plan:
-        call = functools.partial(self.dist.all_gather_into_tensor, self.whole, self.share)
+        call = self.call(torch_seams.ALL_GATHER_BASE, self.whole, self.share)
         return call, self.share, self.pattern(self.rank, 0, self.count), self.whole, lambda: self.each(0)
 
     def reduce_scatter(self) -> Plan:
-        call = functools.partial(self.dist.reduce_scatter_tensor, self.share, self.whole)
+        call = self.call(torch_seams.REDUCE_SCATTER_BASE, self.share, self.whole)
         return call, self.whole, self.pattern(self.rank), self.share, lambda: self.total(self.at, self.count)
 
     def all_to_all(self) -> Plan:
-        call = functools.partial(self.dist.all_to_all_single, self.other, self.whole)
+        call = self.call("alltoall_base", self.other, self.whole, [], [])
         return call, self.whole, self.pattern(self.rank), self.other, lambda: self.each(self.at)
 
     def gather(self) -> Plan:
-        call = functools.partial(self.dist.gather, self.share, self.parts if self.root else None, 0)
+        call = self.call("gather", [self.parts] if self.root else [], [self.share], root="GatherOptions")
         own = self.pattern(self.rank, 0, self.count)
         return call, self.share, own, self.whole, (lambda: self.each(0)) if self.root else None
 
     def scatter(self) -> Plan:
-        call = functools.partial(self.dist.scatter, self.share, self.parts if self.root else None, 0)
+        call = self.call("scatter", [self.share], [self.parts] if self.root else [], root="ScatterOptions")
         return call, self.whole, self.pattern(self.rank), self.share, lambda: self.pattern(0, self.at, self.count)
 
     def send_recv(self) -> Plan:
@@ -198,21 +252,19 @@ class _Buffers:
         right, left = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
 
         def call() -> None:
-            both = [self.dist.P2POp(self.dist.isend, self.share, right),
-                    self.dist.P2POp(self.dist.irecv, self.came, left)]  # fmt: skip
-            for work in self.dist.batch_isend_irecv(both):
+            with torch_seams.coalescing(self.group) as works:
+                works += [self.group.send([self.share], right, 0), self.group.recv([self.came], left, 0)]
+            for work in works:
                 work.wait()
 
         own = self.pattern(self.rank, 0, self.count)
         return call, self.share, own, self.came, lambda: self.pattern(left, 0, self.count)
 
 
-def _case(collective: str, size: int, device: Any) -> Case:
-    import torch.distributed as dist
-
-    sharing = 1 if collective == "send_recv" else dist.get_world_size()
+def _case(collective: str, size: int, met: Meeting) -> Case:
+    sharing = 1 if collective == "send_recv" else met.ranks
     count = max(1, size // (ITEM * sharing))
-    buffers = _Buffers(dist, count, device)
+    buffers = _Buffers(met, count)
     call, source, given, result, expected = getattr(buffers, collective)()
 
     def fill() -> None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,8 +75,38 @@ def switch_on() -> None:
 
 
 def dumps(active: bool) -> list[dict[str, Any]]:
-    """What the recorders hold now; with `active`, only what may not be done."""
-    return [json.loads(dump(includeCollectives=True, onlyActive=active)) for dump in torch_seams.flight_recorders()]
+    """What the recorders hold now; with `active`, only what may not be done. Without what was called in groups of ours,
+    and with what that has overwritten."""
+    found = [json.loads(dump(includeCollectives=True, onlyActive=active)) for dump in torch_seams.flight_recorders()]
+    return (
+        [_as_if_alone(dump, [] if active else kept) for dump, kept in zip(found, _kept, strict=True)]
+        if _ours
+        else found
+    )
+
+
+_ours: set[int] = set()  # `pg_id` of groups that are not the program's
+_kept: list[list[dict[str, Any]]] = []  # of each recorder, what it held before those were made
+
+
+@contextmanager
+def making_room() -> Iterator[None]:
+    """A group of ours is made, and called once, in this block: nobody sees its calls, and what they overwrite in the
+    recorders is kept."""
+    before = dumps(active=False)
+    began = time.time_ns()
+    yield
+    _kept[:] = [[e for e in dump.get("entries", ()) if e["retired"]] for dump in before]
+    raw = (e for dump in dumps(active=False) for e in dump.get("entries", ()) if e["time_created_ns"] >= began)
+    _ours.update(e["pg_id"] for e in raw if not e["process_group"][0])
+
+
+def _as_if_alone(dump: dict[str, Any], kept: list[dict[str, Any]]) -> dict[str, Any]:
+    """A dump without the entries of our groups, and with those that a recorder would still hold without them."""
+    held = dump.get("entries", [])
+    oldest = min((e["time_created_ns"] for e in held), default=0)
+    own = [e for e in held if e["pg_id"] not in _ours]
+    return {**dump, "entries": [*(e for e in kept if e["time_created_ns"] < oldest), *own][-int(ENTRIES) :]}
 
 
 def held() -> Held:

@@ -113,7 +113,10 @@ def _together(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]
 def _bench(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """One size of a benchmark, or its group made or ended."""
     if spec["part"] == "open":
-        return [values.pack_or_words(bench.open_group(spec["devices"][int(os.environ["RANK"])]))]
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        with worker.groups.sockets.watch():
+            bench.open_group(worker.groups.store("bench"), rank, size, spec["devices"][rank])
+        return [values.pack_or_words(None)]
     if spec["part"] == "close":
         bench.close_group()
         return [values.pack_or_words(None)]

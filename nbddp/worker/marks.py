@@ -50,8 +50,12 @@ class StepMarks:
         self.rebuilt = self.rebuilds = False
         self.buckets: list[BucketMarks] = []
         self.loader: list[tuple[int, int]] | None = None
-        self.queued: int | None = None
+        self.queued: list[int] = []
         self.inputs: int | None = None
+
+    def waited(self) -> list[int] | None:
+        """`queued`, if both are known."""
+        return self.queued if len(self.queued) == 2 else None
 
     def plain(self) -> dict[str, Any]:
         """The step as plain data."""
@@ -62,7 +66,7 @@ class StepMarks:
             "forward": [told(self.entered), told(self.left)],
             "backward": [told(self.begun), told(self.computed), told(self.through)],
             "optimizer": [told(self.stepping), told(self.stepped)] if self.stepped else None,
-            "loader": [list(span) for span in self.loader or ()], "queued": self.queued, "inputs": self.inputs,
+            "loader": [list(span) for span in self.loader or ()], "queued": self.waited(), "inputs": self.inputs,
             "buckets": [b.plain(n) for b, n in zip(buckets, names, strict=True)],
         }  # fmt: skip
 

@@ -109,9 +109,10 @@ class Recorder:
         return {"model": last.model.title, "run": last.run, "cell": last.cell, "steps": [s.plain() for s in chosen]}
 
     def pace(self, run: int, since: int) -> list[list[int]]:
-        """Number, begin, end of backward, and the time waited for buckets after the gradients (nanoseconds) of the
-        first steps of a run that began after `since`. Asked while the program runs: a step on a GPU whose events have
-        not been read yet, and all after it, come later."""
+        """Number, begin, end of backward, the time waited for buckets after the gradients, and that waited for a core
+        until the gradients were there and until the buckets were (nanoseconds; 0 if unknown), of the first steps of a
+        run that began after `since`. Asked while the program runs: a step on a GPU whose events have not been read yet,
+        and all after it, come later."""
         found: list[list[int]] = []
         for step in list(self.steps):
             times = [passed(step.entered), passed(step.computed), passed(step.through)]
@@ -119,7 +120,7 @@ class Recorder:
                 continue
             if not all(times) or len(found) == AT_ONCE:
                 break
-            found.append([step.number, times[0], times[2], times[2] - times[1]])
+            found.append([step.number, times[0], times[2], times[2] - times[1], *(step.waited() or (0, 0))])
         return found
 
     def step(self, run: int, number: int) -> dict[str, Any] | None:
@@ -209,7 +210,6 @@ class Recorder:
         if self._loads:
             step.loader = list(self._loads)
             self._loads.clear()
-        step.queued = contention.waited()
         step.inputs = elements((args, kwargs) if kwargs or len(args) != 1 else args[0])
         step.entered = self._now(step)
         if self.heard is not None:
@@ -301,11 +301,19 @@ class _Backward:
     def computed(self) -> None:
         """Runs before DDP's own callback, which waits for the buckets."""
         self.step.computed = self.recorder._now(self.step)
+        self.note_wait()
         self.recorder.engine.queue_callback(self.all_waited_for)
+
+    def note_wait(self) -> None:
+        """How long the thread has waited for a core; of a step on a GPU that is no part of its time."""
+        waited = contention.waited() if self.step.model.device is None else None
+        if waited is not None:
+            self.step.queued.append(waited)
 
     def all_waited_for(self) -> None:
         step, recorder, group = self.step, self.recorder, self.group
         step.through = recorder._now(step)
+        self.note_wait()
         if recorder.heard is not None:
             recorder.heard("backward", False, step.number, id(step.model))
         recorder._in_backward = False

@@ -1,8 +1,9 @@
 """A thousand cells with random faults and Stops on one pool: what is lost, what is left, what grows.
 
-Run by hand: `python tests/benchmarks/soak.py [--cells 1000] [--nproc 4] [--seed 1]`. Every cell prints a
+Run by hand: `python tests/benchmarks/soak.py [--cells 1000] [--nproc 4] [--seed 1] [--figures 5]`. Every cell prints a
 numbered line on every rank before its fault, and every rank counts its cells; after each cell names, output and
-counts are compared with what must be. The last line gives the counts.
+counts are compared with what must be. After each so many cells (`--figures`) a model is trained and timings, memory
+and topology are drawn and kept, as a notebook's `Out` keeps them. The last line gives the counts.
 """
 
 from __future__ import annotations
@@ -19,13 +20,30 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
+from nbddp.draw.memory import memory
+from nbddp.draw.shown import Shown
+from nbddp.draw.timings import timings
+from nbddp.draw.topology import topology
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
+from nbddp.trace.waiting import typical
 from tests.faults import CALLS, SET_UP, StopWhenReady, cases
 
 COUNT = (
     "import os; kept = globals().get('kept', 0) + 1; print('cell', {number}, 'rank', os.environ['RANK'], flush=True)\n"
 )
+
+TRAIN = """
+import torch, torch.distributed as dist
+if dist.is_initialized(): dist.destroy_process_group()
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(8):
+    model(torch.randn(8, 100)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
 
 
 def proportional(process: psutil.Process) -> float:
@@ -38,15 +56,17 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=1000)
     parser.add_argument("--nproc", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--figures", type=int, default=5, help="cells between figures; 0: none")
     asked = parser.parse_args()
     dice = random.Random(asked.seed)
     choices = list(cases())
     tally: dict[str, int] = {}
     lost_output = lost_names = reported = 0
     slowest = 0.0
+    kept: list[Shown] = []
     with nbddp.Pool(nproc=asked.nproc) as pool:
         expected = [0] * asked.nproc
-        memory: list[tuple[float, float]] = []
+        in_use: list[tuple[float, float]] = []
         assert pool.agent is not None
         assert pool.agent.process is not None
         agent = psutil.Process(pool.agent.process.pid)
@@ -69,18 +89,34 @@ def main() -> None:
             found = list(pool.run_cell("globals().get('kept', 0)", want_value=True, screen=Silent()))
             lost_names += sum(f != e for f, e in zip(found, expected, strict=True))
             expected = found
+            if asked.figures and number % asked.figures == 0:
+                kept += figures(pool)
             if number % max(1, asked.cells // 10) == 0:
-                memory.append((proportional(agent), proportional(psutil.Process())))
-                print(f"{number} cells: agent {memory[-1][0]:.0f} MiB, kernel {memory[-1][1]:.0f} MiB", flush=True)
+                in_use.append((proportional(agent), proportional(psutil.Process())))
+                print(
+                    f"{number} cells, {len(kept)} figures: agent {in_use[-1][0]:.0f}, kernel {in_use[-1][1]:.0f} MiB",
+                    flush=True,
+                )
         family = agent.children(recursive=True)
         home = pool.agent.home
     left = sum(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in [agent, *family]) + home.exists()
     print(", ".join(f"{how}: {count}" for how, count in sorted(tally.items())), f"slowest {slowest:.1f} s")
-    growth = [memory[-1][i] - memory[0][i] for i in (0, 1)]
+    growth = [in_use[-1][i] - in_use[0][i] for i in (0, 1)]
     print(
         f"{asked.cells} cells on {asked.nproc} ranks: {lost_output} lines lost, {lost_names} names lost beyond the "
         f"{reported} reported, {left} processes left, memory {growth[0]:+.0f} MiB agent {growth[1]:+.0f} MiB kernel"
     )
+
+
+def figures(pool: nbddp.Pool) -> list[Shown]:
+    """As `%ddp timings`, `%ddp memory` and `%ddp topology` show them."""
+    pool.run_cell(TRAIN, screen=Silent())
+    recording = pool.timings()
+    drawn = [timings(recording, typical(recording) or 0), memory(pool.memory()), topology(pool.placed())]
+    for shown in drawn:
+        shown.draw()
+        shown._repr_mimebundle_()
+    return drawn
 
 
 def run(pool: nbddp.Pool, code: str) -> tuple[str, float]:
