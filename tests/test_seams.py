@@ -106,6 +106,7 @@ TRIED = {
     **dict.fromkeys(("_get_shell_context_var", "_shell_parent_ident", "_parent_ident"), "questions of a cell"),
     "_format_exception_for_storage": "history of errors", "_last_traceback": "traceback of a reply",
     "_reloader": "files of autoreload",
+    **dict.fromkeys(("_ready", "_scheduled", "_selector", "_callback", "_args"), "event loop"),
     "_mux_stream": "client's connection",
     "_control_stream": "client's connection", "_query_stream": "client's connection",
     "_distributed_c10d": "flight recorder", "_dump_nccl_trace_json": "NCCL's flight recorder",

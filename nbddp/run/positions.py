@@ -86,8 +86,9 @@ def _to(sends: bool, peer: int) -> str:
 class Position:
     """A rank at one moment.
 
-    `why`: the error that its answer was, if its state is unknown. `alone`: nothing else on it acts. `sure`: besides,
-    it was seen in the same wait in two rounds of looks. `moved`: it has read or written since the last look; where the
+    `why`: the error that its answer was, if its state is unknown. `acts`: what on it may act besides the thread that
+    was seen, in words; `sure`: nothing does, and it was seen in the same wait in two rounds of looks. `children`: how
+    many processes it has started that are there. `moved`: it has read or written since the last look; where the
     kernel does not count its `bytes` (None), it has computed.
 
     `stopped`: it waits in its debugger for the reader.
@@ -107,7 +108,8 @@ class Position:
     past: Mapping[tuple[str, int], tuple[Any, ...]] = field(default_factory=dict)
     cpu: float = 0.0
     sure: bool = True
-    alone: bool = True
+    acts: tuple[str, ...] = ()
+    children: int = 0
     moved: bool = False
     bytes: int | None = 0
     token: tuple[Any, ...] = ()
@@ -118,6 +120,10 @@ class Position:
     informed: bool = True
     why: str = ""
     stopped: bool = False
+
+    @property
+    def alone(self) -> bool:
+        return not self.acts
 
     @cached_property
     def reached(self) -> Mapping[str, int]:
@@ -156,17 +162,18 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
     call = _call_of(facts)
     blocked = call is not None and _is_blocked(call, facts, still)
     token = (*facts["token"], call)
-    alone = not facts["acts"]
-    sure = before is not None and before.token == token and alone
+    sure = before is not None and before.token == token and not facts["acts"]
     state = RankStatus.BLOCKED if blocked else RankStatus.RUNNING
     call = call if blocked else None
-    return Position(rank, state, where, line, call, token=token, sure=sure, alone=alone, **known)
+    return Position(rank, state, where, line, call, token=token, sure=sure, **known)
 
 
 def _known(facts: Mapping[str, Any], before: Position | None, computes: bool) -> dict[str, Any]:
     """What a rank is known to have called, and whether it moves bytes."""
     moved = facts.get("bytes")
     return {
+        "acts": tuple(facts.get("acts", ())),
+        "children": facts.get("children", 0),
         "inits": facts.get("inits", 0),
         "groups": facts.get("groups", 0),
         "past": {(g, row[0]): tuple(row[1:]) for g, rows in facts.get("history", {}).items() for row in rows},

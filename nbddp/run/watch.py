@@ -234,7 +234,8 @@ class RankWatcher:
         most = QUIET_AFTER if self._hang_after is None else min(QUIET_AFTER, self._hang_after)
         if self.deadlock is not None or seconds < most:
             return []
-        return [f"nothing has moved for {seconds:.0f} s; Stop frees the ranks"]
+        still = [f"nothing has moved for {seconds:.0f} s", *deadlock.may_act_words(self.positions)]
+        return [*still, "Stop frees the ranks"]
 
 
 def _has_left(facts: Mapping[str, Any] | None) -> bool:

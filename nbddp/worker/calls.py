@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from nbddp.seams import torch_seams
-from nbddp.worker import check, checked, failure, flight, frames, groups, noted, threads
+from nbddp.worker import check, checked, failure, flight, frames, groups, later, noted, threads
 from nbddp.worker.frames import Frame
 from nbddp.worker.noted import ANY, NOTES, Note
 
@@ -80,9 +80,10 @@ def _position(
         "waits": threads.waits(threads.native(ident)),
         "cpu": time.process_time(),
         "bytes": threads.bytes_moved(),
+        "children": threads.children(),
         "token": [serial, *_counts(groups).values(), hash(tuple(f.lasti for f in its))],
         "thread": ident != threading.main_thread().ident,
-        "acts": moves or _acts(of_all, ident, names, recorded, note, inside) or is_elsewhere(),
+        "acts": ["its main thread"] if moves else _acts(of_all, ident, names, recorded, note, inside),
         **_counts(groups),
     }
 
@@ -90,8 +91,8 @@ def _position(
 def idle(names: dict[str, str], groups: Any, recorded: list[flight.Entry]) -> dict[str, Any]:
     """What is to be known of a rank whose main thread has ended its cell."""
     of_all = frames.of_all()
-    acts = _acts(of_all, threading.main_thread().ident or 0, names, recorded, None, [])
-    moved = {"cpu": time.process_time(), "bytes": threads.bytes_moved()}
+    acts = [*later.idle(of_all, _is_torch, lambda f: failure.is_user(f.file, names)), *_calls_back(recorded, set())]
+    moved = {"cpu": time.process_time(), "bytes": threads.bytes_moved(), "children": threads.children()}
     return {"idle": True, "acts": acts, **moved, **_counts(groups)}
 
 
@@ -345,19 +346,24 @@ def _group(key: str, name: str, description: str) -> dict[str, Any]:
 def _acts(
     of_all: threads.Stacks, ident: int, names: dict[str, str], recorded: list[flight.Entry], note: Note | None,
     inside: list[Frame],
-) -> bool:  # fmt: skip
-    """Whether something besides the thread `ident` may call torch: another thread, or a callback on a future.
+) -> list[str]:  # fmt: skip
+    """What besides the thread `ident` may call torch, in words: what stands on this rank, or a callback on a future.
 
     A callback on the future of what is waited for, or of what was called later in the same group, comes too late.
     """
-    if threads.others_act(of_all, ident, _is_torch, lambda f: failure.is_user(f.file, names)):
-        return True
+    open_ = {key_of(e) for e in recorded if e.active}
+    waited = open_ if note is None and inside else {note[1]} if note and not note.is_peer else set()
+    found = later.acts(of_all, ident, _is_torch, lambda f: failure.is_user(f.file, names))
+    found += _calls_back(recorded, waited if len(waited) == 1 else set())
+    return [*found, *["a world of its own"] * is_elsewhere()]
+
+
+def _calls_back(recorded: list[flight.Entry], waited: set[str]) -> list[str]:
+    """Whether the end of a collective (but of none of the group `waited`), a send or a receive may call something."""
     open_ = {(key_of(e), e.sequence) for e in recorded if e.active}
-    waited = {key for key, _ in open_} if note is None and inside else {note[1]} if note and not note.is_peer else set()
-    if len(waited) > 1:
-        waited = set()
     futures = NOTES.open_futures()
-    return any(n is None or n.is_peer or (n[1:] in open_ and n[1] not in waited) for n in futures)
+    acts = any(n is None or n.is_peer or (n[1:] in open_ and n[1] not in waited) for n in futures)
+    return ["a callback on a Future"] * acts
 
 
 def _is_torch(frame: Frame) -> bool:

@@ -33,7 +33,7 @@ COUNTED = ("gloo", "nccl")  # backends whose groups count their collectives
 EPOCHS = 64  # inits remembered
 ROOTS = 512  # collectives whose root is remembered
 SPENT = 8000  # calls of collectives and waits for them, remembered
-FUTURES = 256  # works whose future was taken, remembered
+FUTURES = 256  # works whose future was taken, remembered; of those that are not done all
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Notes:
         self.peer_calls: collections.Counter[str] = collections.Counter()
         self._inside = 0  # sends and receives that have been counted and have not returned
         self.waiting: dict[int, tuple[int, Note | None]] = {}
-        self.futures: collections.deque[tuple[Note | None, _Ref | None]] = collections.deque(maxlen=FUTURES)
+        self.futures: collections.deque[tuple[Note | None, _Ref | None]] = collections.deque()
         self.ended: dict[str, tuple[int, list[int]]] = {}
         self.most_groups = 0  # since the last init; torch counts anew once they are ended
         self.spent: collections.deque[Spent] = collections.deque(maxlen=SPENT)
@@ -301,12 +301,24 @@ class Notes:
     def future_taken(self, work: Any) -> None:
         """A callback on this work's future may call anything when the work is done."""
         ref = self._ref(work)
+        if len(self.futures) >= FUTURES:
+            self._forget_done()
         self.futures.append((ref.note if ref else None, ref))
+
+    def _forget_done(self) -> None:
+        """Of the works whose future was taken the first FUTURES / 2 are put away, but for those that are not done."""
+        first = [self.futures.popleft() for _ in range(FUTURES // 2)]
+        kept = [(note, ref) for note, ref in first if ref is not None and not _is_done(ref())]
+        self.futures.extendleft(reversed(kept))
 
     def open_futures(self) -> list[Note | None]:
         """Works that are not done, or may not be, and whose future somebody has."""
         works = [(note, None if ref is None else ref()) for note, ref in list(self.futures)]
         return [note for note, work in works if work is None or not work.is_completed()]
+
+
+def _is_done(work: Any) -> bool:
+    return work is None or bool(work.is_completed())
 
 
 def _clocks() -> tuple[int, int]:

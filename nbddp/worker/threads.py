@@ -1,4 +1,4 @@
-"""The threads of a worker: which one speaks for the rank, which may act besides it, and whether anything moves."""
+"""The threads of a worker: which one speaks for the rank, what it waits in, and whether anything moves."""
 
 from __future__ import annotations
 
@@ -44,29 +44,25 @@ def _joined(frame: Frame) -> int | None:
     return thread.ident if timeout is None and isinstance(thread, threading.Thread) else None
 
 
-def others_act(of_all: Stacks, ident: int, is_torch: Asks, is_user: Asks) -> bool:
-    """Whether a thread besides `ident` is in torch, in the user's code, or will come to it by a timer.
-
-    The main thread that joins does not: it waits for `ident`.
-    """
-    quiet = {ident, threading.main_thread().ident}
-    for other, its in of_all.items():
-        if other not in quiet and any(is_torch(f) or is_user(f) for f in its):
-            return True
-    return any(isinstance(t, threading.Timer) for t in threading.enumerate())
-
-
 def waits(thread: int | None) -> str:
     """The kernel's word on a thread: "futex", "sleep", "busy", or "" where it does not say."""
     if not system.has_proc():
         return ""
     try:
-        number = _read(f"/proc/self/task/{thread}/syscall").split()[0].decode()
+        number = short(f"/proc/self/task/{thread}/syscall").split()[0].decode()
     except (OSError, IndexError):
         return ""
     if number in FUTEX:
         return "futex"
     return "sleep" if number in SLEEPS else "busy"
+
+
+def ran(thread: int | None) -> int | None:
+    """Nanoseconds that a thread, by the kernel's number, has run on a core; None where it does not say."""
+    try:
+        return int(short(f"/proc/self/task/{thread}/schedstat").split()[0])
+    except (OSError, IndexError):
+        return None
 
 
 def native(ident: int) -> int | None:
@@ -87,9 +83,23 @@ def before_first_run() -> None:
         _machinery.update(set(tasks()) - {str(main_native())})
 
 
+def machinery() -> set[str]:
+    """The kernel's numbers of the threads that were there before the first run."""
+    return _machinery
+
+
 def tasks() -> list[str]:
     """The kernel's numbers of all threads of this process, C++'s too; none where it does not say."""
     return os.listdir("/proc/self/task") if system.has_proc() else []
+
+
+def children() -> int:
+    """How many processes this one has started that are there; 0 where the kernel does not say."""
+    found: list[bytes] = []
+    for thread in tasks():
+        with suppress(OSError):
+            found += short(f"/proc/self/task/{thread}/children").split()
+    return len(found)
 
 
 def bytes_moved() -> int | None:
@@ -125,7 +135,7 @@ def _busy(of: Iterable[str]) -> int:
     total = 0
     for thread in of:
         with suppress(OSError):
-            on_a_core, waiting, *_ = _read(f"/proc/self/task/{thread}/schedstat").split()
+            on_a_core, waiting, *_ = short(f"/proc/self/task/{thread}/schedstat").split()
             total += int(on_a_core) + int(waiting)
     return total
 
@@ -139,11 +149,11 @@ def _moved_by(of: Iterable[str]) -> int:
 
 
 def _io(path: str) -> int:
-    _, read, _, written, *_ = _read(path).split()  # rchar: …, wchar: …
+    _, read, _, written, *_ = short(path).split()  # rchar: …, wchar: …
     return int(read) + int(written)
 
 
-def _read(path: str) -> bytes:
+def short(path: str) -> bytes:
     """A short file of the kernel's: a file object would take three times as long, and these are read in every rank."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
