@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.errors import RunHung, RunTimedOut
+from nbddp.errors import RunHung, RunStopped, RunTimedOut
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.worker import flight, noted
@@ -137,6 +140,103 @@ def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool, tmp_path: Path)
     two.run_cell(back, screen=Silent())
 
 
+NAMED = {
+    "destroy_process_group with a pending collective": (
+        "if rank: work = dist.all_reduce(torch.ones(4), async_op=True); dist.destroy_process_group()",
+        r"rank 1 waits in destroy_process_group for its pending all_reduce #1 \(line \d+\); rank 0 has finished",
+    ),
+    "destroy_process_group, and a barrier of another group": (
+        "group = dist.new_group([0, 1])\n"
+        "if rank: work = dist.all_reduce(torch.ones(4), async_op=True); dist.destroy_process_group()\n"
+        "else: dist.barrier(group)",
+        r"rank 0 waits in barrier #1 of group {0, 1} .*; rank 1 waits in destroy_process_group for its pending all_r",
+    ),
+    "new_group in another order": (
+        "for ranks in ([0, 1], [0]) if rank == 0 else ([0], [0, 1]): dist.new_group(ranks)",
+        r"new_group #1 has different ranks: \[0, 1\] on rank 0 \(line \d+\), \[0\] on rank 1",
+    ),
+    "placements that differ": (
+        "from torch.distributed.tensor import distribute_tensor, Replicate, Shard\n"
+        "mesh = init_device_mesh('cpu', (world,))\n"
+        "distribute_tensor(torch.ones(4, 4), mesh, [Shard(0) if rank else Replicate()])",
+        r"collective #1 differs between ranks: broadcast on rank 0 \(line \d+\), scatter on rank 1",
+    ),
+    "a key of the store, with a time limit of its own": (
+        "import datetime\nstore = dist.distributed_c10d._get_default_store()\n"
+        "store.set_timeout(datetime.timedelta(seconds=25))\nif rank: store.wait(['key'])",
+        r"rank 1 waits in store.wait\(\['key'\]\) \(line \d+\); rank 0 has finished the cell",
+    ),
+}
+
+
+@needs_recorder
+@pytest.mark.parametrize("name", NAMED)
+def test_waits_of_other_kinds_are_named(two: nbddp.Pool, name: str) -> None:
+    code, words = NAMED[name]
+    with pytest.raises(RunHung, match=words):
+        two.run_cell(PREPARE + code, hang_after=0.5, timeout=20, screen=Silent())
+    two.ensure(LaunchSpec(nproc=2))
+
+
+SEEMS = {  # what cannot be proven: the words of the live view, after `hang_after` and a second
+    "a call in a thread that the cell awaits": (
+        "import asyncio\nif rank: await asyncio.to_thread(dist.barrier)",
+        r'rank 1 \(thread "asyncio_\d" is in barrier\); nothing has moved for \d s; rank 0 has finished the cell; '
+        r'rank 1 may still call from thread "asyncio_\d"; Stop frees the ranks',
+    ),
+    "an executor that will call": (
+        "import concurrent.futures as cf\nif rank == 0:\n"
+        "    ex = cf.ThreadPoolExecutor(1); ex.submit(time.sleep, 3); ex.submit(dist.barrier); ex.shutdown(False)\n"
+        "else: dist.barrier()",
+        r"rank 1 \(cell line \d+, waiting in barrier #\d for rank 0\); nothing has moved for \d s; "
+        r'rank 0 may still call from thread "ThreadPoolExecutor-\d+_0"; Stop frees the ranks',
+    ),
+    "an asynchronous checkpoint that one rank does not write": (
+        "import tempfile, torch.distributed.checkpoint as dcp\n"
+        "if rank: dcp.async_save({'a': torch.ones(4)}, checkpoint_id=tempfile.mkdtemp()).result()",
+        r'rank 1 \(cell line \d+, .*thread "AsyncCheckpointExecutor_\d+" is in \w+\); nothing has moved for \d s; '
+        r"rank 0 has finished the cell; rank 1 may still call from .*; Stop frees the ranks",
+    ),
+    "a process that waits": (
+        "import subprocess\nif rank: subprocess.run(['sleep', '4'])\nelse: dist.barrier()",
+        r"rank 1 \(cell line \d+, its 1 child process does nothing\); nothing has moved for \d s; Stop frees the ranks",
+    ),
+    "a store of the program's own": (
+        "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\nif rank: store.wait(['key'])",
+        r"rank 1 \(cell line \d+, in store.wait\(\['key'\]\)\); nothing has moved for \d s; "
+        r"rank 0 has finished the cell; Stop frees the ranks",
+    ),
+}
+
+
+class Impatient(Watching):
+    """A screen that presses Stop once the live view has said it."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words, self.said = words, 0.0
+
+    def refresh(self, outputs: object, status: Callable[[], str]) -> float | None:
+        seconds = super().refresh(outputs, status)
+        if not self.said and re.search(self.words, self.shown[-1]):
+            self.said = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+        return seconds
+
+
+@needs_recorder
+@pytest.mark.parametrize("name", SEEMS)
+def test_what_only_seems_to_wait_is_said_and_not_ended(two: nbddp.Pool, name: str) -> None:
+    code, words = SEEMS[name]
+    screen, began = Impatient(words), time.monotonic()
+    with pytest.raises((RunStopped, RunTimedOut)):
+        two.run_cell(PREPARE + code, hang_after=0.5, timeout=20, screen=screen)
+    assert screen.said, screen.shown
+    assert screen.said - began < 10
+    two.ensure(LaunchSpec(nproc=2))
+    two.run_cell(PREPARE + "dist.barrier()", hang_after=0.5, timeout=20, screen=Silent())
+
+
 def test_notes_keep_nothing_alive(two: nbddp.Pool) -> None:
     code = (
         "import gc, weakref\nfrom nbddp.worker.noted import NOTES\ngc.collect()\nbefore = NOTES.forget()\n"
@@ -187,7 +287,8 @@ def test_without_a_recorder_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(RunTimedOut) as caught:
             pool.run_cell("if rank == 0: dist.barrier()", hang_after=0.3, timeout=4, screen=watching)
         assert watching.saw("apparently waiting in barrier"), watching.shown
-        assert watching.saw("nothing has moved for 1 s; Stop frees the ranks"), watching.shown
+        told = "nothing has moved for 1 s; rank 1 has finished the cell; Stop frees the ranks"
+        assert watching.saw(told), watching.shown
         assert not watching.saw(", waiting in"), watching.shown
         assert "deadlock" not in str(caught.value)
         pool.ensure(LaunchSpec())

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from nbddp.errors import RankStatus
 from nbddp.plan.topology import rank_words
-from nbddp.run.positions import ANY, GONE, RECV, SEND, Call, Position, Positions
+from nbddp.run.positions import ANY, GONE, NEW_GROUP, RECV, SEND, Call, Position, Positions
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,22 @@ def waits_for(me: Position, all_of: Positions, *, seems: bool = False) -> Waits:
         return _peers(me, call, all_of, seems)
     if call.kind == "init":
         return tuple(p.rank for p in others if p.inits < me.inits), True
-    if call.kind == "new_group":
-        return tuple(p.rank for p in others if p.groups < me.groups and p.inits <= me.inits), True
+    if call.kind == NEW_GROUP:
+        late = [p.rank for p in others if p.groups < me.groups and p.inits <= me.inits]
+        makes_another = [p.rank for p in others if p.rank in call.ranks and _makes_another(call, p)]
+        return tuple(dict.fromkeys([*late, *makes_another])), True
     if call.sequence:
         members = frozenset(call.ranks or all_of)
         return tuple(p.rank for p in others if p.rank in members and _awaits(me, call, p, seems)), True
     if call.kind != "store" or (not seems and any(p.children for p in all_of.values())):  # a child may set the key
         return (), True
     return tuple(p.rank for p in others), False
+
+
+def _makes_another(call: Call, other: Position) -> bool:
+    """Whether `other` has made, or makes, a group of other ranks as its `call.sequence`-th one."""
+    then = _called_as(other, call)
+    return bool(call.sequence) and then is not None and not call.fits(*then)
 
 
 def _peers(me: Position, call: Call, all_of: Positions, seems: bool) -> Waits:
@@ -223,6 +231,8 @@ def _difference(call: Call, called: Mapping[tuple[str, str, int | None, str], li
     if len(roots - {None}) > 1:
         name = "src" if op in FROM_ROOT else "dst"
         return f"{op} {number} has different {name}: {each({k: f'{name}={k[2]}' for k in called})}"
+    if op == NEW_GROUP:
+        return f"{op} {number} has different ranks: {each({k: k[1] for k in called})}"
     return f"{op} {number} has different shapes or dtypes: {each({k: k[1] or 'no tensor' for k in called})}"
 
 

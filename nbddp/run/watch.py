@@ -223,10 +223,15 @@ class RankWatcher:
         at: dict[str, list[int]] = {}
         for r in running:
             p = self.positions.get(r)
-            words = [] if p is None else [p.where, deadlock.waiting_words(p, self.positions)]
+            words = [] if p is None else [p.where, deadlock.waiting_words(p, self.positions), *self._also(p)]
             at.setdefault(", ".join(w for w in words if w), []).append(r)
         parts = [f"{rank_words(ranks)} ({where})" if where else rank_words(ranks) for where, ranks in at.items()]
         return "running: " + "; ".join(parts)
+
+    @staticmethod
+    def _also(p: Position) -> tuple[str, ...]:
+        """What a rank that is not known to be blocked is in, for as long as it does nothing."""
+        return p.also if p.rests else ()
 
     def _quiet_words(self) -> list[str]:
         """After a while in which every rank seems to wait: what cannot be known is said, and never ended."""
@@ -234,8 +239,10 @@ class RankWatcher:
         most = QUIET_AFTER if self._hang_after is None else min(QUIET_AFTER, self._hang_after)
         if self.deadlock is not None or seconds < most:
             return []
-        still = [f"nothing has moved for {seconds:.0f} s", *deadlock.may_act_words(self.positions)]
-        return [*still, "Stop frees the ranks"]
+        left = [r for r, p in self.positions.items() if p.state == RankStatus.FINISHED]
+        gone = [f"{rank_words(left)} {'have' if len(left) > 1 else 'has'} finished the {self._program}"] if left else []
+        may_act = deadlock.may_act_words(self.positions)
+        return [f"nothing has moved for {seconds:.0f} s", *gone, *may_act, "Stop frees the ranks"]
 
 
 def _has_left(facts: Mapping[str, Any] | None) -> bool:
@@ -245,14 +252,14 @@ def _has_left(facts: Mapping[str, Any] | None) -> bool:
 
 @dataclass
 class Quiet:
-    """Since when every running rank waits in torch and moves no byte."""
+    """Since when every running rank waits, in torch or elsewhere, and moves no byte."""
 
     since: float | None = None
 
     def note(self, positions: Mapping[int, Position], running: Sequence[int], now: float) -> None:
         """After a round of looks."""
         ranks = [positions[r] for r in running]
-        still = bool(ranks) and all(p.state == RankStatus.BLOCKED for p in ranks)
+        still = bool(ranks) and all(p.state == RankStatus.BLOCKED or p.rests for p in ranks)
         if not still or any(p.moved for p in positions.values()):
             self.since = None
         elif self.since is None:

@@ -24,11 +24,14 @@ from nbddp.worker.noted import ANY, NOTES, Note
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
 OTHERS = (torch_seams.FUNCTIONAL,)
 HERE = noted.FILE
+WORKER = os.path.dirname(HERE)
 CHECK, GROUPS = check.__file__, groups.__file__
 INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch_seams.BACKWARD
+DESTROY = "destroy_process_group"
 TO_PEER, FROM_PEER = ("send", "isend", "send_object_list"), ("recv", "irecv", "recv_object_list")
 DEFAULT, UNNAMED = "default_pg", ("default_pg", "undefined", "")  # how torch describes groups that nobody has described
 HISTORY = 64
+ALSO = 4  # other threads in torch's calls, told
 LOOKS = 5  # at a rank that moves on while it is looked at
 OWN: dict[str, int] = {}  # this worker's rank and the size of the world, whatever a program does to its environment
 
@@ -71,6 +74,8 @@ def _position(
     call = _owned(_call(inside), groups) if not moves else None
     serial, note = NOTES.waiting.get(ident, (0, None)) if _in_wait(inside) else (0, None)
     peer = note is not None and note.is_peer
+    if call is not None and call["kind"] == NEW_GROUP and (made := NOTES.makes(ident)) is not None:
+        call["made"] = list(made)
     claim = None if moves else _claimed(its) or _met(call, inside)
     return {
         "user": [*_place(its[at], names)] if at < len(its) else None,
@@ -81,11 +86,25 @@ def _position(
         "cpu": time.process_time(),
         "bytes": threads.bytes_moved(),
         "children": threads.children(),
+        "also": _also(of_all, {ident, threading.main_thread().ident}, names),
         "token": [serial, *_counts(groups).values(), hash(tuple(f.lasti for f in its))],
         "thread": ident != threading.main_thread().ident,
         "acts": ["its main thread"] if moves else _acts(of_all, ident, names, recorded, note, inside),
         **_counts(groups),
     }
+
+
+def _also(of_all: threads.Stacks, but: set[int | None], names: dict[str, str]) -> list[list[Any]]:
+    """Other threads that are in a call of torch's that blocks: name, call, the user's place if there is one."""
+    named = {t.ident: t.name for t in threading.enumerate()}
+    found = []
+    for ident, its in of_all.items():
+        if ident not in but and any(map(_is_torch, its)):
+            at = next((i for i, f in enumerate(its) if failure.is_user(f.file, names)), len(its))
+            call = _call(its[:at])
+            if call is not None:
+                found.append([named.get(ident, ""), call["op"], [*_place(its[at], names)] if at < len(its) else None])
+    return found[:ALSO]
 
 
 def idle(names: dict[str, str], groups: Any, recorded: list[flight.Entry]) -> dict[str, Any]:
@@ -147,6 +166,8 @@ def record(checker: check.Checker, entries: list[flight.Entry]) -> dict[str, Any
     called = NOTES.called()
     latest = {**dict.fromkeys(called, 0), **(dict.fromkeys(map(check.name_of, noted.groups().values()), 0))}
     latest |= checked.CHECKS.counted(called)
+    if NOTES.made:
+        history[NOTES.subgroups] = [[n, NEW_GROUP, str(r), None] for n, r in list(NOTES.made.items())[-HISTORY:]]
     by_key: dict[str, list[flight.Entry]] = {}
     for e in entries:
         by_key.setdefault(key_of(e), []).append(e)
@@ -237,6 +258,8 @@ def _call(inside: list[Frame]) -> dict[str, Any] | None:
         file, name = frame.file.replace("\\", "/"), frame.name
         if file == GROUPS and name == "drop":
             return {"op": "destroy_process_group of an earlier cell's group", "kind": "drop"}
+        if name == DESTROY and file.startswith(WORKER):  # gloo's threads are joined when torch's own frame has gone
+            return {"op": name, "kind": DESTROY}
         if file == HERE and name in ("wait", "store_wait"):
             return _described(name, frame)
         if file.endswith(COLLECTIVES) and name != "wrapper" and not name.startswith("_"):
@@ -295,13 +318,20 @@ def _pending(
         entry = next((e for e in recorded if (key_of(e), e.sequence) == (key, sequence)), None)
         return _of_entry(entry) if entry is not None else _unseen(op, key, sequence)
     recent = [e for e in recorded if e.active and e.created_ns >= since_ns]
+    if _ends(call) and NOTES.ending is not None:
+        recent = [e for e in recent if key_of(e) == NOTES.ending]
     of_nccl = [e for e in recent if e.backend == flight.NCCL]
     if of_nccl:  # its wait may be in any call of torch's or the user's, and is for all that was called before
         return None if _in_library(inside) else _of_entry(of_nccl[0])
-    if note is not None or (call or {}).get("kind", "collective") not in ("collective", "backward"):
+    if note is not None or (call or {}).get("kind", "collective") not in ("collective", "backward", DESTROY):
         return None
     one_group = len({key_of(e) for e in recent}) == 1
-    return _of_entry(recent[0]) if one_group and _in_native(inside) else None
+    return _of_entry(recent[0]) if one_group and (_in_native(inside) or _ends(call)) else None
+
+
+def _ends(call: dict[str, Any] | None) -> bool:
+    """Whether the call ends groups, which waits for what is pending in them."""
+    return call is not None and call["kind"] == DESTROY
 
 
 def _in_native(inside: list[Frame]) -> bool:
@@ -338,7 +368,7 @@ def _group(key: str, name: str, description: str) -> dict[str, Any]:
     whole = sys.modules["torch.distributed"].group.WORLD
     default = description == DEFAULT or (whole is not None and whole.group_name == name)
     return {
-        "group": key, "ranks": members_of(name)[0], "default": default,
+        "group": key, "ranks": members_of(name)[0] or NOTES.members().get(key, []), "default": default,
         "named": "" if description in UNNAMED else description,
     }  # fmt: skip
 

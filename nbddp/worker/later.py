@@ -42,17 +42,17 @@ WORKER = os.path.dirname(__file__) + "/"
 MACHINERY = (WORKER, *(os.path.dirname(str(m.__file__)) + "/" for m in (ipykernel, ipyparallel, tornado, zmq)))
 ASYNCIO = os.path.dirname(asyncio.__file__) + "/"
 STARTERS = (threading.__file__, ipkernel.__file__)  # a thread's outermost frames, whoever has started it
-# functions by which a thread begins that serves a library and calls no program's: file and name
-SERVICES = {
-    ("/torch/utils/data/_utils/pin_memory.py", "_pin_memory_loop"),
-    ("/torch/_inductor/compile_worker/subproc_pool.py", "_read_thread"),
-    ("/multiprocessing/queues.py", "_feed"),
-    ("/multiprocessing/resource_sharer.py", "_serve"),
-    ("/zmq/utils/garbage.py", "run"),
-    ("/tqdm/_monitor.py", "run"),
-    ("/rich/live.py", "run"),
-    ("/tensorboard/summary/writer/event_file_writer.py", "run"),
-}
+# files whose threads serve a library and call no program
+SERVICES = (
+    "/torch/utils/data/_utils/pin_memory.py",
+    "/torch/_inductor/compile_worker/subproc_pool.py",
+    "/multiprocessing/queues.py",
+    "/multiprocessing/resource_sharer.py",
+    "/zmq/utils/garbage.py",
+    "/tqdm/_monitor.py",
+    "/rich/live.py",
+    "/tensorboard/summary/writer/event_file_writer.py",
+)
 # names of C++'s threads: torch's, gloo's, ZeroMQ's, CUDA's and NCCL's
 NATIVE = re.compile(r"pt_|gloo_|zmqbg|cuda|nccl")
 # libraries whose threads call no program: C's, and OpenMP's, BLAS's, torch's, NVIDIA's, Arrow's
@@ -62,7 +62,7 @@ LIBRARIES = re.compile(
     r"|nvidia|nvrtc|nvJit|nvToolsExt|nccl|gloo|zmq|arrow|parquet|jemalloc|tbb)[\w.+-]*\.so[\w.]*"
 )
 STACK = 1 << 16  # bytes of a thread's stack that are read
-POOLED = (concurrent.futures.thread.__file__, "_worker")  # what a thread of an executor does
+POOLED = concurrent.futures.thread.__file__  # where a thread of an executor waits for work
 RESTS = 0.04  # seconds in which a thread that waits for the interpreter has tried several times to get it
 NESTED = 8  # functions within functions, looked into so far
 ANSWER = 0.1  # seconds in which an idle main thread says what stands in its event loop
@@ -118,14 +118,13 @@ def _serves(its: list[Frame]) -> bool:
     first = next((f for f in reversed(its) if f.file not in STARTERS), None)
     if first is None:
         return False
-    service = any(first.file.endswith(file) and first.name == name for file, name in SERVICES)
-    return service or first.file.startswith(WORKER)
+    return first.file.endswith(SERVICES) or first.file.startswith(WORKER)
 
 
 def _rests(thread: threading.Thread | None, its: list[Frame]) -> bool:
     """Whether a thread of an executor has nothing to do: its queue is empty, and it has not run since it was seen so
     before. One that has just been given something, and waits for the interpreter, wakes up again and again."""
-    if thread is None or not its or (its[0].file, its[0].name) != POOLED:
+    if thread is None or not its or its[0].file != POOLED:
         return False
     (queue,) = its[0].get("work_queue")
     ran, now = threads.ran(thread.native_id), time.monotonic()

@@ -19,7 +19,8 @@ import threading
 import time
 import weakref
 from bisect import bisect_right
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,10 +115,13 @@ class Notes:
         self.waiting: dict[int, tuple[int, Note | None]] = {}
         self.futures: collections.deque[tuple[Note | None, _Ref | None]] = collections.deque()
         self.ended: dict[str, tuple[int, list[int]]] = {}
+        self.ending: str | None = None  # the one group that was destroyed last; None: all of them
         self.most_groups = 0  # since the last init; torch counts anew once they are ended
         self.spent: collections.deque[Spent] = collections.deque(maxlen=SPENT)
         self.runs: collections.deque[Run] = collections.deque(maxlen=EPOCHS)
         self.keeps = True  # whether what is spent now is remembered
+        self.made: dict[int, list[int]] = {}  # since the last init: number of a subgroup, in the order of calls → ranks
+        self.making: dict[int, int] = {}  # thread → the number of the one that it makes
         self._works: dict[int, _Ref] = {}
         self._gone: collections.deque[_Ref] = collections.deque()
         self._serial = itertools.count(1)
@@ -134,6 +138,7 @@ class Notes:
             self.counts = {k: n for k, n in self.counts.items() if self.is_recent(k[1])}
             self.ended = {k: known for k, known in self.ended.items() if self.is_recent(k)}
             self.futures.clear()
+            self.made = {}
             self.most_groups = 0
 
     def is_recent(self, key: str) -> bool:
@@ -195,6 +200,26 @@ class Notes:
                 except RuntimeError:  # it is being made or ended
                     found[key] = UNKNOWN
         return found
+
+    @contextmanager
+    def making_group(self, name: str, ranks: list[int]) -> Iterator[None]:
+        """A subgroup is made, by the name that torch has given it: a number, where all ranks make it."""
+        me, number = threading.get_ident(), int(name) if name.isdecimal() else 0
+        if number:
+            self.made[number], self.making[me] = list(ranks), number
+        try:
+            yield
+        finally:
+            self.making.pop(me, None)
+
+    def makes(self, ident: int) -> tuple[str, int, list[int]] | None:
+        """The subgroup that a thread makes: a name for all subgroups of this init, its number, its ranks."""
+        number = self.making.get(ident)
+        return None if number is None else (self.subgroups, number, self.made[number])
+
+    @property
+    def subgroups(self) -> str:
+        return f"{self.epoch.prefix}new_group"
 
     def keep_counts(self) -> None:
         """Groups are about to be ended: nobody can ask them afterwards."""
@@ -416,7 +441,12 @@ def _wait(notes: Notes, original: Any) -> Any:
 def _destroy(notes: Notes, original: Any) -> Any:
     @functools.wraps(original)
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        import torch.distributed as dist
+
         notes.keep_counts()
+        group = args[0] if args else kwargs.get("group")
+        notes.ending = None if group in (None, dist.group.WORLD) else notes.key(group)
+        del group
         return original(*args, **kwargs)
 
     return destroy_process_group
