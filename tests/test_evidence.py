@@ -184,9 +184,9 @@ SEEMS = {  # what cannot be proven: the words of the live view, after `hang_afte
         r'rank 1 \(thread "asyncio_\d" is in barrier\); nothing has moved for \d s; rank 0 has finished the cell; '
         r'rank 1 may still call from thread "asyncio_\d"; Stop frees the ranks',
     ),
-    "an executor that will call": (
+    "an executor that may call": (
         "import concurrent.futures as cf\nif rank == 0:\n"
-        "    ex = cf.ThreadPoolExecutor(1); ex.submit(time.sleep, 3); ex.submit(dist.barrier); ex.shutdown(False)\n"
+        "    ex = cf.ThreadPoolExecutor(1); ex.submit(time.sleep, 3); ex.shutdown(False)\n"
         "else: dist.barrier()",
         r"rank 1 \(cell line \d+, waiting in barrier #\d for rank 0\); nothing has moved for \d s; "
         r'rank 0 may still call from thread "ThreadPoolExecutor-\d+_0"; Stop frees the ranks',
@@ -197,14 +197,20 @@ SEEMS = {  # what cannot be proven: the words of the live view, after `hang_afte
         r'rank 1 \(cell line \d+, .*thread "AsyncCheckpointExecutor_\d+" is in \w+\); nothing has moved for \d s; '
         r"rank 0 has finished the cell; rank 1 may still call from .*; Stop frees the ranks",
     ),
+    "two threads that share a group": (
+        "import threading\nif rank: threading.Thread(target=dist.all_reduce, args=(torch.ones(1),)).start()\n"
+        "time.sleep(0.3); dist.barrier()",
+        r'rank 1 \(cell line \d+, .*barrier.*, thread "Thread-\d+.*" is in all_reduce\); nothing has moved for \d s; '
+        r"rank 1 may still call from .*; two threads of a rank need a group each .*; Stop frees the ranks",
+    ),
     "a process that waits": (
-        "import subprocess\nif rank: subprocess.run(['sleep', '4'])\nelse: dist.barrier()",
-        r"rank 1 \(cell line \d+, its 1 child process does nothing\); nothing has moved for \d s; Stop frees the ranks",
+        "import subprocess\nif rank: subprocess.run(['sleep', '30'])\nelse: dist.barrier()",
+        r"rank 1 \(cell line \d+, its 1 child process does nothing\); nothing has moved for \d s; .*Stop frees",
     ),
     "a store of the program's own": (
         "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\nif rank: store.wait(['key'])",
         r"rank 1 \(cell line \d+, in store.wait\(\['key'\]\)\); nothing has moved for \d s; "
-        r"rank 0 has finished the cell; Stop frees the ranks",
+        r".*Stop frees the ranks",
     ),
 }
 

@@ -184,7 +184,7 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
     state = RankStatus.BLOCKED if blocked else RankStatus.RUNNING
     also = [] if call is None or blocked else [f"in {call.words()}"]
     also += [_also_words(row) for row in facts.get("also", ())]
-    if known["children"] and not also:
+    if known["children"] and not also and not blocked:
         also = [f"its {known['children']} child process{'es do' if known['children'] > 1 else ' does'} nothing"]
     call = call if blocked else None
     rests = not blocked and still and children_rest and facts["waits"] in ("futex", "sleep")

@@ -30,6 +30,12 @@ REPORT_TIME = 0.6  # seconds it has where its answer is in the report: on a busy
 ANSWER_EACH = 0.005  # seconds more for each rank that is asked: they may be many more than the cores
 
 
+TWO_THREADS = (
+    "two threads of a rank need a group each for their collectives, as in "
+    "async_save(..., process_group=dist.new_group())"
+)
+
+
 class Asked(Protocol):
     """Who passes questions on to ranks at work."""
 
@@ -230,8 +236,8 @@ class RankWatcher:
 
     @staticmethod
     def _also(p: Position) -> tuple[str, ...]:
-        """What a rank that is not known to be blocked is in, for as long as it does nothing."""
-        return p.also if p.rests else ()
+        """What a rank is in besides, for as long as it waits."""
+        return p.also if p.rests or p.state == RankStatus.BLOCKED else ()
 
     def _quiet_words(self) -> list[str]:
         """After a while in which every rank seems to wait: what cannot be known is said, and never ended."""
@@ -242,7 +248,8 @@ class RankWatcher:
         left = [r for r, p in self.positions.items() if p.state == RankStatus.FINISHED]
         gone = [f"{rank_words(left)} {'have' if len(left) > 1 else 'has'} finished the {self._program}"] if left else []
         may_act = deadlock.may_act_words(self.positions)
-        return [f"nothing has moved for {seconds:.0f} s", *gone, *may_act, "Stop frees the ranks"]
+        two = any(p.state == RankStatus.BLOCKED and p.also for p in self.positions.values())
+        return [f"nothing has moved for {seconds:.0f} s", *gone, *may_act, *[TWO_THREADS] * two, "Stop frees the ranks"]
 
 
 def _has_left(facts: Mapping[str, Any] | None) -> bool:
