@@ -214,6 +214,12 @@ def log_level() -> None:
     torch_seams.READS_LEVEL = "no_such_function"
 
 
+def event_loop() -> None:
+    from nbddp.seams import ipykernel_seams
+
+    ipykernel_seams.held_by = lambda loop: None
+
+
 AWAY: dict[str, Callable[[], None]] = {
     "NCCL's flight recorder": nccls_recorder,
     "abort of transfers": transfers,
@@ -232,6 +238,7 @@ AWAY: dict[str, Callable[[], None]] = {
     "history of errors": history,
     "traceback of a reply": traceback_of_reply,
     "files of autoreload": autoreload,
+    "event loop": event_loop,
 }
 # What torch or ipykernel cannot do without, even where only their own functions look for it
 KEPT = {

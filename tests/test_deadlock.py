@@ -191,7 +191,7 @@ def failed(rank: int, **more: Any) -> Position:
         ([at(0, "all_reduce", 9, sure=False), failed(1)], [1], {0}),  # one look is enough
         ([at(0, "all_reduce", 9), failed(1)], [], set()),  # what rank 1 has called is not known
         ([at(0, "all_reduce", 9), failed(1, latest={"0": 1})], [1], set()),  # it has done its part
-        ([at(0, "all_reduce", 9, alone=False), failed(1)], [1], set()),  # a thread of rank 0's may still act
+        ([at(0, "all_reduce", 9, acts=("a thread",)), failed(1)], [1], set()),  # a thread of rank 0's may still act
         ([at(0, "all_reduce", 9, seen=False), failed(1)], [1], set()),
         ([at(0, "broadcast", 9, root=0), failed(1)], [1], set()),  # a root leaves before the others have entered
         ([at(0, "all_to_all", 9), failed(1)], [1], set()),  # rank 0 may have nothing to exchange with rank 1
@@ -220,7 +220,7 @@ PENDING = {
 }  # fmt: skip
 FACTS: dict[str, Any] = {
     "user": ["Cell In[4]", 9, "train"], "call": {"op": "all_reduce", "kind": "collective"}, "pending": PENDING,
-    "exact": True, "waits": "futex", "cpu": 2.0, "inits": 1, "groups": 1, "acts": False, "bytes": 5, "token": [1],
+    "exact": True, "waits": "futex", "cpu": 2.0, "inits": 1, "groups": 1, "acts": [], "bytes": 5, "token": [1],
     "history": {},
 }  # fmt: skip
 NATIVE = {"call": None, "exact": False}  # C++ waits for what it has called itself
@@ -255,7 +255,7 @@ def test_what_a_worker_answers_tells_whether_it_is_blocked(changed: dict[str, An
     [
         ({}, True),
         ({"token": [2]}, False),
-        ({"acts": True}, False),
+        ({"acts": ["a thread"]}, False),
         ({"pending": {**PENDING, "sequence": 4}}, False),
     ],
 )
@@ -297,15 +297,15 @@ def test_a_question_that_failed_is_told_as_that_and_proves_nothing() -> None:
 
 def test_a_rank_that_does_not_answer_is_silent_and_one_that_is_idle_has_finished() -> None:
     assert position_of(0, None, None, 1.0).state == "silent"
-    idle = {"idle": True, "inits": 1, "groups": 1, "acts": False, "history": {"0": [[1, "barrier", "", None]]}}
+    idle = {"idle": True, "inits": 1, "groups": 1, "acts": [], "history": {"0": [[1, "barrier", "", None]]}}
     found = position_of(0, idle, None, 1.0)
     assert (found.state, found.past) == ("finished", {("0", 1): ("barrier", "", None)})
-    assert position_of(0, {**idle, "acts": True}, None, 1.0).state == "running"
+    assert position_of(0, {**idle, "acts": ["a thread"]}, None, 1.0).state == "running"
     assert position_of(0, {**idle, "begun": True}, None, 1.0).state == "finished"
 
 
 def test_a_rank_that_is_idle_and_has_not_begun_has_not_finished() -> None:
-    late = position_of(1, {"idle": True, "begun": False, "inits": 1, "acts": False, "history": {}}, None, 1.0)
+    late = position_of(1, {"idle": True, "begun": False, "inits": 1, "acts": [], "history": {}}, None, 1.0)
     assert (late.state, late.where) == ("running", "not begun yet")
     assert diagnose({0: at(0, "all_reduce", 5), 1: late}) is None
 
@@ -326,7 +326,7 @@ class Busy:
         if question["op"] == "where":
             call = {"op": "recv", "kind": "recv", "peer": 1}
             call = {**call, "channel": ["r", "0", 1, 0, 0], "nth": 1, "members": [0, 1]}
-            known = {"acts": False, "history": {}, "channels": []}
+            known = {"acts": [], "history": {}, "channels": []}
             place = {"user": ("Cell In[1]", 2, "f"), "waits": "futex", "token": [1], "cpu": 0.0}
             hear(0, {**place, "call": call, "pending": None, "exact": True, **known})
             hear(1, {"idle": True, **known})
@@ -355,7 +355,7 @@ def test_a_deadlock_that_ended_the_run_is_told_though_a_rank_is_silent_in_the_la
 def seen(recv: bool, token: int = 1) -> dict[str, Any]:
     """A rank in a receive from rank 1, or in a line of its own."""
     call = {"op": "recv", "kind": "recv", "peer": 1, "channel": ["r", "0", 1, 0, 0], "nth": 1, "members": [0, 1]}
-    known = {"acts": False, "history": {}, "channels": [], "waits": "futex", "token": [token], "cpu": 0.0}
+    known = {"acts": [], "history": {}, "channels": [], "waits": "futex", "token": [token], "cpu": 0.0}
     return {"user": ("Cell In[1]", 2, "f"), "call": call if recv else None, "pending": None, "exact": True, **known}
 
 
@@ -371,7 +371,7 @@ def test_a_deadlock_stands_from_the_first_look_on_and_until_a_rank_says_that_it_
 
     ended = {1: Ended(1, RankStatus.FINISHED, 0.0)}
     watcher = RankWatcher(Asks(), [0, 1], ended, lambda *came: None, run=1, world_size=2, hang_after=5.0)
-    idle = {"idle": True, "acts": False, "history": {}, "channels": []}
+    idle = {"idle": True, "acts": [], "history": {}, "channels": []}
 
     def look(facts: dict[str, Any] | None) -> None:
         watcher.look()
@@ -405,7 +405,7 @@ def test_end_of_an_earlier_cells_group_is_a_place_and_no_deadlock() -> None:
     """Its connections are shut after a while, so it waits for nobody."""
     call = {"op": "destroy_process_group of an earlier cell's group", "kind": "drop"}
     facts = {"user": ["Cell In[3]", 2, "<module>"], "call": call, "pending": None, "waits": "futex", "cpu": 0.0,
-             "token": [0], "acts": False, "bytes": 0}  # fmt: skip
+             "token": [0], "acts": [], "bytes": 0}  # fmt: skip
     me = position_of(0, facts, position_of(0, facts, None, 1.0), 1.0)
     positions = {0: me, 1: done(1)}
     assert me.sure

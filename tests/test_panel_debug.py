@@ -20,7 +20,7 @@ from tests.kernels import FROM_BREAKPOINT, Kernel, loaded
 from tests.test_panel import Balanced, asked, until
 
 STOPPED = {
-    "user": ["Cell In[3]", 4, "<module>"], "call": None, "pending": None, "stopped": True, "token": [0], "acts": False,
+    "user": ["Cell In[3]", 4, "<module>"], "call": None, "pending": None, "stopped": True, "token": [0], "acts": [],
     "waits": "futex", "bytes": 0,
 }  # fmt: skip
 IN_REDUCE = {"op": "all_reduce", "group": "0", "ranks": [0, 1], "sequence": 1, "what": "float[1]", "backend": "gloo"}

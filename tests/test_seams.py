@@ -109,6 +109,7 @@ TRIED = {
     "_format_exception_for_storage": "history of errors", "_last_traceback": "traceback of a reply",
     **dict.fromkeys(("_enable_profiler_legacy", "_disable_profiler_legacy"), "profilers of a program"),
     "_reloader": "files of autoreload", "_run_cell": "history of errors",
+    **dict.fromkeys(("_ready", "_scheduled", "_selector", "_callback", "_args"), "event loop"),
     "_mux_stream": "client's connection",
     "_control_stream": "client's connection", "_query_stream": "client's connection",
     "_distributed_c10d": "flight recorder", "_dump_nccl_trace_json": "NCCL's flight recorder",

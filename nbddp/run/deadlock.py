@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from nbddp.errors import RankStatus
 from nbddp.plan.topology import rank_words
-from nbddp.run.positions import ANY, GONE, RECV, SEND, Call, Position, Positions
+from nbddp.run.positions import ANY, GONE, NEW_GROUP, RECV, SEND, Call, Position, Positions
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Deadlock:
 # collectives that no rank leaves before all have entered, by the names that the recorders of gloo and NCCL have
 OF_ALL = ("all_reduce", "allreduce", "all_gather", "allgather", "barrier", "reduce_scatter")
 FROM_ROOT = ("broadcast", "scatter")  # their root is a source, that of the others a destination
+MOST = 3  # things that may act on a rank, told
 PLURALS = {"has": "have", "waits": "wait", "takes": "take", "is": "are", "does": "do"}
 Waits = tuple[tuple[int, ...], bool]  # the ranks that a rank waits for, and whether all must come (False: any one)
 
@@ -52,12 +53,22 @@ def waits_for(me: Position, all_of: Positions, *, seems: bool = False) -> Waits:
         return _peers(me, call, all_of, seems)
     if call.kind == "init":
         return tuple(p.rank for p in others if p.inits < me.inits), True
-    if call.kind == "new_group":
-        return tuple(p.rank for p in others if p.groups < me.groups and p.inits <= me.inits), True
+    if call.kind == NEW_GROUP:
+        late = [p.rank for p in others if p.groups < me.groups and p.inits <= me.inits]
+        makes_another = [p.rank for p in others if p.rank in call.ranks and _makes_another(call, p)]
+        return tuple(dict.fromkeys([*late, *makes_another])), True
     if call.sequence:
         members = frozenset(call.ranks or all_of)
         return tuple(p.rank for p in others if p.rank in members and _awaits(me, call, p, seems)), True
-    return ((), True) if call.kind != "store" else (tuple(p.rank for p in others), False)
+    if call.kind != "store" or (not seems and any(p.children for p in all_of.values())):  # a child may set the key
+        return (), True
+    return tuple(p.rank for p in others), False
+
+
+def _makes_another(call: Call, other: Position) -> bool:
+    """Whether `other` has made, or makes, a group of other ranks as its `call.sequence`-th one."""
+    then = _called_as(other, call)
+    return bool(call.sequence) and then is not None and not call.fits(*then)
 
 
 def _peers(me: Position, call: Call, all_of: Positions, seems: bool) -> Waits:
@@ -220,6 +231,8 @@ def _difference(call: Call, called: Mapping[tuple[str, str, int | None, str], li
     if len(roots - {None}) > 1:
         name = "src" if op in FROM_ROOT else "dst"
         return f"{op} {number} has different {name}: {each({k: f'{name}={k[2]}' for k in called})}"
+    if op == NEW_GROUP:
+        return f"{op} {number} has different ranks: {each({k: k[1] for k in called})}"
     return f"{op} {number} has different shapes or dtypes: {each({k: k[1] or 'no tensor' for k in called})}"
 
 
@@ -274,6 +287,21 @@ def waiting_words(p: Position, all_of: Positions) -> str:
         return f"{waits} in {p.call.words()}"  # which names the rank
     one_of = "" if every or len(ranks) == 1 else "any of "
     return f"{waits} in {p.call.words()} for {one_of}{rank_words(ranks)}"
+
+
+def may_act_words(all_of: Positions) -> list[str]:
+    """`rank 0 may still call from its handler of SIGALRM`, for each rank on which more may act than is seen."""
+    by_words: dict[str, list[int]] = {}
+    for r, p in sorted(all_of.items()):
+        if p.acts:
+            by_words.setdefault(_listed(dict.fromkeys(p.acts)), []).append(r)
+    return [f"{rank_words(ranks)} may still call from {words}" for words, ranks in by_words.items()]
+
+
+def _listed(words: Iterable[str]) -> str:
+    """The first few of them."""
+    listed = list(words)
+    return ", ".join(listed[:MOST]) + (f" and {len(listed) - MOST} more" if len(listed) > MOST else "")
 
 
 def _call(p: Position) -> Call:

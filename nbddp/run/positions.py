@@ -10,11 +10,22 @@ from typing import Any
 from nbddp.errors import RankStatus
 from nbddp.run.report import place
 
-UNIFORM = {"all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "barrier"}  # same shape and dtype everywhere
+NEW_GROUP = "new_group"
+UNIFORM = {
+    NEW_GROUP,
+    "all_reduce",
+    "allreduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "barrier",
+}  # same shape and dtype everywhere
 IN_TORCH = ("collective", "send", "recv", "store", "init", "new_group", "wait")
 GONE = (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.ABSENT)
 NCCL, STORE = "nccl", "store"  # what a collective waits with
 SEND, RECV, ANY = "s", "r", -1  # the sides of a channel; a receive from any source
+DESTROY = "destroy_process_group"
+NONE = (0, 0)  # children, and what they have computed
 NOT_BEGUN = "not begun yet"
 LITTLE = 0.2  # of the time between two looks: a process that has used less CPU does not compute
 
@@ -58,6 +69,8 @@ class Call:
         if self.kind == "backward":
             made_of = self.made_of or ("collective" if number else "")
             return f"backward, {made_of}{number}" if made_of else "backward"
+        if self.kind == DESTROY and self.made_of:
+            return f"{self.op} for its pending {self.made_of}{number}"
         if self.kind == "wait":
             return f"wait() for {self.made_of}{number}" if self.made_of else self._wait_words()
         return f"{self.op}{number}"
@@ -86,9 +99,11 @@ def _to(sends: bool, peer: int) -> str:
 class Position:
     """A rank at one moment.
 
-    `why`: the error that its answer was, if its state is unknown. `alone`: nothing else on it acts. `sure`: besides,
-    it was seen in the same wait in two rounds of looks. `moved`: it has read or written since the last look; where the
-    kernel does not count its `bytes` (None), it has computed.
+    `why`: the error that its answer was, if its state is unknown. `acts`: what on it may act besides the thread that
+    was seen, in words; `sure`: nothing does, and it was seen in the same wait in two rounds of looks. `children`: how
+    many processes descend from it. `moved`: it has read or written since the last look; where the kernel does not count
+    its `bytes` (None), it has computed. `rests`: it is not known to be blocked, and waits for something while its
+    process and its children do nothing; `also`: what it and its other threads seem to wait in then.
 
     `stopped`: it waits in its debugger for the reader.
 
@@ -107,7 +122,11 @@ class Position:
     past: Mapping[tuple[str, int], tuple[Any, ...]] = field(default_factory=dict)
     cpu: float = 0.0
     sure: bool = True
-    alone: bool = True
+    acts: tuple[str, ...] = ()
+    children: int = 0
+    children_cpu: int = 0
+    rests: bool = False
+    also: tuple[str, ...] = ()
     moved: bool = False
     bytes: int | None = 0
     token: tuple[Any, ...] = ()
@@ -118,6 +137,10 @@ class Position:
     informed: bool = True
     why: str = ""
     stopped: bool = False
+
+    @property
+    def alone(self) -> bool:
+        return not self.acts
 
     @cached_property
     def reached(self) -> Mapping[str, int]:
@@ -153,20 +176,34 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
         at = ", ".join(filter(None, (where, "stopped by breakpoint()")))
         return Position(rank, RankStatus.RUNNING, at, line, sure=False, stopped=True, **known)
     still = used < LITTLE * elapsed and not known["moved"]
+    children_rest = before is not None and before.children_cpu == known["children_cpu"]
     call = _call_of(facts)
     blocked = call is not None and _is_blocked(call, facts, still)
     token = (*facts["token"], call)
-    alone = not facts["acts"]
-    sure = before is not None and before.token == token and alone
+    sure = before is not None and before.token == token and not facts["acts"]
     state = RankStatus.BLOCKED if blocked else RankStatus.RUNNING
+    also = [] if call is None or blocked else [f"in {call.words()}"]
+    also += [_also_words(row) for row in facts.get("also", ())]
+    if known["children"] and not also and not blocked:
+        also = [f"its {known['children']} child process{'es do' if known['children'] > 1 else ' does'} nothing"]
     call = call if blocked else None
-    return Position(rank, state, where, line, call, token=token, sure=sure, alone=alone, **known)
+    rests = not blocked and still and children_rest and facts["waits"] in ("futex", "sleep")
+    return Position(rank, state, where, line, call, token=token, sure=sure, rests=rests, also=tuple(also), **known)
+
+
+def _also_words(row: list[Any]) -> str:
+    """`thread "asyncio_0" is in barrier (cell line 3)`."""
+    name, op, at = row
+    return f'thread "{name}" is in {op}{f" ({place(*at)})" if at else ""}'
 
 
 def _known(facts: Mapping[str, Any], before: Position | None, computes: bool) -> dict[str, Any]:
     """What a rank is known to have called, and whether it moves bytes."""
     moved = facts.get("bytes")
     return {
+        "acts": tuple(facts.get("acts", ())),
+        "children": facts.get("children", NONE)[0],
+        "children_cpu": facts.get("children", NONE)[1],
         "inits": facts.get("inits", 0),
         "groups": facts.get("groups", 0),
         "past": {(g, row[0]): tuple(row[1:]) for g, rows in facts.get("history", {}).items() for row in rows},
@@ -190,9 +227,12 @@ def _call_of(facts: Mapping[str, Any]) -> Call | None:
     known: dict[str, Any] = {"op": call["op"], "kind": call["kind"], "peer": call.get("peer")}
     if call["kind"] == "init" and facts.get("inits", 0) > 1:
         known["op"] = f"{call['op']} #{facts['inits']}"
-    if "channel" in call:
+    if "made" in call:
+        key, number, ranks = call["made"]
+        known.update(group=key, sequence=number, ranks=tuple(ranks), made_of=NEW_GROUP, what=str(ranks))
+    elif "channel" in call:
         known.update(channel=tuple(call["channel"]), nth=call["nth"], ranks=tuple(call["members"]))
-    elif pending is not None and call["kind"] in ("collective", "wait", "backward", "pending"):
+    elif pending is not None and call["kind"] in ("collective", "wait", "backward", "pending", DESTROY):
         known.update(
             group=pending["group"], ranks=tuple(pending["ranks"]), sequence=pending["sequence"],
             made_of=pending["op"], what=pending["what"], root=pending.get("root"), of=_of(pending),

@@ -31,6 +31,12 @@ REPORT_TIME = 0.6  # seconds it has where its answer is in the report: on a busy
 ANSWER_EACH = 0.005  # seconds more for each rank that is asked: they may be many more than the cores
 
 
+TWO_THREADS = (
+    "two threads of a rank need a group each for their collectives, as in "
+    "async_save(..., process_group=dist.new_group())"
+)
+
+
 class Asked(Protocol):
     """Who passes questions on to ranks at work."""
 
@@ -248,10 +254,15 @@ class RankWatcher:
         at: dict[str, list[int]] = {}
         for r in running:
             p = self.positions.get(r)
-            words = [] if p is None else [p.where, deadlock.waiting_words(p, self.positions)]
+            words = [] if p is None else [p.where, deadlock.waiting_words(p, self.positions), *self._also(p)]
             at.setdefault(", ".join(w for w in words if w), []).append(r)
         parts = [f"{rank_words(ranks)} ({where})" if where else rank_words(ranks) for where, ranks in at.items()]
         return "running: " + "; ".join(parts)
+
+    @staticmethod
+    def _also(p: Position) -> tuple[str, ...]:
+        """What a rank is in besides, for as long as it waits."""
+        return p.also if p.rests or p.state == RankStatus.BLOCKED else ()
 
     def _quiet_words(self) -> list[str]:
         """After a while in which every rank seems to wait: what cannot be known is said, and never ended."""
@@ -259,7 +270,11 @@ class RankWatcher:
         most = QUIET_AFTER if self._hang_after is None else min(QUIET_AFTER, self._hang_after)
         if self.deadlock is not None or seconds < most:
             return []
-        return [f"nothing has moved for {seconds:.0f} s; Stop frees the ranks"]
+        left = [r for r, p in self.positions.items() if p.state == RankStatus.FINISHED]
+        gone = [f"{rank_words(left)} {'have' if len(left) > 1 else 'has'} finished the {self._program}"] if left else []
+        may_act = deadlock.may_act_words(self.positions)
+        two = any(p.state == RankStatus.BLOCKED and p.also for p in self.positions.values())
+        return [f"nothing has moved for {seconds:.0f} s", *gone, *may_act, *[TWO_THREADS] * two, "Stop frees the ranks"]
 
 
 def _has_left(facts: Mapping[str, Any] | None) -> bool:
@@ -269,14 +284,14 @@ def _has_left(facts: Mapping[str, Any] | None) -> bool:
 
 @dataclass
 class Quiet:
-    """Since when every running rank waits in torch and moves no byte."""
+    """Since when every running rank waits, in torch or elsewhere, and moves no byte."""
 
     since: float | None = None
 
     def note(self, positions: Mapping[int, Position], running: Sequence[int], now: float) -> None:
         """After a round of looks."""
         ranks = [positions[r] for r in running]
-        still = bool(ranks) and all(p.state == RankStatus.BLOCKED for p in ranks)
+        still = bool(ranks) and all(p.state == RankStatus.BLOCKED or p.rests for p in ranks)
         if not still or any(p.moved for p in positions.values()):
             self.since = None
         elif self.since is None:

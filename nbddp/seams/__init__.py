@@ -68,6 +68,7 @@ SEAMS = (
     Seam("import of the compiler", TORCH, "the first DDP(model) on each rank takes seconds"),
     Seam("status messages", IPYKERNEL, "each cell sends messages that nobody needs, which costs time"),
     Seam("interrupt of an await", IPYKERNEL, "Stop may not end a cell with a top-level await"),
+    Seam("event loop", IPYKERNEL, "deadlocks with finished ranks are shown, not ended"),
     Seam("messages during a cell", IPYKERNEL, "the panel's buttons act only after the cell"),
     Seam("questions of a cell", IPYKERNEL, "in a notebook breakpoint() needs %ddp panel"),
     Seam("flush before a display", IPYKERNEL, "each cell waits twice for the thread that sends output"),

@@ -13,6 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 # Methods and attributes of ipykernel's kernel that `worker.kernel.WorkerKernel` overrides or calls
@@ -65,6 +66,23 @@ def topic(kernel: Any, name: str) -> bytes:
     of_kernel = getattr(kernel, "_topic", None)
     made: bytes = f"nbddp.{name}".encode() if of_kernel is None else of_kernel(name)
     return made
+
+
+@dataclass(frozen=True)
+class Held:
+    """What stands in an event loop: functions that it will call, each with what it gives them; and descriptors that it
+    watches."""
+
+    calls: list[tuple[Any, ...]]
+    descriptors: list[int]
+
+
+def held_by(loop: Any) -> Held | None:
+    """None of a loop that does not say. To be asked in the loop's own thread."""
+    if not all(hasattr(loop, name) for name in ("_ready", "_scheduled", "_selector")):
+        return None
+    calls = [h for h in (*loop._ready, *loop._scheduled) if not h.cancelled()]
+    return Held([(h._callback, *h._args) for h in calls], list(loop._selector.get_map()))
 
 
 def parameters(name: str) -> list[str]:

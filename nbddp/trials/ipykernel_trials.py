@@ -6,6 +6,7 @@ its class.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,6 +25,15 @@ def status_messages() -> None:
 
 def interrupt_of_an_await() -> None:
     _takes(ipykernel_seams.OVERRIDES[1], "future")
+
+
+def event_loop() -> None:
+    async def held() -> ipykernel_seams.Held | None:
+        asyncio.get_running_loop().call_later(60, print, "it")
+        return ipykernel_seams.held_by(asyncio.get_running_loop())
+
+    found = asyncio.run(held())
+    expect(found is not None and (print, "it") in found.calls, "an event loop keeps what it will call in another way")
 
 
 def messages_during_a_cell() -> None:
@@ -125,6 +135,7 @@ def controllers_processes() -> None:
 TRIALS: dict[str, Callable[[], None]] = {
     "status messages": status_messages,
     "interrupt of an await": interrupt_of_an_await,
+    "event loop": event_loop,
     "messages during a cell": messages_during_a_cell,
     "questions of a cell": questions_of_a_cell,
     "flush before a display": flush_before_a_display,

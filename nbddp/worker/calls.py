@@ -17,7 +17,7 @@ from typing import Any
 
 from nbddp.base.clock import clock
 from nbddp.seams import torch_seams
-from nbddp.worker import check, checked, failure, flight, frames, groups, noted, threads
+from nbddp.worker import check, checked, failure, flight, frames, groups, later, noted, threads
 from nbddp.worker.frames import Frame
 from nbddp.worker.noted import ANY, NOTES, Note
 
@@ -25,11 +25,14 @@ COLLECTIVES = "torch/distributed/distributed_c10d.py"
 OTHERS = (torch_seams.FUNCTIONAL,)
 RESULT, FOR_RESULT = "wait_tensor", ("unwrap", "trigger_wait", "wait", "wait_tensor")  # of a functional collective
 HERE = noted.FILE
+WORKER = os.path.dirname(HERE)
 CHECK, GROUPS = check.__file__, groups.__file__
 INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch_seams.BACKWARD
+DESTROY = "destroy_process_group"
 TO_PEER, FROM_PEER = ("send", "isend", "send_object_list"), ("recv", "irecv", "recv_object_list")
 DEFAULT, UNNAMED = "default_pg", ("default_pg", "undefined", "")  # how torch describes groups that nobody has described
 HISTORY = 64
+ALSO = 4  # other threads in torch's calls, told
 LOOKS = 5  # at a rank that moves on while it is looked at
 OWN: dict[str, int] = {}  # this worker's rank and the size of the world, whatever a program does to its environment
 
@@ -72,6 +75,8 @@ def _position(
     call = _owned(_call(inside), groups) if not moves else None
     serial, note = NOTES.waiting.get(ident, (0, None)) if _in_wait(inside) else (0, None)
     peer = note is not None and note.is_peer
+    if call is not None and call["kind"] == NEW_GROUP and (made := NOTES.makes(ident)) is not None:
+        call["made"] = list(made)
     claim = None if moves else _claimed(its) or _met(call, inside)
     pending = claim or (None if peer or moves else _pending(call, note, inside, recorded, since_ns))
     if call is not None and pending is not None and call["op"] == RESULT and pending["op"]:
@@ -84,18 +89,33 @@ def _position(
         "waits": threads.waits(threads.native(ident)),
         "cpu": clock.process_time(),
         "bytes": threads.bytes_moved(),
+        "children": threads.children(),
+        "also": _also(of_all, {ident, threading.main_thread().ident}, names),
         "token": [serial, *_counts(groups).values(), hash(tuple(f.lasti for f in its))],
         "thread": ident != threading.main_thread().ident,
-        "acts": moves or _acts(of_all, ident, names, recorded, note, inside) or is_elsewhere(),
+        "acts": ["its main thread"] if moves else _acts(of_all, ident, names, recorded, note, inside),
         **_counts(groups),
     }
+
+
+def _also(of_all: threads.Stacks, but: set[int | None], names: dict[str, str]) -> list[list[Any]]:
+    """Other threads that are in a call of torch's that blocks: name, call, the user's place if there is one."""
+    named = {t.ident: t.name for t in threading.enumerate()}
+    found = []
+    for ident, its in of_all.items():
+        if ident not in but and any(map(_is_torch, its)):
+            at = next((i for i, f in enumerate(its) if failure.is_user(f.file, names)), len(its))
+            call = _call(its[:at])
+            if call is not None:
+                found.append([named.get(ident, ""), call["op"], [*_place(its[at], names)] if at < len(its) else None])
+    return found[:ALSO]
 
 
 def idle(names: dict[str, str], groups: Any, recorded: list[flight.Entry]) -> dict[str, Any]:
     """What is to be known of a rank whose main thread has ended its cell."""
     of_all = frames.of_all()
-    acts = _acts(of_all, threading.main_thread().ident or 0, names, recorded, None, [])
-    moved = {"cpu": clock.process_time(), "bytes": threads.bytes_moved()}
+    acts = [*later.idle(of_all, _is_torch, lambda f: failure.is_user(f.file, names)), *_calls_back(recorded, set())]
+    moved = {"cpu": clock.process_time(), "bytes": threads.bytes_moved(), "children": threads.children()}
     return {"idle": True, "acts": acts, **moved, **_counts(groups)}
 
 
@@ -151,6 +171,8 @@ def record(checker: check.Checker, entries: list[flight.Entry]) -> dict[str, Any
     called = NOTES.called()
     latest = {**dict.fromkeys(called, 0), **(dict.fromkeys(map(check.name_of, noted.groups().values()), 0))}
     latest |= checked.CHECKS.counted(called)
+    if NOTES.made:
+        history[NOTES.subgroups] = [[n, NEW_GROUP, str(r), None] for n, r in list(NOTES.made.items())[-HISTORY:]]
     by_key: dict[str, list[flight.Entry]] = {}
     for e in entries:
         by_key.setdefault(key_of(e), []).append(e)
@@ -241,6 +263,8 @@ def _call(inside: list[Frame]) -> dict[str, Any] | None:
         file, name = frame.file.replace("\\", "/"), frame.name
         if file == GROUPS and name == "drop":
             return {"op": "destroy_process_group of an earlier cell's group", "kind": "drop"}
+        if name == DESTROY and file.startswith(WORKER):  # gloo's threads are joined when torch's own frame has gone
+            return {"op": name, "kind": DESTROY}
         if file == HERE and name in ("wait", "store_wait"):
             return _described(name, frame)
         if file.endswith(COLLECTIVES) and name != "wrapper" and not name.startswith("_"):
@@ -299,13 +323,20 @@ def _pending(
         entry = next((e for e in recorded if (key_of(e), e.sequence) == (key, sequence)), None)
         return _of_entry(entry) if entry is not None else _unseen(op, key, sequence)
     recent = [e for e in recorded if e.active and e.created_ns >= since_ns]
+    if _ends(call) and NOTES.ending is not None:
+        recent = [e for e in recent if key_of(e) == NOTES.ending]
     of_nccl = [e for e in recent if e.backend == flight.NCCL]
     if of_nccl:  # its wait may be in any call of torch's or the user's, and is for all that was called before
         return None if _in_library(inside) else _of_entry(of_nccl[0])
-    if note is not None or (call or {}).get("kind", "collective") not in ("collective", "backward"):
+    if note is not None or (call or {}).get("kind", "collective") not in ("collective", "backward", DESTROY):
         return None
     one_group = len({key_of(e) for e in recent}) == 1
-    return _of_entry(recent[0]) if one_group and _in_native(inside) else None
+    return _of_entry(recent[0]) if one_group and (_in_native(inside) or _ends(call)) else None
+
+
+def _ends(call: dict[str, Any] | None) -> bool:
+    """Whether the call ends groups, which waits for what is pending in them."""
+    return call is not None and call["kind"] == DESTROY
 
 
 def _in_native(inside: list[Frame]) -> bool:
@@ -342,7 +373,7 @@ def _group(key: str, name: str, description: str) -> dict[str, Any]:
     whole = sys.modules["torch.distributed"].group.WORLD
     default = description == DEFAULT or (whole is not None and whole.group_name == name)
     return {
-        "group": key, "ranks": members_of(name)[0], "default": default,
+        "group": key, "ranks": members_of(name)[0] or NOTES.members().get(key, []), "default": default,
         "named": "" if description in UNNAMED else description,
     }  # fmt: skip
 
@@ -350,19 +381,24 @@ def _group(key: str, name: str, description: str) -> dict[str, Any]:
 def _acts(
     of_all: threads.Stacks, ident: int, names: dict[str, str], recorded: list[flight.Entry], note: Note | None,
     inside: list[Frame],
-) -> bool:  # fmt: skip
-    """Whether something besides the thread `ident` may call torch: another thread, or a callback on a future.
+) -> list[str]:  # fmt: skip
+    """What besides the thread `ident` may call torch, in words: what stands on this rank, or a callback on a future.
 
     A callback on the future of what is waited for, or of what was called later in the same group, comes too late.
     """
-    if threads.others_act(of_all, ident, _is_torch, lambda f: failure.is_user(f.file, names)):
-        return True
+    open_ = {key_of(e) for e in recorded if e.active}
+    waited = open_ if note is None and inside else {note[1]} if note and not note.is_peer else set()
+    found = later.acts(of_all, ident, _is_torch, lambda f: failure.is_user(f.file, names))
+    found += _calls_back(recorded, waited if len(waited) == 1 else set())
+    return [*found, *["a world of its own"] * is_elsewhere()]
+
+
+def _calls_back(recorded: list[flight.Entry], waited: set[str]) -> list[str]:
+    """Whether the end of a collective (but of none of the group `waited`), a send or a receive may call something."""
     open_ = {(key_of(e), e.sequence) for e in recorded if e.active}
-    waited = {key for key, _ in open_} if note is None and inside else {note[1]} if note and not note.is_peer else set()
-    if len(waited) > 1:
-        waited = set()
     futures = NOTES.open_futures()
-    return any(n is None or n.is_peer or (n[1:] in open_ and n[1] not in waited) for n in futures)
+    acts = any(n is None or n.is_peer or (n[1:] in open_ and n[1] not in waited) for n in futures)
+    return ["a callback on a Future"] * acts
 
 
 def _is_torch(frame: Frame) -> bool:

@@ -44,6 +44,7 @@ from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 HANDLING, TEARS_DOWN = "TORCH_NCCL_ASYNC_ERROR_HANDLING", ("1", "3")  # torch's ErrorHandlingMode; 3 is its own default
+HELPER = ("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name")  # its parameters
 CONNECTING = 10.0  # seconds that slower ranks have to come through the making of a group that is to be destroyed
 SETTLE = 0.02  # seconds for gloo's threads to drop the tensors of what has ended, where destroy would not let them
 GRACE = 1.0  # seconds that pending work of a group which did not fail has to come to its end
@@ -256,7 +257,9 @@ class Groups:
         @functools.wraps(original)
         def new_group(*args: Any, **kwargs: Any) -> Any:
             self._compared, self.touched = False, True
-            with self.sockets.watch(), self._quiet.connecting():
+            given = {**dict(zip(HELPER, args, strict=False)), **kwargs}
+            making = noted.NOTES.making_group(str(given["group_name"]), given["global_ranks_in_group"])
+            with making, self.sockets.watch(), self._quiet.connecting():
                 made = original(*args, **kwargs)
             if self.inits in self._prefixes and hasattr(made[0], "group_name") and not self._compared:
                 self._made[made[0].group_name] = made[0].size()

@@ -39,10 +39,10 @@ from nbddp.worker import (
     failure,
     foreign,
     handlers,
+    later,
     leaving,
     loopback,
     questions,
-    threads,
     values,
 )
 from nbddp.worker.allocations import Allocations
@@ -313,7 +313,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if spec.get("listen"):  # the ranks are on several hosts
             self.silence.begin()
         self.silence.silent = []
-        threads.before_first_run()
+        later.before_first_run()
         self.reserve.begin()
         self.release.begin(goes_on=spec["op"] == "end_group")
         if self.kept is not None:

@@ -18,7 +18,8 @@ import itertools
 import threading
 import weakref
 from bisect import bisect_right
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +34,7 @@ COUNTED = ("gloo", "nccl")  # backends whose groups count their collectives
 EPOCHS = 64  # inits remembered
 ROOTS = 512  # collectives whose root is remembered
 SPENT = 8000  # calls of collectives and waits for them, remembered
-FUTURES = 256  # works whose future was taken, remembered
+FUTURES = 256  # works whose future was taken, remembered; of those that are not done all
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,15 @@ class Notes:
         self.peer_calls: collections.Counter[str] = collections.Counter()
         self._inside = 0  # sends and receives that have been counted and have not returned
         self.waiting: dict[int, tuple[int, Note | None]] = {}
-        self.futures: collections.deque[tuple[Note | None, _Ref | None]] = collections.deque(maxlen=FUTURES)
+        self.futures: collections.deque[tuple[Note | None, _Ref | None]] = collections.deque()
         self.ended: dict[str, tuple[int, list[int]]] = {}
+        self.ending: str | None = None  # the one group that was destroyed last; None: all of them
         self.most_groups = 0  # since the last init; torch counts anew once they are ended
         self.spent: collections.deque[Spent] = collections.deque(maxlen=SPENT)
         self.runs: collections.deque[Run] = collections.deque(maxlen=EPOCHS)
         self.keeps = True  # whether what is spent now is remembered
+        self.made: dict[int, list[int]] = {}  # since the last init: number of a subgroup, in the order of calls → ranks
+        self.making: dict[int, int] = {}  # thread → the number of the one that it makes
         self._works: dict[int, _Ref] = {}
         self._gone: collections.deque[_Ref] = collections.deque()
         self._serial = itertools.count(1)
@@ -134,6 +138,7 @@ class Notes:
             self.counts = {k: n for k, n in self.counts.items() if self.is_recent(k[1])}
             self.ended = {k: known for k, known in self.ended.items() if self.is_recent(k)}
             self.futures.clear()
+            self.made = {}
             self.most_groups = 0
 
     def is_recent(self, key: str) -> bool:
@@ -195,6 +200,26 @@ class Notes:
                 except RuntimeError:  # it is being made or ended
                     found[key] = UNKNOWN
         return found
+
+    @contextmanager
+    def making_group(self, name: str, ranks: list[int]) -> Iterator[None]:
+        """A subgroup is made, by the name that torch has given it: a number, where all ranks make it."""
+        me, number = threading.get_ident(), int(name) if name.isdecimal() else 0
+        if number:
+            self.made[number], self.making[me] = list(ranks), number
+        try:
+            yield
+        finally:
+            self.making.pop(me, None)
+
+    def makes(self, ident: int) -> tuple[str, int, list[int]] | None:
+        """The subgroup that a thread makes: a name for all subgroups of this init, its number, its ranks."""
+        number = self.making.get(ident)
+        return None if number is None else (self.subgroups, number, self.made[number])
+
+    @property
+    def subgroups(self) -> str:
+        return f"{self.epoch.prefix}new_group"
 
     def keep_counts(self) -> None:
         """Groups are about to be ended: nobody can ask them afterwards."""
@@ -301,12 +326,24 @@ class Notes:
     def future_taken(self, work: Any) -> None:
         """A callback on this work's future may call anything when the work is done."""
         ref = self._ref(work)
+        if len(self.futures) >= FUTURES:
+            self._forget_done()
         self.futures.append((ref.note if ref else None, ref))
+
+    def _forget_done(self) -> None:
+        """Of the works whose future was taken the first FUTURES / 2 are put away, but for those that are not done."""
+        first = [self.futures.popleft() for _ in range(FUTURES // 2)]
+        kept = [(note, ref) for note, ref in first if ref is not None and not _is_done(ref())]
+        self.futures.extendleft(reversed(kept))
 
     def open_futures(self) -> list[Note | None]:
         """Works that are not done, or may not be, and whose future somebody has."""
         works = [(note, None if ref is None else ref()) for note, ref in list(self.futures)]
         return [note for note, work in works if work is None or not work.is_completed()]
+
+
+def _is_done(work: Any) -> bool:
+    return work is None or bool(work.is_completed())
 
 
 def _clocks() -> tuple[int, int]:
@@ -404,7 +441,12 @@ def _wait(notes: Notes, original: Any) -> Any:
 def _destroy(notes: Notes, original: Any) -> Any:
     @functools.wraps(original)
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        import torch.distributed as dist
+
         notes.keep_counts()
+        group = args[0] if args else kwargs.get("group")
+        notes.ending = None if group in (None, dist.group.WORLD) else notes.key(group)
+        del group
         return original(*args, **kwargs)
 
     return destroy_process_group

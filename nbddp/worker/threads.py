@@ -1,4 +1,4 @@
-"""The threads of a worker: which one speaks for the rank, which may act besides it, and whether anything moves."""
+"""The threads of a worker: which one speaks for the rank, what it waits in, and whether anything moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ JOINS = 8  # threads that join threads, followed so far
 # system calls by number, x86-64 first, then 64-bit Arm (and POWER, 32-bit): a thread that waits for another ...
 FUTEX = ("202", "98", "221", "240", "422")
 # ... and one that sleeps, or waits for a descriptor or a child
-SLEEPS = ("230", "35", "7", "271", "23", "270", "61", "247", "115", "101", "73", "72", "260")
+SLEEPS = ("7", "271", "23", "270", "61", "247", "73", "72", "260", "232", "281", "22", "95", "0", "63", "45", "207",
+          "219", "128")  # fmt: skip  # the last are of one that goes on after it was disturbed
+NAPS = ("230", "35", "115", "101")  # it goes on by itself
 
 _machinery: set[str] = set()  # the kernel's numbers of the threads that were there before the first run
 
@@ -44,29 +46,26 @@ def _joined(frame: Frame) -> int | None:
     return thread.ident if timeout is None and isinstance(thread, threading.Thread) else None
 
 
-def others_act(of_all: Stacks, ident: int, is_torch: Asks, is_user: Asks) -> bool:
-    """Whether a thread besides `ident` is in torch, in the user's code, or will come to it by a timer.
-
-    The main thread that joins does not: it waits for `ident`.
-    """
-    quiet = {ident, threading.main_thread().ident}
-    for other, its in of_all.items():
-        if other not in quiet and any(is_torch(f) or is_user(f) for f in its):
-            return True
-    return any(isinstance(t, threading.Timer) for t in threading.enumerate())
-
-
 def waits(thread: int | None) -> str:
-    """The kernel's word on a thread: "futex", "sleep", "busy", or "" where it does not say."""
+    """The kernel's word on a thread: "futex", "sleep" (for a descriptor or a child), "nap" (for a time), "busy", or ""
+    where it does not say."""
     if not system.has_proc():
         return ""
     try:
-        number = _read(f"/proc/self/task/{thread}/syscall").split()[0].decode()
+        number = short(f"/proc/self/task/{thread}/syscall").split()[0].decode()
     except (OSError, IndexError):
         return ""
     if number in FUTEX:
         return "futex"
-    return "sleep" if number in SLEEPS else "busy"
+    return "sleep" if number in SLEEPS else "nap" if number in NAPS else "busy"
+
+
+def ran(thread: int | None) -> int | None:
+    """Nanoseconds that a thread, by the kernel's number, has run on a core; None where it does not say."""
+    try:
+        return int(short(f"/proc/self/task/{thread}/schedstat").split()[0])
+    except (OSError, IndexError):
+        return None
 
 
 def native(ident: int) -> int | None:
@@ -87,9 +86,27 @@ def before_first_run() -> None:
         _machinery.update(set(tasks()) - {str(main_native())})
 
 
+def machinery() -> set[str]:
+    """The kernel's numbers of the threads that were there before the first run."""
+    return _machinery
+
+
 def tasks() -> list[str]:
     """The kernel's numbers of all threads of this process, C++'s too; none where it does not say."""
     return os.listdir("/proc/self/task") if system.has_proc() else []
+
+
+def children() -> tuple[int, int]:
+    """How many processes this one and those have started that are there, and the CPU time that they have used, in the
+    kernel's ticks; zeros where it does not say."""
+    found, ticks = [str(os.getpid())] if system.has_proc() else [], 0
+    for process in found:  # it grows meanwhile
+        with suppress(OSError):  # it has ended
+            for thread in os.listdir(f"/proc/{process}/task"):
+                found += short(f"/proc/{process}/task/{thread}/children").decode().split()
+            if process != found[0]:
+                ticks += sum(map(int, short(f"/proc/{process}/stat").rpartition(b")")[2].split()[11:13]))
+    return len(found[1:]), ticks
 
 
 def bytes_moved() -> int | None:
@@ -125,7 +142,7 @@ def _busy(of: Iterable[str]) -> int:
     total = 0
     for thread in of:
         with suppress(OSError):
-            on_a_core, waiting, *_ = _read(f"/proc/self/task/{thread}/schedstat").split()
+            on_a_core, waiting, *_ = short(f"/proc/self/task/{thread}/schedstat").split()
             total += int(on_a_core) + int(waiting)
     return total
 
@@ -139,11 +156,11 @@ def _moved_by(of: Iterable[str]) -> int:
 
 
 def _io(path: str) -> int:
-    _, read, _, written, *_ = _read(path).split()  # rchar: …, wchar: …
+    _, read, _, written, *_ = short(path).split()  # rchar: …, wchar: …
     return int(read) + int(written)
 
 
-def _read(path: str) -> bytes:
+def short(path: str) -> bytes:
     """A short file of the kernel's: a file object would take three times as long, and these are read in every rank."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,0 +1,120 @@
+"""Which rank is slow, and which only seems so: the test over steps, on series with known answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from nbddp.trace import evidence
+from nbddp.trace.evidence import enough, judged, slower, waits
+
+STEP = 10.0
+
+
+def calm(dice: random.Random, count: int) -> list[float]:
+    return [STEP + dice.gauss(0, 0.2) for _ in range(count)]
+
+
+def tailed(dice: random.Random, count: int) -> list[float]:
+    """One step in five is interrupted, some for many steps' time."""
+    return [STEP + dice.gauss(0, 0.2) + (dice.paretovariate(0.9) if dice.random() < 0.2 else 0) for _ in range(count)]
+
+
+def drifting(dice: random.Random, count: int) -> list[float]:
+    """Each step is like the one before, as where another process comes and goes."""
+    found, level = [], 0.0
+    for _ in range(count):
+        level = 0.5 * level + dice.gauss(0, 0.5)
+        found.append(STEP + level)
+    return found
+
+
+def warming(dice: random.Random, count: int) -> list[float]:
+    return [STEP * (1 + 3 / (1 + i)) + dice.gauss(0, 0.5) for i in range(count)]
+
+
+KINDS = [calm, tailed, drifting, warming]
+Kind = Callable[[random.Random, int], list[float]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 3), (2, 10), (2, 30), (2, 100), (4, 30), (16, 30)])
+def test_of_300_runs_of_equal_ranks_at_most_three_name_one(kind: Kind, ranks: int, steps: int) -> None:
+    dice = random.Random(1)
+    runs = ({r: kind(dice, steps) for r in range(ranks)} for _ in range(300))
+    found = [slower(times, STEP) for times in runs]
+    assert sum(f is not None and f.rank is not None for f in found) <= 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("more", "steps"), [(0.1, 30), (0.05, 100)])
+def test_a_planted_delay_is_found_on_the_rank_that_has_it(kind: Kind, more: float, steps: int) -> None:
+    dice, hit = random.Random(2), 0
+    for _ in range(100):
+        times = {r: kind(dice, steps) for r in range(4)}
+        times[2] = [t + more * STEP for t in times[2]]
+        found = slower(times, STEP)
+        assert found is not None
+        assert found.rank in (2, None), "never another"
+        hit += found.rank == 2
+    assert hit >= (90 if kind in (calm, tailed) else 60)
+
+
+@pytest.mark.parametrize(
+    ("own", "rank", "known"),
+    [
+        ([[10] * 4, [90] * 4], None, False),  # too few, however slow
+        ([[10] * 5, [21] * 5], 1, True),
+        ([[10] * 5, [21, 21, 21, 21, 19]], None, False),  # one of a few is not twice as long
+        ([[10] * 10, [12] * 10], None, False),
+        ([[10] * 11, [12] * 11], 1, True),
+        ([[10] * 11, [12] * 10 + [9]], None, True),
+        ([[10] * 100, [10.25] * 100], None, True),  # sure, and too little to matter
+        ([[10] * 12, [12] * 12, [10] * 12], 1, True),
+    ],
+)
+def test_few_steps_show_large_differences_alone_and_small_ones_do_not_matter(
+    own: list[list[float]], rank: int | None, known: bool
+) -> None:
+    found = slower(dict(enumerate(own)), STEP)
+    assert found is not None
+    assert (found.rank, found.known) == (rank, known)
+
+
+def test_more_ranks_need_more_steps_since_one_of_them_is_always_the_last() -> None:
+    assert [enough(n) for n in (2, 4, 8, 64)] == [11, 12, 13, 16]
+    for ranks in (2, 4, 64):
+        times = {r: [12.0 if r == 1 else 10.0] * enough(ranks) for r in range(ranks)}
+        found, one_less = slower(times, STEP), slower({r: t[1:] for r, t in times.items()}, STEP)
+        assert found is not None
+        assert one_less is not None
+        assert (found.rank, one_less.rank) == (1, None)
+
+
+def test_nothing_to_compare_is_no_evidence() -> None:
+    assert slower({}, STEP) is None
+    assert slower({0: [1.0]}, STEP) is None
+    assert slower({0: [], 1: []}, STEP) is None
+
+
+def test_one_that_waits_longer_for_a_core_does_so_for_many_seconds() -> None:
+    own = {r: [8.0] * 300 for r in range(2)}
+    queued = {0: [0.1] * 300, 1: [3.0] * 300}
+    for seconds, rank in ((3, None), (60, 1)):
+        ends = [i * seconds * 1e9 / 300 for i in range(300)]
+        found, of_cores = judged(own, queued, ends, STEP)
+        assert found is not None
+        assert (found.rank, of_cores) == (rank, rank is not None)
+    turns = {r: [3.0 if i // 40 % 2 == r else 0.1 for i in range(300)] for r in range(2)}
+    by_turns = waits(turns, [i * 60e9 / 300 for i in range(300)], STEP)
+    assert by_turns is not None
+    assert by_turns.rank is None
+
+
+def test_the_bound_is_that_of_the_sign_test() -> None:
+    """Of 28 fair coins at most 5 fall to one side in 0.05 % of cases (0.046 %), and 6 in more (0.19 %)."""
+    assert evidence._rare(28, 0.5, 0.0005) - 1 == 5
+    assert evidence._rare(98, 0.5, 0.0005) - 1 == 32
+    assert evidence._rare(10, 0.5, 0.0005) == 0
