@@ -30,6 +30,49 @@ def test_kernel_never_imports_torch(four: Kernel) -> None:
     assert four.run("import sys; print('torch' in sys.modules)").text() == "False\n"
 
 
+def test_a_line_without_a_program_is_about_the_pool(four: Kernel) -> None:
+    assert four.run("%%ddp --help").text() == four.run("%%ddp --help\n\n# below\n").text()
+    assert four.run("%%ddp --help").text().startswith("usage: %%ddp [options]")
+    assert four.run("# above\n\n%%ddp --nproc 2").text() == (
+        "pool shrunk from 4 to 2 workers; ranks 0–1 keep their names\nworld size 2 = 1 node × 2 processes; on CPU\n"
+    )
+    assert four.run("%%time\n%%ddp --nproc 4\n \n# below").text().startswith("pool grown from 2 to 4 workers;")
+    assert four.run("%%ddp\nkept = 1").ok
+    assert four.run("%%ddp --fresh").text() == (
+        "world size 4 = 1 node × 4 processes; on CPU\nall workers restarted; names on them are gone\n"
+    )
+    for line, told in {
+        "": "%ddp start", "--ranks 0": "%ddp start", "--nproc 2 -o x": "%ddp start", "-- 1": "%ddp start",
+        "--timings": "%ddp timings for the cell before", "--memory": "%ddp memory --timeline for the cell before",
+    }.items():  # fmt: skip
+        assert four.run(f"%%ddp {line}").evalue == (
+            f"the cell under {f'%%ddp {line}'.rstrip()} is empty; write the program below the line, or type {told}"
+        )
+    assert four.run("%%ddp\nprint('kept' in globals())").text() == "ranks 0–3 │ False\n", "no refused line ran"
+
+
+def test_comments_may_stand_above_the_line(four: Kernel) -> None:
+    shown = four.run("# what it does\n\n# and why\n%%ddp --ranks 0\nprint('told')\n1 / 0")
+    assert shown.text() == "rank 0 │ told\n"
+    assert "(cell line 6)" in shown.error
+    assert "5 print('told')" in shown.error
+    assert not four.run("x = 1\n%%ddp\nprint(1)").ok, "as for every cell magic"
+
+
+def test_a_cell_of_one_row_may_be_a_magic_without_its_sign(four: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "of_folder").touch()
+    before = four.run("%%ddp\npwd").text()
+    assert four.run(f"%%ddp\n# there\ncd {tmp_path}").text() == f"ranks 0–3 │ {tmp_path}\n"
+    assert four.run("%%ddp -o folders\npwd\n").text() == f"ranks 0–3 Out │ '{tmp_path}'\n"
+    assert four.run("print(set(folders))").text() == f"{{'{tmp_path}'}}\n"
+    assert four.run("%%ddp --ranks 1\nls *folder").text() == "rank 1 │ of_folder\n"
+    four.run("%%ddp --ranks 1\nls = 3")
+    assert four.run("%%ddp --ranks 0-1\nls").text() == "rank 0     │ of_folder\nrank 1 Out │ 3\n", "a name comes first"
+    assert "NameError: name 'ls' is not defined (cell line 3)" in four.run("%%ddp --ranks 0\nx = 1\nls").error
+    assert "no rank ran the cell" in four.run("%%ddp\nlist ..").error
+    assert four.run(f"%%ddp\nimport os\nos.chdir({before.partition('│')[2].strip()})\nglobals().pop('ls', 0)").ok
+
+
 def test_what_a_cell_leaves_does_not_depend_on_how_long_it_took(four: Kernel) -> None:
     """A saved notebook is compared output by output: the live view is always one, and empty in the end."""
     quick, slow = (four.run(f"%%ddp\nimport time; time.sleep({seconds})") for seconds in (0, 2.5))

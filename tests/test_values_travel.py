@@ -84,12 +84,6 @@ def test_pulled_value_that_cannot_travel_says_why(four: Kernel) -> None:
     assert "not sent: TypeError" in four.run("print(repr(guard[0]))").text()
 
 
-def test_empty_cell_is_answered(four: Kernel) -> None:
-    shown = four.run("%%ddp")
-    assert not shown.ok
-    assert "empty" in shown.text("stderr")
-
-
 @pytest.mark.parametrize("without", [False, True])
 def test_code_keeps_the_name_of_its_file(without: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """cloudpickle leaves it out from 3.1.3 on; errors and reports go by it."""

@@ -115,6 +115,10 @@ class LaunchSpec(Options):
             or bool(self.env)
         )
 
+    def run(self) -> tuple[Any, ...]:
+        """What the line says of the run."""
+        return *self.options().values(), self.output, self.show_timings, self.trace
+
     def request(self, code: str, number: int) -> Request:
         """The run that this line and the code below it ask for, as In[number]."""
         return Request(
