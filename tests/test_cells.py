@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import pytest
+
+import nbddp.errors
 from tests.faults import needs_recorder
 from tests.kernels import Kernel, Shown
 
@@ -250,6 +255,32 @@ def test_completion_knows_the_options(four: Kernel) -> None:
         assert found["matches"] == [expected]
     line = "%%time\n%%ddp --fre"
     assert four.ask(four.client.complete, line, len(line))["matches"] == ["--fresh"]
+
+
+@pytest.mark.parametrize("jedi", [True, False])
+def test_completion_knows_what_the_package_has(four: Kernel, jedi: bool) -> None:
+    before = four.run("import nbddp\nprint(get_ipython().Completer.use_jedi)").text().strip()
+    four.run(f"%config Completer.use_jedi = {jedi}")
+    offered = {re.split(r"[.]", name)[-1] for name in four.ask(four.client.complete, "nbddp.", 6)["matches"]}
+    four.run(f"%config Completer.use_jedi = {before}")
+    assert offered == {*nbddp.__all__}, "also what is imported when it is first used, and none of its rooms"
+
+
+def test_every_error_can_be_caught_by_a_name_of_the_package() -> None:
+    made = {
+        name for name, value in vars(nbddp.errors).items() if isinstance(value, type) and issubclass(value, Exception)
+    }
+    assert made <= {*nbddp.__all__}
+
+
+def test_a_pool_shows_itself_wherever_it_was_imported_from() -> None:
+    lines = (
+        "from nbddp.pool.pool import Pool",
+        "import nbddp.panel.panel as drawn",
+        "drawn.shown = lambda pool: type(pool).__name__",
+        "print(Pool()._repr_mimebundle_())",
+    )
+    assert subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, stdout=-1).stdout == b"Pool\n"
 
 
 def test_tooltips_know_the_objects_of_rank_0(four: Kernel) -> None:
