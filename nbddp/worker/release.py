@@ -35,7 +35,7 @@ from typing import Any
 
 from nbddp.base import system
 from nbddp.seams import torch_seams
-from nbddp.worker import noted, threads
+from nbddp.worker import noted, reaching, threads
 
 AGAIN = 0.05  # seconds between two shuts
 LET_THROUGH = 5.0  # seconds that a message on its way has to come to its end
@@ -274,6 +274,8 @@ class Release:
         """Return once gloo moves no bytes and computes nothing: a message that both sides work at comes to its end.
         What it computes once a peer has cut its connections is of no use: it takes notice of that. main: the main
         thread's bytes count too; not where it is the one that asks."""
+        if main and reaching.SERVING:  # what moves is its own question whether all have come
+            return
         moved_at = time.monotonic()
         until = moved_at + LET_THROUGH
         if self._seen is None:
