@@ -171,7 +171,7 @@ def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
         RankState(4, "running"),
     ]  # fmt: skip
     text = report.failure_text(cause, others, dropped=True)
-    assert report.headline(cause) == "rank 2 raised ValueError: bad batch (cell line 9)"
+    assert report.headline(cause) == "rank 2 raised ValueError (cell line 9): bad batch", "and the next line goes on"
     assert text.startswith(f"{report.headline(cause)}\n    second\n  ranks 0–1: finished the cell\n")
     assert text.count("bad batch") == 1
     assert "\n\nCell In[5], line 9\n---->    9 train()\n" in text
@@ -269,7 +269,7 @@ def test_equal_rows_of_a_table_are_one() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (-9, "died: killed by SIGKILL; the kernel's out-of-memory killer is the usual cause"),
+        (-9, "died: killed by SIGKILL; running out of memory is the usual cause"),
         (-11, "died: killed by SIGSEGV"),
         (3, "died: its process ended with exit code 3"),
     ],

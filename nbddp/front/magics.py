@@ -481,7 +481,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         names = command.args["names"]
         unknown = [n for n in names if n not in self.shell.user_ns]
         if unknown:
-            raise BadInput(f"{unknown[0]} is not defined in the notebook; assign it in a cell without %%ddp first")
+            raise BadInput(f"{unknown[0]!r} is not defined in the notebook; assign it in a cell without %%ddp first")
         pushed = {n: self.shell.user_ns[n] for n in names}
         self.pool.push(pushed, command.args["ranks"])
         self.history.add(Ran(self._number(), None, pushed=pushed, ranks=command.args["ranks"], where=self._where()))
@@ -535,7 +535,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 print(f"rank {r}: {', '.join(found) or 'no output'}; process: {self.pool.log_of(r)}")
             return
         if rank not in run.outputs:
-            raise BadInput(f"rank {rank} took no part in the last run; its ranks were {sorted(run.outputs)}")
+            raise BadInput(f"rank {rank} took no part in the last run, which ran on {rank_words(run.outputs)}")
         text = between.whole_log(run.outputs[rank].log, run.earlier.get(rank, []))
         print(text or f"rank {rank} printed nothing", end="")
 

@@ -172,7 +172,7 @@ def _signals(text: str) -> str:
 
 def _whole(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text} is not a time in whole seconds; use a number such as 30")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in whole seconds; use a number such as 30")
     return int(text)
 
 

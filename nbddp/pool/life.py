@@ -98,8 +98,10 @@ class Life:
         if group.running:
             group.end_spent()
         topology = self.reaching.plan(merged)
+        slow: list[str] = []
         if not merged.oversubscribe:
             crowd.refuse(group, topology)
+            slow = crowd.noted(group, topology)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
         if not group.running:
@@ -108,7 +110,7 @@ class Life:
         group.variables = setting.wanted
         renewed = spec.fresh or bool(setting.once)
         notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
-        notes = [*self.reaching.told, *notes, *filter(None, [self.elsewhere.reminder()])]
+        notes = [*self.reaching.told, *slow, *notes, *filter(None, [self.elsewhere.reminder()])]
         self.reaching.told = []
         if spec.gpus_per_proc and not spec.visible:
             notes += topology.device_notes(visible)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,10 @@ def failing(cause: Cause) -> str:
     if not cause.chain:
         return "failed without giving a reason"
     verb = f"could not {cause.stage} the cell:" if cause.stage else "raised"
-    return f"{verb} {raised_words(cause.chain[-1])}{where}"
+    raised = cause.chain[-1]
+    if len([line for line in raised.message.splitlines() if line.strip()]) > 1:  # it goes on in the lines below
+        return f"{verb} {raised_words(replace(raised, type=f'{raised.type}{where}'))}"
+    return f"{verb} {raised_words(raised)}{where}"
 
 
 def raised_words(raised: Raised) -> str:
@@ -101,7 +105,7 @@ def end_words(code: int | str | None, lost: str = HOST_GONE) -> str:
     saw."""
     if isinstance(code, int) and code < 0:
         name = signal_name(code)
-        hint = "; the kernel's out-of-memory killer is the usual cause" if name == "SIGKILL" else ""
+        hint = "; running out of memory is the usual cause" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}"
     if code is None:
         return lost
