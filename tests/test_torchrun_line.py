@@ -314,3 +314,19 @@ def test_a_files_option_offers_files_and_others_offer_none(tmp_path: Path, monke
     assert complete_command("submit --follow ") == []
     assert complete_command("run --log-dir ") == ["tools/"]
     assert complete_command("submit jo") == ["job.sbatch"]
+
+
+def test_flags_of_a_newer_torchrun_are_answered() -> None:
+    command = asked("torchrun --log-line-prefix-template '${hostname}: ' train.py")
+    assert command.notes == (
+        "--log-line-prefix-template: each line is shown under its rank, so torchrun's prefix is not written",
+    )
+    for line in ("torchrun --print-completion bash", "torchrun --print_completion=zsh"):
+        with pytest.raises(BadInput, match="nbddp does not print shell completions; use !torchrun --print-completion"):
+            asked(line)
+
+
+def test_torchcomms_is_refused_with_a_reason() -> None:
+    with pytest.raises(BadInput, match="cannot read or free ranks in torchcomms; leave out TORCH_DIST"):
+        asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=1")
+    assert asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=0").launch.env

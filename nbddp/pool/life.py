@@ -18,7 +18,7 @@ from nbddp.base import system
 from nbddp.base.stop import uninterrupted
 from nbddp.base.units import lasts
 from nbddp.errors import BadInput, PoolNotRunning
-from nbddp.plan import environment, standing
+from nbddp.plan import environment, standing, variables
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.request import Request
 from nbddp.pool import crowd, joining
@@ -243,7 +243,13 @@ class Life:
         warm = group.nodes[0].warm if group.nodes else {}
         unguarded = warm.get("unguarded") or (group.stores.unguarded if group.stores else "")
         unkept = f"no process is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
-        return [*filter(None, [system.lost()]), *self.trials.words(), *filter(None, [unguarded, unkept])]
+        comms = variables.uses_torchcomms(os.environ) and (
+            f"{variables.TORCHCOMMS} replaces torch's process groups, so deadlocks may be missed and stuck ranks "
+            f"replaced; to use the usual ones, leave it out and restart the kernel"
+        )
+        return [
+            *filter(None, [system.lost()]), *self.trials.words(), *filter(None, [unguarded, unkept, comms or ""]),
+        ]  # fmt: skip
 
 
 def weakly_said(life: Life) -> Callable[[str], bool]:

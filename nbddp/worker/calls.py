@@ -296,7 +296,7 @@ def _reaches(inside: list[Frame]) -> str:
             return f"connecting to a store at {reaching.address(host, port)}{f', {why}' if why else ''}"
         if frame.name == "serve":
             return f"waiting for others to connect to its store at {frame.get('where')[0]}"
-        if frame.name == "_join":
+        if frame.name == "join":
             (given,) = frame.get("given")
             return f"connecting to a store at {reaching.address(given['host_name'], given['port'])}"
     return ""

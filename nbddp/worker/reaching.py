@@ -34,7 +34,7 @@ def make(original: Callable[..., None], store: Any, args: tuple[Any, ...], kwarg
     elif given.get("is_master"):
         serve(original, store, given, address(host, port))
     else:
-        _join(original, store, given, monotonic() + limit.total_seconds())
+        join(original, store, given, monotonic() + limit.total_seconds())
 
 
 def address(host: str, port: int) -> str:
@@ -57,7 +57,7 @@ def serve(original: Callable[..., None], store: Any, given: dict[str, Any], wher
         SERVING.remove(where)
 
 
-def _join(original: Callable[..., None], store: Any, given: dict[str, Any], until: float) -> None:
+def join(original: Callable[..., None], store: Any, given: dict[str, Any], until: float) -> None:
     limit = given.get("timeout", USUAL)
     until_there(given["host_name"], given["port"], until)
     while True:
