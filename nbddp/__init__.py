@@ -12,7 +12,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed, RunHung, RunStopped, RunTimedOut, WorkerFailed
+from nbddp.base.faces import FACES as _FACES
+from nbddp.errors import (
+    AgentFailed,
+    BadInput,
+    CellSyntaxError,
+    CommandStopped,
+    NbddpError,
+    PoolError,
+    PoolNotRunning,
+    RunFailed,
+    RunHung,
+    RunStopped,
+    RunTimedOut,
+    SlurmRefused,
+    WorkerFailed,
+)
 
 if TYPE_CHECKING:
     from nbddp.front.panel import Panel
@@ -22,18 +37,23 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AgentFailed",
     "BadInput",
+    "CellSyntaxError",
+    "CommandStopped",
     "NbddpError",
     "NotSent",
     "Panel",
     "Pool",
     "PoolError",
+    "PoolNotRunning",
     "RankValues",
     "RunFailed",
     "RunHung",
     "RunStopped",
     "RunTimedOut",
     "Slurm",
+    "SlurmRefused",
     "WorkerFailed",
     "load_ipython_extension",
     "unload_ipython_extension",
@@ -50,17 +70,21 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'nbddp' has no attribute {name!r}")
     import importlib
 
-    found = getattr(importlib.import_module(_LAZY[name]), name)
-    if name == "Pool":
-        found.shown = _shown
-    return found
+    return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    """What Tab offers: the names of `__all__`, also those that are imported when they are first used."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def _shown(pool: Any) -> Any:
-    """A pool's rich representation, from a room that pools do not know."""
     from nbddp.panel.panel import shown
 
     return shown(pool)
+
+
+_FACES["pool"] = _shown
 
 
 def load_ipython_extension(shell: Any) -> None:
@@ -73,7 +97,6 @@ def load_ipython_extension(shell: Any) -> None:
 
     from nbddp.front.magics import load
 
-    __getattr__("Pool")  # a pool of the magics shows itself as one that is made here
     load(shell, asked)
 
 

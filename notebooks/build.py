@@ -14,6 +14,8 @@ Magics are comments in it: `# %load_ext nbddp`, `# %%ddp --nproc 4`. Tags of its
     # %% tags=["hidden"]             its code is folded away in both notebooks
     # %% tags=["raises-exception"]   tags of nbval and nbclient
 
+The first code cell of both loads nbddp, and installs it first where it is missing; that is no part of the source.
+
 The learner's notebook has no outputs, so that nothing is given away. The solved one is run and keeps them, for
 readers. They hold no times, no versions and no ids of widgets, so that the same source gives the same file.
 """
@@ -43,6 +45,18 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
 }
+# Colab and Kaggle have no nbddp. %pip would advise to restart the kernel
+INSTALL = """\
+from importlib import invalidate_caches, util
+
+if util.find_spec("nbddp") is None:  # on Colab and Kaggle
+    import subprocess
+    import sys
+
+    where = "git+https://github.com/nbddp/nbddp"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", where], check=True)
+    invalidate_caches()
+"""
 FOLDED = "<details>\n<summary><b>Solution</b> (when you have tried)</summary>\n\n```python\n{}\n```\n\n</details>"
 
 
@@ -117,12 +131,21 @@ def exercises(cells: Sequence[Cell]) -> list[str]:
 
 
 def notebook(cells: Sequence[Cell]) -> nbformat.NotebookNode:
-    """A notebook of these cells, without outputs."""
+    """A notebook of these cells, without outputs. Its first code cell installs what is missing."""
     book = new_notebook(metadata=METADATA)
     for i, cell in enumerate(cells):
         make = new_markdown_cell if cell.kind == "markdown" else new_code_cell
         book.cells.append(make(cell.text, id=f"c{i:02d}", metadata=_metadata(cell.tags)))
+    install(book)
     return book
+
+
+def install(book: nbformat.NotebookNode) -> None:
+    """Put INSTALL above the first code cell's lines, which load nbddp; nbval does not compare what that cell shows."""
+    cell = next((c for c in book.cells if c.cell_type == "code"), None)
+    if cell is not None and "%load_ext nbddp" in cell.source.splitlines():
+        cell.source = f"{INSTALL}\n{cell.source}"
+        cell.metadata["tags"] = [*cell.metadata.get("tags", ()), "nbval-ignore-output"]
 
 
 def _metadata(tags: Sequence[str]) -> dict[str, Any]:

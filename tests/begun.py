@@ -28,7 +28,6 @@ drawn = {
     "uuid4": str(uuid.uuid4()),
     "temporary name": next(tempfile._get_candidate_names()),
     "authkey": multiprocessing.current_process().authkey.hex(),
-    "start of logging": logging._startTime,
 }
 """
 GIVEN = """

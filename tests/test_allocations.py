@@ -329,9 +329,9 @@ def test_of_a_sharded_module_the_shard_and_the_whole_are_told(two: nbddp.Pool) -
 
 
 def test_a_name_that_holds_nothing_is_an_error_that_says_so(two: nbddp.Pool) -> None:
-    with pytest.raises(nbddp.BadInput, match="nope is not defined on ranks 0–1; assign it in a %%ddp cell"):
+    with pytest.raises(nbddp.BadInput, match="'nope' is not defined on ranks 0–1; assign it in a %%ddp cell"):
         two.sizes("nope")
-    with pytest.raises(nbddp.BadInput, match="kept holds a int without tensors; name a tensor, an array, a module"):
+    with pytest.raises(nbddp.BadInput, match="'kept' holds a value of type int, without tensors; name a tensor"):
         two.sizes("kept")
 
 
@@ -342,7 +342,7 @@ def test_a_name_that_holds_nothing_is_an_error_that_says_so(two: nbddp.Pool) -> 
         ("memory --step 3", "%ddp memory --step 3 needs --timeline; type %ddp memory --timeline --step 3"),
         ("memory --ranks 0", "needs names, such as %ddp memory model --ranks 0"),
         ("memory --timeline --step last", "'last' is not a step; use one number, such as 0, or all"),
-        ("memory 3x", "3x is not a valid Python name"),
+        ("memory 3x", "'3x' is not a valid Python name"),
     ],
 )
 def test_words_that_do_not_go_together_are_refused(line: str, what: str) -> None:

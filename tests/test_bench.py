@@ -103,15 +103,15 @@ def test_a_measurement_leaves_the_programs_group_and_no_other(pool: nbddp.Pool) 
 
 
 def test_what_cannot_be_measured_is_said(pool: nbddp.Pool) -> None:
-    with pytest.raises(nbddp.BadInput, match="there is no collective allreduce; use all_reduce, "):
+    with pytest.raises(nbddp.BadInput, match="there is no collective 'allreduce'; use all_reduce, "):
         pool.bench("allreduce")
     with pytest.raises(nbddp.BadInput, match=r"there are no sizes from 10 to 5 bytes; give the smaller one first"):
         sizes(10, 5)
     with pytest.raises(nbddp.BadInput, match="--factor 1 does not increase the size"):
         sizes(1, 5, 1)
-    with pytest.raises(nbddp.BadInput, match=r"there is no collective allreduce; did you mean all_reduce\?"):
+    with pytest.raises(nbddp.BadInput, match=r"there is no collective 'allreduce'; did you mean all_reduce\?"):
         parse_command("bench allreduce")
-    with pytest.raises(nbddp.BadInput, match="1 parsec is not a size that can be measured; type one such as 64MiB"):
+    with pytest.raises(nbddp.BadInput, match="'1 parsec' is not a size that can be measured; type one such as 64MiB"):
         parse_command(["bench", "--max", "1 parsec"])
     with warm.pool(1) as one, pytest.raises(nbddp.BadInput, match="a collective needs at least two ranks"):
         one.bench()

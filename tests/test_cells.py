@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import pytest
+
+import nbddp.errors
 from tests.faults import needs_recorder
 from tests.kernels import Kernel, Shown
 
@@ -28,6 +33,49 @@ def test_a_cell_that_is_indented_runs_as_the_notebooks_own(four: Kernel) -> None
 def test_kernel_never_imports_torch(four: Kernel) -> None:
     four.run("%%ddp\nimport torch\nx = torch.ones(2)")
     assert four.run("import sys; print('torch' in sys.modules)").text() == "False\n"
+
+
+def test_a_line_without_a_program_is_about_the_pool(four: Kernel) -> None:
+    assert four.run("%%ddp --help").text() == four.run("%%ddp --help\n\n# below\n").text()
+    assert four.run("%%ddp --help").text().startswith("usage: %%ddp [options]")
+    assert four.run("# above\n\n%%ddp --nproc 2").text() == (
+        "pool shrunk from 4 to 2 workers; ranks 0–1 keep their names\nworld size 2 = 1 node × 2 processes; on CPU\n"
+    )
+    assert four.run("%%time\n%%ddp --nproc 4\n \n# below").text().startswith("pool grown from 2 to 4 workers;")
+    assert four.run("%%ddp\nkept = 1").ok
+    assert four.run("%%ddp --fresh").text() == (
+        "world size 4 = 1 node × 4 processes; on CPU\nall workers restarted; names on them are gone\n"
+    )
+    for line, told in {
+        "": "%ddp start", "--ranks 0": "%ddp start", "--nproc 2 -o x": "%ddp start", "-- 1": "%ddp start",
+        "--timings": "%ddp timings for the cell before", "--memory": "%ddp memory --timeline for the cell before",
+    }.items():  # fmt: skip
+        assert four.run(f"%%ddp {line}").evalue == (
+            f"the cell under {f'%%ddp {line}'.rstrip()} is empty; write the program below the line, or type {told}"
+        )
+    assert four.run("%%ddp\nprint('kept' in globals())").text() == "ranks 0–3 │ False\n", "no refused line ran"
+
+
+def test_comments_may_stand_above_the_line(four: Kernel) -> None:
+    shown = four.run("# what it does\n\n# and why\n%%ddp --ranks 0\nprint('told')\n1 / 0")
+    assert shown.text() == "rank 0 │ told\n"
+    assert "(cell line 6)" in shown.error
+    assert "5 print('told')" in shown.error
+    assert not four.run("x = 1\n%%ddp\nprint(1)").ok, "as for every cell magic"
+
+
+def test_a_cell_of_one_row_may_be_a_magic_without_its_sign(four: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "of_folder").touch()
+    before = four.run("%%ddp\npwd").text()
+    assert four.run(f"%%ddp\n# there\ncd {tmp_path}").text() == f"ranks 0–3 │ {tmp_path}\n"
+    assert four.run("%%ddp -o folders\npwd\n").text() == f"ranks 0–3 Out │ '{tmp_path}'\n"
+    assert four.run("print(set(folders))").text() == f"{{'{tmp_path}'}}\n"
+    assert four.run("%%ddp --ranks 1\nls *folder").text() == "rank 1 │ of_folder\n"
+    four.run("%%ddp --ranks 1\nls = 3")
+    assert four.run("%%ddp --ranks 0-1\nls").text() == "rank 0     │ of_folder\nrank 1 Out │ 3\n", "a name comes first"
+    assert "NameError: name 'ls' is not defined (cell line 3)" in four.run("%%ddp --ranks 0\nx = 1\nls").error
+    assert "no rank ran the cell" in four.run("%%ddp\nlist ..").error
+    assert four.run(f"%%ddp\nimport os\nos.chdir({before.partition('│')[2].strip()})\nglobals().pop('ls', 0)").ok
 
 
 def test_what_a_cell_leaves_does_not_depend_on_how_long_it_took(four: Kernel) -> None:
@@ -207,6 +255,32 @@ def test_completion_knows_the_options(four: Kernel) -> None:
         assert found["matches"] == [expected]
     line = "%%time\n%%ddp --fre"
     assert four.ask(four.client.complete, line, len(line))["matches"] == ["--fresh"]
+
+
+@pytest.mark.parametrize("jedi", [True, False])
+def test_completion_knows_what_the_package_has(four: Kernel, jedi: bool) -> None:
+    before = four.run("import nbddp\nprint(get_ipython().Completer.use_jedi)").text().strip()
+    four.run(f"%config Completer.use_jedi = {jedi}")
+    offered = {re.split(r"[.]", name)[-1] for name in four.ask(four.client.complete, "nbddp.", 6)["matches"]}
+    four.run(f"%config Completer.use_jedi = {before}")
+    assert offered == {*nbddp.__all__}, "also what is imported when it is first used, and none of its rooms"
+
+
+def test_every_error_can_be_caught_by_a_name_of_the_package() -> None:
+    made = {
+        name for name, value in vars(nbddp.errors).items() if isinstance(value, type) and issubclass(value, Exception)
+    }
+    assert made <= {*nbddp.__all__}
+
+
+def test_a_pool_shows_itself_wherever_it_was_imported_from() -> None:
+    lines = (
+        "from nbddp.pool.pool import Pool",
+        "import nbddp.panel.panel as drawn",
+        "drawn.shown = lambda pool: type(pool).__name__",
+        "print(Pool()._repr_mimebundle_())",
+    )
+    assert subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, stdout=-1).stdout == b"Pool\n"
 
 
 def test_tooltips_know_the_objects_of_rank_0(four: Kernel) -> None:

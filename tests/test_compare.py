@@ -145,7 +145,7 @@ def test_numbers_texts_and_containers(pool: nbddp.Pool) -> None:
     assert repr(pool.compare("mixed")) == mixed
     assert "other differs: 1 of 7 values; first: b[0] (rank 2 differs" in repr(pool.compare("other"))
     assert pool.compare("scheduler").equal
-    refused = "function holds a builtin_function_or_method, which cannot be compared; name a tensor"
+    refused = "'function' holds a value of type builtin_function_or_method, which cannot be compared; name a tensor"
     with pytest.raises(nbddp.BadInput, match=refused):
         pool.compare("function")
 
@@ -229,7 +229,7 @@ def test_what_is_differently_built_is_named(pool: nbddp.Pool) -> None:
     assert words["kind"].startswith("kind differs: a float on rank 0; a Tensor on ranks 1–3\nranks 1–3 agree")
     assert words["keys"].startswith("keys differs: 1 of 2 values; first: more (missing on ranks 0–1)\n")
     assert words["some"].startswith("some differs: there is no some on rank 2\nranks 0–1, 3 agree")
-    with pytest.raises(nbddp.BadInput, match="nowhere is not defined on ranks 0–3; assign it in a %%ddp cell"):
+    with pytest.raises(nbddp.BadInput, match="'nowhere' is not defined on ranks 0–3; assign it in a %%ddp cell"):
         pool.compare("nowhere")
 
 

@@ -239,7 +239,7 @@ def test_trials_that_end_their_process_are_told_with_what_came_before() -> None:
     found = examine(command=("-c", code))
     assert found.verdicts == {SEAMS[0].key: Verdict(True, True)}
     assert found.ended == f"the checks ended at {SEAMS[1].key}: the process was ended by SIGABRT"
-    assert f"{len(SEAMS)} seams: 1 work, 0 fail, {len(SEAMS) - 1} not tried" in str(found)
+    assert f"{len(SEAMS)} uses of internals: 1 work, 0 fail, {len(SEAMS) - 1} not tried" in str(found)
     assert "No module named nothing_here" in examine(command=("-m", "nothing_here")).ended
 
 
@@ -277,7 +277,7 @@ def test_doctor_in_a_terminal() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Python ")
-    assert f"{len(SEAMS)} seams: " in done.stdout
+    assert f"{len(SEAMS)} uses of internals: " in done.stdout
 
 
 def test_doctor_is_told_and_completed() -> None:

@@ -94,7 +94,7 @@ def test_a_line_names_the_fewest_and_the_most_nodes() -> None:
     assert spec.elastic == (1, 4)
     assert spec.nnodes is None
     assert parse_cell("--slurm --nnodes 1:4").slurm.nodes == "1-4"  # type: ignore[union-attr]
-    with pytest.raises(nbddp.BadInput, match="4:1 counts backwards; write it as 1:4"):
+    with pytest.raises(nbddp.BadInput, match="'4:1' counts backwards; write it as 1:4"):
         parse_cell("--nnodes 4:1")
 
 

@@ -422,11 +422,11 @@ def test_speeds(text: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("25", "25 has no unit; type 25GB/s for bytes or 25Gb/s for bits per second"),
-        ("25gb/s", "25gb/s has a lower-case prefix; type GB/s for bytes or Gb/s for bits per second"),
-        ("25GB", "25GB is not a speed; type a number with its unit, such as 25GB/s"),
-        ("fast", "fast is not a speed"), ("", "is not a speed"), ("-3GB/s", "-3GB/s is not a speed"),
-        ("0GB/s", "0GB/s is not a link speed; type a positive one"), ("1e999GB/s", "is not a link speed"),
+        ("25", "'25' has no unit; type 25GB/s for bytes or 25Gb/s for bits per second"),
+        ("25gb/s", "'25gb/s' has a lower-case prefix; type GB/s for bytes or Gb/s for bits per second"),
+        ("25GB", "'25GB' is not a speed; type a number with its unit, such as 25GB/s"),
+        ("fast", "'fast' is not a speed"), ("", "is not a speed"), ("-3GB/s", "'-3GB/s' is not a speed"),
+        ("0GB/s", "'0GB/s' is not a link speed; type a positive one"), ("1e999GB/s", "is not a link speed"),
         ("25GB/h", "is not a speed"), ("25XB/s", "is not a speed"), ("²GB/s", "is not a speed"),
     ],
 )  # fmt: skip
@@ -442,7 +442,7 @@ def test_times(text: str, value: float) -> None:
     assert delay(text) == pytest.approx(value)
 
 
-@pytest.mark.parametrize(("text", "says"), [("10", "10 has no unit; type 10us"), ("10min", "10min is not a time")])
+@pytest.mark.parametrize(("text", "says"), [("10", "'10' has no unit; type 10us"), ("10min", "'10min' is not a time")])
 def test_what_is_no_time_is_refused_with_what_to_type(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         delay(text)
@@ -454,9 +454,9 @@ def test_the_line_is_parsed_and_its_mistakes_are_told() -> None:
         "inter_node": 25e9, "intra_node": None, "latency": pytest.approx(1e-5), "ranks_per_node": 8, "nodes": 64,
         "strong": True, "algorithm": None,
     }  # fmt: skip
-    with pytest.raises(nbddp.BadInput, match="%ddp forecast --inter-node: 25 has no unit; type 25GB/s"):
+    with pytest.raises(nbddp.BadInput, match="%ddp forecast --inter-node: '25' has no unit; type 25GB/s"):
         parse_command("forecast --inter-node 25")
-    with pytest.raises(nbddp.BadInput, match="%ddp forecast --latency: 10 has no unit; type 10us"):
+    with pytest.raises(nbddp.BadInput, match="%ddp forecast --latency: '10' has no unit; type 10us"):
         parse_command("forecast --latency 10")
 
 
@@ -508,7 +508,7 @@ def test_forecast_of_a_pool_measures_once_and_needs_a_step(pool: nbddp.Pool, mon
     pool.run_cell(TRAIN.replace("128, 128", "1024, 1024").replace("8, 128", "8, 1024"), screen=Silent())
     pool.forecast()
     assert asked[1:] == [("all_reduce", 1 << 23)], "larger buckets than were measured: measured again, up to them"
-    with pytest.raises(nbddp.BadInput, match="25 has no unit; type 25GB/s"):
+    with pytest.raises(nbddp.BadInput, match="'25' has no unit; type 25GB/s"):
         pool.forecast(inter_node="25")
     with pytest.raises(nbddp.BadInput, match="there is no algorithm butterfly; use ring, tree, binomial"):
         foresee(pool, algorithm="butterfly")
@@ -520,7 +520,7 @@ def test_forecast_in_a_notebook(four: Kernel) -> None:
     assert (
         "train a DistributedDataParallel model in a %%ddp cell first" in four.run("%ddp restart\n%ddp forecast").evalue
     )
-    assert "25 has no unit; type 25GB/s" in four.run("%ddp forecast --inter-node 25").evalue
+    assert "'25' has no unit; type 25GB/s" in four.run("%ddp forecast --inter-node 25").evalue
     assert four.run(f"%%ddp\n{TRAIN}").ok
     given = """
         from nbddp.front.magics import _loaded

@@ -544,3 +544,83 @@ def test_only_where_a_rank_had_a_group_are_groups_ended_after_a_failure(
         two.run_cell(code, screen=Silent())
     assert len(calls) == ends
     check_after(two, ())
+
+
+# -- stores of the program's own ---------------------------------------------------------------------
+
+WAITING = "import torch.distributed as dist\nr = int(os.environ['RANK'])\n"
+OWN_STORES = {
+    "dist.init_process_group('gloo', rank=r, world_size=4)": (
+        "ranks 0–1: waiting in init_process_group for ranks 2–3, which this pool does not have",
+    ),
+    "os.environ['WORLD_SIZE'] = '3'; dist.init_process_group('gloo')": (
+        "ranks 0–1: waiting in init_process_group for rank 2, which this pool does not have",
+    ),
+    "os.environ.update(MASTER_ADDR='no-such-host.invalid', MASTER_PORT='{port}'); dist.init_process_group('gloo')": (
+        "rank 0: in init_process_group, waiting for others to connect to its store at no-such-host.invalid:{port}",
+        "rank 1: in init_process_group, connecting to a store at no-such-host.invalid:{port}, a name that nobody knows",
+    ),
+    "dist.TCPStore('localhost', {port} + r, 2, is_master=r == 0)": (
+        "rank 0: waiting for others to connect to its store at 127.0.0.1:{port}",
+        "rank 1: connecting to a store at 127.0.0.1:{next}, where nobody answers",
+    ),
+    "r and dist.TCPStore('127.0.0.1', {port}, 2, is_master=False)": (
+        "rank 0: finished the cell", "rank 1: connecting to a store at 127.0.0.1:{port}, where nobody answers",
+    ),
+}  # fmt: skip
+
+
+def port_for_two() -> int:
+    """A port that nobody listens at, and nor does anybody at the next."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("", 0))
+            port: int = first.getsockname()[1]
+            try:
+                second.bind(("", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+@pytest.mark.parametrize("program", OWN_STORES)
+def test_who_waits_for_what_no_rank_of_the_pool_is_says_so_and_is_freed(two: nbddp.Pool, program: str) -> None:
+    port = port_for_two()
+    with pytest.raises(nbddp.RunTimedOut) as failed:
+        two.run_cell(WAITING + program.replace("{port}", str(port)), hang_after=0.3, timeout=1, screen=Silent())
+    said = " ".join(failed.value.report.split())
+    for words in OWN_STORES[program]:
+        ranks, _, waits = words.format(port=port, next=port + 1).partition(": ")
+        assert re.search(rf"{ranks.split()[1]} (cell line \d|–) {re.escape(waits)}", said), said
+    assert "lost" not in said
+    assert list(two.run_cell("kept", want_value=True, timeout=10, screen=Silent())) == [0, 1]
+
+
+def test_a_host_that_is_not_this_one_is_named_by_the_rank_that_cannot_serve_there(two: nbddp.Pool) -> None:
+    program = "os.environ['MASTER_ADDR'] = 'no-such-host.invalid'\ndist.init_process_group('gloo')"
+    with pytest.raises(nbddp.WorkerFailed, match=r"no-such-host\.invalid is no address of this machine") as failed:
+        two.run_cell(WAITING + program, screen=Silent())
+    assert "lost" not in failed.value.report
+    assert list(two.run_cell("kept", want_value=True, timeout=10, screen=Silent())) == [0, 1]
+
+
+def test_a_store_waits_for_its_server_as_long_as_it_is_told(two: nbddp.Pool) -> None:
+    program = """
+from datetime import timedelta
+import time
+if not r:
+    time.sleep(0.7)
+store = dist.TCPStore('localhost', PORT, 2, is_master=not r, timeout=timedelta(seconds=9))
+store.set(f'from {r}', 'here')
+assert store.get(f'from {1 - r}') == b'here' and store.timeout == timedelta(seconds=9)
+store.add('through', 1)
+while store.add('through', 0) < 2:
+    time.sleep(0.01)
+began = time.monotonic()
+try:
+    dist.TCPStore('127.0.0.1', PORT + 1, 2, is_master=False, timeout=timedelta(seconds=0.4))
+except dist.DistNetworkError as e:
+    assert '400ms' in str(e), e
+assert 0.3 < time.monotonic() - began < 5
+""".replace("PORT", str(port_for_two()))
+    two.run_cell(WAITING + program, screen=Silent())

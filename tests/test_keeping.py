@@ -126,7 +126,7 @@ def test_a_restarted_kernel_finds_torch_imported_and_nothing_else(kernel: Kernel
     assert shown.text() == "ranks 0–1 │ False\n", shown.error
     assert family(kernel)[0].pid == process.pid
     refused = kernel.run("%config DDPMagics.keep_warm = 'long'")
-    assert "long is not a time; type a number with its unit, such as 10m" in refused.error + refused.text("stderr")
+    assert "'long' is not a time; type a number with its unit, such as 10m" in refused.error + refused.text("stderr")
     assert kernel.run("%config DDPMagics.keep_warm = '4m'").ok
     assert "stays for 4m" in kernel.run("%ddp status").text()
     before = family(kernel)
@@ -455,10 +455,10 @@ def test_times_are_read(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("10", "10 has no unit; type 10m for minutes, 10s for seconds, or off"),
-        ("x", "x is not a time; type a number with its unit, such as 10m, 90s or 2h, or off"),
-        ("1000h", "1000h is not a time between 0 and a week; type one such as 10m, 90s or 2h, or off"),
-        ("0s", "0s is not a time between 0 and a week; type one such as 10m, 90s or 2h, or off"),
+        ("10", "'10' has no unit; type 10m for minutes, 10s for seconds, or off"),
+        ("x", "'x' is not a time; type a number with its unit, such as 10m, 90s or 2h, or off"),
+        ("1000h", "'1000h' is not a time between 0 and a week; type one such as 10m, 90s or 2h, or off"),
+        ("0s", "'0s' is not a time between 0 and a week; type one such as 10m, 90s or 2h, or off"),
     ],
 )
 def test_what_is_no_time_is_refused(text: str, words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from nbddp.base.table import Table as DataTable
 from nbddp.draw.page import PICTURE
@@ -29,6 +31,7 @@ from nbddp.teach import explore, predict
 from nbddp.worker.plain import Strange, plain
 from tests.kernels import Kernel
 from tests.lessons import NOTEBOOKS, SOURCES, builder, defined, is_ok, pool_of, script, text_of
+from tests.test_front import REPOSITORY
 
 build, minutes = builder(), script("minutes")
 SMALL = """\
@@ -510,3 +513,31 @@ def test_no_explorer_offers_nobody_or_shows_the_words_that_were_edited(name: str
     ]
     text = "\n".join([explorer.words(), *offered, *(c.label for c in explorer.controls)])
     assert not re.search(r"nobody|and no more|anew|put in place|does steps|as large as they are", text), text
+
+
+BOOKS = sorted([*NOTEBOOKS.glob("*.ipynb"), *NOTEBOOKS.glob("solutions/*.ipynb")])
+
+
+@pytest.mark.parametrize("path", BOOKS, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_the_first_cell_of_a_notebook_installs_what_is_missing_and_is_not_compared(path: Path) -> None:
+    first = next(cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
+    assert first.source.startswith(build.INSTALL)
+    assert "\n%load_ext nbddp" in first.source.removeprefix(build.INSTALL.rstrip())
+    assert "nbval-ignore-output" in first.metadata.tags
+    assert not first.outputs
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_it_installs_quietly_where_nbddp_is_missing_and_elsewhere_does_nothing(
+    missing: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell, called = InteractiveShell(), list[list[str]]()
+    monkeypatch.setattr(subprocess, "run", lambda words, check: called.append(words))
+    if missing:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert shell.run_cell(build.INSTALL).error_in_exec is None
+    monkeypatch.undo()
+    assert called == [[sys.executable, "-m", "pip", "install", "-q", f"git+{REPOSITORY}"]] * missing
+    assert capsys.readouterr() == ("", "")
+    shell.history_manager.end_session()
+    shell.history_manager.save_thread.stop()

@@ -65,7 +65,7 @@ def test_a_plan_is_a_line_to_copy(plan: Plan, machine: list[Node], cell: str, to
         (Plan(4, gpus_per_proc=3), "device", "nproc", "use --nproc 2"),
         (Plan(nnodes=9), "nnodes", "nnodes", "9 simulated nodes cannot share 8 GPUs"),
         (Plan(gpus_per_proc=2, device="cpu"), "device", "device", "contradict each other"),
-        (Plan(timeout="soon"), "timeout", "timeout", "soon is not a time in seconds"),
+        (Plan(timeout="soon"), "timeout", "timeout", "'soon' is not a time in seconds"),
         (Plan(hosts="a b"), "hosts", "hosts", "'a b' is not a host"),
     ],
 )

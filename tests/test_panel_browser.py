@@ -182,7 +182,7 @@ def change_plan(shown: Panel) -> None:
     shown.says("world size 12 = 3 simulated nodes × 4 processes")
     sync_api.expect(shown.at.get_by_label("Cell", exact=True)).to_have_value("%%ddp --nproc 4 --nnodes 3")
     shown.fill("cell timeout (s)", "soon")
-    sync_api.expect(shown.at.get_by_role("alert")).to_contain_text("soon is not a time in seconds")
+    sync_api.expect(shown.at.get_by_role("alert")).to_contain_text("'soon' is not a time in seconds")
     shown.fill("cell timeout (s)", "")
 
 

@@ -16,7 +16,7 @@ from nbddp.agent import devices, hardware
 from nbddp.errors import BadInput
 from nbddp.front import commands
 from nbddp.plan import environment, options
-from nbddp.plan.capacity import Limit, refuse_crowd
+from nbddp.plan.capacity import Limit, crowded, refuse_crowd
 from nbddp.plan.logs import Logs
 from nbddp.plan.program import Program
 from nbddp.plan.request import Options, Request
@@ -112,6 +112,13 @@ def test_what_the_machine_cannot_hold_is_refused(
     except BadInput as e:
         said = str(e)
     assert said == answer if not answer else answer in said
+
+
+def test_many_more_workers_than_cores_get_a_word() -> None:
+    assert crowded(64, 2) == ""
+    assert crowded(300, 2).startswith(
+        "300 workers share 2 cores, so that starts, steps and answers are slow; --nproc 2 "
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,8 +230,8 @@ def test_what_a_worker_needs_of_a_request_is_in_what_it_is_sent(name: str) -> No
     [
         ("--nprok 2", "did you mean --nproc?"),
         ("--nproc", "--nproc: expected one argument; write it as --nproc N"),
-        ("--nproc 2.5", "2.5 is not a number of workers"),
-        ("--nnodes 0", "0 is not a positive whole number"),
+        ("--nproc 2.5", "'2.5' is not a number of workers"),
+        ("--nnodes 0", "'0' is not a positive whole number"),
         ("--ranks 3-1", "write it as 1-3"),
         ("--ranks a", "write it as 0,2-3"),
         ("--ranks 0-9999999999", "use ranks below 100000"),

@@ -447,7 +447,7 @@ def test_ctrl_c_in_the_terminal_is_one_line() -> None:
     [
         (["stauts"], "did you mean python -m nbddp status?"),
         (["stop", "nosuch"], "there is no running pool nosuch"),
-        (["start", "--nproc", "0"], "0 is not a number of workers"),
+        (["start", "--nproc", "0"], "'0' is not a number of workers"),
     ],
 )
 def test_terminal_answers_bad_input(words: list[str], answer: str) -> None:

@@ -53,7 +53,7 @@ def test_a_line_says_what_is_asked_of_slurm() -> None:
         ("--keep-alive 10m", "--keep-alive needs --hosts or --slurm; add one of them, or use --keep-warm"),
         ("--slurm --hosts a,b", "--slurm chooses the hosts, so it cannot be combined with --hosts a,b; leave one out"),
         ("--slurm 7 --nodes 2", "--slurm 7 already has its nodes; leave out --nodes"),
-        ("--slurm gpu", "gpu is not a job number; squeue --me lists yours"),
+        ("--slurm gpu", "'gpu' is not a job number; squeue --me lists yours"),
         ("--slurm --time", "--time: expected one argument; write it as --time T"),
         ("--via mpiexec", "--via mpiexec needs --hosts"),
         ("--hosts a --via 'kubectl exec x'", "lacks {host} and {command}; write a command such as 'kubectl exec -i"),

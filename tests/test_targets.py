@@ -354,7 +354,7 @@ def test_an_option_is_written_as_the_target_has_it(target: str, options: str, ha
         ("torchx", "--package a", "--package: dist.ddp installs nothing; use an --image that has the package"),
         ("slurm", "--gpu A100 --gpus-per-proc 0", "--gpu A100 needs GPUs; add --gpus-per-proc 1"),
         ("", "--setup x", "--setup: it describes a job; add --to"),
-        ("sky", "--memory 2X", "--memory 2X is not an amount of memory; write it as 512M or 2G"),
+        ("sky", "--memory 2X", "--memory '2X' is not an amount of memory; write it as 512M or 2G"),
     ],
 )
 def test_an_option_that_would_make_another_job_is_refused(target: str, options: str, words: str) -> None:

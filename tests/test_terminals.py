@@ -170,6 +170,13 @@ def test_at_a_prompt_all_that_moves_is_seen_and_nothing_of_it_stays(opened: Any,
     assert "deadlock" in hang
     figure = rows(terminal.type("%ddp topology"))
     assert any(row.startswith("node 0, CPU: rank 0 (local rank 0) on cpu") for row in figure)
+    for line, told in (("%%ddp --help", "usage: %%ddp [options]"), ("%%ddp --nproc 2", "world size 2 = 1 node")):
+        if words == PROMPT:
+            for row in (line, ""):  # two empty rows end a cell
+                terminal.program.send(f"{row}\r")
+                terminal.until(r"\.\.\.: ")
+            line = ""
+        assert told in terminal.type(line)
 
 
 STEPS = """

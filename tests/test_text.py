@@ -8,6 +8,7 @@ import IPython
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+from nbddp.front.magics import TRANSFORMS
 from nbddp.run.cell import as_python
 from nbddp.worker.text import CellText
 from tests.kernels import Kernel
@@ -91,3 +92,14 @@ def test_ipythons_syntax_reaches_the_ranks(four: Kernel) -> None:
     asked = four.run("%%ddp --show 2\n%env HOME\n")
     assert asked.ok
     assert four.run("%%ddp --show 2\n!echo one line\n").text() == "rank 2 │ one line\n"
+
+
+def test_a_cell_is_whole_when_ipython_would_say_so(shell: Any) -> None:
+    """At a prompt, an empty row ends a cell: one that is added below its line is none that was typed."""
+    shell.input_transformers_cleanup.extend(TRANSFORMS)
+    said = {"%%ddp": "incomplete", "# a\n%%ddp": "incomplete", "%%ddp\n\n": "complete", "# a\n%%ddp\nx\n\n": "complete"}
+    assert {cell: shell.check_complete(cell)[0] for cell in said} == said
+    for cell in ("%%ddp -n 2", "# a\n \n# b\n%%ddp -n 2"):
+        assert shell.transform_cell(cell) == "get_ipython().run_cell_magic('ddp', '-n 2', '\\n')\n"
+    for cell in ("%%ddp?", "x = 1\n%%ddp", "# a\n%%ddps", "# a\n%%time", "%%time", "", "# a"):
+        assert "'ddp', " not in shell.transform_cell(cell)

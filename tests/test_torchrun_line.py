@@ -119,7 +119,7 @@ def test_variables_before_a_pasted_line_are_those_of_the_ranks(line: str) -> Non
 
 def test_what_is_pasted_and_is_no_torchrun_is_named_as_typed() -> None:
     for line in ("A=1 python train.py", "!ls"):
-        with pytest.raises(BadInput, match=f"has no subcommand {line.split()[0]}"):
+        with pytest.raises(BadInput, match=f"has no subcommand '{line.split()[0]}'"):
             asked(line)
 
 
@@ -208,7 +208,7 @@ def test_what_has_no_meaning_here_is_answered_beside_the_run(option: str, words:
         ("torchrun --no-python tool", "--no-python: a rank of a pool is a Python process"),
         ("torchrun --logs-specs mine train.py", "--logs-specs: torchrun's plug-ins for logs run in its agent"),
         ("torchrun --nnodes 2 --node-rank 1 train.py", "--node-rank: one command starts all nodes of a pool"),
-        ("torchrun --nproc-per-node xpu train.py", "xpu is not a number of workers"),
+        ("torchrun --nproc-per-node xpu train.py", "'xpu' is not a number of workers"),
         ("torchrun --tee 5 train.py", "5 names no streams; use 1"),
         ("torchrun --signals-to-handle TERM train.py", "TERM is not a signal on this system"),
         ("torchrun --local-ranks-filter a train.py", "a is not a list of local ranks"),
@@ -217,7 +217,7 @@ def test_what_has_no_meaning_here_is_answered_beside_the_run(option: str, words:
         ("torchrun --nprok 2 train.py", "has no option --nprok"),
         ("run --nproc_per_nod=2 train.py", "has no option --nproc_per_nod; did you mean --nproc_per_node?"),
         ("run --keep --max-restarts 2 train.py", "starts new processes, so --keep cannot work"),
-        ("run --shutdown-timeout soon train.py", "soon is not a time in seconds"),
+        ("run --shutdown-timeout soon train.py", "'soon' is not a time in seconds"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(line: str, words: str | None) -> None:
@@ -314,3 +314,19 @@ def test_a_files_option_offers_files_and_others_offer_none(tmp_path: Path, monke
     assert complete_command("submit --follow ") == []
     assert complete_command("run --log-dir ") == ["tools/"]
     assert complete_command("submit jo") == ["job.sbatch"]
+
+
+def test_flags_of_a_newer_torchrun_are_answered() -> None:
+    command = asked("torchrun --log-line-prefix-template '${hostname}: ' train.py")
+    assert command.notes == (
+        "--log-line-prefix-template: each line is shown under its rank, so torchrun's prefix is not written",
+    )
+    for line in ("torchrun --print-completion bash", "torchrun --print_completion=zsh"):
+        with pytest.raises(BadInput, match="nbddp does not print shell completions; use !torchrun --print-completion"):
+            asked(line)
+
+
+def test_torchcomms_is_refused_with_a_reason() -> None:
+    with pytest.raises(BadInput, match="cannot read or free ranks in torchcomms; leave out TORCH_DIST"):
+        asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=1")
+    assert asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=0").launch.env

@@ -60,15 +60,18 @@ def test_push_and_pull(four: Kernel) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("%ddp pull nope", "nope is not defined on ranks 0–3"),
-        ("%ddp push nope", "nope is not defined in the notebook"),
+        ("%ddp pull nope", "'nope' is not defined on ranks 0–3"),
+        ("%ddp push nope", "'nope' is not defined in the notebook"),
         ("import threading; lock = threading.Lock()\n%ddp push lock", "lock cannot be sent to the ranks: TypeError"),
         ("%ddp pull a --ranks 7", "--ranks names rank 7, but the pool has ranks 0–3"),
-        ("%ddp pull 3x", "3x is not a valid Python name"),
-        ("%ddp frobnicate", "%ddp has no subcommand frobnicate"),
-        ("%%ddp --nproc 0\npass", "0 is not a number of workers"),
-        ("%%ddp --nproc -1\npass", "-1 is not a number of workers"),
-        ("%%ddp --nproc lots\npass", "lots is not a number of workers"),
+        ("%ddp pull 3x", "'3x' is not a valid Python name"),
+        ("%ddp free", "%ddp has no subcommand 'free'; %ddp lists them"),
+        ("%ddp resart", "%ddp has no subcommand 'resart'; did you mean %ddp restart?"),
+        ("%ddp run --bad x.py", "%ddp run has no option --bad; %ddp run --help lists the options"),
+        ("%ddp log --rank 7", "rank 7 took no part in the last run, which ran on ranks 0–3"),
+        ("%%ddp --nproc 0\npass", "'0' is not a number of workers"),
+        ("%%ddp --nproc -1\npass", "'-1' is not a number of workers"),
+        ("%%ddp --nproc lots\npass", "'lots' is not a number of workers"),
         ("%%ddp --frsh\npass", "did you mean --fresh?"),
         ("%%ddp --nproc 2 --gpus-per-proc 8\npass", "there is no GPU here"),
         ("%%ddp --device cuda\npass", "there is no GPU here"),
@@ -93,12 +96,6 @@ def test_pulled_value_that_cannot_travel_says_why(four: Kernel) -> None:
     four.run("%%ddp\nimport threading\nguard = threading.Lock()")
     assert four.run("%ddp pull guard").ok
     assert "not sent: TypeError" in four.run("print(repr(guard[0]))").text()
-
-
-def test_empty_cell_is_answered(four: Kernel) -> None:
-    shown = four.run("%%ddp")
-    assert not shown.ok
-    assert "empty" in shown.text("stderr")
 
 
 @pytest.mark.parametrize("without", [False, True])

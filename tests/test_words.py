@@ -287,7 +287,7 @@ def test_equal_rows_of_a_table_are_one() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (-9, "died: killed by SIGKILL; the kernel's out-of-memory killer is the usual cause"),
+        (-9, "died: killed by SIGKILL; running out of memory is the usual cause"),
         (-11, "died: killed by SIGSEGV"),
         (3, "died: its process ended with exit code 3"),
     ],

@@ -8,7 +8,6 @@ operating-system randomness (`secrets`, `uuid`, numpy's `default_rng`) is nobody
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import random
@@ -27,5 +26,3 @@ def begin() -> None:
     multiprocessing.current_process().authkey = os.urandom(32)
     tempfile.tempdir = None  # TMPDIR may be another
     time.tzset()  # so may TZ
-    now = time.time_ns() if sys.version_info >= (3, 13) else time.time()
-    logging._startTime = now  # type: ignore[attr-defined]  # what `relativeCreated` counts from

@@ -44,7 +44,7 @@ def bench(
     ranks = len(devices)
     for name in collectives:
         if name not in BUS_FACTOR:
-            raise BadInput(f"there is no collective {name}; use {', '.join(BUS_FACTOR)}")
+            raise BadInput(f"there is no collective {name!r}; use {', '.join(BUS_FACTOR)}")
     if ranks < 2:
         raise BadInput("a collective needs at least two ranks; %ddp start --nproc 2 starts them")
     if repeat < 1 or warmup < 1:

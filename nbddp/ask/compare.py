@@ -50,12 +50,12 @@ def _held(data: Mapping[str, Any] | None) -> Held | None:
 def _check(c: Compared) -> None:
     there = c.present()
     if not there:
-        raise BadInput(f"{c.name} is not defined on {rank_words(c.ranks)}; assign it in a %%ddp cell")
+        raise BadInput(f"{c.name!r} is not defined on {rank_words(c.ranks)}; assign it in a %%ddp cell")
     alone = [h.type for h in there.values() if set(h.leaves) == {""} and h.leaves[""].kind == "opaque"]
     if len(alone) == len(there):
         raise BadInput(
-            f"{c.name} holds a {alone[0]}, which cannot be compared; name a tensor, a module, an optimizer, a "
-            "number, or a dict or list of them"
+            f"{c.name!r} holds a value of type {alone[0]}, which cannot be compared; name a tensor, a module, an "
+            "optimizer, a number, or a dict or list of them"
         )
 
 

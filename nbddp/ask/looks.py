@@ -124,11 +124,11 @@ def sizes(ranks: Ranks, names: Sequence[str], of: Sequence[int] | None) -> Sizes
     held = {n: {r: Held(**of_rank[n]) for r, of_rank in found.items() if of_rank[n]} for n in dict.fromkeys(names)}
     for name, there in held.items():
         if not there:
-            raise BadInput(f"{name} is not defined on {rank_words(chosen)}; assign it in a %%ddp cell")
+            raise BadInput(f"{name!r} is not defined on {rank_words(chosen)}; assign it in a %%ddp cell")
         if not any(h.tensors for h in there.values()):
             raise BadInput(
-                f"{name} holds a {next(iter(there.values())).type} without tensors; name a tensor, an array, a module, "
-                "an optimizer, or a dict or list of them"
+                f"{name!r} holds a value of type {next(iter(there.values())).type}, without tensors; name a tensor, an "
+                "array, a module, an optimizer, or a dict or list of them"
             )
     return report_of_sizes(held)
 

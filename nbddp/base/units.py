@@ -26,16 +26,16 @@ def speed(text: str) -> float:
     number, prefix, binary, unit = found.groups()
     value: float = float(number) * (1024 if binary else 1000) ** _PREFIX[(prefix or "").upper()]
     if not 0 < value < math.inf:
-        raise ValueError(f"{text} is not a link speed; type a positive one, such as 25GB/s")
+        raise ValueError(f"{text!r} is not a link speed; type a positive one, such as 25GB/s")
     return value if unit == "B" else value / 8
 
 
 def _speed_advice(text: str) -> str:
     if re.fullmatch(_NUMBER, text):
-        return f"{text} has no unit; type {text.strip()}GB/s for bytes or {text.strip()}Gb/s for bits per second"
+        return f"{text!r} has no unit; type {text.strip()}GB/s for bytes or {text.strip()}Gb/s for bits per second"
     if _SPEED.fullmatch(text.replace("g", "G").replace("m", "M").replace("t", "T")):
-        return f"{text} has a lower-case prefix; type GB/s for bytes or Gb/s for bits per second, as in 25GB/s"
-    return f"{text} is not a speed; type a number with its unit, such as 25GB/s, 200Gb/s, 800MB/s or 12GiB/s"
+        return f"{text!r} has a lower-case prefix; type GB/s for bytes or Gb/s for bits per second, as in 25GB/s"
+    return f"{text!r} is not a speed; type a number with its unit, such as 25GB/s, 200Gb/s, 800MB/s or 12GiB/s"
 
 
 def delay(text: str) -> float:
@@ -44,8 +44,8 @@ def delay(text: str) -> float:
     if found is not None:
         return float(found[1]) * _SECONDS[found[2]]
     if re.fullmatch(_NUMBER, text):
-        raise ValueError(f"{text} has no unit; type {text.strip()}us for microseconds, or ns, ms")
-    raise ValueError(f"{text} is not a time; type a number with its unit, such as 10us, 800ns or 0.1ms")
+        raise ValueError(f"{text!r} has no unit; type {text.strip()}us for microseconds, or ns, ms")
+    raise ValueError(f"{text!r} is not a time; type a number with its unit, such as 10us, 800ns or 0.1ms")
 
 
 def lasting(text: str) -> float:
@@ -56,10 +56,10 @@ def lasting(text: str) -> float:
     if found is not None and 0 < float(found[1]) * _LONG[found[2]] <= MOST_SECONDS:
         return float(found[1]) * _LONG[found[2]]
     if re.fullmatch(_NUMBER, text):
-        raise ValueError(f"{text} has no unit; type {text.strip()}m for minutes, {text.strip()}s for seconds, or off")
+        raise ValueError(f"{text!r} has no unit; type {text.strip()}m for minutes, {text.strip()}s for seconds, or off")
     if found is not None:
-        raise ValueError(f"{text} is not a time between 0 and a week; type one such as 10m, 90s or 2h, or off")
-    raise ValueError(f"{text} is not a time; type a number with its unit, such as 10m, 90s or 2h, or off")
+        raise ValueError(f"{text!r} is not a time between 0 and a week; type one such as 10m, 90s or 2h, or off")
+    raise ValueError(f"{text!r} is not a time; type a number with its unit, such as 10m, 90s or 2h, or off")
 
 
 def lasts(seconds: float) -> str:
@@ -77,5 +77,5 @@ def amount(text: str) -> int:
     if found is not None:
         value = float(found[1]) * (1024 if found[3] else 1000) ** _PREFIX[(found[2] or "").upper()]
     if not 1 <= value <= MOST_BYTES:
-        raise ValueError(f"{text} is not a size that can be measured; type one such as 64MiB, 4KiB or 1000")
+        raise ValueError(f"{text!r} is not a size that can be measured; type one such as 64MiB, 4KiB or 1000")
     return int(value)

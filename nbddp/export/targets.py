@@ -220,7 +220,7 @@ def seconds(time: str) -> int:
     days, dash, rest = time.rpartition("-")
     parts = rest.split(":")
     if not all(p.isascii() and p.isdigit() for p in (*parts, *([days] if dash else []))) or len(parts) > 3:
-        raise BadInput(f"{time} is not a time; write it as hours:minutes:seconds, such as 01:30:00")
+        raise BadInput(f"{time!r} is not a time; write it as hours:minutes:seconds, such as 01:30:00")
     numbers = [int(p) for p in parts]
     if dash:
         numbers += [0] * (3 - len(numbers))
@@ -235,7 +235,7 @@ def mebibytes(text: str) -> int:
     """Slurm's `2G`, `512M` or `1T`; a number alone is MiB. Raises BadInput."""
     found = re.fullmatch(r"([1-9]\d{0,8})([KMGT]?)", text, re.IGNORECASE | re.ASCII)
     if not found:
-        raise BadInput(f"--memory {text} is not an amount of memory; write it as 512M or 2G")
+        raise BadInput(f"--memory {text!r} is not an amount of memory; write it as 512M or 2G")
     kibi = int(found[1]) << 10 * "KMGT".index(found[2].upper() or "M")
     return max(1, kibi >> 10)
 

@@ -6,7 +6,6 @@ Pure: no IPython, no torch.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from nbddp.plan.options import (
     bindable,
     complete,
     launch_spec,
+    nearest,
     one_rank,
     pool_options,
     positive,
@@ -231,9 +231,9 @@ def _collective(text: str) -> str:
     from nbddp.trace.waiting import BUS_FACTOR
 
     if text not in BUS_FACTOR:
-        near = difflib.get_close_matches(text, BUS_FACTOR, n=1, cutoff=0.5)
-        advice = f"did you mean {near[0]}?" if near else f"use {', '.join(BUS_FACTOR)}"
-        raise argparse.ArgumentTypeError(f"there is no collective {text}; {advice}")
+        near = nearest(text, BUS_FACTOR)
+        advice = f"did you mean {near}?" if near else f"use {', '.join(BUS_FACTOR)}"
+        raise argparse.ArgumentTypeError(f"there is no collective {text!r}; {advice}")
     return text
 
 
@@ -317,9 +317,9 @@ def parse_command(line: str | Sequence[str], prog: str = "%ddp") -> Command:
     known = COMMANDS if prog == "%ddp" else TERMINAL_COMMANDS
     name = words[0]
     if name not in known:
-        near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-        advice = f"did you mean {prog} {near[0]}?" if near else f"{prog} lists them"
-        raise BadInput(f"{prog} has no subcommand {name}; {advice}")
+        near = nearest(name, known)
+        advice = f"did you mean {prog} {near}?" if near else f"{prog} lists them"
+        raise BadInput(f"{prog} has no subcommand {name!r}; {advice}")
     if name == "run":
         return Command(name, {}, scripts.parse_run(words[1:], os.environ, prog))
     if name in (torchrun.TORCHRUN, torchrun.LAUNCH):

@@ -17,7 +17,7 @@ from typing import Any
 from nbddp.base import stop
 
 PUT_OFF, TIMES = 0.01, 20  # seconds, and how often: a callback of a widget is no cell, and must be stopped too
-COMMAND = re.compile(r"\s*(%%ddp\b|%ddp\b[^\n]*\Z)")  # a cell that is one command and nothing else
+COMMAND = re.compile(r"\s*(#[^\n]*\n\s*)*(%%ddp\b|%ddp\b[^\n]*\Z)")  # a cell that is one command, under comments
 
 
 class Interrupts:

@@ -139,10 +139,13 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _cell(self, line: str, body: str) -> None:
         self.pool.ask_ahead()
         spec = options.parse_cell(line)
+        if not cells.has_program(body):
+            self._change(spec, line)
+            return
         number = self._number()
         raw = self.shell.history_manager.input_hist_raw[-1]
         code = cells.prepare(line, body, cells.rows_above(raw, body))
-        cells.check(code, f"Cell In[{number}]", self.shell.transform_cell)
+        cells.check(code, f"Cell In[{number}]", self.shell.transform_cell, self._is_automagic)
         ran = Ran(number, line, body, where=self._where())
         try:
             values = self._carry_out(spec, code, number)
@@ -154,6 +157,19 @@ class DDPMagics(Magics):  # type: ignore[misc]
             self.shell.user_ns[spec.output] = values
         self._ask_front_end(lambda text: cells.headed(raw, line, body, text))
         self._show_recorded(spec)
+
+    def _change(self, spec: LaunchSpec, line: str) -> None:
+        """A `%%ddp` line without a program: `%ddp start` with its options, if they are all of the pool."""
+        if spec.run() != LaunchSpec().run() or not (spec.asks_for_pool() or spec.fresh):
+            shown = "%ddp timings" if spec.show_timings else "%ddp memory --timeline" if spec.memory else ""
+            raise cells.refusal(line.strip(), f"{shown} for the cell before" if shown else "")
+        replaced = spec.fresh and self.pool.running
+        self._start(Command("start", {}, spec))
+        if replaced:
+            print(RESTARTED)
+
+    def _is_automagic(self, word: str) -> bool:
+        return bool(self.shell.automagic) and self.shell.find_line_magic(word) is not None
 
     def _carry_out(self, spec: LaunchSpec, code: str, number: int) -> RankValues:
         """Have the pool that a line asks for, and run what it runs."""
@@ -257,7 +273,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _help(self, command: Command) -> None:
         print(commands.overview())
-        if command.args["options"]:  # here too: a cell with `%%ddp --help` alone has no body, which IPython refuses
+        if command.args["options"]:
             print()
             options.parse_cell("--help")
 
@@ -315,7 +331,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if command.launch.asks_for_pool():
             with self._cleared(for_shell(self.shell)) as screen:
                 self._ensure(_fresh(command.launch), screen)
-            print("all workers restarted; names on them are gone")
+            print(RESTARTED)
             return
         for note in self.pool.restart(command.args["ranks"]):
             print(note)
@@ -465,7 +481,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         names = command.args["names"]
         unknown = [n for n in names if n not in self.shell.user_ns]
         if unknown:
-            raise BadInput(f"{unknown[0]} is not defined in the notebook; assign it in a cell without %%ddp first")
+            raise BadInput(f"{unknown[0]!r} is not defined in the notebook; assign it in a cell without %%ddp first")
         pushed = {n: self.shell.user_ns[n] for n in names}
         self.pool.push(pushed, command.args["ranks"])
         self.history.add(Ran(self._number(), None, pushed=pushed, ranks=command.args["ranks"], where=self._where()))
@@ -519,7 +535,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 print(f"rank {r}: {', '.join(found) or 'no output'}; process: {self.pool.log_of(r)}")
             return
         if rank not in run.outputs:
-            raise BadInput(f"rank {rank} took no part in the last run; its ranks were {sorted(run.outputs)}")
+            raise BadInput(f"rank {rank} took no part in the last run, which ran on {rank_words(run.outputs)}")
         text = between.whole_log(run.outputs[rank].log, run.earlier.get(rank, []))
         print(text or f"rank {rank} printed nothing", end="")
 
@@ -558,6 +574,8 @@ def _fresh(spec: LaunchSpec) -> LaunchSpec:
     return replace(spec, fresh=True)
 
 
+RESTARTED = "all workers restarted; names on them are gone"
+TRANSFORMS = (cells.uncommented, cells.bodied)  # of a shell's cells, before it looks for a magic
 _loaded: dict[int, DDPMagics] = {}
 
 
@@ -572,6 +590,8 @@ def load(shell: Any, asked: Asked | None = None) -> None:
     _loaded[id(shell)] = magics
     shell.register_magics(magics)
     magics.assistant.install()
+    for transform in TRANSFORMS:
+        shell.input_transformers_cleanup.append(transform)
     magics.interrupts.install()
     magics.debug.install()
     threading.Thread(target=_import_ahead, name="nbddp-import", daemon=True).start()
@@ -583,6 +603,9 @@ def unload(shell: Any) -> None:
     if magics is None:
         return
     magics.assistant.remove()
+    for transform in TRANSFORMS:
+        if transform in shell.input_transformers_cleanup:
+            shell.input_transformers_cleanup.remove(transform)
     magics.interrupts.remove()
     magics.debug.remove()
     magics.pool.close()

@@ -32,6 +32,19 @@ class Limit:
         return f"{number / (1 << 30 if large else 1 << 20):.0f} {'GiB' if large else 'MiB'} of memory"
 
 
+MANY = 32  # workers per core: more are slow in all they do, and may seem not to answer
+
+
+def crowded(workers: int, cores: int) -> str:
+    """What is said of many more workers than cores; empty for fewer."""
+    if workers <= MANY * cores:
+        return ""
+    return (
+        f"{workers} workers share {counted(cores, 'core')}, so that starts, steps and answers are slow; "
+        f"--nproc {cores} gives each worker a core"
+    )
+
+
 def refuse_crowd(living: int, wanted: int, nnodes: int, limits: Sequence[Limit]) -> None:
     """Raise BadInput if the machine cannot hold the workers that are wanted beside those that live, with what to type.
 

@@ -12,7 +12,7 @@ import difflib
 import functools
 import keyword
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -32,6 +32,7 @@ SALLOC = (  # options that are salloc's, with a value and an example
     ("account", "A", ""), ("qos", "Q", ""), ("constraint", "C", ""),
 )  # fmt: skip
 MOST_RANKS = 100_000  # a rank set is written out as numbers: a mistyped 0-9999999999 must not fill the memory
+MEANT = 0.65  # difflib's ratio from which a word may be another one, mistyped: `resart`, but not `free` for `forecast`
 REPEAT, WARMUP = 12, 3  # calls that `bench` measures at each size, and those before them
 
 
@@ -116,12 +117,23 @@ class LaunchSpec(Options):
             or bool(self.env)
         )
 
+    def run(self) -> tuple[Any, ...]:
+        """What the line says of the run."""
+        return *self.options().values(), self.output, self.show_timings, self.trace
+
     def request(self, code: str, number: int) -> Request:
         """The run that this line and the code below it ask for, as In[number]."""
         return Request(
             op=CELL if self.program is None else SCRIPT, code=code, cell=number, argv0=f"Cell In[{number}]",
             want_value=bool(self.output), trace=self.trace is not None, **self.options(),
         )  # fmt: skip
+
+
+def nearest(typed: str, known: Iterable[str]) -> str:
+    """The word that was meant, as far as that can be said: one that shares most letters; empty if none does."""
+    words = {word.lstrip("-"): word for word in known}
+    found = difflib.get_close_matches(typed.lstrip("-"), list(words), n=1, cutoff=MEANT)
+    return words[found[0]] if found else ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -168,8 +180,8 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-") or word == "--":
             raise BadInput(f"{self.prog} does not take {word!r}; {self.prog} --help lists what it takes")
         name = word.split("=")[0]
-        near = difflib.get_close_matches(name, self.long_options(), n=1, cutoff=0.5)
-        advice = f"did you mean {near[0]}?" if near else f"{self.prog} --help lists the options"
+        near = nearest(name, self.long_options())
+        advice = f"did you mean {near}?" if near else f"{self.prog} --help lists the options"
         raise BadInput(f"{self.prog} has no option {name}; {advice}")
 
 
@@ -218,7 +230,7 @@ def workers_per_node(text: str) -> int | str:
         return positive(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
-            f"{text} is not a number of workers; use a positive number such as 2, or one of {', '.join(NPROC_WORDS)}"
+            f"{text!r} is not a number of workers; use a positive number such as 2, or one of {', '.join(NPROC_WORDS)}"
         ) from None
 
 
@@ -228,7 +240,7 @@ def positive(text: str) -> int:
     except ValueError:
         value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number; use 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number; use 1 or more")
     return value
 
 
@@ -238,7 +250,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a time in seconds; use a positive number such as 30")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds; use a positive number such as 30")
     return value
 
 
@@ -253,7 +265,7 @@ def nodes_or_range(text: str) -> int | tuple[int, int]:
         return positive(text)
     found = positive(least), positive(most)
     if found[0] > found[1]:
-        raise argparse.ArgumentTypeError(f"{text} counts backwards; write it as {most}:{least}")
+        raise argparse.ArgumentTypeError(f"{text!r} counts backwards; write it as {most}:{least}")
     return found
 
 
@@ -267,7 +279,7 @@ def _job(text: str) -> int:
     if text == "":
         return NEW
     if not _is_number(text) or not 0 < int(text) < 1 << 32:
-        raise argparse.ArgumentTypeError(f"{text} is not a job number; squeue --me lists yours")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a job number; squeue --me lists yours")
     return int(text)
 
 
@@ -302,7 +314,7 @@ def _level(text: str) -> str:
 
 def count(text: str) -> int:
     if not _is_number(text) or len(text) > 6:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of restarts; use 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of restarts; use 0 or more")
     return int(text)
 
 
@@ -316,10 +328,10 @@ def rank_set(text: str) -> tuple[int, ...]:
         if not _is_number(first) or (dash and not _is_number(last)):
             raise argparse.ArgumentTypeError(f"{text!r} is not a set of ranks; write it as 0,2-3")
         if max(len(first), len(last)) > len(str(MOST_RANKS)) or int(last or first) >= MOST_RANKS:
-            raise argparse.ArgumentTypeError(f"{part} goes beyond any pool; use ranks below {MOST_RANKS}")
+            raise argparse.ArgumentTypeError(f"{part!r} goes beyond any pool; use ranks below {MOST_RANKS}")
         a, b = int(first), int(last or first)
         if b < a:
-            raise argparse.ArgumentTypeError(f"{part} counts backwards; write it as {b}-{a}")
+            raise argparse.ArgumentTypeError(f"{part!r} counts backwards; write it as {b}-{a}")
         found.update(range(a, b + 1))
     return tuple(sorted(found))
 
@@ -337,7 +349,7 @@ def one_rank(text: str) -> int:
 
 def bindable(text: str) -> str:
     if not text.isidentifier() or keyword.iskeyword(text):
-        raise argparse.ArgumentTypeError(f"{text} is not a valid Python name; use one such as loss")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid Python name; use one such as loss")
     return text
 
 

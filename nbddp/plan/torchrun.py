@@ -1,6 +1,7 @@
 """torchrun's command line, and that of `torch.distributed.launch`, as typed behind `%ddp` → a LaunchSpec.
 
-Flags, abbreviations, defaults and `PET_*` variables are those of torchrun 2.13 (torch/distributed/run.py, launch.py).
+Flags, abbreviations, defaults and `PET_*` variables are those of torchrun 2.13 (torch/distributed/run.py, launch.py),
+with two flags of 2.15.
 A flag that has no meaning in a pool of living workers is answered: in a sentence beside the run where the program is
 the same without it, else with an error that says what to use. Pure.
 """
@@ -35,12 +36,14 @@ NOTED = {
     "event_log_handler": "torchrun's agent does not run, so it logs no events; %ddp errors and %ddp stacks show what "
     "happened",
     "numa_binding": "a worker's cores are those of the notebook's kernel; start Jupyter under numactl to bind them",
+    "log_line_prefix_template": "each line is shown under its rank, so torchrun's prefix is not written",
     "run_path": "a rank of a pool always runs the script in its own interpreter; leave it out",
 }  # fmt: skip
 # flags without which another program would run
 REFUSED = {
     "no_python": "a rank of a pool is a Python process; run other programs with !torchrun --no-python",
     "logs_specs": "torchrun's plug-ins for logs run in its agent; --log-dir, --redirects and --tee write logs here",
+    "print_completion": "nbddp does not print shell completions; use !torchrun --print-completion, without a script",
     "node_rank": "one command starts all nodes of a pool; leave out --node-rank and name the machines with "
     "%ddp start --hosts nodea,nodeb",
 }  # fmt: skip
@@ -115,6 +118,7 @@ def parser_of(prog: str, form: str) -> Parser:
         "--rdzv-id": None, "--rdzv-conf": None, "--max-restarts": count, "--monitor-interval": seconds,
         "--start-method": None, "--event-log-handler": None, "--role": None, "--node-rank": int,
         "--master-addr": None, "--master-port": int, "--local-addr": None, "--logs-specs": None, "--numa-binding": None,
+        "--log-line-prefix-template": None, "--print-completion": None,
         "--signals-to-handle": _signals, "--shutdown-timeout": _whole, "--log-dir": None,
         "--local-ranks-filter": logs.local_ranks,
         "--duplicate-stdout-filters": logs.words, "--duplicate-stderr-filters": logs.words,
@@ -172,7 +176,7 @@ def _signals(text: str) -> str:
 
 def _whole(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text} is not a time in whole seconds; use a number such as 30")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in whole seconds; use a number such as 30")
     return int(text)
 
 
@@ -182,6 +186,8 @@ def parse(words: Sequence[str], env: Mapping[str, str], prog: str, form: str) ->
     env: where torchrun looks for `PET_*`. Raises BadInput, or HelpAsked.
     """
     parser = parser_of(prog, form)
+    if words and _spelled("--print-completion")[0] == words[0].partition("=")[0].replace("_", "-"):  # needs no script
+        raise BadInput(f"{parser.prog} --print-completion: {REFUSED['print_completion']}")
     read = {name: value for name, value in _assigned(words) if value is not None and name.startswith("PET_")}
     space = parser.parse_strictly([*_from_environment(parser, {**env, **read}), *words])
     refused = next((name for name in REFUSED if getattr(space, name)), None)

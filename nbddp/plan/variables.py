@@ -40,6 +40,7 @@ READ_AGAIN = (
     "OMP_NUM_THREADS",
 )  # fmt: skip
 READ_ONCE = ("NCCL_", "GLOO_", "TP_", "UCX_", "FI_", "IBV_", "CUDA_", "CUBLAS_")
+TORCHCOMMS = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"  # replaces the process groups that ranks are read and freed by
 EXCLUDES, EXACT = "^", "="  # of NCCL_SOCKET_IFNAME
 
 
@@ -50,9 +51,16 @@ def setting(text: str) -> tuple[str, str | None]:
         raise argparse.ArgumentTypeError(f"{text!r} does not name a variable; write it as NCCL_DEBUG=INFO")
     if name in OURS or name.startswith("TORCHELASTIC_"):
         raise argparse.ArgumentTypeError(f"the pool sets {name} for each rank; choose another name")
+    if name == TORCHCOMMS and uses_torchcomms({name: value}):
+        raise argparse.ArgumentTypeError(f"nbddp cannot read or free ranks in torchcomms; leave out {name}")
     if "\0" in value:
         raise argparse.ArgumentTypeError(f"the value of {name} has a NUL byte, which no variable can hold")
     return name, value if equals else None
+
+
+def uses_torchcomms(env: Mapping[str, str]) -> bool:
+    """Whether torch is told to make its process groups of torchcomms."""
+    return env.get(TORCHCOMMS, "").strip().lower() in ("1", "true", "yes", "on", "y", "t")
 
 
 def checked(level: str | None, env: Mapping[str, str]) -> tuple[tuple[str, str | None], ...]:

@@ -6,9 +6,18 @@ from collections import Counter
 
 from nbddp.agent.round import ask_all
 from nbddp.errors import BadInput
-from nbddp.plan.capacity import Limit, refuse_crowd
+from nbddp.plan.capacity import Limit, crowded, refuse_crowd
 from nbddp.plan.topology import Topology
 from nbddp.pool.group import WorkerGroup
+
+
+def noted(group: WorkerGroup, topology: Topology) -> list[str]:
+    """What is said of machines that get many more workers than they have cores."""
+    if topology.world_size <= len(group.workers) or group.joined is not None:
+        return []
+    wanted = Counter(group.seat(place) for place in topology.workers)
+    told = [(node.host(i), crowded(wanted[i], node.host(i).cores)) for i, node in enumerate(group.hosts)]
+    return [f"{host.host}: {words}" if group.spread else words for host, words in told if words]
 
 
 def refuse(group: WorkerGroup, topology: Topology) -> None:

@@ -18,7 +18,7 @@ from nbddp.base import system
 from nbddp.base.stop import uninterrupted
 from nbddp.base.units import lasts
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
-from nbddp.plan import environment, standing
+from nbddp.plan import environment, standing, variables
 from nbddp.plan.options import LaunchSpec
 from nbddp.plan.request import Request
 from nbddp.plan.topology import rank_words
@@ -110,8 +110,10 @@ class Life:
         if group.running:
             group.end_spent()
         topology = self.reaching.plan(merged)
+        slow: list[str] = []
         if not merged.oversubscribe:
             crowd.refuse(group, topology)
+            slow = crowd.noted(group, topology)
         check_ranks(spec.ranks, topology.world_size, "--ranks")
         check_ranks(spec.show, topology.world_size, "--show")
         if not group.running:
@@ -120,7 +122,7 @@ class Life:
         group.variables = setting.wanted
         renewed = spec.fresh or bool(setting.once)
         notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
-        notes = [*self.reaching.told, *notes, *filter(None, [self.elsewhere.reminder()])]
+        notes = [*self.reaching.told, *slow, *notes, *filter(None, [self.elsewhere.reminder()])]
         self.reaching.told = []
         if spec.gpus_per_proc and not spec.visible:
             notes += topology.device_notes(visible)
@@ -259,7 +261,13 @@ class Life:
         warm = group.nodes[0].warm if group.nodes else {}
         unguarded = warm.get("unguarded") or (group.stores.unguarded if group.stores else "")
         unkept = f"no process is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
-        return [*filter(None, [system.lost()]), *self.trials.words(), *filter(None, [unguarded, unkept])]
+        comms = variables.uses_torchcomms(os.environ) and (
+            f"{variables.TORCHCOMMS} replaces torch's process groups, so deadlocks may be missed and stuck ranks "
+            f"replaced; to use the usual ones, leave it out and restart the kernel"
+        )
+        return [
+            *filter(None, [system.lost()]), *self.trials.words(), *filter(None, [unguarded, unkept, comms or ""]),
+        ]  # fmt: skip
 
 
 def weakly_said(life: Life) -> Callable[[str], bool]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from nbddp.agent.handle import Agent
+from nbddp.base.faces import face
 from nbddp.base.folder import here
 from nbddp.errors import BadInput, WorkerFailed
 from nbddp.plan import variables
@@ -72,7 +73,6 @@ class Pool:
     holding = Life
     connection = RankConnection
     trials = Trials
-    shown: ClassVar[Callable[[Pool], Any]] = lambda pool: None  # its mimebundle, from who can draw it (`nbddp.panel`)
     plain = False  # whether `call` takes JSON alone from the ranks: strangers' code runs there (`nbddp.teach.examiner`)
 
     def __init__(
@@ -118,7 +118,7 @@ class Pool:
         self.stop()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        return self.shown()
+        return face("pool", self)
 
     def warm_up(self) -> None:
         """Have a warm process begin, which looks at this machine's devices and imports torch; returns at once."""

@@ -46,7 +46,7 @@ def pulled(names: Sequence[str], answers: Mapping[int, Sequence[Any]]) -> dict[s
     for i, name in enumerate(names):
         lacking = [r for r, answer in answers.items() if not answer[i]]
         if lacking:
-            raise BadInput(f"{name} is not defined on {rank_words(lacking)}; assign it in a %%ddp cell")
+            raise BadInput(f"{name!r} is not defined on {rank_words(lacking)}; assign it in a %%ddp cell")
         found[name] = RankValues({r: values.unpack(answer[i]) for r, answer in answers.items()})
     return found
 

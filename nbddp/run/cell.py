@@ -7,11 +7,14 @@ stands in the notebook. Pure: how IPython's own syntax becomes Python is handed 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from nbddp.base.source import first_word, program_rows
 from nbddp.errors import BadInput, CellSyntaxError
 
+IS_MAGIC = re.compile(r"%%ddp(\s|$)")
 AROUND = {"%%capture", "%%prun", "%%time", "%%timeit"}  # cell magics that run what is below them as a cell
 
 
@@ -24,15 +27,38 @@ class Parted(NamedTuple):
 
 
 def parted(cell: str) -> Parted | None:
-    """None if it is no `%%ddp` cell. Above the magic line may be empty rows, and magics of AROUND."""
+    """None if it is no `%%ddp` cell. Above the magic line may be empty rows, comments, and magics of AROUND."""
     rows = cell.split("\n")
     for top, row in enumerate(rows):
         magic, _, line = row.strip().partition(" ")
         if magic == "%%ddp":
             return Parted(top, line.strip(), "\n".join(rows[top + 1 :]))
-        if magic and magic not in AROUND:
+        if magic and not magic.startswith("#") and magic not in AROUND:
             break
     return None
+
+
+def uncommented(lines: list[str]) -> list[str]:
+    """For IPython, which takes a cell magic in the first line of a cell alone: without the comments above `%%ddp`."""
+    for top, row in enumerate(lines):
+        if IS_MAGIC.match(row):
+            return lines[top:]
+        if row.strip() and not row.lstrip().startswith("#"):
+            break
+    return lines
+
+
+def bodied(lines: list[str]) -> list[str]:
+    """For IPython, which refuses a cell magic without a body: with an empty row below a `%%ddp` line that is alone."""
+    return [f"{lines[0].rstrip()}\n", "\n"] if len(lines) == 1 and IS_MAGIC.match(lines[0]) else lines
+
+
+bodied.has_side_effects = True  # type: ignore[attr-defined]  # a terminal asks with the others whether a cell is whole
+
+
+def has_program(body: str) -> bool:
+    """Whether anything but comments is below the magic line."""
+    return bool(program_rows(body))
 
 
 def prepare(line: str, body: str, above: Sequence[str] = ()) -> str:
@@ -40,7 +66,7 @@ def prepare(line: str, body: str, above: Sequence[str] = ()) -> str:
     `rows_above` gives it."""
     if body.lstrip().startswith("%%"):
         return body.lstrip()
-    rows = [f"# {row}".rstrip() for row in (*above, f"%%ddp {line}")]
+    rows = [row if row.lstrip().startswith("#") else f"# {row}".rstrip() for row in (*above, f"%%ddp {line}")]
     return "\n".join([*rows, dedented(body)])
 
 
@@ -73,19 +99,28 @@ def dedented(body: str) -> str:
     return "".join([*rows[:first], *leading_indent(rows[first:])])
 
 
-def check(code: str, name: str, transform: Callable[[str], str]) -> None:
-    """Raise BadInput for an empty cell, CellSyntaxError for one that no rank could compile.
+def check(code: str, name: str, transform: Callable[[str], str], is_magic: Callable[[str], bool]) -> None:
+    """Raise CellSyntaxError for a cell that no rank could compile.
 
     name: how the cell is shown, `Cell In[3]`.
     transform: IPython's syntax → Python's.
+    is_magic: whether IPython takes a word for a magic's name where it is the first in a cell of one row, without its %.
     """
-    lines = [text.strip() for text in code.splitlines()]
-    if not any(text and not text.startswith("#") for text in lines):
-        raise BadInput("the cell under %%ddp is empty; write the program below the line, or type %ddp start")
     try:
         compile(transform(code), name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except SyntaxError as e:
+        rows = program_rows(code)
+        if len(rows) == 1 and is_magic(first_word(code.splitlines()[rows[0]])):
+            return  # `cd ..`: what names the ranks have, they know
         raise _worded(e, name, code) from None
+
+
+def refusal(line: str, instead: str = "") -> BadInput:
+    """For a `%%ddp` line without a program that is not about the pool alone. instead: a command for what it asks."""
+    return BadInput(
+        f"the cell under {f'%%ddp {line}'.rstrip()} is empty; write the program below the line, or type "
+        f"{instead or '%ddp start'}"
+    )
 
 
 def as_python(code: str) -> list[str] | None:

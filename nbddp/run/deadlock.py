@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from nbddp.errors import RankStatus
 from nbddp.plan.topology import rank_words
-from nbddp.run.positions import ANY, GONE, NEW_GROUP, RECV, SEND, Call, Position, Positions
+from nbddp.run.positions import ANY, APART, GONE, NEW_GROUP, RECV, SEND, Call, Position, Positions
 
 
 @dataclass(frozen=True)
@@ -280,13 +280,20 @@ def waiting_words(p: Position, all_of: Positions) -> str:
     if p.call is None:
         return ""
     (ranks, every), known = waits_for(p, all_of, seems=True), waits_for(p, all_of)[0]
+    if p.call.missing:
+        missing = f"{rank_words(p.call.missing)}, which this pool does not have"
+        return _noted(f"waiting in {p.call.words()} for {missing}", p.call)
     if not ranks:
-        return f"in {p.call.words()}"
+        return p.call.note if p.call.kind == APART and p.call.note else _noted(f"in {p.call.words()}", p.call)
     waits = "waiting" if set(known) == set(ranks) else "apparently waiting"
     if _peer(p.call) is not None:
         return f"{waits} in {p.call.words()}"  # which names the rank
     one_of = "" if every or len(ranks) == 1 else "any of "
-    return f"{waits} in {p.call.words()} for {one_of}{rank_words(ranks)}"
+    return _noted(f"{waits} in {p.call.words()} for {one_of}{rank_words(ranks)}", p.call)
+
+
+def _noted(words: str, call: Call) -> str:
+    return f"{words}, {call.note}" if call.note else words
 
 
 def may_act_words(all_of: Positions) -> list[str]:

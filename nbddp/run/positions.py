@@ -22,6 +22,7 @@ UNIFORM = {
 }  # same shape and dtype everywhere
 IN_TORCH = ("collective", "send", "recv", "store", "init", "new_group", "wait")
 GONE = (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.ABSENT)
+APART = "apart"  # a call in which it waits for what the pool does not know: seen, and never part of a verdict
 NCCL, STORE = "nccl", "store"  # what a collective waits with
 SEND, RECV, ANY = "s", "r", -1  # the sides of a channel; a receive from any source
 DESTROY = "destroy_process_group"
@@ -39,7 +40,7 @@ class Call:
     `op` is what the user wrote, `made_of` the collective under it (`all_gather` under `gather_object`), `what` its
     tensors (`float[4]`), `root` its source or destination, if it has one. `group` is the group's name, `ranks` its
     members, `of` what is said of it. A send or receive is the `nth` on its `channel`. `seen`: that it is not done
-    is evident.
+    is evident. `note`: what else is known of what it waits for; `missing`: ranks of its `world` that no pool has.
     """
 
     op: str
@@ -57,6 +58,9 @@ class Call:
     seen: bool = True
     epoch: tuple[int, int] = (0, 0)
     in_thread: bool = False
+    note: str = ""
+    world: int = 0
+    missing: tuple[int, ...] = ()
 
     def words(self) -> str:
         """`all_reduce #14`, `recv from rank 1`, `init_process_group`."""
@@ -225,6 +229,7 @@ def _call_of(facts: Mapping[str, Any]) -> Call | None:
     if call is None:
         call = {"op": pending["op"] or "collective", "kind": "pending"}
     known: dict[str, Any] = {"op": call["op"], "kind": call["kind"], "peer": call.get("peer")}
+    known |= {"note": call.get("note", ""), "world": call.get("world", 0), "missing": tuple(call.get("missing", ()))}
     if call["kind"] == "init" and facts.get("inits", 0) > 1:
         known["op"] = f"{call['op']} #{facts['inits']}"
     if "made" in call:
@@ -257,7 +262,7 @@ def _is_blocked(call: Call, facts: Mapping[str, Any], still: bool) -> bool:
     backend = pending["backend"] if pending is not None else ""
     if backend == NCCL:
         return waits in ("futex", "busy")  # CUDA waits may spin; that it does not move on is seen in two looks
-    if call.kind in ("store", "init", "new_group") or backend == STORE:
+    if call.kind in ("store", "init", "new_group", APART) or backend == STORE:
         return bool(waits != "busy")  # a store's client sleeps in poll or read
     if call.kind in IN_TORCH and (facts.get("exact", False) or pending is None):
         return waits in ("futex", "")

@@ -132,7 +132,7 @@ def end_words(code: int | str | None, lost: str = HOST_GONE) -> str:
     saw."""
     if isinstance(code, int) and code < 0:
         name = signal_name(code)
-        hint = "; the kernel's out-of-memory killer is the usual cause" if name == "SIGKILL" else ""
+        hint = "; running out of memory is the usual cause" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}"
     if code is None:
         return lost

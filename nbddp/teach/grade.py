@@ -125,14 +125,14 @@ def parser() -> argparse.ArgumentParser:
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number; use 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number; use 1 or more")
     return number
 
 
 def _above_zero(text: str) -> float:
     number = float(text)
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number; use one such as 30")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number; use one such as 30")
     return number
 
 

@@ -37,7 +37,7 @@ class Findings:
             verdict = self.verdicts.get(seam.key, Verdict(True, None))
             present = said(verdict.present if seam.key in self.verdicts else None)
             rows.append([seam.library, seam.key, present, said(verdict.works), seam.without])
-        return Table(["of", "seam", "present", "works", "without it"], rows)
+        return Table(["of", "what nbddp uses", "present", "works", "without it"], rows)
 
     def broken(self) -> list[tuple[Seam, Verdict]]:
         """The seams that are missing or fail, in the table's order."""
@@ -54,7 +54,7 @@ class Findings:
         """What the table amounts to: how many work, what is untried, and what is lost."""
         broken, untried = self.broken(), self._untried()
         works = sum(v.works is True for v in self.verdicts.values())
-        lines = [f"{counted(len(SEAMS), 'seam')}: {works} work, {len(broken)} fail, {len(untried)} not tried"]
+        lines = [f"{len(SEAMS)} uses of internals: {works} work, {len(broken)} fail, {len(untried)} not tried"]
         lines += [f"{seam.key}: {why}" for seam, why in untried if why]
         for seam, verdict in broken:
             lines.append(f"{seam.library}: {seam.key}: {verdict.why}. Lost: {seam.without}")

@@ -17,7 +17,7 @@ from typing import Any
 
 from nbddp.base.clock import clock
 from nbddp.seams import torch_seams
-from nbddp.worker import check, checked, failure, flight, frames, groups, later, noted, threads
+from nbddp.worker import check, checked, failure, flight, frames, groups, later, noted, reaching, threads
 from nbddp.worker.frames import Frame
 from nbddp.worker.noted import ANY, NOTES, Note
 
@@ -26,13 +26,14 @@ OTHERS = (torch_seams.FUNCTIONAL,)
 RESULT, FOR_RESULT = "wait_tensor", ("unwrap", "trigger_wait", "wait", "wait_tensor")  # of a functional collective
 HERE = noted.FILE
 WORKER = os.path.dirname(HERE)
-CHECK, GROUPS = check.__file__, groups.__file__
+CHECK, GROUPS, REACHING = check.__file__, groups.__file__, reaching.__file__
 INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch_seams.BACKWARD
 DESTROY = "destroy_process_group"
 TO_PEER, FROM_PEER = ("send", "isend", "send_object_list"), ("recv", "irecv", "recv_object_list")
 DEFAULT, UNNAMED = "default_pg", ("default_pg", "undefined", "")  # how torch describes groups that nobody has described
 HISTORY = 64
 ALSO = 4  # other threads in torch's calls, told
+MOST_MISSING = 100_000  # ranks of a world that are named as missing
 LOOKS = 5  # at a rank that moves on while it is looked at
 OWN: dict[str, int] = {}  # this worker's rank and the size of the world, whatever a program does to its environment
 
@@ -259,8 +260,12 @@ def _place(frame: Frame, names: dict[str, str]) -> tuple[str, int, str]:
 def _call(inside: list[Frame]) -> dict[str, Any] | None:
     """The outermost call of torch's that blocks, among the frames inside the user's."""
     inner = ""
-    for frame in reversed(inside):
+    for i, frame in enumerate(reversed(inside)):
         file, name = frame.file.replace("\\", "/"), frame.name
+        if file == REACHING:
+            return {"op": "TCPStore", "kind": "apart", "note": _reaches(inside)}
+        if file.endswith(COLLECTIVES) and name == INIT:
+            return {**_described(name, frame), "note": _reaches(inside[: len(inside) - i])}
         if file == GROUPS and name == "drop":
             return {"op": "destroy_process_group of an earlier cell's group", "kind": "drop"}
         if name == DESTROY and file.startswith(WORKER):  # gloo's threads are joined when torch's own frame has gone
@@ -284,8 +289,11 @@ def _described(name: str, frame: Frame) -> dict[str, Any]:
         kind = "outside" if any(limits) else "store"  # with a time limit it ends by itself
         return {"op": f"store.{original.__name__}({keys!r})", "kind": kind, "store": store}
     if name == INIT:
-        whole = frame.get("world_size")[0] in (-1, None, OWN["size"])
-        return {"op": name, "kind": "init" if whole else "outside"}  # of fewer ranks: which ones is not known
+        size, rank = (_placed(*each) for each in zip(("size", "rank"), frame.get("world_size", "rank"), strict=True))
+        whole = size == OWN["size"]
+        missing = size > OWN["size"] and rank == OWN["rank"]  # of fewer ranks: which ones is not known
+        lacks = {"world": size, "missing": [*range(OWN["size"], min(size, MOST_MISSING))]} if missing else {}
+        return {"op": name, "kind": "init" if whole else "apart", **lacks}
     if name == "monitored_barrier":  # it has a time limit and a report of its own
         return {"op": name, "kind": "outside"}
     if name.startswith(NEW_GROUP) or name in ("new_subgroups", "split_group"):
@@ -295,6 +303,32 @@ def _described(name: str, frame: Frame) -> dict[str, Any]:
         peer, in_group = frame.get("dst", "group_dst") if sends else frame.get("src", "group_src")
         return {"op": name, "kind": "send" if sends else "recv", "peer": in_group if peer is None else peer}
     return {"op": name, "kind": "collective"}
+
+
+def _placed(which: str, given: Any) -> int:
+    """The rank, or the size of the world, that an init is for: as given, or as the environment has it."""
+    if isinstance(given, int) and given >= 0:
+        return given
+    try:
+        return int(os.environ[{"size": "WORLD_SIZE", "rank": "RANK"}[which]])
+    except (KeyError, ValueError):
+        return OWN[which]
+
+
+def _reaches(inside: list[Frame]) -> str:
+    """Which store of the program's own a rank waits for, if it waits for one."""
+    for frame in inside:
+        if frame.file != REACHING:
+            continue
+        if frame.name == "until_there":
+            host, port, why = frame.get("host", "port", "why")
+            return f"connecting to a store at {reaching.address(host, port)}{f', {why}' if why else ''}"
+        if frame.name == "serve":
+            return f"waiting for others to connect to its store at {frame.get('where')[0]}"
+        if frame.name == "join":
+            (given,) = frame.get("given")
+            return f"connecting to a store at {reaching.address(given['host_name'], given['port'])}"
+    return ""
 
 
 def _owned(call: dict[str, Any] | None, groups: Any) -> dict[str, Any] | None:

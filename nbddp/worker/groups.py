@@ -38,7 +38,7 @@ from typing import Any
 from nbddp.base import system
 from nbddp.base.clock import clock
 from nbddp.seams import torch_seams
-from nbddp.worker import checked, flight, foreign, loopback, noted, pairs, shared
+from nbddp.worker import checked, flight, foreign, loopback, noted, pairs, reaching, shared
 from nbddp.worker.quiet import Quiet
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
@@ -247,9 +247,14 @@ class Groups:
         def __init__(store: Any, *args: Any, **kwargs: Any) -> None:
             self.touched = True
             with self.sockets.watch(), self._quiet.connecting():
-                original(store, *args, **kwargs)
+                reaching.make(original, store, args, kwargs, self._is_of_pool(*args, **kwargs))
 
         return __init__
+
+    def _is_of_pool(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether these arguments of a store are those of the pool's."""
+        given = {**dict(zip(loopback.PARAMETERS, args, strict=False)), **kwargs}
+        return (given.get("host_name"), given.get("port")) in (self._injected, self._connect)
 
     def _wrap_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """torch makes a group, and a store for it; of one that this rank is no member of, a mere sign."""

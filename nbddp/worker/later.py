@@ -20,7 +20,6 @@ import signal
 import struct
 import sys
 import threading
-import time
 import weakref
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ import tornado
 import zmq
 from ipykernel import ipkernel
 
+from nbddp.base.clock import clock
 from nbddp.seams import ipykernel_seams
 from nbddp.worker import threads
 from nbddp.worker.frames import Frame
@@ -127,7 +127,7 @@ def _rests(thread: threading.Thread | None, its: list[Frame]) -> bool:
     if thread is None or not its or its[0].file != POOLED:
         return False
     (queue,) = its[0].get("work_queue")
-    ran, now = threads.ran(thread.native_id), time.monotonic()
+    ran, now = threads.ran(thread.native_id), clock.monotonic()
     before, since = _resting.get(thread, (None, now))
     if ran is None or queue is None or queue.qsize() or ran != before:
         _resting[thread] = ran, now

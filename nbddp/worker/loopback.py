@@ -44,6 +44,11 @@ def listen(address: str | None, store: tuple[Place, Place] | None = None) -> Non
     _store = store
 
 
+def is_port_of_pool(port: int) -> bool:
+    """Whether this is the MASTER_PORT that programs are given."""
+    return _store is not None and port == _store[0][1]
+
+
 def install() -> None:
     """Have TCPStore do so in this process; once."""
     import torch.distributed as dist

@@ -34,7 +34,7 @@ from typing import Any
 from nbddp.base import system
 from nbddp.base.clock import clock
 from nbddp.seams import torch_seams
-from nbddp.worker import noted, threads
+from nbddp.worker import noted, reaching, threads
 from nbddp.worker.reserve import Reserve
 
 AGAIN = 0.05  # seconds between two shuts
@@ -271,6 +271,8 @@ class Release:
         """Return once gloo moves no bytes and computes nothing: a message that both sides work at comes to its end.
         What it computes once a peer has cut its connections is of no use: it takes notice of that. main: the main
         thread's bytes count too; not where it is the one that asks."""
+        if main and reaching.SERVING:  # what moves is its own question whether all have come
+            return
         moved_at = clock.monotonic()
         until = moved_at + LET_THROUGH
         if self._seen is None:

@@ -13,6 +13,8 @@ from typing import Any
 import IPython
 from IPython.core.inputtransformer2 import TransformerManager
 
+from nbddp.base.source import first_word, program_rows
+
 Given = list[str]  # the version of IPython that has transformed it, and the text after
 
 
@@ -27,6 +29,7 @@ class CellText:
         """Once, when the worker starts."""
         manager = shell.input_transformer_manager
         manager.transform_cell = self._as_given(manager, manager.transform_cell)
+        self._shell = shell
         shell.transform_cell = self._once(shell.transform_cell)
         shell.should_run_async = _asked_once(shell, shell.should_run_async)
 
@@ -56,11 +59,24 @@ class CellText:
             known, self._found = self._found, None
             if known is not None and known[0] == raw_cell:
                 return known[1]
-            found = transform(raw_cell)
+            found = self._expanded(transform(raw_cell))
             self._found = raw_cell, found
             return found
 
         return transform_cell
+
+    def _expanded(self, text: str) -> str:
+        """IPython takes the first word of a cell of one row for a magic or an alias (`ls`, `pwd`) if it is no name. It
+        does not see that this is one: above the row is the magic line."""
+        rows, of_program = text.splitlines(keepends=True), program_rows(text)
+        if len(of_program) != 1 or len(rows) == 1 or not self._shell.automagic:
+            return text
+        at = of_program[0]
+        if self._shell.find_line_magic(first_word(rows[at])) is None:
+            return text
+        with self._shell.builtin_trap:
+            rows[at] = self._shell.prefilter_manager.prefilter_lines(rows[at]) + "\n"
+        return "".join(rows)
 
 
 def _parts(manager: TransformerManager) -> tuple[list[Any], ...]:

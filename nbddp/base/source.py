@@ -1,0 +1,19 @@
+"""A cell's text as rows."""
+
+from __future__ import annotations
+
+import re
+
+WORD = re.compile(r"\s*(\w*)")
+
+
+def program_rows(text: str) -> list[int]:
+    """Which rows of a text are neither empty nor comments."""
+    rows = enumerate(map(str.strip, text.splitlines()))
+    return [i for i, row in rows if row and not row.startswith("#")]
+
+
+def first_word(row: str) -> str:
+    """What IPython takes for the name of a magic whose % is left out."""
+    found = WORD.match(row)
+    return found[1] if found else ""
