@@ -27,7 +27,7 @@ from nbddp.trace.steps import Bucket, Recording, Step
 from nbddp.trace.waiting import typical
 from tests.handmade import ENGINE, MAIN, NCCL_STREAM, Made, merged
 from tests.machines import nvswitch_machine
-from tests.test_topology import cpu, host_of
+from tests.pool.test_topology import cpu, host_of
 
 HERE = Path(__file__).parent
 MS = 1_000_000

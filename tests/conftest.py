@@ -16,11 +16,12 @@ from nbddp.agent.handle import Agent
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.teach import check
-from tests import slurm_hosts, ssh_hosts, warm
+from tests import warm
+from tests.hosts import slurm_hosts, ssh_hosts
 from tests.kernels import Kernel, loaded
-from tests.lessons import pool_of
+from tests.lessons.answers import pool_of
 
-pytest.register_assert_rewrite("tests.faults")
+pytest.register_assert_rewrite("tests.pool.faults")
 # a busy machine is no failure of the example that was just tried
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
@@ -98,7 +99,7 @@ def _lessons_pools() -> Iterator[Pools]:
 
 
 def _is_of_lessons(request: pytest.FixtureRequest) -> bool:
-    return request.path.name.startswith("test_teach_")
+    return request.path.parent.name == "lessons"
 
 
 @pytest.fixture(scope="module", autouse=True)

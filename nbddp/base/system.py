@@ -1,7 +1,7 @@
 """What of the operating system is Linux's alone, and what is lost where it is missing.
 
 Linux tells in /proc what a process's threads wait for and which sockets are whose, and lets a warm process fork; on
-macOS no torch may be forked and nothing tells. `tests/refused.py` takes all this from nbddp's own files.
+macOS no torch may be forked and nothing tells. `tests/versions/refused.py` takes all this from nbddp's own files.
 """
 
 from __future__ import annotations

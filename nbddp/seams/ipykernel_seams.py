@@ -1,6 +1,6 @@
 """Every private name of ipykernel and IPython that nbddp uses, each as a function with a name of ours.
 
-No other module reads one (`tests/test_seams.py`), but for what a subclass overrides: that stays in the
+No other module reads one (`tests/versions/test_seams.py`), but for what a subclass overrides: that stays in the
 subclass, and `OVERRIDES` lists it.
 """
 

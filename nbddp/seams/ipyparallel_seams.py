@@ -1,6 +1,6 @@
 """Every private name of ipyparallel's client that nbddp uses, each as a function with a name of ours.
 
-No other module reads one (`tests/test_seams.py`). `missing` tells what an unknown ipyparallel lacks.
+No other module reads one (`tests/versions/test_seams.py`). `missing` tells what an unknown ipyparallel lacks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every private name of torch that nbddp uses, each as a function or constant with a name of ours.
 
-No other module reads one (`tests/test_seams.py`). torch itself is imported inside the functions, so that this
+No other module reads one (`tests/versions/test_seams.py`). torch itself is imported inside the functions, so that this
 module can be read where torch is not loaded. Behaviour stays with the callers; here is only where torch keeps what
 they need, and what they get where a version of torch does not have it.
 """

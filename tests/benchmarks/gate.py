@@ -23,7 +23,7 @@ import nbddp
 from nbddp.agent import peers
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
-from tests import hidden
+from tests.versions import hidden
 
 ROOT = Path(__file__).parents[2]
 SET_UP = "import os, time, torch, torch.distributed as dist\nfrom nbddp.worker import pairs\nt = torch.ones(1)\n"

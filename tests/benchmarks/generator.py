@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
-from tests.faults import StopWhenReady
+from tests.pool.faults import StopWhenReady
 
 TOO_LONG = 15.0  # seconds a cell may take
 PREPARE = """\

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests import hidden
 from tests.kernels import Kernel
+from tests.versions import hidden
 
 ROOT = Path(__file__).parents[2]
 STEP = """

@@ -27,7 +27,7 @@ from nbddp.draw.topology import topology
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.trace.waiting import typical
-from tests.faults import CALLS, SET_UP, StopWhenReady, cases
+from tests.pool.faults import CALLS, SET_UP, StopWhenReady, cases
 
 COUNT = (
     "import os; kept = globals().get('kept', 0) + 1; print('cell', {number}, 'rank', os.environ['RANK'], flush=True)\n"

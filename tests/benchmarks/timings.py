@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.draw.timings import timings
 from nbddp.run.screen import Silent
-from tests.test_timings import recording
+from tests.pool.test_timings import recording
 
 CELL = """
 import itertools, statistics, time, torch, torch.distributed as dist

@@ -14,9 +14,9 @@ from typing import Any
 
 import nbformat
 
+from tests.browser.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, sync_api, until
 from tests.looks.outputs import Output
 from tests.looks.structure import Seen
-from tests.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, sync_api, until
 
 FRONT_ENDS = {"lab": "jupyterlab", "notebook": "notebook"}
 PAGES = {"lab": "doc/tree", "notebook": "notebooks"}

@@ -12,11 +12,11 @@ from typing import Any
 
 import pexpect
 
+from tests.browser.test_browser import FLAGS, PATIENCE, sync_api
 from tests.looks.front_ends import LIVE, STRUCTURE, Look, browsers_path
 from tests.looks.outputs import Output
 from tests.looks.structure import Seen
-from tests.test_browser import FLAGS, PATIENCE, sync_api
-from tests.test_terminals import environment
+from tests.notebook.test_terminals import environment
 
 LINES, COLUMNS = 48, 120
 CONTROL = re.compile(r"\x1b\[([\d;]*)([A-Za-z])|\x1b[][()?][^\x07\x1b]*\x07?|([\r\n])")

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 
 from nbddp.teach import check
-from tests.lessons import SOURCES, assigned, builder, cells, defined, pool_of
+from tests.lessons.answers import SOURCES, assigned, builder, cells, defined, pool_of
 from tests.mutants.generate import Change, mutants
 
 TABLE = Path(__file__).with_name("survivors.json")

@@ -5,7 +5,7 @@
 (() => {
   "use strict";
 
-  // STYLE + POINTED of nbddp/draw/page.py; tests/test_figures.py compares them, and says what to write here
+  // STYLE + POINTED of nbddp/draw/page.py; tests/browser/test_figures.py compares them, and says what to write here
   const RULES = "[data-jp-theme-light=\"false\"] .nbddp-picture, .vscode-dark .nbddp-picture, .vscode-high-contrast:not(.vscode-high-contrast-light) .nbddp-picture {filter: invert(1) hue-rotate(180deg); mix-blend-mode: screen} [data-jp-theme-light=\"false\"] .nbddp-sheet, .vscode-dark .nbddp-sheet, .vscode-high-contrast:not(.vscode-high-contrast-light) .nbddp-sheet {background: var(--jp-layout-color0, var(--vscode-editor-background, transparent))} .nbddp-spot {position: absolute} .nbddp-spot:hover {outline: 2px solid currentColor; outline-offset: -1px} ";
 
   const SLIDERS = ":is(.nbddp-panel, .nbddp-explorer) [role=slider]";

@@ -1,0 +1,63 @@
+"""torchrun's command line as it is understood behind `%ddp`: flags, spellings, `PET_*`, and what is answered."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from nbddp.front.commands import parse_command
+from nbddp.plan import torchrun
+
+
+def flags(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
+    """Destination → its spellings."""
+    return {a.dest: a.option_strings for a in parser._actions if a.dest != "help"}
+
+
+def real(form: str) -> argparse.ArgumentParser:
+    """The parser of the torch that is installed."""
+    from torch.distributed import launch, run
+
+    found: list[Any] = []
+    if form == torchrun.TORCHRUN:
+        return run.get_args_parser()
+    original = argparse.ArgumentParser.parse_args
+    try:
+        argparse.ArgumentParser.parse_args = lambda self, *args: found.append(self)  # type: ignore[method-assign,assignment]
+        launch.parse_args([])
+    finally:
+        argparse.ArgumentParser.parse_args = original  # type: ignore[method-assign]
+    return found[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("form", [torchrun.TORCHRUN, torchrun.LAUNCH])
+def test_every_flag_of_torchrun_is_honoured_or_answered(form: str) -> None:
+    ours, theirs = flags(torchrun.parser_of("%ddp", form)), flags(real(form))
+    known = {*torchrun.HONOURED, *torchrun.NOTED, *torchrun.REFUSED}
+    assert set(theirs) <= known, "a new flag needs a row in plan/torchrun.py"
+    for dest, spellings in theirs.items():
+        assert set(spellings) <= set(ours[dest]), dest
+
+
+@pytest.mark.parametrize(
+    ("typed", "debug", "trace", "slurm"),
+    [
+        ("--debug", "info", None, False),
+        ("--debug detail", "detail", None, False),
+        ("--trace", None, "ddp-trace.json.gz", False),
+        ("--trace x.json", None, "x.json", False),
+        ("--slurm", None, None, None),
+        ("--slurm 12", None, None, 12),
+        ("-n 2 --slurm --debug --trace", "info", "ddp-trace.json.gz", None),
+    ],
+)
+def test_a_script_is_not_taken_for_the_value_of_the_option_before_it(
+    typed: str, debug: str | None, trace: str | None, slurm: Any
+) -> None:
+    spec = parse_command(f"run {typed} train.py --debug x --trace y").launch
+    assert spec.program is not None
+    assert (spec.program.target, spec.argv) == ("train.py", ("--debug", "x", "--trace", "y"))
+    assert (spec.debug, spec.trace) == (debug, trace)
+    assert (spec.slurm.job if spec.slurm else False) == slurm

@@ -1,0 +1,136 @@
+"""For the tests of lessons: solutions out of the notebooks' sources, and answers (right and wrong) run by a check.
+
+A test of a check looks like this:
+
+    ANSWERS = [
+        Mutant("the global rank", "def gpus_of(rank, n, g):\\n    return [rank]", "the global rank is no device index"),
+    ]
+
+    @pytest.mark.parametrize("mutant", ANSWERS, ids=str)
+    def test_wrong_answers_are_told_why(pool, mutant):
+        mutant.meets(check.gpus_of)
+
+`pool` is a fixture (tests/conftest.py): a real pool of the module's own, on which the checks run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import nbddp
+from nbddp.lessons.answer import Answer, Exercise
+from nbddp.teach import check
+from tests import places, warm
+
+NOTEBOOKS = places.ROOT / "notebooks"
+SOURCES = sorted((NOTEBOOKS / "source").glob("*.py"))
+
+
+def builder() -> ModuleType:
+    """`notebooks/build.py` as a module."""
+    return script("build")
+
+
+def script(name: str) -> ModuleType:
+    """A script of `notebooks/` as a module."""
+    full = f"notebooks_{name}"
+    if full not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full, NOTEBOOKS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[full] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[full]
+
+
+def cells(lesson: str) -> list[Any]:
+    """The cells of the source whose name begins with `lesson`, such as "02"."""
+    (path,) = [p for p in SOURCES if p.name.startswith(lesson)]
+    return list(builder().parse(path.read_text(encoding="utf-8")))
+
+
+def solution(lesson: str, name: str) -> Any:
+    """What the lesson's solution defines under `name`, as its notebook's cell would."""
+    return _one(builder().solutions(cells(lesson)), lesson, name)
+
+
+def exercise(lesson: str, name: str) -> Any:
+    """The unfinished `name` that the lesson gives a learner."""
+    return _one(builder().exercises(cells(lesson)), lesson, name)
+
+
+def text_of(outputs: Iterable[Any]) -> str:
+    """What a notebook's outputs say: streams, and displays as text."""
+    return "".join(o.get("text", "") + o.get("data", {}).get("text/plain", "") + o.get("evalue", "") for o in outputs)
+
+
+def is_ok(outputs: Iterable[Any]) -> bool:
+    """Whether the last line is a check's `ok`, with what was verified or without."""
+    last = text_of(outputs).rstrip().split("\n")[-1]
+    return last == "ok" or last.startswith("ok: ")
+
+
+def _one(sources: list[str], lesson: str, name: str) -> Any:
+    found = [s for s in sources if name in assigned(s)]
+    assert len(found) == 1, f"lesson {lesson} defines {name} in {len(found)} cells of its kind"
+    return defined(found[0], name)
+
+
+def assigned(source: str) -> set[str]:
+    """Names that a cell binds at its top level."""
+    found: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+    return found
+
+
+def defined(source: str, name: str) -> Any:
+    """`name` as a notebook that has run `source` would have it: of `__main__`, so that it travels by value."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(textwrap.dedent(source), "<cell>", "exec"), space)
+    return space[name]
+
+
+def some(answers: Sequence[Any]) -> list[Any]:
+    """Wrong answers that real ranks run: every fourth is always run, the others with the mutants, by `-m mutants`."""
+    return [a if i % 4 == 0 else pytest.param(a, marks=pytest.mark.mutants) for i, a in enumerate(answers)]
+
+
+@contextmanager
+def pool_of(nproc: int, **options: Any) -> Iterator[nbddp.Pool]:
+    """A real pool on which all checks inside the block run."""
+    with warm.pool(nproc, **options) as pool, check.on(pool):
+        yield pool
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A wrong answer: `source` defines it under the exercise's name, and the check's line must contain `says`."""
+
+    name: str
+    source: str
+    says: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def meets(self, exercise: Exercise) -> Answer:
+        """The check's answer, which must be wrong in the way that is expected."""
+        answer = exercise(defined(self.source, exercise.name))
+        assert not answer.ok, f"{self.name} passes"
+        assert self.says in answer.line, answer.line
+        assert "\n" not in answer.line
+        return answer

@@ -1,0 +1,179 @@
+"""`--debug` and `--env`: tables for the pure part; on real ranks what they see, which of them are new, and deadlocks
+under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import nbddp
+from nbddp.errors import BadInput, RunHung, WorkerFailed
+from nbddp.plan import variables
+from nbddp.plan.options import LaunchSpec, parse_cell
+from nbddp.run.screen import Silent
+from tests import warm
+
+HERE = [
+    {"name": "lo", "addresses": ["127.0.0.1"], "speed": 0, "loopback": True},
+    {"name": "eth0", "addresses": ["10.0.0.2"], "speed": 1000, "loopback": False},
+    {"name": "ib0", "addresses": [], "speed": 0, "loopback": False},
+]
+
+
+@pytest.mark.parametrize(
+    ("setting", "missing"),
+    [
+        ("GLOO_SOCKET_IFNAME=eth0", ""),
+        ("GLOO_SOCKET_IFNAME=lo,eth0", ""),
+        ("GLOO_SOCKET_IFNAME=eth", "eth"),
+        ("GLOO_SOCKET_IFNAME=lo,eth1", "eth1"),
+        ("TP_SOCKET_IFNAME=wlan0", "wlan0"),
+        ("NCCL_SOCKET_IFNAME=eth", ""),  # a beginning
+        ("NCCL_SOCKET_IFNAME=bond,eth", ""),
+        ("NCCL_SOCKET_IFNAME=bond,wlan", "bond* or wlan*"),
+        ("NCCL_SOCKET_IFNAME==eth0", ""),  # exactly
+        ("NCCL_SOCKET_IFNAME==eth", "eth"),
+        ("NCCL_SOCKET_IFNAME=^docker", ""),  # all but these
+    ],
+)
+def test_interfaces_that_are_named_are_looked_for(setting: str, missing: str) -> None:
+    name, _, value = setting.partition("=")
+    if not missing:
+        variables.check_interfaces({name: value}, HERE)
+        return
+    with pytest.raises(BadInput) as e:
+        variables.check_interfaces({name: value}, HERE, "nodea")
+    assert str(e.value) == (
+        f"{setting}: nodea has no interface {missing} that is up; it has lo (127.0.0.1), eth0 (10.0.0.2), "
+        "ib0 (no address)"
+    )
+
+
+# -- real ranks ------------------------------------------------------------------------------------
+
+LOOK = """
+import json, os
+import torch.distributed as dist
+from nbddp.seams import torch_seams
+library = torch_seams.ctypes.CDLL(os.path.join(os.path.dirname(dist.__file__), "../lib/libc10.so"))
+level = torch_seams.ctypes.c_int.in_dll(library, torch_seams.KEEPS_LEVEL).value
+names = ("TORCH_DISTRIBUTED_DEBUG", "NCCL_DEBUG", "LR", "PYTHONHASHSEED")
+json.dumps([os.getpid(), str(dist.get_debug_level()).split(".")[-1], level, *map(os.environ.get, names)])
+"""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[nbddp.Pool]:
+    with warm.pool(3, debug="detail") as made:
+        yield made
+
+
+def seen(pool: nbddp.Pool) -> list[object]:
+    found: list[object] = json.loads(pool.run_cell(LOOK, want_value=True, screen=Silent())[1])
+    return found
+
+
+def test_ranks_have_what_was_set_and_are_new_only_where_it_is_read_once(pool: nbddp.Pool) -> None:
+    pid, *first = seen(pool)
+    assert first == ["DETAIL", 0, "DETAIL", "INFO", None, None]
+    assert pool.ensure(parse_cell("--env LR=3")) == []
+    assert seen(pool) == [pid, "DETAIL", 0, "DETAIL", "INFO", "3", None]
+    [said] = pool.ensure(parse_cell("--debug off"))
+    assert said == (
+        "no NCCL_DEBUG or NCCL_DEBUG_SUBSYS or TORCH_CPP_LOG_LEVEL or TORCH_DISTRIBUTED_DEBUG or TORCH_FR_BUFFER_SIZE: "
+        "read once per process; all workers were replaced, and names on them are gone"
+    )
+    other, *now = seen(pool)
+    assert other != pid
+    assert now == ["OFF", 1, None, None, "3", None]
+    [said] = pool.ensure(parse_cell("--env PYTHONHASHSEED=7 --debug"))
+    assert "so it was imported again" in said
+    assert seen(pool)[1:] == ["INFO", 0, "INFO", "INFO", "3", "7"]
+    assert pool.ensure(parse_cell("--debug info --env LR=3")) == [], "nothing has changed"
+    with pytest.raises(BadInput, match=r"^GLOO_SOCKET_IFNAME=nowhere0: this machine has no interface nowhere0"):
+        pool.ensure(parse_cell("--env GLOO_SOCKET_IFNAME=nowhere0"))
+    assert seen(pool)[1:] == ["INFO", 0, "INFO", "INFO", "3", "7"], "nothing was changed"
+    pool.ensure(parse_cell("--debug detail --env PYTHONHASHSEED --env LR"))
+
+
+INIT = """
+import os, time, torch, torch.distributed as dist
+from datetime import timedelta
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+rank, x = dist.get_rank(), torch.ones(4)
+dist.all_reduce(x)
+"""
+
+
+@pytest.fixture
+def detail(pool: nbddp.Pool) -> nbddp.Pool:
+    pool.ensure(LaunchSpec(debug="detail"))
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("if rank != 1: dist.all_reduce(x)",
+         "ranks 0, 2 wait in all_reduce #2 (line 8); rank 1 has finished the cell without calling it"),
+        ("if rank: dist.broadcast(x, 0)",
+         "ranks 1–2 wait in broadcast #2 (line 8); rank 0 has finished the cell without calling it"),
+        ("dist.all_reduce(x) if rank else dist.recv(x, 1)",
+         "rank 0 waits in recv from rank 1 (line 8); ranks 1–2 wait in all_reduce #2 (line 8)"),
+        ("g = dist.new_group([0, 2])\nif rank == 2: dist.barrier(g)",
+         "rank 2 waits in barrier #1 of group {0, 2} (line 9); rank 0 has finished the cell without calling it"),
+        ("model = DDP(torch.nn.Linear(4, 4))\nfor _ in range(2 + (rank > 0)): model(torch.ones(2, 4)).sum().backward()",
+         "ranks 1–2 wait in backward, collective #N (line 9); rank 0 has finished the cell without calling it"),
+    ],
+    ids=["missing", "rank 0 missing", "crossed", "subgroup", "uneven DDP"],
+)  # fmt: skip
+def test_a_deadlock_under_detail_is_named(detail: nbddp.Pool, program: str, words: str) -> None:
+    with pytest.raises(RunHung) as e:
+        detail.run_cell(INIT + program, hang_after=0.5, screen=Silent())
+    assert words in re.sub(r"collective #\d+", "collective #N", str(e.value))
+    assert {s.rank for s in e.value.states} == {0, 1, 2}
+    assert "freed, names are kept" in e.value.report
+
+
+def test_under_detail_a_rank_that_is_late_is_waited_for(detail: nbddp.Pool) -> None:
+    late = INIT + "time.sleep(2 * (rank == 0))\nfor _ in range(20): dist.all_reduce(x)\nint(x[0]) > 0"
+    assert list(detail.run_cell(late, hang_after=0.5, want_value=True, screen=Silent())) == [True] * 3
+
+
+def test_under_detail_torchs_own_word_on_a_mismatch_is_reported(detail: nbddp.Pool) -> None:
+    with pytest.raises(WorkerFailed, match="Detected mismatch between collectives on ranks"):
+        detail.run_cell(INIT + "dist.all_reduce(x) if rank else dist.broadcast(x, 0)", screen=Silent())
+
+
+def test_under_detail_collectives_are_shown_and_what_is_missing_is_said(detail: nbddp.Pool) -> None:
+    """Those that Python calls are noted as they are called; of others torch's recorder does not say the group."""
+    detail.restart()
+    init, missing = (
+        INIT.removesuffix("dist.all_reduce(x)\n"),
+        "under TORCH_DISTRIBUTED_DEBUG=DETAIL torch does not record",
+    )
+    detail.run_cell(init, screen=Silent())
+    with pytest.raises(BadInput, match="no collective has been recorded; call some"):
+        detail.collectives()
+    cpp = "import torch.distributed._functional_collectives as f\nf.all_reduce(x, 'sum', list(range(3))).sum().item()\n"
+    detail.run_cell(cpp, screen=Silent())
+    with pytest.raises(BadInput, match=f"no collective has been recorded, because {missing}"):
+        detail.collectives()
+    for program, complete in (("dist.all_reduce(x)\n", True), (f"dist.all_reduce(x)\n{cpp}", False), (cpp, False)):
+        detail.run_cell(program, screen=Silent())
+        found = detail.collectives()
+        assert [(kind.op, kind.count) for kind in found.kinds] == [("all_reduce", 1)]
+        assert any(missing in note for note in found.notes) is not complete, program
+
+
+def test_under_detail_all_reduces_of_ddp_are_shown(detail: nbddp.Pool) -> None:
+    model = "model = DDP(torch.nn.Linear(4, 4))\n"
+    detail.run_cell(INIT + model, screen=Silent())
+    detail.run_cell("for _ in range(3): model(torch.ones(2, 4)).sum().backward()", screen=Silent())
+    assert [(kind.op, kind.count) for kind in detail.collectives().kinds if kind.op == "all_reduce"] == [
+        ("all_reduce", 3)
+    ]

@@ -1,0 +1,333 @@
+"""What is said of a rank is evident, on real ranks: what cannot be known is shown and never ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import nbddp
+from nbddp.errors import RunHung, RunStopped, RunTimedOut
+from nbddp.plan.options import LaunchSpec
+from nbddp.run.screen import Silent
+from nbddp.worker import flight, noted
+from tests import warm
+from tests.pool.faults import INIT, SET_UP, Watching, needs_recorder
+
+PREPARE = SET_UP.format(fault="") + INIT
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[nbddp.Pool]:
+    with warm.pool(2) as pool:
+        yield pool
+
+
+HEALTHY = {
+    "large transfers both ways": (
+        "out, into = torch.ones(40_000_000), torch.empty(40_000_000)\n"
+        "for _ in range(6):\n"
+        "    for work in [dist.isend(out, 1 - rank), dist.irecv(into, 1 - rank)]: work.wait()"
+    ),
+    "a thread sends what the main threads wait for": (
+        "import threading\n"
+        "def later(): time.sleep(2); dist.send(torch.ones(1), 1 - rank)\n"
+        "thread = threading.Thread(target=later); thread.start()\n"
+        "dist.recv(torch.ones(1), 1 - rank); thread.join()"
+    ),
+    "a timer sends it": (
+        "import threading\n"
+        "timer = threading.Timer(2, dist.send, (torch.ones(1), 1 - rank)); timer.start()\n"
+        "dist.recv(torch.ones(1), 1 - rank); timer.join()"
+    ),
+    "a rank ends its cell, and a thread of it sends later": (
+        "import threading\n"
+        "if rank == 0: dist.recv(torch.ones(1), 1)\n"
+        "else: threading.Timer(2, dist.send, (torch.ones(1), 0)).start()"
+    ),
+    "a callback on a future calls what the other rank waits for": (
+        "other = dist.new_group([0, 1])\n"
+        "if rank == 0:\n"
+        "    first = dist.all_reduce(torch.ones(1), async_op=True)\n"
+        "    done = first.get_future().then(lambda f: dist.send(torch.ones(1), 1, group=other))\n"
+        "    dist.recv(torch.ones(1), 1, group=other, tag=1)\n"
+        "else:\n"
+        "    time.sleep(2); dist.all_reduce(torch.ones(1))\n"
+        "    dist.recv(torch.ones(1), 0, group=other); dist.send(torch.ones(1), 0, group=other, tag=1)"
+    ),
+    "the other rank has ended its groups": (
+        "if rank == 0:\n    tensor = torch.ones(50_000_000); work = dist.isend(tensor, 1)\n"
+        "    group = dist.new_group([0, 1]); dist.destroy_process_group()\n"
+        "else:\n    group = dist.new_group([0, 1]); time.sleep(1.5); dist.recv(torch.empty(50_000_000), 0)"
+    ),
+    "waits with a time limit": (
+        "import datetime\nstore = dist.distributed_c10d._get_default_store()\n"
+        "work = dist.irecv(torch.ones(1), 1 - rank)\n"
+        "for wait in (work.wait, lambda limit: store.wait(['key'], limit)):\n"
+        "    try: wait(datetime.timedelta(seconds=1.5))\n"
+        "    except RuntimeError: pass\n"
+        "    else: raise AssertionError('nobody has sent it')"
+    ),
+    "worlds of one rank each": (
+        "dist.destroy_process_group()\n"
+        "import tempfile\n"
+        "dist.init_process_group('gloo', init_method='file://' + tempfile.mktemp(), rank=0, world_size=1)\n"
+        "if rank == 0: time.sleep(2)\n"
+        "dist.all_reduce(torch.ones(1)); dist.destroy_process_group()"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_can_end_is_not_ended(two: nbddp.Pool, name: str) -> None:
+    two.run_cell(PREPARE + HEALTHY[name], hang_after=0.3, timeout=60, screen=Silent())
+
+
+def test_a_work_of_an_earlier_cell_is_waited_for(two: nbddp.Pool) -> None:
+    """Rank 1 has called its part two cells ago, and has finished."""
+    two.run_cell(PREPARE + "tensor = torch.ones(60_000_000)", screen=Silent())
+    two.run_cell("work = [dist.all_reduce(tensor, async_op=True) for _ in range(8)]", screen=Silent())
+    two.run_cell("if rank == 0: [w.wait() for w in work]", hang_after=0.1, timeout=60, screen=Silent())
+
+
+def test_a_rank_that_has_not_begun_is_not_said_to_have_finished(two: nbddp.Pool, tmp_path: Path) -> None:
+    """Its main thread is still at work for nobody: it hears of the next cell three seconds late."""
+    sleeps = tmp_path / "sleeps"
+    busy = f"import asyncio, pathlib, time\ndef busy(): pathlib.Path({str(sleeps)!r}).touch(); time.sleep(3)\n"
+    two.run_cell(busy + "asyncio.get_event_loop().call_later(0.1, busy)", ranks=[0], screen=Silent())
+    while not sleeps.exists():
+        time.sleep(0.01)
+    watching = Watching()
+    two.run_cell(PREPARE + "dist.barrier()", hang_after=0.3, timeout=60, screen=watching)
+    assert watching.saw("rank 0 (not begun yet)"), watching.shown
+
+
+@needs_recorder
+def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool, tmp_path: Path) -> None:
+    told, words = tmp_path / "told", "rank 1 (could not say where it is: KeyError: 'profiling_name')"
+
+    class Telling(Watching):
+        """Rank 1 goes on once it has been said."""
+
+        def refresh(self, outputs: object, status: Callable[[], str]) -> float | None:
+            seconds = super().refresh(outputs, status)
+            if self.saw(words):
+                told.touch()
+            return seconds
+
+    rename = (
+        "from nbddp.seams import torch_seams\nkept = torch_seams.flight_recorders\n"
+        "def renamed(dump):\n"
+        "    return lambda **options: dump(**options).replace(b'profiling_name', b'name')\n"
+        "if rank == 1: torch_seams.flight_recorders = lambda: [renamed(dump) for dump in kept()]\n"
+    )
+    back = "\ntorch_seams.flight_recorders = kept"
+    wait = f"\nimport pathlib\nwhile rank == 1 and not pathlib.Path({str(told)!r}).exists(): time.sleep(0.05)\n"
+    watching = Telling()
+    code = PREPARE + rename + "dist.barrier()" + wait + "dist.all_reduce(torch.ones(1))" + back
+    two.run_cell(code, hang_after=0.3, timeout=60, screen=watching)
+    assert watching.saw(words), watching.shown
+    code = PREPARE + rename + "dist.barrier()\nif rank == 0: dist.all_reduce(torch.ones(1))"
+    with pytest.raises(RunTimedOut):
+        two.run_cell(code, hang_after=0.3, timeout=3, screen=watching)
+    two.ensure(LaunchSpec())
+    two.run_cell(back, screen=Silent())
+
+
+NAMED = {
+    "destroy_process_group with a pending collective": (
+        "if rank: work = dist.all_reduce(torch.ones(4), async_op=True); dist.destroy_process_group()",
+        r"rank 1 waits in destroy_process_group for its pending all_reduce #1 \(line \d+\); rank 0 has finished",
+    ),
+    "destroy_process_group, and a barrier of another group": (
+        "group = dist.new_group([0, 1])\n"
+        "if rank: work = dist.all_reduce(torch.ones(4), async_op=True); dist.destroy_process_group()\n"
+        "else: dist.barrier(group)",
+        r"rank 0 waits in barrier #1 of group {0, 1} .*; rank 1 waits in destroy_process_group for its pending all_r",
+    ),
+    "new_group in another order": (
+        "for ranks in ([0, 1], [0]) if rank == 0 else ([0], [0, 1]): dist.new_group(ranks)",
+        r"new_group #1 has different ranks: \[0, 1\] on rank 0 \(line \d+\), \[0\] on rank 1",
+    ),
+    "placements that differ": (
+        "from torch.distributed.tensor import distribute_tensor, Replicate, Shard\n"
+        "mesh = init_device_mesh('cpu', (world,))\n"
+        "distribute_tensor(torch.ones(4, 4), mesh, [Shard(0) if rank else Replicate()])",
+        r"collective #1 differs between ranks: broadcast on rank 0 \(line \d+\), scatter on rank 1",
+    ),
+    "a key of the store, with a time limit of its own": (
+        "import datetime\nstore = dist.distributed_c10d._get_default_store()\n"
+        "store.set_timeout(datetime.timedelta(seconds=25))\nif rank: store.wait(['key'])",
+        r"rank 1 waits in store.wait\(\['key'\]\) \(line \d+\); rank 0 has finished the cell",
+    ),
+}
+
+
+@needs_recorder
+@pytest.mark.parametrize("name", NAMED)
+def test_waits_of_other_kinds_are_named(two: nbddp.Pool, name: str) -> None:
+    code, words = NAMED[name]
+    with pytest.raises(RunHung, match=words):
+        two.run_cell(PREPARE + code, hang_after=0.5, timeout=20, screen=Silent())
+    two.ensure(LaunchSpec(nproc=2))
+
+
+SEEMS = {  # what cannot be proven: the words of the live view, after `hang_after` and a second
+    "a call in a thread that the cell awaits": (
+        "import asyncio\nif rank: await asyncio.to_thread(dist.barrier)",
+        r'rank 1 \(thread "asyncio_\d" is in barrier\); nothing has moved for \d s; rank 0 has finished the cell; '
+        r'rank 1 may still call from thread "asyncio_\d"; Stop frees the ranks',
+    ),
+    "an executor that may call": (
+        "import concurrent.futures as cf\nif rank == 0:\n"
+        "    ex = cf.ThreadPoolExecutor(1); ex.submit(time.sleep, 3); ex.shutdown(False)\n"
+        "else: dist.barrier()",
+        r"rank 1 \(cell line \d+, waiting in barrier #\d for rank 0\); nothing has moved for \d s; "
+        r'rank 0 may still call from thread "ThreadPoolExecutor-\d+_0"; Stop frees the ranks',
+    ),
+    "an asynchronous checkpoint that one rank does not write": (
+        "import tempfile, torch.distributed.checkpoint as dcp\n"
+        "if rank: dcp.async_save({'a': torch.ones(4)}, checkpoint_id=tempfile.mkdtemp()).result()",
+        r'rank 1 \(cell line \d+, .*thread "AsyncCheckpointExecutor_\d+" is in \w+\); nothing has moved for \d s; '
+        r"rank 0 has finished the cell; rank 1 may still call from .*; Stop frees the ranks",
+    ),
+    "two threads that share a group": (
+        "import threading\nif rank: threading.Thread(target=dist.all_reduce, args=(torch.ones(1),)).start()\n"
+        "time.sleep(0.3); dist.barrier()",
+        r'rank 1 \(cell line \d+, .*barrier.*, thread "Thread-\d+.*" is in all_reduce\); nothing has moved for \d s; '
+        r"rank 1 may still call from .*; two threads of a rank need a group each .*; Stop frees the ranks",
+    ),
+    "a process that waits": (
+        "import subprocess\nif rank: subprocess.run(['sleep', '30'])\nelse: dist.barrier()",
+        r"rank 1 \(cell line \d+, its 1 child process does nothing\); nothing has moved for \d s; .*Stop frees",
+    ),
+    "a store of the program's own": (
+        "store = dist.TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\nif rank: store.wait(['key'])",
+        r"rank 1 \(cell line \d+, in store.wait\(\['key'\]\)\); nothing has moved for \d s; "
+        r".*Stop frees the ranks",
+    ),
+}
+
+
+class Impatient(Watching):
+    """A screen that presses Stop once the live view has said it."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words, self.said = words, 0.0
+
+    def refresh(self, outputs: object, status: Callable[[], str]) -> float | None:
+        seconds = super().refresh(outputs, status)
+        if not self.said and re.search(self.words, self.shown[-1]):
+            self.said = time.monotonic()
+            os.kill(os.getpid(), signal.SIGINT)
+        return seconds
+
+
+@needs_recorder
+@pytest.mark.parametrize("name", SEEMS)
+def test_what_only_seems_to_wait_is_said_and_not_ended(two: nbddp.Pool, name: str) -> None:
+    code, words = SEEMS[name]
+    screen, began = Impatient(words), time.monotonic()
+    with pytest.raises((RunStopped, RunTimedOut)):
+        two.run_cell(PREPARE + code, hang_after=0.5, timeout=20, screen=screen)
+    assert screen.said, screen.shown
+    assert screen.said - began < 10
+    two.ensure(LaunchSpec(nproc=2))
+    two.run_cell(PREPARE + "dist.barrier()", hang_after=0.5, timeout=20, screen=Silent())
+
+
+def test_notes_keep_nothing_alive(two: nbddp.Pool) -> None:
+    code = (
+        "import gc, weakref\nfrom nbddp.worker.noted import NOTES\ngc.collect()\nbefore = NOTES.forget()\n"
+        "tensor = torch.ones(4)\nfor _ in range(50):\n"
+        "    dist.all_reduce(tensor)\n    dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)\n"
+        "mine = dist.all_reduce(tensor, async_op=True); mine.wait()\n"
+        "left = [weakref.ref(tensor), weakref.ref(mine), weakref.ref(dist.group.WORLD)]\n"
+        "noted = NOTES.forget() - before\n"
+        "del tensor, mine; dist.destroy_process_group(); gc.collect()\n"
+        "(noted, NOTES.forget() - before, [ref() is None for ref in left])"
+    )
+    found = two.run_cell(PREPARE + code, want_value=True, screen=Silent())
+    assert list(found) == [(1, 0, [True, True, True])] * 2
+
+
+def test_the_end_of_a_work_runs_nothing_that_an_interrupt_could_be_lost_in() -> None:
+    """Python only prints a KeyboardInterrupt that hits the callback of a weak reference."""
+    notes, ran, numbers = noted.Notes(), [], set()
+    for number in range(100):
+        work = {number}  # the next one often is at the same address
+        numbers.add(id(work))
+        notes.remember(work, noted.Note(("all_reduce", "group", number)))
+        assert notes.of_work(work) == ("all_reduce", "group", number)
+        sys.setprofile(lambda frame, event, what: ran.append((event, getattr(what, "__name__", ""))))
+        del work
+        sys.setprofile(None)
+    assert len(numbers) < 100
+    assert "call" not in {event for event, _ in ran}, ran
+    assert notes.forget() == 0
+
+
+@needs_recorder
+def test_workers_record_and_their_environment_does_not_show_it(two: nbddp.Pool) -> None:
+    code = "from nbddp.worker import flight\ndist.barrier()\n[e.op for e in flight.entries(flight.dumps(False))][-1:]"
+    assert list(two.run_cell(PREPARE + code, want_value=True, screen=Silent())) == [["barrier"]] * 2
+    found = two.run_cell(f"[n for n in {flight.SIZES} if n in os.environ]", want_value=True, screen=Silent())
+    assert list(found) == [[], []]
+
+
+def test_without_a_recorder_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A healthy loop goes on; a real hang is shown for what it seems, until Stop or a time limit ends it."""
+    monkeypatch.setenv(flight.SIZES[0], "0")
+    with nbddp.Pool(nproc=2) as pool:
+        loop = "end = time.monotonic() + 2\ngo = torch.ones(1)\nwhile go.item():\n"
+        loop += "    go.fill_(float(time.monotonic() < end)); dist.all_reduce(go, dist.ReduceOp.MIN)"
+        pool.run_cell(PREPARE + loop, hang_after=0.3, screen=Silent())
+        watching = Watching()
+        with pytest.raises(RunTimedOut) as caught:
+            pool.run_cell("if rank == 0: dist.barrier()", hang_after=0.3, timeout=4, screen=watching)
+        assert watching.saw("apparently waiting in barrier"), watching.shown
+        told = "nothing has moved for 1 s; rank 1 has finished the cell; Stop frees the ranks"
+        assert watching.saw(told), watching.shown
+        assert not watching.saw(", waiting in"), watching.shown
+        assert "deadlock" not in str(caught.value)
+        pool.ensure(LaunchSpec())
+        with pytest.raises(RunHung, match="rank 0 waits in recv from rank 1"):
+            pool.run_cell(PREPARE + "if rank == 0: dist.recv(torch.ones(1), 1)", hang_after=0.3, screen=Silent())
+
+
+def test_a_deadlock_is_named_also_when_the_pool_has_changed_its_size(two: nbddp.Pool) -> None:
+    for nproc in (3, 2):
+        two.ensure(LaunchSpec(nproc=nproc))
+        with pytest.raises(RunHung, match=r"rank 0 waits in recv from rank 1 .*; rank 1 has finished the cell"):
+            two.run_cell(
+                PREPARE + "if rank == 0: dist.recv(torch.ones(1), 1)", hang_after=0.3, timeout=30, screen=Silent()
+            )
+
+
+@needs_recorder
+def test_a_deadlock_is_named_after_many_groups(two: nbddp.Pool) -> None:
+    """torch's recorder still holds the collectives of groups that nothing else remembers."""
+    two.ensure(LaunchSpec(nproc=2))
+    for _ in range(noted.EPOCHS + 3):
+        two.run_cell(PREPARE + "for _ in range(3): dist.all_reduce(torch.ones(1))", screen=Silent())
+    with pytest.raises(RunHung, match=r"rank 0 waits in barrier #2 .*; rank 1 has finished the cell"):
+        two.run_cell(
+            PREPARE + "dist.barrier()\nif rank == 0: dist.barrier()", hang_after=0.3, timeout=30, screen=Silent()
+        )
+
+
+@needs_recorder
+def test_what_a_recorder_said_holds_until_something_more_is_called(two: nbddp.Pool) -> None:
+    """So a rank that is freed need not ask it again for the call that it was freed from."""
+    code = "from nbddp.worker import calls, flight\ndist.all_reduce(torch.ones(1))\n"
+    code += "known = calls.Known(flight.held().of_all)\nbefore = known.lasts(), known.entries[-1].op\n"
+    code += "dist.barrier()\nbefore, known.lasts()"
+    found = two.run_cell(PREPARE + code, want_value=True, screen=Silent())
+    assert list(found) == [((True, "all_reduce"), False)] * 2

@@ -1,0 +1,118 @@
+"""No healthy program is stopped or called dead, however long its ranks wait for each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch.torch_version import TorchVersion
+
+import nbddp
+from nbddp.errors import RunHung
+from nbddp.plan.options import LaunchSpec
+from nbddp.run.screen import Silent
+from tests.lessons.answers import pool_of
+from tests.pool import later
+from tests.pool.healthy import HANG_AFTER, PREPARE, PROGRAMS, SECONDS
+
+
+@pytest.fixture(scope="module")
+def pool_for() -> Iterator[Callable[[int], nbddp.Pool]]:
+    """A pool of so many workers, made when a program first asks for it."""
+    pools: dict[int, nbddp.Pool] = {}
+    with ExitStack() as stack:
+
+        def pool_for(world: int) -> nbddp.Pool:
+            if world not in pools:
+                pools[world] = stack.enter_context(pool_of(world))
+            return pools[world]
+
+        yield pool_for
+
+
+HANGS_ON_OLD = ("all_gather_into_tensor of 1 GB",)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_healthy_program_is_left_alone(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
+    if name in HANGS_ON_OLD and TorchVersion(torch.__version__) < (2, 7):
+        pytest.skip("torch 2.6 hangs in destroy_process_group after a large collective, under torchrun too")
+    if "FSDP2" in name and not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.skip("torch 2.6 has no fully_shard on CPU")
+    world, program = PROGRAMS[name]
+    pool = pool_for(world)
+    found = pool.run_cell(program + "'done'", want_value=True, hang_after=HANG_AFTER, screen=Silent())
+    assert list(found) == ["done"] * world
+    assert pool.last_run is not None
+    assert pool.last_run.deadlock is None
+
+
+BATCHES = dict(later.batches())
+
+
+def stands(pool: nbddp.Pool, rank: int) -> list[str]:
+    """What may still act on a rank that has ended its cell."""
+    found: list[str] = pool.ask(rank, {"op": "where"})["acts"]
+    return found
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_program_that_calls_later_is_left_alone(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
+    """And nothing of it stands when it is over, so that the next is judged as well."""
+    pool = pool_for(2 * later.PAIRS)
+    pool.run_cell(BATCHES[name], hang_after=HANG_AFTER, screen=Silent())
+    assert pool.last_run is not None
+    assert pool.last_run.deadlock is None
+    until = time.monotonic() + 10
+    while any(stands(pool, rank) for rank in range(pool.world_size)):
+        assert time.monotonic() < until, [stands(pool, rank) for rank in range(pool.world_size)]
+
+
+def test_a_timer_of_the_c_library_is_left_alone(pool_for: Callable[[int], nbddp.Pool]) -> None:
+    pool = pool_for(2)
+    pool.run_cell(later.cell((later.TIMER_OF_C, later.MEET)), hang_after=HANG_AFTER, screen=Silent())
+    assert stands(pool, 0) == ['thread "python" of a library']
+    pool.ensure(LaunchSpec(fresh=True))
+
+
+def test_a_rank_that_serves_rpc_is_left_alone(pool_for: Callable[[int], nbddp.Pool]) -> None:
+    """Rank 0 has finished its cell, and calls the barrier when rank 3 asks it to."""
+    code = (
+        "import torch.distributed.rpc as rpc\n"
+        "rpc.init_rpc(f'w{rank}', rank=rank, world_size=world)\ndist.barrier()\n"
+        "if rank == 3:\n    time.sleep(SECONDS); asked = rpc.rpc_async('w0', dist.barrier)\n"
+        "if rank: dist.barrier()\nif rank == 3: asked.wait()\n"
+    )
+    pool = pool_for(4)
+    pool.run_cell(PREPARE.format(seconds=SECONDS) + code, hang_after=HANG_AFTER, timeout=60, screen=Silent())
+    assert "RPC" in stands(pool, 0)
+    pool.run_cell("rpc.shutdown(graceful=False); dist.destroy_process_group()", screen=Silent())
+    assert "RPC" not in stands(pool, 0)
+
+
+LEFT = {  # what a program leaves behind that calls nobody
+    "an executor without work": (
+        "import concurrent.futures as cf\nex = cf.ThreadPoolExecutor(2)\nex.submit(int).result()\n"
+    ),
+    "the loop's own executor": "import asyncio\nawait asyncio.to_thread(int)\n",
+    "OpenMP's threads": "torch.set_num_threads(3); torch.ones(1000, 1000) @ torch.ones(1000, 1000)\n",
+    "a bar": "import tqdm\nbar = tqdm.tqdm(range(3), file=open(os.devnull, 'w'), mininterval=9)\nnext(iter(bar))\n",
+    "a feeder": "import multiprocessing\nq = multiprocessing.Queue(); q.put(1); q.get()\n",
+    "a callback that has been called": (
+        "dist.all_reduce(torch.ones(1), async_op=True).get_future().then(lambda f: 1).wait()\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_calls_nobody_keeps_no_deadlock_from_being_ended(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
+    pool = pool_for(2)
+    began = time.monotonic()
+    code = PREPARE.format(seconds=SECONDS) + LEFT[name] + "if rank: dist.barrier()\n"
+    with pytest.raises(RunHung, match=r"rank 1 waits in barrier #.*; rank 0 has finished the cell"):
+        pool.run_cell(code, hang_after=HANG_AFTER, timeout=20, screen=Silent())
+    assert time.monotonic() - began < 10
+    pool.run_cell("torch.set_num_threads(1)", screen=Silent())

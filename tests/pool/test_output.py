@@ -1,0 +1,597 @@
+"""Output is kept in order, and the work is in proportion to what is written, whatever moves the cursor."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nbddp
+from nbddp.run import between
+from nbddp.run.block import Print, Show, block
+from nbddp.run.collect import (
+    HEAD,
+    LONGEST,
+    SHOWN_HEAD,
+    SHOWN_TAIL,
+    TAIL,
+    WIDE_HEAD,
+    WIDE_TAIL,
+    Gap,
+    Text,
+)
+from nbddp.run.screen import Silent
+from tests.kernels import Kernel
+from tests.unit.test_output import Shown, output, say
+
+# -- a line, as a terminal has it -------------------------------------------------------------------
+
+PIECES = ["a", "bc", "\r", "\n", "50%", " ", "\b", "\b\b", "\x1b[K", "\x1b[2K", "\x1b[1K", "\x1b[G", "\x1b[31m", "\x1b"]
+
+
+def terminal(text: str) -> list[str]:
+    """The lines, by a list of cells; None is an erased one. It copies, as a quadratic way does."""
+    done = []
+    for line in text.split("\n"):
+        cells: list[str | None] = []
+        column = 0
+        for part in re.split(r"(\r|\x08|\x1b\[[012]?K|\x1b\[G)", line):
+            if part in ("\r", "\x1b[G"):
+                column = 0
+            elif part == "\b":
+                column = max(0, column - 1)
+            elif part == "\x1b[K":
+                del cells[column:]
+            elif part == "\x1b[1K":
+                cells[:column] = [None] * column
+            elif part == "\x1b[2K":
+                cells = [None] * column
+            else:
+                cells[column : column + len(part)] = list(part)
+                column += len(part)
+        while cells and cells[-1] is None:
+            cells.pop()
+        done.append("".join(c or " " for c in cells))
+    return done
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_a_line_is_what_a_terminal_shows_however_the_text_is_cut(pieces: list[str]) -> None:
+    whole, cut = Text(), Text()
+    text = "".join(pieces)
+    whole.write("stdout", text)
+    for character in text:
+        cut.write("stdout", character)
+    assert whole.print_of() == cut.print_of()
+    assert whole.lines() == cut.lines()
+    *ended, last = terminal(text)
+    assert whole.lines_of("stdout") == [*ended, *([last] if last.strip() else [])]
+
+
+def test_ranks_with_the_same_lines_are_one_section_also_where_subprocesses_mixed_their_streams(tmp_path: Path) -> None:
+    one = say(output(tmp_path, 0), ("stdout", "a\n"), ("stderr", "b\n"))
+    two = say(output(tmp_path, 1), ("stderr", "b\n"), ("stdout", "a\n"))
+    assert [piece.text.split(" │")[0] for piece in block([one, two]) if isinstance(piece, Print)] == [
+        "ranks 0–1       ", "ranks 0–1 stderr",
+    ]  # fmt: skip
+
+
+def test_of_many_displays_the_first_and_the_last_are_shown_and_the_others_are_in_a_file(tmp_path: Path) -> None:
+    out = output(tmp_path)
+    for i in range(20_000):
+        transient = {"display_id": str(i)}
+        out.take("display_data", {"data": {"text/html": f"<b>{i}</b>"}, "metadata": {}, "transient": transient})
+        say(out, ("stdout", f"after {i}\n"))
+    for i in range(0, 20_000, 1000):
+        new = {"data": {"text/html": "new"}, "metadata": {}, "transient": {"display_id": str(i)}}
+        out.take("update_display_data", new)
+    out.close()
+    gap = next(item for item in out.items if isinstance(item, Gap))
+    assert gap.displays == 20_000 - SHOWN_HEAD - SHOWN_TAIL
+    assert len(out.items) <= 2 * (SHOWN_HEAD + SHOWN_TAIL) + 1
+    shown = [piece.data["text/html"] for piece in block([out]) if isinstance(piece, Show)]
+    assert (shown[0], shown[1], shown[-1], len(shown)) == ("new", "<b>1</b>", "<b>19999</b>", 1000)
+    left_out = [json.loads(row)["data"]["text/html"] for row in gap.path.read_text().splitlines()]
+    assert (left_out[0], left_out[-1], len(left_out)) == ("<b>500</b>", "<b>19499</b>", gap.displays)
+    assert out.log.read_text().count("\n") == 20_000
+    other = output(tmp_path, 1)
+    assert other.print_of() != out.print_of()
+
+
+def test_what_is_kept_of_long_lines_and_large_displays_is_bounded(tmp_path: Path) -> None:
+    out = output(tmp_path)
+    for _ in range(300):
+        say(out, ("stdout", "x" * (LONGEST - 1) + "\n"))
+    text = out.items[0]
+    assert isinstance(text, Text)
+    head, left_out, tail = text.lines()
+    assert (len(head), left_out, len(tail)) == (HEAD, 300 - HEAD - TAIL, TAIL)
+    assert sum(len(line) for _, line in head + tail) < (HEAD + TAIL) * (WIDE_HEAD + WIDE_TAIL + 100)
+    for _ in range(100):
+        out.take("display_data", {"data": {"image/png": "x" * LONGEST}, "metadata": {}})
+    assert sum(len(piece.data["image/png"]) for piece in block([out]) if isinstance(piece, Show)) <= 33 * LONGEST
+
+
+RICH = """from rich.progress import Progress, track
+print("before")
+for i in track(range(5), "first"): pass
+print("between")
+with Progress() as bars:
+    both = bars.add_task("one", total=3), bars.add_task("two", total=3)
+    for i in range(3): [bars.advance(task) for task in both]
+    bars.refresh()
+print("after")"""
+
+
+def test_the_last_state_of_richs_bars_stays_and_what_stood_before_it(shows: Callable[..., list[str]]) -> None:
+    pytest.importorskip("rich")
+    rows = shows(RICH)
+    texts = [re.sub("<[^>]*>", "", row) for row in rows if not row.endswith("│")]
+    assert [text.split() for text in texts if "│" in text] == [
+        ["ranks", "0–1", "│", word] for word in ("before", "between", "after")
+    ]
+    bars = [text for text in texts if "%" in text]
+    assert [("first" in bars[0]), ("one" in bars[1]), ("two" in bars[2])] == [True] * 3
+    assert all("100%" in bar for bar in bars)
+    assert len(bars) == 3
+    assert rows.index("ranks 0–1 │ before") < rows.index("ranks 0–1 │ between") < rows.index("ranks 0–1 │ after")
+
+
+def test_a_bar_of_tqdm_is_one_line_below_what_was_printed_meanwhile(shows: Callable[..., list[str]]) -> None:
+    rows = shows("from tqdm import tqdm\nprint('before')\nfor i in tqdm(range(3)): print(i)\nprint('after')")
+    folded = rows[0].startswith("ranks")  # both took as long, to the digits that tqdm shows
+    of_one = [row.partition("│ ")[2] for row in (rows if folded else rows[: len(rows) // 2])]
+    assert [*of_one[:4], of_one[5]] == ["before", "0", "1", "2", "after"]
+    assert of_one[4].startswith("100%|")
+
+
+# -- through a kernel -------------------------------------------------------------------------------
+
+
+def test_a_long_line_with_a_return_is_short_in_the_notebook_and_whole_in_the_log(four: Kernel) -> None:
+    """Longer ones take minutes in what reads notebooks: nbconvert looks at each line in quadratic time."""
+    shown = four.run("%%ddp\nprint('x' * 340_000 + '\\rend'); print('a\\rb')")
+    first, second = shown.text().splitlines()
+    assert first.startswith("ranks 0–3 │ endxxx")
+    assert "… 323,616 characters omitted …" in first
+    assert len(first) < 17_000
+    assert second == "          │ b"
+    assert len(four.run("%ddp log --rank 2").text()) == 340_000 + len("\rend\na\rb\n")
+
+
+@pytest.fixture
+def shows(pool: nbddp.Pool) -> Callable[..., list[str]]:
+    """Runs a cell; the rows of its block, and what is said after it."""
+
+    def run(code: str, cell: int = 1) -> list[str]:
+        screen = Shown()
+        pool.run_cell(f"import os, sys, time\n{code}", cell=cell, screen=screen)
+        return screen.rows
+
+    return run
+
+
+def test_lines_of_both_streams_come_in_the_order_in_which_they_were_printed(shows: Callable[..., list[str]]) -> None:
+    rows = shows("for i in range(3): print('out', i); print('err', i, file=sys.stderr)")
+    assert rows == [f"ranks 0–1{mark} │ {word} {i}" for i in range(3) for mark, word in
+                    (("       ", "out"), (" stderr", "err"))]  # fmt: skip
+
+
+IN_ORDER = {
+    "a shell": "os.system('echo one'); print('two'); os.system('echo three')",
+    "a descriptor": "os.write(1, b'one\\n'); print('two'); os.write(1, b'three\\n')",
+    "parts of lines": "sys.stdout.write('o'); os.system('echo ne'); print('two'); print('three')",
+    "C": "import ctypes\nc = ctypes.CDLL(None); c.printf(b'one\\n'); print('two'); c.printf(b'three')",
+    "a subprocess": "import subprocess\nfor w in ('one', 'two', 'three'): subprocess.run(['echo', w])",
+    "a subprocess to sys.stdout": "import subprocess\nsubprocess.run(['echo', 'one'], stdout=sys.stdout)\n"
+    "print('two'); subprocess.run('echo three', shell=True, stdout=sys.stdout.buffer)",
+    "the descriptor of sys.stdout": "for w in ('one', 'two', 'three'): print(w[0], end='', flush=True); "
+    "os.write(sys.stdout.fileno(), w[1:].encode()); print()",
+}
+
+
+@pytest.mark.parametrize("how", IN_ORDER)
+def test_what_is_written_past_python_comes_in_order_and_before_the_result(
+    shows: Callable[..., list[str]], how: str
+) -> None:
+    rows = shows(IN_ORDER[how] + "\n42")
+    assert [row.partition(" │ ")[2] for row in rows] == ["one", "two", "three", "42"]
+
+
+def test_what_is_written_past_python_comes_between_lines(shows: Callable[..., list[str]]) -> None:
+    """`print` writes "a", " ", "b" and the end of the line each by itself."""
+    rows = shows(
+        "import subprocess\nspeaking = subprocess.Popen(['sh', '-c', 'while :; do echo past; done'])\n"
+        "for i in range(50): print('a', 'b', 'c'); time.sleep(0.002)\n"
+        "speaking.kill(); speaking.wait(); None"
+    )
+    assert {row.partition("│ ")[2] for row in rows if "omitted" not in row} == {"past", "a b c"}
+
+
+def test_what_is_written_past_python_comes_before_what_is_displayed_after_it(shows: Callable[..., list[str]]) -> None:
+    rows = shows(
+        "from IPython.display import HTML, display\nos.system('echo one'); display(HTML('<b>x</b>'))\nprint('two')"
+    )
+    assert rows == ["ranks 0–1 │ one", "ranks 0–1 │", "<b>x</b>", "ranks 0–1 │ two"]
+
+
+def test_a_letter_of_several_bytes_may_come_in_two_parts(shows: Callable[..., list[str]]) -> None:
+    rows = shows("os.write(1, 'grü'.encode()[:-1]); time.sleep(0.05); os.write(1, 'üß'.encode()[1:]); None")
+    assert rows == ["ranks 0–1 │ grüß"]
+
+
+def test_a_bar_below_others_is_one_line(shows: Callable[..., list[str]]) -> None:
+    """As tqdm writes one at position 2: each part is flushed."""
+    rows = shows(
+        "def say(text): sys.stderr.write(text); sys.stderr.flush()\n"
+        "for i in range(5):\n    say('\\n\\n'); say(f'\\rbar {i}'); say('\\x1b[A\\x1b[A'); time.sleep(0.03)\n"
+        "print('done')"
+    )
+    assert rows == ["ranks 0–1        │ done", "ranks 0–1 stderr │ bar 4"]
+
+
+DUMPS = """import faulthandler, signal
+print('one')
+faulthandler.dump_traceback(all_threads=False)
+print('two')
+faulthandler.register(signal.SIGUSR1, all_threads=False); os.kill(os.getpid(), signal.SIGUSR1)
+faulthandler.unregister(signal.SIGUSR1)
+print('three')
+faulthandler.dump_traceback_later(0.01); time.sleep(0.1); faulthandler.cancel_dump_traceback_later()
+print('four')"""
+
+
+def test_what_faulthandler_dumps_is_output(pool: nbddp.Pool, shows: Callable[..., list[str]]) -> None:
+    shows(DUMPS)
+    assert pool.last_run is not None
+    rows = pool.last_run.outputs[1].log.read_text().splitlines()
+    said = [row for row in rows if row in ("one", "two", "three", "four") or re.match("Stack|Timeout|.*In\\[", row)]
+    assert [re.sub(r".*In\[.* line (\d+) .*", r"\1", row).split()[0] for row in said] == [
+        "one", "Stack", "4", "two", "Stack", "6", "three", "Timeout", "9", "four",
+    ]  # fmt: skip
+
+
+def test_dumps_that_no_pipe_has_room_for_block_nobody(shows: Callable[..., list[str]]) -> None:
+    rows = shows("import faulthandler\nfor _ in range(20): faulthandler.dump_traceback()\nprint('through')")
+    assert rows[-1].endswith("│ through")
+
+
+LONE = """import logging
+print('one'); print('two \\ud800', b'\\xff'.decode('utf-8', 'surrogateescape')); print('three')
+print('four \\ud801', file=sys.stderr)
+os.write(1, b'five \\xff\\n')
+from IPython.display import HTML, display
+display(HTML('<b>six \\ud802</b>'))
+class Odd:
+    def __repr__(self): return 'seven \\ud803'
+Odd()"""
+
+
+def test_lone_surrogates_are_shown_as_escapes_and_nothing_else_is_lost(shows: Callable[..., list[str]]) -> None:
+    rows = [row.partition("│")[2].strip() or row for row in shows(LONE)]
+    assert rows == ["one", r"two \ud800 \udcff", "three", r"four \ud801", "five \ufffd", "ranks 0–1        │",
+                    r"<b>six \ud802</b>", r"seven \ud803"]  # fmt: skip
+    assert shows("pass") == [], "nothing comes late"
+
+
+def test_a_file_whose_name_is_no_utf8_is_named_in_a_report(pool: nbddp.Pool) -> None:
+    name = r"os.fsdecode(b'/nowhere/odd\xff.py')"
+    with pytest.raises(nbddp.WorkerFailed, match=r"FileNotFoundError: .*odd\\udcff.py.* \(odd\?.py line 1\)"):
+        pool.run_cell(f"import os\nexec(compile('open(__file__)', {name}, 'exec'), {{'__file__': {name}}})")
+
+
+def test_an_argument_that_is_no_utf8_arrives_as_it_is(pool: nbddp.Pool) -> None:
+    found = pool.run_cell("import sys\nsys.argv[1:]", argv=["a\udcff", "é"], want_value=True, screen=Silent())
+    assert list(found) == [["a\udcff", "é"]] * 2
+
+
+# -- processes that a program forks itself ------------------------------------------------------------
+
+FORKS = {
+    "comes to the end": ("pass", 0, ["forked"]),
+    "raises": ("1 / 0", 1, ["forked", "ZeroDivisionError: division by zero"]),
+    "exits": ("sys.exit(7)", 7, ["forked"]),
+    "says why it exits": ("sys.exit('why')", 1, ["forked", "why"]),
+    "forks again": ("if os.fork(): os.wait()\n    else: print('again')", 0, ["forked", "again"]),
+}
+
+
+@pytest.mark.parametrize("how", FORKS)
+def test_a_forked_process_that_falls_through_ends(pool: nbddp.Pool, how: str) -> None:
+    does, code, says = FORKS[how]
+    started = time.monotonic()
+    pool.run_cell(
+        f"import os, sys\nchild = os.fork()\nif not child:\n    print('forked')\n    {does}\n"
+        "else:\n    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])",
+        screen=Silent(),
+    )
+    assert time.monotonic() - started < 8
+    assert list(pool.pull(["ended"])["ended"]) == [code, code]
+    assert pool.last_run is not None
+    for out in pool.last_run.outputs.values():
+        rows = out.log.read_text().splitlines()
+        assert [row for row in rows if not row.startswith(("Traceback", " "))] == says
+    pool.run_cell("print('next')", screen=Silent())
+    assert all(out.log.read_text() == "next\n" for out in pool.last_run.outputs.values())
+
+
+# -- what a report says, and how much ----------------------------------------------------------------
+
+
+def report_of(pool: nbddp.Pool, code: str) -> nbddp.WorkerFailed:
+    with pytest.raises(nbddp.WorkerFailed) as raised:
+        pool.run_cell(code, screen=Silent())
+    return raised.value
+
+
+GROUP = """async def one():
+    raise ValueError("bad\\nbatch")
+async def two():
+    try: 1 / 0
+    except ZeroDivisionError as e: raise KeyError("k") from e
+many = ExceptionGroup("many", [TypeError(i) for i in range(20)])
+try:
+    import asyncio
+    async with asyncio.TaskGroup() as group:
+        group.create_task(one()); group.create_task(two())
+except ExceptionGroup as e:
+    raise ExceptionGroup("all", [*e.exceptions, many])"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs ExceptionGroup")
+def test_exceptions_of_a_group_are_told_each_with_its_lines(pool: nbddp.Pool) -> None:
+    error = report_of(pool, GROUP)
+    assert pool.last_run is not None
+    assert str(error) == "rank 0 raised ExceptionGroup: all (3 sub-exceptions) (cell line 12)"
+    text = error.report
+    first, second, third = (text.index(f"+---------------- {i} ----------------\n") for i in (1, 2, 3))
+    assert '    | ---->    2     raise ValueError("bad\\nbatch")\n' in text[first:second]
+    assert "    | ValueError: bad\n    | batch\n" in text[first:second]
+    assert re.search(r"\| ---->    4 .*\n(.*\n)*.*direct cause of(.*\n)*.*\| ---->    5 ", text[second:third])
+    assert "    |     | TypeError: 14\n    |     +---------------- ... --" in text[third:]
+    assert "    |     | and 5 more exceptions\n" in text[third:]
+    parts = error.cause.chain[-1].group
+    assert [chain[-1].type for chain in parts] == ["ValueError", "KeyError", "ExceptionGroup"]
+    assert [chain[0].type for chain in parts[1:]] == ["ZeroDivisionError", "ExceptionGroup"]
+    assert "| KeyError: 'k'" in pool.last_run.failures[0].exception
+
+
+def test_a_chain_of_exceptions_says_how_each_came_of_the_one_before(pool: nbddp.Pool) -> None:
+    code = "try:\n    try: 1 / 0\n    except Exception as e: raise KeyError('k') from e\nexcept KeyError: [][1]"
+    text = report_of(pool, code).report
+    joints = [line for line in text.splitlines() if line.startswith(("The above", "During", "Zero", "KeyError"))]
+    assert [line.split()[0] for line in joints] == ["ZeroDivisionError:", "The", "KeyError:", "During"]
+    long = report_of(pool, "e = None\nfor i in range(500):\n    try: raise KeyError(i) from e\n"
+                           "    except KeyError as x: e = x\nraise e").report  # fmt: skip
+    assert "… 480 earlier exceptions omitted\n" in long
+    assert long.count("direct cause") == 19
+
+
+HOSTILE = {
+    "is neither true nor false": "def __bool__(self): raise RuntimeError('bool')",
+    "is false": "def __bool__(self): return False",
+    "is equal to nothing": "def __eq__(self, other): raise RuntimeError('eq')\n    __hash__ = None",
+    "has no attributes": "def __getattribute__(self, name): raise RuntimeError(name)",
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_an_exception_with_code_of_its_own_leads(pool: nbddp.Pool, how: str) -> None:
+    error = report_of(pool, f"class Odd(Exception):\n    {HOSTILE[how]}\nraise Odd('x')")
+    assert re.fullmatch(r"rank 0 raised Odd: x \(cell line \d\)", str(error))
+
+
+def test_an_exception_of_a_function_comes_out_as_itself_with_its_cause(pool: nbddp.Pool) -> None:
+    class Coded(Exception):
+        def __init__(self, code: int, text: str, *, extra: int) -> None:
+            super().__init__(f"{code}: {text}")
+            self.code, self.extra = code, extra
+
+    class Missing(OSError):
+        def __init__(self, path: str) -> None:
+            super().__init__(2, "missing", path)
+
+    class Strict(Exception):
+        def __new__(cls, one: int, two: int) -> Strict:
+            return super().__new__(cls, one)
+
+        def __init__(self, one: int, two: int) -> None:
+            pass
+
+    def fails(how: str) -> None:
+        try:
+            [][1]
+        except IndexError as e:
+            if how == "lock":
+                import threading
+
+                e.lock = threading.Lock()  # type: ignore[attr-defined]
+            raise {"coded": Coded(3, "text", extra=4), "missing": Missing("x.txt"), "strict": Strict(1, 2),
+                   "lock": Coded(3, "text", extra=4)}[how] from e  # fmt: skip
+
+    with pytest.raises(Coded, match="3: text") as coded:
+        pool.run(fails, "coded")
+    assert (coded.value.code, coded.value.extra, coded.value.args) == (3, 4, ("3: text",))
+    assert isinstance(coded.value.__cause__, nbddp.WorkerFailed)
+    assert isinstance(coded.value.__cause__.__cause__, IndexError)
+    with pytest.raises(Missing) as missing:
+        pool.run(fails, "missing")
+    assert (missing.value.errno, missing.value.filename) == (2, "x.txt")
+    with pytest.raises(Strict) as strict:
+        pool.run(fails, "strict")
+    assert strict.value.args == (1,)
+    with pytest.raises(Coded):  # its cause cannot travel
+        pool.run(fails, "lock")
+
+
+def test_a_ddp_model_that_is_pulled_says_what_to_pull(pool: nbddp.Pool) -> None:
+    pool.run_cell(
+        "import torch, torch.distributed as dist\ndist.init_process_group()\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2)); held = [model]",
+        screen=Silent(),
+    )
+    for name in ("model", "held"):
+        assert "use its .module" in pool.pull([name])[name][0].why
+
+
+RECURSIONS = {
+    "itself": ("def f(n): return f(n + 1)\nf(0)", "frames omitted, of f"),
+    "each other": ("def f(n): return g(n)\ndef g(n): return f(n + 1)\nf(0)", "frames omitted, of f, g"),
+}
+
+
+@pytest.mark.parametrize("how", RECURSIONS)
+def test_a_recursion_is_reported_in_a_few_lines(pool: nbddp.Pool, how: str) -> None:
+    code, words = RECURSIONS[how]
+    text = report_of(pool, code).report
+    assert "raised RecursionError" in text
+    assert words in text
+    assert len(text.splitlines()) < 50
+
+
+LARGE = """from IPython.display import HTML, display
+display(HTML('<i>' + 'h' * 26_000_000))
+handle = display({'text/plain': 'p'}, raw=True, display_id=True)
+for i in range(3): handle.update({'text/plain': f'{i} ' * 100_000}, raw=True)
+'y' * 500_000"""
+
+
+def test_what_is_shown_has_a_bound_and_the_whole_is_in_a_file(
+    pool: nbddp.Pool, shows: Callable[..., list[str]]
+) -> None:
+    rows = shows(LARGE)
+    assert sum(map(len, rows)) < 150_000
+    places = [Path(found[1]) for row in rows if (found := re.search(r"omitted; the whole: (\S+)", row))]
+    assert [path.name for path in places] == [f"rank0.whole{i}.txt" for i in (1, 2, 3)], "both ranks show the same"
+    assert places[1].read_text() == "2 " * 100_000
+    assert places[2].read_text() == repr("y" * 500_000)
+    assert rows[0].startswith("ranks 0–1     │ <IPython.core.display.HTML object>")
+    assert "… text/html of 26,000,003 characters omitted" in rows[1]
+
+
+def test_a_message_has_a_bound_in_a_report_and_is_whole_in_a_file(pool: nbddp.Pool) -> None:
+    error = report_of(pool, "raise ValueError('first\\n' + 'x' * 3_000_000)")
+    assert str(error) == "rank 0 raised ValueError: first (cell line 1)", "equal ones, of which the lowest is named"
+    assert error.report.startswith("rank 0 raised ValueError (cell line 1):\n    first\n    xxx")
+    assert len(error.report) < 20_000
+    found = re.search(r"… ([\d,]+) characters omitted; the whole: (\S+) …", error.report)
+    assert found
+    assert Path(found[2]).read_text() == "first\n" + "x" * 3_000_000
+    lines = report_of(pool, "raise ValueError('\\n'.join(map(str, range(10_000))))").report.splitlines()
+    assert len(lines) < 120
+    note = report_of(pool, "e = ValueError('n'); e.__notes__ = ['note ' * 10_000, *['b'] * 100]; raise e").report
+    assert len(note) < 20_000
+    assert len(str(report_of(pool, "raise ValueError('x' * 10_000)"))) < 600
+
+
+# -- what is printed when no cell runs ---------------------------------------------------------------
+
+# A file for each rank: what a process of rank 1's prints before rank 1 has begun the next cell came between cells.
+GO = """go = {go!r} + os.environ["RANK"]
+done = go + ".done"
+def speak(end=None):
+    while not os.path.exists(go): time.sleep(0.01)
+    print("late")
+    if end: sys.stdout.flush()
+    open(done, "w").close()
+    if end: end(0)
+waits = f"while [ ! -e {{go}} ]; do sleep 0.01; done"
+shell = f"{{waits}}; echo late; touch {{done}}"
+"""
+LATE = {
+    "thread": "import threading\nthreading.Thread(target=speak).start()",
+    "fork": "if os.fork() == 0: speak(os._exit)",
+    "multiprocessing": "import multiprocessing as mp\nmp.get_context('fork').Process(target=speak).start()",
+    "data loader": "from torch.utils.data import DataLoader\nclass Late:\n    def __len__(self): return 1\n"
+    "    def __getitem__(self, i): speak(); return i\nbatches = iter(DataLoader(Late(), num_workers=1))",
+    "subprocess": "import subprocess\nsubprocess.Popen(['sh', '-c', shell])",
+    "shell in the background": "os.system(f'({shell}) &')",
+}
+
+
+def until(done: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("who", LATE)
+@pytest.mark.parametrize("when", ["between cells", "in the next cell"])
+def test_what_a_cell_has_started_is_heard_when_it_has_ended(
+    pool: nbddp.Pool, shows: Callable[..., list[str]], tmp_path: Path, who: str, when: str
+) -> None:
+    assert shows(GO.format(go=str(tmp_path / "go")) + LATE[who] + "\nprint('started')", cell=7) == [
+        "ranks 0–1 │ started"
+    ]
+    run = pool.last_run
+    assert run is not None
+    if when == "in the next cell":
+        code = "open(go, 'w').close()\nwhile not os.path.exists(done): time.sleep(0.01)\nprint('next')"
+        rows = shows(code, cell=8)
+        assert rows == ["ranks 0–1 │ late", "          │ next"]
+        return
+    for rank in (0, 1):
+        (tmp_path / f"go{rank}").touch()
+    until(lambda: all(between.whole_log(out.log, []).endswith("late\n") for out in run.outputs.values()))
+    assert shows("print('next')", cell=8) == [
+        "ranks 0–1 │ next", "printed between cells by threads or processes of Cell In[7]:", "ranks 0–1 │ late",
+    ]  # fmt: skip
+    assert pool.last_run is not None
+    whole = between.whole_log(pool.last_run.outputs[1].log, pool.last_run.earlier[1])
+    assert whole == "-- printed before this cell --\nlate\n-- printed in this cell --\nnext\n"
+    assert shows("print('next')", cell=9) == ["ranks 0–1 │ next"], "it is shown once"
+
+
+def test_processes_of_several_cells_are_told_apart(
+    pool: nbddp.Pool, shows: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    speaks = """import subprocess
+if os.environ["RANK"] == "0": subprocess.Popen(["sh", "-c", f"{waits}; echo out @; echo err @ >&2"])"""
+    for cell in (3, 4):
+        code = GO.format(go=str(tmp_path / "go")) + speaks.replace("@", str(cell))
+        assert shows(code, cell=cell) == []
+    shows("pass", cell=5)
+    run = pool.last_run
+    assert run is not None
+    (tmp_path / "go0").touch()
+    until(lambda: between.whole_log(run.outputs[0].log, []).count("\n") == 5)
+    rows = shows("pass", cell=6)
+    assert [row for row in rows if "between" in row] == [
+        f"printed between cells by threads or processes of Cell In[{cell}]:" for cell in (3, 4)
+    ]
+    assert sorted(rows[1:3]) == ["rank 0        │ out 3", "rank 0 stderr │ err 3"]
+    assert sorted(rows[4:6]) == ["rank 0        │ out 4", "rank 0 stderr │ err 4"]
+
+
+def test_pipes_are_new_only_after_a_cell_that_leaves_a_process_and_old_ones_are_closed(pool: nbddp.Pool) -> None:
+    def value(code: str) -> list[object]:
+        return list(pool.run_cell(f"import os, subprocess, time\n{code}", want_value=True, screen=Silent()))
+
+    pipes, count = "os.fstat(1).st_ino", "len(os.listdir('/proc/self/fd'))"
+    value("forked = os.fork()\nif not forked: time.sleep(600); os._exit(0)")
+    before, held = value(pipes), value(count)
+    for _ in range(3):
+        value("subprocess.run(['true']); os.system('true')")
+        assert value(pipes) == before
+        value("left = subprocess.Popen(['sleep', '600'])")
+        new = value(pipes)
+        assert all(one != other for one, other in zip(before, new, strict=True))
+        value("left.kill(); left.wait()")
+        before = new
+    assert value(count) == held
+    value("os.kill(forked, 9); os.waitpid(forked, 0)")
+
+
+def test_what_is_printed_while_names_are_fetched_is_heard(pool: nbddp.Pool, shows: Callable[..., list[str]]) -> None:
+    shows("class Slow:\n    def __reduce__(self): print('fetched'); return int, (3,)\nslow = Slow()", cell=2)
+    assert list(pool.pull(["slow"])["slow"]) == [3, 3]
+    assert shows("pass", cell=3) == ["printed between cells:", "ranks 0–1 │ fetched"]

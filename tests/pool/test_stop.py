@@ -1,0 +1,406 @@
+"""Stop at any moment of any command: one line that is true, and the pool works on."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import nbddp
+from nbddp.agent.handle import Agent
+from nbddp.errors import RunStopped, WorkerFailed
+from nbddp.plan.options import LaunchSpec
+from nbddp.plan.request import Request
+from nbddp.pool import footing
+from nbddp.run.screen import Silent
+from nbddp.run.spmd import OUTCOME, Run
+from tests.kernels import Kernel, Shown, loaded
+from tests.pool.faults import StopAgain, StopWhenReady
+
+START, SET_UP = (
+    "%ddp start --nproc 2",
+    """%%ddp --nproc 2
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+if not dist.is_initialized(): dist.init_process_group("gloo")
+model = DDP(torch.nn.Linear(64, 64))
+for _ in range(3): model(torch.ones(8, 64)).sum().backward()""",
+)
+COMMANDS = {
+    "status": "%ddp status",
+    "topology": "%ddp topology",
+    "timings": "%ddp timings",
+    "memory": "%ddp memory",
+    "compare": "%ddp compare model",
+    "forecast": "%ddp forecast",
+    "bench": "%ddp bench --max 4KiB --repeat 3",
+    "stacks": "%ddp stacks",
+    "log": "%ddp log --rank 0",
+    "push": "%ddp push given",
+    "pull": "%ddp pull model",
+    "restart": "%ddp restart --ranks 1",
+    "start": "%ddp start --nproc 3",
+    "cell": "%%ddp\nprint('done')",
+    "stop": "%ddp stop",
+    "cold": "%ddp start --nproc 2",
+}
+FIGURES = ("topology", "timings", "memory", "forecast", "bench")
+MOMENTS = int(os.environ.get("NBDDP_STOP_MOMENTS", "2"))  # of each command; more make a longer sweep
+OURS = ("CommandStopped", "RunStopped")
+AFTER = "%%ddp --nproc 2\nimport os\nprint('works', os.environ['WORLD_SIZE'])"
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    with loaded(str(tmp_path_factory.mktemp("stop")), warm=False) as kernel:  # all processes are under it
+        assert kernel.run("given = list(range(1000))").ok
+        yield kernel
+
+
+def stop_after(kernel: Kernel, code: str, seconds: float, press: Callable[[Kernel], None] = Kernel.interrupt) -> Shown:
+    """Run a cell and press Stop so long after the kernel has taken it up."""
+    cell = kernel.send(code)
+    while True:
+        message = kernel.client.get_iopub_msg(timeout=60)
+        if message["msg_type"] == "execute_input" and message["parent_header"].get("msg_id") == cell:
+            break
+    time.sleep(seconds)
+    press(kernel)
+    return kernel.collect(cell)
+
+
+def press_on_all(kernel: Kernel) -> None:
+    """Stop as VS Code has it: SIGINT to every process under the kernel, and to the kernel after them."""
+    for process in psutil.Process(kernel.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGINT)
+    os.kill(kernel.pid, signal.SIGINT)
+
+
+def one_line(shown: Shown) -> bool:
+    """What a stopped command may show; one that was done before answers as always."""
+    if shown.ok:
+        return True
+    lines = shown.reply["traceback"]
+    return shown.reply["ename"] in OURS and len(lines) == 1 and (
+        "\n" not in lines[0] or shown.reply["evalue"] == "the run was stopped by the user"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_stop_gives_one_line_and_the_next_cell_works(stopped: Kernel, name: str) -> None:
+    k, code, chance = stopped, COMMANDS[name], random.Random(name)
+    took = 0.0
+    moments = MOMENTS if name not in ("stop", "cold") else max(1, MOMENTS // 2)  # each starts an agent
+    for i in range(moments + 1):
+        shown = k.run("%ddp stop" if name == "cold" else SET_UP)
+        assert shown.ok, shown.error
+        if i == 0:
+            assert name not in FIGURES or k.run(code).ok, "matplotlib is there"
+            shown = k.run(code)
+            assert shown.ok, shown.error
+            took = shown.took
+            continue
+        moment = took * (i - 1 + chance.random()) / moments
+        shown = stop_after(k, code, moment)
+        assert one_line(shown), f"after {moment:.3f} of {took:.3f} s\n{shown.error}"
+        print(f"{name} {moment:.3f}/{took:.3f}", "ok" if shown.ok else shown.evalue)
+        after = k.run(AFTER)
+        assert after.ok, after.error
+        assert after.text().endswith("ranks 0–1 │ works 2\n")
+
+
+STOPPED = "the run was stopped by the user"
+UNDER_ALL = {  # code, seconds until Stop, what is answered
+    "sleep": ("%%ddp\nimport time; time.sleep(60)", 0.5, STOPPED),
+    "blocked": ("%%ddp\nif dist.get_rank(): time.sleep(60)\ndist.barrier()", 0.5, STOPPED),
+    "no cell of ours": ("import time; time.sleep(60)", 0.5, ""),
+    "command": ("%ddp bench --max 64MiB --repeat 99", 0.5, "%ddp bench was stopped by the user; the pool is unchanged"),
+}
+
+
+@pytest.mark.parametrize("name", UNDER_ALL)
+def test_stop_that_goes_to_all_processes_under_the_kernel_is_stop(stopped: Kernel, name: str) -> None:
+    code, seconds, words = UNDER_ALL[name]
+    shown = stopped.run(f"{SET_UP}\nimport time; kept = 41")
+    assert shown.ok, shown.error
+    shown = stop_after(stopped, code, seconds, press_on_all)
+    assert shown.evalue == words, shown.error
+    after = stopped.run("%%ddp\nprint(kept)")
+    assert after.text() == "ranks 0–1 │ 41\n", after.error
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.6])  # before the agent's code runs, and while it imports torch
+def test_stop_that_goes_to_all_processes_while_a_pool_starts_is_stop(stopped: Kernel, seconds: float) -> None:
+    assert stopped.run("%ddp stop").ok
+    shown = stop_after(stopped, "%ddp start --nproc 2", seconds, press_on_all)
+    assert one_line(shown), shown.error
+    after = stopped.run(AFTER)
+    assert after.text().endswith("ranks 0–1 │ works 2\n"), after.error
+
+
+# -- a program on its way out ----------------------------------------------------------------------
+
+BEGIN = """
+import ctypes, os, signal, time, torch, torch.distributed as dist
+rank, t, interrupts = int(os.environ["RANK"]), torch.ones(1), None
+if not dist.is_initialized(): dist.init_process_group("gloo")
+blocks = lambda: (dist.barrier(), print("ready", flush=True), dist.all_reduce(t))
+pause = lambda: (dist.barrier(), time.sleep(600))
+def write(seconds=1.8):
+    with open(file, "w") as out:
+        for i in range(100):
+            out.write("x"); out.flush()
+            time.sleep(seconds / 100)
+def times_interrupted():
+    global interrupts
+    interrupts = 0
+    until = time.monotonic() + 1.8
+    while time.monotonic() < until:
+        try: write()
+        except KeyboardInterrupt: interrupts += 1
+"""
+WAYS_OUT = {  # what ends ranks that are at work: on rank 0, and on rank 1, which cleans up for longer than PATIENCE
+    "in except": ("blocks()", "try: pause()\nexcept KeyboardInterrupt: times_interrupted(); raise"),
+    "by a handler of its own": (
+        "blocks()",
+        "told = []; signal.signal(signal.SIGINT, lambda *_: told.append(1)); dist.barrier()\n"
+        "while not told: time.sleep(0.01)\nwrite(); interrupts = len(told) - 1",
+    ),
+    "while it holds the interpreter": (
+        "blocks()",
+        "try: pause()\nexcept KeyboardInterrupt: ctypes.PyDLL(None).sleep(2); write(0.1); interrupts = 0",
+    ),
+    "with a collective": (
+        "try: dist.barrier(); print('ready', flush=True); pause()\nexcept KeyboardInterrupt: dist.all_reduce(t)",
+        "try: dist.barrier(); pause()\n"
+        "except KeyboardInterrupt: write(0.5); dist.all_reduce(t); interrupts = int(t) - 2",
+    ),
+    "after a failure": ("dist.barrier(); 1 / 0", "try: pause()\nfinally: times_interrupted()"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_one_stop_is_one_interrupt_and_what_cleans_up_comes_to_its_end(
+    pools: dict[int, nbddp.Pool], tmp_path: Path, way: str
+) -> None:
+    pool, screen = pools[2], StopAgain(again=False)
+    zero, one = (f"if rank == {n}:\n" + "".join(f"    {line}\n" for line in code.splitlines())
+                 for n, code in enumerate(WAYS_OUT[way]))  # fmt: skip
+    with pytest.raises((RunStopped, WorkerFailed)) as caught:
+        pool.run_cell(f"{BEGIN}file = {str(tmp_path / 'checkpoint')!r}\n{zero}{one}", screen=screen)
+    assert isinstance(caught.value, WorkerFailed) == (way == "after a failure")
+    assert not {s.status for s in caught.value.states} & {"replaced", "died"}, caught.value.report
+    assert (tmp_path / "checkpoint").read_text() == "x" * 100
+    again = pool.run_cell("interrupts if rank else 0", want_value=True, screen=Silent())
+    assert list(again) == [0, 0]
+    if "times_interrupted" in one:
+        assert any(
+            re.search(r"rank 1 is cleaning up, cell line \d+, in write, 1 s; Stop", line) for line in screen.told
+        )
+    if "blocks" in zero:
+        assert re.search(
+            r"rank 0: cell line 5, in <lambda>, .*waiting in all_reduce #\d+ for rank 1; freed", caught.value.report
+        )
+
+
+def test_stop_that_reaches_the_ranks_by_itself_too_is_one_interrupt(pools: dict[int, nbddp.Pool]) -> None:
+    """VS Code interrupts every process under the kernel, and then the kernel."""
+    pool = pools[2]
+
+    class ToAll(StopWhenReady):
+        def line(self, rank: int, stream: str, text: str) -> None:
+            for worker in pool.workers.values() if text == "ready" else ():
+                os.kill(worker.pid, signal.SIGINT)
+            super().line(rank, stream, text)
+
+    code = f"""{BEGIN}
+interrupts, ends = 0, None
+while ends is None or time.monotonic() < ends:
+    try:
+        if ends is None:
+            dist.barrier()
+            if rank == 0: print("ready", flush=True)
+        time.sleep(1)
+    except KeyboardInterrupt:
+        interrupts, ends = interrupts + 1, ends or time.monotonic() + 0.5"""
+    with pytest.raises(RunStopped):
+        pool.run_cell(code, screen=ToAll())
+    assert list(pool.run_cell("interrupts", want_value=True, screen=Silent())) == [1, 1]
+
+
+IGNORES = "while True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass"
+
+
+def test_a_rank_that_goes_on_is_ended_by_a_second_stop_and_what_was_lost_is_told(pools: dict[int, nbddp.Pool]) -> None:
+    code = f"{BEGIN}kept = 1\nif rank == 0: blocks()\ndist.barrier()\n{IGNORES}"
+    with pytest.raises(RunStopped) as caught:
+        pools[2].run_cell(code, screen=StopAgain())
+    assert [s.status for s in caught.value.states] == ["interrupted", "replaced"]
+    words = r"rank 1: cell line \d+, still running; Stop was pressed again, so it is replaced; lost: .*kept"
+    assert re.search(words, caught.value.report), caught.value.report
+    pools[2].ensure(LaunchSpec())
+
+
+def test_after_a_failure_the_time_to_clean_up_has_a_bound(pools: dict[int, nbddp.Pool]) -> None:
+    screen = StopAgain(again=False)
+    with pytest.raises(WorkerFailed) as caught:
+        pools[2].run_cell(f"{BEGIN}if rank == 0: 1 / 0\n{IGNORES}", shutdown_timeout=1.6, screen=screen)
+    assert [s.status for s in caught.value.states] == ["failed", "replaced"]
+    assert "it had not ended 1.6 s after the interrupt (--shutdown-timeout), so it is replaced" in caught.value.report
+    assert any(line.endswith("its names are lost, as after 1.6 s (--shutdown-timeout)") for line in screen.told)
+    pools[2].ensure(LaunchSpec())
+
+
+def test_an_interrupt_that_python_has_ignored_in_a_destructor_is_sent_again(pools: dict[int, nbddp.Pool]) -> None:
+    code = """import time
+class Slow:
+    def __del__(self):
+        print("ready", flush=True); time.sleep(600)
+Slow()
+time.sleep(600)"""
+    with pytest.raises(RunStopped) as caught:
+        pools[2].run_cell(code, ranks=[0], screen=StopWhenReady())
+    assert [s.status for s in caught.value.states] == ["interrupted"]
+
+
+LOADER = """
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 1000
+    def __getitem__(self, i): return item(i)
+class Slow:
+    def __init__(self): self.itself = self
+    def __del__(self): time.sleep(12)
+def load():
+    slow = Slow()
+    for x in torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2): dist.all_reduce(t)
+kept = rank
+def item(i):
+"""
+ITEMS = {  # what a data loader's process does: in the end it is torch that joins each for 5 s
+    "raises": "    if rank and i == 9: raise ValueError('bad item')\n    return t",
+    "sleeps": "    if i == 9: print('ready', flush=True); time.sleep(600)\n    return t",
+}
+
+
+@pytest.mark.parametrize("how", ITEMS)
+def test_no_finalizer_of_what_a_program_leaves_delays_its_report_or_ends_a_rank(
+    pools: dict[int, nbddp.Pool], how: str
+) -> None:
+    """A `__del__` that sleeps for 12 s, and processes of data loaders that torch joins for 5 s each."""
+    pool = pools[2]
+    pool.ensure(LaunchSpec())
+    with pytest.raises((RunStopped, WorkerFailed)) as caught:
+        pool.run_cell(f"{BEGIN}{LOADER}{ITEMS[how]}\nbegan = time.monotonic()\nload()", screen=StopWhenReady())
+    assert isinstance(caught.value, RunStopped) == (how == "sleeps")
+    assert "replaced" not in {s.status for s in caught.value.states}
+    took = pool.run_cell("(kept, time.monotonic() - began)", want_value=True, screen=Silent())
+    assert [value[0] for value in took] == [0, 1]
+    assert max(value[1] for value in took) < 4
+
+
+class Interrupted(Silent):
+    """Two ranks that an interrupt from elsewhere ends, one event at each look of the run at its screen; s is Stop."""
+
+    def __init__(self, order: str, logs: Path) -> None:
+        self.order = list(order)
+        self.run = Run(self, {0: {}, 1: {}}, Request(timeout=60), number=1, logs=logs, screen=self)
+
+    def refresh(self, *shown: Any) -> None:
+        if self.order and self.run.events.empty():
+            event = self.order.pop(0)
+            if event == "s":
+                self.run.events.put(("stop", -1, time.monotonic()))
+            else:
+                self.signal([int(event)], signal.SIGINT)
+
+    def signal(self, ranks: Sequence[int], number: int) -> None:
+        for rank in ranks:
+            content = {"left": "interrupt", "chain": [INTERRUPT]}
+            self.run.hear(rank, {"header": {"msg_type": OUTCOME}, "buffers": [], "content": content})
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *asked: {}
+
+
+INTERRUPT = {"type": "KeyboardInterrupt", "message": "", "relation": "", "notes": (), "frames": ()}
+
+
+@pytest.mark.parametrize(
+    ("order", "error"),
+    [("01s", RunStopped), ("0s1", RunStopped), ("s01", RunStopped), ("0s", RunStopped), ("01", WorkerFailed),
+     ("0", WorkerFailed)],
+)  # fmt: skip
+def test_an_interrupt_from_elsewhere_is_stop_only_if_stop_comes(tmp_path: Path, order: str, error: type) -> None:
+    run = Interrupted(order, tmp_path).run
+    run.execute()
+    with pytest.raises(error):
+        run.raise_if_bad()
+
+
+def test_a_cells_stop_before_its_code_runs_is_answered(stopped: Kernel) -> None:
+    """ipykernel leaves such a cell without an answer; here also one that is none of ours."""
+    for code in ("%ddp log --rank 0", "1 + 1"):
+        for i in range(20):
+            shown = stop_after(stopped, code, i * 0.0002)
+            assert shown.reply["status"] in ("ok", "error")
+            assert one_line(shown) or shown.reply["ename"] == "KeyboardInterrupt"
+
+
+def test_stop_in_a_plain_cell_shows_the_cells_frames_alone(stopped: Kernel) -> None:
+    cell = stopped.send("import time\nprint('begun', flush=True)\ntime.sleep(60)")
+    while stopped.client.get_iopub_msg(timeout=60)["content"].get("text") != "begun\n":
+        pass
+    stopped.interrupt()
+    shown = stopped.collect(cell)
+    assert shown.reply["ename"] == "KeyboardInterrupt"
+    assert "time.sleep(60)" in shown.error
+    assert "nbddp" not in shown.error
+
+
+def test_stop_before_the_kernel_has_said_that_it_works_is_answered(stopped: Kernel) -> None:
+    for _ in range(10):
+        cell = stopped.send("%ddp status")
+        while stopped.client.get_iopub_msg(timeout=60)["content"].get("execution_state") != "busy":
+            pass
+        stopped.interrupt()
+        assert one_line(stopped.collect(cell))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({}, {}, "the pool is unchanged"),
+        ({"running": False, "workers": {}, "world_size": 0}, {"running": False}, "there is no pool"),
+        ({}, {"running": False, "workers": {}, "world_size": 0}, "the pool has ended"),
+        ({"running": False, "workers": {}, "world_size": 0}, {"world_size": 0},
+         "the pool is incomplete; the next %ddp start or %%ddp cell completes it"),
+        ({}, {"workers": {0: 10, 1: 11, 2: 12, 3: 13}}, "the pool is unchanged"),
+        ({}, {"workers": {0: 10, 1: 21, 2: 12}}, "names on rank 1 are gone; ranks 0, 2 keep their names"),
+        ({}, {"workers": {2: 12}}, "names on ranks 0–1 are gone; rank 2 keeps its names; the next %ddp start or %%ddp "
+         "cell restarts ranks 0–1"),
+        ({}, {"group_broken": True}, "the process group has ended, and all names are kept"),
+        ({"group_broken": True}, {"group_broken": True}, "the pool is unchanged"),
+    ],
+)  # fmt: skip
+def test_what_a_stopped_command_left_is_told(before: dict[str, Any], now: dict[str, Any], words: str) -> None:
+    pool = {"running": True, "workers": {0: 10, 1: 11, 2: 12}, "world_size": 3, "group_broken": False}
+    assert footing.changed({**pool, **before}, {**pool, **now}) == words
+
+
+@pytest.mark.usefixtures("cold")
+def test_an_agent_that_still_imports_ends_at_once() -> None:
+    agent = Agent.launch(os.environ)
+    agent.wait_until(lambda: bool(agent.hello), 30)
+    agent.close()
+    assert agent.warm is None
+    assert not agent.home.exists()

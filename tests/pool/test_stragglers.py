@@ -1,0 +1,245 @@
+"""A rank that is late gets its cause: tables with known answers, and each cause planted on one of four real ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import nbddp
+from nbddp.draw.timings import timings
+from nbddp.panel.watched import merged, slowest
+from nbddp.run.screen import Silent
+from nbddp.trace.activity import BACKWARD, COPY, FORWARD, INPUT, OPTIMIZER
+from nbddp.trace.cause import BATCH, MACHINE
+from nbddp.trace.local import AFTER, Slow, slow, verdict
+from nbddp.trace.program import program
+from nbddp.trace.untraced import OWN
+from nbddp.trace.waiting import typical
+from nbddp.worker import contention, recorder
+from tests.pool.faults import needs_recorder
+
+NPROC = 4
+
+
+def test_a_thread_that_could_run_and_did_not_has_waited() -> None:
+    if contention.waited() is None:
+        pytest.skip("this system counts no waits for a core")
+    cores = os.sched_getaffinity(0)
+    busy = [sys.executable, "-c", "while True: pass"]
+    rival = subprocess.Popen(busy)
+    try:
+        os.sched_setaffinity(rival.pid, {min(cores)})
+        os.sched_setaffinity(0, {min(cores)})
+        before, ran = contention.waited() or 0, time.thread_time()
+        while time.thread_time() < ran + 0.2:
+            pass
+        assert (contention.waited() or 0) - before > 0.05e9
+    finally:
+        os.sched_setaffinity(0, cores)
+        rival.kill()
+        rival.wait()
+
+
+# -- planted on real ranks ---------------------------------------------------------------------------
+
+TRAIN = """
+import time, torch, torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+def burn(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end: pass
+def lose(where):
+    burn({burn})
+    time.sleep({usual})
+    if rank == 2 and {where!r} in (where, "everything"): time.sleep(0.12)
+batch = 4 if rank == 2 and {where!r} == "batch" else 1
+class Data(Dataset):
+    def __len__(self): return 14 * batch
+    def __getitem__(self, i):
+        lose("input")
+        return torch.randn(100)
+class Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        lose("backward")
+        time.sleep({each} * len(gradient))
+        return gradient
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(100, 100), torch.nn.Linear(100, 100)
+    def forward(self, x):
+        lose("forward")
+        time.sleep({each} * len(x))
+        return self.second(Wait.apply(self.first(x)))
+class Slow(torch.optim.SGD):
+    def step(self, closure=None):
+        lose("optimizer")
+        return super().step(closure)
+there, here = torch.zeros(1 << 18), torch.zeros(1 << 18)
+def to_device(x):
+    end = time.perf_counter() + (0.12 if rank == 2 and {where!r} == "copy" else 0)
+    while time.perf_counter() < end: here.copy_(there)
+    return x.to(torch.float64).to(torch.float32)
+model = torch.nn.parallel.DistributedDataParallel(Net(), bucket_cap_mb=0.05)
+optimizer = Slow(model.parameters(), lr=0.1)
+for x in DataLoader(Data(), batch_size=batch):
+    optimizer.zero_grad()
+    model(to_device(x)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def train(pool: nbddp.Pool, where: str, burn: float = 0.002, usual: float = 0.0, each: float = 0.0) -> Slow:
+    """each: seconds that a sample takes in forward and again in backward."""
+    pool.run_cell(TRAIN.format(where=where, burn=burn, usual=usual, each=each), trace=True, screen=Silent())
+    found = slow(pool.timings())
+    assert found is not None
+    return found
+
+
+@needs_recorder
+@pytest.mark.parametrize(
+    ("where", "recorded", "traced"),
+    [
+        ("input", INPUT, INPUT),
+        ("copy", AFTER, COPY),
+        ("forward", FORWARD, FORWARD),
+        ("backward", BACKWARD, BACKWARD),
+        ("optimizer", OPTIMIZER, OPTIMIZER),
+    ],
+)
+def test_what_makes_one_of_four_ranks_late_is_found(pool: nbddp.Pool, where: str, recorded: str, traced: str) -> None:
+    found = train(pool, where)
+    assert (found.rank, found.cause.what) == (2, recorded), found.cause.by_part
+    answer = program(pool.trace().data["traceEvents"])
+    assert answer.late is not None
+    assert answer.why is not None
+    assert (answer.late.rank, answer.why.what) == (2, traced), answer.why.by_part
+
+
+@needs_recorder
+def test_of_equal_ranks_none_is_named_anywhere(pool: nbddp.Pool) -> None:
+    """Also not by a figure, a panel or the collectives: there is one verdict."""
+    cell = TRAIN.format(where="nobody", burn=0.001, usual=0.001, each=0.0)
+    pool.run_cell(cell, trace=True, screen=Silent())
+    found = pool.timings()
+    number = typical(found)
+    assert number is not None
+    judged = verdict(found)
+    assert judged is not None
+    assert (judged.slow, judged.evidence.known) == (None, True)
+    (words,) = judged.words()
+    assert re.fullmatch(r"no rank is slower than noise \(± [\d.]+ .?s over 12 steps\)", words)
+    shown = timings(found, number)
+    assert words in shown.words.splitlines()
+    paces = {r: pool.ask(r, {"op": "pace", "run": pool.last_run.number, "since": 0}) for r in range(NPROC)}  # type: ignore[union-attr]
+    assert slowest({r: merged((), rows, 2000) for r, rows in paces.items()}) is None
+    said = [*shown.words.splitlines(), *program(pool.trace().data["traceEvents"]).sentences()]
+    said += pool.collectives().sentences()
+    assert [line for line in said if re.match(r"rank \d|over \d+ steps|cause", line)] == []
+
+
+@needs_recorder
+def test_a_panel_marks_the_rank_that_timings_names(pool: nbddp.Pool) -> None:
+    found = train(pool, "optimizer")
+    paces = {r: pool.ask(r, {"op": "pace", "run": pool.last_run.number, "since": 0}) for r in range(NPROC)}  # type: ignore[union-attr]
+    assert found.rank == slowest({r: merged((), rows, 2000) for r, rows in paces.items()}) == 2
+
+
+@needs_recorder
+def test_a_machine_on_which_everything_takes_longer_is_found(pool: nbddp.Pool) -> None:
+    found = train(pool, "everything", usual=0.02)
+    assert (found.rank, found.cause.what) == (2, MACHINE), (found.cause.by_part, found.cause.factor)
+    assert 2 < found.cause.factor < 9
+    assert found.cause.inputs == 1
+    assert found.words()[1].endswith("times as long, with inputs no larger than the others'")
+    answer = program(pool.trace().data["traceEvents"])
+    assert answer.why is not None
+    assert (answer.why.rank, answer.why.what) == (2, MACHINE), (answer.why.by_part, answer.why.factor)
+
+
+@needs_recorder
+def test_a_larger_batch_on_one_of_four_ranks_is_more_work_and_not_the_machine(pool: nbddp.Pool) -> None:
+    found = train(pool, "batch", each=0.03)
+    assert (found.rank, found.cause.what) == (2, BATCH), (found.cause.by_part, found.cause.words())
+    assert found.cause.inputs == 4
+    assert "rank 2's inputs have 4.00 times as many elements as the others'" in found.words()[1]
+    assert all(s.inputs == (400 if r == 2 else 100) for r, some in pool.timings().steps.items() for s in some)
+
+
+HAND = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for _ in range(6):
+    if rank == 1: time.sleep(0.05)
+    {call}
+dist.destroy_process_group()
+"""
+CALLS = {
+    "collectives by hand": "dist.all_reduce(torch.ones(4))",
+    "asynchronous ones": "works = [dist.all_reduce(torch.ones(4), async_op=True) for _ in range(2)]; "
+    "[w.wait() for w in works]",
+    "functional ones, of tensor parallel": "import torch.distributed._functional_collectives as f; "
+    "f.all_reduce(torch.ones(4), 'sum', dist.group.WORLD) + 1",
+}
+
+
+@needs_recorder
+@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
+def test_without_a_trace_the_late_rank_of_any_program_is_known(pool: nbddp.Pool, call: str) -> None:
+    pool.run_cell(HAND.format(call=call), screen=Silent())
+    found = pool.collectives()
+    assert found.late is not None
+    assert found.late.rank == 1
+    assert found.why is not None
+    assert found.why.what == OWN
+    assert {k.op for k in found.kinds} == {"all_reduce"}
+    assert found.kinds[0].count == 6 * (2 if "works" in call else 1)
+    assert found.kinds[0].last[1] >= 5
+    for rank in (0, 2, 3):
+        assert found.ranks[rank].waiting > 6 * 0.03e9
+    assert found.ranks[1].idle > found.ranks[0].idle, "it sleeps"
+    pool.run_cell("1 + 1", screen=Silent())
+    assert "from an earlier cell: 4 ranks" in pool.collectives().sentences()[0]
+
+
+def test_where_no_collective_was_called_that_is_said(pool: nbddp.Pool) -> None:
+    pool.restart()
+    with pytest.raises(nbddp.BadInput, match="no collective has been recorded; call some in a %%ddp cell first"):
+        pool.collectives()
+    pool.run_cell(HAND.format(call="dist.barrier()"), timings=False, screen=Silent())
+    with pytest.raises(nbddp.BadInput, match="no collective has been recorded"):
+        pool.collectives()
+
+
+def test_inputs_are_counted_and_long_or_endless_ones_are_not_gone_through() -> None:
+    """Every step of every DDP model pays for the count."""
+    seven = ({"x": torch.ones(3), "mask": None}, [torch.ones(2, 2), "words"])
+    within_itself: list[Any] = [torch.ones(2)]
+    within_itself.append(within_itself)
+    read: list[int] = []
+
+    class Long(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for i in range(1_000_000):
+                read.append(i)
+                yield i
+
+    assert recorder.elements(seven) == 7
+    assert [recorder.elements(found) for found in ((), [1, "a"], within_itself, Long())] == [None] * 4
+    assert len(read) <= recorder.VALUES + 1

@@ -1,0 +1,43 @@
+"""Every seam is tried, each can be taken away, and then its loss is told and cells run where that is promised."""
+
+from __future__ import annotations
+
+import json
+
+from nbddp.front.commands import complete_command, overview
+from nbddp.seams import SEAMS, Verdict
+from nbddp.trials import trials
+from nbddp.trials.doctor import examine
+from nbddp.trials.findings import Findings
+
+WORKING = {seam.key: Verdict(True, True) for seam in SEAMS}
+MACHINE = {"cores": 2, "memory": 24 << 30, "gpus": ["NVIDIA H100", "NVIDIA H100"]}
+
+
+def test_every_seam_has_a_trial_and_a_place_in_the_table() -> None:
+    keys = [seam.key for seam in SEAMS]
+    assert len(set(keys)) == len(keys)
+    assert set(trials.TRIALS) == set(keys)
+    assert set(trials.NAMES) <= set(keys)
+
+
+def test_trials_that_end_their_process_are_told_with_what_came_before() -> None:
+    line = json.dumps({"seam": SEAMS[0].key, "present": True, "works": True, "why": ""})
+    code = f"import os; print({line!r}, flush=True); os.abort()"
+    found = examine(command=("-c", code))
+    assert found.verdicts == {SEAMS[0].key: Verdict(True, True)}
+    assert found.ended == f"the checks ended at {SEAMS[1].key}: the process was ended by SIGABRT"
+    assert f"{len(SEAMS)} uses of internals: 1 work, 0 fail, {len(SEAMS) - 1} not tried" in str(found)
+    assert "No module named nothing_here" in examine(command=("-m", "nothing_here")).ended
+
+
+def test_html_says_the_same() -> None:
+    shown = Findings({"torch": "<2>"}, MACHINE, {**WORKING, SEAMS[0].key: Verdict(False, False, "a < b")})._repr_html_()
+    assert "torch &lt;2&gt;" in shown
+    assert f"{SEAMS[0].library}: {SEAMS[0].key}: a &lt; b. Lost: {SEAMS[0].without}" in shown
+
+
+def test_doctor_is_told_and_completed() -> None:
+    assert "%ddp doctor" in overview()
+    assert "python -m nbddp doctor" in overview("python -m nbddp")
+    assert complete_command("doc") == ["doctor"]

@@ -1,0 +1,89 @@
+"""Lessons' sources become the notebooks that are committed, and what a source may say is told when it is wrong."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nbddp.base.table import Table as DataTable
+from nbddp.lessons import running
+from nbddp.lessons.answer import Exercise, Wrong, mismatch
+from nbddp.lessons.exercise import tabulate
+from nbddp.lessons.tables import Mistake, Table
+from tests.lessons.answers import builder, script
+
+build, minutes = builder(), script("minutes")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("x = 1\n", "the first line must begin a cell"),
+        ("# %% solution\ny = 1\n", "a header has [markdown]"),
+        ('# %% tags=["sloution"]\ny = 1\n', "tag 'sloution' is none of"),
+        ('# %% tags=["solution", "exercise"]\ny = 1\n', "a cell has one of the tags exercise, solution"),
+        ('# %% tags=["exercise"]\nx\n# %% tags=["exercise"]\ny\n', "in pairs"),
+        ('# %% tags=["solution"]\nx\n', "in pairs"),
+        ('# %% tags=["exercise"]\nx\n', "has no solution"),
+    ],
+)
+def test_a_wrong_source_is_told(source: str, says: str) -> None:
+    with pytest.raises(build.BadSource, match=re.escape(says)):
+        build.parse(source)
+
+
+# -- answers ---------------------------------------------------------------------------------
+
+
+def test_an_exercise_answers_in_one_printed_line(capsys: pytest.CaptureFixture[str]) -> None:
+    twice = Exercise("twice", lambda f: "ok" if f(2) == 4 else "not\ntwice", ["first", "second"])
+    assert twice(lambda x: 2 * x)
+    answer = twice(lambda x: x)
+    assert (answer.ok, answer.line) == (False, "not twice")
+    assert "without calling it: check.twice(twice)" in twice(4).line
+    assert "without calling it" in twice().line
+    assert capsys.readouterr().out.count("\n") == 4
+
+
+def test_hints_come_one_by_one_and_the_last_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    def judge(answer: object) -> str:
+        raise Wrong("wrong")
+
+    wrong = Exercise("wrong", judge, ["first", "second"])
+    given = [wrong(print, hint=True).hint for _ in range(3)]
+    assert given == ["hint 1 of 2: first", "hint 2 of 2: second", "hint 2 of 2: second"]
+    assert wrong(print).hint == ""
+    right = Exercise("right", lambda f: "ok", ["first"])
+    assert right(print, hint=True).hint == ""
+    capsys.readouterr()
+
+
+HALF = Table("half", [(2,), (4,)], lambda n: n // 2, [Mistake("that is the double", lambda n: 2 * n)])
+
+
+def test_a_table_tells_the_mistake_or_the_first_difference() -> None:
+    def judged(function: object) -> str:
+        return HALF.judge({0: tabulate(function, HALF.cases)})  # type: ignore[arg-type]
+
+    assert judged(lambda n: n // 2) == "ok"
+    assert judged(lambda n: 2 * n) == "half(2): expected 1, got 4; that is the double"
+    assert judged(lambda n: 1) == "half(4): expected 2, got 1"
+    assert judged(lambda n: n / 2) == "half(2): expected 1, got 1.0"
+    assert judged(lambda n: None) == "half returned None: it is still to be written, or its return statement is missing"
+    assert judged(lambda n: 1 // 0).startswith("half(2) raised ZeroDivisionError: ")
+    both = {0: tabulate(lambda n: n // 2, HALF.cases), 1: tabulate(lambda n: n, HALF.cases)}
+    assert "on rank 0 and is 2 on rank 1" in HALF.judge(both)
+
+
+def test_heads_of_a_table_stand_over_their_columns() -> None:
+    html = DataTable(["name", "bytes"], [("a<b", 1), ("c", 22)])._repr_html_()
+    assert '<th style="text-align: left">name</th><th style="text-align: right">bytes</th>' in html
+    assert '<td style="text-align: left">a&lt;b</td><td style="text-align: right">1</td>' in html
+
+
+def test_no_check_says_that_a_value_is_right_in_another_way_than_expected_and_got() -> None:
+    assert mismatch(4, 8, "it is doubled") == "expected 4, got 8; it is doubled"
+    lines = [line for path in Path(running.__file__).parent.rglob("*.py") for line in path.read_text().splitlines()]
+    assert not [line for line in lines if re.search(r"[,;] right is|right is (\{|')", line)]

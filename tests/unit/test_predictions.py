@@ -1,0 +1,75 @@
+"""Questions of the lessons: asked before the answer is seen, kept, and compared with what came, which is true."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nbddp.errors import BadInput
+from nbddp.lessons.asking import Asked
+from nbddp.lessons.question import EXAMPLE, Question
+from nbddp.teach import predict
+
+TYPED = Question("size", "What is the world size?", came="4")
+WORD = Question("backend", "Which backend is used?", came="gloo")
+CHOSEN = Question("who", "Which ranks start?", came="rank 0", options=("rank 0", "all of them"), because="It is alone.")
+
+
+def test_answers_are_read_as_they_are_meant() -> None:
+    assert CHOSEN.read(" Rank  0 ") == "rank 0"
+    assert TYPED.read(4) == "4"
+    assert TYPED.met("4.0")
+    assert not TYPED.met("5")
+    assert WORD.met(WORD.read(" GLOO "))
+    assert WORD.read("8") == "8", "text questions stay free"
+    assert TYPED.compared("5") == "What is the world size?\n✗ 4; you predicted 5"
+    assert CHOSEN.compared("rank 0") == "Which ranks start?\n✓ rank 0, as you predicted\nIt is alone."
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "says"),
+    [
+        (CHOSEN, "rank 1", "predict.who('rank 1'): Choose one of 'rank 0', 'all of them'"),
+        (TYPED, " ", "Type a number, for example 8"),
+        (TYPED, "nonsense", "predict.size('nonsense'): Type a number, for example 8"),
+        (TYPED, "4 ranks", "Type a number, for example 8"),
+        (TYPED, "nan", "Type a number, for example 8"),
+        (WORD, " ", "Type a word"),
+    ],
+)
+def test_an_answer_that_cannot_be_meant_is_refused(question: Question, answer: str, says: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(says)):
+        question.read(answer)
+
+
+def test_what_came_is_one_of_the_options() -> None:
+    with pytest.raises(ValueError, match="none of the options"):
+        Question("who", "Which?", came="rank 2", options=("rank 0",))
+
+
+def test_a_question_that_is_not_there_is_an_error_that_names_near_ones() -> None:
+    with pytest.raises(AttributeError, match="no question 'local_rnk'; did you mean local_rank"):
+        predict.local_rnk  # noqa: B018
+    assert "local_rank" in dir(predict)
+
+
+def test_a_word_typed_where_a_number_is_asked_for_is_answered_and_the_question_stays_open() -> None:
+    made = Asked(TYPED)
+    _, field, said = made.widget().children
+    field.value = "nonsense"
+    assert (made.answer, field.disabled) == ("", False)
+    assert "Type a number, for example 8." in said.value
+    field.value = "3"
+    assert made.answer == "3"
+    assert "Type" not in said.value
+    field.value = "three"
+    assert "Type a number, for example 8.<br>You predicted: 3." in said.value, "the last number is kept"
+    free = Asked(WORD)
+    _, field, said = free.widget().children
+    field.value = "nonsense"
+    assert free.answer == "nonsense"
+
+
+def test_the_example_of_a_number_answers_no_question() -> None:
+    assert str(EXAMPLE) not in {getattr(predict, name).question.came for name in set(dir(predict)) - {"summary"}}

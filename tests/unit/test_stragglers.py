@@ -1,0 +1,235 @@
+"""A rank that is late gets its cause: tables with known answers, and each cause planted on one of four real ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nbddp.trace.activity import BACKWARD, FORWARD, INPUT, OPTIMIZER
+from nbddp.trace.cause import BATCH, EITHER, MACHINE, UNKNOWN, cause
+from nbddp.trace.local import AFTER, BETWEEN, LOSS, parts, slow
+from nbddp.trace.steps import Bucket, Recording, Span, Step
+
+MS = 1_000_000
+
+# -- tables ----------------------------------------------------------------------------------------
+
+USUAL = {INPUT: 10, FORWARD: 30, LOSS: 2, BACKWARD: 60, OPTIMIZER: 20}
+
+
+def table(**factors: float) -> dict[int, dict[str, int]]:
+    """Four ranks alike, but rank 2, whose parts take so many times as long: milliseconds."""
+    names = {"input": INPUT, "forward": FORWARD, "loss": LOSS, "backward": BACKWARD, "optimizer": OPTIMIZER}
+    by = {names[short]: f for short, f in factors.items()}
+    usual = {part: took * MS for part, took in USUAL.items()}
+    late = {part: int(took * by.get(part, 1)) for part, took in usual.items()}
+    return {0: usual, 1: usual, 2: late, 3: usual}
+
+
+@pytest.mark.parametrize(
+    ("factors", "what", "words"),
+    [
+        ({"input": 9}, INPUT, "cause: input (data loader), which has 100 % of rank 2's extra time"),
+        ({"forward": 3}, FORWARD, "cause: forward, which has 100 % of rank 2's extra time"),
+        ({"backward": 2}, BACKWARD, "cause: backward, which has 100 % of rank 2's extra time"),
+        ({"backward": 2, "forward": 1.1}, BACKWARD, "cause: backward, which has 95 % of rank 2's extra time"),
+        ({"optimizer": 4}, OPTIMIZER, "cause: optimizer, which has 100 % of rank 2's extra time"),
+        ({"forward": 2, "backward": 2, "optimizer": 2, "loss": 2}, MACHINE,
+         "cause: the machine: everything takes rank 2 about 2.00 times as long"),
+        ({"forward": 1.5, "backward": 1.4, "optimizer": 1.6, "input": 1.5}, MACHINE,
+         "cause: the machine: everything takes rank 2 about 1.46 times as long"),
+        ({"forward": 2, "backward": 2.1}, BATCH,
+         "cause: more work: forward and backward take rank 2 about 2.07 times as long, the optimizer no longer than "
+         "the others: a larger batch or longer inputs"),
+        ({"forward": 1.08, "backward": 1.09, "optimizer": 1.07}, MACHINE,
+         "cause: the machine: everything takes rank 2 about 1.08 times as long"),
+        ({"input": 3, "optimizer": 2}, UNKNOWN,
+         "cause: not known; rank 2's extra time is spread over several parts (input (data loader) 50 %, "
+         "optimizer 50 %)"),
+    ],
+)  # fmt: skip
+def test_the_part_with_most_of_the_extra_time_is_the_cause(factors: dict[str, float], what: str, words: str) -> None:
+    found = cause(table(**factors), 2)
+    assert found is not None
+    assert (found.what, found.words()) == (what, words)
+
+
+def test_without_an_optimizer_a_larger_batch_and_a_slower_machine_are_not_told_apart() -> None:
+    times = {r: {FORWARD: own[FORWARD], BACKWARD: own[BACKWARD]} for r, own in table(forward=2, backward=2).items()}
+    found = cause(times, 2)
+    assert found is not None
+    assert found.what == EITHER
+    assert "a larger batch, longer inputs or a slower machine; the optimizer is too short" in found.words()
+
+
+@pytest.mark.parametrize(
+    ("factors", "inputs", "what", "words"),
+    [
+        ({"forward": 1.9, "backward": 1.8}, 2.0, BATCH,
+         "cause: more work: rank 2's inputs have 2.00 times as many elements as the others', and forward and backward "
+         "take about 1.83 times as long"),
+        ({"forward": 1.9, "backward": 1.8, "loss": 1.5, "optimizer": 1.4}, 2.0, BATCH, "cause: more work: rank 2's"),
+        ({"forward": 1.2, "backward": 2.0}, 2.0, BATCH, "cause: more work: rank 2's"),
+        ({"forward": 3.9, "backward": 3.8}, 2.0, BATCH, "cause: more work: rank 2's"),
+        ({"forward": 2, "backward": 2, "optimizer": 2}, 1.0, MACHINE,
+         "cause: the machine: everything takes rank 2 about 2.00 times as long, with inputs no larger than the "
+         "others'"),
+        ({"forward": 3, "backward": 3, "optimizer": 3}, 1.1, MACHINE,
+         "cause: the machine: everything takes rank 2 about 3.00 times as long; its inputs have 1.10 times as many "
+         "elements as the others', which alone does not explain it"),
+        ({"forward": 2, "backward": 2}, 1.0, EITHER,
+         "cause: forward and backward take rank 2 about 2.00 times as long: its inputs are no larger than the others' "
+         "and its optimizer is as fast, so it is other code on this rank, or work that depends on the values of the "
+         "inputs"),
+        ({"forward": 3, "backward": 3}, 1.1, EITHER,
+         "cause: forward and backward take rank 2 about 3.00 times as long: its inputs have 1.10 times as many "
+         "elements as the others', which explains only a part of it"),
+        ({"backward": 3}, 1.1, BACKWARD, "cause: backward, which has 100 % of rank 2's extra time"),
+        ({"input": 9}, 2.0, INPUT, "cause: input (data loader), which has 100 % of rank 2's extra time"),
+    ],
+)  # fmt: skip
+def test_the_size_of_its_inputs_tells_more_work_from_a_slow_machine(
+    factors: dict[str, float], inputs: float, what: str, words: str
+) -> None:
+    found = cause(table(**factors), 2, inputs={0: 1000, 1: 1000, 2: int(1000 * inputs), 3: 1000})
+    assert found is not None
+    assert found.what == what
+    assert found.words().startswith(words)
+
+
+def test_an_optimizer_that_is_a_little_slower_does_not_speak_for_the_machine() -> None:
+    """The ranks of a busy machine differ by chance: 1.3 is not 1.9."""
+    times = table(forward=1.9, backward=1.8, loss=1.5, optimizer=1.35)
+    found = cause(times, 2)
+    assert found is not None
+    assert found.what == EITHER
+    assert found.words().endswith(
+        "a larger batch, longer inputs or a slower machine; the optimizer, whose work does not depend on the batch, "
+        "takes 1.35 times as long, which does not tell which"
+    )
+    as_slow = cause(table(forward=1.9, backward=1.8, loss=1.5, optimizer=1.6), 2)
+    assert as_slow is not None
+    assert as_slow.what == MACHINE
+
+
+def test_inputs_that_are_not_known_on_all_ranks_say_nothing() -> None:
+    times = table(forward=2, backward=2, optimizer=2)
+    some = cause(times, 2, inputs={0: 1000, 1: 0, 2: 2000, 3: 1000})
+    none = cause(times, 2)
+    assert some == none
+    assert none is not None
+    assert none.inputs == 0
+
+
+def test_without_an_optimizer_and_with_equal_inputs_the_cause_is_left_open() -> None:
+    times = {r: {FORWARD: own[FORWARD], BACKWARD: own[BACKWARD]} for r, own in table(forward=2, backward=2).items()}
+    found = cause(times, 2, inputs=dict.fromkeys(range(4), 8))
+    assert found is not None
+    assert found.what == EITHER
+    assert "a slower machine, other code on this rank, or work that depends on the values" in found.words()
+
+
+def test_a_long_pause_between_steps_is_the_cause_though_forward_and_backward_are_slower_too() -> None:
+    times = {r: {BETWEEN: MS, **own} for r, own in table(forward=1.4, backward=1.4).items()}
+    times[2] = {**times[2], BETWEEN: 200 * MS}
+    found = cause(times, 2)
+    assert found is not None
+    assert found.words() == "cause: between steps, which has 85 % of rank 2's extra time"
+
+
+def test_a_rank_that_takes_no_longer_has_no_cause() -> None:
+    assert cause(table(), 2) is None
+    assert cause(table(forward=0.5), 2) is None
+    assert cause({0: table()[0]}, 0) is None
+
+
+def test_where_all_parts_are_slower_alike_the_largest_is_not_the_cause() -> None:
+    """A rank that is 3 % slower loses most where most of its time goes."""
+    found = cause(table(forward=1.035, loss=1.03, backward=1.03, optimizer=1.03, input=1.03), 2)
+    assert found is not None
+    assert (found.what, next(iter(found.by_part))) == (UNKNOWN, BACKWARD)
+    found = cause({r: {FORWARD: 10 * MS, BACKWARD: (99 if r == 2 else 90) * MS} for r in range(3)}, 2)
+    assert found is not None
+    assert found.what == BACKWARD, "though it has 90 % of all time"
+
+
+# -- recordings ------------------------------------------------------------------------------------
+
+
+def step(number: int, at: int, extra: dict[str, int], loader: tuple[Span, ...] = ()) -> Step:
+    """Forward 10, loss 2, backward 40 with buckets ready after 20 and 40, all done at the same time; optimizer 10."""
+    forward = (at, at + 10 + extra.get(FORWARD, 0))
+    begins = forward[1] + 2 + extra.get(LOSS, 0)
+    ready = (begins + 20, begins + 40 + extra.get(BACKWARD, 0))
+    done = number * 1000 + 900
+    buckets = tuple(Bucket(i, 100, t, t, done, (f"{i}.weight",)) for i, t in enumerate(ready))
+    optimizer = (done + 5, done + 15 + extra.get(OPTIMIZER, 0))
+    return Step(number, forward, (begins, ready[1], done), optimizer, buckets, loader=loader)
+
+
+def recording(extra: dict[str, int], loads: bool = True) -> Recording:
+    """Rank 1 of three takes longer in some part of each of fifteen steps; one time unit is a millisecond."""
+    steps: dict[int, list[Step]] = {}
+    for rank in range(3):
+        mine = extra if rank == 1 else {}
+        for n in range(15):
+            before = n * 1000 - 100 + 15 + mine.get(OPTIMIZER, 0)
+            loader = (before + 5, before + 15 + mine.get(INPUT, 0))
+            begins = loader[1] + 10 + mine.get(AFTER, 0)
+            made = step(n, begins, mine, (loader,) if loads else ())
+            steps.setdefault(rank, []).append(made)
+    in_ms = {r: [_scaled(s) for s in some] for r, some in steps.items()}
+    return Recording(in_ms, model="Net")
+
+
+def _scaled(s: Step) -> Step:
+    def ms(span: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(t * MS for t in span)
+
+    buckets = tuple(replace(b, ready=b.ready * MS, sent=b.sent * MS, done=b.done * MS) for b in s.buckets)
+    assert s.optimizer is not None
+    loader = tuple((a * MS, b * MS) for a, b in s.loader)
+    return replace(s, forward=ms(s.forward), backward=ms(s.backward), optimizer=ms(s.optimizer), buckets=buckets,
+                   loader=loader)  # type: ignore[arg-type]  # fmt: skip
+
+
+@pytest.mark.parametrize("where", [INPUT, AFTER, FORWARD, LOSS, BACKWARD, OPTIMIZER])
+def test_the_part_of_a_step_that_takes_longer_is_found_though_all_leave_backward_together(where: str) -> None:
+    made = recording({where: 100})
+    assert len({s.backward[2] for s in made.step(3).values()}) == 1
+    found = slow(made)
+    assert found is not None
+    assert (found.rank, found.extra, found.steps) == (1, 100 * MS, 14)
+    assert (found.last, found.of) == (14 if where == BACKWARD else 28, 28), "its first bucket is ready in time"
+    assert (found.cause.what, found.cause.by_part) == (where, {where: 1.0})
+    assert found.words()[0].startswith(
+        "over 14 steps rank 1 takes 100 ms longer per step than the other ranks; it starts"
+    )
+
+
+def test_of_a_slow_backward_the_gradients_that_come_late_are_named() -> None:
+    found = slow(recording({BACKWARD: 100}))
+    assert found is not None
+    assert found.worst is not None
+    assert found.words()[1] == (
+        "cause: backward, which has 100 % of rank 1's extra time; it loses most before 1.weight is ready, in bucket 1"
+    )
+
+
+def test_without_a_data_loader_the_time_between_steps_is_called_so() -> None:
+    found = slow(recording({INPUT: 100}, loads=False))
+    assert found is not None
+    assert found.cause.what == BETWEEN
+
+
+def test_what_a_hook_waits_for_while_it_sends_is_not_the_ranks_own() -> None:
+    bucket = Bucket(0, 100, 30, 70, 90)
+    made = Step(1, (0, 10), (12, 80, 90), (90, 95), (bucket,))
+    assert parts(made, None)[BACKWARD] == 80 - 12 - 40
+
+
+def test_ranks_alike_have_no_slow_one() -> None:
+    assert slow(recording({})) is None
+    assert slow(recording({FORWARD: 2})) is None
+    assert slow(Recording({})) is None

@@ -1,0 +1,112 @@
+"""What is private in torch, ipykernel, IPython and ipyparallel is used in three modules, and nowhere else."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from nbddp import seams
+from nbddp.seams import ipykernel_seams, ipyparallel_seams, torch_seams
+from nbddp.trials.trials import NAMES
+from nbddp.worker import foreign
+from nbddp.worker.modules import Modules
+from tests import places
+from tests.unit.test_seams import PRIVATE, defined, private_names
+
+ROOT = places.ROOT / "nbddp"
+SEAMS = ("seams/torch_seams.py", "seams/ipykernel_seams.py", "seams/ipyparallel_seams.py")
+FILES = [f for f in sorted(ROOT.rglob("*.py")) if not str(f).endswith(SEAMS)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_other_module_uses_a_private_name_of_a_library(path: Path) -> None:
+    allowed = {"kernel.py": ipykernel_seams.OVERRIDES, "foreign.py": foreign.PRIVATE}.get(path.name, ())
+    found = set(private_names(ast.parse(path.read_text())))
+    assert {(line, name) for line, name in found if name not in allowed} == set()
+
+
+# private name without an entry in NAMES → the row of `nbddp.seams` whose trial tries it
+TRIED = {
+    "_dynamo": "import of the compiler", "_functional_collectives": "methods of collectives",
+    "_allgather_base": "methods of collectives", "_reduce_scatter_base": "methods of collectives",
+    "_start_coalescing": "methods of collectives", "_end_coalescing": "methods of collectives",
+    "_comm_hooks": "DDP's list of hooks", "_orig_mod": "compiled modules", "_local_tensor": "shards of DTensors",
+    "_supports_kernel_subshells": "status messages", "_flush_pending": "flush before a display",
+    **dict.fromkeys(("_get_shell_context_var", "_shell_parent_ident", "_parent_ident"), "questions of a cell"),
+    "_format_exception_for_storage": "history of errors", "_last_traceback": "traceback of a reply",
+    **dict.fromkeys(("_enable_profiler_legacy", "_disable_profiler_legacy"), "profilers of a program"),
+    "_reloader": "files of autoreload", "_run_cell": "history of errors",
+    **dict.fromkeys(("_ready", "_scheduled", "_selector", "_callback", "_args"), "event loop"),
+    "_mux_stream": "client's connection",
+    "_control_stream": "client's connection", "_query_stream": "client's connection",
+    "_distributed_c10d": "flight recorder", "_dump_nccl_trace_json": "NCCL's flight recorder",
+    **dict.fromkeys(itertools.chain(*torch_seams.TRANSFERS), "abort of transfers"),
+    "_ProcessGroupWrapper": "checks of DETAIL",
+    **dict.fromkeys(("_MultiProcessingDataLoaderIter", "_workers", "_shutdown"), "end of data loaders"),
+    "_ZN3c1011initLoggingEv": "C++'s log level", "_stream": "client's connection",
+    **dict.fromkeys(ipyparallel_seams.STREAMS, "client's connection"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SEAMS)
+def test_every_private_name_is_tried_and_its_loss_is_told(path: str) -> None:
+    rows = {seam.key for seam in seams.SEAMS}
+    named = {name.rpartition(":")[2].rpartition(".")[2]: key for key, names in NAMES.items() for name in names}
+    tried = {**TRIED, **named}
+    used = {
+        name.rpartition(".")[2].rpartition("/")[2] for _, name in private_names(ast.parse((ROOT / path).read_text()))
+    }
+    used = {name.removesuffix(".py") for name in used}
+    assert {name for name in used if tried.get(name) not in rows} == set()
+
+
+def test_what_a_subclass_of_theirs_overrides_is_listed() -> None:
+    from ipyparallel.cluster import launcher as theirs
+    from ipyparallel.engine.app import IPEngine
+    from ipyparallel.engine.kernel import IPythonParallelKernel
+
+    for file, bases in (
+        ("worker/kernel.py", [IPythonParallelKernel]),
+        ("worker/engine.py", [IPEngine]),
+        ("pool/launcher.py", [theirs.BaseLauncher, theirs.ControllerLauncher, theirs.EngineLauncher]),
+    ):
+        ours = {n for n in defined(ast.parse((ROOT / file).read_text())) if PRIVATE.fullmatch(n)}
+        shadowed = {n for n in ours for base in bases if hasattr(base, n)}
+        assert shadowed <= set(ipykernel_seams.OVERRIDES), file
+
+
+def test_no_module_is_looked_at_that_workers_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither when a kernel is made nor after a cell: each look copies a page in every worker."""
+    looked: list[str] = []
+
+    class Shared(types.ModuleType):
+        def __getattribute__(self, name: str) -> object:
+            looked.append(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setitem(sys.modules, "shared_by_workers", Shared("shared_by_workers"))
+    monkeypatch.setitem(sys.modules, "newest_by_now", types.ModuleType("newest_by_now"))
+    modules = Modules(lambda file: True)
+    modules.note([])
+    monkeypatch.setitem(sys.modules, "imported_by_a_cell", types.ModuleType("imported_by_a_cell"))
+    modules.note([])
+    with ipykernel_seams.unlisted_modules():
+        from ipykernel import ipkernel
+
+        assert [m.__file__ for m in ipkernel.sys.modules.copy().values() if hasattr(m, "__file__")] == []
+        assert ipkernel.sys.stdout is sys.stdout
+    assert ipkernel.sys is sys
+    assert looked == []
+
+
+def test_without_docstrings_a_client_can_still_be_made_in_ipython() -> None:
+    """`python -OO`: the module of ipyparallel's magics formats its own docstring."""
+    load = "from nbddp.seams import ipyparallel_seams as s; s.load_magics()"
+    code = f"{load}; import ipyparallel.client.magics as m; m.__doc__.strip()"
+    subprocess.run([sys.executable, "-OO", "-c", code], check=True, cwd=ROOT.parent)
