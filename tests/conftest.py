@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +15,7 @@ from nbddp.agent.handle import Agent
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.teach import check
-from tests import warm
-from tests.hosts import slurm_hosts, ssh_hosts
+from tests import needs, warm
 from tests.kernels import Kernel, loaded
 from tests.lessons.answers import pool_of
 
@@ -40,9 +38,10 @@ def fault_matrix(record_property: Callable[[str, object], None]) -> Callable[[st
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    here = {"sshd": ssh_hosts.HERE, "Slurm": slurm_hosts.HERE, "mpiexec": shutil.which("mpiexec") is not None}
-    words = ", ".join(f"{name} {'ran' if there else 'is not here'}" for name, there in here.items())
-    terminalreporter.write_line(f"other hosts: {words}")
+    if needs.missing():
+        terminalreporter.section("not tested here")
+        for line in needs.words():
+            terminalreporter.write_line(line)
     reports = [r for of in terminalreporter.stats.values() for r in of if isinstance(r, pytest.TestReport)]
     lines = {str(line) for r in reports for name, line in r.user_properties if name == MATRIX}
     if lines:

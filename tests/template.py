@@ -15,11 +15,14 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from nbddp.agent import children, footprint, keeping, taking
+from nbddp.agent import children, footprint, keeping, main, taking
 from nbddp.agent.main import WARM, Agent, import_all
+from nbddp.base import strict
 from nbddp.plan import variables
 
 SECONDS = 600.0  # that a fork waits
@@ -32,9 +35,16 @@ class Template:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "tests.template", str(theirs.fileno())]
+        command = [sys.executable, "-m", "nbddp.agent.children", "tests.template:be", str(os.getpid())]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(command, env=env, pass_fds=[theirs.fileno()], start_new_session=True)
+        log = str(Path(os.environ["NBDDP_RUNTIME_DIR"], "template.log"))
+        request = {"env": env, "cwd": os.getcwd(), "path": sys.path, "log": log, "channel": theirs.fileno()}
+        self._process = subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()], start_new_session=True, text=True
+        )
+        assert self._process.stdin is not None
+        with self._process.stdin as stdin:
+            json.dump(request, stdin)
         theirs.close()
         self._lines = ours.makefile("rw")
         ours.close()
@@ -104,6 +114,8 @@ class _Forks:
                 for pipe in (read, *self._waiting):
                     os.close(pipe)
                 _wait(template, wanted["facts"], self._imports, write)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(0)
         os.close(write)
@@ -131,8 +143,8 @@ def _wait(template: int, facts: footprint.Facts, imports: footprint.Imports, pip
         return
     os.close(pipe)
     children.outlive_parent()
-    owner.enter()
-    agent: Agent | None = Agent(owner.home, owner.pid, imports)
+    channel = owner.enter()
+    agent: Agent | None = Agent(owner.home, channel, channel, owner.pid, imports)
     assert agent is not None
     agent.inherited = facts
     while agent is not None:
@@ -140,7 +152,9 @@ def _wait(template: int, facts: footprint.Facts, imports: footprint.Imports, pip
         agent = agent.go_on()
 
 
-def _be_template(channel: socket.socket) -> None:
+def be(request: dict[str, Any]) -> None:
+    """The template's process, as agents are spawned."""
+    strict.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks what became of a fork
     imports = footprint.Imports()
@@ -151,8 +165,9 @@ def _be_template(channel: socket.socket) -> None:
         raise RuntimeError(missing or children.why_not_fork())
     imports.take()
     gc.freeze()
-    _Forks(channel, imports).serve()
+    _Forks(socket.socket(fileno=request["channel"]), imports).serve()
 
 
-if __name__ == "__main__":
-    _be_template(socket.socket(fileno=int(sys.argv[1])))
+# The stack of a worker begins with these functions: to who looks at it they are the agent's, and no program's.
+for _function in (be, _wait, _Forks.serve, _Forks._ready, _Forks._taken, _Forks._fill, _Forks._fork):
+    _function.__code__ = _function.__code__.replace(co_filename=main.__file__)

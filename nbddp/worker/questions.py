@@ -73,7 +73,7 @@ def _where(worker: Worker, content: Content) -> Any:
     except Exception as e:
         if worker.spec is not None:
             raise
-        return {**_idle(worker, content), "acts": True, "why": f"{type(e).__name__}: {e}"}
+        return {**_idle(worker, content), "acts": ["what it could not tell"], "why": f"{type(e).__name__}: {e}"}
 
 
 def _idle(worker: Worker, content: Content) -> Content:
