@@ -21,6 +21,7 @@ NO_HOST = "The next cell reports the state of the pool."
 STAY = "A rank that leaves ends the other ranks' collectives: every rank must make the same calls before it leaves."
 DOING = {
     RankStatus.FINISHED: "finished the cell", RankStatus.INTERRUPTED: "running", RankStatus.TERMINATED: "running",
+    RankStatus.REPLACED: "still running",
 }  # fmt: skip
 HOST_GONE = "its host is gone"
 WIDEST = 500  # characters of a headline's message

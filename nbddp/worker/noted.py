@@ -445,7 +445,8 @@ def _destroy(notes: Notes, original: Any) -> Any:
 
         notes.keep_counts()
         group = args[0] if args else kwargs.get("group")
-        notes.ending = None if group in (None, dist.group.WORLD) else notes.key(group)
+        is_one = group is not None and group is not dist.group.WORLD and hasattr(group, "group_name")
+        notes.ending = notes.key(group) if is_one else None  # torch takes what is no group, too
         del group
         return original(*args, **kwargs)
 

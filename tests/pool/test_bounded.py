@@ -70,7 +70,7 @@ def test_the_limit_is_settable(text: str, found: int) -> None:
     assert logfile.limit({logfile.SETTING: text}) == found
 
 
-@pytest.mark.parametrize(("text", "words"), [("much", "much is not a size"), ("10", "set 4096 bytes or more")])
+@pytest.mark.parametrize(("text", "words"), [("much", "'much' is not a size"), ("10", "set 4096 bytes or more")])
 def test_a_limit_that_is_none_is_refused_before_anything_runs(
     pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
