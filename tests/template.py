@@ -54,7 +54,8 @@ class Template:
     def ready(self, env: Mapping[str, str], **facts: Any) -> None:
         """Return when a fork waits for a process with this environment, in this folder; `facts` of that process which
         are other than here, as `footprint.inherited` has them."""
-        if variables.at_import([name for name in {*env, *self._env} if env.get(name) != self._env.get(name)]):
+        others = [name for name in {*env, *self._env} if env.get(name) != self._env.get(name)]
+        if "PYTHONPATH" in others or variables.at_import(others):
             return  # it imports torch anew
         request = {"env": dict(env), "facts": footprint.inherited(env) | facts}
         self._lines.write(json.dumps(request) + "\n")
@@ -119,10 +120,11 @@ class _Forks:
             finally:
                 os._exit(0)
         os.close(write)
-        self._waiting[read] = wanted
         while not any(one.identity.pid == pid for one in taking.waiting()):
-            if select.select([read], [], [], 0.005)[0]:
-                raise RuntimeError("a fork of the tests' template has ended")
+            if select.select([read], [], [], 0.005)[0]:  # it has ended: a file that was imported is another now
+                os.close(read)
+                return
+        self._waiting[read] = wanted
 
 
 def _wait(template: int, facts: footprint.Facts, imports: footprint.Imports, pipe: int) -> None:

@@ -218,7 +218,8 @@ def test_free_has_a_blocked_collective_raise_and_the_cell_go_on(panel: Kernel) -
 
 def test_restart_of_one_rank_ends_the_cell_and_keeps_the_other(panel: Kernel) -> None:
     assert panel.run("%%ddp\nimport os; kept = os.getpid()").ok
-    panel.run("view.which.value = 1")
+    until(panel, "len(view.which.options)", lambda count: count == 3)
+    assert panel.run("view.which.value = 1").ok
     number = panel.send("%%ddp\nimport time; time.sleep(60)")
     updates(panel, lambda text: "cell line 2" in text and "running" in text)
     press(panel, "Restart")

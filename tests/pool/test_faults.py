@@ -162,7 +162,7 @@ HANGS = {
     ),
     "a new group": (
         "if rank == 0: dist.new_group([0, 1])",
-        "rank 0 waits in new_group (line 24); rank 1 has finished the cell without calling it", "",
+        "rank 0 waits in new_group #1 (line 24); rank 1 has finished the cell without calling it", "",
     ),
 }  # fmt: skip
 

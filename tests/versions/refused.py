@@ -64,7 +64,8 @@ class Refused(OSError):
 
 def environment(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """The environment in which processes are refused these things, and write down their uses into `folder`."""
-    hook = "import os\nif os.environ.get('NBDDP_TEST_AS'):\n    from tests import refused\n    refused.install()\n"
+    hook = "import os\nif os.environ.get('NBDDP_TEST_AS'):\n    import tests.versions.refused as refused\n"
+    hook += "    refused.install()\n"
     (folder / "sitecustomize.py").write_text(hook)
     path = [str(folder), str(ROOT), *filter(None, [base.get("PYTHONPATH")])]
     return {**base, AS: "darwin", INTO: str(folder / "refused.jsonl"), "PYTHONPATH": os.pathsep.join(path)}
