@@ -203,7 +203,7 @@ def test_the_last_rank_of_a_step_is_known_and_waiting_told_from_moving(pool: nbd
     assert late.rank == 1
     shown = timings(found, number)
     assert " for the last one to start a bucket" in shown.words
-    assert "whether a rank is slower is not known: 2 steps after the first two" in shown.words, "nobody is blamed"
+    assert "whether a rank is slower is not known: 4 steps after the first two" in shown.words, "nobody is blamed"
     assert shown.words.startswith(f"step {number} of Net\n3 buckets, 98 KiB: ")
     assert "body.5.bias … body.4.weight (4)" in shown.words
 
@@ -525,7 +525,7 @@ def test_figure_of_any_size_is_drawn_and_says_itself(ranks: int, steps: int) -> 
     shown = timings(made, number)
     assert shown.png().startswith(b"\x89PNG")
     assert "2 buckets, 2.0 MiB: " in shown.words
-    assert ("starts all buckets last" in shown.words) == (ranks > 1)
+    assert ("for the last one to start a bucket" in shown.words) == (ranks > 1)
     assert ("16 of 64 ranks are drawn" in shown.words) == (ranks > 16)
 
 
