@@ -406,7 +406,8 @@ def test_terminal_sees_and_stops_a_pool_while_a_cell_runs(new_kernel: Kernel) ->
     assert terminal("stop", name).stdout == f"pool {name} stopped\n"
     assert name not in terminal("status").stdout
     after = new_kernel.run("%%ddp --nproc 2\nprint('new pool')")
-    assert after.text() == "ranks 0–1 │ new pool\n", after.error
+    told = "the pool has ended with its node agent; ranks 0–1 are new and empty"
+    assert after.text() == f"{told}\nranks 0–1 │ new pool\n", after.error
 
 
 @pytest.mark.parametrize("words", [["doctor", "--help"], ["topology", "--nproc", "2"]])
