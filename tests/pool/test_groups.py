@@ -587,7 +587,7 @@ def port_for_two() -> int:
 def test_who_waits_for_what_no_rank_of_the_pool_is_says_so_and_is_freed(two: nbddp.Pool, program: str) -> None:
     port = port_for_two()
     with pytest.raises(nbddp.RunTimedOut) as failed:
-        two.run_cell(WAITING + program.replace("{port}", str(port)), hang_after=0.3, timeout=1, screen=Silent())
+        two.run_cell(WAITING + program.replace("{port}", str(port)), hang_after=0.3, timeout=2, screen=Silent())
     said = " ".join(failed.value.report.split())
     for words in OWN_STORES[program]:
         ranks, _, waits = words.format(port=port, next=port + 1).partition(": ")
