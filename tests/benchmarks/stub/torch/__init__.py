@@ -17,6 +17,7 @@ class Tensor:
     pass
 
 
+default_generator = types.SimpleNamespace(seed=lambda: 0)
 cuda = types.SimpleNamespace(is_initialized=lambda: False, is_available=lambda: False, device_count=lambda: 0)
 backends = types.SimpleNamespace(cuda=types.SimpleNamespace(is_built=lambda: False))
 
