@@ -63,7 +63,7 @@ SEAMS = (
     Seam("compiled modules", TORCH, "%ddp compare names a compiled module's parts by its wrapper"),
     Seam("shards of DTensors", TORCH, "%ddp memory counts a sharded tensor as a whole one"),
     Seam("parts of sparse tensors", TORCH, "sparse tensors are coalesced before they are compared"),
-    Seam("profilers of a program", TORCH, "%%ddp --trace around a program that uses torch.profiler ends the rank"),
+    Seam("profilers of a program", TORCH, "--trace around a program that uses torch.profiler ends the rank"),
     Seam("history of GPU memory", TORCH, "%ddp memory --timeline has no data about GPUs"),
     Seam("import of the compiler", TORCH, "the first DDP(model) on each rank takes seconds"),
     Seam("status messages", IPYKERNEL, "each cell sends messages that nobody needs, which costs time"),
