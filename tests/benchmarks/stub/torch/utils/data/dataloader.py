@@ -1,0 +1,1 @@
+"""No loader: torch's class is not here."""
