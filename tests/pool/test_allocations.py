@@ -251,7 +251,7 @@ def test_memory_of_a_cell_in_a_notebook(four: Kernel) -> None:
     named = four.run("%ddp memory model optimizer --ranks 1").displays[-1]["text/plain"]
     assert named.startswith("model (DistributedDataParallel): 1.5 MiB on rank 1\noptimizer (SGD): 771 KiB on rank 1\n")
     reply = four.ask(four.client.complete, "%ddp memory mo", 14)
-    assert reply["matches"] == ["model"]
+    assert "model" in reply["matches"]
     assert "--timeline" in four.ask(four.client.complete, "%ddp memory --t", 15)["matches"]
 
 
