@@ -53,6 +53,7 @@ SERVICES = (
     "/rich/live.py",
     "/tensorboard/summary/writer/event_file_writer.py",
 )
+LOADERS = "/torch/utils/data/_utils/signal_handling.py"  # its handler of SIGCHLD looks for loader workers that have died
 # names of C++'s threads: torch's, gloo's, ZeroMQ's, CUDA's and NCCL's
 NATIVE = re.compile(r"pt_|gloo_|zmqbg|cuda|nccl")
 # libraries whose threads call no program: C's, and OpenMP's, BLAS's, torch's, NVIDIA's, Arrow's
@@ -213,8 +214,18 @@ def _callable_handlers() -> dict[int, Any]:
 
 def handlers() -> list[str]:
     """The program's functions for signals."""
-    found = [n for n, h in _callable_handlers().items() if _handlers.get(n) is not h and not _is_known(h, MACHINERY)]
+    found = [n for n, h in _callable_handlers().items() if not _handles_known(n, h)]
     return [f"its handler of {signal.Signals(n).name}" for n in found]
+
+
+def _handles_known(number: int, handler: Any) -> bool:
+    """Whether a handler is none of the program's. The one that a DataLoader with workers has set for good calls what was
+    there before."""
+    code = getattr(handler, "__code__", None)
+    if code is not None and code.co_filename.endswith(LOADERS):
+        held = [cell.cell_contents for cell in handler.__closure__ or ()]
+        return all(_handles_known(number, one) for one in held if callable(one))
+    return _handlers.get(number) is handler or _is_known(handler, MACHINERY)
 
 
 def _rpc() -> list[str]:

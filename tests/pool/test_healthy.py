@@ -95,6 +95,7 @@ def test_a_rank_that_serves_rpc_is_left_alone(pool_for: Callable[[int], nbddp.Po
     assert "RPC" not in stands(pool, 0)
 
 
+LOADS = "loader = torch.utils.data.DataLoader(range(8), num_workers=1{keep})\n"
 LEFT = {  # what a program leaves behind that calls nobody
     "an executor without work": (
         "import concurrent.futures as cf\nex = cf.ThreadPoolExecutor(2)\nex.submit(int).result()\n"
@@ -105,6 +106,15 @@ LEFT = {  # what a program leaves behind that calls nobody
     "a feeder": "import multiprocessing\nq = multiprocessing.Queue(); q.put(1); q.get()\n",
     "a callback that has been called": (
         "dist.all_reduce(torch.ones(1), async_op=True).get_future().then(lambda f: 1).wait()\n"
+    ),
+    "a loader's handler of SIGCHLD": LOADS.format(keep="") + "list(loader)\n",
+    "a loader that keeps its workers": LOADS.format(keep=", persistent_workers=True") + "list(loader)\n",
+    "a loader in its middle": LOADS.format(keep="") + "rows = iter(loader); next(rows)\n",
+    "a program of its own": "import subprocess\nsubprocess.run(['true'])\nchild = subprocess.Popen(['sleep', '30'])\n",
+    "a profile": "with torch.profiler.profile():\n    torch.ones(2).sum()\n",
+    "a backward": "torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()\n",
+    "a pool that is closed": (
+        "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as its: its.map(abs, [1])\nits.join()\n"
     ),
 }
 
@@ -117,4 +127,14 @@ def test_what_calls_nobody_keeps_no_deadlock_from_being_ended(pool_for: Callable
     with pytest.raises(RunHung, match=r"rank 1 waits in barrier #.*; rank 0 has finished the cell"):
         pool.run_cell(code, hang_after=HANG_AFTER, timeout=20, screen=Silent())
     assert time.monotonic() - began < 10
-    pool.run_cell("torch.set_num_threads(1)", screen=Silent())
+    pool.run_cell("torch.set_num_threads(1); loader = rows = child = None", screen=Silent())
+
+
+def test_a_programs_own_handler_under_a_loaders_still_stands(pool_for: Callable[[int], nbddp.Pool]) -> None:
+    pool = pool_for(2)
+    code = "import signal, torch\nsignal.signal(signal.SIGCHLD, lambda *_: None)\n" + LOADS.format(keep="")
+    pool.ensure(LaunchSpec(fresh=True))
+    pool.run_cell(code + "list(loader)\n", screen=Silent())
+    found = stands(pool, 0)
+    pool.ensure(LaunchSpec(fresh=True))
+    assert found == ["its handler of SIGCHLD"]
