@@ -70,6 +70,18 @@ def _agents_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _leaves_the_environment() -> Iterator[None]:
+    """What a test sets goes with it, and what torch sets in its process: an agent with another environment is cold."""
+    before = dict(os.environ)
+    yield
+    for name in {*before, *os.environ} - {"PYTEST_CURRENT_TEST"}:
+        if name not in before:
+            del os.environ[name]
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
+
+
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents that this test starts import torch, and are its process's children."""

@@ -53,7 +53,7 @@ SERVICES = (
     "/rich/live.py",
     "/tensorboard/summary/writer/event_file_writer.py",
 )
-LOADERS = "/torch/utils/data/_utils/signal_handling.py"  # its handler of SIGCHLD looks for loader workers that have died
+LOADERS = "/torch/utils/data/_utils/signal_handling.py"  # its handler of SIGCHLD looks for loader workers that died
 # names of C++'s threads: torch's, gloo's, ZeroMQ's, CUDA's and NCCL's
 NATIVE = re.compile(r"pt_|gloo_|zmqbg|cuda|nccl")
 # libraries whose threads call no program: C's, and OpenMP's, BLAS's, torch's, NVIDIA's, Arrow's
@@ -219,8 +219,8 @@ def handlers() -> list[str]:
 
 
 def _handles_known(number: int, handler: Any) -> bool:
-    """Whether a handler is none of the program's. The one that a DataLoader with workers has set for good calls what was
-    there before."""
+    """Whether a handler is none of the program's. The one that a DataLoader with workers sets for good calls what was there
+    before."""
     code = getattr(handler, "__code__", None)
     if code is not None and code.co_filename.endswith(LOADERS):
         held = [cell.cell_contents for cell in handler.__closure__ or ()]

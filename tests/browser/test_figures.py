@@ -423,6 +423,7 @@ def test_the_extension_has_the_rules_of_a_page() -> None:
 
 
 @BOOKS
+@pytest.mark.looks
 def test_jupyterlab_says_what_is_under_the_pointer_or_shows_the_plain_picture(
     browser: Any, lab: tuple[Path, Any], name: str, extension: bool
 ) -> None:

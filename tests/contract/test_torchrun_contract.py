@@ -67,7 +67,7 @@ def older(theirs: dict[int, dict[str, object]]) -> set[str]:
     return {"MASTER_ADDR"} if env["MASTER_ADDR"] == "127.0.0.1" else set()
 
 
-@pytest.mark.parametrize("nproc", [1, 4])
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.torchrun), 4])
 def test_one_node_equals_torchrun(new_kernel: Kernel, tmp_path: Path, nproc: int) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
@@ -79,6 +79,7 @@ def test_one_node_equals_torchrun(new_kernel: Kernel, tmp_path: Path, nproc: int
     compare(read(ours), read(theirs), OF_A_LAUNCH | older(read(theirs)))
 
 
+@pytest.mark.torchrun
 def test_two_simulated_nodes_equal_two_torchrun_agents(new_kernel: Kernel, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
@@ -196,6 +197,7 @@ def test_a_failed_run_leaves_its_store_behind(four: Kernel) -> None:
     assert ports[0] == ports[1] != ports[2]
 
 
+@pytest.mark.torchrun
 def test_a_hundred_groups_leave_no_descriptors_behind(four: Kernel) -> None:
     count = "import os; len(os.listdir('/proc/self/fd'))"
     four.run(f"%%ddp\n{INIT}dist.init_process_group()\n{SUM}dist.destroy_process_group()")
@@ -242,6 +244,7 @@ def test_each_process_begins_as_one_that_torchrun_starts(new_kernel: Kernel, tmp
             assert rank["given"] == theirs["given"], way
 
 
+@pytest.mark.torchrun
 def test_spawned_ranks_hash_strings_each_in_their_own_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NBDDP_START_METHOD", "spawn")
     monkeypatch.setenv("BEGUN", str(tmp_path))

@@ -106,6 +106,7 @@ def check_lost(
         pool.ensure(LaunchSpec())
 
 
+@pytest.mark.cuts
 def test_a_stall_of_two_seconds_harms_nothing(net: Network, lasting: nbddp.Pool) -> None:
     lasting.run_cell(f"{INIT}kept = 7", screen=Silent())
     code = (

@@ -100,6 +100,7 @@ def test_a_line_names_the_fewest_and_the_most_nodes() -> None:
 
 
 @ssh
+@pytest.mark.cuts
 def test_training_goes_through_two_one_and_three_nodes_to_the_same_end(hosts: Hosts, tmp_path: Path) -> None:
     """A killed agent, a host that comes back, and one more: with checkpoints the end is that of an undisturbed run."""
     path, steps = tmp_path / "state", 20

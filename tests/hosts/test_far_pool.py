@@ -335,6 +335,7 @@ def test_a_host_that_goes_is_named_and_nothing_is_left_of_the_pool(hosts: Hosts)
     assert not pool.running
 
 
+@pytest.mark.cuts
 def test_the_end_of_the_controller_is_told_in_a_running_cell_and_nothing_is_left(hosts: Hosts) -> None:
     """It is of this machine, where no rank is."""
     pool = on(hosts, nproc=1)

@@ -125,6 +125,7 @@ def test_a_cell_goes_on_while_ssh_is_lost_and_names_stay(hosts: Hosts) -> None:
 
 
 @real
+@pytest.mark.cuts
 def test_a_rank_that_dies_while_its_host_is_away_is_told_afterwards(hosts: Hosts) -> None:
     """What the agent had to say meanwhile comes with the new connection."""
     pool = on(hosts, 60)

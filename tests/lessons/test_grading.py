@@ -575,6 +575,7 @@ def test_no_file_of_ours_holds_a_formula_or_a_control_character(attacked: Graded
     assert len(list((attacked.folder / "told").iterdir())) == len(ATTACKS) + 5
 
 
+@pytest.mark.lessons
 def test_ctrl_c_keeps_what_is_known_and_resume_goes_on(tmp_path: Path) -> None:
     sent = tmp_path / "submissions"
     slow = "import time\ndef place_of(rank, n):\n    time.sleep(99)\n"
@@ -747,6 +748,7 @@ def instructors_test() -> str:
     return str(code)
 
 
+@pytest.mark.lessons
 def test_the_test_file_of_the_instructors_page_grades(folder: Path, tmp_path: Path) -> None:
     code = instructors_test()
     docs = [line.strip() for line in (grade.__doc__ or "").splitlines()]

@@ -231,6 +231,7 @@ print(round(max(seen) / 2**20))
 """
 
 
+@pytest.mark.lessons
 def test_eight_workers_fit_in_two_gigabytes(tmp_path: Path) -> None:
     """The most that a kernel, its eight workers that train, and their figures hold at any time, set up as by `start`;
     proportional set sizes, looked at five times a second. JupyterLab's server adds 0.1 GB."""

@@ -259,6 +259,7 @@ print(old() if old() is None else gc.get_referrers(old()))
 """
 
 
+@pytest.mark.torchrun
 def test_exported_cells_train_to_the_same_losses_under_torchrun(new_kernel: Kernel, tmp_path: Path) -> None:
     def run(code: str) -> str:
         shown = new_kernel.run(code)

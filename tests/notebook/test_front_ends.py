@@ -106,7 +106,7 @@ def explored(source: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "source",
-    [s if s.name[:2] in ("08", "12") else pytest.param(s, marks=pytest.mark.lessons) for s in SOURCES],
+    [s if s.name[:2] == "12" else pytest.param(s, marks=pytest.mark.lessons) for s in SOURCES],
     ids=lambda p: p.stem,
 )
 def test_explorers_are_pictures_and_words_without_widgets(plain: Kernel, source: Path) -> None:

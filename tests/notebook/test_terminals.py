@@ -151,9 +151,12 @@ def check_bar(said: str, ranks: int = 2) -> None:
 PROMPT = ("-m", "IPython", "--simple-prompt", "--no-banner", "--no-confirm-exit")
 CONSOLE = ("-m", "jupyter_console", "--simple-prompt", "--no-confirm-exit")
 no_console = pytest.mark.skipif(find_spec("jupyter_console") is None, reason="pip install jupyter-console")
+BOTH = pytest.mark.parametrize(
+    "words", [PROMPT, pytest.param(CONSOLE, marks=[no_console, pytest.mark.looks])], ids=["ipython", "console"]
+)
 
 
-@pytest.mark.parametrize("words", [PROMPT, pytest.param(CONSOLE, marks=no_console)], ids=["ipython", "console"])
+@BOTH
 def test_at_a_prompt_all_that_moves_is_seen_and_nothing_of_it_stays(opened: Any, words: tuple[str, ...]) -> None:
     terminal = opened(*words)
     terminal.prompt()
@@ -190,7 +193,7 @@ print('doubled is', doubled)
 LAST = "here = 1\nbreakpoint()\n"
 
 
-@pytest.mark.parametrize("words", [PROMPT, pytest.param(CONSOLE, marks=no_console)], ids=["ipython", "console"])
+@BOTH
 def test_at_a_prompt_ranks_that_stop_are_stepped_together(opened: Any, words: tuple[str, ...]) -> None:
     terminal = opened(*words)
     terminal.prompt()

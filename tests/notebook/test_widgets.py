@@ -187,6 +187,7 @@ def book() -> Any:
     return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
 
 
+@pytest.mark.looks
 def test_in_jupyterlab_bars_move_and_all_is_there_after_a_reload(tmp_path: Path) -> None:
     browser_of = pytest.importorskip(
         "tests.browser.test_browser", reason="to test in a browser: pip install playwright"

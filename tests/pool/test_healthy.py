@@ -114,7 +114,8 @@ LEFT = {  # what a program leaves behind that calls nobody
     "a profile": "with torch.profiler.profile():\n    torch.ones(2).sum()\n",
     "a backward": "torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()\n",
     "a pool that is closed": (
-        "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as its: its.map(abs, [1])\nits.join()\n"
+        "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as its: its.map(abs, [1])\n"
+        "its.join()\n"
     ),
 }
 
