@@ -219,8 +219,7 @@ def handlers() -> list[str]:
 
 
 def _handles_known(number: int, handler: Any) -> bool:
-    """Whether a handler is none of the program's. The one that a DataLoader with workers sets for good calls what was there
-    before."""
+    """Whether a handler is none of the program's. That of a DataLoader with workers stays, and calls the one before."""
     code = getattr(handler, "__code__", None)
     if code is not None and code.co_filename.endswith(LOADERS):
         held = [cell.cell_contents for cell in handler.__closure__ or ()]

@@ -32,6 +32,7 @@ from tests.notebook.test_orphans import AGENT, gone, until
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="nothing is kept here")
 ROOT = places.ROOT
 NOBODY = 65534
+COLD = True  # what waits here is what these tests have left
 
 
 @pytest.fixture(scope="module", autouse=True)

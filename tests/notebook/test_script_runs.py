@@ -271,9 +271,11 @@ def test_a_pool_runs_scripts(tmp_path: Path) -> None:
 # -- in a terminal ---------------------------------------------------------------------------------------------
 
 
-def launch(folder: Path, *words: str) -> subprocess.Popen[str]:
+def launch(folder: Path, *words: str, cold: bool = False) -> subprocess.Popen[str]:
+    """cold: all processes of the launch are under it."""
     command = [sys.executable, "-m", "nbddp", *words]
-    warm.ready(folder=str(folder))
+    if not cold:
+        warm.ready(folder=str(folder))
     return subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -295,7 +297,7 @@ def test_a_signal_to_the_launcher_reaches_the_ranks_and_nothing_is_left(
     tmp_path: Path, number: int, word: str, line: str
 ) -> None:
     (tmp_path / "sleeps.py").write_text(SLEEPS)
-    process = launch(tmp_path, "run", "-n", "2", "sleeps.py", word)
+    process = launch(tmp_path, "run", "-n", "2", "sleeps.py", word, cold=True)
     until_up(process, 2)
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 3
@@ -309,9 +311,10 @@ def test_a_signal_to_the_launcher_reaches_the_ranks_and_nothing_is_left(
 
 def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "sleeps.py").write_text(SLEEPS)
-    process = launch(tmp_path, "torchrun", "--nproc-per-node", "2", "sleeps.py")
+    process = launch(tmp_path, "torchrun", "--nproc-per-node", "2", "sleeps.py", cold=True)
     until_up(process, 2)
     children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 3
     process.kill()
     process.communicate(timeout=60)
     end = time.monotonic() + 20

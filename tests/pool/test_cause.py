@@ -65,7 +65,7 @@ def test_the_error_and_the_users_file_are_named(log: str, entries: list[str], sa
 
 
 def test_an_agent_that_does_not_start_names_the_file_that_hides_a_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: None
 ) -> None:
     (tmp_path / "random.py").write_text("x = 1")
     monkeypatch.chdir(tmp_path)
