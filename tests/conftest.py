@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,6 +36,18 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 def fault_matrix(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
     """Takes a line of the fault matrix, which is printed when the tests have run."""
     return lambda line: record_property(MATRIX, line)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the cases of a test that is marked `every(n)` each nth is always run, and the others by `-m more`."""
+    before: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("every")
+        if mark is not None and isinstance(item, pytest.Function):
+            if before[item.path, item.originalname] % mark.args[0]:
+                item.add_marker(pytest.mark.more)
+            before[item.path, item.originalname] += 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -239,6 +239,7 @@ def test_sliders_and_lists_move_by_keys_and_change_picture_and_words(notebook: N
     sync_api.expect(said).to_contain_text("Space opens a list")
 
 
+@pytest.mark.more
 def test_buttons_take_the_next_step_and_the_one_before(notebook: Notebook) -> None:
     ring = explore.ring()
     start = ring.settings[0]
@@ -251,6 +252,7 @@ def test_buttons_take_the_next_step_and_the_one_before(notebook: Notebook) -> No
         sync_api.expect(button).to_be_focused()
 
 
+@pytest.mark.more
 def test_play_takes_one_step_after_another_to_the_last(notebook: Notebook) -> None:
     ring, cell = explore.ring(), notebook.cells.nth(1)
     start, last = ring.settings[0], max(c.high for c in ring.controls if isinstance(c, Steps))

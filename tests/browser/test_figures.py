@@ -130,6 +130,7 @@ def test_what_is_kept_of_a_figure_that_was_shown_is_bytes_and_words() -> None:
     assert shown._repr_mimebundle_()[0]["image/png"] != first["image/png"], "what is changed is shown"
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("drawn", [some, of_program, of_forecast, of_memory, lambda: drawn_topology(planned(nproc=2))])
 def test_each_figure_is_let_go_and_made_again(drawn: Callable[[], Shown]) -> None:
     shown = drawn()
@@ -178,6 +179,7 @@ def test_the_legend_of_a_benchmark_stands_outside_its_axes() -> None:
     assert not any(place.overlaps(axes.get_tightbbox(renderer)) for axes in shown.figure.axes)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("ranks", [4, 8, 16])
 def test_each_label_of_a_timeline_lies_inside_its_bar_and_has_its_colour(ranks: int) -> None:
     shown = timings.timings(gallery(ranks, 8), 20)

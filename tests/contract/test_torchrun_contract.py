@@ -98,6 +98,7 @@ def test_two_simulated_nodes_equal_two_torchrun_agents(new_kernel: Kernel, tmp_p
     compare(read(ours), read(theirs), OF_A_LAUNCH | {"MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE"})
 
 
+@pytest.mark.more
 def test_a_users_thread_count_wins(new_kernel: Kernel) -> None:
     new_kernel.run("import os; os.environ['OMP_NUM_THREADS'] = '2'")
     shown = new_kernel.run(

@@ -67,7 +67,8 @@ def submitted(env: dict[str, str], folder: Path, program: str, launch: Launch, j
     return (folder / job.output.replace("%j", number)).read_text()
 
 
-@pytest.mark.parametrize("rendezvous", [C10D, *(pytest.param(one, marks=pytest.mark.cuts) for one in (STATIC, SRUN))])
+@pytest.mark.cuts
+@pytest.mark.parametrize("rendezvous", [C10D, STATIC, SRUN])
 def test_a_batch_script_runs_on_every_node_of_a_real_slurm(
     cluster: dict[str, str], tmp_path: Path, rendezvous: str
 ) -> None:

@@ -120,6 +120,7 @@ def test_a_stall_of_two_seconds_harms_nothing(net: Network, lasting: nbddp.Pool)
     assert lasting.running
 
 
+@pytest.mark.cuts
 def test_ranks_whose_hosts_do_not_reach_each_other_any_more_are_freed(net: Network, lasting: nbddp.Pool) -> None:
     """The notebook reaches both: each rank has to see for itself that the other is silent, long before any timeout."""
     screen = Then(lambda: net.set("nodeb", apart=["nodea"]))

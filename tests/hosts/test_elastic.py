@@ -154,6 +154,7 @@ def test_a_host_that_does_not_come_up_is_told_and_joins_later(hosts: Hosts, tmp_
     assert told.said[1] == "the pool has 2 nodes (nodea, nodeb), world size 2"
 
 
+@pytest.mark.more
 @ssh
 def test_between_cells_a_lost_host_is_told_and_the_pool_goes_on(hosts: Hosts) -> None:
     with on(hosts, "nodea,nodeb", (1, 2)) as pool:
@@ -200,6 +201,7 @@ def test_simulated_nodes_come_and_go_too(tmp_path: Path) -> None:
 
 
 @real_slurm
+@pytest.mark.more
 def test_slurm_is_asked_for_a_second_job(tmp_path_factory: pytest.TempPathFactory) -> None:
     with (
         pytest.MonkeyPatch.context() as patch,

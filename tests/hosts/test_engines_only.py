@@ -276,7 +276,8 @@ sys.stdin.readline() or os._exit(1)
 """
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.every(2)
+@pytest.mark.parametrize("killed", [True, False])
 def test_engines_outlive_the_pools_process(client: ipyparallel.Client, killed: bool) -> None:
     """One that ends leaves them; they notice of one that is killed, since it no longer says that it lives."""
     client[:].apply_sync(eval, f"setattr({TAKEN}, 'PATIENCE', 3.0)")

@@ -130,6 +130,7 @@ def test_a_host_whose_name_leads_nowhere_is_reached_at_an_interface(monkeypatch:
     assert any(reached.reached_at() in one["addresses"] for one in hardware.interfaces())
 
 
+@pytest.mark.more
 def test_what_a_login_shell_has_left_running_may_print_at_any_time(hosts: Hosts, tmp_path: Path) -> None:
     """Its words are between the agent's, with and without the end of a line; they are noted, and nothing is lost."""
     noisy = "(while kill -0 $$; do echo 'you have mail'; printf 'and no line end'; sleep 0.1; done 2> /dev/null) &"
@@ -142,6 +143,7 @@ def test_what_a_login_shell_has_left_running_may_print_at_any_time(hosts: Hosts,
     far.close()
 
 
+@pytest.mark.more
 def test_an_owner_that_is_silent_is_given_up(hosts: Hosts, tmp_path: Path) -> None:
     class Mute(FarAgent):
         def _look_after(self) -> None:

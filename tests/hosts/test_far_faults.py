@@ -34,6 +34,7 @@ def cases() -> Iterator[object]:
     yield from (pytest.param("all_reduce", fault) for fault in MORE_FAULTS)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("call", "fault"), list(cases()))
 def test_fault_matrix_on_two_hosts(far: nbddp.Pool, call: str, fault: str, fault_matrix: Callable[[str], None]) -> None:
     far.ensure(LaunchSpec())

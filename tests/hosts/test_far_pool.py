@@ -168,6 +168,7 @@ def test_a_client_of_the_pools_store_reaches_it_from_every_host(far: nbddp.Pool)
     assert list(far.run_cell(code, want_value=True, timeout=20, screen=Silent())) == [[b"here"] * 4] * 4
 
 
+@pytest.mark.more
 def test_traces_of_two_hosts_are_one_file_and_a_step_is_carried_on_to_more(far: nbddp.Pool) -> None:
     code = (
         f"{INIT}from torch.nn.parallel import DistributedDataParallel as DDP\nmodel = DDP(torch.nn.Linear(64, 64))\n"
@@ -276,6 +277,7 @@ def test_what_has_started_an_agent_there_is_none_of_the_pool(tmp_path: Path) -> 
     agent.selector.close()
 
 
+@pytest.mark.more
 def test_a_hosts_file_is_read_once(hosts: Hosts, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     setup = f"export OWN=a PYTHONPATH={ROOT} NBDDP_RUNTIME_DIR={hosts.folder}"
@@ -288,6 +290,7 @@ def test_a_hosts_file_is_read_once(hosts: Hosts, tmp_path: Path) -> None:
         assert list(pool.run_cell("1 + 1", want_value=True, screen=Silent())) == [2, 2]
 
 
+@pytest.mark.more
 def test_a_pool_that_grows_has_its_ranks_on_the_right_hosts(hosts: Hosts) -> None:
     """Rank 1 of two hosts with one worker each is on the second, and of two with two each on the first."""
     with on(hosts, nproc=1) as pool:

@@ -216,6 +216,7 @@ def test_what_slurm_refuses_is_told_in_its_words(conf: Path, tmp_path: Path, ask
 
 
 @real
+@pytest.mark.more
 def test_a_job_that_somebody_else_has_is_used_and_left(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run(["salloc", "--no-shell", "-N1", "-J", "other"], check=True, capture_output=True)
     job = next(job for job in queue() if job_name(job) == "other")
@@ -239,6 +240,7 @@ def job_name(job: int) -> str:
 
 
 @real
+@pytest.mark.more
 def test_nodes_are_held_where_no_agent_starts_and_stop_gives_them_back(conf: Path) -> None:
     pool = nbddp.Pool(nproc=1, slurm=Slurm(nodes=1), python="/no/such/python")
     with pytest.raises(
@@ -254,6 +256,7 @@ def test_nodes_are_held_where_no_agent_starts_and_stop_gives_them_back(conf: Pat
 
 
 @real
+@pytest.mark.every(2)
 @pytest.mark.parametrize("how", ["cancelled", "preempted"])
 def test_a_job_that_is_taken_away_is_told_with_why(conf: Path, how: str) -> None:
     with nbddp.Pool(nproc=1, slurm=Slurm(nodes=1)) as pool:
@@ -305,6 +308,7 @@ def test_nodes_are_given_back_when_the_kernel_is_killed(conf: Path) -> None:
 
 
 @real
+@pytest.mark.more
 def test_nodes_that_are_kept_are_taken_by_the_next_kernel(conf: Path) -> None:
     job = killed_kernel(600)
     until(lambda: [kept.job for kept in allocation.kept()] == [job])
@@ -323,6 +327,7 @@ def test_nodes_that_are_kept_are_taken_by_the_next_kernel(conf: Path) -> None:
 
 
 @real
+@pytest.mark.more
 def test_nodes_that_nobody_takes_are_given_back(conf: Path) -> None:
     job = killed_kernel(2)
     until(lambda: job not in queue())

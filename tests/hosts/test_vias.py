@@ -78,6 +78,7 @@ def test_a_command_starts_the_agents(hosts: Hosts) -> None:
 
 @mpi
 @ssh
+@pytest.mark.more
 def test_mpiexec_starts_the_agents(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each host; its own words to its tasks are none of the workers'."""
     for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):

@@ -158,6 +158,7 @@ SUM = (
 
 
 @pytest.mark.skipif(not HERE, reason=MISSING)
+@pytest.mark.more
 def test_an_interface_that_a_host_lacks_is_refused_with_those_it_has(hosts: Hosts) -> None:
     pool = on(hosts, "export GLOO_SOCKET_IFNAME=ens99")
     with pytest.raises(
@@ -169,6 +170,7 @@ def test_an_interface_that_a_host_lacks_is_refused_with_those_it_has(hosts: Host
     pool.close()
 
 
+@pytest.mark.more
 @pytest.mark.skipif(bool(NO_CABLES), reason=NO_CABLES)
 def test_the_cable_that_joins_the_hosts_is_found_where_the_kernels_way_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

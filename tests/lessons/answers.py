@@ -104,7 +104,7 @@ def defined(source: str, name: str) -> Any:
     return space[name]
 
 
-def some(answers: Sequence[Any]) -> list[Any]:
+def every_fourth(answers: Sequence[Any]) -> list[Any]:
     """Wrong answers that real ranks run: every fourth is always run, the others with the mutants, by `-m mutants`."""
     return [a if i % 4 == 0 else pytest.param(a, marks=pytest.mark.mutants) for i, a in enumerate(answers)]
 

@@ -149,6 +149,7 @@ RIGHT_AFTER = [
 ]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mutant", WRONG_AFTER, ids=str)
 def test_wrong_averages_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.average_gradients)

@@ -136,6 +136,7 @@ RIGHT_STATISTICS = [
 ]  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mutant", WRONG_STATISTICS, ids=str)
 def test_wrong_statistics_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     Mutant(mutant.name, HEAD + "        " + mutant.source + "\n", mutant.says).meets(check.batch_statistics)
@@ -271,6 +272,7 @@ RIGHT_NORMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mutant", WRONG_NORMS, ids=str)
 def test_wrong_norms_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     Mutant(mutant.name, NORM + "        " + mutant.source + "\n", mutant.says).meets(check.sync_batch_norm)

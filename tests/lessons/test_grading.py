@@ -714,6 +714,7 @@ def sandboxed() -> str:
     return str(command)
 
 
+@pytest.mark.more
 def test_the_sandbox_of_the_instructors_page_closes_what_an_account_leaves_open(tmp_path: Path) -> None:
     able = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]
     if shutil.which("bwrap") is None or subprocess.run(able, capture_output=True, check=False).returncode:

@@ -233,6 +233,7 @@ RIGHT_TRAININGS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mutant", WRONG_TRAININGS, ids=str)
 def test_wrong_trainings_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     answer = mutant.meets(check.train_uneven)

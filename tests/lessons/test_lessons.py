@@ -332,6 +332,7 @@ def test_an_explorer_in_a_terminal_is_its_words(tmp_path: Path) -> None:
 EXPLORERS = [getattr(explore, name) for name in explore.__all__ if name != "measured_buckets"]  # which has no controls
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)
 def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explorer]) -> None:
     made = make()
@@ -350,6 +351,7 @@ def test_an_explorer_without_widgets_is_two_pictures_with_words(make: type[Explo
     assert 400 < metadata["image/png"]["width"] <= 900, "as wide as a notebook's column, and no wider"
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("make", EXPLORERS, ids=lambda f: f.__name__)
 def test_an_explorers_controls_change_picture_and_words(make: type[Explorer]) -> None:
     made = make()
@@ -383,6 +385,7 @@ def test_an_impossible_setting_says_so_instead_of_a_picture() -> None:
     assert picture.layout.display == text.layout.display == refusal.value == ""
 
 
+@pytest.mark.more
 def test_buttons_take_a_step_and_stay_at_the_ends() -> None:
     _, row, _, picture, *_ = explore.ring().widget().children
     slider, play, back, forward = row.children

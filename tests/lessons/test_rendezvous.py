@@ -127,6 +127,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mutant", WRONG, ids=str)
 def test_wrong_configurations_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.by_address)

@@ -12,7 +12,7 @@ from nbddp.lessons.restarts.figure import restarts as drawn
 from nbddp.lessons.restarts.simulation import LOST, restarts, training
 from nbddp.run.screen import Silent
 from nbddp.teach import check, predict
-from tests.lessons.answers import Mutant, cells, defined, exercise, solution, some
+from tests.lessons.answers import Mutant, cells, defined, every_fourth, exercise, solution
 
 NPROC = 4  # of the module's pool
 
@@ -176,12 +176,13 @@ PICKLED = changed("torch.load(self.path)", "pickle.load(open(self.path, 'rb'))",
 ))  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", some(WRONG), ids=str)
+@pytest.mark.every(3)
+@pytest.mark.parametrize("mutant", every_fourth(WRONG), ids=str)
 def test_wrong_checkpoints_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.Checkpoint)
 
 
-@pytest.mark.parametrize("source", some([FILE_EACH, ANSWER, THE_LAST_TWO, PICKLED]))
+@pytest.mark.parametrize("source", every_fourth([FILE_EACH, ANSWER, THE_LAST_TWO, PICKLED]))
 def test_right_checkpoints_pass(pool: nbddp.Pool, source: str) -> None:
     assert check.Checkpoint(defined(source, "Checkpoint")), source
 
@@ -212,6 +213,7 @@ def test_torchrun_reads_the_lessons_elastic_line() -> None:
 # -- the lesson's claim ----------------------------------------------------------------------
 
 
+@pytest.mark.more
 def test_a_killed_run_equals_the_undisturbed_one(tmp_path: Path) -> None:
     """The lesson's own program, with a real SIGKILL; without the optimizer in the checkpoint it does not."""
     (program,) = [c.text for c in cells("10") if "killed_at=7" in c.text]

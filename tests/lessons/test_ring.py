@@ -306,6 +306,7 @@ OTHER_WAY = changed(("(rank - step)", "(rank + step)"), ("(left - step)", "(rank
 RIGHT_SUMS = [PAIRED, HEAD + ODD_EVEN, IN_PLACE, OTHER_WAY, changed(("x.clone()", "x.double()"))]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mutant", WRONG_SUMS, ids=str)
 def test_wrong_sums_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.ring_all_reduce)

@@ -159,6 +159,7 @@ RIGHT_ACCURACIES = [
 ]  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mutant", WRONG_ACCURACIES, ids=str)
 def test_wrong_accuracies_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     Mutant(mutant.name, HEAD + "        " + mutant.source + "\n", mutant.says).meets(check.accuracy)
@@ -268,6 +269,7 @@ RIGHT_EPOCHS = [
 ]  # fmt: skip
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("mutant", WRONG_EPOCHS, ids=str)
 def test_wrong_epochs_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     Mutant(mutant.name, LOOP + "        " + mutant.source + "\n", mutant.says).meets(check.epochs_of)

@@ -12,7 +12,7 @@ from nbddp.lessons.sharding.figure import zero as drawn_bars
 from nbddp.lessons.sharding.schedule import gathers
 from nbddp.lessons.sharding.simulation import PRECISIONS, share, stages
 from nbddp.teach import check
-from tests.lessons.answers import Mutant, defined, exercise, solution, some
+from tests.lessons.answers import Mutant, defined, every_fourth, exercise, solution
 
 NPROC = 4
 
@@ -157,7 +157,7 @@ write(torch.cat(parts))
 ]
 
 
-@pytest.mark.parametrize("mutant", some(WRONG_STEPS), ids=str)
+@pytest.mark.parametrize("mutant", every_fourth(WRONG_STEPS), ids=str)
 def test_a_wrong_sharded_step_is_told_why(pool: nbddp.Pool, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant.name == "endless":
         monkeypatch.setattr("nbddp.lessons.running.DEADLINE", 2.0)

@@ -168,6 +168,7 @@ def test_start_hands_over_to_the_command_it_is_given() -> None:
     assert done.stdout == "['a b', ''] 1\n"
 
 
+@pytest.mark.lessons
 def test_postbuild_checks_what_it_says() -> None:
     """The check in it passes here, and would stop the build for a torch with CUDA."""
     text = (BINDER / "postBuild").read_text()

@@ -410,6 +410,7 @@ def test_it_ends_when_its_time_is_over(warm: Waiting) -> None:
     assert Agent.ask(os.environ) is None
 
 
+@pytest.mark.more
 def test_it_ends_by_sigterm_and_off_ends_it_with_its_owner(warm: Waiting) -> None:
     os.kill(warm.identity.pid, signal.SIGTERM)
     until(lambda: over(warm))

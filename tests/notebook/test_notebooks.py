@@ -62,12 +62,10 @@ def compared(request: pytest.FixtureRequest) -> Iterator[Compared]:
             future.cancel()
 
 
-ALWAYS = "02"  # this lesson is always run, the others with `-m lessons`
 # saved lines must not depend on rounding: every second lesson runs with torch's plainest kernels, the others with those
 # for AVX2, and the quickstart also with the best that this processor has
 RUNS = [
-    pytest.param(path, "avx2" if i % 2 else "default", marks=[pytest.mark.lessons] * (path.name[:2] != ALWAYS))
-    for i, path in enumerate(NOTEBOOKS)
+    pytest.param(path, "avx2" if i % 2 else "default", marks=pytest.mark.lessons) for i, path in enumerate(NOTEBOOKS)
 ]
 RUNS += [pytest.param(QUICKSTART, "")]
 

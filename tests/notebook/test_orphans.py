@@ -88,6 +88,7 @@ def test_notebook_closed(pool: Pool) -> None:
     assert not pool.home.exists()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("whom", ["agent", "controller"])
 def test_agent_or_controller_killed_while_a_cell_runs(pool: Pool, whom: str) -> None:
     victim = pool.agent if whom == "agent" else pool.controller()
@@ -104,6 +105,7 @@ def test_agent_or_controller_killed_while_a_cell_runs(pool: Pool, whom: str) -> 
     assert not pool.home.exists()
 
 
+@pytest.mark.more
 def test_machine_suspended_and_resumed(pool: Pool) -> None:
     """All processes stop and go on later: nothing takes the gap for a death."""
     pool.kernel.run("%%ddp\nkept = 7")
@@ -139,6 +141,7 @@ def test_stop_while_the_pool_starts(cold_kernel: Kernel) -> None:
     assert held.text().strip() == "6"
 
 
+@pytest.mark.more
 def test_signal_handlers_are_as_before_after_a_run(cold_kernel: Kernel) -> None:
     before = cold_kernel.run("import signal; print(signal.getsignal(signal.SIGINT))").text()
     cold_kernel.run("%%ddp --nproc 1\n1")

@@ -214,6 +214,7 @@ def test_panels_that_are_closed_leave_nothing(shown: Kernel) -> None:
     until(shown, from_here, lambda count: count == 1)
 
 
+@pytest.mark.panel
 def test_when_the_kernel_restarts_picture_and_words_stay_and_no_process_does(cold_kernel: Kernel) -> None:
     """Under an open panel that has started a pool and draws it."""
     first = cold_kernel.run("%ddp panel")

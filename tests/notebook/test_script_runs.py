@@ -232,6 +232,7 @@ def test_a_program_for_launch_py_runs_unchanged(shared: Kernel) -> None:
     assert shown.text() == f"{said}rank 0 │ {wanted[0]}\nrank 1 │ {wanted[1]}\n"
 
 
+@pytest.mark.more
 def test_todays_torch_takes_one_device_of_a_process(tmp_path: Path) -> None:
     """What docs/scripts.md says of the old program's list of GPUs."""
     code = (
@@ -289,9 +290,10 @@ def all_gone(processes: list[psutil.Process]) -> bool:
     return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("number", "word", "line"),
-    [(signal.SIGINT, "", "KeyboardInterrupt"), (signal.SIGTERM, "", ""), (signal.SIGTERM, "saves", "saved")],
+    [(signal.SIGINT, "", "KeyboardInterrupt"), (signal.SIGTERM, "saves", "saved"), (signal.SIGTERM, "", "")],
 )
 def test_a_signal_to_the_launcher_reaches_the_ranks_and_nothing_is_left(
     tmp_path: Path, number: int, word: str, line: str
@@ -368,6 +370,7 @@ class Terminal:
         return done.stdout.count("waits for a kernel in")
 
 
+@pytest.mark.more
 def test_at_a_terminal_the_warm_process_stays_for_the_next_launch_and_that_is_said_once(tmp_path: Path) -> None:
     terminal = Terminal(tmp_path)
     terminal.run(typed=False)
@@ -392,6 +395,7 @@ def test_a_deadlock_in_a_terminal_is_named_and_ends(tmp_path: Path) -> None:
     assert f"deadlock: {words}" in err
 
 
+@pytest.mark.more
 def test_an_interface_of_the_environment_that_is_not_there_is_noted(tmp_path: Path) -> None:
     (tmp_path / "well.py").write_text("print('well')\n")
     env = {**os.environ, "NCCL_SOCKET_IFNAME": "nosuch"}

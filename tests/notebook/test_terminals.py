@@ -194,6 +194,7 @@ LAST = "here = 1\nbreakpoint()\n"
 
 
 @BOTH
+@pytest.mark.more
 def test_at_a_prompt_ranks_that_stop_are_stepped_together(opened: Any, words: tuple[str, ...]) -> None:
     terminal = opened(*words)
     terminal.prompt()
@@ -235,6 +236,7 @@ def test_a_breakpoint_at_the_end_of_a_cell_opens_the_prompt(opened: Any) -> None
     terminal.prompt()
 
 
+@pytest.mark.more
 def test_ipythons_own_prompt_line_completes_names_of_the_stopped_ranks(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

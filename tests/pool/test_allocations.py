@@ -315,6 +315,7 @@ def made(rank: int, kind: str = HEAP, points: int = 400) -> RankAllocations:
     return RankAllocations(rank, kind, found, phases, samples[-1][0], code)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("count", [1, 4, 16, 64])
 @pytest.mark.parametrize("kind", [CUDA, HEAP])
 def test_the_figure_of_any_size_is_bounded_and_nothing_in_it_overlaps(count: int, kind: str) -> None:

@@ -62,6 +62,7 @@ def test_wrong_results_are_counted(pool: nbddp.Pool) -> None:
     assert "WRONG results: broadcast of 1.2 KiB (6 elements)" in repr(bench(found))
 
 
+@pytest.mark.more
 def test_the_programs_own_group_counts_on_as_if_nothing_had_been_measured(pool: nbddp.Pool) -> None:
     """Lesson 09 matches collectives by their numbers, and a deadlock is proved by them. A measurement calls more
     collectives than torch's recorder holds."""

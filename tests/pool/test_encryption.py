@@ -134,6 +134,7 @@ def loud(pool: nbddp.Pool) -> Iterator[None]:
         process.wait()
 
 
+@pytest.mark.more
 def test_junk_of_a_stranger_reaches_nobody(pool: nbddp.Pool, loud: None) -> None:
     for n in range(20):
         assert list(pool.run_cell(f"{n}", want_value=True, screen=Silent())) == [n] * pool.world_size

@@ -282,6 +282,7 @@ def test_workers_record_and_their_environment_does_not_show_it(two: nbddp.Pool) 
     assert list(found) == [[], []]
 
 
+@pytest.mark.more
 def test_without_a_recorder_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A healthy loop goes on; a real hang is shown for what it seems, until Stop or a time limit ends it."""
     monkeypatch.setenv(flight.SIZES[0], "0")

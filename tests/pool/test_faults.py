@@ -43,6 +43,7 @@ PREPARE += "\n" * (23 - PREPARE.count("\n"))  # what a test adds begins at line 
 assert PREPARE.count("\n") == 23
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.cuts), 4])
 @pytest.mark.parametrize(("call", "fault"), list(cases()))
 def test_fault_matrix(

@@ -111,6 +111,7 @@ def test_words_say_the_fit_the_table_and_what_is_extrapolated() -> None:
     assert "forecast with tree, as asked for" in draw(foretell(algorithm="tree")).words
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("per_node", "nodes", "strong"), [(1, 1, False), (1, 1024, True), (6, 5, True), (8, 1024, False)]
 )

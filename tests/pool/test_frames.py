@@ -87,6 +87,7 @@ def pauses(*what: Any) -> None:
         time.sleep(0)
 
 
+@pytest.mark.every(2)
 @pytest.mark.usefixtures("collected")
 @pytest.mark.parametrize("look", [frames.of_all, of_main, names_of_main, position])
 def test_what_a_look_sees_dies_where_and_when_it_would_have_without(look: Any) -> None:

@@ -172,6 +172,7 @@ def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the
     check_after(two, ())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     "call", [pytest.param("dist.all_reduce(torch.ones(4))", marks=needs_recorder), "dist.init_process_group('gloo')"]
 )
@@ -246,6 +247,7 @@ IN_A_LOOP = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("call", IN_A_LOOP)
 def test_stop_lets_a_message_on_its_way_through_and_names_are_kept(two: nbddp.Pool, call: str) -> None:
     """gloo forgets a message that is cut in its midst: its wait never ends."""
@@ -391,6 +393,7 @@ for demo in (basic, checkpoint, two_parts):
 """
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("slow", [0, 0.02])
 def test_tutorials_three_demos_with_a_port_of_their_own_run_in_one_cell(

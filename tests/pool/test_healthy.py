@@ -36,6 +36,7 @@ def pool_for() -> Iterator[Callable[[int], nbddp.Pool]]:
 HANGS_ON_OLD = ("all_gather_into_tensor of 1 GB",)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_healthy_program_is_left_alone(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
     if name in HANGS_ON_OLD and TorchVersion(torch.__version__) < (2, 7):

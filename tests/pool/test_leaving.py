@@ -114,6 +114,7 @@ WAYS = {
 }  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_out_has_its_words_and_loses_no_output(two: nbddp.Pool, way: str) -> None:
     code, words, dies = WAYS[way]

@@ -145,6 +145,7 @@ def test_memory_after_a_cell_without_a_step_says_so(four: Kernel) -> None:
     assert "recorded step" not in four.run("%ddp memory").displays[-1]["text/plain"]
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("count", [1, 2, 16, 24])
 def test_figure_of_any_size_is_drawn_and_says_itself(count: int) -> None:
     shown = memory([of(r) for r in range(count)])

@@ -48,6 +48,7 @@ def fail_on(rank: int) -> None:
         raise LookupError(f"rank {rank} says no")
 
 
+@pytest.mark.more
 @pytest.mark.skipif(sys.platform != "linux", reason="the heart monitor is spawned, and beats as ipyparallel's")
 def test_workers_are_there_before_the_heart_beats_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine is told of with its first answer to a beat, and the beats come quickly while one is awaited."""
@@ -329,6 +330,7 @@ def test_exception_that_cannot_travel_is_raised_as_worker_failed() -> None:
         pool.run(train)
 
 
+@pytest.mark.more
 def test_spawned_workers_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDDP_START_METHOD", "spawn")
     with nbddp.Pool(nproc=2) as pool:
@@ -421,6 +423,7 @@ def test_terminal_says_nothing_when_the_reader_of_its_output_has_ended(words: li
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.more
 def test_terminal_holds_a_pool_of_its_own() -> None:
     command = [sys.executable, "-m", "nbddp", "start", "--nproc", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -432,6 +435,7 @@ def test_terminal_holds_a_pool_of_its_own() -> None:
     assert name not in terminal("status").stdout
 
 
+@pytest.mark.more
 def test_ctrl_c_in_the_terminal_is_one_line() -> None:
     command = [sys.executable, "-m", "nbddp", "start", "--nproc", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -476,6 +480,7 @@ def test_ipcluster_sees_the_pool_and_counts_its_workers() -> None:
         assert row() == ["True", "2", "Agent"]
 
 
+@pytest.mark.more
 def test_ipcluster_starts_and_stops_a_pool_of_its_own() -> None:
     command = [sys.executable, "-m", "ipyparallel.cluster", "start", "--controller", "nbddp", "--engines", "nbddp"]
     with subprocess.Popen([*command, "-n", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

@@ -113,6 +113,7 @@ steps > 5, store.check(['intruder'])
 """
 
 
+@pytest.mark.every(3)
 @needs_kernel
 @pytest.mark.parametrize("attack", [attack.__name__ for attack in AT_THE_STORE])
 def test_store_refuses_who_is_not_of_the_pool_and_the_run_goes_on(
@@ -194,6 +195,7 @@ print(json.dumps([os.getcwd(), sorted(set(os.listdir('.')) - before)]), flush=Tr
 """
 
 
+@pytest.mark.every(2)
 @needs_kernel
 def test_older_server_is_out_of_reach_too(intruder: Intruder, tmp_path: Path) -> None:
     """torch's without libuv, which is used up to torch 2.7 and where the kernel signs nothing."""
@@ -322,6 +324,7 @@ def made_under_attack(pool: nbddp.Pool, intruder: Intruder, making: str, attack:
     return run
 
 
+@pytest.mark.every(3)
 @needs_kernel
 @pytest.mark.parametrize("making", MAKINGS)
 def test_who_takes_a_ranks_place_in_a_new_group_is_found_before_it_is_used(
@@ -625,6 +628,7 @@ LISTENING = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("phase", LISTENING)
 def test_nobody_listens_off_the_loopback(pool: nbddp.Pool, phase: str) -> None:
     assert pool.agent is not None

@@ -125,6 +125,7 @@ def test_sources_of_classes_and_functions_of_any_cell_are_found(one: nbddp.Pool)
 # -- processes by spawn and forkserver --------------------------------------------------------------
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("how", METHODS)
 def test_a_data_loaders_workers_find_what_cells_have_defined(one: nbddp.Pool, how: str) -> None:
     code = f"list(DataLoader(Numbers(4), 2, num_workers=1, collate_fn=collated, multiprocessing_context={how!r}))"
@@ -285,6 +286,7 @@ WAYS: dict[str, Callable[[nbddp.Pool], object]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_atexit_is_called_when_a_worker_is_ended(way: str, tmp_path: Path) -> None:
     with nbddp.Pool(nproc=2) as pool:

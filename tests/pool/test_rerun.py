@@ -50,6 +50,7 @@ def cells_of(source: Path) -> list[tuple[str, bool]]:
     return [(c.text, "raises-exception" in c.tags) for c in made if c.kind != "markdown"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("source", LESSONS, ids=lambda p: p.stem)
 @pytest.mark.timeout(400)
 def test_every_cell_may_be_run_twice(fresh: Kernel, source: Path) -> None:
@@ -82,6 +83,7 @@ def test_after_a_killed_rank_or_a_hang_the_named_cells_bring_the_lesson_back(fre
             assert is_ok(answered), f"{code}\nafter {said}\n{answered}"
 
 
+@pytest.mark.more
 def test_a_check_that_costs_names_says_which_and_which_cells_make_them(fresh: Kernel) -> None:
     assert fresh.run("%load_ext nbddp\nfrom nbddp.teach import check").ok
     fresh.run("%%ddp --nproc 2\nimport torch\nmodel = torch.nn.Linear(2, 2)")

@@ -96,6 +96,7 @@ def one_line(shown: Shown) -> bool:
     )  # fmt: skip
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_stop_gives_one_line_and_the_next_cell_works(stopped: Kernel, name: str) -> None:
     k, code, chance = stopped, COMMANDS[name], random.Random(name)
@@ -139,6 +140,7 @@ def test_stop_that_goes_to_all_processes_under_the_kernel_is_stop(stopped: Kerne
     assert after.text() == "ranks 0–1 │ 41\n", after.error
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("seconds", [0.05, 0.6])  # before the agent's code runs, and while it imports torch
 def test_stop_that_goes_to_all_processes_while_a_pool_starts_is_stop(stopped: Kernel, seconds: float) -> None:
     assert stopped.run("%ddp stop").ok

@@ -111,6 +111,7 @@ def train(pool: nbddp.Pool, where: str, burn: float = 0.002, usual: float = 0.0,
     return found
 
 
+@pytest.mark.every(2)
 @needs_recorder
 @pytest.mark.parametrize(
     ("where", "recorded", "traced"),

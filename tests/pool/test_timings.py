@@ -167,6 +167,7 @@ def test_group_may_end_right_after_backward(pool: nbddp.Pool) -> None:
     assert all(b.done for s in pool.timings().step(0).values() for b in s.buckets)
 
 
+@pytest.mark.more
 def test_no_step_contradicts_itself(pool: nbddp.Pool) -> None:
     """100 steps; in one of ten or more the note of a bucket's end is taken only after the optimizer has begun."""
     pool.run_cell(program("plain").replace("range(6)", "range(100)"), screen=Silent())
@@ -271,6 +272,7 @@ def test_timings_of_a_program_without_ddp_are_those_of_its_collectives(four: Ker
     assert refused.evalue == "--step selects a DDP step, but --collectives shows no steps; leave out one of them"
 
 
+@pytest.mark.more
 def test_steps_of_an_older_cell_are_told_as_such(four: Kernel) -> None:
     trained = four.run(f"%%ddp\n{program('plain')}")
     assert trained.ok, trained.error
@@ -517,6 +519,7 @@ def recording(ranks: int, steps: int) -> Recording:
     return Recording({r: [step(r, n) for n in range(steps)] for r in range(ranks)}, model="Net")
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("ranks", "steps"), [(1, 1), (2, 12), (16, 100), (64, 50)])
 def test_figure_of_any_size_is_drawn_and_says_itself(ranks: int, steps: int) -> None:
     made = recording(ranks, steps)

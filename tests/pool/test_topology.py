@@ -471,6 +471,7 @@ def test_each_different_node_has_one_matrix_symmetric_with_x_on_the_diagonal(pla
         assert [i for i, row in enumerate(rows) for j, code in enumerate(row) if (code == "X") != (i == j)] == []
 
 
+@pytest.mark.every(3)
 @EVERY
 def test_text_stays_inside_its_box_and_off_other_text(place: Topology) -> None:
     figure = topology(place).figure
@@ -525,6 +526,7 @@ def touch(a: Any, b: Any) -> bool:
     return any(on(p, b) for p in a) or any(on(p, a) for p in b)
 
 
+@pytest.mark.every(3)
 @EVERY
 def test_the_figures_words_are_the_placements(place: Topology) -> None:
     shown = topology(place)

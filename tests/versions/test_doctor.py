@@ -120,6 +120,7 @@ def run(pool: nbddp.Pool, code: str) -> list[Any]:
     return list(pool.run_cell(code, want_value=True, screen=Silent()))
 
 
+@pytest.mark.more
 def test_workers_without_them_say_so(spared: nbddp.Pool) -> None:
     missing = set(spared.ask(0, {"op": "seams"}, timeout=10))
     assert missing >= {"flight recorder", "tables of groups", "default group", "store of env://", "end of backward"}
@@ -246,6 +247,7 @@ def test_doctor_in_a_notebook_tells_of_the_pool_and_imports_no_torch(four: Kerne
     assert four.run("import sys\nassert 'torch' not in sys.modules").ok
 
 
+@pytest.mark.more
 def test_doctor_in_a_terminal() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "nbddp", "doctor"], cwd=ROOT, capture_output=True, text=True, timeout=150

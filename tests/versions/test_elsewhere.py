@@ -231,6 +231,7 @@ def test_stopping_the_pool_leaves_no_process(two: Kernel) -> None:
     assert not home.socket_of(folder).exists()
 
 
+@pytest.mark.more
 def test_the_owners_death_leaves_no_process(two: Kernel) -> None:
     """Though a fork of the owner's holds the agent's pipe open."""
     forks = "import os, time\nchild = os.fork()\nif not child:\n    time.sleep(600)\n    os._exit(0)\nprint(child)"
