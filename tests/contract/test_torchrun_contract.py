@@ -67,7 +67,7 @@ def older(theirs: dict[int, dict[str, object]]) -> set[str]:
     return {"MASTER_ADDR"} if env["MASTER_ADDR"] == "127.0.0.1" else set()
 
 
-@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.torchrun), 4])
+@pytest.mark.parametrize("nproc", [2, *(pytest.param(n, marks=pytest.mark.torchrun) for n in (1, 4))])
 def test_one_node_equals_torchrun(new_kernel: Kernel, tmp_path: Path, nproc: int) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()

@@ -46,6 +46,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield made
 
 
+@pytest.mark.more
 @pytest.mark.skipif(not HERE, reason=MISSING)
 def test_a_pool_on_hosts_is_asked(hosts: Hosts) -> None:
     path = f"export PYTHONPATH={shlex.quote(str(ROOT))} NBDDP_RUNTIME_DIR={hosts.folder}; ulimit -Sn 1000"

@@ -124,6 +124,7 @@ def test_a_stall_of_two_seconds_harms_nothing(net: Network, lasting: nbddp.Pool)
 def test_ranks_whose_hosts_do_not_reach_each_other_any_more_are_freed(net: Network, lasting: nbddp.Pool) -> None:
     """The notebook reaches both: each rank has to see for itself that the other is silent, long before any timeout."""
     screen = Then(lambda: net.set("nodeb", apart=["nodea"]))
+    lasting.run_cell(f"{INIT}kept = 7", screen=Silent())
     with pytest.raises(nbddp.WorkerFailed, match="raised RuntimeError") as caught:
         lasting.run_cell(LOOP, hang_after=None, screen=screen, timeout=30)
     assert 4 < screen.took < TOLD

@@ -276,7 +276,7 @@ sys.stdin.readline() or os._exit(1)
 """
 
 
-@pytest.mark.every(2)
+@pytest.mark.more
 @pytest.mark.parametrize("killed", [True, False])
 def test_engines_outlive_the_pools_process(client: ipyparallel.Client, killed: bool) -> None:
     """One that ends leaves them; they notice of one that is killed, since it no longer says that it lives."""

@@ -301,6 +301,7 @@ def test_exported_cells_train_to_the_same_losses_under_torchrun(new_kernel: Kern
         subprocess.run([formatter, "format", "--check", "--line-length", "120", script], check=True)
 
 
+@pytest.mark.more
 def test_a_notebooks_file_is_exported_from_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_restarted_kernel_finds_torch_imported_and_nothing_else(kernel: Kernel
     assert taking.waiting() == []
 
 
+@pytest.mark.more
 def test_nothing_is_kept_unasked_nor_before_it_is_warm(kernel: Kernel) -> None:
     assert kernel.run("%ddp start --nproc 1").ok
     before = family(kernel)

@@ -269,6 +269,7 @@ def test_a_pool_that_nobody_holds_ends(pool: nbddp.Pool) -> None:
     until(lambda: me.num_fds() <= descriptors + 4, "their descriptors are closed")
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("cold")
 def test_a_pool_that_is_at_work_is_held(pool: nbddp.Pool) -> None:
     made = nbddp.Pool(nproc=1)

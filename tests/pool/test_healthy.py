@@ -36,7 +36,7 @@ def pool_for() -> Iterator[Callable[[int], nbddp.Pool]]:
 HANGS_ON_OLD = ("all_gather_into_tensor of 1 GB",)
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_healthy_program_is_left_alone(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
     if name in HANGS_ON_OLD and TorchVersion(torch.__version__) < (2, 7):
@@ -60,6 +60,7 @@ def stands(pool: nbddp.Pool, rank: int) -> list[str]:
     return found
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", BATCHES)
 def test_a_program_that_calls_later_is_left_alone(pool_for: Callable[[int], nbddp.Pool], name: str) -> None:
     """And nothing of it stands when it is over, so that the next is judged as well."""

@@ -587,7 +587,7 @@ def test_pipes_are_new_only_after_a_cell_that_leaves_a_process_and_old_ones_are_
         assert all(one != other for one, other in zip(before, new, strict=True))
         value("left.kill(); left.wait()")
         before = new
-    assert value(count) == held
+    assert all(now <= then for now, then in zip(value(count), held, strict=True)), "those of earlier tests may close"
     value("os.kill(forked, 9); os.waitpid(forked, 0)")
 
 

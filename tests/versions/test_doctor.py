@@ -143,6 +143,7 @@ def test_what_does_not_work_is_told_of_a_pool_that_has_warmed_up(spared: nbddp.P
     assert spared.ensure(LaunchSpec()) == [], "a cell does not say it"
 
 
+@pytest.mark.more
 def test_the_next_pool_of_the_same_versions_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NBDDP_RUNTIME_DIR", str(tmp_path))
     with nbddp.Pool(nproc=1) as first:
