@@ -37,4 +37,4 @@ def test_torchs_own_tests_end_as_under_torchrun(pool: nbddp.Pool, tmp_path: Path
     assert names == list(expected)
     found = {name: in_a_cell(pool, name, folder) for name in names[::nth]}
     assert {n: (ranks, expected[n]) for n, ranks in found.items() if ranks != expected[n]} == {}
-    assert sum(ranks == ["ok"] * NPROC for ranks in found.values()) > 80 // nth, "and not because all are skipped"
+    assert sum(ranks == ["ok"] * NPROC for ranks in found.values()) > 60 // nth, "and not because all are skipped"
