@@ -530,7 +530,9 @@ def test_values_of_several_ranks_are_equal_where_their_classes_have_one_definiti
     two.run_cell("values = back", screen=Silent())
     again = two.pull(["values"])["values"]
     assert first[0] == again[0] == again[1]
-    assert first[0] == two.run_cell(KINDS, want_value=True, screen=Silent())[1], "defined anew in the same words"
+    anew = two.run_cell(KINDS, want_value=True, screen=Silent())
+    assert anew[0] == anew[1]
+    assert anew[0] == two.run_cell(KINDS, want_value=True, screen=Silent())[1], "defined anew in the same words"
 
 
 def test_a_class_that_differs_between_ranks_stays_one_of_each(two: nbddp.Pool) -> None:
