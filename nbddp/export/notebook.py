@@ -59,8 +59,8 @@ def _pushed(text: str, label: str, known: dict[str, str]) -> list[Cell]:
             for name in names:
                 if name not in known:
                     raise BadInput(
-                        f"{label} pushes {name}, whose value the file does not show; run the notebook and use %ddp "
-                        f"export there, or set {name} in a %%ddp cell"
+                        f"{label} pushes {name!r}, whose value the file does not show; run the notebook and use %ddp "
+                        f"export there, or set {name!r} in a %%ddp cell"
                     )
             found.append(Cell(label, None, "\n".join(f"{name} = {known[name]}" for name in names) + "\n"))
         else:

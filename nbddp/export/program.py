@@ -67,7 +67,8 @@ def program(cells: Sequence[Cell], docstring: str) -> tuple[str, list[str]]:
         parsed.append((cell, *statements(text, cell.label)))
     every = [statement for _, own, _ in parsed for statement in own]
     parts.notes += [
-        f"{name} is IPython's, and a script does not have it: {INSTEAD.get(name, 'set a name of your own')} in the cell"
+        f"{name!r} is IPython's, and a script does not have it: "
+        f"{INSTEAD.get(name, 'set a name of your own')} in the cell"
         for name in names.ipythons(s.node for s in every)
     ]
     movable = _movable(every, [s for cell, own, _ in parsed if cell.spec.ranks is None for s in own])

@@ -68,11 +68,11 @@ def _source(name: str, value: Any) -> str | None:
 
 
 def _pickled(name: str, value: Any) -> bytes:
-    advice = f"create {name} in a %%ddp cell instead of pushing it"
+    advice = f"create {name!r} in a %%ddp cell instead of pushing it"
     try:
         data = pickle.dumps(value)
     except Exception as e:
-        raise BadInput(f"{name} cannot be saved for the script: {type(e).__name__}: {e}; {advice}") from None
+        raise BadInput(f"{name!r} cannot be saved for the script: {type(e).__name__}: {e}; {advice}") from None
     if any(argument in ("__main__", "__main__ ") for _, argument, _ in pickletools.genops(data)):
-        raise BadInput(f"{name} uses a class or function of the notebook, which the script does not have; {advice}")
+        raise BadInput(f"{name!r} uses a class or function of the notebook, which the script does not have; {advice}")
     return data

@@ -21,7 +21,7 @@ from nbddp.errors import (
 )
 from nbddp.plan.topology import rank_words
 from nbddp.run import deadlock, outcome, report, supervise
-from nbddp.run.blame import Blame, blame, leaver, lost_connection
+from nbddp.run.blame import DEATH_FIRST, Blame, blame, leaver, lost_connection
 from nbddp.run.outcome import Ended
 from nbddp.run.paint import COLOURED, PLAIN, WEIGHTED, Plain
 from nbddp.run.positions import Position
@@ -130,7 +130,8 @@ class Ending:
         cause, states = self._cause(found), self._states
         has_more = {s.rank for s in states if s.status == outcome.REPLACED} | set(self.stuck)
         others = [s for s in states if s.rank != cause.rank or s.rank in has_more]
-        text = report.failure_text(cause, others, dropped=self.broke_group(), paint=paint)
+        left = sorted(r for r, e in self.ended.items() if e.well and e.at < found.at - DEATH_FIRST)
+        text = report.failure_text(cause, others, dropped=self.broke_group(), paint=paint, left=left)
         return WorkerFailed(report.headline(cause), cause=cause, states=states, report=text, logs=dict(self.logs))
 
     def so_far(self) -> str:

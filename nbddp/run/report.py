@@ -24,6 +24,7 @@ DOING = {
     RankStatus.REPLACED: "still running",
 }  # fmt: skip
 HOST_GONE = "its host is gone"
+UNSET = "wait timeout after"  # how torch begins to say that a store has no such key
 WIDEST = 500  # characters of a headline's message
 NAMES = 12  # of those that went with a process, so many are listed
 
@@ -364,20 +365,32 @@ def died_words(cause: Cause) -> list[str]:
     return lines
 
 
-def failure_text(cause: Cause, others: Sequence[RankState], *, dropped: bool, paint: Plain = PLAIN) -> str:
+def failure_text(
+    cause: Cause, others: Sequence[RankState], *, dropped: bool, paint: Plain = PLAIN, left: Sequence[int] = ()
+) -> str:
     """The report of a failed run: the headline, a line for every other state of ranks, the traceback, then what to
-    type."""
+    type. left: ranks that had ended well before the failure."""
     title, *rest = opening(cause)
     lines = [paint.headline(title), *rest]
     if cause.kind == "died":
         lines += died_words(cause)
     if cause.left is not None:
         lines.append(STAY)
+    lines += _unset_words(cause, left)
     if cause.stage:
         lines.append(f"%ddp restart --ranks {cause.rank} starts a new, empty process for it.")
     more = [f"%ddp log --rank {cause.rank} prints its full output; %ddp stacks shows where every rank was."]
     traced = ["", traceback_text(cause.chain, paint), ""] if cause.chain else []
     return "\n".join([*lines, *states_text(others), *traced, *_ending(dropped), *(more if dropped else [])]).rstrip()
+
+
+def _unset_words(cause: Cause, left: Sequence[int]) -> list[str]:
+    """Of a rank whose wait for a key of a store came to its time limit: which ranks had left, and set it no more."""
+    raised = cause.chain[-1] if cause.chain else None
+    if not left or raised is None or raised.type != "DistStoreError" or not raised.message.startswith(UNSET):
+        return []
+    have = "has" if len(left) == 1 else "have"
+    return [f"No rank set the key in time; {rank_words(left)} {have} left the cell without setting it."]
 
 
 def unworded_text(error: BaseException, facts: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 
 from nbddp.base.surrogates import plain
-from nbddp.worker import code
+from nbddp.worker import classes, code
 
 REPR_LIMIT = 2000  # characters of a repr that stands for a value
 
@@ -50,11 +50,25 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         parallel = sys.modules.get("torch.nn.parallel")
         if parallel is not None and type(value) is parallel.DistributedDataParallel:
             raise TypeError("a DDP model holds its process group, which stays on its rank; use its .module")
-        return super().reducer_override(value)
+        reduced = super().reducer_override(value)
+        return self.of_class(value, reduced) if classes.is_by_value(value, reduced) else reduced
+
+    def of_class(self, kind: type, reduced: classes.Reduced) -> classes.Reduced:
+        """What is sent of a class that goes by value."""
+        return classes.with_digest(kind, reduced, _defined)
 
 
 class _Alone(_Pickler):
     causes = False
+
+
+class _Definition(_Pickler):
+    def of_class(self, kind: type, reduced: classes.Reduced) -> classes.Reduced:
+        return classes.without_id(reduced)
+
+
+def _defined(kind: type) -> str:
+    return classes.digest(_packed(kind, _Definition))
 
 
 def _raised(kind: type[BaseException], args: tuple[Any, ...], held: tuple[Any, ...]) -> BaseException:

@@ -166,7 +166,7 @@ def test_a_file_gives_its_cells_by_number_or_tag_and_pushed_literals() -> None:
         cells_of(book, "n.ipynb", (4,), "")
     with pytest.raises(BadInput, match="no %%ddp cell with the tag test"):
         cells_of(book, "n.ipynb", None, "test")
-    with pytest.raises(BadInput, match=r"In\[1\] pushes x, whose value the file does not show"):
+    with pytest.raises(BadInput, match=r"In\[1\] pushes 'x', whose value the file does not show"):
         cells_of(notebook(("x = load()\n%ddp push x", 1, []), ("%%ddp\nx", 2, [])), "n.ipynb", None, "")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.errors import RunHung, RunStopped, RunTimedOut
+from nbddp.errors import RunHung, RunStopped, RunTimedOut, WorkerFailed
 from nbddp.plan.options import LaunchSpec
 from nbddp.run.screen import Silent
 from nbddp.worker import flight, noted
@@ -241,6 +241,20 @@ def test_what_only_seems_to_wait_is_said_and_not_ended(two: nbddp.Pool, name: st
     assert screen.said - began < 10
     two.ensure(LaunchSpec(nproc=2))
     two.run_cell(PREPARE + "dist.barrier()", hang_after=0.5, timeout=20, screen=Silent())
+
+
+def test_a_wait_for_a_key_names_the_rank_that_has_left(two: nbddp.Pool) -> None:
+    """It has a time limit of its own, so nothing ends it before; the live view says who waits, and who has left."""
+    watching = Watching()
+    code = "import datetime\nstore = dist.distributed_c10d._get_default_store()\n"
+    wait = "if rank: store.wait(['key'], datetime.timedelta(seconds=5))"
+    with pytest.raises(WorkerFailed, match="rank 1 raised DistStoreError") as caught:
+        two.run_cell(PREPARE + code + wait, hang_after=1, timeout=30, screen=watching)
+    assert watching.saw("in store.wait(['key'])); nothing has moved for 2 s; rank 0 has finished the cell"), (
+        watching.shown
+    )
+    told = "No rank set the key in time; rank 0 has left the cell without setting it."
+    assert told in caught.value.report.splitlines()
 
 
 def test_notes_keep_nothing_alive(two: nbddp.Pool) -> None:

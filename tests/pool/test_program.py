@@ -494,3 +494,62 @@ def test_exits_that_print_nothing_show_nothing(new_kernel: Kernel) -> None:
 def test_breakpoints_that_are_switched_off_do_nothing(one: nbddp.Pool) -> None:
     code = "os.environ['PYTHONBREAKPOINT'] = '0'; breakpoint(); del os.environ['PYTHONBREAKPOINT']; 'on'"
     assert value(one, code) == "on"
+
+
+KINDS = """
+import abc, dataclasses, enum, os, typing
+class Color(enum.Enum):
+    RED = 1
+    BLUE = "blue"
+    def pid(self): return os.getpid()
+class Flags(enum.IntFlag):
+    A = 1
+    B = 2
+class Named(abc.ABC):
+    @abc.abstractmethod
+    def name(self): ...
+@dataclasses.dataclass(frozen=True)
+class Point(Named):
+    x: int
+    color: Color = Color.RED
+    more: typing.List[int] = dataclasses.field(default_factory=list)
+    def name(self) -> str: return f"{self.color} at {self.x}"
+class Own:
+    rank = int(os.environ["RANK"])
+values = [Color.BLUE, Flags.A | Flags.B, Point(1), Color]
+values
+"""
+
+
+def test_values_of_several_ranks_are_equal_where_their_classes_have_one_definition(two: nbddp.Pool) -> None:
+    """Each rank has defined them, and cloudpickle sends them by value."""
+    first = two.run_cell(KINDS, want_value=True, screen=Silent())
+    assert first[0] == first[1]
+    assert first[0] == two.pull(["values"])["values"][1]
+    two.push({"back": first[1]})
+    same = "[type(a) is type(b) for a, b in zip(values, back)]"
+    assert list(two.run_cell(same, want_value=True, screen=Silent())) == [[True] * 4] * 2
+    two.run_cell("values = back", screen=Silent())
+    again = two.pull(["values"])["values"]
+    assert first[0] == again[0] == again[1]
+    anew = two.run_cell(KINDS, want_value=True, screen=Silent())
+    assert anew[0] == anew[1]
+    assert anew[0] == two.run_cell(KINDS, want_value=True, screen=Silent())[1], "defined anew in the same words"
+
+
+def test_a_class_that_differs_between_ranks_stays_one_of_each(two: nbddp.Pool) -> None:
+    two.run_cell(KINDS, screen=Silent())
+    assert [kind.rank for kind in two.pull(["Own"])["Own"]] == [0, 1]
+    before = two.pull(["Point"])["Point"]
+    assert before[0] is before[1]
+    two.run_cell("if Own.rank: Point.extra = 5", screen=Silent())
+    after = two.pull(["Point"])["Point"]
+    assert [getattr(kind, "extra", 0) for kind in after] == [0, 5]
+
+
+def test_a_class_of_the_notebooks_comes_back_as_itself(two: nbddp.Pool) -> None:
+    class Here:
+        pass
+
+    two.push({"here": Here()})
+    assert [type(value) for value in two.pull(["here"])["here"]] == [Here, Here]

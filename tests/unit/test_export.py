@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -44,16 +45,22 @@ def test_what_is_no_python_is_refused_by_its_cell() -> None:
 
 def test_names_of_ipython_are_noted_unless_the_cells_set_them() -> None:
     def noted(body: str) -> list[str]:
-        return [note.partition(" is ")[0] for note in program([Cell("In[1]", "", body)], "")[1]]
+        return [note.partition(" is ")[0].strip("'") for note in program([Cell("In[1]", "", body)], "")[1]]
 
     assert noted("display(1); print(In[1], Out, _)") == ["display", "In", "Out", "_"]
     own = "from IPython.display import display\ndisplay(1)\nfor _ in range(3): print(_)\ndef f(In): return In"
     assert noted(own) == []
     [said] = program([Cell("In[1]", "", "display(1)")], "")[1]
     assert said == (
-        "display is IPython's, and a script does not have it: write from IPython.display import display, or print, in "
-        "the cell"
+        "'display' is IPython's, and a script does not have it: write from IPython.display import display, or print, "
+        "in the cell"
     )
+
+
+def test_a_name_whose_value_cannot_be_saved_is_quoted() -> None:
+    told = "^'data' cannot be saved for the script: TypeError: .*; create 'data' in a %%ddp cell instead of pushing it"
+    with pytest.raises(BadInput, match=told):
+        code_of({"data": threading.Lock()}, "In[1]", "f.pkl")
 
 
 def test_values_are_literals_source_or_pickles(tmp_path: Path) -> None:
