@@ -13,7 +13,7 @@ import ast
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,14 +78,16 @@ class Module:
     used: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))  # name → line, attribute
 
     def __post_init__(self) -> None:
-        for name, node in definitions(self.tree.body):
-            if name in self.parts:
+        for part, node in definitions(self.tree.body):
+            if part in self.parts:
                 first = min(n.lineno for n in [node, *getattr(node, "decorator_list", [])])
-                self.spans.append((first, node.end_lineno or first, name))
-        taken = {id(node.value): node.attr for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Name):
-                self.used[node.id].append((node.lineno, taken.get(id(node), "")))
+                self.spans.append((first, node.end_lineno or first, part))
+        taken: dict[int, str] = {
+            id(node.value): node.attr for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)
+        }
+        for name in ast.walk(self.tree):
+            if isinstance(name, ast.Name):
+                self.used[name.id].append((name.lineno, taken.get(id(name), "")))
 
     def folder_at(self, line: int) -> str:
         inner = [name for first, last, name in self.spans if first <= line <= last]
@@ -102,9 +104,8 @@ def definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, a
             yield prefix + node.name, node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for name in (n for target in targets for n in ast.walk(target)):
-                if isinstance(name, ast.Name):
-                    yield prefix + name.id, node
+            named = [n for target in targets for n in ast.walk(target)]
+            yield from ((prefix + name.id, node) for name in named if isinstance(name, ast.Name))
         if isinstance(node, ast.ClassDef):
             yield from definitions(node.body, f"{prefix}{node.name}.")
 
@@ -176,7 +177,7 @@ def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
     return found
 
 
-def count() -> tuple[dict[str, list[object]], list[str]]:
+def count() -> tuple[dict[str, Sequence[object]], list[str]]:
     """What is counted, each with its places; and what is wrong with the map."""
     found = read_map()
     modules = modules_of(found)
@@ -203,9 +204,10 @@ def count() -> tuple[dict[str, list[object]], list[str]]:
 
 
 def is_undeclared(edge: Edge, needs: dict[str, set[str]]) -> bool:
+    """What capabilities share imports none of them."""
     source, target = (folder.removeprefix("capabilities/") for folder in (edge.source, edge.target))
-    of_both = source != edge.source and target != edge.target
-    return of_both and target not in needs.get(source, ())
+    above = edge.source in SHARED or source != edge.source
+    return above and target != edge.target and target not in needs.get(source, ())
 
 
 def is_upward(edge: Edge) -> bool:
