@@ -33,7 +33,6 @@ LOOK = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere; line
 WORDS = f'<pre style="{LOOK}">{{}}</pre>'  # JupyterLab breaks such lines within words
 FOLDED = "The figure as text"
 SCROLLS = '<div style="overflow-x: auto">{}</div>'
-HUES = ((-0.574, 1.43, 0.144), (0.426, 0.43, 0.144), (0.426, 1.43, -0.856))  # hue-rotate(180deg) of CSS filters
 
 
 @dataclass(frozen=True)
@@ -86,15 +85,3 @@ def page(png: bytes, width: int, words: str, tables: Sequence[Table] = (), spots
         text = text.removesuffix(repr(table)).rstrip()
     shown = "".join(SCROLLS.format(table._repr_html_()) for table in tables)
     return picture(png, width, alt, spots=spots) + words_of(text) + shown
-
-
-def in_the_dark(colour: str, behind: str) -> str:
-    """What `RULE` makes of a `#rrggbb` colour on a page whose colour is `behind`."""
-    inverted = [1 - part for part in _parts(colour)]
-    turned = [min(1.0, max(0.0, sum(a * b for a, b in zip(row, inverted, strict=True)))) for row in HUES]
-    mixed = [1 - (1 - a) * (1 - b) for a, b in zip(turned, _parts(behind), strict=True)]
-    return "#" + "".join(f"{round(255 * part):02x}" for part in mixed)
-
-
-def _parts(colour: str) -> list[float]:
-    return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

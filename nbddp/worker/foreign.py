@@ -24,7 +24,6 @@ SAYS = (
 )
 # Modules whose global names hold groups, and what is made of groups
 HOLDERS = {"deepspeed.utils.groups": ("mesh_device",), "deepspeed.comm.comm": ("cdb",)}
-PRIVATE = ("_shared_state", "_reset_state")  # of accelerate: transformers uses them too
 GONE = ("Default process group has not been initialized", "is not registered, please create group with")
 PACKAGES = ("site-packages", "dist-packages")
 

@@ -28,8 +28,8 @@ from docs.gallery import recording as gallery
 from nbddp.draw import bench, forecast, memory, timings
 from nbddp.draw.bench import bench as drawn_bench
 from nbddp.draw.inside import Inside
-from nbddp.draw.page import PICTURE, POINTED, STYLE, in_the_dark
-from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS, contrast
+from nbddp.draw.page import PICTURE, POINTED, STYLE
+from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
 from nbddp.draw.shown import Shown
 from nbddp.draw.topology import LOOKS
 from nbddp.draw.topology import topology as drawn_topology
@@ -38,6 +38,7 @@ from nbddp.trace.drawn import MOST
 from nbddp.trace.measured import Measured
 from nbddp.trace.waiting import BUS_FACTOR
 from tests.browser.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, places, set_to, sync_api, until
+from tests.colours import contrast, in_the_dark
 from tests.lessons.answers import NOTEBOOKS
 from tests.looks.front_ends import BESIDE, EXTENSIONS, SWITCHED
 from tests.pool.test_timings import recording

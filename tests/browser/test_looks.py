@@ -15,12 +15,12 @@ import pytest
 
 from nbddp.base.share import Share
 from nbddp.base.table import Table
-from nbddp.draw.page import in_the_dark
-from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS, contrast
+from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
 from nbddp.draw.topology import topology
 from nbddp.plan.topology import planned
 from nbddp.run.screen import bar_of
 from tests.browser.test_browser import FLAGS, browsers, sync_api
+from tests.colours import contrast, in_the_dark
 from tests.looks.__main__ import DOCS, FRONT_ENDS, GALLERY, Keeper, look_at
 from tests.looks.front_ends import STRUCTURE, THEMES
 from tests.looks.outputs import NAMES, OUTPUTS, chosen

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import nbddp
-from nbddp.draw.palette import contrast
 from nbddp.lessons.ring.collectives import ALL_REDUCE, COLLECTIVES, GATHER, REDUCE_SCATTER, Cell, collective
 from nbddp.lessons.ring.figure import COLOURS
 from nbddp.lessons.ring.figure import ring as figure
@@ -16,6 +15,7 @@ from nbddp.lessons.ring.simulation import (
     ring,
 )
 from nbddp.teach import check, explore
+from tests.colours import contrast
 from tests.lessons.answers import Mutant, defined, exercise, pool_of, solution
 
 NPROC = 4  # of the module's pool

@@ -19,11 +19,11 @@ from nbddp.draw.forecast import forecast as draw
 from nbddp.run.screen import Silent
 from nbddp.trace.cost import Link, seconds, together
 from nbddp.trace.measured import Measured
-from nbddp.trace.ring import simulate
 from nbddp.trace.scale import forecast, profile
 from tests import warm
 from tests.benchmarks.forecast import table, validate
 from tests.kernels import Kernel
+from tests.ring import simulate
 from tests.unit.test_forecast import LINKS, foretell, made, recording
 
 

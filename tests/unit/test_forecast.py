@@ -20,9 +20,9 @@ from nbddp.trace.cost import ALGORITHMS, COSTS, Link, better, fit, hierarchical,
 from nbddp.trace.measured import Measured
 from nbddp.trace.quantities import amount, duration, percent, size
 from nbddp.trace.quantities import speed as worded_speed
-from nbddp.trace.ring import simulate
 from nbddp.trace.scale import Forecast, Profile, doublings, forecast, predict
 from nbddp.trace.steps import Bucket, Recording, Step
+from tests.ring import simulate
 
 MS = 1_000_000
 SIZES = [1 << k for k in range(10, 27)]

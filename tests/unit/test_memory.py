@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.draw.memory import STYLES
-from nbddp.draw.palette import PAPER, contrast
+from nbddp.draw.palette import PAPER
 from nbddp.trace.memory import RankMemory, sentences, shown_parts
+from tests.colours import contrast
 
 # -- the pure parts ----------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from nbddp.lessons.ring.simulation import (
     simulate,
 )
 from nbddp.trace.cost import Link
-from nbddp.trace.ring import simulate as timed
+from tests.ring import simulate as timed
 
 sizes = st.integers(2, 8)
 

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.draw.boxes import Box, columns, layout
-from nbddp.draw.palette import FILLS, FRAME, PAPER, contrast
+from nbddp.draw.palette import FILLS, FRAME, PAPER
 from nbddp.draw.topology import LOOKS, look
 from nbddp.errors import BadInput
 from nbddp.front import commands
 from nbddp.plan.machine import PATHS, Device, Interface, Node, Numa, bus_words
 from nbddp.plan.topology import Topology, planned, topology_of
+from tests.colours import contrast
 
 
 def cpu(cores: int, numa: int, **asked: Any) -> Topology:

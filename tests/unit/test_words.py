@@ -11,7 +11,7 @@ import pytest
 
 import nbddp
 from nbddp.base.table import Table, is_numeric
-from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, contrast
+from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER
 from nbddp.errors import Cause, Frame, Raised, RankState, RankStatus
 from nbddp.front.status import state_words
 from nbddp.panel import watched
@@ -35,6 +35,7 @@ from nbddp.run.supervise import (
 )
 from nbddp.run.values import RankValues
 from nbddp.worker import values
+from tests.colours import contrast
 
 ONE = frozenset({1})
 

@@ -1,0 +1,20 @@
+"""Core and capabilities come apart: what the map of the package counts goes down, and never up."""
+
+from __future__ import annotations
+
+import json
+
+from tests.house import check
+
+
+def test_what_ties_core_and_capabilities_does_not_grow() -> None:
+    counted, wrong = check.count()
+    assert wrong == [], "mend tests/house/map.tsv"
+    least = json.loads(check.LEAST.read_text(encoding="utf-8"))
+    more = {what: places for what, places in counted.items() if len(places) > least[what]}
+    assert {what: f"{len(places)}, not {least[what]}" for what, places in more.items()} == {}
+
+
+def test_the_checker_sees_circles() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"d"}}
+    assert check.circles(graph) == [["b", "c"], ["d"]]
