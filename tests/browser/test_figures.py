@@ -378,6 +378,7 @@ def assert_follows(page: Any, theme: str, colour: tuple[int, ...], look: str) ->
         page.screenshot(path=f"{keep}/{look}-{theme}.png")
 
 
+@pytest.mark.looks
 @BOOKS
 def test_jupyterlab_shows_words_under_a_picture_that_follows_the_theme(
     browser: Any, lab: tuple[Path, Any], name: str, extension: bool

@@ -301,6 +301,7 @@ def killed_kernel(keep: float) -> int:
         return job
 
 
+@pytest.mark.more
 @real
 def test_nodes_are_given_back_when_the_kernel_is_killed(conf: Path) -> None:
     job = killed_kernel(0)

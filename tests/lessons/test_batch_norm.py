@@ -295,6 +295,7 @@ check.{}(hangs)
 """
 
 
+@pytest.mark.more
 def test_after_an_answer_that_hangs_the_rest_of_the_lesson_works(four: Kernel) -> None:
     for cell in builder().solved(cells("07")):
         if cell.kind == "markdown" or cell.text.startswith(("%load_ext", "%ddp stop")):

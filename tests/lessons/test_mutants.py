@@ -15,7 +15,7 @@ from tests.mutants.generate import mutants
 from tests.mutants.survivors import RANKS, answer, known, made, passing, solutions
 
 NPROC = RANKS
-ALWAYS = ("bytes_per_rank", "missing_ranks", "average_gradients")
+ALWAYS = ("bytes_per_rank", "missing_ranks")
 EXERCISES = [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.mutants) for name in sorted(solutions())]
 
 

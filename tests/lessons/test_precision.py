@@ -82,6 +82,7 @@ def on_dtensors() -> dict[str, Any]:
     return {"skipped": skipped, "scale": scaler.get_scale()}
 
 
+@pytest.mark.more
 def test_a_gradscaler_that_meets_dtensors_asks_all_ranks(pool: nbddp.Pool) -> None:
     assert list(pool.run(on_dtensors)) == [{"skipped": True, "scale": 512.0}] * 4
 

@@ -21,9 +21,7 @@ import pytest
 from tests.kernels import Kernel
 from tests.lessons.answers import NOTEBOOKS, SOURCES, builder, cells, is_ok
 
-ALWAYS = ("01",)  # nbval runs all, and the README's first command the quickstart
 LESSONS = [Path("00-quickstart.ipynb"), *(Path("solutions", f"{s.stem}.ipynb") for s in SOURCES)]
-RUN = [path if path.stem[:2] in ALWAYS else pytest.param(path, marks=pytest.mark.lessons) for path in LESSONS]
 AT_A_TIME = 2 if "PYTEST_XDIST_WORKER" not in os.environ else 1  # as many as the smallest machine has cores, in all
 
 
@@ -58,7 +56,8 @@ def executed(
             future.cancel()
 
 
-@pytest.mark.parametrize("lesson", RUN, ids=lambda p: p.stem)
+@pytest.mark.lessons
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda p: p.stem)
 def test_lesson_passes_under_jupyter_execute(executed: dict[Path, Future[Any]], lesson: Path) -> None:
     done, path = executed[lesson].result()
     assert done.returncode == 0, done.stderr[-3000:]

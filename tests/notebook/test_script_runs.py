@@ -405,6 +405,7 @@ def test_an_interface_of_the_environment_that_is_not_there_is_noted(tmp_path: Pa
     assert "NCCL_SOCKET_IFNAME=nosuch: this machine has no interface nosuch* that is up; it has " in done.stderr
 
 
+@pytest.mark.more
 def test_a_warm_process_serves_one_launch_after_the_other(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text("import os\nprint(os.getppid())\n")
     env = {**os.environ, "NBDDP_RUNTIME_DIR": str(tmp_path)}
