@@ -10,21 +10,21 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from nbddp.draw.forecast import forecast as draw_forecast
-from nbddp.draw.memory import memory
-from nbddp.draw.program import program as draw_program
-from nbddp.draw.shown import Shown
-from nbddp.draw.timings import timings
-from nbddp.draw.topology import topology
-from nbddp.plan.machine import Interface
-from nbddp.plan.topology import Topology, planned
-from nbddp.trace.cost import Link, seconds
-from nbddp.trace.measured import Measured
-from nbddp.trace.memory import RankMemory
-from nbddp.trace.program import program
-from nbddp.trace.scale import forecast
-from nbddp.trace.steps import Bucket, Recording, Step
-from nbddp.trace.waiting import typical
+from nbddp.analysis.steps import Bucket, Recording, Step
+from nbddp.analysis.wait_time import typical
+from nbddp.capabilities.bench.result import Measured
+from nbddp.capabilities.collectives.figure import program as draw_program
+from nbddp.capabilities.collectives.program import program
+from nbddp.capabilities.forecast.cost import Link, seconds
+from nbddp.capabilities.forecast.figure import forecast as draw_forecast
+from nbddp.capabilities.forecast.scale import forecast
+from nbddp.capabilities.memory.figure import memory
+from nbddp.capabilities.memory.parts import RankMemory
+from nbddp.capabilities.timings.figure import timings
+from nbddp.capabilities.topology.figure import topology
+from nbddp.figures.figure import Shown
+from nbddp.launch.machine import Interface
+from nbddp.launch.topology import Topology, planned
 from tests.handmade import ENGINE, MAIN, NCCL_STREAM, Made, merged
 from tests.machines import nvswitch_machine
 from tests.pool.test_topology import cpu, host_of

@@ -8,7 +8,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
 
 Point = tuple[float, float]
 WIDTH, HEIGHT = 10.0, 4.6  # inches; a unit of the axes is an inch

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nbddp.base.faces import FACES as _FACES
 from nbddp.errors import (
     AgentFailed,
     BadInput,
@@ -28,12 +27,13 @@ from nbddp.errors import (
     SlurmRefused,
     WorkerFailed,
 )
+from nbddp.output.mimebundles import FACES as _FACES
 
 if TYPE_CHECKING:
-    from nbddp.front.panel import Panel
-    from nbddp.plan.slurm import Slurm
+    from nbddp.capabilities.panel.command import Panel
+    from nbddp.capabilities.slurm.commands import Slurm
+    from nbddp.execution.values import NotSent, RankValues
     from nbddp.pool.pool import Pool
-    from nbddp.run.values import NotSent, RankValues
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,8 +60,8 @@ __all__ = [
 ]
 
 _LAZY = {
-    "NotSent": "nbddp.run.values", "Panel": "nbddp.front.panel", "Pool": "nbddp.pool.pool",
-    "RankValues": "nbddp.run.values", "Slurm": "nbddp.plan.slurm",
+    "NotSent": "nbddp.execution.values", "Panel": "nbddp.capabilities.panel.command", "Pool": "nbddp.pool.pool",
+    "RankValues": "nbddp.execution.values", "Slurm": "nbddp.capabilities.slurm.commands",
 }  # fmt: skip
 
 
@@ -79,7 +79,7 @@ def __dir__() -> list[str]:
 
 
 def _shown(pool: Any) -> Any:
-    from nbddp.panel.panel import shown
+    from nbddp.capabilities.panel.panel import shown
 
     return shown(pool)
 
@@ -91,17 +91,17 @@ def load_ipython_extension(shell: Any) -> None:
     """`%load_ext nbddp`: register the magics and start the node agent in the background."""
     import os
 
-    from nbddp.agent.handle import Agent
+    from nbddp.agent.client import Agent
 
     asked = Agent.ask(os.environ)  # a warm process that waits looks at its files while the rest is imported here
 
-    from nbddp.front.magics import load
+    from nbddp.notebook.magics import load
 
     load(shell, asked)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext nbddp`: end the pool and remove the magics."""
-    from nbddp.front.magics import unload
+    from nbddp.notebook.magics import unload
 
     unload(shell)

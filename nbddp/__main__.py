@@ -2,7 +2,7 @@
 
 import sys
 
-from nbddp.front.cli import main
+from nbddp.notebook.terminal import main
 
 if __name__ == "__main__":
     sys.exit(main())

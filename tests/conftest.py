@@ -12,9 +12,9 @@ import hypothesis
 import pytest
 
 import nbddp
-from nbddp.agent.handle import Agent
-from nbddp.plan.options import LaunchSpec
-from nbddp.run.screen import Silent
+from nbddp.agent.client import Agent
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 from nbddp.teach import check
 from tests import needs, warm
 from tests.kernels import Kernel, loaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from nbddp.trace.merge import Collective, Merged, RankTrace, merge
+from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
 
 PID, MAIN, ENGINE, GLOO = 77, 1, 2, 9  # of the process; its main thread, autograd's, gloo's
 STREAM, NCCL_STREAM = 7, 20

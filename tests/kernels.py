@@ -21,7 +21,7 @@ from typing import Any
 import IPython
 from jupyter_client.manager import KernelManager
 
-from nbddp.agent import footprint
+from nbddp.capabilities.warm import fingerprint
 from tests import warm as forks
 
 CELL_TIMEOUT = 90.0
@@ -29,7 +29,8 @@ CELL_TIMEOUT = 90.0
 FROM_BREAKPOINT = ["n"] if sys.version_info >= (3, 13) else []
 HAS_AUTORELOAD = IPython.version_info >= (8,) or sys.version_info < (3, 12)  # IPython 7's imports `imp`
 FACTS = (
-    "__import__('json').dumps(__import__('nbddp.agent.footprint', fromlist=['']).inherited(__import__('os').environ))"
+    "__import__('json').dumps(__import__('nbddp.capabilities.warm.fingerprint', "
+    "fromlist=['']).inherited(__import__('os').environ))"
 )
 
 
@@ -166,8 +167,8 @@ def _of_kernels() -> dict[str, Any]:
         facts = json.loads(ast.literal_eval(reply["content"]["user_expressions"]["facts"]["data"]["text/plain"]))
     finally:
         kernel.close()
-    own = footprint.inherited(os.environ)
-    return {name: facts[name] for name in footprint.differing(own, facts) if name in facts and name != "folder"}
+    own = fingerprint.inherited(os.environ)
+    return {name: facts[name] for name in fingerprint.differing(own, facts) if name in facts and name != "folder"}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbddp.trace.cost import Link
+from nbddp.capabilities.forecast.cost import Link
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbddp.run.screen import Silent
+from nbddp.output.screens import Silent
 
 
 class Hearing(Silent):

@@ -1,8 +1,8 @@
 """A process that has imported what agents import, and forks those of the tests: to import torch takes 2.4 s of a core.
 
-Each fork is a warm process that waits, as `--keep-warm` leaves one (`nbddp.agent.keeping`), and is taken as one: all
-that a pool's agent does from there on is the product's own. `Template` is the tests' end. A process that could have
-been started with the same environment in the same folder finds one, so the template is told of both.
+Each fork is a warm process that waits, as `--keep-warm` leaves one (`nbddp.capabilities.warm.server`), and is taken as
+one: all that a pool's agent does from there on is the product's own. `Template` is the tests' end. A process that could
+have been started with the same environment in the same folder finds one, so the template is told of both.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import children, footprint, keeping, main, taking
-from nbddp.agent.main import WARM, Agent, import_all
-from nbddp.base import strict
-from nbddp.plan import variables
+from nbddp.agent import children, warning_filters
+from nbddp.agent import server as main
+from nbddp.agent.server import WARM, Agent, import_all
+from nbddp.capabilities.warm import client, fingerprint, server
+from nbddp.launch import env_options
 
 SECONDS = 600.0  # that a fork waits
 Request = dict[str, Any]
@@ -55,9 +56,9 @@ class Template:
         """Return when a fork waits for a process with this environment, in this folder; `facts` of that process which
         are other than here, as `footprint.inherited` has them."""
         others = [name for name in {*env, *self._env} if env.get(name) != self._env.get(name)]
-        if "PYTHONPATH" in others or variables.at_import(others):
+        if "PYTHONPATH" in others or env_options.at_import(others):
             return  # it imports torch anew
-        request = {"env": dict(env), "facts": footprint.inherited(env) | facts}
+        request = {"env": dict(env), "facts": fingerprint.inherited(env) | facts}
         self._lines.write(json.dumps(request) + "\n")
         self._lines.flush()
         if self._lines.readline() != "ready\n":
@@ -71,7 +72,7 @@ class Template:
 class _Forks:
     """The template's side: who waits, by the pipe that ends when it waits no more."""
 
-    def __init__(self, channel: socket.socket, imports: footprint.Imports):
+    def __init__(self, channel: socket.socket, imports: fingerprint.Imports):
         self._channel, self._imports = channel, imports
         self._waiting: dict[int, Request] = {}
         self._usual: Request = {}
@@ -120,14 +121,14 @@ class _Forks:
             finally:
                 os._exit(0)
         os.close(write)
-        while not any(one.identity.pid == pid for one in taking.waiting()):
+        while not any(one.identity.pid == pid for one in client.waiting()):
             if select.select([read], [], [], 0.005)[0]:  # it has ended: a file that was imported is another now
                 os.close(read)
                 return
         self._waiting[read] = wanted
 
 
-def _wait(template: int, facts: footprint.Facts, imports: footprint.Imports, pipe: int) -> None:
+def _wait(template: int, facts: fingerprint.Facts, imports: fingerprint.Imports, pipe: int) -> None:
     """In a fork: be the agent of who takes it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -140,8 +141,8 @@ def _wait(template: int, facts: footprint.Facts, imports: footprint.Imports, pip
     os.close(null)
     os.chdir("/")
     try:
-        owner = keeping.wait(SECONDS, imports, facts)
-    except keeping.Ended:
+        owner = server.wait(SECONDS, imports, facts)
+    except server.Ended:
         return
     os.close(pipe)
     children.outlive_parent()
@@ -156,10 +157,10 @@ def _wait(template: int, facts: footprint.Facts, imports: footprint.Imports, pip
 
 def be(request: dict[str, Any]) -> None:
     """The template's process, as agents are spawned."""
-    strict.put_off()
+    warning_filters.put_off()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks what became of a fork
-    imports = footprint.Imports()
+    imports = fingerprint.Imports()
     gc.disable()
     missing = import_all(WARM)
     imports.end()

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import nbddp
-from nbddp.agent import taking
-from nbddp.agent.handle import Agent
+from nbddp.agent.client import Agent
+from nbddp.capabilities.warm import client
 from tests.template import Template
 
 
@@ -31,7 +31,7 @@ start_cold = Agent.launch.__func__  # type: ignore[attr-defined]
 
 
 def launch(
-    cls: type[Agent], env: Mapping[str, str], asked: taking.Asked | None = None, controls_only: bool = False
+    cls: type[Agent], env: Mapping[str, str], asked: client.Asked | None = None, controls_only: bool = False
 ) -> Agent:
     """`Agent.launch`, which takes a fork of the template where it would start a process."""
     if asked is None and not controls_only:

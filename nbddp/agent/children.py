@@ -23,9 +23,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from nbddp.agent import fresh, limits
-from nbddp.agent.identity import Identity
-from nbddp.base import strict, system
+from nbddp.agent import random_state, warning_filters
+from nbddp.agent.process_id import Identity
+from nbddp.compat import system
+from nbddp.grading.sandbox import rlimits
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LOOK_EVERY = 0.25  # seconds between two looks whether the parent lives, where Linux does not tell
@@ -81,7 +82,7 @@ def start(target: str, request: dict[str, Any], *, close: Iterable[int], keep: I
     """Start `target` ("module:function") with `request` in a new process; returns its pid.
 
     request: JSON data; `log` (path), `env` (whole environment), `cwd`, `path` (sys.path) and, where there are some,
-        `limits` (`agent.limits`) are applied before the function is called.
+        `limits` (`grading.sandbox.rlimits`) are applied before the function is called.
     close: the agent's own descriptors, not to be held by a forked child.
     keep: descriptors that a spawned child inherits.
     """
@@ -154,9 +155,9 @@ def _enter(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     sys.path[:] = request["path"]
-    fresh.begin()
+    random_state.begin()
     if "limits" in request:
-        limits.apply(request["limits"])
+        rlimits.apply(request["limits"])
 
 
 def _take_signals() -> None:
@@ -167,7 +168,7 @@ def _take_signals() -> None:
 
 
 def _spawned() -> None:
-    strict.put_off()
+    warning_filters.put_off()
     target, parent = sys.argv[1], int(sys.argv[2])
     _take_signals()
     die_with_parent(parent)

@@ -2,7 +2,7 @@
 
 Schedulers run in threads (ipyparallel's `use_threads`); its heart monitor is a process
 of its own, which here is tied to the controller's life. The beat is 5 per second, slower for more
-than 40 workers and quicker while workers register (`agent.beats`); missed beats mean nothing,
+than 40 workers and quicker while workers register (`agent.heartbeats`); missed beats mean nothing,
 because the agent knows of every exit in milliseconds and a suspended machine must not lose its engines.
 
 ipyparallel would choose ports that are free, let them go and bind them later; on a busy machine
@@ -34,10 +34,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbddp.agent import beats, keepalive
+from nbddp.agent import heartbeats, keepalive
 from nbddp.agent.children import die_with_parent
-from nbddp.base import system
-from nbddp.base.system import LOOPBACK
+from nbddp.compat import system
+from nbddp.compat.system import LOOPBACK
 
 BEAT_MS = 200
 BEATS = b"heartmonitor"  # topic
@@ -113,7 +113,7 @@ def main(request: dict[str, Any]) -> int:
 
     _take_descriptors()
     if system.is_linux():
-        beats.install()
+        heartbeats.install()
     controller_app.Process = TiedProcess
     if request["ip"] != LOOPBACK:
         keepalive.keep_context_alive(zmq.Context.instance())

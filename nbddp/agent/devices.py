@@ -18,7 +18,7 @@ from typing import Any
 
 import pynvml
 
-from nbddp.plan.machine import SELF, UNKNOWN, several
+from nbddp.launch.machine import SELF, UNKNOWN, several
 
 # One GPU: fields of `machine.Device`, and OURS: "position" in NVML's order; "links": position → code; "untold":
 # fact → why not; "instances": those of a GPU that is divided.

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from nbddp.base import system
+from nbddp.compat import system
 
 NUMA_NODES, PROC, CGROUPS = Path("/sys/devices/system/node"), Path("/proc"), Path("/sys/fs/cgroup")
 FORKED, SPAWNED = 50 << 20, 220 << 20  # bytes of a worker that has done nothing yet (its share of pages; all its own)

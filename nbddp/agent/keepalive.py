@@ -12,7 +12,8 @@ from typing import Any
 
 IDLE, EVERY, TIMES = 2, 1, 4  # seconds, seconds, questions: 6 s until a silent host is given up
 GIVEN_UP = IDLE + EVERY * TIMES  # seconds
-SLOWER = 2  # times as long for what must outlast the owner's own patience with a host (`agent.far.SILENT`)
+# times as long for what must outlast the owner's own patience with a host (`capabilities.hosts.remote_client.SILENT`)
+SLOWER = 2
 
 
 def keep_alive(connection: socket.socket) -> None:

@@ -4,12 +4,13 @@ torchrun keeps its store outside the workers (TORCHELASTIC_USE_AGENT_STORE), so 
 worker's death takes it along; so do we. It is a process of its own because a TCPStore
 starts a thread, and the agent must stay single-threaded to fork.
 
-At the store's port there is a gate (`agent.gate`), on the loopback alone; behind it the store listens on a socket made
-here, in one of two ways. torch's libuv server listens on another address of the loopback, where the kernel answers only
-connections that are signed by a key of this process. Its older server listens on a unix socket whose name is gone as
-soon as it is bound; it is used where libuv takes no socket (up to torch 2.7) or the kernel signs nothing, and has no
-queues (`Store.queue_push`). Where the kernel does not report whose a connection is (not Linux), or torch takes neither,
-there is no gate, anybody on this machine reaches the store, and the answer to the agent says why.
+At the store's port there is a gate (`capabilities.private.store_proxy`), on the loopback alone; behind it the store
+listens on a socket made here, in one of two ways. torch's libuv server listens on another address of the loopback,
+where the kernel answers only connections that are signed by a key of this process. Its older server listens on a unix
+socket whose name is gone as soon as it is bound; it is used where libuv takes no socket (up to torch 2.7) or the kernel
+signs nothing, and has no queues (`Store.queue_push`). Where the kernel does not report whose a connection is (not
+Linux), or torch takes neither, there is no gate, anybody on this machine reaches the store, and the answer to the agent
+says why.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.agent import gate, peers
+from nbddp.agent import warning_filters
 from nbddp.agent.keepalive import give_up_silent
-from nbddp.agent.lines import LineBuffer, Message, encode
-from nbddp.base import strict
+from nbddp.capabilities.private import sock_owner, store_proxy
+from nbddp.protocol.jsonl import LineBuffer, Message, encode
 
 HOST, BEHIND = "127.0.0.1", "127.0.0.2"
 IN_NO_NAME = (0, ord("/"))  # bytes
@@ -59,7 +60,7 @@ class Served:
 def main(request: dict[str, Any]) -> int:
     """Serve open and close requests on the socket `request["channel"]` until it ends, for the pool whose agent is this
     process's parent and whose owner is the process `request["owner"]`."""
-    strict.put_off()
+    warning_filters.put_off()
     threading.excepthook = _end
     channel = socket.socket(fileno=request["channel"])
     stores: dict[int, Served] = {}
@@ -102,10 +103,10 @@ def _end(failed: threading.ExceptHookArgs) -> None:
 def open_store(root: int, *others: int, roots: Iterable[int] = ()) -> Served:
     """A fresh store on the loopback for the process `root`, all that descend from it or from `roots`, and the
     others."""
-    unguarded = peers.unavailable()
+    unguarded = sock_owner.unavailable()
     if unguarded:
         return _in_the_open(unguarded)
-    pool = peers.Family(root, others, roots)
+    pool = sock_owner.Family(root, others, roots)
     if libuv_takes_listener():
         with suppress(OSError, RuntimeError):  # the kernel signs nothing, or torch wants another address
             return _gated(pool, _signed, libuv=True)
@@ -118,10 +119,10 @@ def open_store(root: int, *others: int, roots: Iterable[int] = ()) -> Served:
 def open_to_nodes(address: str, key: bytes, root: int, *others: int, roots: Iterable[int] = ()) -> Served:
     """As `open_store`, for this node's processes; gates of other nodes come to a second port, on `address`, where the
     kernel answers only who signs with `key`. Raises OSError where the kernel cannot do that, or there is no gate."""
-    why = peers.unavailable()
+    why = sock_owner.unavailable()
     if why:
         raise OSError(f"the store cannot be guarded between nodes: {why}")
-    pool = peers.Family(root, others, roots)
+    pool = sock_owner.Family(root, others, roots)
     if libuv_takes_listener():
         with suppress(RuntimeError):
             return _gated(pool, _signed, libuv=True, outside=(address, key))
@@ -130,7 +131,7 @@ def open_to_nodes(address: str, key: bytes, root: int, *others: int, roots: Iter
 
 def lead_to(store: tuple[str, int], key: bytes, root: int, *others: int, roots: Iterable[int] = ()) -> Served:
     """A gate for this node's processes that leads to another node's store. Raises OSError."""
-    why = peers.unavailable()
+    why = sock_owner.unavailable()
     if why:
         raise OSError(f"the store cannot be guarded between nodes: {why}")
 
@@ -140,22 +141,22 @@ def lead_to(store: tuple[str, int], key: bytes, root: int, *others: int, roots: 
         return there
 
     with ExitStack() as before:
-        doors = gate.local_doors()
-        judge = gate.PoolOnly(peers.Family(root, others, roots))
+        doors = store_proxy.local_doors()
+        judge = store_proxy.PoolOnly(sock_owner.Family(root, others, roots))
         before.callback(judge.close)
-        before.callback(gate.Gate(doors, judge, connect).close)
+        before.callback(store_proxy.Gate(doors, judge, connect).close)
         connect().close()  # it can be reached
         return Served(None, int(doors[0].getsockname()[1]), before=before.pop_all())
 
 
-def _gated(pool: peers.Family, listen: Listen, libuv: bool, outside: tuple[str, bytes] | None = None) -> Served:
+def _gated(pool: sock_owner.Family, listen: Listen, libuv: bool, outside: tuple[str, bytes] | None = None) -> Served:
     """A store behind a gate; and a second one for other nodes, where an address and a key are given."""
     with ExitStack() as before:
         doors, hidden, connect = _listening(listen, before)
         port = int(doors[0].getsockname()[1])
-        judge = gate.PoolOnly(pool)
+        judge = store_proxy.PoolOnly(pool)
         before.callback(judge.close)
-        before.callback(gate.Gate(doors, judge, connect).close)
+        before.callback(store_proxy.Gate(doors, judge, connect).close)
         far = 0 if outside is None else _second_gate(*outside, connect, before)
         return Served(_served(hidden, port, libuv), port, outside=far, before=before.pop_all())
 
@@ -164,10 +165,10 @@ def _second_gate(address: str, key: bytes, connect: Connect, before: ExitStack) 
     """Lets in whoever signs; the port. The key is the pool's agents' alone."""
     door = before.enter_context(socket.socket(_family(address)))
     door.bind((address, 0))
-    peers.sign(door, "::" if door.family == socket.AF_INET6 else "0.0.0.0", 0, key)
+    sock_owner.sign(door, "::" if door.family == socket.AF_INET6 else "0.0.0.0", 0, key)
     give_up_silent(door)  # and each connection that it takes
-    door.listen(gate.BACKLOG)
-    before.callback(gate.Gate([door], lambda came: [""] * len(came), connect).close)
+    door.listen(store_proxy.BACKLOG)
+    before.callback(store_proxy.Gate([door], lambda came: [""] * len(came), connect).close)
     return int(door.getsockname()[1])
 
 
@@ -178,7 +179,7 @@ def _family(address: str) -> socket.AddressFamily:
 def _listening(listen: Listen, before: ExitStack) -> tuple[list[socket.socket], socket.socket, Connect]:
     while True:
         with ExitStack() as refused:
-            doors = [refused.enter_context(door) for door in gate.local_doors()]
+            doors = [refused.enter_context(door) for door in store_proxy.local_doors()]
             found = listen(int(doors[0].getsockname()[1]), before)
             if found is not None:
                 refused.pop_all()
@@ -187,12 +188,12 @@ def _listening(listen: Listen, before: ExitStack) -> tuple[list[socket.socket], 
 
 def _signed(port: int, before: ExitStack) -> tuple[socket.socket, Connect] | None:
     """On another address, where the kernel answers only who signs."""
-    key = os.urandom(peers.KEY_BYTES)
+    key = os.urandom(sock_owner.KEY_BYTES)
     hidden = socket.socket()
     try:
         hidden.bind((BEHIND, port))
-        peers.sign(hidden, "0.0.0.0", 0, key)
-        hidden.listen(gate.BACKLOG)
+        sock_owner.sign(hidden, "0.0.0.0", 0, key)
+        hidden.listen(store_proxy.BACKLOG)
     except OSError as e:
         hidden.close()
         if e.errno == errno.EADDRINUSE:
@@ -207,7 +208,7 @@ def _connected(to: tuple[str, int], key: bytes, seconds: float = SECONDS) -> soc
     there = socket.socket(_family(to[0]))
     try:
         there.settimeout(seconds)
-        peers.sign(there, to[0], 128 if there.family == socket.AF_INET6 else 32, key)
+        sock_owner.sign(there, to[0], 128 if there.family == socket.AF_INET6 else 32, key)
         there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         there.connect(to)
     except OSError:
@@ -233,7 +234,7 @@ def _unix(port: int, before: ExitStack) -> tuple[socket.socket, Connect] | None:
             os.fchdir(here)
             os.close(here)
     before.callback(os.close, number)
-    hidden.listen(gate.BACKLOG)
+    hidden.listen(store_proxy.BACKLOG)
 
     def connect() -> socket.socket:
         there = socket.socket(socket.AF_UNIX)
@@ -249,7 +250,7 @@ def _unix(port: int, before: ExitStack) -> tuple[socket.socket, Connect] | None:
 
 def _in_the_open(why: str) -> Served:
     store, port = _serve(libuv_takes_listener())
-    return Served(store, port, peers.exposed("on this machine", why))
+    return Served(store, port, sock_owner.exposed("on this machine", why))
 
 
 @functools.cache
@@ -264,7 +265,7 @@ def libuv_takes_listener() -> bool:
 
 def _serve(libuv: bool) -> tuple[Any, int]:
     """A store that anybody on this machine reaches, and its port."""
-    listener = socket.create_server((HOST, 0), backlog=gate.BACKLOG)
+    listener = socket.create_server((HOST, 0), backlog=store_proxy.BACKLOG)
     port = int(listener.getsockname()[1])
     return _served(listener, port, libuv), port
 

@@ -9,7 +9,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from nbddp import __version__
-from nbddp.plan.versions import CUDA, DRIVER
+from nbddp.agent.version_diff import CUDA, DRIVER
 
 DRIVERS_OWN = Path("/proc/driver/nvidia/version")
 OF_DRIVER = re.compile(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nbddp.plan import environment
-from nbddp.plan.topology import Topology, counted, rank_words
+from nbddp.launch import torchrun_env
+from nbddp.launch.topology import Topology, counted, rank_words
 
 
 class Layout(NamedTuple):
@@ -23,7 +23,7 @@ class Layout(NamedTuple):
     def devices(self, rank: int) -> tuple[object, str | None]:
         """A rank's devices, and CUDA_VISIBLE_DEVICES of its process."""
         worker = self.topology.workers[rank]
-        return worker.devices, environment.visible_devices(worker, self.topology.nodes[worker.node], self.visible)
+        return worker.devices, torchrun_env.visible_devices(worker, self.topology.nodes[worker.node], self.visible)
 
     def host(self, rank: int) -> str:
         """The machine on which a rank's process is, by name."""

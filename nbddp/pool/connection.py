@@ -17,9 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from nbddp.compat import ipyparallel
 from nbddp.errors import PoolError
-from nbddp.plan.topology import counted
-from nbddp.seams import ipyparallel_seams
+from nbddp.launch.topology import counted
 
 DIGESTS = 8192  # signatures remembered against replay; ipyparallel's 65536 fill 8 MB over a day's cells
 BEAT_TIME = 1.0  # seconds that `check` waits for a beat: the thread may be reading a large message
@@ -35,9 +35,9 @@ class Connection:
     def __init__(
         self,
         connect: Connect,
-        hear: ipyparallel_seams.Hear,
+        hear: ipyparallel.Hear,
         on_renewed: Callable[[], None] = lambda: None,
-        noticed: ipyparallel_seams.Noticed = lambda stream: None,
+        noticed: ipyparallel.Noticed = lambda stream: None,
         patience: float = 0.0,
     ):
         """hear: is given what ranks publish and answer, in the client's thread. noticed: is told where the hub has
@@ -49,14 +49,14 @@ class Connection:
         self._take(patient(connect, patience) if patience else connect())
 
     def _take(self, client: Any) -> None:
-        lacking = ipyparallel_seams.missing(client)
+        lacking = ipyparallel.missing(client)
         if lacking:
             raise PoolError(f"this ipyparallel lacks {', '.join(lacking)}; install ipyparallel 9")
         client.session.digest_history_size = DIGESTS
         client.session.pack = exact(client.session.pack)
         self.client = client
-        self.outbox = ipyparallel_seams.Outbox(client)
-        self._receivers = ipyparallel_seams.guard(client, self._hear, self._drop, self._noticed)
+        self.outbox = ipyparallel.Outbox(client)
+        self._receivers = ipyparallel.guard(client, self._hear, self._drop, self._noticed)
         self._closed = False
         self._beaten = threading.Event()
         self._silent, self._looked_at = 0, 0.0
@@ -80,11 +80,11 @@ class Connection:
     def _ask(self) -> None:
         """Have the client's thread say that it lives, and look at every stream."""
         self._beaten.clear()
-        ipyparallel_seams.call_in_thread(self.client, self._beat)
+        ipyparallel.call_in_thread(self.client, self._beat)
 
     def _beat(self) -> None:
         try:
-            ipyparallel_seams.receive_with(self.client, self._receivers)
+            ipyparallel.receive_with(self.client, self._receivers)
         except OSError:
             self._closed = True
         self._beaten.set()
@@ -92,7 +92,7 @@ class Connection:
     def ask(self) -> None:
         """Have the client asked already whether it works; `check` waits for its word."""
         asked = time.monotonic() - self._ahead <= AHEAD
-        if not asked and not self._closed and ipyparallel_seams.runs(self.client):
+        if not asked and not self._closed and ipyparallel.runs(self.client):
             self._ask()
             self._ahead = time.monotonic()
 
@@ -103,7 +103,7 @@ class Connection:
             self._ask()
         self._ahead = 0.0
         end = time.monotonic() + BEAT_TIME
-        while ipyparallel_seams.runs(self.client) and time.monotonic() < end:
+        while ipyparallel.runs(self.client) and time.monotonic() < end:
             if self._beaten.wait(0.05) and not self._closed:
                 self._silent = 0
                 return
@@ -115,7 +115,7 @@ class Connection:
             self._renew()
 
     def _is_lost(self) -> bool:
-        if self._closed or not ipyparallel_seams.runs(self.client):
+        if self._closed or not ipyparallel.runs(self.client):
             return True
         if self._beaten.is_set():
             self._silent = 0
@@ -137,10 +137,10 @@ class Connection:
         self._take(client)
         self.renewed += 1
         self._on_renewed()
-        ipyparallel_seams.give_up(old)
+        ipyparallel.give_up(old)
 
     def close(self) -> None:
-        ipyparallel_seams.give_up(self.client)
+        ipyparallel.give_up(self.client)
 
 
 def exact(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:

@@ -18,12 +18,12 @@ from ipyparallel.cluster.launcher import BaseLauncher, ControllerLauncher, Engin
 from traitlets import Any as AnyTrait
 from traitlets import Dict, Unicode
 
-from nbddp.agent.handle import Agent
-from nbddp.agent.reach import last_line
-from nbddp.base.system import LOOPBACK
+from nbddp.agent.client import Agent
+from nbddp.capabilities.hosts.transports import last_line
+from nbddp.compat.system import LOOPBACK
 from nbddp.errors import AgentFailed, PoolError, RankStatus
-from nbddp.plan.topology import Topology
-from nbddp.pool import requests
+from nbddp.launch.topology import Topology
+from nbddp.pool import start_requests
 from nbddp.pool.node import ends_pool
 
 EVENT_TIMEOUT = 2.0  # seconds; a start may fail before the agent's event comes
@@ -81,7 +81,7 @@ class AgentControllerLauncher(_OnAgent, ControllerLauncher):  # type: ignore[mis
         agent = self._take_agent()
         answer = agent.request(
             "start",
-            **requests.controller(
+            **start_requests.controller(
                 env=agent.env or dict(os.environ),
                 home=agent.home,
                 profile_dir=self.profile_dir,
@@ -174,13 +174,13 @@ class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
             self.notify_stop({"exit_code": 0})
 
     def _plan(self, agent: Agent, n: int) -> list[dict[str, Any]]:
-        topology = Topology.plan([requests.host(agent.wait_warm())], nproc=n, oversubscribe=True)
-        agent.tell("describe", info=requests.description(topology), files=list(self.connection_files.values()))
+        topology = Topology.plan([start_requests.host(agent.wait_warm())], nproc=n, oversubscribe=True)
+        agent.tell("describe", info=start_requests.description(topology), files=list(self.connection_files.values()))
         return [
-            requests.worker(
+            start_requests.worker(
                 place,
                 topology,
-                env=requests.here(),
+                env=start_requests.here(),
                 visible="own" if topology.oversubscribed else "all",
                 home=agent.home,
                 bulk=agent.bulk,

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import copies, strays
-from nbddp.agent.far import FarAgent
-from nbddp.agent.handle import Agent
-from nbddp.agent.identity import Identity
-from nbddp.agent.lines import Message
-from nbddp.agent.round import Round, without_errors
+from nbddp.agent import spool_files
+from nbddp.agent.client import Agent
+from nbddp.agent.gather import Round, without_errors
+from nbddp.agent.process_id import Identity
+from nbddp.capabilities.hosts.remote_client import FarAgent
 from nbddp.errors import AgentFailed, RankStatus
-from nbddp.plan.machine import Node as Host
-from nbddp.plan.topology import Topology, Worker
-from nbddp.pool import requests
+from nbddp.grading.sandbox import orphans
+from nbddp.launch.machine import Node as Host
+from nbddp.launch.topology import Topology, Worker
+from nbddp.pool import start_requests
+from nbddp.protocol.jsonl import Message
 
 RUNS_KEPT = 20  # whose output lies on disk; a cell may take a few of them
 
@@ -114,17 +115,17 @@ class Node:
 
     def host(self, index: int) -> Host:
         """This machine, from what its agent said when it was warm. Its processes meet over the loopback."""
-        return requests.host(self.warm, index, self.address)
+        return start_requests.host(self.warm, index, self.address)
 
     def prepare(self, cluster: Cluster) -> None:
         """Ask for what `request` needs there; returns at once."""
 
     def request(self, place: Worker, topology: Topology, visible: str, cluster: Cluster) -> dict[str, Any]:
         """A start request for one worker."""
-        return requests.worker(
+        return start_requests.worker(
             place,
             topology,
-            env={**requests.here(), **self.variables},
+            env={**start_requests.here(), **self.variables},
             visible=visible,
             home=self.agent.home,
             bulk=self.agent.bulk,
@@ -185,7 +186,7 @@ class Node:
 
     def _clear_up(self) -> None:
         """An agent that is killed leaves its folder, and what its ranks have started in their sessions."""
-        strays.end_sessions([Identity(w.pid, w.started) for w in list(self.workers.values()) if w.ended_with_pool])
+        orphans.end_sessions([Identity(w.pid, w.started) for w in list(self.workers.values()) if w.ended_with_pool])
         if self.warm:  # what it said before is the reason of a start that failed
             self.agent.sweep()
 
@@ -211,17 +212,17 @@ class Node:
     def begin_logs(self, ranks: Sequence[int], asked: Round) -> None:
         """What earlier cells wrote is none of the next run's last words, as soon as `asked` is answered."""
         workers = [self.workers[r] for r in ranks if r in self.workers]
-        for worker, size in zip(workers, copies.begun((w.log, w.kept) for w in workers), strict=True):
+        for worker, size in zip(workers, spool_files.begun((w.log, w.kept) for w in workers), strict=True):
             worker.log_from = size
 
     def written(self, rank: int, asked: Round) -> dict[str, tuple[int, str]] | None:
         """What a rank wrote in its last run, by stream, as its own files have it: how many characters they have no
         more, and all since. None where `asked` is to bring it."""
-        return copies.written(self.workers[rank].kept)
+        return spool_files.written(self.workers[rank].kept)
 
     def last_words(self, rank: int) -> str:
         worker = self.workers[rank]
-        return copies.last_words(worker.log, worker.log_from, copies.written(worker.kept)["stderr"][1])
+        return spool_files.last_words(worker.log, worker.log_from, spool_files.written(worker.kept)["stderr"][1])
 
     def errors_of(self, number: int) -> Path:
         """The folder there into which ranks of run `number` write errors, for torchrun's `@record`."""
@@ -276,7 +277,7 @@ class FarNode(Node):
 
     def host(self, index: int) -> Host:
         """That machine; its name is the one under which it is reached."""
-        return requests.host({**self.warm, "host": self.agent.host.name}, index, self.address)
+        return start_requests.host({**self.warm, "host": self.agent.host.name}, index, self.address)
 
     def describe(self, subject: tuple[object, ...], info: Callable[[], dict[str, Any]], files: list[str]) -> None:
         """The files are this machine's; over there the same names may lie in a home folder that both share."""
@@ -306,7 +307,7 @@ class FarNode(Node):
         """The agent adds its own environment, folder and path; it has got the controller's file (`prepare`)."""
         if self._putting is not None:
             self._engine_file, self._putting = self.agent.take(self._putting)["path"], None
-        return requests.worker(
+        return start_requests.worker(
             place,
             topology,
             env={**self.given, **self.variables},

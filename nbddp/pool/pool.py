@@ -1,8 +1,8 @@
 """The pool: workers that live on between cells, and what can be done with them.
 
-`Pool` is the face of what it holds (`pool.life`): the worker group (`pool.group`), the connection that a run has to its
-ranks (`pool.ranks`), and the runs (`pool.runs`). `ensure` makes the living workers match what a cell asks for (start,
-grow, shrink, replace, nothing), and tells each change in one line.
+`Pool` is the face of what it holds (`pool.state`): the worker group (`pool.worker_group`), the connection that a run
+has to its ranks (`pool.rank_channel`), and the runs (`pool.runs`). `ensure` makes the living workers match what a cell
+asks for (start, grow, shrink, replace, nothing), and tells each change in one line.
 """
 
 from __future__ import annotations
@@ -11,42 +11,45 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nbddp.agent.handle import Agent
-from nbddp.base.faces import face
-from nbddp.base.folder import here
+from nbddp.agent.client import Agent
+from nbddp.capabilities.doctor.background import Trials
+from nbddp.capabilities.hosts import report_query as checkup
+from nbddp.capabilities.hosts.report import Checkup
+from nbddp.capabilities.scripts.logs import Logs
+from nbddp.capabilities.slurm import host_source as elsewhere
+from nbddp.capabilities.slurm.commands import Slurm
+from nbddp.compat.working_dir import here
 from nbddp.errors import BadInput, WorkerFailed
-from nbddp.plan import variables
-from nbddp.plan.checkup import Checkup
-from nbddp.plan.logs import Logs
-from nbddp.plan.machine import Node as Host
-from nbddp.plan.options import REPEAT, WARMUP, LaunchSpec
-from nbddp.plan.program import SHUTDOWN, Program, check_file
-from nbddp.plan.request import ARGV0, HANG_AFTER, SCRIPT, Request
-from nbddp.plan.slurm import Slurm
-from nbddp.plan.topology import Topology, rank_words
-from nbddp.pool import attempts, checkup, elsewhere, sent
-from nbddp.pool.group import WorkerGroup
-from nbddp.pool.life import Life
+from nbddp.execution import report
+from nbddp.execution.execution import Run
+from nbddp.execution.values import RankValues, check_ranks
+from nbddp.launch import env_options
+from nbddp.launch.machine import Node as Host
+from nbddp.launch.options import REPEAT, WARMUP, LaunchSpec
+from nbddp.launch.topology import Topology, rank_words
+from nbddp.lessons.framework import json_values as answers
+from nbddp.output.mimebundles import face
+from nbddp.output.screens import Screen, Silent, for_shell
+from nbddp.pool import payloads, retry
 from nbddp.pool.node import Living
-from nbddp.pool.ranks import RankConnection
+from nbddp.pool.rank_channel import RankConnection
 from nbddp.pool.runs import shell
-from nbddp.pool.warmup import Trials
-from nbddp.run import report
-from nbddp.run.screen import Screen, Silent, for_shell
-from nbddp.run.spmd import Run
-from nbddp.run.values import RankValues, check_ranks
-from nbddp.worker import answers, values
+from nbddp.pool.state import Life
+from nbddp.pool.worker_group import WorkerGroup
+from nbddp.protocol import pickling
+from nbddp.protocol.program import SHUTDOWN, Program, check_file
+from nbddp.protocol.request import ARGV0, HANG_AFTER, SCRIPT, Request
 
 if TYPE_CHECKING:  # what looks at ranks is imported by the first look: a launch from a terminal needs none of it
-    from nbddp.trace.allocated import Allocations
-    from nbddp.trace.compared import Report
-    from nbddp.trace.measured import Measured
-    from nbddp.trace.memory import RankMemory
-    from nbddp.trace.merge import Merged
-    from nbddp.trace.program import Breakdown
-    from nbddp.trace.scale import Forecast
-    from nbddp.trace.sizes import Sizes
-    from nbddp.trace.steps import Recording
+    from nbddp.analysis.steps import Recording
+    from nbddp.capabilities.bench.result import Measured
+    from nbddp.capabilities.collectives.program import Breakdown
+    from nbddp.capabilities.compare.report import Report
+    from nbddp.capabilities.forecast.scale import Forecast
+    from nbddp.capabilities.memory.parts import RankMemory
+    from nbddp.capabilities.memory.sizes import Sizes
+    from nbddp.capabilities.memory.timeline import Allocations
+    from nbddp.capabilities.trace.merge import Merged
 
 
 class Pool:
@@ -73,7 +76,9 @@ class Pool:
     holding = Life
     connection = RankConnection
     trials = Trials
-    plain = False  # whether `call` takes JSON alone from the ranks: strangers' code runs there (`nbddp.teach.examiner`)
+    plain = (
+        False  # whether `call` takes JSON alone from the ranks: strangers' code runs there (`nbddp.grading.examiner`)
+    )
 
     def __init__(
         self,
@@ -102,7 +107,7 @@ class Pool:
             elastic=nnodes if isinstance(nnodes, tuple) else None, visible=visible,
             oversubscribe=oversubscribe, device=device, hosts=hosts, ssh_config=ssh_config, python=python, setup=setup,
             via=via, slurm=Slurm() if slurm is True else slurm or None, interface=interface, sync=sync, cluster=cluster,
-            debug=debug, env=variables.checked(debug, env or {}),
+            debug=debug, env=env_options.checked(debug, env or {}),
         )  # fmt: skip
         self.measured: list[Measured] = []  # collectives that were measured on these devices
         self.life = self.holding(spec, agent, self.connection, self.trials)
@@ -199,8 +204,8 @@ class Pool:
         return notes
 
     def sync(self, progress: Callable[[str], None] = lambda text: None) -> list[str]:
-        """Copy this process's working directory to the pool's hosts (`nbddp.pool.copying`). Returns what was copied, as
-        sentences.
+        """Copy this process's working directory to the pool's hosts (`nbddp.capabilities.hosts.sync`). Returns what was
+        copied, as sentences.
 
         Workers that start from now on start in the copy. Raises BadInput if the pool is on this machine or the folder
         is too large, PoolNotRunning without a pool.
@@ -258,9 +263,9 @@ class Pool:
     ) -> RankValues:
         """Run source on the ranks. Returns the values of its last expression if `want_value`.
 
-        The other arguments are the options of `%%ddp` (see `nbddp.plan.request.Request`): `hang_after`, `timeout` and
-        `shutdown_timeout` are in seconds, `ranks` and `show` mean all ranks if None. Raises a RunFailed: WorkerFailed,
-        RunStopped, RunHung or RunTimedOut. Ranks that were not replaced keep their state.
+        The other arguments are the options of `%%ddp` (see `nbddp.protocol.request.Request`): `hang_after`, `timeout`
+        and `shutdown_timeout` are in seconds, `ranks` and `show` mean all ranks if None. Raises a RunFailed:
+        WorkerFailed, RunStopped, RunHung or RunTimedOut. Ranks that were not replaced keep their state.
         """
         request = Request(
             code=code, ranks=ranks, show=show, hang_after=hang_after, timeout=timeout,
@@ -271,8 +276,8 @@ class Pool:
 
     def carry_out(self, request: Request, screen: Screen | None = None) -> RankValues:
         """`run_cell` for one `Request`."""
-        run = attempts.carry_out(self.life, request, screen or for_shell(shell()))
-        return sent.answered(run.ended) if request.want_value else RankValues({})
+        run = retry.carry_out(self.life, request, screen or for_shell(shell()))
+        return payloads.answered(run.ended) if request.want_value else RankValues({})
 
     def run_script(
         self,
@@ -332,7 +337,7 @@ class Pool:
             return self.call(function, args, kwargs)
         except WorkerFailed as failed:
             assert self.last_run is not None
-            error = sent.carried(failed, self.last_run.ended)
+            error = payloads.carried(failed, self.last_run.ended)
             if error is None:
                 raise
             if hasattr(error, "add_note"):  # since Python 3.11
@@ -362,77 +367,79 @@ class Pool:
             screen.say(note)
         chosen = check_ranks(ranks, self.world_size, "ranks")
         limits = {"hang_after": hang_after, "timeout": timeout, "shutdown_timeout": shutdown_timeout}
-        request = sent.call(function, args, kwargs, chosen, self.plain, **limits)
+        request = payloads.call(function, args, kwargs, chosen, self.plain, **limits)
         run = self.runs.run(request, screen)
-        return sent.answered(run.ended, answers.read if self.plain else values.unpack)
+        return payloads.answered(run.ended, answers.read if self.plain else pickling.unpack)
 
     def push(self, names: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
         """Copy values to names on the ranks. Raises BadInput if one cannot be pickled; then none is set."""
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
-        buffers = [sent.packed(value, name) for name, value in names.items()]
+        buffers = [payloads.packed(value, name) for name, value in names.items()]
         self.answers("push", chosen, buffers, names=list(names))
 
     def pull(self, names: Sequence[str], ranks: Sequence[int] | None = None) -> dict[str, RankValues]:
         """Fetch names from the ranks. Raises BadInput if a name is not defined on every rank."""
         self.group.need_running()
         chosen = check_ranks(ranks, self.world_size, "--ranks")
-        return sent.pulled(names, self.answers("pull", chosen, names=list(names)))
+        return payloads.pulled(names, self.answers("pull", chosen, names=list(names)))
 
-    # -- what the ranks have recorded, hold and can do (`nbddp.ask.looks`) ---------------------
+    # -- what the ranks have recorded, hold and can do (`nbddp.capabilities.timings.command`) ---------------------
 
     def timings(self) -> Recording:
         """DDP steps of the last run that recorded any; `origin` and `missing` say whether that is the last cell, and
         whether all ranks recorded it. Raises BadInput if no run has recorded a step."""
-        from nbddp.ask import looks
+        from nbddp.capabilities.timings import command
 
-        return looks.timings(self)
+        return command.timings(self)
 
     def collectives(self) -> Breakdown:
         """Who arrived last at the collectives of the last run that called some, and how each rank spent that run: for
         any program, without a trace. Raises BadInput if no run has called a collective."""
-        from nbddp.ask import looks
+        from nbddp.capabilities.timings import command
 
-        return looks.collectives(self)
+        return command.collectives(self)
 
     def trace(self) -> Merged:
         """The merged traces of the last cell that ran with `trace`. Raises BadInput if there are none.
 
         Ranks that have been replaced since are listed in `missing`.
         """
-        from nbddp.ask import looks
+        from nbddp.capabilities.timings import command
 
-        return looks.trace(self)
+        return command.trace(self)
 
     def memory(self) -> list[RankMemory]:
-        """What each rank's memory holds (`nbddp.worker.memory`). Raises BadInput if no rank has a model."""
-        from nbddp.ask import looks
+        """What each rank's memory holds (`nbddp.capabilities.memory.on_rank`). Raises BadInput if no rank has a
+        model."""
+        from nbddp.capabilities.timings import command
 
-        return looks.memory(self)
+        return command.memory(self)
 
     def sizes(self, *names: str, ranks: Sequence[int] | None = None) -> Sizes:
         """What names hold on each rank, in bytes: what is shared, and what is sharded. Raises BadInput for a name that
         no rank has or that holds no tensor."""
-        from nbddp.ask import looks
+        from nbddp.capabilities.timings import command
 
-        return looks.sizes(self, names, ranks)
+        return command.sizes(self, names, ranks)
 
     def allocations(self, step: int | None = None, whole: bool = False) -> Allocations:
         """What the ranks allocated over a step of the last cell that was run with `memory`: step `step`, or the one
         with the highest peak, or the `whole` cell. Raises BadInput if there is none."""
-        from nbddp.ask import looks
+        from nbddp.capabilities.timings import command
 
-        return looks.allocations(self, step, whole)
+        return command.allocations(self, step, whole)
 
     def compare(self, *names: str, ranks: Sequence[int] | None = None) -> Report:
         """Compare the ranks' copies of names: tensors, modules, optimizers, numbers, or containers of them.
 
         Ranks send digests; for tensors that differ also the bytes of one rank, up to 256 MiB in all
-        (`nbddp.ask.compare`). No process group is needed or used. Raises BadInput for a name that no rank has.
+        (`nbddp.capabilities.compare.command`). No process group is needed or used. Raises BadInput for a name that no
+        rank has.
         """
-        from nbddp.ask import looks
+        from nbddp.capabilities.timings import command
 
-        return looks.compare(self, names, ranks)
+        return command.compare(self, names, ranks)
 
     def bench(
         self,
@@ -443,22 +450,23 @@ class Pool:
         warmup: int = WARMUP,
         progress: Callable[[str], None] = lambda text: None,
     ) -> list[Measured]:
-        """Measure collectives of `sizes` bytes (default: 1 KiB to 64 MiB), as nccl-tests does (`nbddp.worker.bench`).
+        """Measure collectives of `sizes` bytes (default: 1 KiB to 64 MiB), as nccl-tests does
+        (`nbddp.capabilities.bench.on_rank`).
 
         The ranks meet in a process group of nbddp's own: the program's groups count none of it. progress: called with a
         line before each size. `measured` keeps the results. Raises BadInput for impossible sizes or counts.
         """
-        from nbddp.ask import looks
+        from nbddp.capabilities.timings import command
 
         names = [collective] if isinstance(collective, str) else list(collective)
-        gpus = looks.own_gpus(self.placed(), self.group.visible)
-        found = looks.bench(self, gpus, names, sizes, repeat, warmup, progress)
+        gpus = command.own_gpus(self.placed(), self.group.visible)
+        found = command.bench(self, gpus, names, sizes, repeat, warmup, progress)
         new = {(m.collective, m.ranks, m.bytes) for m in found}
         self.measured = [m for m in self.measured if (m.collective, m.ranks, m.bytes) not in new] + found
         return found
 
     def forecast(self, **asked: Any) -> Forecast:
-        """Predict the last recorded step on more nodes, by the α–β model of `nbddp.trace.cost`.
+        """Predict the last recorded step on more nodes, by the α–β model of `nbddp.capabilities.forecast.cost`.
 
         - inter_node, intra_node: bandwidth, as `25GB/s` or bytes per second; intra_node defaults to the measured one.
         - latency: between nodes, as `10us` or seconds.
@@ -468,7 +476,7 @@ class Pool:
         Links that are not given are taken as measured; all-reduces are measured now if there are no measurements on
         this number of ranks. Raises BadInput if no step has been recorded, or for impossible arguments.
         """
-        from nbddp.ask.outlook import foresee
+        from nbddp.capabilities.forecast.command import foresee
 
         return foresee(self, **asked)
 
@@ -507,7 +515,7 @@ class Pool:
         return self.group.wire.ask(rank, content, timeout)
 
     def footing(self) -> dict[str, Any]:
-        """The pool's present state, to report later what has changed (`nbddp.pool.footing`)."""
+        """The pool's present state, to report later what has changed (`nbddp.pool.snapshot`)."""
         return self.life.footing()
 
     # -- what is shown -------------------------------------------------------------------------

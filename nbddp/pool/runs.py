@@ -9,26 +9,28 @@ import uuid as uuids
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nbddp.base import stop
-from nbddp.base.stop import uninterrupted
+from nbddp.agent import stop
+from nbddp.agent.stop import uninterrupted
+from nbddp.capabilities.debugger.prompt import Keyboard
+from nbddp.capabilities.debugger.stdin import for_ranks
+from nbddp.capabilities.scripts import failures
+from nbddp.capabilities.scripts.failures import Seat
+from nbddp.capabilities.scripts.log_dir import Attempt, LogDir, read_text, readable
 from nbddp.errors import BadInput, PoolError, RankStatus
-from nbddp.plan import environment
-from nbddp.plan.request import CELL, Request
-from nbddp.plan.topology import Worker
-from nbddp.pool import requests
-from nbddp.pool.group import WorkerGroup
-from nbddp.pool.ranks import RankConnection
-from nbddp.run import failures, logfile, outcome
-from nbddp.run.between import Between
-from nbddp.run.cell import as_python
-from nbddp.run.events import Beside
-from nbddp.run.failures import Seat
-from nbddp.run.keyboard import for_ranks
-from nbddp.run.logdir import Attempt, LogDir, read_text, readable
-from nbddp.run.prompt import Keyboard
-from nbddp.run.screen import Late, Screen, Silent, for_shell
-from nbddp.run.spmd import Run
-from nbddp.run.values import check_ranks
+from nbddp.execution.cell_text import as_python
+from nbddp.execution.events import Beside
+from nbddp.execution.execution import Run
+from nbddp.execution.values import check_ranks
+from nbddp.launch import torchrun_env
+from nbddp.launch.topology import Worker
+from nbddp.output import log_file
+from nbddp.output.background import Between
+from nbddp.output.screens import Late, Screen, Silent, for_shell
+from nbddp.pool import start_requests
+from nbddp.pool.rank_channel import RankConnection
+from nbddp.pool.worker_group import WorkerGroup
+from nbddp.protocol import outcome
+from nbddp.protocol.request import CELL, Request
 
 HOST, MASTER = "127.0.0.1", "localhost"
 END_GROUP = "end_group"
@@ -74,7 +76,7 @@ class Runs:
                 f"a script's processes end with it, but nbddp cannot end the engines of cluster "
                 f"{group.joined.cluster.name}; add --keep to run it in them"
             )
-        most = logfile.limit(os.environ)
+        most = log_file.limit(os.environ)
         if self.ranks.current is not None:
             raise PoolError("the pool is busy with another run; wait for it, or stop it")
         self._make_ready(ranks, screen, new=request.is_program or request.op == "push")
@@ -151,7 +153,7 @@ class Runs:
         placed, hosts = group.placed(), group.hosts
         program = request.program
         run_id = (program.run_id if program is not None else "") or self.id
-        meet = environment.Rendezvous(hosts[0].address or MASTER, ports[0], run_id, attempt, request.max_restarts)
+        meet = torchrun_env.Rendezvous(hosts[0].address or MASTER, ports[0], run_id, attempt, request.max_restarts)
         common = {
             **request.wire(), "run": number, "injected": [meet.addr, meet.port], "shares_gpus": placed.oversubscribed,
             "debug": debug,
@@ -178,21 +180,23 @@ class Runs:
         program, env = request.program, spec["env"]
         assert program is not None
         spec["argv"] = program.argv(tuple(request.argv), place.local_rank)
-        changes = environment.of_script(program.role, program.signals, given, keep=program.keep)
+        changes = torchrun_env.of_script(program.role, program.signals, given, keep=program.keep)
         env.update({name: value for name, value in changes.items() if value is not None})
         spec["without"] = [name for name, value in changes.items() if value is None]
         for name in spec["without"]:
             env.pop(name, None)
 
     def _variables(
-        self, rank: int, meet: environment.Rendezvous, here: Mapping[str, str], error_file: str
+        self, rank: int, meet: torchrun_env.Rendezvous, here: Mapping[str, str], error_file: str
     ) -> dict[str, str]:
         """torchrun's variables for one rank of this run. here: what it has besides."""
         placed, visible = self.group.placed(), self.group.visible
         place = placed.workers[rank]
-        env = environment.of_worker(place, placed, here, visible=visible, joining=requests.joining(placed, place))
+        env = torchrun_env.of_worker(
+            place, placed, here, visible=visible, joining=start_requests.joining(placed, place)
+        )
         env.pop("CUDA_VISIBLE_DEVICES", None)  # set for good when the process started
-        env.update(environment.of_run(meet, error_file))
+        env.update(torchrun_env.of_run(meet, error_file))
         return env
 
     def _seat(self, rank: int, pid: int) -> Seat:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nbddp.agent.handle import START_TIMEOUT
-from nbddp.agent.peers import KEY_BYTES
+from nbddp.agent.client import START_TIMEOUT
+from nbddp.capabilities.private.sock_owner import KEY_BYTES
 
 
 class Keeper(Protocol):

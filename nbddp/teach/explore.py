@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from nbddp.lessons.averaging.explorer import averaging
-from nbddp.lessons.batch_norm.explorer import statistics
-from nbddp.lessons.buckets.explorer import buckets, measured_buckets
-from nbddp.lessons.capstone.explorer import training
-from nbddp.lessons.hangs.explorer import collectives
-from nbddp.lessons.launching.explorer import launch
-from nbddp.lessons.mean_of_means.explorer import weights
-from nbddp.lessons.pipelines.explorer import pipeline
-from nbddp.lessons.placement.explorer import layout
-from nbddp.lessons.precision.explorer import loss_scale
-from nbddp.lessons.rendezvous.explorer import arrived
-from nbddp.lessons.restarts.explorer import restarts
-from nbddp.lessons.ring.explorer import before_after, ring
-from nbddp.lessons.samples.explorer import samples
-from nbddp.lessons.sharding.explorer import gathers, zero
-from nbddp.lessons.spmd.explorer import order
-from nbddp.lessons.tensor_parallel.explorer import mesh
-from nbddp.lessons.what_if.explorer import what_if
+from nbddp.lessons.l01_one_program.explorer import order
+from nbddp.lessons.l02_ranks_and_devices.explorer import layout
+from nbddp.lessons.l03_finding_each_other.explorer import arrived
+from nbddp.lessons.l04_collectives.explorer import before_after, ring
+from nbddp.lessons.l05_averaging_gradients.explorer import averaging
+from nbddp.lessons.l06_samples.explorer import samples
+from nbddp.lessons.l07_batch_norm.explorer import statistics
+from nbddp.lessons.l08_buckets_and_overlap.explorer import buckets, measured_buckets
+from nbddp.lessons.l09_hangs.explorer import collectives
+from nbddp.lessons.l10_restarts.explorer import restarts
+from nbddp.lessons.l11_launching.explorer import launch
+from nbddp.lessons.l12_what_if.explorer import what_if
+from nbddp.lessons.l13_mean_of_means.explorer import weights
+from nbddp.lessons.l14_precision.explorer import loss_scale
+from nbddp.lessons.l15_sharding.explorer import gathers, zero
+from nbddp.lessons.l16_tensor_parallel.explorer import mesh
+from nbddp.lessons.l17_pipelines.explorer import pipeline
+from nbddp.lessons.l18_capstone.explorer import training
 
 __all__ = [
     "arrived",

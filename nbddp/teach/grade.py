@@ -21,8 +21,8 @@ files of each learner. From pytest each answer is a test of its own; this is the
         if not answer.ok:
             pytest.fail(answer.line, pytrace=False)
 
-Nothing that was handed in runs in this process (`teach.grader`). It still runs under your account, and may do what your
-account may: notebooks/INSTRUCTORS.md says what that leaves open, and how to close it.
+Nothing that was handed in runs in this process (`grading.grader`). It still runs under your account, and may do what
+your account may: notebooks/INSTRUCTORS.md says what that leaves open, and how to close it.
 
 Learners are examined side by side by `--jobs` threads, which only wait; the main thread alone writes. Each row is in
 its file before the next answer is taken: whatever ends this process leaves what is known, and `--resume` goes on.
@@ -40,15 +40,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from nbddp.agent import children, limits
-from nbddp.base.stop import uninterrupted
+from nbddp.agent import children
+from nbddp.agent.stop import uninterrupted
 from nbddp.errors import BadInput
-from nbddp.lessons.answer import Answer
-from nbddp.lessons.running import DEADLINE
-from nbddp.teach import marks
-from nbddp.teach.confined import Gone
-from nbddp.teach.examiner import exercises
-from nbddp.teach.grader import (
+from nbddp.grading import gradebook
+from nbddp.grading.examiner import exercises
+from nbddp.grading.grader import (
     COLUMNS,
     MEMORY,
     MINUTES,
@@ -61,6 +58,10 @@ from nbddp.teach.grader import (
     graded,
     ranks,
 )
+from nbddp.grading.sandbox import rlimits
+from nbddp.grading.sandbox.client import Gone
+from nbddp.lessons.framework.answer import Answer
+from nbddp.lessons.framework.run_check import DEADLINE
 
 __all__ = ["COLUMNS", "Grader", "NoVerdict", "Work", "exercises", "found", "graded", "main", "ranks"]
 
@@ -141,7 +142,7 @@ def main(words: Sequence[str]) -> int:
     asked = parser().parse_args(words)
     if asked.resume and asked.csv is None:
         parser().error("--resume continues from the rows in --csv; add --csv FILE")
-    limits.hide()
+    rlimits.hide()
     children.adopt_orphans()
     if os.geteuid() == 0 and not asked.sandbox:
         _say(ROOT)
@@ -171,11 +172,11 @@ class _Marking:
     def __init__(self, asked: argparse.Namespace, grader: Grader):
         self.asked, self.grader = asked, grader
         self.works = found(asked.folder, asked.expect)
-        self.book = marks.Book(asked.csv, asked.resume)
+        self.book = gradebook.Book(asked.csv, asked.resume)
         self.learners = {w.learner: [v for v in self.works if v.learner == w.learner] for w in self.works}
         self.feedback: dict[str, str] = {}  # learner → file name
         for learner in self.learners:
-            self.feedback[learner] = marks.feedback_name(learner, self.feedback.values())
+            self.feedback[learner] = gradebook.feedback_name(learner, self.feedback.values())
         self.troubles: list[str] = []
         self.began, self.finished = time.monotonic(), 0
 
@@ -212,7 +213,7 @@ class _Marking:
 
     def _has_verdict(self, work: Work) -> bool:
         row = self.book.rows.get((work.learner, work.exercise, work.file))
-        return row is not None and row.ok != marks.ERROR
+        return row is not None and row.ok != gradebook.ERROR
 
     def _once_more(self) -> None:
         """Who was examined beside others may have lost an answer to them: such answers are tried again, alone."""
@@ -282,14 +283,14 @@ class _Marking:
             self._trouble(f"{self.asked.csv} was changed by another process while {learner} was examined; rewriting "
                           "it")  # fmt: skip
         rows = self._rows_of(learner)
-        right = sum(row.ok == marks.YES for row in rows)
+        right = sum(row.ok == gradebook.YES for row in rows)
         spent = time.monotonic() - self.began
         left = spent / self.finished * (of - self.finished)
         ahead = f"; about {_time(left)} left" if self.finished < of else f"; {_time(spent)} in all"
         _say(f"{self.finished} of {of}: {learner}, {right} of {len(rows)} ok{ahead}")
         self._give_feedback(learner, rows)
 
-    def _rows_of(self, learner: str) -> list[marks.Row]:
+    def _rows_of(self, learner: str) -> list[gradebook.Row]:
         return [row for row in self.book.sorted() if row.learner == learner]
 
     def _trouble(self, text: str) -> None:
@@ -304,14 +305,14 @@ class _Marking:
             if (work.learner, work.exercise, work.file) not in self.book.rows:
                 self._keep(work, NoVerdict(False, "no verdict: the grader got no answer from its examiner"))
 
-    def _give_feedback(self, learner: str, rows: Sequence[marks.Row]) -> None:
+    def _give_feedback(self, learner: str, rows: Sequence[gradebook.Row]) -> None:
         if self.asked.feedback is not None:
-            text = marks.feedback(learner, rows)
+            text = gradebook.feedback(learner, rows)
             self._put(self.asked.feedback / self.feedback[learner], text.encode("utf-8", "backslashreplace"))
 
     def _put(self, path: Path, data: bytes) -> None:
         try:
-            marks.replace(path, data)
+            gradebook.replace(path, data)
         except OSError as error:
             self._trouble(f"{path} cannot be written: {error.strerror}")
 
@@ -328,20 +329,20 @@ class _Marking:
             own = [row for row in rows if row.learner == learner]
             if own:
                 self._give_feedback(learner, own)
-        for path, table in ((self.asked.wide, marks.wide(rows)), (self.asked.summary, marks.frequent(rows))):
+        for path, table in ((self.asked.wide, gradebook.wide(rows)), (self.asked.summary, gradebook.frequent(rows))):
             if path is not None:
-                self._put(path, marks.as_csv([table.columns, *table.rows]))
+                self._put(path, gradebook.as_csv([table.columns, *table.rows]))
 
     def _show(self) -> None:
         rows = self.book.sorted()
-        parts = [str(self.book.table()), str(marks.frequent(rows)), marks.rubrics(rows)]
+        parts = [str(self.book.table()), str(gradebook.frequent(rows)), gradebook.rubrics(rows)]
         text = "\n\n".join(filter(None, parts)) + "\n"
         encoding = sys.stdout.encoding or "utf-8"
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
 
     def _status(self, stopped: bool) -> int:
-        without = sum(row.ok == marks.ERROR for row in self.book.rows.values())
+        without = sum(row.ok == gradebook.ERROR for row in self.book.rows.values())
         if stopped:
             known = sum(self._has_verdict(work) for work in self.works)
             more = " --resume continues" if self.asked.csv else ""

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from nbddp.base.table import Table
-from nbddp.lessons.asking import Asks, Prediction
-from nbddp.lessons.averaging import predictions as averaging
-from nbddp.lessons.batch_norm import predictions as batch_norm
-from nbddp.lessons.buckets import predictions as buckets
-from nbddp.lessons.capstone import predictions as capstone
-from nbddp.lessons.hangs import predictions as hangs
-from nbddp.lessons.launching import predictions as launching
-from nbddp.lessons.mean_of_means import predictions as mean_of_means
-from nbddp.lessons.pipelines import predictions as pipelines
-from nbddp.lessons.placement import predictions as placement
-from nbddp.lessons.precision import predictions as precision
-from nbddp.lessons.rendezvous import predictions as rendezvous
-from nbddp.lessons.restarts import predictions as restarts
-from nbddp.lessons.ring import predictions as ring
-from nbddp.lessons.samples import predictions as samples
-from nbddp.lessons.sharding import predictions as sharding
-from nbddp.lessons.spmd import predictions as spmd
-from nbddp.lessons.tensor_parallel import predictions as tensor_parallel
-from nbddp.lessons.what_if import predictions as what_if
+from nbddp.lessons.framework.prompt import Asks, Prediction
+from nbddp.lessons.l01_one_program import predictions as spmd
+from nbddp.lessons.l02_ranks_and_devices import predictions as placement
+from nbddp.lessons.l03_finding_each_other import predictions as rendezvous
+from nbddp.lessons.l04_collectives import predictions as ring
+from nbddp.lessons.l05_averaging_gradients import predictions as averaging
+from nbddp.lessons.l06_samples import predictions as samples
+from nbddp.lessons.l07_batch_norm import predictions as batch_norm
+from nbddp.lessons.l08_buckets_and_overlap import predictions as buckets
+from nbddp.lessons.l09_hangs import predictions as hangs
+from nbddp.lessons.l10_restarts import predictions as restarts
+from nbddp.lessons.l11_launching import predictions as launching
+from nbddp.lessons.l12_what_if import predictions as what_if
+from nbddp.lessons.l13_mean_of_means import predictions as mean_of_means
+from nbddp.lessons.l14_precision import predictions as precision
+from nbddp.lessons.l15_sharding import predictions as sharding
+from nbddp.lessons.l16_tensor_parallel import predictions as tensor_parallel
+from nbddp.lessons.l17_pipelines import predictions as pipelines
+from nbddp.lessons.l18_capstone import predictions as capstone
+from nbddp.output.table import Table
 
 LESSONS = (
     spmd,

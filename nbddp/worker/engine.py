@@ -24,15 +24,15 @@ import ipyparallel.engine.app as engine_app
 import zmq
 from traitlets.config import Config
 
-from nbddp.agent import hardware, keepalive
-from nbddp.agent import home as homes
-from nbddp.base import strict
-from nbddp.base.clock import clock
-from nbddp.base.system import LOOPBACK
-from nbddp.seams import torch_seams
-from nbddp.worker import calls, flight, foreign, kept, streams
+from nbddp.agent import hardware, keepalive, warning_filters
+from nbddp.agent import runtime_dir as homes
+from nbddp.compat import libraries
+from nbddp.compat import torch as torch_seams
+from nbddp.compat.clock import clock
+from nbddp.compat.system import LOOPBACK
+from nbddp.worker import flight, output_spool, position, std_streams
 from nbddp.worker.kernel import WorkerKernel
-from nbddp.worker.printed import Printed, know_threads
+from nbddp.worker.output import Printed, know_threads
 
 CONNECT_SECONDS = 5
 _connections = itertools.count()
@@ -71,12 +71,12 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         # ipyparallel's handler lets the cell end as if nothing had been, and the engine with it; a program dies by it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         hook(self.kernel)
-        self.kernel.kept = kept.Kept(
+        self.kernel.kept = output_spool.Kept(
             self.kept_path, self.kernel.printed, str(homes.socket_of(Path(self.log_path).parent))
         )
         self.kernel.kept.have_pipes_held()
         gc.freeze()  # a program's garbage is collected without a look at what the engine is made of
-        strict.put_back()
+        warning_filters.put_back()
         self.log.setLevel(self.log_level)  # its handlers have it alone: whatever is logged would be made, and dropped
 
 
@@ -88,8 +88,8 @@ def hook(kernel: WorkerKernel) -> None:
     kernel.streams = (sys.stdout, sys.stderr)
     kernel.printed = Printed(kernel.streams, kernel.running)
     own_clock(kernel)
-    streams.complete(kernel.streams)
-    streams.free_dumps()
+    std_streams.complete(kernel.streams)
+    std_streams.free_dumps()
     know_threads(kernel.cell)
     kernel.interrupts.install()
     kernel.leavings.install(kernel.interrupts)
@@ -98,9 +98,9 @@ def hook(kernel: WorkerKernel) -> None:
     kernel.groups.install()
     os.register_at_fork(after_in_child=kernel.groups.sockets.leave_in_child)
     kernel.departures.install()
-    calls.install()
+    position.install()
     kernel.groups.hold_destroy()
-    foreign.install()
+    libraries.install()
     kernel.recorder.install()
     kernel.memory.started()
     kernel.allocations.started()

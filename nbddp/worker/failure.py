@@ -1,6 +1,6 @@
 """An exception on a worker → plain data: the chain, its frames, which of them are the user's.
 
-What travels is JSON; the words are made on the client (`run.report`). An exception's class is the program's own
+What travels is JSON; the words are made on the client (`execution.report`). An exception's class is the program's own
 code: its `__str__`, `__notes__` or any attribute may raise. Then its type still travels, with a sentence in place of
 what could not be read.
 """
@@ -16,9 +16,11 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from nbddp.base import recurring
-from nbddp.base.surrogates import plain
-from nbddp.worker import foreign, held, interrupts
+from nbddp.capabilities.debugger import frame_locals
+from nbddp.compat import libraries
+from nbddp.protocol import stack_limit
+from nbddp.protocol.surrogates import plain
+from nbddp.worker import interrupts
 
 CONTEXT = 2  # lines of source on each side of the failing one
 WIDEST = 500  # characters of a line of source
@@ -107,7 +109,7 @@ def _one(error: BaseException, names: dict[str, str], hide: tuple[str, ...], bri
     }
     try:
         found["frames"] = frames(traceback_of(error), names, hide, brief)
-        whose = foreign.owner_of_a_group_that_is_gone(found["message"], [f["file"] for f in found["frames"]])
+        whose = libraries.owner_of_a_group_that_is_gone(found["message"], [f["file"] for f in found["frames"]])
         found["notes"] += [whose] * bool(whose)
     except Exception as e:  # a module's __loader__ is asked for its source
         found["frames"] = []
@@ -171,7 +173,7 @@ def frames(
     while walked and walked[-1][0].f_code.co_filename == interrupts.FILE:  # Python's own handler has no frame
         walked.pop()
     found = []
-    for i, end in recurring.told([(frame.f_code, line) for frame, line in walked]):
+    for i, end in stack_limit.told([(frame.f_code, line) for frame, line in walked]):
         told = _frame(walked[i][0], walked[i][1] or 0, names, brief)
         left_out = [plain(frame.f_code.co_name) for frame, _ in walked[i + 1 : end]]
         found.append({**told, "left_out": len(left_out), "of": list(dict.fromkeys(left_out))} if left_out else told)
@@ -191,7 +193,7 @@ def _frame(frame: FrameType, line: int, names: dict[str, str], brief: bool) -> d
         "name": plain(frame.f_code.co_name),
         "user": user,
         "context": context(file, line) if told else [],
-        "values": held.values(frame, linecache.getline(file, line).strip()) if told else [],
+        "values": frame_locals.values(frame, linecache.getline(file, line).strip()) if told else [],
     }
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.seams import torch_seams
+from nbddp.compat import torch as torch_seams
 
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of the recorders, in entries; the older name last
 ENTRIES = "2000"  # torch's own default, where it has one that is not 0

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from nbddp.base.clock import clock
+from nbddp.compat.clock import clock
 
 FILE = __file__
 AGAIN = 0.05  # seconds until an interrupt that Python has ignored is sent again

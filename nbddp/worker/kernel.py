@@ -29,42 +29,42 @@ import IPython
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.error import StdinNotImplementedError
 
-from nbddp.base.clock import clock
-from nbddp.base.surrogates import plain, shown
-from nbddp.seams import ipykernel_seams
+from nbddp.capabilities.check.on_rank import Checker
+from nbddp.capabilities.debugger.on_rank import Debugger
+from nbddp.capabilities.hosts.on_rank import Silence
+from nbddp.capabilities.memory.on_rank import Memory
+from nbddp.capabilities.memory.on_rank_timeline import Allocations
+from nbddp.capabilities.private import loopback
+from nbddp.capabilities.scripts.on_rank import Script
+from nbddp.capabilities.stale_modules.on_rank import Modules
+from nbddp.capabilities.subprocesses import on_rank
+from nbddp.capabilities.timings.on_rank import Recorder
+from nbddp.capabilities.trace.on_rank import Tracer
+from nbddp.compat import ipykernel as ipykernel_seams
+from nbddp.compat import libraries
+from nbddp.compat.clock import clock
+from nbddp.protocol import pickling
+from nbddp.protocol.surrogates import plain, shown
 from nbddp.worker import (
-    arrivals,
-    calls,
-    context,
+    cuda_context,
+    exit_info,
     failure,
-    foreign,
-    handlers,
-    later,
-    leaving,
-    loopback,
+    position,
     questions,
-    values,
+    requests,
+    runnable,
 )
-from nbddp.worker.allocations import Allocations
-from nbddp.worker.check import Checker
-from nbddp.worker.children import Exits, Forked, Started
-from nbddp.worker.debugger import Debugger
-from nbddp.worker.groups import Groups
+from nbddp.worker.call_log import NOTES
+from nbddp.worker.cell_end import Exits, Forked, Started
+from nbddp.worker.cell_text import CellText
+from nbddp.worker.cleanup import Leavings
 from nbddp.worker.interrupts import Interrupts
-from nbddp.worker.kept import Kept
-from nbddp.worker.leavings import Leavings
-from nbddp.worker.memory import Memory
-from nbddp.worker.modules import Modules
-from nbddp.worker.noted import NOTES
-from nbddp.worker.printed import Printed
+from nbddp.worker.output import Printed
+from nbddp.worker.output_spool import Kept
+from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
-from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
-from nbddp.worker.reserve import Reserve
-from nbddp.worker.script import Script
-from nbddp.worker.silence import Silence
-from nbddp.worker.text import CellText
-from nbddp.worker.tracing import Tracer
+from nbddp.worker.spare_fds import Reserve
 
 OUTCOME, STOPPED, INTERRUPTED = "nbddp_outcome", "nbddp_stopped", "nbddp_interrupted"
 NO_KEYBOARD = "a rank has no keyboard: ask in a cell without %%ddp and %ddp push the answer, or pass it after %%ddp --"
@@ -139,7 +139,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.silence = Silence(self.groups.sockets)
         self.checker = Checker()
         self.kept: Kept | None = None
-        self.departures = leaving.Departures(
+        self.departures = exit_info.Departures(
             lambda: self.files.shown, lambda: self.groups.dropping, lambda: self.groups.inits
         )
         self.recorder = Recorder()
@@ -150,7 +150,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.memory = Memory()
         self.allocations = Allocations()
         self.began_ns = 0
-        self.known: calls.Known | None = None  # what the flight recorders held when this rank was last asked
+        self.known: position.Known | None = None  # what the flight recorders held when this rank was last asked
         self.text = CellText()
         self.spec: Mapping[str, Any] | None = None
         self._parent: dict[str, Any] = {}
@@ -185,7 +185,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
             vars(sys).pop(prompt, None)
         self.files.install(shell)
-        arrivals.install(self.files.is_one)
+        on_rank.install(self.files.is_one)
         shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
         shell.events.register("post_execute", lambda: self.forked.end(self._shown))
         shell.events.register("post_run_cell", self._keep_result)
@@ -255,7 +255,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if not unasked:
             self.told = {}
         self.begun = spec["run"]
-        outcome: dict[str, Any] = {"run": spec["run"], "left": leaving.END, "stage": "begin"}
+        outcome: dict[str, Any] = {"run": spec["run"], "left": exit_info.END, "stage": "begin"}
         buffers: list[bytes] = []
         error: BaseException | None = None
         try:
@@ -268,7 +268,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 elif spec["op"] == "script":
                     error = self._run_script(spec, outcome)
                 else:
-                    buffers += handlers.REQUESTS[spec["op"]](self, spec, self._parent["buffers"])
+                    buffers += requests.REQUESTS[spec["op"]](self, spec, self._parent["buffers"])
             finally:
                 self.interrupts.end()
         except BaseException as raised:
@@ -280,7 +280,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             try:
                 self._failed(outcome, error)
             except Exception as e:
-                outcome = leaving.unworded(outcome, error, e)
+                outcome = exit_info.unworded(outcome, error, e)
         then = self.release.then if "chain" in outcome and self.groups.touched else {}
         if then:
             outcome["then"] = then["run"]
@@ -313,7 +313,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if spec.get("listen"):  # the ranks are on several hosts
             self.silence.begin()
         self.silence.silent = []
-        later.before_first_run()
+        runnable.before_first_run()
         self.reserve.begin()
         self.release.begin(goes_on=spec["op"] == "end_group")
         if self.kept is not None:
@@ -328,7 +328,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             loopback.listen(spec["listen"], (known, here))
             self.groups.begin(spec["run"], known, here)
         self.groups.shares_gpus = spec.get("shares_gpus", False)
-        foreign.forget()
+        libraries.forget()
         self.departures.begin()
         self.children.begin()
         self.debugger.begin(bool(spec.get("debug")))
@@ -346,7 +346,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """torchrun's variables of a run."""
         # to set a variable takes 5 µs, and most stay as they are
         os.environ.update({name: value for name, value in env.items() if os.environ.get(name) != value})
-        calls.place(env)
+        position.place(env)
         folder = os.path.dirname(env.get("TORCHELASTIC_ERROR_FILE", ""))
         if folder and not os.path.isdir(folder):  # another rank may have made it, and to try takes ten times as long
             os.makedirs(folder, exist_ok=True)  # @record does not
@@ -369,7 +369,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 self.groups.released()
             self.checker.end()
             self.recorder.let_go()
-            if error is not None and leaving.how(error).get("exit") != 0:
+            if error is not None and exit_info.how(error).get("exit") != 0:
                 self.children.end()
         except Exception as e:
             if error is None:
@@ -405,7 +405,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.allocations.stop()
         self.tracer.stop(failed=error is not None)
         if error is None and spec["want_value"]:
-            buffers.append(values.pack_or_words(result.result))
+            buffers.append(pickling.pack_or_words(result.result))
         asked = reply.get("payload", [])
         outcome["pages"] = [p["data"] for p in asked if p.get("source") in ("page", "page_raw")]
         outcome["next"] = [[p["text"], p["replace"]] for p in asked if p.get("source") == "set_next_input"]
@@ -432,23 +432,23 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
 
     def _failed(self, outcome: dict[str, Any], error: BaseException) -> None:
         names = self.files.shown
-        outcome.update(leaving.how(error))
+        outcome.update(exit_info.how(error))
         if outcome.get("exit") == 0:
             return
         if "says" in outcome:
             print(outcome["says"], file=sys.stderr)
         # of a rank that the client has freed nobody is shown the source
         outcome["chain"] = failure.chain(error, names, self._machinery, brief=self.release.started)
-        outcome["error_file"] = leaving.error_file()
-        outcome["call"] = leaving.call_of(error, names, self.began_ns, self.known)
+        outcome["error_file"] = exit_info.error_file()
+        outcome["call"] = exit_info.call_of(error, names, self.began_ns, self.known)
         self.known = None
-        broken = context.broken(error)
+        broken = cuda_context.broken(error)
         if broken:
             outcome["broken"] = [broken, *questions.user_names(self.shell)]
         called = self.spec is not None and self.spec["op"] == "call" and not self.spec.get("plain")
-        if called and outcome["left"] != leaving.INTERRUPT:
+        if called and outcome["left"] != exit_info.INTERRUPT:
             outcome["error"] = True
-            self._error_bytes = values.pack_or_words(error)
+            self._error_bytes = pickling.pack_or_words(error)
         failure.let_go_of_memory(error)
 
     def _publish(self, outcome: dict[str, Any], buffers: list[bytes], error: BaseException | None) -> None:
@@ -470,7 +470,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
                 buffers[:] = [self._error_bytes]
             self._send(outcome, buffers)
         except Exception as e:
-            self._send(leaving.unworded(outcome, error, e), [])
+            self._send(exit_info.unworded(outcome, error, e), [])
 
     def _send_text(self) -> None:
         """What was printed goes out before the outcome does."""

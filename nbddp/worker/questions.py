@@ -12,15 +12,14 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from nbddp import seams
-from nbddp.seams import ipykernel_seams, torch_seams
-from nbddp.worker import calls, flight, kinds, leaving
-from nbddp.worker.check import Checker
-from nbddp.worker.debugger import Debugger
-from nbddp.worker.groups import Groups
+from nbddp.capabilities.check.on_rank import Checker
+from nbddp.capabilities.debugger.on_rank import Debugger
+from nbddp.capabilities.timings.on_rank import Recorder
+from nbddp.compat import ipykernel, probes, torch
+from nbddp.worker import completion_kinds, exit_info, flight, position
 from nbddp.worker.interrupts import Interrupts
+from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
-from nbddp.worker.recorder import Recorder
 from nbddp.worker.release import Release
 
 UNTOLD = "untold"
@@ -44,7 +43,7 @@ class Worker(Protocol):
     spec: Mapping[str, Any] | None
     began_ns: int
     begun: int
-    known: calls.Known | None
+    known: position.Known | None
     told: dict[int, Sent]
 
     def do_complete(self, code: str, cursor_pos: int) -> Any: ...
@@ -54,7 +53,7 @@ class Worker(Protocol):
 
 def _complete(worker: Worker, content: Content) -> Any:
     code, found = content["code"], worker.do_complete(content["code"], content["cursor_pos"])
-    found["kinds"] = kinds.kinds(code[: found["cursor_start"]], found["matches"], worker.shell.user_ns)
+    found["kinds"] = completion_kinds.kinds(code[: found["cursor_start"]], found["matches"], worker.shell.user_ns)
     return found
 
 
@@ -84,8 +83,8 @@ def _look(worker: Worker, content: Content) -> Any:
     shown, groups, recorded = worker.files.shown, worker.groups, _recorded(worker, bool(content.get("history")))
     past = _past(worker, content, recorded)
     if worker.spec is None:
-        return {**calls.idle(shown, groups, recorded.open), **_idle(worker, content), **past}
-    found = {**calls.position(shown, groups, worker.began_ns, recorded.open), **past}
+        return {**position.idle(shown, groups, recorded.open), **_idle(worker, content), **past}
+    found = {**position.position(shown, groups, worker.began_ns, recorded.open), **past}
     found.update(interrupted=worker.interrupts.taken, over=not worker.interrupts.is_on)
     if worker.debugger.stopped:  # whatever is on its way, it is the reader that it waits for
         found.update(stopped=True, call=None, pending=None)
@@ -98,7 +97,7 @@ def _recorded(worker: Worker, whole: bool) -> flight.Held:
     if not whole:
         return flight.Held([], flight.entries(flight.dumps(active=True)))
     held = flight.held()
-    worker.known = calls.Known(held.of_all)
+    worker.known = position.Known(held.of_all)
     return held
 
 
@@ -106,7 +105,7 @@ def _past(worker: Worker, content: Content, recorded: flight.Held) -> dict[str, 
     """What costs more, and is only needed when something is wrong."""
     found: dict[str, Any] = {}
     if content.get("history"):
-        found.update(calls.record(worker.checker, recorded.of_all))
+        found.update(position.record(worker.checker, recorded.of_all))
     if content.get("names"):
         found["names"], found["imports"] = user_names(worker.shell)
     return found
@@ -134,7 +133,7 @@ def _stack(worker: Worker, content: Content) -> Any:
     if "idle" in found:
         return found
     worker.release.note()
-    return {**found, "stack": calls.stack(worker.files.shown)}
+    return {**found, "stack": position.stack(worker.files.shown)}
 
 
 # -- its debugger ------------------------------------------------------------------------------------
@@ -165,8 +164,8 @@ def _step(worker: Worker, content: Content) -> Any:
 
 def _seams(worker: Worker, content: Content) -> list[str]:
     """Seams whose names are missing in this process."""
-    names = {**torch_seams.NAMES, **ipykernel_seams.NAMES}
-    return [key for key, needed in names.items() if seams.absent(needed)]
+    names = {**torch.NAMES, **ipykernel.NAMES}
+    return [key for key, needed in names.items() if probes.absent(needed)]
 
 
 # -- its run -----------------------------------------------------------------------------------------
@@ -187,7 +186,7 @@ def _repeat(worker: Worker, content: Content) -> bool | str:
     outcome, buffers, parent = worker.told[content["run"]]
     if buffers is None:
         error = ConnectionError("this rank's answer was lost on the way and is too large to be sent again")
-        outcome = leaving.unworded(outcome, None, error)
+        outcome = exit_info.unworded(outcome, None, error)
     worker.send_outcome(outcome, buffers or [], parent)
     return True
 
@@ -217,9 +216,9 @@ def _interrupt(worker: Worker, content: Content) -> bool:
 
 def _engine(worker: Worker, content: Content) -> Any:
     """What concerns an engine of a cluster that no agent has started."""
-    from nbddp.worker import taken
+    from nbddp.capabilities.attached import engine_side
 
-    return taken.QUESTIONS[content["do"]](content)
+    return engine_side.QUESTIONS[content["do"]](content)
 
 
 QUESTIONS: dict[str, Callable[[Worker, Content], Any]] = {

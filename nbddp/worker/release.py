@@ -31,11 +31,10 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from nbddp.base import system
-from nbddp.base.clock import clock
-from nbddp.seams import torch_seams
-from nbddp.worker import noted, reaching, threads
-from nbddp.worker.reserve import Reserve
+from nbddp.compat import system, torch
+from nbddp.compat.clock import clock
+from nbddp.worker import call_log, store_client, threads
+from nbddp.worker.spare_fds import Reserve
 
 AGAIN = 0.05  # seconds between two shuts
 LET_THROUGH = 5.0  # seconds that a message on its way has to come to its end
@@ -271,7 +270,7 @@ class Release:
         """Return once gloo moves no bytes and computes nothing: a message that both sides work at comes to its end.
         What it computes once a peer has cut its connections is of no use: it takes notice of that. main: the main
         thread's bytes count too; not where it is the one that asks."""
-        if main and reaching.SERVING:  # what moves is its own question whether all have come
+        if main and store_client.SERVING:  # what moves is its own question whether all have come
             return
         moved_at = clock.monotonic()
         until = moved_at + LET_THROUGH
@@ -293,8 +292,8 @@ class Release:
 
 def abort_transfers() -> None:
     """End the waits in sends and receives of gloo's whose work is alive."""
-    for work in noted.NOTES.transfers():
-        torch_seams.abort_transfer(work)
+    for work in call_log.NOTES.transfers():
+        torch.abort_transfer(work)
 
 
 def sockets() -> dict[int, int]:
@@ -359,7 +358,7 @@ def abort_nccl() -> bool:
     if not has_nccl():
         return False
     try:
-        torch_seams.abort_groups()
+        torch.abort_groups()
     except Exception as e:
         print(f"aborting NCCL: {type(e).__name__}: {e}", file=sys.__stderr__)
     return True

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from nbddp.base import system
+from nbddp.compat import system
 from nbddp.worker.frames import Frame
 
 THREADING = threading.__file__

@@ -129,7 +129,7 @@ predict.accuracy_of_four_ranks()
 predict.world_sizes_with_the_right_accuracy()
 
 # %%
-from nbddp.lessons.samples.simulation import pooled, shares
+from nbddp.lessons.l06_samples.simulation import pooled, shares
 
 right = [i not in (0, 1) for i in range(10)]
 for world_size in range(1, 9):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.run.screen import Silent
+from nbddp.output.screens import Silent
 
 CELL = """
 import time, torch, torch.distributed as dist

@@ -17,9 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.run.screen import Silent
-from nbddp.trace.activity import BACKWARD, FORWARD, OPTIMIZER
-from nbddp.trace.local import BETWEEN, verdict
+from nbddp.analysis.activity import BACKWARD, FORWARD, OPTIMIZER
+from nbddp.capabilities.timings.rank_time import BETWEEN, verdict
+from nbddp.output.screens import Silent
 from tests import warm
 
 CELL = """

@@ -25,13 +25,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.base.table import Table
-from nbddp.run.screen import Silent
-from nbddp.trace.cost import Fit, better, fit, seconds
-from nbddp.trace.foretold import link
-from nbddp.trace.measured import Measured
-from nbddp.trace.quantities import duration, percent
-from nbddp.trace.scale import Predicted, Profile, predict
+from nbddp.analysis.quantities import duration, percent
+from nbddp.capabilities.bench.result import Measured
+from nbddp.capabilities.forecast.cost import Fit, better, fit, seconds
+from nbddp.capabilities.forecast.scale import Predicted, Profile, predict
+from nbddp.capabilities.forecast.text import link
+from nbddp.output.screens import Silent
+from nbddp.output.table import Table
 
 MUST = 0.25  # of the measured step, on a quiet machine
 CELL = """

@@ -20,13 +20,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.agent import peers
-from nbddp.plan.options import LaunchSpec
-from nbddp.run.screen import Silent
+from nbddp.capabilities.private import sock_owner
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 from tests.versions import hidden
 
 ROOT = Path(__file__).parents[2]
-SET_UP = "import os, time, torch, torch.distributed as dist\nfrom nbddp.worker import pairs\nt = torch.ones(1)\n"
+SET_UP = (
+    "import os, time, torch, torch.distributed as dist\nfrom nbddp.capabilities.private import "
+    "peer_check as pairs\nt = torch.ones(1)\n"
+)
 INIT = """
 began = time.perf_counter()
 dist.init_process_group('gloo'); dist.all_reduce(t); dist.destroy_process_group()
@@ -83,12 +86,12 @@ def questions(pool: nbddp.Pool) -> None:
         door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         near = stack.enter_context(socket.create_connection(door.getsockname()))
         stack.enter_context(door.accept()[0])
-        kernel, here = stack.enter_context(peers.Kernel()), peers.ends(near)
+        kernel, here = stack.enter_context(sock_owner.Kernel()), sock_owner.ends(near)
         print(f"whose a connection is: {each(lambda: kernel.owner(*here)):.1f} µs")
-    family = peers.Family(pool.agent.hello["pid"])
+    family = sock_owner.Family(pool.agent.hello["pid"])
     for rank in (0, pool.world_size - 1):
         pid = pool.workers[rank].pid
-        inode = max(peers.held_by(pid, {-1}))
+        inode = max(sock_owner.held_by(pid, {-1}))
         took = each(lambda i=inode: family.holders({i}), 20)
         print(f"which of {pool.world_size} ranks has it, if it is rank {rank}: {took:.0f} µs")
     print(f"that no process has it: {each(lambda: family.holders({1}), 5):.0f} µs")

@@ -22,8 +22,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.plan.options import LaunchSpec
-from nbddp.run.screen import Silent
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 from tests.pool.faults import StopWhenReady
 
 TOO_LONG = 15.0  # seconds a cell may take

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from nbddp.run.block import block
-from nbddp.run.collect import RankOutput
+from nbddp.output.buffer import RankOutput
+from nbddp.output.layout import block
 
 MESSAGE = 1 << 14  # characters of a message of text
 LOOK_EVERY = 20  # messages between two updates of a live view, if not more

@@ -35,7 +35,7 @@ seconds"""
 SETUP = """import os, threading, time
 from pathlib import Path
 import nbddp
-from nbddp.front.magics import standing_pool
+from nbddp.notebook.magics import standing_pool
 def used(pid, tid=None):
     tasks = [Path(f'/proc/{pid}/task/{tid}')] if tid else Path(f'/proc/{pid}/task').glob('*')
     return sum(int((task / 'schedstat').read_text().split()[0]) for task in tasks) / 1e9

@@ -24,8 +24,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.agent import taking
-from nbddp.run.screen import Silent
+from nbddp.capabilities.warm import client
+from nbddp.output.screens import Silent
 from tests.benchmarks.launch import STEP, cell, seconds, torchrun
 from tests.kernels import Kernel
 
@@ -65,7 +65,7 @@ def restarted() -> Iterator[Callable[[], float]]:
     def again() -> float:
         kernel.manager.restart_kernel()
         kernel.client.wait_for_ready(timeout=60)
-        assert len(taking.waiting()) == 1, "the warm process was not kept"
+        assert len(client.waiting()) == 1, "the warm process was not kept"
         return first_step(kernel)
 
     try:

@@ -20,13 +20,13 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.draw.memory import memory
-from nbddp.draw.shown import Shown
-from nbddp.draw.timings import timings
-from nbddp.draw.topology import topology
-from nbddp.plan.options import LaunchSpec
-from nbddp.run.screen import Silent
-from nbddp.trace.waiting import typical
+from nbddp.analysis.wait_time import typical
+from nbddp.capabilities.memory.figure import memory
+from nbddp.capabilities.timings.figure import timings
+from nbddp.capabilities.topology.figure import topology
+from nbddp.figures.figure import Shown
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 from tests.pool.faults import CALLS, SET_UP, StopWhenReady, cases
 
 COUNT = (

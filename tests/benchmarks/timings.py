@@ -25,8 +25,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.draw.timings import timings
-from nbddp.run.screen import Silent
+from nbddp.capabilities.timings.figure import timings
+from nbddp.output.screens import Silent
 from tests.pool.test_timings import recording
 
 CELL = """

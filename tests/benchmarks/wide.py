@@ -29,9 +29,9 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.agent.handle import Agent
-from nbddp.front.status import table as status_table
-from nbddp.run.screen import Silent
+from nbddp.agent.client import Agent
+from nbddp.notebook.status import table as status_table
+from nbddp.output.screens import Silent
 
 ROOT = Path(__file__).parents[2]
 STUB, LATE = ROOT / "tests/benchmarks/stub", ROOT / "tests/benchmarks/late.py"

@@ -22,7 +22,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from nbddp.lessons.explorer import Steps
+from nbddp.lessons.framework.explorer import Steps
 from nbddp.teach import explore
 from tests.lessons.answers import NOTEBOOKS, builder, cells
 

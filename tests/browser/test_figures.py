@@ -25,18 +25,21 @@ from PIL import Image
 import nbddp
 from docs.gallery import of_forecast, of_memory, of_program
 from docs.gallery import recording as gallery
-from nbddp.draw import bench, forecast, memory, timings
-from nbddp.draw.bench import bench as drawn_bench
-from nbddp.draw.inside import Inside
-from nbddp.draw.page import PICTURE, POINTED, STYLE
-from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
-from nbddp.draw.shown import Shown
-from nbddp.draw.topology import LOOKS
-from nbddp.draw.topology import topology as drawn_topology
-from nbddp.plan.topology import planned
-from nbddp.trace.drawn import MOST
-from nbddp.trace.measured import Measured
-from nbddp.trace.waiting import BUS_FACTOR
+from nbddp.analysis.row_limit import MOST
+from nbddp.analysis.wait_time import BUS_FACTOR
+from nbddp.capabilities.bench import figure as bench
+from nbddp.capabilities.bench.figure import bench as drawn_bench
+from nbddp.capabilities.bench.result import Measured
+from nbddp.capabilities.forecast import figure as forecast
+from nbddp.capabilities.memory import figure as memory
+from nbddp.capabilities.timings import figure as timings
+from nbddp.capabilities.topology.figure import LOOKS
+from nbddp.capabilities.topology.figure import topology as drawn_topology
+from nbddp.figures.bar_labels import Inside
+from nbddp.figures.figure import Shown
+from nbddp.figures.html import PICTURE, POINTED, STYLE
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
+from nbddp.launch.topology import planned
 from tests.browser.test_browser import FLAGS, PATIENCE, SETTINGS, browsers, jupyterlab, places, set_to, sync_api, until
 from tests.colours import contrast, in_the_dark
 from tests.lessons.answers import NOTEBOOKS

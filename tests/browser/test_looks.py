@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from nbddp.base.share import Share
-from nbddp.base.table import Table
-from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
-from nbddp.draw.topology import topology
-from nbddp.plan.topology import planned
-from nbddp.run.screen import bar_of
+from nbddp.capabilities.topology.figure import topology
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
+from nbddp.launch.topology import planned
+from nbddp.output.progress import Share
+from nbddp.output.screens import bar_of
+from nbddp.output.table import Table
 from tests.browser.test_browser import FLAGS, browsers, sync_api
 from tests.colours import contrast, in_the_dark
 from tests.looks.__main__ import DOCS, FRONT_ENDS, GALLERY, Keeper, look_at

@@ -18,14 +18,15 @@ import jsonschema
 import pytest
 import yaml
 
+from nbddp.capabilities.export import target_support, targets
+from nbddp.capabilities.export.command import files_of
+from nbddp.capabilities.export.options import POOL, job_of, launch_of, said_of
+from nbddp.capabilities.export.targets import NONE, TARGETS, Files
 from nbddp.errors import BadInput
-from nbddp.export import Job, Launch, takes, targets
-from nbddp.export.targets import NONE, TARGETS, Files
-from nbddp.front import cli
-from nbddp.front.commands import parse_command
-from nbddp.front.export_options import POOL, job_of, launch_of, said_of
-from nbddp.front.exporting import files_of
-from nbddp.plan.options import parse_cell
+from nbddp.export import Job, Launch
+from nbddp.launch.options import parse_cell
+from nbddp.notebook import terminal
+from nbddp.notebook.commands import parse_command
 from tests import places
 from tests.unit.test_targets import ENV, FIXED, HARD, JOB, LAUNCHES, SCRIPT, exported
 
@@ -158,11 +159,11 @@ def test_a_terminal_prints_a_job_and_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["export", "go.py", "--to", "torchrun", "--nnodes", "2", "-n", "4", "--", "--lr", "a b"]) == 0
+    assert terminal.main(["export", "go.py", "--to", "torchrun", "--nnodes", "2", "-n", "4", "--", "--lr", "a b"]) == 0
     said = capsys.readouterr().out
     assert "--nproc-per-node 4 go.py --lr 'a b'" in said
     assert "go.py does not exist yet" in said
-    assert cli.main(["export", "go.py", "--to", "sky", "--gpus-per-proc", "0", "-o", "task.yaml"]) == 0
+    assert terminal.main(["export", "go.py", "--to", "sky", "--gpus-per-proc", "0", "-o", "task.yaml"]) == 0
     assert "task.yaml written" in capsys.readouterr().out
     jsonschema.validate(yaml.safe_load((tmp_path / "task.yaml").read_text()), FIELDS["sky"])
 
@@ -185,12 +186,12 @@ def job(target: str, options: str, pool: dict[str, Any] = SHAPE) -> tuple[str, l
     line = f"export --to {target} {needed}{options}" if target else f"export {options}"
     args = parse_command(line).args
     launch = launch_of(args, pool, ())
-    notes = takes.notes(target, said_of(args, launch), launch)
+    notes = target_support.notes(target, said_of(args, launch), launch)
     return TARGETS[target or "torchrun"](launch, job_of(args), NONE), [n for n in notes if "--gpu A100" not in n]
 
 
 @pytest.mark.parametrize("nodes", ["", "--nnodes 2 "])
-@pytest.mark.parametrize("target", [*TARGETS, takes.SCRIPT])
+@pytest.mark.parametrize("target", [*TARGETS, target_support.SCRIPT])
 @pytest.mark.parametrize("option", [*TOGGLED])
 def test_no_option_is_dropped_in_silence(option: str, target: str, nodes: str) -> None:
     """The text differs, or the option is answered."""
@@ -248,7 +249,7 @@ PET = {"PET_VIRTUAL_LOCAL_RANK": "1", "PET_LOG_DIR": "logs", "PET_REDIRECTS": "0
        "PET_LOCAL_RANKS_FILTER": "0,2"}  # fmt: skip
 
 
-@pytest.mark.parametrize("target", [*TARGETS, takes.SCRIPT])
+@pytest.mark.parametrize("target", [*TARGETS, target_support.SCRIPT])
 def test_what_cells_say_of_torchruns_agent_is_written_or_answered(target: str) -> None:
     cell = parse_cell("--visible own --log-dir logs --redirects 0:1,1:3 --tee 3 --local-ranks-filter 0,2")
     text, notes = job(target, "", {**SHAPE, "visible": cell.visible, "logs": cell.logs})
@@ -289,13 +290,13 @@ def told_by_the_page() -> dict[str, tuple[set[str], str]]:
 def test_the_page_on_export_says_of_each_option_what_the_table_does() -> None:
     told = told_by_the_page()
     assert len(told) > 20
-    for name, row in takes.TABLE.items():
+    for name, row in target_support.TABLE.items():
         typed = {"visible": "--visible own", "logs": "--log-dir"}.get(name, f"--{name.replace('_', '-')}")
         written, other = told[typed]
         assert written == {*TARGETS} - row.keys(), typed
-        answers = {"refused" if isinstance(why, takes.No) else "note" for target, why in row.items() if target}
+        answers = {"refused" if isinstance(why, target_support.No) else "note" for target, why in row.items() if target}
         assert re.match("note|refused", other)[0] in answers, typed  # type: ignore[index]
         assert len(answers) == 1, typed
     for name in ("rendezvous static", "rendezvous srun"):
         assert told[f"--{name}"][1] == "refused"
-    assert told["--rendezvous static"][0] == {*TARGETS} - {*takes.MEETS}
+    assert told["--rendezvous static"][0] == {*TARGETS} - {*target_support.MEETS}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.run.screen import Silent
+from nbddp.output.screens import Silent
 from tests.contract.begun import PROGRAM
 from tests.kernels import Kernel
 from tests.ports import held_port

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nbddp.front.commands import parse_command
-from nbddp.plan import torchrun
+from nbddp.capabilities.scripts import torchrun
+from nbddp.notebook.commands import parse_command
 
 
 def flags(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
@@ -36,7 +36,7 @@ def real(form: str) -> argparse.ArgumentParser:
 def test_every_flag_of_torchrun_is_honoured_or_answered(form: str) -> None:
     ours, theirs = flags(torchrun.parser_of("%ddp", form)), flags(real(form))
     known = {*torchrun.HONOURED, *torchrun.NOTED, *torchrun.REFUSED}
-    assert set(theirs) <= known, "a new flag needs a row in plan/torchrun.py"
+    assert set(theirs) <= known, "a new flag needs a row in capabilities/scripts/torchrun.py"
     for dest, spellings in theirs.items():
         assert set(spellings) <= set(ours[dest]), dest
 

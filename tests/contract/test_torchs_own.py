@@ -9,7 +9,7 @@ import pytest
 
 import nbddp
 from nbddp.errors import NbddpError
-from nbddp.run.screen import Silent
+from nbddp.output.screens import Silent
 from tests.contract import torchs_own
 
 NPROC = torchs_own.RANKS

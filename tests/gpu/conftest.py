@@ -17,8 +17,8 @@ import pytest
 
 import nbddp
 from nbddp.agent import devices
-from nbddp.plan.options import LaunchSpec
-from nbddp.run.screen import Silent
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 
 REPORT = Path(__file__).with_name("report.md")
 ROW = "gpu row"

@@ -12,8 +12,8 @@ import pytest
 
 import nbddp
 from nbddp.agent import devices
-from nbddp.run.screen import Silent
-from nbddp.worker import values
+from nbddp.output.screens import Silent
+from nbddp.protocol import pickling
 from tests.screens import Hearing
 
 Row = Callable[[str], None]
@@ -242,5 +242,5 @@ def test_a_value_of_the_gpu_comes_as_a_copy_on_the_cpu(one: nbddp.Pool, row: Row
     one.run_cell("import torch; t = torch.arange(4, device='cuda')", screen=Silent())
     found = one.pull(["t"])["t"][0]
     assert (found.device.type, found.tolist()) == ("cpu", [0, 1, 2, 3])
-    assert values.unpack(values.pack(found)).tolist() == [0, 1, 2, 3]
+    assert pickling.unpack(pickling.pack(found)).tolist() == [0, 1, 2, 3]
     row("cpu")

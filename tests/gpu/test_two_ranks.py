@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.run.screen import Silent
-from nbddp.trace.waiting import transfers
-from nbddp.worker import values
+from nbddp.analysis.wait_time import transfers
+from nbddp.output.screens import Silent
+from nbddp.protocol import pickling
 
 Row = Callable[[str], None]
 INIT = """
@@ -110,7 +110,7 @@ def kernels_of(trace: dict[str, Any]) -> list[tuple[float, float]]:
 
 def test_a_buckets_end_is_that_of_nccls_kernel(pair: nbddp.Pool, row: Row) -> None:
     pair.run_cell(TRAIN.format(steps=100), trace=True, screen=Silent())
-    traces = {r: values.unpack(b[0]) for r, b in pair.answers("trace").items()}
+    traces = {r: pickling.unpack(b[0]) for r, b in pair.answers("trace").items()}
     recording, apart = pair.timings(), []
     for rank, steps in recording.steps.items():
         ends = [end for _, end in kernels_of(traces[rank])]

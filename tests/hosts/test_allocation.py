@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.agent.allocation import Allocation
-from nbddp.agent.holder import Holder
-from nbddp.agent.lines import encode
+from nbddp.capabilities.slurm.allocation import Allocation
+from nbddp.capabilities.slurm.commands import Slurm
+from nbddp.capabilities.slurm.holder import Holder
 from nbddp.errors import AgentFailed
-from nbddp.plan.slurm import Slurm
+from nbddp.protocol.jsonl import encode
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 import nbddp
-from nbddp.agent import facts
-from nbddp.plan.checkup import Checkup
-from nbddp.plan.ways import SILENCE
+from nbddp.capabilities.hosts import facts
+from nbddp.capabilities.hosts.reachability import SILENCE
+from nbddp.capabilities.hosts.report import Checkup
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 from tests.unit.test_checkup import ETH, FACTS, IB, one

@@ -18,8 +18,8 @@ import pytest
 
 import nbddp
 from nbddp.errors import PoolNotRunning
-from nbddp.plan.options import LaunchSpec
-from nbddp.run.screen import Silent
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 from tests.hosts.netns_hosts import Network, network, why_not
 from tests.kernels import loaded
 from tests.pool.faults import needs_recorder

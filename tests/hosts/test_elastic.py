@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.plan.options import LaunchSpec, parse_cell
-from nbddp.run.screen import Silent
+from nbddp.launch.options import LaunchSpec, parse_cell
+from nbddp.output.screens import Silent
 from tests import places, warm
 from tests.hosts import slurm_hosts, ssh_hosts
 from tests.hosts.ssh_hosts import Hosts

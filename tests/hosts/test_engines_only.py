@@ -21,18 +21,20 @@ import pytest
 from ipyparallel.error import RemoteError
 
 import nbddp
+from nbddp.capabilities.attached import clusters
+from nbddp.capabilities.attached import nodes as engines
+from nbddp.capabilities.attached.nodes import Engine, Joined
+from nbddp.capabilities.stacks import command
 from nbddp.errors import PoolError, PoolNotRunning
-from nbddp.front.status import table
-from nbddp.plan.options import LaunchSpec
-from nbddp.pool import clusters, engines, stacks
-from nbddp.pool.engines import Engine, Joined
-from nbddp.run.screen import Silent
+from nbddp.launch.options import LaunchSpec
+from nbddp.notebook.status import table
+from nbddp.output.screens import Silent
 from tests.pool.faults import needs_recorder
 
 ENGINES = 3
 INIT = "import os, torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\n"
 SUM = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
-TAKEN = "__import__('nbddp.worker.taken', fromlist=['taken'])"
+TAKEN = "__import__('nbddp.capabilities.attached.engine_side', fromlist=['taken'])"
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +132,7 @@ def test_what_is_asked_of_ranks_between_cells(taken: nbddp.Pool) -> None:
     assert sorted(taken.timings().steps) == [*range(ENGINES)]
     assert "giv" in str(taken.ask(0, {"op": "complete", "code": "giv", "cursor_pos": 3}))
     assert taken.agent is not None
-    assert [p.state.value for p in stacks.live(taken.agent).positions.values()] == ["finished"] * ENGINES
+    assert [p.state.value for p in command.live(taken.agent).positions.values()] == ["finished"] * ENGINES
     seen = table(taken.agent.request("status"))
     assert [row[5] for row in seen.rows] == ["an engine of cluster stock"] * ENGINES, "asked from a terminal"
 
@@ -267,7 +269,7 @@ def test_a_start_that_fails_leaves_the_engines(client: ipyparallel.Client) -> No
 
 ENDS = """
 import os, sys, nbddp
-from nbddp.run.screen import Silent
+from nbddp.output.screens import Silent
 pool = nbddp.Pool(cluster="stock")
 pool.start()
 pool.run_cell("kept = 1", screen=Silent())

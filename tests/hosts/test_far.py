@@ -19,14 +19,15 @@ from typing import Any
 import psutil
 import pytest
 
-from nbddp.agent import hardware, reached
-from nbddp.agent.far import FarAgent
-from nbddp.agent.identity import Identity
-from nbddp.agent.main import empty_into
-from nbddp.agent.reach import Ssh
-from nbddp.agent.reached import ReachedAgent
+from nbddp.agent import hardware
+from nbddp.agent.process_id import Identity
+from nbddp.agent.server import empty_into
+from nbddp.capabilities.hosts import remote_agent
+from nbddp.capabilities.hosts.names import Host
+from nbddp.capabilities.hosts.remote_agent import ReachedAgent
+from nbddp.capabilities.hosts.remote_client import FarAgent
+from nbddp.capabilities.hosts.transports import Ssh
 from nbddp.errors import AgentFailed
-from nbddp.plan.hosts import Host
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 
@@ -127,7 +128,7 @@ def test_a_host_whose_name_leads_nowhere_is_reached_at_an_interface(monkeypatch:
 
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     monkeypatch.setattr(socket, "gethostbyname", unknown)
-    assert any(reached.reached_at() in one["addresses"] for one in hardware.interfaces())
+    assert any(remote_agent.reached_at() in one["addresses"] for one in hardware.interfaces())
 
 
 @pytest.mark.more
@@ -151,7 +152,7 @@ def test_an_owner_that_is_silent_is_given_up(hosts: Hosts, tmp_path: Path) -> No
 
     ssh = ssh_of(hosts)
     command = [*ssh.command(Host("nodeb"))]
-    command[-1] = command[-1].replace("nbddp.agent.reached", "tests.pool.impatient")
+    command[-1] = command[-1].replace("nbddp.capabilities.hosts.remote_agent", "tests.pool.impatient")
     far = Mute(Host("nodeb"), ssh, tmp_path / "nodeb.log", {}, command)
     far.wait_warm()
     identity = Identity(far.hello["pid"], far.hello["started"])
@@ -162,7 +163,7 @@ def test_an_owner_that_is_silent_is_given_up(hosts: Hosts, tmp_path: Path) -> No
 
 def test_an_owner_that_does_not_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As beyond a cut cable, once all that lies between is full: the agent is not held by what it has to say."""
-    monkeypatch.setattr(reached, "PATIENCE", 0.2)
+    monkeypatch.setattr(remote_agent, "PATIENCE", 0.2)
     read, write = os.pipe()
     agent = ReachedAgent(tmp_path, read, write, {"cwd": ""})
     agent.tell(agent.owner, ev="much", words="x" * (1 << 20))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import nbddp
-from nbddp.plan.options import LaunchSpec
+from nbddp.launch.options import LaunchSpec
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, ssh_hosts
 from tests.pool.faults import CALLS, FAULTS, MORE_FAULTS, WITH_SHAPES, check_case, needs_recorder

@@ -19,16 +19,17 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.agent import peers, store_host
-from nbddp.agent.far import FarAgent
-from nbddp.agent.reached import ReachedAgent
-from nbddp.base.share import Step
+from nbddp.agent import store_host
+from nbddp.capabilities.hosts.remote_agent import ReachedAgent
+from nbddp.capabilities.hosts.remote_client import FarAgent
+from nbddp.capabilities.private import sock_owner
+from nbddp.capabilities.scripts.logs import Logs
 from nbddp.errors import AgentFailed, PoolNotRunning, WorkerFailed
-from nbddp.front.status import table
-from nbddp.plan.logs import Logs
-from nbddp.plan.options import LaunchSpec
+from nbddp.launch.options import LaunchSpec
+from nbddp.notebook.status import table
+from nbddp.output.progress import Step
+from nbddp.output.screens import Silent
 from nbddp.pool.node import Cluster
-from nbddp.run.screen import Silent
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 from tests.pool.faults import needs_recorder
@@ -217,7 +218,7 @@ def test_a_gate_on_another_host_needs_the_key(tmp_path: Path) -> None:
     """Who has it reaches the store through a gate of his own; who has not is not answered."""
     from torch.distributed import TCPStore
 
-    key = os.urandom(peers.KEY_BYTES)
+    key = os.urandom(sock_owner.KEY_BYTES)
     served = store_host.open_to_nodes("127.0.0.1", key, os.getpid())
     try:
         gate = store_host.lead_to(("127.0.0.1", served.outside), key, os.getpid())
@@ -225,7 +226,7 @@ def test_a_gate_on_another_host_needs_the_key(tmp_path: Path) -> None:
         store.set("key", "value")
         assert served.store.get("key") == b"value"
         with pytest.raises(OSError, match="timed out"):
-            store_host.lead_to(("127.0.0.1", served.outside), os.urandom(peers.KEY_BYTES), os.getpid())
+            store_host.lead_to(("127.0.0.1", served.outside), os.urandom(sock_owner.KEY_BYTES), os.getpid())
         with pytest.raises(OSError, match="timed out"):
             socket.create_connection(("127.0.0.1", served.outside), timeout=1)
         served.close()
@@ -315,7 +316,11 @@ def test_hosts_that_do_not_come_up_are_named_and_the_rest_is_left_again(hosts: H
     with pytest.raises(AgentFailed, match=r"127.0.1.3:1 cannot be reached: .*Connection refused"):
         pool.start()
     assert not pool.running
-    mine = [p for p in psutil.process_iter(["cmdline"]) if "nbddp.agent.reached" in " ".join(p.info["cmdline"] or ())]
+    mine = [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if "nbddp.capabilities.hosts.remote_agent" in " ".join(p.info["cmdline"] or ())
+    ]
     until(
         lambda: not [p for p in mine if p.is_running() and "nodea" in " ".join(p.environ().get("SSH_CONNECTION", ""))]
     )

@@ -18,8 +18,9 @@ import jsonschema
 import pytest
 import yaml
 
-from nbddp.export import Job, Launch, targets
-from nbddp.front.exporting import files_of
+from nbddp.capabilities.export import targets
+from nbddp.capabilities.export.command import files_of
+from nbddp.export import Job, Launch
 from tests.contract.test_targets import FIELDS, FIXED, HARD, JOB, LAUNCHES, exported
 from tests.unit.published import disagreements, schema_of
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.agent.reach import Ssh
+from nbddp.agent.version_diff import CUDA, DRIVER, differing, otherwise
 from nbddp.agent.versions import OF_CUDA, driver
-from nbddp.plan.hosts import Host, host_of, hosts_of
-from nbddp.plan.versions import CUDA, DRIVER, differing, otherwise
+from nbddp.capabilities.hosts.names import Host, host_of, hosts_of
+from nbddp.capabilities.hosts.transports import Ssh
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 
 real = pytest.mark.skipif(not HERE, reason=MISSING)
@@ -104,7 +104,9 @@ def test_words_reach_the_far_shell_as_they_are(hosts: Hosts, tmp_path: Path, set
     python.chmod(0o755)
     ssh = Ssh(str(hosts.config), str(python), setup)
     done = subprocess.run(ssh.command(Host("nodea")), input="", capture_output=True, text=True, timeout=60)
-    assert done.stdout == f"-m|nbddp.agent.reached|{'it' + chr(39) + 's 2' if setup else ''}|", done.stderr
+    assert done.stdout == f"-m|nbddp.capabilities.hosts.remote_agent|{'it' + chr(39) + 's 2' if setup else ''}|", (
+        done.stderr
+    )
     assert not {"\n", "!"} & set(ssh.command(Host("nodea"))[-1]), "tcsh as a login shell"
 
 

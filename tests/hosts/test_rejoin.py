@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.agent import home
-from nbddp.agent.backlog import Backlog
-from nbddp.agent.far import FarAgent
-from nbddp.agent.identity import Identity
-from nbddp.agent.lines import encode
-from nbddp.agent.reach import Template
+from nbddp.agent import runtime_dir
+from nbddp.agent.process_id import Identity
+from nbddp.capabilities.hosts.backlog import Backlog
+from nbddp.capabilities.hosts.names import Host
+from nbddp.capabilities.hosts.remote_client import FarAgent
+from nbddp.capabilities.hosts.transports import Template
 from nbddp.errors import PoolNotRunning
-from nbddp.plan.hosts import Host
-from nbddp.plan.options import LaunchSpec
-from nbddp.run.screen import Silent
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
+from nbddp.protocol.jsonl import encode
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 
@@ -85,7 +85,7 @@ def test_an_owner_that_comes_back_twice_is_served_on_its_last_connection(tmp_pat
     with first, second:
         for one in (first, second):
             one.settimeout(30)
-            one.connect(str(home.socket_of(far.far_home)))
+            one.connect(str(runtime_dir.socket_of(far.far_home)))
             one.sendall(encode({"op": "own", "got": 0}))
             with one.makefile("rb") as lines:
                 assert next(lines) == encode({"ev": "owned", "got": 0})

@@ -14,16 +14,14 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.agent import allocation
-from nbddp.agent.allocation import Allocation
+from nbddp.capabilities.slurm import allocation, commands, host_source
+from nbddp.capabilities.slurm.allocation import Allocation
+from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import AgentFailed, PoolNotRunning
-from nbddp.plan import slurm
-from nbddp.plan.options import LaunchSpec, parse_cell
-from nbddp.plan.slurm import Slurm
-from nbddp.pool import elsewhere
-from nbddp.run.screen import Silent
+from nbddp.launch.options import LaunchSpec, parse_cell
+from nbddp.output.screens import Silent
 from tests.hosts.slurm_hosts import HERE, MISSING
-from tests.hosts.slurm_hosts import slurm as running_slurm
+from tests.hosts.slurm_hosts import commands as running_slurm
 
 real = pytest.mark.skipif(not HERE, reason=MISSING)
 INIT = "import os, torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\n"
@@ -78,8 +76,8 @@ def test_what_does_not_fit_together_is_said(line: str, words: str) -> None:
     ],
 )  # fmt: skip
 def test_the_queue_is_told_in_words(row: str, words: str) -> None:
-    assert words in slurm.waiting_words(7, row)
-    assert "Stop" not in slurm.waiting_words(7, row), "that is for whoever holds the job"
+    assert words in commands.waiting_words(7, row)
+    assert "Stop" not in commands.waiting_words(7, row), "that is for whoever holds the job"
 
 
 @pytest.mark.parametrize(
@@ -103,22 +101,22 @@ def test_the_queue_is_told_in_words(row: str, words: str) -> None:
     ],
 )  # fmt: skip
 def test_what_became_of_a_job_is_told_in_words(said: str, state: str, words: str) -> None:
-    assert slurm.ended_words(7, said, state) == words
+    assert commands.ended_words(7, said, state) == words
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("1-02:03:04", 93784.0), ("59:30", 3570.0), ("0:07", 7.0), ("UNLIMITED", None), ("", None)]
 )
 def test_the_time_that_is_left_is_read(text: str, seconds: float | None) -> None:
-    assert slurm.seconds_left(text) == seconds
+    assert commands.seconds_left(text) == seconds
 
 
 def test_no_job_and_no_way_here_is_in_the_environment_of_slurms_commands() -> None:
     env = {"SLURM_CONF": "c", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "3", "SSH_CONNECTION": "x", "SALLOC_ACCOUNT": "a",
            "PMIX_RANK": "0", "HOME": "/h"}  # fmt: skip
-    assert slurm.outside(env) == {"SLURM_CONF": "c", "SALLOC_ACCOUNT": "a", "HOME": "/h"}
-    assert slurm.job_of(env) == 7
-    assert slurm.job_of({}) is None
+    assert commands.outside(env) == {"SLURM_CONF": "c", "SALLOC_ACCOUNT": "a", "HOME": "/h"}
+    assert commands.job_of(env) == 7
+    assert commands.job_of({}) is None
 
 
 def test_without_slurm_it_is_said_what_reaches_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +221,7 @@ def test_a_job_that_somebody_else_has_is_used_and_left(conf: Path, monkeypatch: 
     try:
         monkeypatch.setenv("SLURM_JOB_ID", str(job))
         monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
-        assert elsewhere.offer().startswith(f"this kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm")
+        assert host_source.offer().startswith(f"this kernel is in Slurm job {job} on 2 nodes; %ddp start --slurm")
         with nbddp.Pool(nproc=1, slurm=True) as pool:
             assert pool.elsewhere.allocations[0].job == job
             assert list(pool.run_cell("1 + 1", want_value=True, screen=Silent())) == [2]
@@ -282,8 +280,8 @@ def test_a_job_that_is_taken_away_is_told_with_why(conf: Path, how: str) -> None
 
 KERNEL = """
 import sys, nbddp
-from nbddp.plan.options import LaunchSpec
-from nbddp.plan.slurm import Slurm
+from nbddp.launch.options import LaunchSpec
+from nbddp.capabilities.slurm.commands import Slurm
 pool = nbddp.Pool()
 pool.ensure(LaunchSpec(nproc=1, slurm=Slurm(nodes=1), keep_alive=float(sys.argv[1]) or None))
 print(pool.elsewhere.allocations[0].job, flush=True)
@@ -322,7 +320,7 @@ def test_nodes_that_are_kept_are_taken_by_the_next_kernel(conf: Path) -> None:
     assert pool.elsewhere.allocations[0].job == job
     assert allocation.kept() == []
     with pytest.raises(nbddp.BadInput, match="no Slurm job is kept for a kernel of this machine"):
-        elsewhere.to_attach(None)
+        host_source.to_attach(None)
     pool.stop()
     until(lambda: job not in queue())
 
@@ -349,13 +347,13 @@ def test_the_end_of_a_job_is_told_before_it_comes(conf: Path, capsys: pytest.Cap
     """At the next cell, or while one runs; once, and not if the job was given more time."""
     held = Allocation.new(Slurm(nodes=1, time="6"), 1, conf.parent / "log", lambda text: None)
     try:
-        here = elsewhere.Elsewhere()
+        here = host_source.Elsewhere()
         here.hold(held)
         assert here.reminder() == "", "five minutes and more are left"
         here._ends[held] = time.monotonic() + 1.0
         assert here.reminder() == "", "it was given more time"
         subprocess.run(["scontrol", "update", f"JobId={held.job}", "TimeLimit=4"], check=True)
-        here._ends[held] = time.monotonic() + slurm.LONG_BEFORE + 0.3
+        here._ends[held] = time.monotonic() + commands.LONG_BEFORE + 0.3
         told: list[str] = []
         here.remind(told.append)
         until(lambda: told)

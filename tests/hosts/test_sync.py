@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.agent.folder import Copy
-from nbddp.agent.handle import Agent
-from nbddp.plan import files
-from nbddp.plan.files import Entry
-from nbddp.pool.copying import Listing, listing
-from nbddp.run.screen import Silent
+from nbddp.agent.client import Agent
+from nbddp.capabilities.hosts import sync_rules
+from nbddp.capabilities.hosts.sync import Listing, listing
+from nbddp.capabilities.hosts.sync_remote import Copy
+from nbddp.capabilities.hosts.sync_rules import Entry
+from nbddp.output.screens import Silent
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 
@@ -39,7 +39,7 @@ ROOT = places.ROOT
      ("a/", False), ("./a", False), ("a\0", False), ("..a", True)],
 )  # fmt: skip
 def test_a_path_stays_in_its_folder_or_is_refused(path: str, well: bool) -> None:
-    assert files.inside(path) == well
+    assert sync_rules.inside(path) == well
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_a_path_stays_in_its_folder_or_is_refused(path: str, well: bool) -> None
      ("a", "b/../../c", False), ("d/a", ".././b/", True)],
 )  # fmt: skip
 def test_a_link_leads_inside_or_is_not_copied(path: str, link: str, well: bool) -> None:
-    assert files.leads_inside(path, link) == well
+    assert sync_rules.leads_inside(path, link) == well
 
 
 def test_too_much_is_refused_with_the_largest_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_FILES", 2)
+    monkeypatch.setattr(sync_rules, "MOST_FILES", 2)
     found = Listing(Path("/x"), {name: Entry(i, 0) for i, name in enumerate("abcd")}, is_git=False)
     with pytest.raises(
         nbddp.BadInput, match=r"/x has 4 files .* at most 2 files .* the largest are d, c, b; make it a git"

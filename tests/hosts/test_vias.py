@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.agent.reach import last_line
+from nbddp.capabilities.hosts.names import Host
+from nbddp.capabilities.hosts.transports import last_line
+from nbddp.capabilities.hosts.via import filled, via_of
 from nbddp.errors import AgentFailed
-from nbddp.plan.hosts import Host
-from nbddp.plan.vias import filled, via_of
-from nbddp.run.screen import Silent
+from nbddp.output.screens import Silent
 from tests import places
 from tests.hosts import ssh_hosts
 from tests.hosts.ssh_hosts import Hosts

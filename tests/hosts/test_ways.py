@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.agent.doors import Doors
+from nbddp.capabilities.hosts import pairwise_probe
+from nbddp.capabilities.hosts.listeners import Doors
+from nbddp.capabilities.hosts.reachability import ANOTHER, SILENCE, Offer, chosen, home_words, offers, why_not
 from nbddp.errors import PoolError
-from nbddp.plan.options import LaunchSpec
-from nbddp.plan.ways import ANOTHER, SILENCE, Offer, chosen, home_words, offers, why_not
-from nbddp.pool import ways
-from nbddp.run.screen import Silent
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 from tests import places
 from tests.hosts.cabled_hosts import CABLE, NET, cabled_hosts
 from tests.hosts.cabled_hosts import why_not as no_cables
@@ -175,7 +175,7 @@ def test_an_interface_that_a_host_lacks_is_refused_with_those_it_has(hosts: Host
 def test_the_cable_that_joins_the_hosts_is_found_where_the_kernels_way_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ways, "SECONDS", 0.5)
+    monkeypatch.setattr(pairwise_probe, "SECONDS", 0.5)
     with cabled_hosts(tmp_path) as hosts, on(hosts, "export NCCL_SOCKET_IFNAME==eth0") as pool:
         found = pool.run_cell(SUM, want_value=True, screen=Silent())
         assert list(found) == [([CABLE, "=eth0", f"{NET}.9.1"], 2.0)] * 2
@@ -184,18 +184,18 @@ def test_the_cable_that_joins_the_hosts_is_found_where_the_kernels_way_is_none(
         home, far = pool.group.nodes[0], pool.group.spread
         blocked = rf"nodeb cannot reach nodea at {NET}.0.1 \(eth0\): no answer; .*; a firewall drops the connection"
         with pytest.raises(PoolError, match=blocked):
-            ways.find(home, far, "eth0")
+            pairwise_probe.find(home, far, "eth0")
         looped = r"nodeb cannot reach nodea at 127.0.0.1 \(lo\): Connection refused; .* connects each host to itself"
         with pytest.raises(PoolError, match=looped):
-            ways.find(home, far, "lo")
+            pairwise_probe.find(home, far, "lo")
         for node in far:
             node.agent.hello["joining"]["GLOO_SOCKET_IFNAME"] = "eth0"
         with pytest.raises(PoolError, match=blocked):
-            ways.find(home, far, None)
+            pairwise_probe.find(home, far, None)
         before = home.address
-        ways.find(home, far, CABLE)
+        pairwise_probe.find(home, far, CABLE)
         assert (home.address, [node.address for node in far]) == (before, [f"{NET}.9.1", f"{NET}.9.2"])
-        probe = ways.tried(home, far, [[], []], [Offer("lo", "127.0.0.1", loopback=True)])
+        probe = pairwise_probe.tried(home, far, [[], []], [Offer("lo", "127.0.0.1", loopback=True)])
         assert probe.home_offer() is None
         assert home_words(probe.names, probe.home).startswith(
             "nodea (Connection refused), nodeb (Connection refused) cannot reach this machine at 127.0.0.1 (lo). "

@@ -25,7 +25,7 @@ CORE = [  # from the ground up: a folder imports from itself and from those befo
 ]  # fmt: skip
 FLOORS = {name: floor for floor, names in enumerate(CORE) for name in names}
 SHARED = {"analysis", "figures"}  # what capabilities and lessons share
-OTHERS = {"lessons", "teach", "grading"}
+OTHERS = {"lessons", "teach", "grading", "export"}  # teach and export: public names of what lies elsewhere
 LEAST = HERE / "least.json"  # what has been counted, for the test: it goes down alone
 
 
@@ -57,8 +57,8 @@ def read_map() -> Map:
 def folder_of(target: str) -> str:
     """`core`'s folders by their names, capabilities with theirs; the package's own files are `public`."""
     first, *rest = target.split("/")
-    if first == "errors.py":
-        return "errors"
+    if first in ("errors.py", "export.py"):
+        return first.removesuffix(".py")
     if not rest:
         return "public"
     return f"{first}/{rest[0]}" if first == "capabilities" and len(rest) > 1 else first

@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.lessons.answer import Answer, Exercise
+from nbddp.lessons.framework.answer import Answer, Exercise
 from nbddp.teach import check
 from tests import places, warm
 

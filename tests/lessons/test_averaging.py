@@ -8,8 +8,8 @@ import math
 import pytest
 
 import nbddp
-from nbddp.lessons.averaging.figure import averaging as figure
-from nbddp.lessons.averaging.simulation import MEAN, NOTHING, OWN, SAME, SUM, averaging, shards
+from nbddp.lessons.l05_averaging_gradients.figure import averaging as figure
+from nbddp.lessons.l05_averaging_gradients.simulation import MEAN, NOTHING, OWN, SAME, SUM, averaging, shards
 from nbddp.teach import check, explore
 from tests.lessons.answers import Mutant, defined, exercise, solution
 

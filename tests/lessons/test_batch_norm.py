@@ -8,9 +8,9 @@ import torch
 from torch.nn.functional import batch_norm
 
 import nbddp
-from nbddp.lessons.batch_norm import norms
-from nbddp.lessons.batch_norm.figure import moments as figure
-from nbddp.lessons.batch_norm.simulation import UNEQUAL, sharded, two
+from nbddp.lessons.l07_batch_norm import norms
+from nbddp.lessons.l07_batch_norm.figure import moments as figure
+from nbddp.lessons.l07_batch_norm.simulation import UNEQUAL, sharded, two
 from nbddp.teach import check, explore, predict
 from tests.kernels import Kernel
 from tests.lessons.answers import Mutant, builder, cells, defined, exercise, solution

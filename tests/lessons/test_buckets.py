@@ -8,11 +8,12 @@ import pytest
 from matplotlib.colors import to_rgba
 
 import nbddp
-from nbddp.draw.palette import FILLS
-from nbddp.lessons.buckets import figure as figures
-from nbddp.lessons.buckets.exercises import EXPOSED, EXPOSED_CASES, PACK, PACK_CASES
-from nbddp.lessons.buckets.explorer import MOST
-from nbddp.lessons.buckets.simulation import (
+from nbddp.analysis.steps import Bucket, Recording, Step
+from nbddp.figures.palette import FILLS
+from nbddp.lessons.l08_buckets_and_overlap import figure as figures
+from nbddp.lessons.l08_buckets_and_overlap.exercise import EXPOSED, EXPOSED_CASES, PACK, PACK_CASES
+from nbddp.lessons.l08_buckets_and_overlap.explorer import MOST
+from nbddp.lessons.l08_buckets_and_overlap.simulation import (
     CAP,
     DEFAULT,
     FIRST,
@@ -23,9 +24,8 @@ from nbddp.lessons.buckets.simulation import (
     linear_layers,
     packed,
 )
-from nbddp.run.screen import Silent
+from nbddp.output.screens import Silent
 from nbddp.teach import check, explore
-from nbddp.trace.steps import Bucket, Recording, Step
 from tests.lessons.answers import Mutant, cells, defined, exercise, solution
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.lessons.capstone.exercises import ASKS
-from nbddp.lessons.capstone.figure import training as drawn
-from nbddp.lessons.capstone.simulation import (
+from nbddp.lessons.framework.rubric import lines_of
+from nbddp.lessons.l18_capstone.exercise import ASKS
+from nbddp.lessons.l18_capstone.figure import training as drawn
+from nbddp.lessons.l18_capstone.simulation import (
     ALONE,
     EARLY,
     LATE_RATE,
@@ -27,7 +28,6 @@ from nbddp.lessons.capstone.simulation import (
     rows_of,
     training,
 )
-from nbddp.lessons.rubric import lines_of
 from nbddp.teach import check, explore, grade
 from tests.lessons.answers import Mutant, builder, cells, defined, exercise, solution
 from tests.unit.test_capstone import all_of, unmet

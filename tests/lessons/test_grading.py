@@ -26,12 +26,13 @@ import psutil
 import pytest
 
 from nbddp.errors import BadInput
-from nbddp.lessons.answer import Wrong
-from nbddp.teach import check, grade, marks
-from nbddp.teach.confined import Server
-from nbddp.teach.definitions import take
-from nbddp.teach.submissions import cells_of, defined
-from nbddp.worker import answers
+from nbddp.grading import gradebook
+from nbddp.grading.definitions import take
+from nbddp.grading.sandbox.client import Server
+from nbddp.grading.submissions import cells_of, defined
+from nbddp.lessons.framework import json_values as answers
+from nbddp.lessons.framework.answer import Wrong
+from nbddp.teach import check, grade
 from tests import places
 from tests.lessons.answers import NOTEBOOKS
 from tests.unit.test_grading import RIGHT
@@ -326,13 +327,15 @@ SECRET = "hunter2"
 PATCHES = """
 class Patched:
     import builtins, torch
-    import nbddp.lessons.answer as answer, nbddp.lessons.tables as tables, nbddp.lessons.running as running
+    import nbddp.lessons.framework.answer as answer
+    import nbddp.lessons.framework.tables as tables
+    import nbddp.lessons.framework.run_check as running
     answer.Exercise.__call__ = answer.Exercise._line = lambda *a, **k: answer.Answer(True, "ok")
     tables.Table.judge = running.on_ranks = lambda *a, **k: "ok"
     tables.same = torch.equal = torch.allclose = lambda *a, **k: True
 """
 PATCHED_RANK = """
-import nbddp.lessons.averaging.on_rank as rank
+import nbddp.lessons.l05_averaging_gradients.on_rank as rank
 class Patched:
     rank._gradients = lambda model: {n: [1.0] * p.numel() for n, p in model.named_parameters()}
 def average_gradients(model):
@@ -357,7 +360,7 @@ class Evil:
 FORGES = (
     EVIL
     + """
-import nbddp.worker.answers as answers
+import nbddp.lessons.framework.json_values as answers
 class Patched:
     answers.write = lambda value: pickle.dumps(Evil())
 """
@@ -630,8 +633,8 @@ def until(done: Callable[[], bool], seconds: float = 90.0) -> None:
 
 @pytest.mark.parametrize("room", [0, 10], ids=["for nothing", "for a part of a row"])
 def test_a_full_disk_loses_no_row(tmp_path: Path, room: int) -> None:
-    book = marks.Book(tmp_path / "marks.csv")
-    rows = [marks.Row(f"learner {n}", "place_of", "yes", "a.py", "ok", "sha256:0") for n in range(4)]
+    book = gradebook.Book(tmp_path / "marks.csv")
+    rows = [gradebook.Row(f"learner {n}", "place_of", "yes", "a.py", "ok", "sha256:0") for n in range(4)]
     book.add(rows[0])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "marks.csv").stat().st_size + room, before[1]))
@@ -643,23 +646,25 @@ def test_a_full_disk_loses_no_row(tmp_path: Path, room: int) -> None:
         assert book.lacks
         resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
         with pytest.raises(BadInput, match=r"other.csv cannot be written: File too large"):
-            marks.Book(tmp_path / "other.csv")
+            gradebook.Book(tmp_path / "other.csv")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     book.add(rows[3])
     assert book.check()
     assert not book.lacks
-    assert sorted(book.rows) == sorted(marks.Book(tmp_path / "marks.csv", resume=True).rows) == [r.key for r in rows]
+    assert (
+        sorted(book.rows) == sorted(gradebook.Book(tmp_path / "marks.csv", resume=True).rows) == [r.key for r in rows]
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["marks.csv"]
 
 
 def test_a_row_that_was_cut_through_is_not_resumed(tmp_path: Path) -> None:
     path = tmp_path / "marks.csv"
-    book = marks.Book(path)
+    book = gradebook.Book(path)
     for learner in ("ada", "bo"):
-        book.add(marks.Row(learner, "place_of", "yes", "a.py", "ok", "sha256:0"))
+        book.add(gradebook.Row(learner, "place_of", "yes", "a.py", "ok", "sha256:0"))
     path.write_bytes(path.read_bytes()[:-3])
-    assert [learner for learner, _, _ in marks.Book(path, resume=True).rows] == ["ada"]
+    assert [learner for learner, _, _ in gradebook.Book(path, resume=True).rows] == ["ada"]
 
 
 ANSWERS = [None, True, 1, -(1 << 200), 1.5, float("inf"), "é\n", [1, [2]], (1, (2, [3])), {1: "a", None: (2,)}, []]

@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 
 import nbddp
-from nbddp.lessons.hangs.exercises import (
-    LOG_CASES,
-    LOGS,
-    missing,
-)
-from nbddp.lessons.hangs.figure import collectives as figure
-from nbddp.lessons.hangs.simulation import Action, log, play
-from nbddp.run.screen import Silent
+from nbddp.lessons.l09_hangs.exercise import LOG_CASES, LOGS, missing
+from nbddp.lessons.l09_hangs.figure import collectives as figure
+from nbddp.lessons.l09_hangs.simulation import Action, log, play
+from nbddp.output.screens import Silent
 from nbddp.teach import check, explore
 from tests.kernels import Kernel
 from tests.lessons.answers import Mutant, cells, defined, exercise, solution

@@ -22,9 +22,9 @@ from hypothesis import given, settings
 import nbddp
 from nbddp.errors import BadInput
 from nbddp.export import C10D, SRUN, STATIC, Launch, sbatch_script, script, torchrun_line
-from nbddp.lessons.launching.exercises import RIGHT, TASKS, judged
-from nbddp.lessons.launching.figure import launching
-from nbddp.lessons.launching.simulation import GLOO, plan
+from nbddp.lessons.l11_launching.exercise import RIGHT, TASKS, judged
+from nbddp.lessons.l11_launching.figure import launching
+from nbddp.lessons.l11_launching.simulation import GLOO, plan
 from nbddp.teach import check
 from tests.lessons.answers import NOTEBOOKS, Mutant, cells, defined, exercise, solution
 from tests.unit.test_launching import directives, words
@@ -307,7 +307,7 @@ def test_right_variables_pass(pool: nbddp.Pool) -> None:
 def test_the_right_table_is_what_torchrun_would_say() -> None:
     """The reference against the planned topology, whose numbers are tested against torchrun's."""
     for slurm, hosts in TASKS:
-        placed = nbddp.plan.topology.planned(nnodes=len(hosts), nproc=int(slurm["SLURM_NTASKS"]) // len(hosts))
+        placed = nbddp.launch.topology.planned(nnodes=len(hosts), nproc=int(slurm["SLURM_NTASKS"]) // len(hosts))
         worker = placed.workers[int(slurm["SLURM_PROCID"])]
         made = {name: right(slurm, hosts) for name, right in RIGHT.items()}
         assert (made["RANK"], made["LOCAL_RANK"]) == (str(worker.rank), str(worker.local_rank))

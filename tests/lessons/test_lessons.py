@@ -17,15 +17,15 @@ import nbformat
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbddp.draw.page import PICTURE
-from nbddp.draw.shown import DPI, width_of
 from nbddp.errors import BadInput
-from nbddp.lessons import running
-from nbddp.lessons.exercise import tabulate
-from nbddp.lessons.explorer import Choice, Explorer, Slider, Steps
-from nbddp.run.screen import Silent
+from nbddp.figures.figure import DPI, width_of
+from nbddp.figures.html import PICTURE
+from nbddp.lessons.framework import run_check
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
+from nbddp.lessons.framework.on_rank import tabulate
+from nbddp.lessons.framework.plain_values import Strange, plain
+from nbddp.output.screens import Silent
 from nbddp.teach import explore, predict
-from nbddp.worker.plain import Strange, plain
 from tests.kernels import Kernel
 from tests.lessons.answers import NOTEBOOKS, SOURCES, defined, is_ok, pool_of, text_of
 from tests.unit.test_front import REPOSITORY
@@ -266,14 +266,14 @@ def test_distributed_exercises_run_on_ranks_seeded_differently_and_leave_no_trac
     draw, state = defined(DRAW, "draw"), defined(STATE, "state")
     with pool_of(2) as pool:
         before = list(pool.call(state))
-        one, two = (list(running.in_group(draw).values()) for _ in range(2))
+        one, two = (list(run_check.in_group(draw).values()) for _ in range(2))
         assert one == two, "the same numbers each time"
         (a, total), (b, other) = one
         assert a != b, "ranks that must agree have to make themselves agree"
         assert total == other == pytest.approx(a + b)
         assert list(pool.call(state)) == before
         pool.run_cell("import torch.distributed as dist\ndist.init_process_group()", screen=Silent())
-        assert list(running.in_group(draw).values()) == one
+        assert list(run_check.in_group(draw).values()) == one
         assert [initialized for initialized, _ in pool.call(state)] == [True, True], "a cell's own group stays"
 
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.lessons.mean_of_means.figure import weights as drawn
-from nbddp.lessons.mean_of_means.simulation import ALL, MEANS, RANK, RULES, Weighed, weighed
-from nbddp.lessons.running import ALIKE
+from nbddp.lessons.framework.run_check import ALIKE
+from nbddp.lessons.l13_mean_of_means.figure import weights as drawn
+from nbddp.lessons.l13_mean_of_means.simulation import ALL, MEANS, RANK, RULES, Weighed, weighed
 from nbddp.teach import check, predict
 from tests.lessons.answers import Mutant, defined, every_fourth, exercise, solution
 

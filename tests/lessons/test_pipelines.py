@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.lessons.pipelines.exercises import PIPELINES, judge_schedule
-from nbddp.lessons.pipelines.figure import pipeline as figure
-from nbddp.lessons.pipelines.simulation import (
+from nbddp.lessons.l17_pipelines.exercise import PIPELINES, judge_schedule
+from nbddp.lessons.l17_pipelines.figure import pipeline as figure
+from nbddp.lessons.l17_pipelines.simulation import (
     GPIPE,
     ONE_F_ONE_B,
     SCHEDULES,

@@ -6,9 +6,9 @@ import pytest
 
 import nbddp
 from nbddp.errors import BadInput
-from nbddp.lessons import running
-from nbddp.lessons.placement.figure import placement
-from nbddp.lessons.placement.simulation import GLOBAL, layout
+from nbddp.lessons.framework import run_check
+from nbddp.lessons.l02_ranks_and_devices.figure import placement
+from nbddp.lessons.l02_ranks_and_devices.simulation import GLOBAL, layout
 from nbddp.teach import check
 from tests.lessons.answers import Mutant, defined, exercise, solution
 
@@ -150,7 +150,7 @@ def test_right_places_pass(pool: nbddp.Pool) -> None:
 
 
 def test_an_endless_answer_is_ended_and_names_stay(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "DEADLINE", 1.0)
+    monkeypatch.setattr(run_check, "DEADLINE", 1.0)
     pool.push({"kept": 41})
     answer = check.gpus_of(defined(GPUS + "while True: pass", "gpus_of"))
     assert answer.line == "no answer after 1 s: is there an endless loop, or a wait that never ends?"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.lessons.precision.figure import loss_scale as drawn
-from nbddp.lessons.precision.plan import SHARDED, groups, shard
-from nbddp.lessons.precision.simulation import ALONE, AVERAGED, RANKS, STEPS, WHERE, gradient, scaled
+from nbddp.lessons.l14_precision.figure import loss_scale as drawn
+from nbddp.lessons.l14_precision.plan import SHARDED, groups, shard
+from nbddp.lessons.l14_precision.simulation import ALONE, AVERAGED, RANKS, STEPS, WHERE, gradient, scaled
 from nbddp.teach import check
 from tests.lessons.answers import Mutant, defined, every_fourth, exercise, solution
 
@@ -154,7 +154,7 @@ RIGHT_STEPS = [
 @pytest.mark.parametrize("mutant", every_fourth(WRONG_STEPS), ids=str)
 def test_wrong_steps_are_told_why(pool: nbddp.Pool, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant.name == "hangs":
-        monkeypatch.setattr("nbddp.lessons.running.DEADLINE", 2.0)
+        monkeypatch.setattr("nbddp.lessons.framework.run_check.DEADLINE", 2.0)
     mutant.meets(check.step_together)
 
 

@@ -6,12 +6,12 @@ import pytest
 
 import nbddp
 from nbddp.agent.controller import quiet_ports
-from nbddp.lessons.answer import Exercise
-from nbddp.lessons.exercise import meet
-from nbddp.lessons.rendezvous import simulation as paper
-from nbddp.lessons.rendezvous.exercises import reachable
-from nbddp.lessons.rendezvous.figure import arrivals
-from nbddp.run.screen import Silent
+from nbddp.lessons.framework.answer import Exercise
+from nbddp.lessons.framework.on_rank import meet
+from nbddp.lessons.l03_finding_each_other import simulation as paper
+from nbddp.lessons.l03_finding_each_other.exercise import reachable
+from nbddp.lessons.l03_finding_each_other.figure import arrivals
+from nbddp.output.screens import Silent
 from nbddp.teach import check, explore
 from tests.lessons.answers import Mutant, defined, exercise, pool_of, solution
 

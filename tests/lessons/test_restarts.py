@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.lessons.restarts.figure import restarts as drawn
-from nbddp.lessons.restarts.simulation import LOST, restarts, training
-from nbddp.run.screen import Silent
+from nbddp.lessons.l10_restarts.figure import restarts as drawn
+from nbddp.lessons.l10_restarts.simulation import LOST, restarts, training
+from nbddp.output.screens import Silent
 from nbddp.teach import check, predict
 from tests.lessons.answers import Mutant, cells, defined, every_fourth, exercise, solution
 

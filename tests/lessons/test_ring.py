@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 
 import nbddp
-from nbddp.lessons.ring.collectives import ALL_REDUCE, COLLECTIVES, GATHER, REDUCE_SCATTER, Cell, collective
-from nbddp.lessons.ring.figure import COLOURS
-from nbddp.lessons.ring.figure import ring as figure
-from nbddp.lessons.ring.figure_collectives import before_after
-from nbddp.lessons.ring.simulation import (
-    ADDING,
-    complete,
-    ring,
+from nbddp.lessons.l04_collectives.collectives import (
+    ALL_REDUCE,
+    COLLECTIVES,
+    GATHER,
+    REDUCE_SCATTER,
+    Cell,
+    collective,
 )
+from nbddp.lessons.l04_collectives.figure import COLOURS
+from nbddp.lessons.l04_collectives.figure import ring as figure
+from nbddp.lessons.l04_collectives.figure_collectives import before_after
+from nbddp.lessons.l04_collectives.simulation import ADDING, complete, ring
 from nbddp.teach import check, explore
 from tests.colours import contrast
 from tests.lessons.answers import Mutant, defined, exercise, pool_of, solution

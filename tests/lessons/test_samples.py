@@ -9,16 +9,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
 import nbddp
-from nbddp.lessons.samples.exercises import judge_accuracy, near, sets_for
-from nbddp.lessons.samples.figure import samples
-from nbddp.lessons.samples.simulation import (
-    DROPPED,
-    UNTOLD,
-    dealt,
-    pooled,
-    randperm,
-    shares,
-)
+from nbddp.lessons.l06_samples.exercise import judge_accuracy, near, sets_for
+from nbddp.lessons.l06_samples.figure import samples
+from nbddp.lessons.l06_samples.simulation import DROPPED, UNTOLD, dealt, pooled, randperm, shares
 from nbddp.teach import check, explore
 from tests.lessons.answers import Mutant, defined, exercise, solution
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.lessons.sharding.figure import gathers as drawn_step
-from nbddp.lessons.sharding.figure import zero as drawn_bars
-from nbddp.lessons.sharding.schedule import gathers
-from nbddp.lessons.sharding.simulation import PRECISIONS, share, stages
+from nbddp.lessons.l15_sharding.figure import gathers as drawn_step
+from nbddp.lessons.l15_sharding.figure import zero as drawn_bars
+from nbddp.lessons.l15_sharding.schedule import gathers
+from nbddp.lessons.l15_sharding.simulation import PRECISIONS, share, stages
 from nbddp.teach import check
 from tests.lessons.answers import Mutant, defined, every_fourth, exercise, solution
 
@@ -160,7 +160,7 @@ write(torch.cat(parts))
 @pytest.mark.parametrize("mutant", every_fourth(WRONG_STEPS), ids=str)
 def test_a_wrong_sharded_step_is_told_why(pool: nbddp.Pool, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant.name == "endless":
-        monkeypatch.setattr("nbddp.lessons.running.DEADLINE", 2.0)
+        monkeypatch.setattr("nbddp.lessons.framework.run_check.DEADLINE", 2.0)
     mutant.meets(check.sharded_step)
 
 

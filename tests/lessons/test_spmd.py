@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.errors import BadInput
-from nbddp.lessons.spmd.exercises import unfair
-from nbddp.lessons.spmd.figure import prints
-from nbddp.lessons.spmd.simulation import AFTER, BEFORE, NOBODY, printing
+from nbddp.lessons.l01_one_program.exercise import unfair
+from nbddp.lessons.l01_one_program.figure import prints
+from nbddp.lessons.l01_one_program.simulation import AFTER, BEFORE, NOBODY, printing
 from nbddp.teach import check, predict
 from tests.lessons.answers import Mutant, defined, exercise, solution
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.errors import BadInput
-from nbddp.lessons.tensor_parallel.figure import mesh as drawn
-from nbddp.lessons.tensor_parallel.groups import right_groups
-from nbddp.lessons.tensor_parallel.simulation import BETWEEN, DATA, NONE, TENSOR, WITHIN, mesh
+from nbddp.lessons.l16_tensor_parallel.figure import mesh as drawn
+from nbddp.lessons.l16_tensor_parallel.groups import right_groups
+from nbddp.lessons.l16_tensor_parallel.simulation import BETWEEN, DATA, NONE, TENSOR, WITHIN, mesh
 from nbddp.teach import check
 from tests.lessons.answers import Mutant, defined, every_fourth, exercise, solution
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.base.units import speed
-from nbddp.lessons.what_if.figure import what_if as drawn_step
-from nbddp.lessons.what_if.simulation import DELAYS, GPUS, MODELS, SPEEDS, TOKENS, what_if
+from nbddp.capabilities.forecast.cost import COSTS, Link
+from nbddp.launch.units import speed
+from nbddp.lessons.l12_what_if.figure import what_if as drawn_step
+from nbddp.lessons.l12_what_if.simulation import DELAYS, GPUS, MODELS, SPEEDS, TOKENS, what_if
 from nbddp.teach import check, predict
-from nbddp.trace.cost import COSTS, Link
 from tests.lessons.answers import Mutant, defined, exercise, solution
 
 # -- what if ---------------------------------------------------------------------------------

@@ -276,7 +276,7 @@ def test_every_error_can_be_caught_by_a_name_of_the_package() -> None:
 def test_a_pool_shows_itself_wherever_it_was_imported_from() -> None:
     lines = (
         "from nbddp.pool.pool import Pool",
-        "import nbddp.panel.panel as drawn",
+        "import nbddp.capabilities.panel.panel as drawn",
         "drawn.shown = lambda pool: type(pool).__name__",
         "print(Pool()._repr_mimebundle_())",
     )

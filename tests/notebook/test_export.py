@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from nbddp.capabilities.export.command import History, Ran
+from nbddp.capabilities.export.notebook_file import cells_of
+from nbddp.capabilities.export.program import Cell, program
+from nbddp.capabilities.export.statements import indented
 from nbddp.errors import BadInput
 from nbddp.export import script
-from nbddp.export.notebook import cells_of
-from nbddp.export.program import Cell, program
-from nbddp.export.statements import indented
-from nbddp.front import cli
-from nbddp.front.commands import parse_command
-from nbddp.front.exporting import History, Ran
+from nbddp.notebook import terminal
+from nbddp.notebook.commands import parse_command
 from tests.kernels import Kernel
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -83,12 +83,12 @@ def test_what_depends_on_main_stays_there(body: str, main: list[str]) -> None:
 
 
 def test_without_a_formatter_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbddp.front import exporting
+    from nbddp.capabilities.export import command
 
     cells, line = [Cell("In[1]", "", "x = 1")], "torchrun a.py"
-    assert len(exporting.write(tmp_path / "a.py", cells, {}, line, False)) == 1
-    monkeypatch.setattr(exporting.shutil, "which", lambda *args, **options: None)
-    said = exporting.write(tmp_path / "b.py", cells, {}, line, False)
+    assert len(command.write(tmp_path / "a.py", cells, {}, line, False)) == 1
+    monkeypatch.setattr(command.shutil, "which", lambda *args, **options: None)
+    said = command.write(tmp_path / "b.py", cells, {}, line, False)
     assert said[1:] == ["b.py is not formatted: neither ruff nor black is installed, or they failed"]
 
 
@@ -181,12 +181,12 @@ def test_a_file_gives_its_cells_by_number_or_tag_and_pushed_literals() -> None:
     ],
 )
 def test_options_that_do_not_go_together_are_refused(line: str, words: str, tmp_path: Path) -> None:
-    from nbddp.front import exporting
+    from nbddp.capabilities.export import command
 
     pool = {"nnodes": 1, "nproc": 2, "gpus_per_proc": 0, "max_restarts": 0, "env": {}}
 
     def carry_out() -> None:
-        exporting.carry_out(parse_command(line).args, pool, History())
+        command.carry_out(parse_command(line).args, pool, History())
 
     with pytest.raises(BadInput) as e:
         carry_out()
@@ -311,16 +311,16 @@ def test_a_notebooks_file_is_exported_from_a_terminal(
     )
     (tmp_path / "my notebook.ipynb").write_text(json.dumps(notebook((body, None, ["a"]), ("%%ddp\n1/0", None, []))))
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["export", "my notebook.ipynb", "go.py", "--tag", "a"]) == 0
+    assert terminal.main(["export", "my notebook.ipynb", "go.py", "--tag", "a"]) == 0
     said = capsys.readouterr().out
     assert "GREETING='a b' torchrun --standalone --nproc-per-node 2 --max-restarts 1 go.py --lr 0.5" in said
     done = subprocess.run([*TORCHRUN, "--standalone", "--nproc-per-node", "2", "go.py", "--lr", "0.5"],
                           capture_output=True, text=True, timeout=120, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert [(tmp_path / f"out-{r}").read_text() for r in range(2)] == ["2 --lr 0.5"] * 2
-    assert cli.main(["export", "my notebook.ipynb", "go.py"]) == 2
+    assert terminal.main(["export", "my notebook.ipynb", "go.py"]) == 2
     assert "go.py exists; --force replaces it" in capsys.readouterr().err
-    assert cli.main(["export", "nowhere.ipynb", "other.py"]) == 2
+    assert terminal.main(["export", "nowhere.ipynb", "other.py"]) == 2
     assert "nowhere.ipynb cannot be read: No such file or directory" in capsys.readouterr().err
 
 
@@ -354,9 +354,9 @@ def test_what_a_cell_says_of_the_launch_is_in_the_line_from_a_kernel_and_from_a_
     book = notebook((CELL, 1, []), ("%%ddp\nimport os", 2, []))
     (tmp_path / "n.ipynb").write_text(json.dumps(book))
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["export", "n.ipynb", "a.py", "--force"]) == 0
+    assert terminal.main(["export", "n.ipynb", "a.py", "--force"]) == 0
     assert f"start it with {LINE}\n" in capsys.readouterr().out
-    assert cli.main(["export", "n.ipynb", "a.py", "--to", "torchrun"]) == 0
+    assert terminal.main(["export", "n.ipynb", "a.py", "--to", "torchrun"]) == 0
     assert capsys.readouterr().out.strip() == LINE
 
 
@@ -366,5 +366,5 @@ def test_a_variable_that_a_later_cell_takes_back_is_not_in_the_line(
     cells = [("%%ddp --env A=1 --env B=2 --debug\npass", 1, []), ("%%ddp --env A --debug off\npass", 2, [])]
     (tmp_path / "n.ipynb").write_text(json.dumps(notebook(*cells)))
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["export", "n.ipynb", "a.py"]) == 0
+    assert terminal.main(["export", "n.ipynb", "a.py"]) == 0
     assert "start it with B=2 torchrun --standalone --nproc-per-node 2 a.py\n" in capsys.readouterr().out

@@ -17,13 +17,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nbddp.agent import footprint, keeping, taking
-from nbddp.agent import home as homes
-from nbddp.agent.handle import Agent
-from nbddp.agent.taking import Waiting
+from nbddp.agent import runtime_dir as homes
+from nbddp.agent.client import Agent
+from nbddp.capabilities.warm import client as taking
+from nbddp.capabilities.warm import fingerprint as footprint
+from nbddp.capabilities.warm import server
+from nbddp.capabilities.warm.client import Waiting
 from nbddp.errors import AgentFailed, BadInput
-from nbddp.front import cli
-from nbddp.plan import options
+from nbddp.launch import options
+from nbddp.notebook import terminal
 from nbddp.pool.pool import Pool
 from tests import places
 from tests.kernels import Kernel
@@ -44,7 +46,7 @@ def _runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for one in taking.waiting():
             one.end()
         until(lambda: not homes.running())
-        assert list(keeping.folder().iterdir()) == []
+        assert list(server.folder().iterdir()) == []
 
 
 @pytest.fixture
@@ -297,8 +299,8 @@ def test_variables_of_a_front_end_do_not_matter() -> None:
 COPIED = """
 import os, psutil, time
 from pathlib import Path
-from nbddp.agent.handle import Agent
-from nbddp.agent import footprint, taking
+from nbddp.agent.client import Agent
+from nbddp.capabilities.warm import fingerprint as footprint, client as taking
 
 def used(home):  # by the agent, or the process that it has become
     return any(str(home) in (p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
@@ -341,7 +343,7 @@ def test_a_changed_library_and_a_changed_file_of_nbddp_end_it(tmp_path: Path) ->
 IMPORTING = """
 import importlib.util, os, sys, time
 from pathlib import Path
-from nbddp.agent import footprint
+from nbddp.capabilities.warm import fingerprint as footprint
 imports = footprint.Imports()
 import found.part
 assert importlib.util.find_spec("missing") is None
@@ -407,7 +409,7 @@ def test_it_ends_when_its_time_is_over(warm: Waiting) -> None:
     agent = taken()
     agent.keep(0.2)
     agent.close()
-    until(lambda: not taking.waiting() and not list(keeping.folder().iterdir()))
+    until(lambda: not taking.waiting() and not list(server.folder().iterdir()))
     assert Agent.ask(os.environ) is None
 
 
@@ -438,12 +440,12 @@ def test_one_that_is_killed_leaves_nothing_in_the_way(warm: Waiting) -> None:
 
 
 def test_the_terminal_lists_and_ends_it(warm: Waiting, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["status"]) == 0
+    assert terminal.main(["status"]) == 0
     line = capsys.readouterr().out
     assert line.startswith(f"warm process {warm.name} · waits for a kernel in {os.getcwd()} · ")
     assert " left · " in line
     assert " MiB; python -m nbddp stop " in line
-    assert cli.main(["stop", warm.name]) == 0
+    assert terminal.main(["stop", warm.name]) == 0
     assert capsys.readouterr().out == f"warm process {warm.name} ended\n"
     assert over(warm)
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nbddp.agent import home as homes
+from nbddp.agent import runtime_dir as homes
 from tests.kernels import Kernel
 
 BUSY = (
     "%%ddp\nimport torch, torch.distributed as dist, os, time\ndist.init_process_group('gloo')\nkept = 5\n"
     "print('busy', flush=True)\nif os.environ['RANK'] == '0': dist.barrier()\ntime.sleep(600)"
 )
-AGENT = "from nbddp.front.magics import _loaded\nagent = [m.pool.agent for m in _loaded.values()][0]\n"
+AGENT = "from nbddp.notebook.magics import _loaded\nagent = [m.pool.agent for m in _loaded.values()][0]\n"
 
 
 def until(done: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -52,7 +52,7 @@ class Pool:
         return cell
 
     def states(self) -> str:
-        from nbddp.agent.handle import Agent
+        from nbddp.agent.client import Agent
 
         agent = Agent.connect(self.home)
         try:

@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 import pytest
 
-from nbddp.base.share import STAGES
-from nbddp.panel import page
-from nbddp.panel import state as rules
-from nbddp.panel.plan import Plan
-from nbddp.panel.state import State
+from nbddp.capabilities.panel import page
+from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel.plan import Plan
+from nbddp.capabilities.panel.state import State
+from nbddp.output.progress import STAGES
 from tests.kernels import Kernel, loaded
 from tests.unit.test_panel import CPU
 
@@ -109,7 +109,7 @@ def test_start_starts_what_is_planned_and_all_panels_show_it(shown: Kernel) -> N
 
 def test_a_panel_is_a_picture_and_words_and_widgets_in_one_output(shown: Kernel) -> None:
     until(shown, "panel.state.pool_words()", lambda words: words.startswith("ready"))  # the cell before has ended
-    for code in ("%ddp panel", "nbddp.Panel()", "from nbddp.front.magics import standing_pool; standing_pool()"):
+    for code in ("%ddp panel", "nbddp.Panel()", "from nbddp.notebook.magics import standing_pool; standing_pool()"):
         bundle, *understudy = shown.run(code).displays
         assert len(understudy) == ("standing_pool" not in code)
         assert {"text/plain", "text/html", "image/png", "application/vnd.jupyter.widget-view+json"} <= set(bundle)
@@ -117,7 +117,7 @@ def test_a_panel_is_a_picture_and_words_and_widgets_in_one_output(shown: Kernel)
 
 
 def test_a_panel_is_not_shown_with_a_cell_that_has_ended_since_the_last_look(shown: Kernel) -> None:
-    late = ("from nbddp.panel import state as rules\nwith panel.session.model.together():\n"
+    late = ("from nbddp.capabilities.panel import state as rules\nwith panel.session.model.together():\n"
             "    panel.session.model.change(rules.seen, panel.state.ranks, 'Cell In[1]', 1)\n"
             "    print(panel.state.pool_words(), repr(panel).splitlines()[0], sep='\\n')\n"
             "    print(panel.state.pool_words())")  # fmt: skip
@@ -174,7 +174,7 @@ def test_start_keeps_a_pool_that_a_cell_has_made_with_options(shown: Kernel) -> 
     assert done.ok, done.error
 
 
-BROKEN = """from nbddp.pool import requests
+BROKEN = """from nbddp.pool import start_requests as requests
 real = requests.worker
 requests.worker = lambda *args, **more: {**real(*args, **more), "url_file": "/nowhere"}
 view.controls["nproc"].value = 3
@@ -219,7 +219,7 @@ def test_when_the_kernel_restarts_picture_and_words_stay_and_no_process_does(col
     """Under an open panel that has started a pool and draws it."""
     first = cold_kernel.run("%ddp panel")
     ident, _ = [c["transient"]["display_id"] for _, kind, c in first.messages if kind == "display_data"]
-    assert cold_kernel.run("from nbddp.front.magics import standing_pool\nimport json, psutil\n"
+    assert cold_kernel.run("from nbddp.notebook.magics import standing_pool\nimport json, psutil\n"
                           "standing_pool().start()").ok  # fmt: skip
     below = asked(cold_kernel, "[[p.pid, p.create_time()] for p in psutil.Process().children(recursive=True)]")
     assert len(below) > 3

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from nbddp.capabilities.debugger.transcript import MOST, PROMPT, Debugged
+from nbddp.capabilities.panel import page
+from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel.rows import Look, doing_of
+from nbddp.capabilities.panel.state import State
 from nbddp.errors import RankStatus
-from nbddp.panel import page
-from nbddp.panel import state as rules
-from nbddp.panel.state import State
-from nbddp.panel.watched import Look, doing_of
-from nbddp.run import deadlock
-from nbddp.run.debugged import MOST, PROMPT, Debugged
-from nbddp.run.positions import Position, position_of
+from nbddp.execution import deadlock
+from nbddp.execution.positions import Position, position_of
 from tests.kernels import FROM_BREAKPOINT, Kernel, loaded
 from tests.notebook.test_panel import Balanced, asked, until
 

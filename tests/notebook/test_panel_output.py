@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from nbddp.panel import page
-from nbddp.panel import state as rules
-from nbddp.panel.printed import ALL, Output
-from nbddp.panel.state import Model, State
-from nbddp.panel.view import View
-from nbddp.panel.watched import Rank
+from nbddp.capabilities.panel import page
+from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel.output import ALL, Output
+from nbddp.capabilities.panel.rows import Rank
+from nbddp.capabilities.panel.state import Model, State
+from nbddp.capabilities.panel.view import View
 from tests.kernels import Kernel, loaded
 from tests.notebook.test_panel import asked, until
 
@@ -283,7 +283,7 @@ print('the end')"""
 
 def test_a_bar_of_tqdm_moves_in_the_page_and_ends_among_the_lines(panel: Kernel) -> None:
     """A widget's bar, as `tqdm.auto` chooses it in a notebook; in words, as the page has them."""
-    code = "pages = []\nfrom nbddp.panel import page\n"
+    code = "pages = []\nfrom nbddp.capabilities.panel import page\n"
     code += "leave = panel.session.model.watch(lambda before, now: pages.append([page.moving(now), now.room]))"
     assert panel.run(code).ok
     done = panel.run(BAR)

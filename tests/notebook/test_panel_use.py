@@ -14,17 +14,18 @@ import psutil
 import pynvml
 import pytest
 
-from nbddp.agent import devices, use
-from nbddp.agent.identity import Identity
-from nbddp.agent.use import Gpus
+from nbddp.agent import devices
+from nbddp.agent.process_id import Identity
+from nbddp.capabilities.panel import on_agent as use
+from nbddp.capabilities.panel import page, poll
+from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel.on_agent import Gpus
+from nbddp.capabilities.panel.poll import MEMORY_EVERY, Uses
+from nbddp.capabilities.panel.rows import Look, rows
+from nbddp.capabilities.panel.state import State
 from nbddp.errors import AgentFailed
-from nbddp.panel import looking, page
-from nbddp.panel import state as rules
-from nbddp.panel.looking import MEMORY_EVERY, Uses
-from nbddp.panel.state import State
-from nbddp.panel.watched import Look, rows
-from nbddp.plan.machine import Device, Node
-from nbddp.plan.topology import Topology
+from nbddp.launch.machine import Device, Node
+from nbddp.launch.topology import Topology
 from tests.machines import Recorded, nvswitch_machine, pcie_machine, refused
 from tests.notebook.test_panel import Balanced
 
@@ -160,7 +161,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(looking, "time", made)
+    monkeypatch.setattr(poll, "time", made)
     return made
 
 

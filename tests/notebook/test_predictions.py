@@ -9,8 +9,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from nbddp.draw.widgets import WIDGET
-from nbddp.lessons.asking import FAILED
+from nbddp.figures.widget_support import WIDGET
+from nbddp.lessons.framework.prompt import FAILED
 from nbddp.teach import predict
 from tests.kernels import Kernel
 from tests.lessons.answers import SOURCES, builder, text_of

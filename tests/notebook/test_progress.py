@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from nbddp.base.share import Share
-from nbddp.run.screen import Notebook, Terminal, bar_of
+from nbddp.output.progress import Share
+from nbddp.output.screens import Notebook, Terminal, bar_of
 from tests.kernels import Kernel, Shown
 
 LATE = """%%ddp

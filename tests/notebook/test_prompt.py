@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from nbddp.worker.debugger import Debugger, completions
+from nbddp.capabilities.debugger.on_rank import Debugger, completions
 from tests.kernels import FROM_BREAKPOINT, Kernel, Shown, loaded
 from tests.pool.faults import RECORDS
 

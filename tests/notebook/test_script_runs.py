@@ -19,9 +19,9 @@ import psutil
 import pytest
 
 import nbddp
+from nbddp.capabilities.scripts.logs import Logs
 from nbddp.errors import BadInput, WorkerFailed
-from nbddp.plan.logs import Logs
-from nbddp.run.screen import Silent
+from nbddp.output.screens import Silent
 from tests import warm
 from tests.kernels import Kernel, loaded
 

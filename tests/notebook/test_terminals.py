@@ -20,9 +20,9 @@ import pytest
 
 import nbddp
 from nbddp.errors import RunTimedOut
-from nbddp.run import screen
-from nbddp.run.region import Region, can_draw, fit
-from nbddp.run.screen import size_of
+from nbddp.output import screens
+from nbddp.output.live_region import Region, can_draw, fit
+from nbddp.output.screens import size_of
 from tests.kernels import FROM_BREAKPOINT
 from tests.lessons.answers import NOTEBOOKS
 
@@ -289,9 +289,9 @@ def test_without_a_terminal_bars_are_lines_and_nothing_is_drawn(tmp_path: Path) 
 def test_without_a_terminal_a_long_silence_is_told(
     pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(screen, "TELL_AFTER", 0.5)
+    monkeypatch.setattr(screens, "TELL_AFTER", 0.5)
     with pytest.raises(RunTimedOut):
-        pool.run_cell("import time\ntime.sleep(60)", timeout=2.5, screen=screen.Terminal())
+        pool.run_cell("import time\ntime.sleep(60)", timeout=2.5, screen=screens.Terminal())
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "running: ranks 0–1 (cell line 2) · 1 s"
     assert 2 <= len(told) <= 3, "each time after twice as long"

@@ -8,9 +8,9 @@ import IPython
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from nbddp.front.magics import TRANSFORMS
-from nbddp.run.cell import as_python
-from nbddp.worker.text import CellText
+from nbddp.execution.cell_text import as_python
+from nbddp.notebook.magics import TRANSFORMS
+from nbddp.worker.cell_text import CellText
 from tests.kernels import Kernel
 
 CELL = "# %%ddp\nx = 7 % 4\nfound = !echo $x\n%time y = x\nfound, y"

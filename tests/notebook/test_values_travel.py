@@ -8,7 +8,8 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from nbddp.worker import arrivals, values
+from nbddp.capabilities.subprocesses import on_rank
+from nbddp.protocol import pickling
 from tests.kernels import Kernel
 
 
@@ -107,7 +108,7 @@ def test_code_keeps_the_name_of_its_file(without: bool, monkeypatch: pytest.Monk
         monkeypatch.setitem(table, CodeType, lambda code: reduce(code.replace(co_filename="<dynamic-code>")))
     made: dict[str, Any] = {"__name__": "__main__"}
     exec(compile("def outer():\n    def inner():\n        1 / 0\n    return inner", "/cells/In[3].py", "exec"), made)
-    for packed in (values.pack(made["outer"]), arrivals._bytes(made["outer"])):
+    for packed in (pickling.pack(made["outer"]), on_rank._bytes(made["outer"])):
         inner = cloudpickle.loads(packed)()
         with pytest.raises(ZeroDivisionError) as raised:
             inner()

@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from ipywidgets.embed import dependency_state
 
-from nbddp.run.widgets import VIEW, Model, Widgets, apart
+from nbddp.capabilities.widgets.state import VIEW, Model, Widgets, apart
 from tests.kernels import Kernel, Shown
 
 BAR = """%%ddp --ranks 0,1

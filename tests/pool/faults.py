@@ -15,9 +15,9 @@ import pytest
 from torch._C import _distributed_c10d
 
 import nbddp
-from nbddp.base import system
-from nbddp.plan.options import LaunchSpec
-from nbddp.run.screen import Silent
+from nbddp.compat import system
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 
 RECORDS = hasattr(_distributed_c10d, "_dump_fr_trace_json")
 NO_RECORDER = "torch before 2.8 has no flight recorder for gloo"

@@ -1,6 +1,6 @@
-"""`nbddp.agent.reached` that gives a silent owner up after two seconds."""
+"""`nbddp.capabilities.hosts.remote_agent` that gives a silent owner up after two seconds."""
 
-from nbddp.agent import reached
+from nbddp.capabilities.hosts import remote_agent
 
-reached.PATIENCE = 2.0
-reached.main()
+remote_agent.PATIENCE = 2.0
+remote_agent.main()

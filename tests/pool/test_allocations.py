@@ -11,12 +11,10 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import nbddp
-from nbddp.draw.allocations import allocations
-from nbddp.run.screen import Silent
-from nbddp.seams import torch_seams
-from nbddp.trace.allocated import Allocations, RankAllocations, of_rank, sentences
-from nbddp.trace.drawn import MOST
-from nbddp.trace.history import (
+from nbddp.analysis.row_limit import MOST
+from nbddp.capabilities.memory import on_rank_timeline as on_rank
+from nbddp.capabilities.memory.figure_timeline import allocations
+from nbddp.capabilities.memory.history import (
     BEFORE,
     CUDA,
     HEAP,
@@ -28,8 +26,10 @@ from nbddp.trace.history import (
     steps,
     window,
 )
-from nbddp.worker import allocations as on_rank
-from nbddp.worker.recorder import Recorder
+from nbddp.capabilities.memory.timeline import Allocations, RankAllocations, of_rank, sentences
+from nbddp.capabilities.timings.on_rank import Recorder
+from nbddp.compat import torch as torch_seams
+from nbddp.output.screens import Silent
 from tests.kernels import Kernel
 
 MIB = 1 << 20

@@ -7,11 +7,11 @@ import textwrap
 import pytest
 
 import nbddp
-from nbddp.ask.bench import sizes
-from nbddp.draw.bench import bench
-from nbddp.front.commands import parse_command
-from nbddp.run.screen import Silent
-from nbddp.trace.waiting import BUS_FACTOR
+from nbddp.analysis.wait_time import BUS_FACTOR
+from nbddp.capabilities.bench.command import sizes
+from nbddp.capabilities.bench.figure import bench
+from nbddp.notebook.commands import parse_command
+from nbddp.output.screens import Silent
 from tests import warm
 from tests.kernels import Kernel
 

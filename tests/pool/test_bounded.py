@@ -17,15 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.agent import copies, home, logs
-from nbddp.agent.identity import Identity
+from nbddp.agent import log_rotation, runtime_dir, spool_files
+from nbddp.agent.process_id import Identity
 from nbddp.errors import AgentFailed
+from nbddp.output import log_file
+from nbddp.output.buffer import RankOutput
+from nbddp.output.log_file import LogFile
+from nbddp.output.screens import Silent
 from nbddp.pool.node import RUNS_KEPT
-from nbddp.run import logfile
-from nbddp.run.collect import RankOutput
-from nbddp.run.logfile import LogFile
-from nbddp.run.screen import Silent
-from nbddp.worker import kept
+from nbddp.worker import output_spool
 from tests.screens import Hearing
 
 
@@ -65,16 +65,16 @@ def test_a_log_file_has_the_beginning_and_the_end_of_all_that_was_written(
     assert int(said.split()[0]) == len(whole) - len(head) - len(tail)
 
 
-@pytest.mark.parametrize(("text", "found"), [("", logfile.LIMIT), ("64MiB", 64 << 20), ("100000", 100_000)])
+@pytest.mark.parametrize(("text", "found"), [("", log_file.LIMIT), ("64MiB", 64 << 20), ("100000", 100_000)])
 def test_the_limit_is_settable(text: str, found: int) -> None:
-    assert logfile.limit({logfile.SETTING: text}) == found
+    assert log_file.limit({log_file.SETTING: text}) == found
 
 
 @pytest.mark.parametrize(("text", "words"), [("much", "'much' is not a size"), ("10", "set 4096 bytes or more")])
 def test_a_limit_that_is_none_is_refused_before_anything_runs(
     pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
-    monkeypatch.setenv(logfile.SETTING, text)
+    monkeypatch.setenv(log_file.SETTING, text)
     with pytest.raises(nbddp.BadInput, match=words):
         pool.run_cell("pass", screen=Silent())
 
@@ -87,7 +87,7 @@ def size_of(folder: Path) -> int:
 
 
 def test_megabytes_of_output_leave_a_few_on_disk(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(logfile.SETTING, "1MiB")
+    monkeypatch.setenv(log_file.SETTING, "1MiB")
     pool.run_cell(LOUD, screen=Silent())
     assert pool.agent is not None
     assert pool.last_run is not None
@@ -97,7 +97,7 @@ def test_megabytes_of_output_leave_a_few_on_disk(pool: nbddp.Pool, monkeypatch: 
     assert lines[0].startswith("0 x")
     assert lines[-1].startswith("11999 x")
     assert any("bytes omitted" in line for line in lines)
-    assert size_of(pool.agent.bulk) < 2 * (2 * kept.HALF + (1 << 20)) + (1 << 20)
+    assert size_of(pool.agent.bulk) < 2 * (2 * output_spool.HALF + (1 << 20)) + (1 << 20)
     assert size_of(pool.agent.home) < 1 << 20, "the folder of pools is often in memory"
 
 
@@ -114,16 +114,16 @@ def test_the_last_words_of_a_rank_that_printed_much_and_died_are_there(pool: nbd
 def test_the_copy_tells_how_much_it_has_no_more(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     base = str(tmp_path_factory.mktemp("kept") / "worker-0")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept, "HALF", 64)
-        copy = kept.Copy(copies.path(base, "stdout"))
+        patch.setattr(output_spool, "HALF", 64)
+        copy = output_spool.Copy(spool_files.path(base, "stdout"))
         for text in texts:
             copy.write(text)
     whole = "".join(texts).encode("utf-8", "replace").decode()
-    start, found = copies.text(base, "stdout")
+    start, found = spool_files.text(base, "stdout")
     assert whole[start:] == found
     assert len(found.encode()) >= min(len(whole.encode()), 24)
-    copies.clear([base])
-    assert copies.text(base, "stdout") == (0, "")
+    spool_files.clear([base])
+    assert spool_files.text(base, "stdout") == (0, "")
     os.close(copy._file)
 
 
@@ -156,22 +156,22 @@ def test_a_log_that_grows_is_cut_and_its_writer_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "controller.log"
     writer = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(writer, b"first\n" + b"x" * 100_000 + b"\nlast\n")
-    assert not logs.cut(str(path), 1 << 20)
-    assert logs.cut(str(path), 1000)
+    assert not log_rotation.cut(str(path), 1 << 20)
+    assert log_rotation.cut(str(path), 1000)
     os.write(writer, b"and on\n")
     os.close(writer)
     found = path.read_bytes()
     assert len(found) < 700
     assert found.startswith(b"first\n")
     assert found.endswith(b"last\nand on\n")
-    assert not logs.cut(str(tmp_path / "none.log"))
+    assert not log_rotation.cut(str(tmp_path / "none.log"))
 
 
 def test_the_agent_cuts_the_logs_of_its_processes(pool: nbddp.Pool) -> None:
     log = Path(pool.log_of(0))
     with open(log, "ab") as file:
-        file.write(b"x" * (logs.MOST + 1))
-    until(lambda: log.stat().st_size < logs.MOST, "the log is cut")
+        file.write(b"x" * (log_rotation.MOST + 1))
+    until(lambda: log.stat().st_size < log_rotation.MOST, "the log is cut")
     with pytest.raises(nbddp.WorkerFailed, match="SIGABRT"):
         pool.run_cell("import os; os.abort()", ranks=[0], screen=Silent())
 
@@ -191,7 +191,7 @@ def dead(folder: Path, victim: Path) -> Path:
     """A folder as a dead pool leaves it, that names a file of the victim's."""
     found = folder / "abc123"
     found.mkdir(parents=True)
-    home.record(found, Identity(2**22 - 1, 1.0), [str(victim)])
+    runtime_dir.record(found, Identity(2**22 - 1, 1.0), [str(victim)])
     return found
 
 
@@ -202,7 +202,7 @@ def test_a_link_in_the_place_of_the_folder_of_pools_is_not_followed(base: Path) 
     dead(victim, victim / "thesis.txt")
     (base / "shared" / f"nbddp-{os.getuid()}").symlink_to(victim)
     with pytest.raises(AgentFailed, match="is a link; remove it, or set NBDDP_RUNTIME_DIR to a private folder"):
-        home.running()
+        runtime_dir.running()
     assert (victim / "thesis.txt").read_text() == "years of work"
     assert (victim / "abc123").exists()
 
@@ -210,11 +210,11 @@ def test_a_link_in_the_place_of_the_folder_of_pools_is_not_followed(base: Path) 
 def test_what_is_no_folder_of_a_pool_is_told_and_left_alone(base: Path) -> None:
     victim = base / "precious"
     dead(victim, victim)
-    (home.runtime() / "fed321").symlink_to(victim / "abc123")
-    (home.runtime() / "note.txt").write_text("hello")
-    assert home.running() == []
-    assert (victim / "abc123" / home.RECORD).exists()
-    assert [line.rpartition("/")[2] for line in home.strange()] == [
+    (runtime_dir.runtime() / "fed321").symlink_to(victim / "abc123")
+    (runtime_dir.runtime() / "note.txt").write_text("hello")
+    assert runtime_dir.running() == []
+    assert (victim / "abc123" / runtime_dir.RECORD).exists()
+    assert [line.rpartition("/")[2] for line in runtime_dir.strange()] == [
         "fed321 is not a pool's folder and is left alone", "note.txt is not a pool's folder and is left alone",
     ]  # fmt: skip
 
@@ -225,27 +225,27 @@ def test_of_a_dead_pools_files_links_and_folders_are_left(base: Path) -> None:
     link.symlink_to(victim)
     own = base / "connection.json"
     own.write_text("{}")
-    found = dead(home.runtime(), link)
-    home.record(found, Identity(2**22 - 1, 1.0), [str(link), str(base / "shared"), str(own)])
-    home.bulk(found).joinpath("runs").mkdir()
-    assert home.running() == []
+    found = dead(runtime_dir.runtime(), link)
+    runtime_dir.record(found, Identity(2**22 - 1, 1.0), [str(link), str(base / "shared"), str(own)])
+    runtime_dir.bulk(found).joinpath("runs").mkdir()
+    assert runtime_dir.running() == []
     assert (victim.exists(), link.is_symlink(), own.exists(), found.exists()) == (True, True, False, False)
-    assert list((home.cache() / home.POOLS).iterdir()) == []
+    assert list((runtime_dir.cache() / runtime_dir.POOLS).iterdir()) == []
 
 
 def test_a_folder_that_others_may_read_is_refused(base: Path) -> None:
-    folder = home.runtime()
+    folder = runtime_dir.runtime()
     folder.chmod(0o755)
     with pytest.raises(AgentFailed, match="is open to others"):
-        home.runtime()
+        runtime_dir.runtime()
     folder.chmod(0o700)
-    assert stat.S_IMODE(home.cache().stat().st_mode) == 0o700
+    assert stat.S_IMODE(runtime_dir.cache().stat().st_mode) == 0o700
 
 
 def test_without_a_cache_folder_output_lies_in_the_pools_own(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (base / "file").write_text("")
     monkeypatch.setenv("NBDDP_CACHE_DIR", str(base / "file"))
-    assert home.bulk(home.runtime()) == home.runtime()
+    assert runtime_dir.bulk(runtime_dir.runtime()) == runtime_dir.runtime()
 
 
 # -- pools that nobody holds -------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_a_process_that_has_left_its_rank_ends_with_the_pool_and_nothing_stays_i
             assert set(in_child) == {0}
             assert min(in_rank) >= 1
             told = pool.run_cell("import os; os.environ['TORCHINDUCTOR_CACHE_DIR']", want_value=True, screen=Silent())
-            assert set(told) == {str(home.cache() / "torchinductor")}
+            assert set(told) == {str(runtime_dir.cache() / "torchinductor")}
         until(lambda: not any(p.is_running() for p in orphans), "orphans end")
     left = [p for p in (tmp_path / "ipython").rglob("*") if p.is_file() and p.name != "README"]
     assert left == []

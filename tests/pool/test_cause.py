@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.agent.cause import cause
-from nbddp.agent.handle import Agent
+from nbddp.agent.client import Agent
+from nbddp.agent.last_error import cause
 from nbddp.errors import AgentFailed
 from tests import places
 
@@ -83,7 +83,7 @@ def test_an_agent_without_room_for_its_log_says_so(tmp_path: Path, monkeypatch: 
     (tmp_path / "agent.log").touch()
     agent = Agent.at(ours, tmp_path, {}, {}, owned=False)
     assert agent.last_words() == "it left no message"
-    monkeypatch.setattr("nbddp.agent.handle.ROOM", 1 << 60)
+    monkeypatch.setattr("nbddp.agent.client.ROOM", 1 << 60)
     assert agent.last_words().startswith(
         f"the disk of {tmp_path.parent} is full; free some space, or set NBDDP_RUNTIME"
     )

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.ask import compare as comparing
-from nbddp.run.screen import Silent
-from nbddp.trace.exchange import Wanted, pieces, within
-from nbddp.trace.replicas import Compared, Held, Leaf
-from nbddp.worker import digests
+from nbddp.capabilities.compare import command as comparing
+from nbddp.capabilities.compare import on_rank as digests
+from nbddp.capabilities.compare.exchange import Wanted, pieces, within
+from nbddp.capabilities.compare.replicas import Compared, Held, Leaf
+from nbddp.output.screens import Silent
 from tests import warm
 from tests.kernels import Kernel
 

@@ -17,11 +17,11 @@ from jupyter_client.session import DELIM, Session
 from zmq.eventloop.zmqstream import ZMQStream
 
 import nbddp
+from nbddp.compat import ipyparallel
+from nbddp.execution.execution import OUTCOME, Run
+from nbddp.output.screens import Silent
 from nbddp.pool import connection
-from nbddp.pool.wire import Wire
-from nbddp.run.screen import Silent
-from nbddp.run.spmd import OUTCOME, Run
-from nbddp.seams import ipyparallel_seams
+from nbddp.pool.rpc import Wire
 from tests.lessons.answers import pool_of
 
 LAST = [b"x"] * 11  # of a burst; libzmq aborts if a socket that has read half a message leaves its sender
@@ -74,7 +74,7 @@ def test_messages_that_wait_go_out_in_one_turn_of_the_clients_loop(loop: asyncio
         assert near.poll(5000)
         near.recv_multipart()
         client = client_of(ZMQStream(near), calls)
-        outbox = ipyparallel_seams.Outbox(client)
+        outbox = ipyparallel.Outbox(client)
         for _ in range(5):
             outbox.request("engine", client.session.msg("request"), ())
         (send,) = calls
@@ -97,7 +97,7 @@ def test_what_a_socket_does_not_take_waits_for_its_turn_and_nothing_that_has_com
         near.connect("inproc://small")
         client = client_of(ZMQStream(near), calls)
         client._mux_stream.on_recv(came.append)
-        outbox = ipyparallel_seams.Outbox(client)
+        outbox = ipyparallel.Outbox(client)
         for number in range(5):
             outbox.request("engine", client.session.msg("request", content={"number": number}), ())
         far.send(b"answer")
@@ -121,8 +121,8 @@ def test_many_messages_are_read_in_one_turn_of_the_clients_loop(loop: asyncio.Ab
         near.connect("inproc://many")
         stream = ZMQStream(near)
         turns: list[int] = []
-        guarded = ipyparallel_seams._guarded("name", stream, lambda frames: read.append(int(bytes(frames[0]))), print)
-        most = ipyparallel_seams.AT_ONCE + 1
+        guarded = ipyparallel._guarded("name", stream, lambda frames: read.append(int(bytes(frames[0]))), print)
+        most = ipyparallel.AT_ONCE + 1
         stream.on_recv(lambda frames: (turns.append(len(read)), guarded(frames)), copy=False)
         for number in range(2 * most):
             far.send(b"%d" % number)
@@ -210,7 +210,7 @@ def test_a_cell_is_one_message_to_each_rank_and_one_back(pool: nbddp.Pool, monke
     """Neither replies nor states, which nobody would read; and the hub is told of none of them."""
     link, heard = pool.group.wire.connection, []
     monkeypatch.setattr(link, "_hear", lambda message: heard.append(message) or pool.group.wire._heard(message))
-    receivers = ipyparallel_seams.guard(link.client, link._hear, link._drop)
+    receivers = ipyparallel.guard(link.client, link._hear, link._drop)
     monkeypatch.setattr(link, "_receivers", receivers)
     pool.run_cell("pass", screen=Silent())
     assert [(m["header"]["msg_type"], m["buffers"]) for m in heard] == [(OUTCOME, [])] * 2
@@ -226,7 +226,7 @@ def connects(socket: Any, public: bytes, port: int) -> None:
 def in_thread(client: Any, call: Callable[[], object]) -> None:
     """In the thread to which the client's sockets belong."""
     done = threading.Event()
-    ipyparallel_seams.call_in_thread(client, lambda: (call(), done.set()))  # type: ignore[func-returns-value]
+    ipyparallel.call_in_thread(client, lambda: (call(), done.set()))  # type: ignore[func-returns-value]
     assert done.wait(30)
 
 
@@ -316,7 +316,7 @@ def test_stuck_thread_is_replaced_after_many_looks_and_not_before(
     """What was given to it to send is lost; that ends the cell with an error of the rank that was not reached."""
     free, link = threading.Event(), pool.group.wire.connection
     client = link.client
-    ipyparallel_seams.call_in_thread(client, free.wait)  # type: ignore[arg-type]
+    ipyparallel.call_in_thread(client, free.wait)  # type: ignore[arg-type]
     try:
         link.check()
         assert link.client is client, "a thread that is at work is left alone"

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.plan import environment
-from nbddp.plan.machine import Device, Node
-from nbddp.plan.options import LaunchSpec
-from nbddp.plan.topology import Topology
-from nbddp.run import outcome
-from nbddp.run.screen import Silent
-from nbddp.worker import context
-from nbddp.worker.tracing import Tracer
+from nbddp.capabilities.trace.on_rank import Tracer
+from nbddp.launch import torchrun_env
+from nbddp.launch.machine import Device, Node
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.topology import Topology
+from nbddp.output.screens import Silent
+from nbddp.protocol import outcome
+from nbddp.worker import cuda_context
 from tests.gpu import conftest as gpu_tests
 from tests.gpu import test_one_gpu, test_two_ranks
 from tests.screens import Hearing
@@ -59,14 +59,14 @@ def test_a_context_is_broken_if_cuda_says_so_after_an_error_of_its_own(
     error: Exception, synchronize: Any, initialized: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda(monkeypatch, synchronize, initialized)
-    assert context.broken(error) == said
+    assert cuda_context.broken(error) == said
 
 
 def test_a_context_at_work_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     cuda(monkeypatch, over.wait)
-    monkeypatch.setattr(context, "ASKED", 0.05)
-    assert context.broken(RuntimeError(ASSERT)) == ""
+    monkeypatch.setattr(cuda_context, "ASKED", 0.05)
+    assert cuda_context.broken(RuntimeError(ASSERT)) == ""
     over.set()
 
 
@@ -74,7 +74,7 @@ def test_cudas_error_is_found_behind_the_programs_own(monkeypatch: pytest.Monkey
     cuda(monkeypatch, raises)
     mine = ValueError("bad step")
     mine.__cause__ = RuntimeError(ASSERT)
-    assert context.broken(mine)
+    assert cuda_context.broken(mine)
 
 
 def test_a_rank_whose_context_is_broken_is_named_and_replaced(pool: nbddp.Pool) -> None:
@@ -112,9 +112,9 @@ def test_a_rank_whose_context_is_well_is_kept(pool: nbddp.Pool) -> None:
 
 def test_nccls_watchdog_leaves_processes_alone_unless_the_user_says_otherwise() -> None:
     placed = Topology.plan([Node(0, "h", (), 8)], nproc=2)
-    found = environment.of_worker(placed.workers[0], placed, {"TORCH_NCCL_ENABLE_MONITORING": "1"})
+    found = torchrun_env.of_worker(placed.workers[0], placed, {"TORCH_NCCL_ENABLE_MONITORING": "1"})
     assert found["TORCH_NCCL_ENABLE_MONITORING"] == "1"
-    assert {k: found[k] for k in environment.KEEPS_PROCESS if k != "TORCH_NCCL_ENABLE_MONITORING"} == {
+    assert {k: found[k] for k in torchrun_env.KEEPS_PROCESS if k != "TORCH_NCCL_ENABLE_MONITORING"} == {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
     }  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_program_that_has_nccl_end_its_process_is_told(pool: nbddp.Pool, value
     pool.ensure(LaunchSpec())
     setting = f"os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'] = {value!r}" if value else "pass"
     code = (
-        f"import os, torch.distributed as dist\nfrom nbddp.worker import groups\n{setting}\n"
+        f"import os, torch.distributed as dist\nfrom nbddp.worker import process_groups as groups\n{setting}\n"
         "before, groups.has_nccl = groups.has_nccl, lambda: True\ndist.init_process_group('gloo')\n"
         "groups.has_nccl = before\ndist.destroy_process_group()"
     )

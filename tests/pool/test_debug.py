@@ -11,9 +11,9 @@ import pytest
 
 import nbddp
 from nbddp.errors import BadInput, RunHung, WorkerFailed
-from nbddp.plan import variables
-from nbddp.plan.options import LaunchSpec, parse_cell
-from nbddp.run.screen import Silent
+from nbddp.launch import env_options
+from nbddp.launch.options import LaunchSpec, parse_cell
+from nbddp.output.screens import Silent
 from tests import warm
 
 HERE = [
@@ -42,10 +42,10 @@ HERE = [
 def test_interfaces_that_are_named_are_looked_for(setting: str, missing: str) -> None:
     name, _, value = setting.partition("=")
     if not missing:
-        variables.check_interfaces({name: value}, HERE)
+        env_options.check_interfaces({name: value}, HERE)
         return
     with pytest.raises(BadInput) as e:
-        variables.check_interfaces({name: value}, HERE, "nodea")
+        env_options.check_interfaces({name: value}, HERE, "nodea")
     assert str(e.value) == (
         f"{setting}: nodea has no interface {missing} that is up; it has lo (127.0.0.1), eth0 (10.0.0.2), "
         "ib0 (no address)"
@@ -57,7 +57,7 @@ def test_interfaces_that_are_named_are_looked_for(setting: str, missing: str) ->
 LOOK = """
 import json, os
 import torch.distributed as dist
-from nbddp.seams import torch_seams
+from nbddp.compat import torch as torch_seams
 library = torch_seams.ctypes.CDLL(os.path.join(os.path.dirname(dist.__file__), "../lib/libc10.so"))
 level = torch_seams.ctypes.c_int.in_dll(library, torch_seams.KEEPS_LEVEL).value
 names = ("TORCH_DISTRIBUTED_DEBUG", "NCCL_DEBUG", "LR", "PYTHONHASHSEED")

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.run.screen import Silent
+from nbddp.output.screens import Silent
 from tests.ports import connections
 
 NOBODY = 65534

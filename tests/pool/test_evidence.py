@@ -14,9 +14,9 @@ import pytest
 
 import nbddp
 from nbddp.errors import RunHung, RunStopped, RunTimedOut, WorkerFailed
-from nbddp.plan.options import LaunchSpec
-from nbddp.run.screen import Silent
-from nbddp.worker import flight, noted
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
+from nbddp.worker import call_log, flight
 from tests import warm
 from tests.pool.faults import INIT, SET_UP, Watching, needs_recorder
 
@@ -122,7 +122,7 @@ def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool, tmp_path: Path)
             return seconds
 
     rename = (
-        "from nbddp.seams import torch_seams\nkept = torch_seams.flight_recorders\n"
+        "from nbddp.compat import torch as torch_seams\nkept = torch_seams.flight_recorders\n"
         "def renamed(dump):\n"
         "    return lambda **options: dump(**options).replace(b'profiling_name', b'name')\n"
         "if rank == 1: torch_seams.flight_recorders = lambda: [renamed(dump) for dump in kept()]\n"
@@ -259,7 +259,7 @@ def test_a_wait_for_a_key_names_the_rank_that_has_left(two: nbddp.Pool) -> None:
 
 def test_notes_keep_nothing_alive(two: nbddp.Pool) -> None:
     code = (
-        "import gc, weakref\nfrom nbddp.worker.noted import NOTES\ngc.collect()\nbefore = NOTES.forget()\n"
+        "import gc, weakref\nfrom nbddp.worker.call_log import NOTES\ngc.collect()\nbefore = NOTES.forget()\n"
         "tensor = torch.ones(4)\nfor _ in range(50):\n"
         "    dist.all_reduce(tensor)\n    dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)\n"
         "mine = dist.all_reduce(tensor, async_op=True); mine.wait()\n"
@@ -274,11 +274,11 @@ def test_notes_keep_nothing_alive(two: nbddp.Pool) -> None:
 
 def test_the_end_of_a_work_runs_nothing_that_an_interrupt_could_be_lost_in() -> None:
     """Python only prints a KeyboardInterrupt that hits the callback of a weak reference."""
-    notes, ran, numbers = noted.Notes(), [], set()
+    notes, ran, numbers = call_log.Notes(), [], set()
     for number in range(100):
         work = {number}  # the next one often is at the same address
         numbers.add(id(work))
-        notes.remember(work, noted.Note(("all_reduce", "group", number)))
+        notes.remember(work, call_log.Note(("all_reduce", "group", number)))
         assert notes.of_work(work) == ("all_reduce", "group", number)
         sys.setprofile(lambda frame, event, what: ran.append((event, getattr(what, "__name__", ""))))
         del work
@@ -330,7 +330,7 @@ def test_a_deadlock_is_named_also_when_the_pool_has_changed_its_size(two: nbddp.
 def test_a_deadlock_is_named_after_many_groups(two: nbddp.Pool) -> None:
     """torch's recorder still holds the collectives of groups that nothing else remembers."""
     two.ensure(LaunchSpec(nproc=2))
-    for _ in range(noted.EPOCHS + 3):
+    for _ in range(call_log.EPOCHS + 3):
         two.run_cell(PREPARE + "for _ in range(3): dist.all_reduce(torch.ones(1))", screen=Silent())
     with pytest.raises(RunHung, match=r"rank 0 waits in barrier #2 .*; rank 1 has finished the cell"):
         two.run_cell(
@@ -341,7 +341,7 @@ def test_a_deadlock_is_named_after_many_groups(two: nbddp.Pool) -> None:
 @needs_recorder
 def test_what_a_recorder_said_holds_until_something_more_is_called(two: nbddp.Pool) -> None:
     """So a rank that is freed need not ask it again for the call that it was freed from."""
-    code = "from nbddp.worker import calls, flight\ndist.all_reduce(torch.ones(1))\n"
+    code = "from nbddp.worker import position as calls, flight\ndist.all_reduce(torch.ones(1))\n"
     code += "known = calls.Known(flight.held().of_all)\nbefore = known.lasts(), known.entries[-1].op\n"
     code += "dist.barrier()\nbefore, known.lasts()"
     found = two.run_cell(PREPARE + code, want_value=True, screen=Silent())

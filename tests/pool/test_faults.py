@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.plan.options import LaunchSpec
-from nbddp.run.screen import Silent
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 from tests.pool import faults
 from tests.pool.faults import (
     CALLS,
@@ -642,7 +642,7 @@ def test_record_writes_the_error_file_that_torchrun_would(two: nbddp.Pool) -> No
 
 
 def test_stacks_in_a_terminal_while_the_cell_runs_and_after_it(two: nbddp.Pool) -> None:
-    from nbddp.pool import stacks
+    from nbddp.capabilities.stacks import command as stacks
 
     found: list[subprocess.CompletedProcess[str]] = []
     assert two.agent is not None

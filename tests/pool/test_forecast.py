@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.ask.outlook import foresee
-from nbddp.draw.forecast import forecast as draw
-from nbddp.run.screen import Silent
-from nbddp.trace.cost import Link, seconds, together
-from nbddp.trace.measured import Measured
-from nbddp.trace.scale import forecast, profile
+from nbddp.capabilities.bench.result import Measured
+from nbddp.capabilities.forecast.command import foresee
+from nbddp.capabilities.forecast.cost import Link, seconds, together
+from nbddp.capabilities.forecast.figure import forecast as draw
+from nbddp.capabilities.forecast.scale import forecast, profile
+from nbddp.output.screens import Silent
 from tests import warm
 from tests.benchmarks.forecast import table, validate
 from tests.kernels import Kernel
@@ -196,8 +196,8 @@ def test_forecast_in_a_notebook(four: Kernel) -> None:
     assert "'25' has no unit; type 25GB/s" in four.run("%ddp forecast --inter-node 25").evalue
     assert four.run(f"%%ddp\n{TRAIN}").ok
     given = """
-        from nbddp.front.magics import _loaded
-        from nbddp.trace.measured import Measured
+        from nbddp.notebook.magics import _loaded
+        from nbddp.capabilities.bench.result import Measured
         next(iter(_loaded.values())).pool.measured = [
             Measured("all_reduce", 1 << k, 4, (6e-5 + 1.5 * 2**k / 1e9,)) for k in range(10, 24)
         ]

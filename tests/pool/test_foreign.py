@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.run.screen import Silent
+from nbddp.output.screens import Silent
 
 
 def test_nobody_types_at_a_rank(pool: nbddp.Pool) -> None:

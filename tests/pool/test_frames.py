@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from nbddp.worker import calls, frames, threads
+from nbddp.worker import frames, threads
+from nbddp.worker import position as calls
 from nbddp.worker.frames import Frame
 
 DIED: list[int] = []

@@ -18,11 +18,11 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.plan.options import LaunchSpec
+from nbddp.execution.execution import Run
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 from nbddp.pool.runs import Runs
-from nbddp.run.screen import Silent
-from nbddp.run.spmd import Run
-from nbddp.worker import groups
+from nbddp.worker import process_groups
 from tests.pool.faults import INIT, OLD_DESTROY, SET_UP, StopAgain, StopWhenReady, check_after, needs_recorder
 from tests.ports import connections
 
@@ -163,7 +163,7 @@ def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the
     again = "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nt = torch.ones(1)\n"
     again += "dist.all_reduce(t)\nt.item()"
     two.run_cell(  # long enough to be seen
-        "import functools, nbddp.worker.groups as g; grace, g.GRACE = g.GRACE, 2.5", screen=Silent()
+        "import functools, nbddp.worker.process_groups as g; grace, g.GRACE = g.GRACE, 2.5", screen=Silent()
     )
     values = two.run_cell(again, want_value=True, timeout=20, hang_after=0.3, screen=Watching())
     assert list(values) == [2.0, 2.0]
@@ -327,7 +327,7 @@ if rank == 0:  # alone: a peer that is freed first would free this one
 
 
 def test_report_says_that_the_group_has_been_ended_if_all_ranks_aborted_it(two: nbddp.Pool) -> None:
-    code = """import nbddp.worker.release as release, nbddp.seams.torch_seams as seams
+    code = """import nbddp.worker.release as release, nbddp.compat.torch as seams
 was = release.has_nccl, seams.abort_groups
 def abort_groups(destroy=dist.destroy_process_group):
     kernel.groups.sockets.shut()
@@ -408,7 +408,7 @@ def test_tutorials_three_demos_with_a_port_of_their_own_run_in_one_cell(
 def test_group_is_destroyed_when_every_rank_is_through_its_making(two: nbddp.Pool, slow: str) -> None:
     """The init or new_group of a slow rank would be cut off. Of gloo's groups no rank is through before all are."""
     code = f"""import os, time, torch.distributed as dist
-from nbddp.worker import pairs
+from nbddp.capabilities.private import peer_check as pairs
 pairs.check, known_check = lambda *_: False, pairs.check
 groups = get_ipython().kernel.groups
 def slowly(group, more, known=groups._through):
@@ -429,7 +429,8 @@ through, destroyed"""
 
 def test_group_is_destroyed_all_the_same_if_a_rank_never_is(two: nbddp.Pool) -> None:
     code = """import os, time, torch.distributed as dist
-from nbddp.worker import groups as module, pairs
+from nbddp.worker import process_groups as module
+from nbddp.capabilities.private import peer_check as pairs
 pairs.check, known_check = lambda *_: False, pairs.check
 groups = get_ipython().kernel.groups
 if os.environ['RANK'] == '1':  # it waits for rank 0, and never says that it is through itself
@@ -474,7 +475,7 @@ def test_group_of_other_ranks_has_torchs_own_store(two: nbddp.Pool) -> None:
 def test_only_the_pools_ranks_meet_at_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    mine = groups.Groups()
+    mine = process_groups.Groups()
     assert mine._meets_here("localhost", 1, 2)
     assert not mine._meets_here("another-host", 1, 2)
     assert not mine._meets_here("localhost", 0, 2)
@@ -515,7 +516,7 @@ def test_next_cell_meets_no_end_of_a_group_although_an_older_one_is_still_ending
                 may_end.wait(20)
             ends.append((self.name, threading.current_thread().name))
 
-    kept = groups.Groups()
+    kept = process_groups.Groups()
     for name in ("older", "newer", "newest"):
         model = Group(name)
         kept._destroyed.append(weakref.ref(model))

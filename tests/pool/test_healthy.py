@@ -12,8 +12,8 @@ from torch.torch_version import TorchVersion
 
 import nbddp
 from nbddp.errors import RunHung
-from nbddp.plan.options import LaunchSpec
-from nbddp.run.screen import Silent
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 from tests.lessons.answers import pool_of
 from tests.pool import later
 from tests.pool.healthy import HANG_AFTER, PREPARE, PROGRAMS, SECONDS

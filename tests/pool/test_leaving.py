@@ -14,10 +14,10 @@ import pytest
 
 import nbddp
 from nbddp.errors import WorkerFailed
-from nbddp.plan.options import LaunchSpec
-from nbddp.run import report
-from nbddp.run.collect import Text
-from nbddp.run.screen import Silent
+from nbddp.execution import report
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.buffer import Text
+from nbddp.output.screens import Silent
 from tests import warm
 from tests.kernels import Kernel
 from tests.pool.faults import FREED_STATUS, check_after, numbered

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.draw.memory import memory, table
+from nbddp.analysis.row_limit import MOST
+from nbddp.capabilities.memory.figure import memory, table
+from nbddp.capabilities.memory.on_rank import Memory
+from nbddp.capabilities.memory.parts import RankMemory
 from nbddp.errors import PoolNotRunning
-from nbddp.run.screen import Silent
-from nbddp.trace.drawn import MOST
-from nbddp.trace.memory import RankMemory
-from nbddp.worker.memory import Memory
+from nbddp.output.screens import Silent
 from tests.kernels import Kernel
 from tests.unit.test_memory import of
 

@@ -10,7 +10,7 @@ import pytest
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import nbddp
-from nbddp.run.screen import Silent
+from nbddp.output.screens import Silent
 
 CELL = """
 import copy, hashlib, inspect, io, pickle, pickletools, sys, threading, warnings

@@ -14,20 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.run import between
-from nbddp.run.block import Print, Show, block
-from nbddp.run.collect import (
-    HEAD,
-    LONGEST,
-    SHOWN_HEAD,
-    SHOWN_TAIL,
-    TAIL,
-    WIDE_HEAD,
-    WIDE_TAIL,
-    Gap,
-    Text,
-)
-from nbddp.run.screen import Silent
+from nbddp.output import background
+from nbddp.output.buffer import HEAD, LONGEST, SHOWN_HEAD, SHOWN_TAIL, TAIL, WIDE_HEAD, WIDE_TAIL, Gap, Text
+from nbddp.output.layout import Print, Show, block
+from nbddp.output.screens import Silent
 from tests.kernels import Kernel
 from tests.unit.test_output import Shown, output, say
 
@@ -541,12 +531,12 @@ def test_what_a_cell_has_started_is_heard_when_it_has_ended(
         return
     for rank in (0, 1):
         (tmp_path / f"go{rank}").touch()
-    until(lambda: all(between.whole_log(out.log, []).endswith("late\n") for out in run.outputs.values()))
+    until(lambda: all(background.whole_log(out.log, []).endswith("late\n") for out in run.outputs.values()))
     assert shows("print('next')", cell=8) == [
         "ranks 0–1 │ next", "printed between cells by threads or processes of Cell In[7]:", "ranks 0–1 │ late",
     ]  # fmt: skip
     assert pool.last_run is not None
-    whole = between.whole_log(pool.last_run.outputs[1].log, pool.last_run.earlier[1])
+    whole = background.whole_log(pool.last_run.outputs[1].log, pool.last_run.earlier[1])
     assert whole == "-- printed before this cell --\nlate\n-- printed in this cell --\nnext\n"
     assert shows("print('next')", cell=9) == ["ranks 0–1 │ next"], "it is shown once"
 
@@ -563,7 +553,7 @@ if os.environ["RANK"] == "0": subprocess.Popen(["sh", "-c", f"{waits}; echo out 
     run = pool.last_run
     assert run is not None
     (tmp_path / "go0").touch()
-    until(lambda: between.whole_log(run.outputs[0].log, []).count("\n") == 5)
+    until(lambda: background.whole_log(run.outputs[0].log, []).count("\n") == 5)
     rows = shows("pass", cell=6)
     assert [row for row in rows if "between" in row] == [
         f"printed between cells by threads or processes of Cell In[{cell}]:" for cell in (3, 4)

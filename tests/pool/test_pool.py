@@ -25,14 +25,14 @@ import pytest
 
 import nbddp
 from nbddp.agent import controller
+from nbddp.agent.client import Agent
 from nbddp.agent.controller import ephemeral_ports
-from nbddp.agent.handle import Agent
 from nbddp.errors import AgentFailed, PoolNotRunning, RankStatus
-from nbddp.plan.machine import Node
-from nbddp.plan.options import LaunchSpec
-from nbddp.plan.topology import Topology
-from nbddp.pool import requests
-from nbddp.run.screen import Silent
+from nbddp.launch.machine import Node
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.topology import Topology
+from nbddp.output.screens import Silent
+from nbddp.pool import start_requests
 from tests import places, warm
 from tests.kernels import Kernel
 from tests.ports import connections
@@ -54,7 +54,7 @@ def test_workers_are_there_before_the_heart_beats_again(tmp_path: Path, monkeypa
     """An engine is told of with its first answer to a beat, and the beats come quickly while one is awaited."""
     hidden.in_agents(tmp_path, hidden.beat)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(places.ROOT)]))
-    monkeypatch.setattr("nbddp.pool.group.REGISTER_TIMEOUT", 20.0)
+    monkeypatch.setattr("nbddp.pool.worker_group.REGISTER_TIMEOUT", 20.0)
     with nbddp.Pool(nproc=2) as pool:
         pool.restart([1])
         assert list(pool.run(rank_times, 3)) == [0, 3]
@@ -185,9 +185,9 @@ def test_controller_for_other_hosts_chooses_ports_that_are_free_at_the_loopback_
 
 def test_controller_that_cannot_start_says_why_and_the_next_start_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """198.51.100.1 (RFC 5737) is no address of this machine's."""
-    asked, pool = requests.controller, nbddp.Pool(nproc=1)
+    asked, pool = start_requests.controller, nbddp.Pool(nproc=1)
     with monkeypatch.context() as patch:
-        patch.setattr(requests, "controller", lambda **how: asked(**{**how, "ip": "198.51.100.1"}))
+        patch.setattr(start_requests, "controller", lambda **how: asked(**{**how, "ip": "198.51.100.1"}))
         with pytest.raises(nbddp.PoolError) as failed:
             pool.start()
     why = f"exit code 1 while starting: OSError: [Errno {errno.EADDRNOTAVAIL}] Cannot assign requested address"
@@ -199,7 +199,7 @@ def test_controller_that_cannot_start_says_why_and_the_next_start_is_whole(monke
 def test_after_a_controller_that_did_not_answer_the_next_start_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = nbddp.Pool(nproc=1)
     with monkeypatch.context() as patch:
-        patch.setattr("nbddp.pool.group.REGISTER_TIMEOUT", 0.001)
+        patch.setattr("nbddp.pool.worker_group.REGISTER_TIMEOUT", 0.001)
         with pytest.raises(nbddp.PoolError, match="the pool's controller did not answer for 0 s; run the cell again"):
             pool.start()
     assert not pool.running
@@ -394,7 +394,7 @@ def terminal(*words: str) -> subprocess.CompletedProcess[str]:
 def test_terminal_sees_and_stops_a_pool_while_a_cell_runs(new_kernel: Kernel) -> None:
     new_kernel.run("%ddp start --nproc 2")
     pool = new_kernel.run(
-        "from nbddp.front.magics import _loaded\nprint(*[m.pool.agent.pool_id for m in _loaded.values()])"
+        "from nbddp.notebook.magics import _loaded\nprint(*[m.pool.agent.pool_id for m in _loaded.values()])"
     )
     name = pool.text().strip()
     cell = new_kernel.send("%%ddp\nimport time\ntime.sleep(60)")
@@ -504,7 +504,7 @@ def test_nothing_is_left_of_a_killed_kernel(tmp_path: Path) -> None:
     agent_pid = psutil.Process(worker_pids[0]).ppid()
     family = psutil.Process(agent_pid).children(recursive=True)
     home = (
-        k.run("from nbddp.front.magics import _loaded\nprint(*[m.pool.agent.home for m in _loaded.values()])")
+        k.run("from nbddp.notebook.magics import _loaded\nprint(*[m.pool.agent.home for m in _loaded.values()])")
         .text()
         .strip()
     )
@@ -584,13 +584,13 @@ def _until(done: object, timeout: float = 30.0) -> None:
 
 
 def test_worker_that_cannot_start_is_told_and_the_next_start_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = requests.worker
+    real = start_requests.worker
 
     def broken(*args: object, **kwargs: object) -> dict[str, object]:
         return {**real(*args, **kwargs), "url_file": "/nowhere"}  # type: ignore[arg-type]
 
     with warm.pool(1) as pool:
-        monkeypatch.setattr(requests, "worker", broken)
+        monkeypatch.setattr(start_requests, "worker", broken)
         with pytest.raises(nbddp.PoolError, match="rank 1 ended while starting"):
             pool.ensure(LaunchSpec(nproc=2))
         monkeypatch.undo()
@@ -600,7 +600,7 @@ def test_worker_that_cannot_start_is_told_and_the_next_start_works(monkeypatch: 
 
 def test_a_start_does_not_raise_what_the_one_before_has_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The first start ends with rank 1, while rank 2 is still starting; it ends when the second start waits for it."""
-    real, slow = requests.worker, tmp_path / "slow"
+    real, slow = start_requests.worker, tmp_path / "slow"
     os.mkfifo(slow)
 
     def broken(*args: object, **kwargs: object) -> dict[str, object]:
@@ -608,7 +608,7 @@ def test_a_start_does_not_raise_what_the_one_before_has_said(monkeypatch: pytest
         return {**one, "url_file": "/nowhere" if one["rank"] == 1 else str(slow)}
 
     with warm.pool(1) as pool:
-        monkeypatch.setattr(requests, "worker", broken)
+        monkeypatch.setattr(start_requests, "worker", broken)
         with pytest.raises(nbddp.PoolError, match="rank 1 ended while starting"):
             pool.ensure(LaunchSpec(nproc=3))
         monkeypatch.undo()

@@ -20,10 +20,11 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.agent import gate, peers, store_host
-from nbddp.agent.handle import Agent
-from nbddp.run.screen import Silent
-from nbddp.worker import loopback, pairs
+from nbddp.agent import store_host
+from nbddp.agent.client import Agent
+from nbddp.capabilities.private import loopback, sock_owner, store_proxy
+from nbddp.capabilities.private import peer_check as pairs
+from nbddp.output.screens import Silent
 from tests import places
 from tests.pool.intruder import AT_THE_STORE, Intruder
 from tests.ports import connections, held_port
@@ -35,13 +36,15 @@ PREPARE = (
     "import os, sys, time, torch, torch.distributed as dist\n"
     "rank, world = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\n"
 )
-needs_kernel = pytest.mark.skipif(bool(peers.unavailable()), reason="the kernel does not report whose a connection is")
+needs_kernel = pytest.mark.skipif(
+    bool(sock_owner.unavailable()), reason="the kernel does not report whose a connection is"
+)
 
 
 def signs() -> bool:
     """Whether the kernel can have a socket answer those alone who sign."""
     with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 0)) as door:
-        peers.shut_door(door)
+        sock_owner.shut_door(door)
         return True
     return False
 
@@ -246,11 +249,11 @@ def test_guarded_pool_says_nothing(pool: nbddp.Pool) -> None:
 def test_kernel_that_refuses_or_does_not_know_is_no_guard(
     monkeypatch: pytest.MonkeyPatch, name: str, value: int, why: str
 ) -> None:
-    monkeypatch.setattr(peers, name, value)
-    assert peers.unavailable() == f"the kernel does not report who owns a connection ({why})"
+    monkeypatch.setattr(sock_owner, name, value)
+    assert sock_owner.unavailable() == f"the kernel does not report who owns a connection ({why})"
     served = store_host.open_store(os.getpid())
     served.close()
-    assert served.unguarded == peers.unguarded() == peers.exposed("on this machine", peers.unavailable())
+    assert served.unguarded == sock_owner.unguarded() == sock_owner.exposed("on this machine", sock_owner.unavailable())
 
 
 @needs_kernel
@@ -424,7 +427,8 @@ def test_connection_that_gloo_has_set_aside_is_not_one_that_it_uses(pool: nbddp.
     """gloo has read its number, and nobody waits for that: so it is with a rank's own, if a stranger was first."""
     code = """
 import socket, struct
-from nbddp.worker import pairs, release
+from nbddp.capabilities.private import peer_check as pairs
+from nbddp.worker import release
 known, found = pairs.check, []
 def check(descriptors, store, rank, size):
     if rank == 0:
@@ -487,7 +491,7 @@ def test_nobody_is_answered_at_the_ports_of_a_group_that_has_been_made(pool: nbd
 def test_no_rank_is_through_init_before_all_are_connected(pool: nbddp.Pool) -> None:
     """So a rank that ends its group at once cuts off no slower one."""
     code = """
-from nbddp.worker import pairs
+from nbddp.capabilities.private import peer_check as pairs
 known, connected = pairs.Ends.said, []
 def slowly(ends):
     if rank == 1: time.sleep(0.3)
@@ -503,7 +507,7 @@ connected[0], through"""
 
 def test_rank_that_waits_for_others_connections_is_freed(pool: nbddp.Pool) -> None:
     code = """
-from nbddp.worker import pairs
+from nbddp.capabilities.private import peer_check as pairs
 known = pairs.check
 def fails(*given): raise ValueError('mine')
 mine = rank
@@ -535,7 +539,7 @@ def test_ranks_that_do_not_connect_in_time_are_named(monkeypatch: pytest.MonkeyP
 def test_group_of_torchs_own_store_is_looked_at_too(pool: nbddp.Pool) -> None:
     """There others could say what they like, so only other users are told."""
     code = """
-from nbddp.worker import pairs
+from nbddp.capabilities.private import peer_check as pairs
 known, asked = pairs.check, []
 def check(descriptors, store, rank, size):
     asked.append((len(descriptors) > 0, store is None))
@@ -658,17 +662,17 @@ def test_nobody_listens_off_the_loopback_before_the_first_cell_and_in_what_the_p
 
 
 def test_variables_of_interfaces_are_the_users_if_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbddp.plan import environment
+    from nbddp.launch import torchrun_env
 
     worker, topology = _placed()
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-    ours = environment.of_worker(worker, topology, {"NCCL_SOCKET_IFNAME": "eth0"})
+    ours = torchrun_env.of_worker(worker, topology, {"NCCL_SOCKET_IFNAME": "eth0"})
     assert [ours.get(name) for name in names] == ["lo", None, "lo"]
 
 
 def _placed() -> tuple[Any, Any]:
-    from nbddp.plan.machine import node_of
-    from nbddp.plan.topology import Topology
+    from nbddp.launch.machine import node_of
+    from nbddp.launch.topology import Topology
 
     node = node_of({"index": 0, "host": "here", "cores": 2})
     topology = Topology.plan([node], nproc=2, nnodes=1, gpus_per_proc=None, oversubscribe=False, device="cpu")
@@ -692,7 +696,7 @@ def test_family_is_what_descends_from_its_root() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as root:  # type: ignore[call-overload]
         grandchild = psutil.Process(int(root.stdout.readline()))
-        family = peers.Family(root.pid, [os.getppid()])
+        family = sock_owner.Family(root.pid, [os.getppid()])
         assert all(map(family.has, [root.pid, grandchild.pid, os.getppid()]))
         assert not any(map(family.has, [os.getpid(), 1, 2**22 + 1]))
         grandchild.kill()
@@ -708,8 +712,8 @@ def test_gate_says_who_is_refused_and_why(monkeypatch: pytest.MonkeyPatch) -> No
         far = stack.enter_context(door.accept()[0])
         elsewhere = stack.enter_context(subprocess.Popen(["sleep", "60"]))
         stack.callback(elsewhere.kill)
-        family = peers.Family(elsewhere.pid)
-        mine, theirs = gate.PoolOnly(peers.Family(os.getpid())), gate.PoolOnly(family)
+        family = sock_owner.Family(elsewhere.pid)
+        mine, theirs = store_proxy.PoolOnly(sock_owner.Family(os.getpid())), store_proxy.PoolOnly(family)
         for judge in (mine, theirs):
             stack.callback(judge.close)
         assert [*mine([far]), *theirs([far])] == ["", "from a process outside the pool"]
@@ -721,26 +725,26 @@ def test_gate_says_who_is_refused_and_why(monkeypatch: pytest.MonkeyPatch) -> No
 
 @needs_kernel
 def test_kernel_says_whose_a_connection_is_by_either_protocol() -> None:
-    with peers.Kernel() as kernel:
+    with sock_owner.Kernel() as kernel:
         for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
             with contextlib.ExitStack() as stack:
                 door = stack.enter_context(socket.create_server((host, 0), family=family))
                 near = stack.enter_context(socket.create_connection(door.getsockname()[:2]))
-                here, there = peers.ends(near)
+                here, there = sock_owner.ends(near)
                 waiting = kernel.owner(there, here)
                 assert waiting is not None
                 assert not waiting.holds, "nobody has accepted it"
                 far = stack.enter_context(door.accept()[0])
                 owner = kernel.owner(there, here)
-                assert owner == peers.Owner(os.geteuid(), os.fstat(far.fileno()).st_ino, peers.ESTABLISHED)
-                assert peers.Family(os.getpid()).holders({owner.inode, 1}) == ({owner.inode: os.getpid()}, False)
+                assert owner == sock_owner.Owner(os.geteuid(), os.fstat(far.fileno()).st_ino, sock_owner.ESTABLISHED)
+                assert sock_owner.Family(os.getpid()).holders({owner.inode, 1}) == ({owner.inode: os.getpid()}, False)
                 near.close()
                 closed = kernel.owner(here, there)
                 assert closed is None or not closed.holds
 
 
 @pytest.fixture
-def echoing() -> Iterator[tuple[int, list[int], gate.Gate]]:
+def echoing() -> Iterator[tuple[int, list[int], store_proxy.Gate]]:
     """A gate that lets everybody in, before what says everything back; its port, how many it serves, the gate."""
     hidden, serving = socket.create_server(("127.0.0.1", 0)), [0]
 
@@ -757,9 +761,11 @@ def echoing() -> Iterator[tuple[int, list[int], gate.Gate]]:
                 threading.Thread(target=echo, args=(hidden.accept()[0],)).start()
 
     threading.Thread(target=serve).start()
-    doors = gate.local_doors()
+    doors = store_proxy.local_doors()
     port = doors[0].getsockname()[1]
-    made = gate.Gate(doors, lambda came: [""] * len(came), lambda: socket.create_connection(hidden.getsockname()))
+    made = store_proxy.Gate(
+        doors, lambda came: [""] * len(came), lambda: socket.create_connection(hidden.getsockname())
+    )
     yield port, serving, made
     made.close()
     until(lambda: serving == [0])
@@ -768,7 +774,7 @@ def echoing() -> Iterator[tuple[int, list[int], gate.Gate]]:
 
 
 @needs_kernel
-def test_gate_passes_on_all_bytes_in_order_to_a_slow_reader(echoing: tuple[int, list[int], gate.Gate]) -> None:
+def test_gate_passes_on_all_bytes_in_order_to_a_slow_reader(echoing: tuple[int, list[int], store_proxy.Gate]) -> None:
     sent = os.urandom(1 << 20) * 20
     with socket.create_connection(("127.0.0.1", echoing[0])) as one:
         writer = threading.Thread(target=one.sendall, args=(sent,))
@@ -786,7 +792,7 @@ def test_gate_passes_on_all_bytes_in_order_to_a_slow_reader(echoing: tuple[int, 
 
 
 @needs_kernel
-def test_gate_that_closes_cuts_all_off(echoing: tuple[int, list[int], gate.Gate]) -> None:
+def test_gate_that_closes_cuts_all_off(echoing: tuple[int, list[int], store_proxy.Gate]) -> None:
     port, serving, made = echoing
     with socket.create_connection(("127.0.0.1", port)) as one:
         one.sendall(b"here")

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.plan.options import LaunchSpec
-from nbddp.plan.request import Request
-from nbddp.run.collect import Text
-from nbddp.run.screen import Silent
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.buffer import Text
+from nbddp.output.screens import Silent
+from nbddp.protocol.request import Request
 from tests.kernels import HAS_AUTORELOAD, Kernel
 from tests.pool.faults import StopWhenReady
 from tests.screens import Hearing

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from nbddp.seams import torch_seams
-from nbddp.worker import calls, check, failure, flight, threads
-from nbddp.worker.groups import Groups
-from nbddp.worker.noted import Note, Notes
+from nbddp.capabilities.check import on_rank
+from nbddp.compat import torch
+from nbddp.worker import failure, flight, position, threads
+from nbddp.worker.call_log import Note, Notes
+from nbddp.worker.process_groups import Groups
 from nbddp.worker.release import Copy, Release, Sockets, abort_nccl, python_sockets
 
 
@@ -74,7 +75,7 @@ def test_broken_group_of_nccl_is_aborted_and_any_other_destroyed(
 ) -> None:
     fake = FakeNccl(config, private)
     monkeypatch.setitem(sys.modules, "torch.distributed", fake)
-    monkeypatch.setattr(torch_seams, "forget_groups", lambda: None)
+    monkeypatch.setattr(torch, "forget_groups", lambda: None)
     Groups().drop(broken=broken)
     assert (fake.aborted, fake.destroyed, fake.living) == (aborted, destroyed, False)
 
@@ -298,7 +299,7 @@ def test_only_transfers_of_gloos_are_aborted() -> None:
     notes.remember(kept, Note(("s", "", 0, 1, 0, 1)))
     notes.remember(collective := Mine(), Note(("all_reduce", "", 1)))
     assert notes.transfers() == [kept]
-    assert not torch_seams.abort_transfer(kept)
+    assert not torch.abort_transfer(kept)
     del collective
 
 
@@ -356,7 +357,7 @@ LATER = {**ENTRY, "collective_seq_id": 8}
 def test_recorded_collectives_tell_what_is_pending(entries: list[dict[str, Any]], sequence: int | None) -> None:
     status = {"0": {"last_completed_collective": "6"}}
     recorded = flight.entries([{"entries": entries, "pg_status": status}])
-    found = calls._pending(None, None, [], recorded, 5)
+    found = position._pending(None, None, [], recorded, 5)
     assert (found and found["sequence"]) == sequence
     if found:
         assert (found["op"], found["what"], found["backend"]) == ("all_reduce", "float[4, 2]", "nccl")
@@ -364,9 +365,9 @@ def test_recorded_collectives_tell_what_is_pending(entries: list[dict[str, Any]]
 
 def test_difference_is_worded_by_what_differs() -> None:
     same = ["all_reduce", "float32[4]", "SUM", ""]
-    assert check.difference([0, 1, 2], [same, same, ["all_reduce", "float32[4]", "MAX", ""]]) == (
+    assert on_rank.difference([0, 1, 2], [same, same, ["all_reduce", "float32[4]", "MAX", ""]]) == (
         "all_reduce differs between ranks: SUM on ranks 0, 1; MAX on rank 2"
     )
-    assert check.difference([4, 5], [same, ["barrier", "", "", ""]]) == (
+    assert on_rank.difference([4, 5], [same, ["barrier", "", "", ""]]) == (
         "different collectives: all_reduce float32[4] on rank 4; barrier on rank 5"
     )

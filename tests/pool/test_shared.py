@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import nbddp
-from nbddp.run.screen import Silent
-from nbddp.worker import shared
+from nbddp.output.screens import Silent
+from nbddp.worker import shared_gpus as shared
 
 
 @pytest.mark.parametrize("version", [(), (2, 21, 5), (2, 29, 7)])
@@ -34,7 +34,7 @@ def test_a_newer_nccl_is_told_to_allow_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 INIT = """
 import torch, torch.distributed as dist
-from nbddp.worker import shared
+from nbddp.worker import shared_gpus as shared
 shared.nccl_version = lambda: (2, 21, 5)
 kernel = get_ipython().kernel
 kernel.groups.shares_gpus = True

@@ -16,13 +16,13 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.agent.handle import Agent
+from nbddp.agent.client import Agent
 from nbddp.errors import RunStopped, WorkerFailed
-from nbddp.plan.options import LaunchSpec
-from nbddp.plan.request import Request
-from nbddp.pool import footing
-from nbddp.run.screen import Silent
-from nbddp.run.spmd import OUTCOME, Run
+from nbddp.execution.execution import OUTCOME, Run
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
+from nbddp.pool import snapshot
+from nbddp.protocol.request import Request
 from tests.kernels import Kernel, Shown, loaded
 from tests.pool.faults import StopAgain, StopWhenReady
 
@@ -396,7 +396,7 @@ def test_stop_before_the_kernel_has_said_that_it_works_is_answered(stopped: Kern
 )  # fmt: skip
 def test_what_a_stopped_command_left_is_told(before: dict[str, Any], now: dict[str, Any], words: str) -> None:
     pool = {"running": True, "workers": {0: 10, 1: 11, 2: 12}, "world_size": 3, "group_broken": False}
-    assert footing.changed({**pool, **before}, {**pool, **now}) == words
+    assert snapshot.changed({**pool, **before}, {**pool, **now}) == words
 
 
 @pytest.mark.usefixtures("cold")

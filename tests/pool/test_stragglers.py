@@ -14,23 +14,23 @@ import pytest
 import torch
 
 import nbddp
-from nbddp.draw.timings import timings
-from nbddp.panel.watched import merged, slowest
-from nbddp.run.screen import Silent
-from nbddp.trace.activity import BACKWARD, COPY, FORWARD, INPUT, OPTIMIZER
-from nbddp.trace.cause import BATCH, MACHINE
-from nbddp.trace.local import AFTER, Slow, slow, verdict
-from nbddp.trace.program import program
-from nbddp.trace.untraced import OWN
-from nbddp.trace.waiting import typical
-from nbddp.worker import contention, recorder
+from nbddp.analysis.activity import BACKWARD, COPY, FORWARD, INPUT, OPTIMIZER
+from nbddp.analysis.cause import BATCH, MACHINE
+from nbddp.analysis.wait_time import typical
+from nbddp.capabilities.collectives.from_flight_recorder import OWN
+from nbddp.capabilities.collectives.program import program
+from nbddp.capabilities.panel.rows import merged, slowest
+from nbddp.capabilities.timings import on_rank, on_rank_contention
+from nbddp.capabilities.timings.figure import timings
+from nbddp.capabilities.timings.rank_time import AFTER, Slow, slow, verdict
+from nbddp.output.screens import Silent
 from tests.pool.faults import needs_recorder
 
 NPROC = 4
 
 
 def test_a_thread_that_could_run_and_did_not_has_waited() -> None:
-    if contention.waited() is None:
+    if on_rank_contention.waited() is None:
         pytest.skip("this system counts no waits for a core")
     cores = os.sched_getaffinity(0)
     busy = [sys.executable, "-c", "while True: pass"]
@@ -38,10 +38,10 @@ def test_a_thread_that_could_run_and_did_not_has_waited() -> None:
     try:
         os.sched_setaffinity(rival.pid, {min(cores)})
         os.sched_setaffinity(0, {min(cores)})
-        before, ran = contention.waited() or 0, time.thread_time()
+        before, ran = on_rank_contention.waited() or 0, time.thread_time()
         while time.thread_time() < ran + 0.2:
             pass
-        assert (contention.waited() or 0) - before > 0.05e9
+        assert (on_rank_contention.waited() or 0) - before > 0.05e9
     finally:
         os.sched_setaffinity(0, cores)
         rival.kill()
@@ -241,6 +241,6 @@ def test_inputs_are_counted_and_long_or_endless_ones_are_not_gone_through() -> N
                 read.append(i)
                 yield i
 
-    assert recorder.elements(seven) == 7
-    assert [recorder.elements(found) for found in ((), [1, "a"], within_itself, Long())] == [None] * 4
-    assert len(read) <= recorder.VALUES + 1
+    assert on_rank.elements(seven) == 7
+    assert [on_rank.elements(found) for found in ((), [1, "a"], within_itself, Long())] == [None] * 4
+    assert len(read) <= on_rank.VALUES + 1

@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nbddp.agent import forkserver, main, strays
+from nbddp.agent import server
+from nbddp.grading.sandbox import forkserver
+from nbddp.grading.sandbox import orphans as strays
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory of other processes is told on Linux alone")
 SIZE = 64 << 20
@@ -68,7 +70,8 @@ def test_who_was_forked_is_told_from_a_new_program() -> None:
 
 ENDS = """
 import os
-from nbddp.agent import children, strays
+from nbddp.agent import children
+from nbddp.grading.sandbox import orphans as strays
 children.adopt_orphans()
 for _ in range(3):
     if not os.fork():
@@ -117,5 +120,5 @@ def test_a_folder_goes_whatever_is_forbidden_in_it(tmp_path: Path) -> None:
 
 
 def test_a_pipe_that_is_written_to_for_ever_is_read_no_further_than_a_pipe_holds(tmp_path: Path) -> None:
-    main.empty_into(os.open("/dev/zero", os.O_RDONLY), str(tmp_path / "text"))
-    assert (tmp_path / "text").stat().st_size == main.LARGEST_PIPE
+    server.empty_into(os.open("/dev/zero", os.O_RDONLY), str(tmp_path / "text"))
+    assert (tmp_path / "text").stat().st_size == server.LARGEST_PIPE

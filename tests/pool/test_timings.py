@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.draw.shown import Shown
-from nbddp.draw.timings import timings
-from nbddp.plan.options import LaunchSpec
-from nbddp.run.screen import Silent
-from nbddp.trace.steps import Bucket, Recording, Step
-from nbddp.trace.waiting import straggler, transfers, typical
-from nbddp.trace.words import heading
-from nbddp.worker import device_clock
-from nbddp.worker.device_clock import DeviceClock, Mark
-from nbddp.worker.marks import StepMarks, names_of, told
-from nbddp.worker.recorder import RING, Recorder, _Notes
-from nbddp.worker.recorder import now as recorder_now
+from nbddp.analysis.steps import Bucket, Recording, Step
+from nbddp.analysis.wait_time import straggler, transfers, typical
+from nbddp.capabilities.timings import on_rank_gpu_clock
+from nbddp.capabilities.timings.figure import timings
+from nbddp.capabilities.timings.on_rank import RING, Recorder, _Notes
+from nbddp.capabilities.timings.on_rank import now as recorder_now
+from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, Mark
+from nbddp.capabilities.timings.on_rank_marks import StepMarks, names_of, told
+from nbddp.capabilities.timings.text import heading
+from nbddp.figures.figure import Shown
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 from tests.kernels import Kernel
 from tests.pool.faults import needs_recorder
 from tests.unit.test_trace import assert_in_order
@@ -211,7 +211,10 @@ def test_the_last_rank_of_a_step_is_known_and_waiting_told_from_moving(pool: nbd
 
 def test_clocks_of_several_hosts_are_aligned(pool: nbddp.Pool) -> None:
     """Rank 1's clock is set 5 s ahead, and the pool is told that the ranks are on two machines."""
-    ahead = "import nbddp.worker.recorder as r\nif rank == 1: r.now = lambda: time.perf_counter_ns() + 5_000_000_000"
+    ahead = (
+        "import nbddp.capabilities.timings.on_rank as r\nif rank == 1: r.now = lambda: "
+        "time.perf_counter_ns() + 5_000_000_000"
+    )
     code = program("plain").replace("net = Net()", f"{ahead}\nnet = Net()", 1)
     pool.run_cell(code, screen=Silent())
     apart = pool.timings()
@@ -400,7 +403,7 @@ class Event:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     found = Gpu()
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=found))
-    monkeypatch.setattr(device_clock, "now", lambda: found.now)
+    monkeypatch.setattr(on_rank_gpu_clock, "now", lambda: found.now)
     return found
 
 

@@ -22,13 +22,13 @@ from matplotlib.figure import Figure
 
 import nbddp
 from nbddp.agent import devices, hardware
-from nbddp.draw.boxes import Box, layout
-from nbddp.draw.shown import DPI
-from nbddp.draw.topology import topology
+from nbddp.capabilities.topology.boxes import Box, layout
+from nbddp.capabilities.topology.figure import topology
 from nbddp.errors import BadInput
-from nbddp.plan.machine import PATHS, Device, Interface, Node, Numa
-from nbddp.plan.topology import Topology, planned, topology_of
-from nbddp.pool import requests
+from nbddp.figures.figure import DPI
+from nbddp.launch.machine import PATHS, Device, Interface, Node, Numa
+from nbddp.launch.topology import Topology, planned, topology_of
+from nbddp.pool import start_requests
 from tests.kernels import Kernel
 from tests.machines import Gpu, Recorded, mesh_machine, nvswitch_machine, pcie_machine, refused
 from tests.unit.test_topology import cpu
@@ -52,7 +52,7 @@ def host_of(machine: Recorded, env: dict[str, str] | None = None) -> Node:
         **facts_of(machine, env), "cores": 96, "numa": TWO_NUMA, "host": "h",
         "interfaces": [{"name": "eth0", "speed": 25_000, "loopback": False}, LOOPBACK],
     }  # fmt: skip
-    return requests.host(json.loads(json.dumps(warm)))
+    return start_requests.host(json.loads(json.dumps(warm)))
 
 
 def cluster(count: int, **asked: Any) -> Topology:
@@ -319,7 +319,7 @@ def test_a_node_that_differs_in_any_fact_is_not_folded_away(change: dict[str, An
 
 def test_the_terminal_plans_without_pool_agent_torch_or_figure(tmp_path: Path) -> None:
     code = (
-        "import sys; from nbddp.front import cli\n"
+        "import sys; from nbddp.notebook import terminal as cli\n"
         "cli.main(['topology', '--nnodes', '2', '--gpus-per-node', '4', '--gpus-per-proc', '2'])\n"
         "print(sorted({'torch', 'matplotlib', 'ipyparallel', 'zmq'} & set(sys.modules)))"
     )

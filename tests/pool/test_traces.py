@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.draw.trace import words, written
-from nbddp.plan import options
-from nbddp.run.screen import Silent
-from nbddp.trace.align import Clock
-from nbddp.trace.merge import Collective, Merged, RankTrace, merge
+from nbddp.analysis.clocks import Clock
+from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
+from nbddp.capabilities.trace.written import words, written
+from nbddp.launch import options
+from nbddp.output.screens import Silent
 from tests.kernels import Kernel
 from tests.pool.faults import needs_recorder
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.agent.far import FarAgent
-from nbddp.agent.reach import Template
-from nbddp.agent.round import Round, end_all
+from nbddp.agent.gather import Round, end_all
+from nbddp.capabilities.hosts.names import Host
+from nbddp.capabilities.hosts.remote_client import FarAgent
+from nbddp.capabilities.hosts.transports import Template
 from nbddp.errors import AgentFailed, RankStatus
-from nbddp.plan.hosts import Host
-from nbddp.plan.options import LaunchSpec
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
 from nbddp.pool.node import FarNode, Posted
-from nbddp.run.screen import Silent
 from tests.benchmarks.wide import many
 
 AGENTS, LATE = 5, 0.3  # late: seconds by which all that an agent says comes later

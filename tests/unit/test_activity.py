@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.base.table import Table
-from nbddp.draw.program import program as drawn
-from nbddp.trace.activity import BACKWARD, CODE, COPY, FORWARD, INPUT, OPTIMIZER, activities
-from nbddp.trace.breakdown import Split
-from nbddp.trace.longest import longest, shortened
-from nbddp.trace.meetings import kinds, meetings
-from nbddp.trace.merge import Merged
-from nbddp.trace.overlap import length, minus
-from nbddp.trace.program import Breakdown, program
-from nbddp.trace.steps import Span
+from nbddp.analysis.activity import BACKWARD, CODE, COPY, FORWARD, INPUT, OPTIMIZER, activities
+from nbddp.analysis.overlap import length, minus
+from nbddp.analysis.steps import Span
+from nbddp.capabilities.collectives.breakdown import Split
+from nbddp.capabilities.collectives.figure import program as drawn
+from nbddp.capabilities.collectives.instances import kinds, meetings
+from nbddp.capabilities.collectives.longest import longest, shortened
+from nbddp.capabilities.collectives.program import Breakdown, program
+from nbddp.capabilities.trace.merge import Merged
+from nbddp.output.table import Table
 from tests.handmade import ENGINE, GLOO, NCCL_STREAM, Made, merged
 from tests.unit.test_trace import SPANS, points
 
@@ -285,7 +285,7 @@ def test_the_parts_of_a_ranks_time_make_up_the_whole(spans: list[tuple[int, int,
 
 
 def test_several_tables_stand_below_the_words_once() -> None:
-    from nbddp.draw.page import page
+    from nbddp.figures.html import page
 
     one, two = Table(("a",), [(1,)]), Table(("b",), [(2,)])
     html = page(b"\x89PNG" + bytes(30), 10, "\n".join(["words", "", repr(one), "", repr(two)]), [one, two])

@@ -7,16 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.draw.allocations import PHASES
-from nbddp.front import commands
-from nbddp.trace.history import (
-    BEFORE,
-    HEAP,
-    Place,
-    from_samples,
-    thinned,
-    window,
-)
+from nbddp.capabilities.memory.figure_timeline import PHASES
+from nbddp.capabilities.memory.history import BEFORE, HEAP, Place, from_samples, thinned, window
+from nbddp.notebook import commands
 
 # -- samples and steps ---------------------------------------------------------------------------------------------
 

@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.averaging.simulation import MEAN, NOTHING, OWN, RATE, SAME, SUM, averaging, gradient, loss, shards
+from nbddp.lessons.l05_averaging_gradients.simulation import (
+    MEAN,
+    NOTHING,
+    OWN,
+    RATE,
+    SAME,
+    SUM,
+    averaging,
+    gradient,
+    loss,
+    shards,
+)
 
 ranks = st.integers(2, 4)
 steps = st.integers(1, 20)

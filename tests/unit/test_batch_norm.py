@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.batch_norm import norms
-from nbddp.lessons.batch_norm.exercises import judge_norm, judge_statistics
-from nbddp.lessons.batch_norm.simulation import EQUAL, UNEQUAL, Moments, merge, merged, moments, sharded
+from nbddp.lessons.l07_batch_norm import norms
+from nbddp.lessons.l07_batch_norm.exercise import judge_norm, judge_statistics
+from nbddp.lessons.l07_batch_norm.simulation import EQUAL, UNEQUAL, Moments, merge, merged, moments, sharded
 
 numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=9)
 

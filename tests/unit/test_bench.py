@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.ask.bench import sizes
-from nbddp.ask.looks import own_gpus
-from nbddp.base.share import Share
-from nbddp.base.units import amount
-from nbddp.draw.bench import bench, table
-from nbddp.plan.machine import Device, Node
-from nbddp.plan.topology import Topology
-from nbddp.trace.measured import Measured
-from nbddp.trace.waiting import BUS_FACTOR
+from nbddp.analysis.wait_time import BUS_FACTOR
+from nbddp.capabilities.bench.command import sizes
+from nbddp.capabilities.bench.figure import bench, table
+from nbddp.capabilities.bench.result import Measured
+from nbddp.capabilities.timings.command import own_gpus
+from nbddp.launch.machine import Device, Node
+from nbddp.launch.topology import Topology
+from nbddp.launch.units import amount
+from nbddp.output.progress import Share
 
 
 @pytest.mark.parametrize(

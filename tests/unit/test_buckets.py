@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbddp.analysis.overlap import exposed as exposed_of_step
+from nbddp.analysis.steps import Bucket, Recording, Step
+from nbddp.capabilities.forecast.cost import Link, seconds
 from nbddp.errors import BadInput
-from nbddp.lessons.buckets.exercises import EXPOSED, EXPOSED_CASES, PACK, exposed_time
-from nbddp.lessons.buckets.simulation import (
+from nbddp.lessons.l08_buckets_and_overlap.exercise import EXPOSED, EXPOSED_CASES, PACK, exposed_time
+from nbddp.lessons.l08_buckets_and_overlap.simulation import (
     DEFAULT,
     LINKS,
     MIB,
@@ -19,9 +22,6 @@ from nbddp.lessons.buckets.simulation import (
     packed,
     timeline,
 )
-from nbddp.trace.cost import Link, seconds
-from nbddp.trace.overlap import exposed as exposed_of_step
-from nbddp.trace.steps import Bucket, Recording, Step
 
 sizes = st.lists(st.integers(1, 60), min_size=1, max_size=20)
 limit = st.integers(1, 80)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nbddp.lessons.capstone.figure import TOP
-from nbddp.lessons.capstone.simulation import (
+from nbddp.grading import gradebook
+from nbddp.lessons.framework.rubric import Mark, line_of, lines_of, none_met
+from nbddp.lessons.l18_capstone.figure import TOP
+from nbddp.lessons.l18_capstone.simulation import (
     ALONE,
     EARLY,
     LATE_RATE,
@@ -22,8 +24,6 @@ from nbddp.lessons.capstone.simulation import (
     away,
     training,
 )
-from nbddp.lessons.rubric import Mark, line_of, lines_of, none_met
-from nbddp.teach import marks
 
 
 def test_a_rubric_is_one_line_and_comes_apart_again() -> None:
@@ -36,10 +36,10 @@ def test_a_rubric_is_one_line_and_comes_apart_again() -> None:
 
 
 def test_marks_show_a_rubrics_sum_in_the_table() -> None:
-    row = marks.Row("bo", "capstone", "no", "bo.py", line_of([Mark("this", 2), Mark("that", 3, "it is not")]))
+    row = gradebook.Row("bo", "capstone", "no", "bo.py", line_of([Mark("this", 2), Mark("that", 3, "it is not")]))
     assert row.lines == ["✓ 2/2 this", "✗ 0/3 that: it is not", "2 of 5 points"]
-    assert marks.rubrics([row]) == "bo, capstone: 2 of 5 points\n    ✓ 2/2 this\n    ✗ 0/3 that: it is not"
-    assert marks.frequent([row]).rows[0][-1] == "2 of 5 points"
+    assert gradebook.rubrics([row]) == "bo, capstone: 2 of 5 points\n    ✓ 2/2 this\n    ✗ 0/3 that: it is not"
+    assert gradebook.frequent([row]).rows[0][-1] == "2 of 5 points"
 
 
 # -- the explorer ----------------------------------------------------------------------------

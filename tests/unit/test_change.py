@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.plan import standing
-from nbddp.plan.machine import Device, Node
-from nbddp.plan.options import LaunchSpec
-from nbddp.plan.slurm import Slurm
-from nbddp.plan.topology import Topology
+from nbddp.capabilities.slurm.commands import Slurm
+from nbddp.launch import spec_merge
+from nbddp.launch.machine import Device, Node
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.topology import Topology
 from nbddp.pool.change import Change, Layout, plan_change
 
 GPUS = Node(0, "h", tuple(Device(i, str(i), uuid=f"GPU-{i}") for i in range(4)), cores=8)
@@ -122,9 +122,9 @@ STANDS = LaunchSpec(nproc=4, nnodes=2, gpus_per_proc=1, visible="own", hosts="a,
 def test_what_a_line_does_not_say_stays_as_it_is(
     said: dict[str, Any], running: LaunchSpec | None, came: LaunchSpec
 ) -> None:
-    assert standing.merged(LaunchSpec(**said), running) == came
+    assert spec_merge.merged(LaunchSpec(**said), running) == came
 
 
 @pytest.mark.parametrize(("spec", "visible"), [({}, "all"), ({"oversubscribe": True}, "own"), ({"visible": "x"}, "x")])
 def test_which_gpus_a_worker_sees(spec: dict[str, Any], visible: str) -> None:
-    assert standing.visible(LaunchSpec(**spec)) == visible
+    assert spec_merge.visible(LaunchSpec(**spec)) == visible

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from nbddp.plan.checkup import Checked, Checkup
-from nbddp.plan.versions import CUDA, DRIVER
-from nbddp.plan.ways import Offer
-from nbddp.trials.findings import Findings, Together
+from nbddp.agent.version_diff import CUDA, DRIVER
+from nbddp.capabilities.doctor.findings import Findings, Together
+from nbddp.capabilities.hosts.reachability import Offer
+from nbddp.capabilities.hosts.report import Checked, Checkup
 
 ETH, IB = Offer("eth0", "10.0.0.1", 1000), Offer("ib0", "10.1.0.1", 100_000)
 VERSIONS = {"nbddp": "1", "Python": "3.12", "torch": "2.9", "ipyparallel": "9", CUDA: "12.8", DRIVER: "570.86.15"}

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from nbddp.errors import RankStatus, RunHung
-from nbddp.plan.request import Request
-from nbddp.run.deadlock import diagnose, held, waiting_words, waits_for
-from nbddp.run.outcome import Ended
-from nbddp.run.positions import ANY, Call, Channel, Position, position_of
-from nbddp.run.screen import Silent
-from nbddp.run.spmd import OUTCOME, Run
-from nbddp.run.watch import START_EACH, RankWatcher
+from nbddp.execution.deadlock import diagnose, held, waiting_words, waits_for
+from nbddp.execution.execution import OUTCOME, Run
+from nbddp.execution.positions import ANY, Call, Channel, Position, position_of
+from nbddp.execution.watch import START_EACH, RankWatcher
+from nbddp.output.screens import Silent
+from nbddp.protocol.outcome import Ended
+from nbddp.protocol.request import Request
 
 
 def at(rank: int, op: str, line: int, sequence: int = 1, what: str = "float[4]", **more: Any) -> Position:

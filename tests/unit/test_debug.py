@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from nbddp.errors import BadInput
-from nbddp.plan import variables
-from nbddp.plan.options import complete_cell, parse_cell
+from nbddp.launch import env_options
+from nbddp.launch.options import complete_cell, parse_cell
 
 # -- tables ----------------------------------------------------------------------------------------
 
@@ -53,10 +53,10 @@ def test_tab_offers_the_levels_and_goes_on() -> None:
 
 
 def test_a_setting_wins_over_a_level_and_stays_until_it_is_taken_back() -> None:
-    said = variables.merged((), [("NCCL_DEBUG", "WARN"), ("LR", "1")])
-    assert variables.wanted("info", said)["NCCL_DEBUG"] == "WARN"
-    assert variables.merged(said, [("LR", None), ("X", "2")]) == (("NCCL_DEBUG", "WARN"), ("X", "2"))
-    assert variables.wanted("off", ()) == {} == variables.wanted(None, ())
+    said = env_options.merged((), [("NCCL_DEBUG", "WARN"), ("LR", "1")])
+    assert env_options.wanted("info", said)["NCCL_DEBUG"] == "WARN"
+    assert env_options.merged(said, [("LR", None), ("X", "2")]) == (("NCCL_DEBUG", "WARN"), ("X", "2"))
+    assert env_options.wanted("off", ()) == {} == env_options.wanted(None, ())
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,4 @@ def test_a_setting_wins_over_a_level_and_stays_until_it_is_taken_back() -> None:
     ],
 )
 def test_it_is_known_when_a_variable_is_read(name: str, once: bool, imports: bool) -> None:
-    assert (bool(variables.read_once([name])), bool(variables.at_import([name]))) == (once, imports)
+    assert (bool(env_options.read_once([name])), bool(env_options.at_import([name]))) == (once, imports)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from nbddp.front.commands import complete_command, overview
-from nbddp.seams import SEAMS, Verdict
-from nbddp.trials import trials
-from nbddp.trials.doctor import examine
-from nbddp.trials.findings import Findings
+from nbddp.capabilities.doctor import probe_runner
+from nbddp.capabilities.doctor.examination import examine
+from nbddp.capabilities.doctor.findings import Findings
+from nbddp.compat.probes import SEAMS, Verdict
+from nbddp.notebook.commands import complete_command, overview
 
 WORKING = {seam.key: Verdict(True, True) for seam in SEAMS}
 MACHINE = {"cores": 2, "memory": 24 << 30, "gpus": ["NVIDIA H100", "NVIDIA H100"]}
@@ -17,8 +17,8 @@ MACHINE = {"cores": 2, "memory": 24 << 30, "gpus": ["NVIDIA H100", "NVIDIA H100"
 def test_every_seam_has_a_trial_and_a_place_in_the_table() -> None:
     keys = [seam.key for seam in SEAMS]
     assert len(set(keys)) == len(keys)
-    assert set(trials.TRIALS) == set(keys)
-    assert set(trials.NAMES) <= set(keys)
+    assert set(probe_runner.TRIALS) == set(keys)
+    assert set(probe_runner.NAMES) <= set(keys)
 
 
 def test_trials_that_end_their_process_are_told_with_what_came_before() -> None:

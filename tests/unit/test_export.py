@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nbddp.capabilities.export.command import History, Ran
+from nbddp.capabilities.export.program import Cell, program
+from nbddp.capabilities.export.statements import indented, python
+from nbddp.capabilities.export.values import code_of
 from nbddp.errors import BadInput
-from nbddp.export.program import Cell, program
-from nbddp.export.statements import indented, python
-from nbddp.export.values import code_of
-from nbddp.front.commands import complete_command
-from nbddp.front.exporting import History, Ran
+from nbddp.notebook.commands import complete_command
 
 # -- lines of IPython --------------------------------------------------------------------------------
 

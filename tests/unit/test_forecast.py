@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.base.units import delay, speed
-from nbddp.front.commands import parse_command
-from nbddp.trace.cost import ALGORITHMS, COSTS, Link, better, fit, hierarchical, seconds
-from nbddp.trace.measured import Measured
-from nbddp.trace.quantities import amount, duration, percent, size
-from nbddp.trace.quantities import speed as worded_speed
-from nbddp.trace.scale import Forecast, Profile, doublings, forecast, predict
-from nbddp.trace.steps import Bucket, Recording, Step
+from nbddp.analysis.quantities import amount, duration, percent, size
+from nbddp.analysis.quantities import speed as worded_speed
+from nbddp.analysis.steps import Bucket, Recording, Step
+from nbddp.capabilities.bench.result import Measured
+from nbddp.capabilities.forecast.cost import ALGORITHMS, COSTS, Link, better, fit, hierarchical, seconds
+from nbddp.capabilities.forecast.scale import Forecast, Profile, doublings, forecast, predict
+from nbddp.launch.units import delay, speed
+from nbddp.notebook.commands import parse_command
 from tests.ring import simulate
 
 MS = 1_000_000

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from nbddp.errors import BadInput
-from nbddp.lessons.averaging import exercises as averaging
-from nbddp.lessons.batch_norm import exercises as moments
-from nbddp.teach import grade, marks
-from nbddp.teach.definitions import Handed
+from nbddp.grading import gradebook
+from nbddp.grading.definitions import Handed
+from nbddp.lessons.l05_averaging_gradients import exercise as averaging
+from nbddp.lessons.l07_batch_norm import exercise as moments
+from nbddp.teach import grade
 
 
 def test_submissions_that_python_would_import_are_not_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,8 +34,8 @@ RIGHT = "def place_of(rank, n):\n    return divmod(rank, n)\n"
      ("\uff1d1", "'\uff1d1"), ("'=1", "''=1"), ("'a", "'a"), ("a=1", "a=1"), ("", "")],
 )  # fmt: skip
 def test_a_cell_is_no_formula_and_can_be_read_back(cell: str, made: str) -> None:
-    assert marks.defused(cell) == made
-    assert marks.fused(made) == cell
+    assert gradebook.defused(cell) == made
+    assert gradebook.fused(made) == cell
 
 
 @pytest.mark.parametrize(
@@ -43,13 +44,13 @@ def test_a_cell_is_no_formula_and_can_be_read_back(cell: str, made: str) -> None
      ("é – ü", "é – ü"), ("x" * 3000, "x" * 2400 + "…")],
 )  # fmt: skip
 def test_text_does_no_harm_to_who_reads_it(text: str, made: str) -> None:
-    assert marks.clean(text) == made
+    assert gradebook.clean(text) == made
 
 
 def test_every_learner_has_a_file_name_that_systems_take() -> None:
-    first = marks.feedback_name("\u6f22" * 85)
+    first = gradebook.feedback_name("\u6f22" * 85)
     assert len(os.fsencode(first)) < 255
-    assert marks.feedback_name("\u6f22" * 85, [first]) == f"{first[:-4]} (2).txt"
+    assert gradebook.feedback_name("\u6f22" * 85, [first]) == f"{first[:-4]} (2).txt"
 
 
 def test_an_answer_may_leave_out_nothing_that_is_compared() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.hangs.exercises import (
+from nbddp.lessons.l09_hangs.exercise import (
     START,
     layout_words,
     layouts,
@@ -19,7 +19,7 @@ from nbddp.lessons.hangs.exercises import (
     verdict,
     without_file,
 )
-from nbddp.lessons.hangs.simulation import ALONE, CROSSED, PROGRAMS, log
+from nbddp.lessons.l09_hangs.simulation import ALONE, CROSSED, PROGRAMS, log
 from nbddp.teach import predict
 
 MANY = 30  # moves, more than any program has

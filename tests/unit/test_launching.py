@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from nbddp.errors import BadInput
 from nbddp.export import C10D, SRUN, STATIC, Job, Launch, sbatch_script, script, torchrun_line
-from nbddp.lessons.launching.exercises import hosts_of
-from nbddp.lessons.launching.simulation import GLOO, NCCL, plan
+from nbddp.lessons.l11_launching.exercise import hosts_of
+from nbddp.lessons.l11_launching.simulation import GLOO, NCCL, plan
 
 words = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8), max_size=4)
 

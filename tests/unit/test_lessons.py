@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.base.table import Table as DataTable
-from nbddp.lessons import running
-from nbddp.lessons.answer import Exercise, Wrong, mismatch
-from nbddp.lessons.exercise import tabulate
-from nbddp.lessons.tables import Mistake, Table
+from nbddp.lessons.framework import run_check
+from nbddp.lessons.framework.answer import Exercise, Wrong, mismatch
+from nbddp.lessons.framework.on_rank import tabulate
+from nbddp.lessons.framework.tables import Mistake, Table
+from nbddp.output.table import Table as DataTable
 from tests.lessons.answers import builder, script
 
 build, minutes = builder(), script("minutes")
@@ -85,5 +85,5 @@ def test_heads_of_a_table_stand_over_their_columns() -> None:
 
 def test_no_check_says_that_a_value_is_right_in_another_way_than_expected_and_got() -> None:
     assert mismatch(4, 8, "it is doubled") == "expected 4, got 8; it is doubled"
-    lines = [line for path in Path(running.__file__).parent.rglob("*.py") for line in path.read_text().splitlines()]
+    lines = [line for path in Path(run_check.__file__).parent.rglob("*.py") for line in path.read_text().splitlines()]
     assert not [line for line in lines if re.search(r"[,;] right is|right is (\{|')", line)]

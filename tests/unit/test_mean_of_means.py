@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.mean_of_means import rates
-from nbddp.lessons.mean_of_means.gradients import combination, common_multiple
-from nbddp.lessons.mean_of_means.simulation import ALL, weighed
+from nbddp.lessons.l13_mean_of_means import rates
+from nbddp.lessons.l13_mean_of_means.gradients import combination, common_multiple
+from nbddp.lessons.l13_mean_of_means.simulation import ALL, weighed
 
 
 def test_the_words_say_who_counts_too_much_and_what_it_costs() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.draw.memory import STYLES
-from nbddp.draw.palette import PAPER
-from nbddp.trace.memory import RankMemory, sentences, shown_parts
+from nbddp.capabilities.memory.figure import STYLES
+from nbddp.capabilities.memory.parts import RankMemory, sentences, shown_parts
+from nbddp.figures.palette import PAPER
 from tests.colours import contrast
 
 # -- the pure parts ----------------------------------------------------------------------------

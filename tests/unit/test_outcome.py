@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from nbddp.errors import Cause, Frame, Left, Raised, Waiting, WorkerFailed
-from nbddp.run import report
-from nbddp.run.blame import blame, leaver, lost_connection
-from nbddp.run.ending import Ending
-from nbddp.run.outcome import DIED, FAILED, TABLE, Ended, note, process, said, verdict
-from nbddp.worker import failure, leaving
+from nbddp.execution import report
+from nbddp.execution.blame import blame, leaver, lost_connection
+from nbddp.execution.result import Ending
+from nbddp.protocol.outcome import DIED, FAILED, TABLE, Ended, note, process, said, verdict
+from nbddp.worker import exit_info, failure
 
 SAID = ("end", "exit 0", "exit", "raised", "interrupt")
 PROCESS = ("exit 0", "exit", "signal", "lost")
@@ -70,7 +70,7 @@ def test_a_process_that_ends_well_is_a_success_of_a_program_alone() -> None:
     ],
 )  # fmt: skip
 def test_exit_codes_are_pythons(code: object, exits: int, says: str | None) -> None:
-    found = leaving.how(SystemExit(code))
+    found = exit_info.how(SystemExit(code))
     assert (found["left"], found["exit"], found.get("says")) == ("exit", exits, says)
 
 
@@ -200,7 +200,7 @@ def test_a_rank_that_left_is_told_with_who_waited(how: Left, words: str) -> None
 
 
 def test_a_check_words_a_learners_rank_that_left() -> None:
-    from nbddp.lessons.running import failure_words
+    from nbddp.lessons.framework.run_check import failure_words
 
     cause = Cause(1, 0, "left", left=Left(1, "ended", code=0))
     failed = WorkerFailed("", cause=cause, states=(), report="", logs={})
@@ -279,12 +279,12 @@ def test_type_survives_a_class_that_raises(odd: str) -> None:
     assert [link["type"] for link in links] == ["Mute", kind]
     assert (links[-1]["message"], links[-1]["notes"]) == (message, notes)
     assert links[-1]["frames"]
-    assert leaving.how(error) == {"left": "raised"}
+    assert exit_info.how(error) == {"left": "raised"}
 
 
 def test_outcome_that_cannot_be_sent_still_says_who_and_what() -> None:
     said = {"run": 3, "stage": "", "at": 1, "left": "raised", "chain": [object()]}
-    short = leaving.unworded(said, Mute(), TypeError("no JSON"))
+    short = exit_info.unworded(said, Mute(), TypeError("no JSON"))
     (link,) = short["chain"]
     assert (link["type"], short["left"], short["run"]) == ("Mute", "raised", 3)
     assert link["message"].endswith("(how this rank ended cannot be reported in full: TypeError: no JSON)")

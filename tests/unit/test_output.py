@@ -10,23 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbddp.run.block import Print, Show, block, fold
-from nbddp.run.collect import (
-    LONGEST,
-    WIDE_HEAD,
-    WIDE_TAIL,
-    RankOutput,
-    Text,
-)
-from nbddp.run.line import Line
-from nbddp.run.screen import Silent
-from nbddp.run.stamps import unstamped
+from nbddp.output.buffer import LONGEST, WIDE_HEAD, WIDE_TAIL, RankOutput, Text
+from nbddp.output.layout import Print, Show, block, fold
+from nbddp.output.screens import Silent
+from nbddp.output.terminal_line import Line
+from nbddp.output.timestamps import unstamped
 
 
 @given(st.lists(st.sampled_from(["ab\n", "c", "\n\n", "d" * 30, "\r"]), max_size=30))
 def test_many_lines_at_once_count_as_one_by_one(pieces: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nbddp.run.collect.LONGEST", 50)
+        patch.setattr("nbddp.output.buffer.LONGEST", 50)
         whole, cut = Text(), Text()
         whole.write("stdout", "".join(pieces))
         for piece in pieces:

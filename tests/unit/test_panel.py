@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from nbddp.base.share import STAGES, Share, Step
-from nbddp.panel import page, words
-from nbddp.panel import state as rules
-from nbddp.panel.plan import DEFAULT, Plan, considered, plan_of
-from nbddp.panel.state import Model, State
-from nbddp.plan import options
-from nbddp.plan.machine import Device, Node
-from nbddp.plan.options import LaunchSpec
-from nbddp.plan.topology import Topology
+from nbddp.capabilities.panel import page
+from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel import text as words
+from nbddp.capabilities.panel.plan import DEFAULT, Plan, considered, plan_of
+from nbddp.capabilities.panel.state import Model, State
+from nbddp.launch import options
+from nbddp.launch.machine import Device, Node
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.topology import Topology
+from nbddp.output.progress import STAGES, Share, Step
 
 CPU = [Node(0, "here", cores=8)]
 GPUS = [Node(0, "here", tuple(Device(i, str(i)) for i in range(8)), cores=8)]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.panel import curves, page
-from nbddp.panel import state as rules
-from nbddp.panel.printed import ALL, LEAST, MOST, Output, Showing, chosen, outputs
-from nbddp.panel.state import State, Timeline
-from nbddp.panel.watched import Pace
-from nbddp.run.collect import RankOutput
+from nbddp.capabilities.panel import curves, page
+from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel.output import ALL, LEAST, MOST, Output, Showing, chosen, outputs
+from nbddp.capabilities.panel.rows import Pace
+from nbddp.capabilities.panel.state import State, Timeline
+from nbddp.output.buffer import RankOutput
 from tests.notebook.test_panel import Balanced
 
 LINES = {0: ("start", "loss 0.5", "end"), 1: ("start", "loss 0.7", "end", "end"), 2: ("start", "Loss 0.5", "end")}

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from nbddp.capabilities.panel import page
+from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel.rows import Look, Pace, Use, merged, rate, rows, share, slowest
+from nbddp.capabilities.panel.state import State
 from nbddp.errors import RankStatus
-from nbddp.panel import page
-from nbddp.panel import state as rules
-from nbddp.panel.state import State
-from nbddp.panel.watched import Look, Pace, Use, merged, rate, rows, share, slowest
-from nbddp.plan.machine import Node
-from nbddp.plan.topology import Topology
-from nbddp.run.positions import Call, Position
+from nbddp.execution.positions import Call, Position
+from nbddp.launch.machine import Node
+from nbddp.launch.topology import Topology
 from tests.notebook.test_panel import Balanced
 
 PLACED = Topology.plan([Node(0, "here", cores=8)], nproc=4)

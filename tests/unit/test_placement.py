@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.placement.simulation import GLOBAL, LOCAL, block, layout
+from nbddp.lessons.l02_ranks_and_devices.simulation import GLOBAL, LOCAL, block, layout
 
 small = st.integers(1, 4)
 

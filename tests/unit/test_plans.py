@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.agent import devices, hardware
+from nbddp.capabilities.scripts.logs import Logs
 from nbddp.errors import BadInput
-from nbddp.front import commands
-from nbddp.plan import environment, options
-from nbddp.plan.capacity import Limit, crowded, refuse_crowd
-from nbddp.plan.logs import Logs
-from nbddp.plan.program import Program
-from nbddp.plan.request import Options, Request
-from nbddp.plan.topology import Device, Node, Topology, rank_words
+from nbddp.launch import options, torchrun_env
+from nbddp.launch.capacity import Limit, crowded, refuse_crowd
+from nbddp.launch.topology import Device, Node, Topology, rank_words
+from nbddp.notebook import commands
+from nbddp.protocol.program import Program
+from nbddp.protocol.request import Options, Request
 from tests import places
 
 
@@ -292,7 +292,7 @@ def test_every_subcommand_has_help_and_completion() -> None:
 
 
 def variables(placed: Topology, rank: int, visible: str = "all", base: dict[str, str] | None = None) -> dict[str, str]:
-    return environment.of_worker(placed.workers[rank], placed, base or {}, visible=visible)
+    return torchrun_env.of_worker(placed.workers[rank], placed, base or {}, visible=visible)
 
 
 def test_threads_follow_torchruns_rule() -> None:
@@ -318,9 +318,9 @@ def test_simulated_nodes_hide_each_others_gpus_and_cpu_runs_hide_all() -> None:
 
 
 def test_only_what_is_read_at_import_needs_a_new_agent() -> None:
-    assert environment.needs_new_agent({"A": "1", "TORCH_LOGS": "x"}, {"A": "2"}) == ["TORCH_LOGS"]
-    assert environment.needs_new_agent({"HOME": "1"}, {"HOME": "2", "MY_RUN": "3"}) == []
-    assert environment.needs_new_agent({}, {"CUDA_VISIBLE_DEVICES": "1"}) == ["CUDA_VISIBLE_DEVICES"]
+    assert torchrun_env.needs_new_agent({"A": "1", "TORCH_LOGS": "x"}, {"A": "2"}) == ["TORCH_LOGS"]
+    assert torchrun_env.needs_new_agent({"HOME": "1"}, {"HOME": "2", "MY_RUN": "3"}) == []
+    assert torchrun_env.needs_new_agent({}, {"CUDA_VISIBLE_DEVICES": "1"}) == ["CUDA_VISIBLE_DEVICES"]
 
 
 RECORDED = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.precision.norms import NORM, NORMS, Place
-from nbddp.lessons.precision.plan import layouts
-from nbddp.lessons.precision.simulation import AGREED, ALONE, AVERAGED, RANKS, scaled
+from nbddp.lessons.l14_precision.norms import NORM, NORMS, Place
+from nbddp.lessons.l14_precision.plan import layouts
+from nbddp.lessons.l14_precision.simulation import AGREED, ALONE, AVERAGED, RANKS, scaled
 
 # -- loss scales -----------------------------------------------------------------------------
 

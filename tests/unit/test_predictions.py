@@ -7,8 +7,8 @@ import re
 import pytest
 
 from nbddp.errors import BadInput
-from nbddp.lessons.asking import Asked
-from nbddp.lessons.question import EXAMPLE, Question
+from nbddp.lessons.framework.prompt import Asked
+from nbddp.lessons.framework.question import EXAMPLE, Question
 from nbddp.teach import predict
 
 TYPED = Question("size", "What is the world size?", came="4")

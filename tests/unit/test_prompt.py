@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from nbddp.capabilities.debugger import prompt as prompts
+from nbddp.capabilities.debugger.postmortem import PostMortem
+from nbddp.capabilities.debugger.transcript import Debugged, Line, chosen, folded, read
 from nbddp.errors import BadInput, Cause, Frame, Raised, RankStatus
-from nbddp.plan.topology import rank_words
-from nbddp.run import prompt as prompts
-from nbddp.run.debugged import Debugged, Line, chosen, folded, read
-from nbddp.run.positions import Position
-from nbddp.run.postmortem import PostMortem
+from nbddp.execution.positions import Position
+from nbddp.launch.topology import rank_words
 
 # -- tables ----------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.answer import Wrong
-from nbddp.lessons.rendezvous import simulation as paper
-from nbddp.lessons.rendezvous.exercises import processes_of
+from nbddp.lessons.framework.answer import Wrong
+from nbddp.lessons.l03_finding_each_other import simulation as paper
+from nbddp.lessons.l03_finding_each_other.exercise import processes_of
 
 # -- on paper --------------------------------------------------------------------------------
 

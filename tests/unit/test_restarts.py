@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.errors import BadInput
-from nbddp.lessons.restarts.exercises import LAST_SAVE, judged
-from nbddp.lessons.restarts.simulation import FAILED, KEPT, LOST, STEPS, restarts, training
+from nbddp.lessons.l10_restarts.exercise import LAST_SAVE, judged
+from nbddp.lessons.l10_restarts.simulation import FAILED, KEPT, LOST, STEPS, restarts, training
 
 few = st.integers(1, 12)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.ring.exercises import CASES, judge_schedule
-from nbddp.lessons.ring.simulation import (
+from nbddp.capabilities.forecast.cost import Link
+from nbddp.lessons.l04_collectives.exercise import CASES, judge_schedule
+from nbddp.lessons.l04_collectives.simulation import (
     ADDING,
     LETTERS,
     OWN,
@@ -21,7 +22,6 @@ from nbddp.lessons.ring.simulation import (
     schedule,
     simulate,
 )
-from nbddp.trace.cost import Link
 from tests.ring import simulate as timed
 
 sizes = st.integers(2, 8)

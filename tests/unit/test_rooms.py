@@ -17,34 +17,38 @@ from tests import places
 ROOT = places.ROOT / "nbddp"
 FILES = sorted(ROOT.rglob("*.py"))
 
-# From the ground up. A room may import from itself and from those before it.
-ROOMS = [
-    "errors",
-    "base",
-    "seams",
-    "plan",
-    "trace",
-    "agent",
-    "worker",
-    "trials",
-    "run",
-    "draw",
-    "ask",
-    "export",
-    "pool",
-    "panel",
-    "front",
-    "lessons",
-    "teach",
-    "__init__",
-    "__main__",
-]
 HEAVY = {"torch", "IPython", "ipyparallel", "zmq", "matplotlib", "ipykernel"}
-PURE = {  # rooms, or parts of one, whose modules import nothing of that
-    "errors": "*", "base": "*", "seams": "__init__", "plan": "*", "trace": "*", "run": "*", "ask": "*", "export": "*",
-    "pool": "change", "trials": "findings doctor", "front": "commands", "agent": "lines cause",
-    "panel": "state plan page words style watched printed curves",
-    "lessons": "answer tables */simulation batch_norm/norms", "teach": "__init__ submissions definitions reading marks",
+PURE = {  # folder → its modules that import nothing of that
+    "": "errors export",
+    "agent": "last_error stop version_diff warning_filters",
+    "analysis": "*",
+    "capabilities/bench": "command result",
+    "capabilities/collectives": "breakdown from_flight_recorder instances longest program",
+    "capabilities/compare": "command exchange replicas report",
+    "capabilities/debugger": "postmortem prompt sender stdin transcript",
+    "capabilities/doctor": "examination findings",
+    "capabilities/export": "cells names notebook_file program sbatch statements target_support targets torchrun_line "
+    "values",
+    "capabilities/forecast": "command cost scale text",
+    "capabilities/hosts": "names reachability report sync_rules via",
+    "capabilities/memory": "history parts sizes timeline",
+    "capabilities/panel": "curves output page plan rows state style text",
+    "capabilities/scripts": "failures grammar log_dir logs torchrun",
+    "capabilities/slurm": "commands job_states",
+    "capabilities/timings": "command rank_time text",
+    "capabilities/trace": "merge",
+    "capabilities/widgets": "*",
+    "compat": "clock probes system working_dir",
+    "execution": "*",
+    "grading": "definitions gradebook reader submissions",
+    "launch": "*",
+    "lessons/framework": "answer tables",
+    "notebook": "commands",
+    "output": "*",
+    "pool": "change",
+    "protocol": "cell_lines jsonl outcome program request stack_limit surrogates",
+    "teach": "__init__",
+    "lessons": "*/simulation l07_batch_norm/norms",
 }  # fmt: skip
 
 
@@ -61,22 +65,10 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{a.name}" for a in node.names)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_imports_go_down(room: str) -> None:
-    below = ROOMS[: ROOMS.index(room) + 1]
-    for path in [p for p in FILES if p.relative_to(ROOT).parts[0].removesuffix(".py") == room]:
-        for target in {m.split(".")[1] for m in imports(path) if m.startswith("nbddp.")} & set(ROOMS):
-            assert target in below, f"{name_of(path)} imports from {target}, which is above {room}"
-
-
-def test_every_file_is_in_a_room() -> None:
-    assert {p.relative_to(ROOT).parts[0].removesuffix(".py") for p in FILES} == set(ROOMS)
-
-
 @pytest.mark.parametrize("room", PURE)
 def test_pure_modules_import_nothing_heavy(room: str) -> None:
-    folder = ROOT / room
-    files = [f for part in PURE[room].split() for f in folder.glob(f"{part}.py")] or [folder.with_suffix(".py")]
+    files = [f for part in PURE[room].split() for f in (ROOT / room).glob(f"{part}.py")]
+    assert files
     names = ", ".join(f"nbddp.{name_of(f)}" for f in files)
     code = f"import sys, {names}; print(*sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -86,18 +78,21 @@ def test_pure_modules_import_nothing_heavy(room: str) -> None:
 def test_a_launch_from_a_terminal_imports_only_what_it_needs() -> None:
     """`python -m nbddp run` is to start in under a second: what looks at ranks, writes jobs or paints errors comes with
     the first look, job or error."""
-    unneeded = {"nbddp.ask", "nbddp.draw", "nbddp.export", "nbddp.agent.main", "nbddp.worker.taken"}
+    unneeded = {"nbddp.figures.figure", "nbddp.capabilities.export.program", "nbddp.capabilities.export.sbatch"}
+    unneeded |= {"nbddp.capabilities.timings.command", "nbddp.agent.server", "nbddp.capabilities.attached.engine_side"}
     unneeded |= {"pygments.lexers", "pynvml", "matplotlib", "ipywidgets", "torch"}
-    code = f"import sys, nbddp.front.cli, nbddp.front.script, nbddp.pool.pool; print(*{unneeded!r} & set(sys.modules))"
+    names = "nbddp.notebook.terminal, nbddp.capabilities.scripts.terminal, nbddp.pool.pool"
+    code = f"import sys, {names}; print(*{unneeded!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
 def test_each_library_has_its_room() -> None:
     rooms = {
-        "torch": r"worker\.|seams\.|trials\.|agent\.store_host|lessons\.(exercise|waiting|worlds)|lessons\..*\.on_rank",
-        "matplotlib": r"draw\.|lessons\..*\.figure",
-        "ipyparallel": r"seams\.|worker\.|pool\.|agent\.|trials\.",
+        "torch": r"worker\.|compat\.|agent\.store_host|.*\.(on_rank|engine_side|probe)"
+        r"|protocol\.(pickling|code_objects)|capabilities\.(private|debugger|memory)\.|lessons\.framework\.",
+        "matplotlib": r"figures\.|.*\.figure|capabilities\.topology\.",
+        "ipyparallel": r"compat\.|worker\.|pool\.|agent\.|capabilities\.(attached|doctor|hosts|widgets)\.",
     }
     for path in FILES:
         for library in {m.split(".")[0] for m in imports(path)} & set(rooms):
@@ -126,19 +121,19 @@ def test_readme_and_ci_run_the_same_tests() -> None:
 
 
 TABLES = {  # what may be asked for, and the file that has a row for each
-    "agent.main:Agent.REQUESTS": "agent/main.py",
-    "agent.reached:ReachedAgent.REQUESTS": "agent/reached.py",
-    "agent.forkserver:ForkServer.ORDERS": "agent/forkserver.py",
-    "worker.handlers:REQUESTS": "worker/handlers.py",
+    "agent.server:Agent.REQUESTS": "agent/server.py",
+    "capabilities.hosts.remote_agent:ReachedAgent.REQUESTS": "capabilities/hosts/remote_agent.py",
+    "grading.sandbox.forkserver:ForkServer.ORDERS": "grading/sandbox/forkserver.py",
+    "worker.requests:REQUESTS": "worker/requests.py",
     "worker.questions:QUESTIONS": "worker/questions.py",
-    "worker.taken:QUESTIONS": "worker/taken.py",
-    "teach.examiner:Examiner.REQUESTS": "teach/examiner.py",
+    "capabilities.attached.engine_side:QUESTIONS": "capabilities/attached/engine_side.py",
+    "grading.examiner:Examiner.REQUESTS": "grading/examiner.py",
 }
 ASKED = {  # how it is asked for, and where that has its row
-    r'\b(?:agent|first|far)\.(?:request|tell)\(\s*"(\w+)"': "agent.reached:ReachedAgent.REQUESTS",
-    r'\bask_all\(\[.*\], "(\w+)"': "agent.reached:ReachedAgent.REQUESTS",
-    r'\bpost\(\s*[\w.\[\]]+, "(\w+)"': "agent.reached:ReachedAgent.REQUESTS",
-    r'\b(?:answers|_have_done)\(\s*"(\w+)"|\bRequest\("(\w+)"': "worker.handlers:REQUESTS",
+    r'\b(?:agent|first|far)\.(?:request|tell)\(\s*"(\w+)"': "capabilities.hosts.remote_agent:ReachedAgent.REQUESTS",
+    r'\bask_all\(\[.*\], "(\w+)"': "capabilities.hosts.remote_agent:ReachedAgent.REQUESTS",
+    r'\bpost\(\s*[\w.\[\]]+, "(\w+)"': "capabilities.hosts.remote_agent:ReachedAgent.REQUESTS",
+    r'\b(?:answers|_have_done)\(\s*"(\w+)"|\bRequest\("(\w+)"': "worker.requests:REQUESTS",
     r'(?:look|question|tell|ask)\([^"]*\{"op": "(\w+)"': "worker.questions:QUESTIONS",
 }
 
@@ -155,16 +150,14 @@ def table(name: str) -> dict[str, object]:
 def test_each_row_is_asked_for_by_somebody(name: str) -> None:
     own = ROOT / TABLES[name]
     sources = "".join(path.read_text() for path in FILES if path != own)
-    known = set(table("agent.main:Agent.REQUESTS")) if name.startswith("agent.reached") else set()
+    known = set(table("agent.server:Agent.REQUESTS")) if name.startswith("capabilities.hosts.remote_agent") else set()
     assert [asked for asked in set(table(name)) - known if f'"{asked}"' not in sources] == [], "asked for by nobody"
 
 
 @pytest.mark.parametrize("how", ASKED)
 def test_what_is_asked_for_has_a_row(how: str) -> None:
     rows, found = table(ASKED[how]), set()
-    for path in [
-        p for p in FILES if p.relative_to(ROOT).parts[0] in ("ask", "front", "panel", "pool", "run", "trials")
-    ]:
+    for path in [p for p in FILES if p.relative_to(ROOT).parts[0] not in ("lessons", "teach", "grading", "worker")]:
         for names in re.findall(how, path.read_text()):
             found |= {names} if isinstance(names, str) else set(filter(None, names))
     assert found
@@ -172,20 +165,20 @@ def test_what_is_asked_for_has_a_row(how: str) -> None:
 
 
 def test_nobody_is_called_by_a_name_that_is_put_together() -> None:
-    for path in [p for p in FILES if name_of(p) != "seams.ipyparallel_seams"]:  # ipyparallel's streams have such names
+    for path in [p for p in FILES if name_of(p) != "compat.ipyparallel"]:  # ipyparallel's streams have such names
         for node in ast.walk(ast.parse(path.read_text())):
             called = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr"
             assert not (called and isinstance(node.args[1], ast.JoinedStr)), f"{name_of(path)} line {node.lineno}"
 
 
 def test_commands_and_what_the_agent_starts_have_a_row_each() -> None:
-    from nbddp.agent import main
-    from nbddp.front import cli
-    from nbddp.front.commands import COMMANDS, TERMINAL_COMMANDS
-    from nbddp.front.magics import DDPMagics
+    from nbddp.agent import server
+    from nbddp.notebook import terminal
+    from nbddp.notebook.commands import COMMANDS, TERMINAL_COMMANDS
+    from nbddp.notebook.magics import DDPMagics
 
     assert set(DDPMagics.COMMANDS) == set(COMMANDS)
-    assert set(cli.COMMANDS) == {*TERMINAL_COMMANDS, "help"}
-    for target in main.TARGETS.values():
+    assert set(terminal.COMMANDS) == {*TERMINAL_COMMANDS, "help"}
+    for target in server.TARGETS.values():
         module, _, name = target.partition(":")
         assert callable(getattr(importlib.import_module(module), name)), target

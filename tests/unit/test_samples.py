@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nbddp.lessons.samples.exercises import EPOCHS, judge_epochs
-from nbddp.lessons.samples.simulation import (
+from nbddp.lessons.l06_samples.exercise import EPOCHS, judge_epochs
+from nbddp.lessons.l06_samples.simulation import (
     DROPPED,
     PADDED,
     STRAIGHT,

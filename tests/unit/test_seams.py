@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nbddp.seams import ipykernel_seams
+from nbddp.compat import ipykernel
 
 # of sys, os and argparse; and what asyncio's documentation has for those who extend it
 STANDARD = {
@@ -100,7 +100,7 @@ def test_streams_are_flushed_before_a_display_unless_they_have_nothing(
             done.append(data["text/plain"])
 
     publisher = Publisher()
-    ipykernel_seams.publish(publisher, {"text/plain": "shown"}, update=True)
+    ipykernel.publish(publisher, {"text/plain": "shown"}, update=True)
     assert done == (["shown"] if pending is False else ["flush", "shown"])
     publisher.publish({"text/plain": "by another"})
     assert done[-2:] == ["flush", "by another"]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.sharding.schedule import COMPUTE, FREE, GATHER, KEEP, SCATTER, gathers
-from nbddp.lessons.sharding.simulation import stages
+from nbddp.lessons.l15_sharding.schedule import COMPUTE, FREE, GATHER, KEEP, SCATTER, gathers
+from nbddp.lessons.l15_sharding.simulation import stages
 
 
 def test_the_papers_own_numbers() -> None:

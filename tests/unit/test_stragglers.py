@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from nbddp.trace.activity import BACKWARD, FORWARD, INPUT, OPTIMIZER
-from nbddp.trace.cause import BATCH, EITHER, MACHINE, UNKNOWN, cause
-from nbddp.trace.local import AFTER, BETWEEN, LOSS, parts, slow
-from nbddp.trace.steps import Bucket, Recording, Span, Step
+from nbddp.analysis.activity import BACKWARD, FORWARD, INPUT, OPTIMIZER
+from nbddp.analysis.cause import BATCH, EITHER, MACHINE, UNKNOWN, cause
+from nbddp.analysis.steps import Bucket, Recording, Span, Step
+from nbddp.capabilities.timings.rank_time import AFTER, BETWEEN, LOSS, parts, slow
 
 MS = 1_000_000
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from nbddp.capabilities.slurm import submit
+from nbddp.capabilities.slurm.job_states import Look, look, number_of
+from nbddp.capabilities.slurm.submit import Log
 from nbddp.errors import BadInput
-from nbddp.front import submitting
-from nbddp.front.commands import complete_command, parse_command
-from nbddp.front.submitting import Log
-from nbddp.plan.submitted import Look, look, number_of
+from nbddp.notebook.commands import complete_command, parse_command
 
 # -- tables ------------------------------------------------------------------------------------------
 
@@ -86,13 +86,13 @@ def test_a_log_is_read_piece_by_piece(tmp_path: Path) -> None:
 def test_what_cannot_be_submitted_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput, match=r"^there is no file a.sbatch; %ddp export train.py --to slurm -o job.sbatch"):
-        submitting.submit("a.sbatch", [])
+        submit.submit("a.sbatch", [])
     (tmp_path / "job.sbatch").write_text("#!/bin/sh\n")
     with pytest.raises(BadInput, match=r"^there is no file a.sbatch; there is job.sbatch"):
-        submitting.submit("a.sbatch", [])
+        submit.submit("a.sbatch", [])
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInput, match=r"^sbatch is not on PATH, so this is not a Slurm login node"):
-        submitting.submit("job.sbatch", [])
+        submit.submit("job.sbatch", [])
     assert complete_command("submit j") == ["job.sbatch"]
     command = parse_command("submit --on-stop leave job.sbatch --lr 0.1")
     assert command.args == {"script": "job.sbatch", "words": ["--lr", "0.1"], "follow": None, "detach": False,

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nbddp.capabilities.export import targets
+from nbddp.capabilities.export.command import write
+from nbddp.capabilities.export.program import Cell
+from nbddp.capabilities.export.targets import LONGEST_COMMAND, LONGEST_FUNCTION, NONE, TARGETS, Files, seconds
+from nbddp.capabilities.export.values import code_of
 from nbddp.errors import BadInput
-from nbddp.export import SRUN, STATIC, Job, Launch, targets
-from nbddp.export.program import Cell
-from nbddp.export.targets import LONGEST_COMMAND, LONGEST_FUNCTION, NONE, TARGETS, Files, seconds
-from nbddp.export.values import code_of
-from nbddp.front import cli
-from nbddp.front.exporting import write
+from nbddp.export import SRUN, STATIC, Job, Launch
+from nbddp.notebook import terminal
 
 HARD = ("--lr", "$HOME 'it\" #", "a\\b", "", "ü: - {x}")
 ENV = (("A", "x 'y\" $z: #"), ("y", "no"), ("EMPTY", ""))
@@ -78,13 +79,13 @@ def test_what_a_script_reads_and_nothing_carries_is_said(
     exported(tmp_path, "print(data)").rename("go.py")
     said = {}
     for target in TARGETS:
-        assert cli.main(["export", "go.py", "--to", target, "--gpus-per-proc", "0"]) == 0
+        assert terminal.main(["export", "go.py", "--to", target, "--gpus-per-proc", "0"]) == 0
         said[target] = capsys.readouterr().out
     needs = "its image needs go.py and train-values.pkl in the working directory"
     assert {target for target, text in said.items() if needs in text} == {"pytorchjob"}
     assert 'workdir: "."' in said["sky"]
     Path("train-values.pkl").unlink()
-    assert cli.main(["export", "go.py", "--to", "ray"]) == 0
+    assert terminal.main(["export", "go.py", "--to", "ray"]) == 0
     assert "go.py reads train-values.pkl, which is missing; %ddp export go.py --force" in capsys.readouterr().out
 
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.draw.boxes import Box, columns, layout
-from nbddp.draw.palette import FILLS, FRAME, PAPER
-from nbddp.draw.topology import LOOKS, look
+from nbddp.capabilities.topology.boxes import Box, columns, layout
+from nbddp.capabilities.topology.figure import LOOKS, look
 from nbddp.errors import BadInput
-from nbddp.front import commands
-from nbddp.plan.machine import PATHS, Device, Interface, Node, Numa, bus_words
-from nbddp.plan.topology import Topology, planned, topology_of
+from nbddp.figures.palette import FILLS, FRAME, PAPER
+from nbddp.launch.machine import PATHS, Device, Interface, Node, Numa, bus_words
+from nbddp.launch.topology import Topology, planned, topology_of
+from nbddp.notebook import commands
 from tests.colours import contrast
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from nbddp.capabilities.scripts import torchrun
+from nbddp.capabilities.scripts.logs import Logs
 from nbddp.errors import BadInput
-from nbddp.front.commands import Command, complete_command, parse_command
-from nbddp.plan import torchrun
-from nbddp.plan.logs import Logs
-from nbddp.plan.options import HelpAsked
+from nbddp.launch.options import HelpAsked
+from nbddp.notebook.commands import Command, complete_command, parse_command
 
 
 def test_no_flag_has_two_answers() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.trace.align import Clock, Ping, aligned, allowed, clock
-from nbddp.trace.overlap import common, communication, exposed, hidden, hidden_share, lanes, length, union
-from nbddp.trace.steps import Bucket, Recording, Span, Step, step_from
-from nbddp.trace.waiting import bus_factor, curves, spread, straggler, transfers, typical
+from nbddp.analysis.clocks import Clock, Ping, aligned, allowed, clock
+from nbddp.analysis.overlap import common, communication, exposed, hidden, hidden_share, lanes, length, union
+from nbddp.analysis.steps import Bucket, Recording, Span, Step, step_from
+from nbddp.analysis.wait_time import bus_factor, curves, spread, straggler, transfers, typical
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
 

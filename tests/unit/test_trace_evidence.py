@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from nbddp.trace import evidence
-from nbddp.trace.evidence import enough, judged, slower, waits
+from nbddp.analysis import significance
+from nbddp.analysis.significance import enough, judged, slower, waits
 
 STEP = 10.0
 
@@ -115,6 +115,6 @@ def test_one_that_waits_longer_for_a_core_does_so_for_many_seconds() -> None:
 
 def test_the_bound_is_that_of_the_sign_test() -> None:
     """Of 28 fair coins at most 5 fall to one side in 0.05 % of cases (0.046 %), and 6 in more (0.19 %)."""
-    assert evidence._rare(28, 0.5, 0.0005) - 1 == 5
-    assert evidence._rare(98, 0.5, 0.0005) - 1 == 32
-    assert evidence._rare(10, 0.5, 0.0005) == 0
+    assert significance._rare(28, 0.5, 0.0005) - 1 == 5
+    assert significance._rare(98, 0.5, 0.0005) - 1 == 32
+    assert significance._rare(10, 0.5, 0.0005) == 0

@@ -10,16 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 import nbddp
-from nbddp.base.table import Table, is_numeric
-from nbddp.draw.palette import FILLS, FRAME, INK, MUTED, PAPER
+from nbddp.capabilities.panel import rows as watched
 from nbddp.errors import Cause, Frame, Raised, RankState, RankStatus
-from nbddp.front.status import state_words
-from nbddp.panel import watched
-from nbddp.run import cell, outcome, report
-from nbddp.run.block import Print, Show, block
-from nbddp.run.collect import HEAD, TAIL, RankOutput, Text
-from nbddp.run.paint import COLOURED, PLAIN, WEIGHTED
-from nbddp.run.supervise import (
+from nbddp.execution import cell_text, report
+from nbddp.execution.supervise import (
     GRACE,
     PATIENCE,
     RELEASE_AFTER,
@@ -33,8 +27,14 @@ from nbddp.run.supervise import (
     group_is_broken,
     next_action,
 )
-from nbddp.run.values import RankValues
-from nbddp.worker import values
+from nbddp.execution.text_style import COLOURED, PLAIN, WEIGHTED
+from nbddp.execution.values import RankValues
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER
+from nbddp.notebook.status import state_words
+from nbddp.output.buffer import HEAD, TAIL, RankOutput, Text
+from nbddp.output.layout import Print, Show, block
+from nbddp.output.table import Table, is_numeric
+from nbddp.protocol import outcome, pickling
 from tests.colours import contrast
 
 ONE = frozenset({1})
@@ -178,7 +178,7 @@ FRAMES = (
 def test_our_own_files_are_told_from_the_package_on() -> None:
     frames = (Frame("Cell In[3]", 2, "f", user=True, context=()), Frame(report.__file__, 9, "agree", False, ()))
     cause = Cause(0, 0, "raised", (Raised("ValueError", "bad", frames),))
-    assert "  … 1 frame in nbddp/run/report.py, agree" in report.failure_text(cause, [], dropped=False)
+    assert "  … 1 frame in nbddp/execution/report.py, agree" in report.failure_text(cause, [], dropped=False)
 
 
 def test_failure_is_worded_with_user_frames_and_torch_folded() -> None:
@@ -298,13 +298,16 @@ def test_how_a_process_ended(code: int, words: str) -> None:
 
 
 def test_cell_keeps_its_line_numbers_and_inner_magics() -> None:
-    assert cell.prepare("--nproc 2", "a\nb") == "# %%ddp --nproc 2\na\nb"
-    assert cell.prepare("", "%%time\nx") == "%%time\nx"
-    assert cell.prepare("", "\n    a = 1\n\n    if a:\n        b") == "# %%ddp\n\na = 1\n\nif a:\n    b"
-    assert cell.prepare("-o x", "a", ["", "%%time"]) == "#\n# %%time\n# %%ddp -o x\na"
-    assert cell.rows_above("\n%%time\n%%ddp -o x\n\na\n\n", "\na\n") == ["", "%%time"]
+    assert cell_text.prepare("--nproc 2", "a\nb") == "# %%ddp --nproc 2\na\nb"
+    assert cell_text.prepare("", "%%time\nx") == "%%time\nx"
+    assert cell_text.prepare("", "\n    a = 1\n\n    if a:\n        b") == "# %%ddp\n\na = 1\n\nif a:\n    b"
+    assert cell_text.prepare("-o x", "a", ["", "%%time"]) == "#\n# %%time\n# %%ddp -o x\na"
+    assert cell_text.rows_above("\n%%time\n%%ddp -o x\n\na\n\n", "\na\n") == ["", "%%time"]
     assert (
-        cell.rows_above("%%ddp\na", "a") == cell.rows_above("%%time\n%%ddp\nb", "a") == cell.rows_above("", "a") == []
+        cell_text.rows_above("%%ddp\na", "a")
+        == cell_text.rows_above("%%time\n%%ddp\nb", "a")
+        == cell_text.rows_above("", "a")
+        == []
     )
 
 
@@ -316,9 +319,9 @@ def test_values_that_cannot_travel_say_why() -> None:
         def __reduce__(self) -> str:
             raise TypeError("stays here")
 
-    value = values.unpack(values.pack_or_words(Bad()))
+    value = pickling.unpack(pickling.pack_or_words(Bad()))
     assert repr(value) == "<Bad whose repr raises ValueError>  (not sent: TypeError: stays here)"
-    assert values.unpack(values.pack_or_words([1, lambda: 3]))[1]() == 3
+    assert pickling.unpack(pickling.pack_or_words([1, lambda: 3]))[1]() == 3
 
 
 def test_values_by_rank_are_a_sequence_with_a_readable_repr() -> None:

@@ -141,33 +141,33 @@ def reducer() -> None:
 def hooks() -> None:
     from torch.nn.parallel import DistributedDataParallel as DDP
 
-    unseen_by(DDP, "_comm_hooks", "nbddp.seams.torch_seams")
+    unseen_by(DDP, "_comm_hooks", "nbddp.compat.torch")
 
 
 def compiled() -> None:
     import torch
 
-    unseen_by(type(torch.compile(torch.nn.Linear(1, 1))), "_orig_mod", "nbddp.seams.torch_seams")
+    unseen_by(type(torch.compile(torch.nn.Linear(1, 1))), "_orig_mod", "nbddp.compat.torch")
 
 
 def shards() -> None:
     from torch.distributed.tensor import DTensor
 
-    unseen_by(DTensor, "_local_tensor", "nbddp.seams.torch_seams")
+    unseen_by(DTensor, "_local_tensor", "nbddp.compat.torch")
 
 
 def methods() -> None:
-    from nbddp.seams import torch_seams
-    from nbddp.worker import check
+    from nbddp.capabilities.check import on_rank
+    from nbddp.compat import torch as torch_seams
 
     for name in (torch_seams.ALL_GATHER_BASE, "all_gather_single"):  # as if torch had renamed its method
-        del check.COLLECTIVES[name]
+        del on_rank.COLLECTIVES[name]
 
 
 def sparse() -> None:
     import torch
 
-    unseen_by(torch.Tensor, "_indices", "nbddp.seams.torch_seams")
+    unseen_by(torch.Tensor, "_indices", "nbddp.compat.torch")
 
 
 def compiler() -> None:
@@ -188,36 +188,36 @@ def history() -> None:
 
 
 def autoreload() -> None:
-    from nbddp.seams import ipykernel_seams
+    from nbddp.compat import ipykernel
 
-    ipykernel_seams.autoreload = lambda shell: ({}, {})
+    ipykernel.autoreload = lambda shell: ({}, {})
 
 
 def nccls_recorder() -> None:
     import torch.distributed as dist
 
-    from nbddp.seams import torch_seams
+    from nbddp.compat import torch as torch_seams
 
     dist.is_nccl_available = lambda: True  # this torch may have neither
     torch_seams.has_nccl_recorder = lambda: False
 
 
 def transfers() -> None:
-    from nbddp.seams import torch_seams
+    from nbddp.compat import torch as torch_seams
 
     torch_seams.can_abort_transfers = lambda: False
 
 
 def log_level() -> None:
-    from nbddp.seams import torch_seams
+    from nbddp.compat import torch as torch_seams
 
     torch_seams.READS_LEVEL = "no_such_function"
 
 
 def event_loop() -> None:
-    from nbddp.seams import ipykernel_seams
+    from nbddp.compat import ipykernel
 
-    ipykernel_seams.held_by = lambda loop: None
+    ipykernel.held_by = lambda loop: None
 
 
 AWAY: dict[str, Callable[[], None]] = {
@@ -250,7 +250,7 @@ KEPT = {
 
 
 def take_away(key: str) -> None:
-    from nbddp.trials.trials import NAMES
+    from nbddp.capabilities.doctor.probe_runner import NAMES
 
     if key in AWAY:
         AWAY[key]()
@@ -260,7 +260,7 @@ def take_away(key: str) -> None:
 
 def spared() -> list[str]:
     """Seams that workers can lack all at once."""
-    from nbddp.seams import SEAMS
+    from nbddp.compat.probes import SEAMS
 
     return [s.key for s in SEAMS if s.library != "ipyparallel" and s.key not in KEPT]
 
@@ -294,11 +294,10 @@ def all_spared() -> None:
 
 def gate() -> None:
     """Leave the ranks' store open to all, and gloo's connections unchecked."""
-    from nbddp.agent import peers
-    from nbddp.worker import pairs
+    from nbddp.capabilities.private import peer_check, sock_owner
 
-    peers.unavailable = lambda: "it has been taken away"
-    pairs.check = lambda *_: False
+    sock_owner.unavailable = lambda: "it has been taken away"
+    peer_check.check = lambda *_: False
 
 
 def beat() -> None:
@@ -310,11 +309,11 @@ def beat() -> None:
 
 def main() -> None:
     os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1")
-    from nbddp.agent.main import WARM
-    from nbddp.seams import SEAMS
-    from nbddp.trials import trials
+    from nbddp.agent.server import WARM
+    from nbddp.capabilities.doctor import probe_runner
+    from nbddp.compat.probes import SEAMS
 
-    for name in (*WARM, trials.__name__):  # once, for all children; nothing has run yet that starts a thread
+    for name in (*WARM, probe_runner.__name__):  # once, for all children; nothing has run yet that starts a thread
         importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
@@ -327,12 +326,12 @@ def main() -> None:
 
 def _tried_in_child(key: str) -> bool:
     """Whether the child has ended."""
-    from nbddp.trials import trials
+    from nbddp.capabilities.doctor import probe_runner
 
     child = os.fork()
     if not child:
         take_away(key)
-        verdict = trials.tried(key)
+        verdict = probe_runner.tried(key)
         print(json.dumps([key, verdict.present, verdict.works, verdict.why]), flush=True)
         os._exit(0)
     end = time.monotonic() + TRIAL_SECONDS

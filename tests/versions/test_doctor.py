@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.agent import main
-from nbddp.agent.handle import Agent
-from nbddp.base import system
+from nbddp.agent import server
+from nbddp.agent.client import Agent
+from nbddp.capabilities.doctor.examination import examine, findings, messages, versions
+from nbddp.capabilities.doctor.findings import Findings
+from nbddp.compat import system, torch
+from nbddp.compat.probes import SEAMS, Seam, Verdict
 from nbddp.errors import AgentFailed
-from nbddp.plan.options import LaunchSpec
-from nbddp.pool.wire import Wire
-from nbddp.run.screen import Silent
-from nbddp.seams import SEAMS, Seam, Verdict, torch_seams
-from nbddp.trials.doctor import examine, findings, messages, versions
-from nbddp.trials.findings import Findings
+from nbddp.launch.options import LaunchSpec
+from nbddp.output.screens import Silent
+from nbddp.pool.rpc import Wire
 from tests import places
 from tests.kernels import HAS_AUTORELOAD, Kernel
 from tests.pool.faults import NO_RECORDER, RECORDS
@@ -98,9 +98,9 @@ def test_what_no_cell_runs_without_is_named() -> None:
 
 
 def test_workers_start_without_the_compiler_and_not_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, torch_seams.COMPILER, None)
-    assert main.import_all((torch_seams.COMPILER,)) == ""
-    assert main.import_all(("no_such_torch",)).startswith("no_such_torch: ")
+    monkeypatch.setitem(sys.modules, torch.COMPILER, None)
+    assert server.import_all((torch.COMPILER,)) == ""
+    assert server.import_all(("no_such_torch",)).startswith("no_such_torch: ")
 
 
 @pytest.fixture(scope="module")
@@ -157,8 +157,8 @@ def test_the_next_pool_of_the_same_versions_knows_it(tmp_path: Path, monkeypatch
 
 
 def test_trials_that_die_are_told_and_the_pool_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dies = "import sys\nif sys.argv[:1] == ['-m']:\n    import nbddp.seams as seams, os\n    seams.SEAMS = ()\n"
-    dies += "    import nbddp.trials.trials as trials\n    trials.machine = os.abort\n"
+    dies = "import sys\nif sys.argv[:1] == ['-m']:\n    import nbddp.compat.probes as seams, os\n    seams.SEAMS = ()\n"
+    dies += "    import nbddp.capabilities.doctor.probe_runner as trials\n    trials.machine = os.abort\n"
     (tmp_path / "sitecustomize.py").write_text(dies)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     with nbddp.Pool(nproc=1) as pool:
@@ -186,7 +186,10 @@ def test_trials_that_cannot_be_started_are_told_and_the_pool_works(
 
 
 def test_start_and_status_say_it(four: Kernel) -> None:
-    says = "from nbddp.pool.warmup import Trials\nwas = Trials.words\nTrials.words = lambda self: ['torch 2 lacks it']"
+    says = (
+        "from nbddp.capabilities.doctor.background import Trials\nwas = Trials.words\nTrials.words = lambda "
+        "self: ['torch 2 lacks it']"
+    )
     assert four.run(says).ok
     assert "torch 2 lacks it\n" in four.run("%ddp start").text()
     assert "torch 2 lacks it\n" in four.run("%ddp status").text()

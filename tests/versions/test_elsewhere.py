@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 import pytest
 
-from nbddp.agent import hardware, home
-from nbddp.agent.identity import Identity
-from nbddp.base import system
-from nbddp.front import status
-from nbddp.run.positions import Position, position_of
+from nbddp.agent import hardware, runtime_dir
+from nbddp.agent.process_id import Identity
+from nbddp.compat import system
+from nbddp.execution.positions import Position, position_of
+from nbddp.notebook import status
 from tests.kernels import Kernel, loaded
 from tests.notebook.test_orphans import AGENT, gone, until
 from tests.unit.test_deadlock import FACTS
@@ -50,11 +50,11 @@ def after(code: str, folder: Path) -> tuple[str, list[str]]:
 
 USES = {
     "fork": ("from nbddp.agent import children\nchildren._fork('', {}, ())", "os.fork"),
-    "prctl": ("from nbddp.base import system\nfrom nbddp.agent import children\nsystem.is_linux = lambda: True\n"
+    "prctl": ("from nbddp.compat import system\nfrom nbddp.agent import children\nsystem.is_linux = lambda: True\n"
               "children.die_with_parent(0)", "ctypes.dlsym"),
-    "reading": ("from nbddp.base import system\nfrom nbddp.worker import threads\nsystem.has_proc = lambda: True\n"
+    "reading": ("from nbddp.compat import system\nfrom nbddp.worker import threads\nsystem.has_proc = lambda: True\n"
                 "threads._io('/proc/self/io')", "open /proc/self/io"),
-    "listing": ("from nbddp.base import system\nfrom nbddp.worker import threads\nsystem.has_proc = lambda: True\n"
+    "listing": ("from nbddp.compat import system\nfrom nbddp.worker import threads\nsystem.has_proc = lambda: True\n"
                 "threads.tasks()", "os.listdir /proc/self/task"),
 }  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_a_use_of_what_macos_lacks_raises_and_is_written_down(tmp_path: Path, na
 
 def test_a_use_that_is_caught_is_written_down_and_libraries_keep_what_they_need(tmp_path: Path) -> None:
     code = (
-        "import os, sys, psutil\nfrom nbddp.base import system\nfrom nbddp.worker import threads\n"
+        "import os, sys, psutil\nfrom nbddp.compat import system\nfrom nbddp.worker import threads\n"
         "system.has_proc = lambda: True\nassert threads.waits(1) == ''\n"
         "assert os.listdir('/proc/self/task') and psutil.Process().num_threads() and sys.platform == 'linux'\n"
         "assert threads.system.sys.platform == 'darwin' and not hasattr(threads.os, 'pidfd_open')"
@@ -223,12 +223,12 @@ def family(kernel: Kernel) -> tuple[list[psutil.Process], Path]:
 
 def test_stopping_the_pool_leaves_no_process(two: Kernel) -> None:
     processes, folder = family(two)
-    assert len(str(folder / home.SOCKET)) > home.LONGEST_SOCKET
-    assert home.socket_of(folder).is_socket()
+    assert len(str(folder / runtime_dir.SOCKET)) > runtime_dir.LONGEST_SOCKET
+    assert runtime_dir.socket_of(folder).is_socket()
     assert two.run("%ddp stop").ok
     until(lambda: gone(processes))
     assert not folder.exists()
-    assert not home.socket_of(folder).exists()
+    assert not runtime_dir.socket_of(folder).exists()
 
 
 @pytest.mark.more

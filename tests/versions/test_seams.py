@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from nbddp import seams
-from nbddp.seams import ipykernel_seams, ipyparallel_seams, torch_seams
-from nbddp.trials.trials import NAMES
-from nbddp.worker.modules import Modules
+from nbddp.capabilities.doctor.probe_runner import NAMES
+from nbddp.capabilities.stale_modules.on_rank import Modules
+from nbddp.compat import ipykernel, ipyparallel, probes, torch
 from tests import places
 from tests.unit.test_seams import PRIVATE, defined, private_names
 
 ROOT = places.ROOT / "nbddp"
-SEAMS = ("seams/torch_seams.py", "seams/ipykernel_seams.py", "seams/ipyparallel_seams.py")
+SEAMS = ("compat/torch.py", "compat/ipykernel.py", "compat/ipyparallel.py")
 FILES = [f for f in sorted(ROOT.rglob("*.py")) if not str(f).endswith(SEAMS)]
 
 ACCELERATE = ("_shared_state", "_reset_state")  # transformers uses them too
@@ -27,12 +26,12 @@ ACCELERATE = ("_shared_state", "_reset_state")  # transformers uses them too
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_other_module_uses_a_private_name_of_a_library(path: Path) -> None:
-    allowed = {"kernel.py": ipykernel_seams.OVERRIDES, "foreign.py": ACCELERATE}.get(path.name, ())
+    allowed = {"kernel.py": ipykernel.OVERRIDES, "libraries.py": ACCELERATE}.get(path.name, ())
     found = set(private_names(ast.parse(path.read_text())))
     assert {(line, name) for line, name in found if name not in allowed} == set()
 
 
-# private name without an entry in NAMES → the row of `nbddp.seams` whose trial tries it
+# private name without an entry in NAMES → the row of `nbddp.compat.probes` whose trial tries it
 TRIED = {
     "_dynamo": "import of the compiler", "_functional_collectives": "methods of collectives",
     "_allgather_base": "methods of collectives", "_reduce_scatter_base": "methods of collectives",
@@ -47,17 +46,17 @@ TRIED = {
     "_mux_stream": "client's connection",
     "_control_stream": "client's connection", "_query_stream": "client's connection",
     "_distributed_c10d": "flight recorder", "_dump_nccl_trace_json": "NCCL's flight recorder",
-    **dict.fromkeys(itertools.chain(*torch_seams.TRANSFERS), "abort of transfers"),
+    **dict.fromkeys(itertools.chain(*torch.TRANSFERS), "abort of transfers"),
     "_ProcessGroupWrapper": "checks of DETAIL",
     **dict.fromkeys(("_MultiProcessingDataLoaderIter", "_workers", "_shutdown"), "end of data loaders"),
     "_ZN3c1011initLoggingEv": "C++'s log level", "_stream": "client's connection",
-    **dict.fromkeys(ipyparallel_seams.STREAMS, "client's connection"),
+    **dict.fromkeys(ipyparallel.STREAMS, "client's connection"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", SEAMS)
 def test_every_private_name_is_tried_and_its_loss_is_told(path: str) -> None:
-    rows = {seam.key for seam in seams.SEAMS}
+    rows = {seam.key for seam in probes.SEAMS}
     named = {name.rpartition(":")[2].rpartition(".")[2]: key for key, names in NAMES.items() for name in names}
     tried = {**TRIED, **named}
     used = {
@@ -79,7 +78,7 @@ def test_what_a_subclass_of_theirs_overrides_is_listed() -> None:
     ):
         ours = {n for n in defined(ast.parse((ROOT / file).read_text())) if PRIVATE.fullmatch(n)}
         shadowed = {n for n in ours for base in bases if hasattr(base, n)}
-        assert shadowed <= set(ipykernel_seams.OVERRIDES), file
+        assert shadowed <= set(ipykernel.OVERRIDES), file
 
 
 def test_no_module_is_looked_at_that_workers_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +96,7 @@ def test_no_module_is_looked_at_that_workers_share(monkeypatch: pytest.MonkeyPat
     modules.note([])
     monkeypatch.setitem(sys.modules, "imported_by_a_cell", types.ModuleType("imported_by_a_cell"))
     modules.note([])
-    with ipykernel_seams.unlisted_modules():
+    with ipykernel.unlisted_modules():
         from ipykernel import ipkernel
 
         assert [m.__file__ for m in ipkernel.sys.modules.copy().values() if hasattr(m, "__file__")] == []
@@ -108,6 +107,6 @@ def test_no_module_is_looked_at_that_workers_share(monkeypatch: pytest.MonkeyPat
 
 def test_without_docstrings_a_client_can_still_be_made_in_ipython() -> None:
     """`python -OO`: the module of ipyparallel's magics formats its own docstring."""
-    load = "from nbddp.seams import ipyparallel_seams as s; s.load_magics()"
+    load = "from nbddp.compat import ipyparallel as s; s.load_magics()"
     code = f"{load}; import ipyparallel.client.magics as m; m.__doc__.strip()"
     subprocess.run([sys.executable, "-OO", "-c", code], check=True, cwd=ROOT.parent)

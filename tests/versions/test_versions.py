@@ -12,10 +12,10 @@ import pytest
 import torch.distributed as dist
 
 from nbddp.agent import store_host
-from nbddp.seams import torch_seams
-from nbddp.worker import quiet
-from nbddp.worker.groups import Groups
-from nbddp.worker.quiet import Quiet
+from nbddp.compat import torch
+from nbddp.worker import gloo_log
+from nbddp.worker.gloo_log import Quiet
+from nbddp.worker.process_groups import Groups
 from tests.kernels import Kernel
 
 
@@ -125,11 +125,11 @@ class Counting:
 
 
 def test_a_group_that_does_not_count_is_counted_by_its_backends() -> None:
-    assert torch_seams.sequence(Counting(5)) == 5
-    assert torch_seams.sequence(Uncounted()) == 7
+    assert torch.sequence(Counting(5)) == 5
+    assert torch.sequence(Uncounted()) == 7
     nothing = Uncounted()
     nothing._device_types = ()
-    assert torch_seams.sequence(nothing) == 0
+    assert torch.sequence(nothing) == 0
 
 
 def test_making_groups_prints_nothing(new_kernel: Kernel) -> None:
@@ -145,7 +145,7 @@ def test_making_groups_prints_nothing(new_kernel: Kernel) -> None:
 def test_what_gloo_prints_while_it_connects_goes_nowhere(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     own = Quiet()
     for reports, heard in ((True, "before after"), (False, "before within after")):
-        monkeypatch.setattr(quiet.torch_seams, "gloo_reports_connections", lambda reports=reports: reports)
+        monkeypatch.setattr(gloo_log.torch_seams, "gloo_reports_connections", lambda reports=reports: reports)
         os.write(1, b"before ")
         with own.connecting(), own.connecting():
             os.write(1, b"within ")

@@ -1,0 +1,403 @@
+"""The client's end of an agent: requests with answers, and events, over a socket, or the pipes of what connects to it.
+
+One reader thread takes the lines in; whoever asked waits on a condition. A line that is no message, and a message that
+nobody understands, are noted in the log, and the next one is read. Nothing here knows what the messages mean, except
+that the agent says `warm` once it is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nbddp.agent import runtime_dir as homes
+from nbddp.agent import stop
+from nbddp.agent.last_error import cause
+from nbddp.agent.process_id import Identity
+from nbddp.capabilities.warm import client, fingerprint
+from nbddp.compat import system, working_dir
+from nbddp.errors import AgentFailed
+from nbddp.protocol.jsonl import LineBuffer, Message, encode, unknown_words
+
+ROOM = 4096  # bytes that a log needs
+SLICE = 0.1  # seconds between two looks whether Stop was pressed
+START_TIMEOUT = 120.0  # a cold import of torch from a slow disk
+
+
+class Agent:
+    """A running node agent, seen from a client.
+
+    `home` is its folder; `env` the environment it was started with. Callbacks given to
+    `on_event` are called in the reader thread with every event.
+    """
+
+    def __init__(
+        self, home: Path, read: BinaryIO, write: BinaryIO, env: Mapping[str, str], lines: LineBuffer | None = None
+    ):
+        self.home, self.env = home, dict(env)
+        self.hello: Message = {}
+        self.warm: Message | None = None
+        self.controls_only = False
+        self.process: subprocess.Popen[bytes] | None = None
+        self._read, self._write = read, write
+        self.inherited: Message = {}  # what the agent's process began with, where it was launched here
+        self._connection: socket.socket | None = None
+        self._owned = True  # whether it serves us alone
+        self._over = threading.Event()
+        self._last_words = ""  # where its log is gone
+        self._kept = False  # whether its process may go on without us
+        self._ids = itertools.count(1)
+        self._answers: dict[int, Message] = {}
+        self._callbacks: list[Callable[[Message], None]] = []
+        self._changed = threading.Condition()
+        self.closed = False
+        self.lines = lines or LineBuffer(unknown=self.note_unknown)
+        self._sending = threading.Lock()
+        threading.Thread(target=self._listen, name="nbddp-agent", daemon=True).start()
+
+    @classmethod
+    def launch(cls, env: Mapping[str, str], asked: client.Asked | None = None, controls_only: bool = False) -> Agent:
+        """Start an agent on this machine; returns at once, while it warms up.
+
+        asked: a warm process that becomes the agent instead, if it is still good for it. controls_only: the workers
+        will be on other hosts, so torch is not imported here.
+        """
+        inherited = fingerprint.inherited(env) if system.is_linux() else {}
+        connection = asked.answer() if asked is not None else None
+        if asked is not None and connection is not None:
+            return cls.at(connection, asked.home, env, inherited, kept=True)
+        homes.running()  # sweeps what a killed agent left
+        home = homes.new_home()
+        what = [fingerprint.CONTROLS_ONLY] if controls_only else []
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "nbddp.agent.server", str(home), str(os.getpid()), str(theirs.fileno()), *what]
+        try:
+            with theirs, open(home / "agent.log", "ab") as log, without_stop():
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[theirs.fileno()],
+                    env=_own(env), start_new_session=True,
+                )  # fmt: skip
+        except BaseException:
+            ours.close()
+            raise
+        agent = cls.at(ours, home, env, inherited)
+        agent.process, agent.controls_only = process, controls_only
+        return agent
+
+    @classmethod
+    def ask(cls, env: Mapping[str, str]) -> client.Asked | None:
+        """Ask a warm process that waits to be this process's agent, for `launch`; returns at once. None if none waits
+        that this process could have started."""
+        return client.ask(fingerprint.inherited(env), _own(env)) if client.waiting() else None
+
+    @classmethod
+    def connect(cls, home: Path) -> Agent:
+        """Join a running agent by its socket. Raises AgentFailed."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(homes.socket_of(home)))
+        except OSError as e:
+            raise AgentFailed(f"the pool {home.name} does not answer: {e.strerror}") from None
+        return cls.at(connection, home, {}, {}, owned=False)
+
+    @classmethod
+    def at(
+        cls,
+        connection: socket.socket,
+        home: Path,
+        env: Mapping[str, str],
+        inherited: Message,
+        owned: bool = True,
+        kept: bool = False,
+    ) -> Agent:
+        """The agent at the other end. owned: whether it serves us alone; kept: whether its process may go on without
+        us."""
+        stream = connection.makefile("rwb", buffering=0)
+        agent = cls(home, stream, stream, env)  # type: ignore[arg-type]
+        agent._connection, agent._owned, agent._kept, agent.inherited = connection, owned, kept, inherited
+        return agent
+
+    @property
+    def log(self) -> Path:
+        """What the agent has written."""
+        return self.home / "agent.log"
+
+    @functools.cached_property
+    def bulk(self) -> Path:
+        """The folder of the pool's output."""
+        return homes.bulk(self.home)
+
+    @property
+    def pool_id(self) -> str:
+        return self.home.name
+
+    @property
+    def name(self) -> str:
+        """As errors call it."""
+        return "the node agent"
+
+    @property
+    def alive(self) -> bool:
+        return not self.closed
+
+    def on_event(self, callback: Callable[[Message], None]) -> None:
+        self._callbacks.append(callback)
+
+    def wait_warm(self, timeout: float = START_TIMEOUT) -> Message:
+        """Wait until workers can be started; what the agent said then (devices, cores, host)."""
+        self.wait_until(lambda: self.warm is not None or self.closed, timeout)
+        if self.warm is None:
+            why = "ended while starting" if self.closed else f"was not ready after {timeout:.0f} s"
+            raise AgentFailed(f"the node agent {why}: {self.last_words()}", str(self.log))
+        if self.warm["missing"]:
+            raise AgentFailed(f"a worker needs {self.warm['missing']}; install it in the kernel's environment")
+        return self.warm
+
+    def request(self, op: str, *, timeout: float = 30.0, **fields: Any) -> Message:
+        """Ask and wait for the answer. Raises AgentFailed if it is an error, or does not come."""
+        return self.take(self.post(op, **fields), timeout)
+
+    def post(self, op: str, **fields: Any) -> int:
+        """Send a request without waiting; its id, for `take`."""
+        key = next(self._ids)
+        self.tell(op, id=key, **fields)
+        return key
+
+    def tell(self, op: str, **fields: Any) -> None:
+        """Send a request that wants no answer."""
+        try:
+            self.send({"op": op, **fields})
+        except TimeoutError:  # an OSError, and of the caller's own: no pipe raises it
+            raise
+        except (OSError, ValueError):
+            raise AgentFailed(self.ended()) from None
+
+    def send(self, message: Message) -> None:
+        """Raises OSError, or ValueError where the connection has ended."""
+        with self._sending:
+            self._put(message)
+
+    def send_at_once(self, message: Message) -> None:
+        """`send` for a short message, which is dropped where it would have to wait: the other side does not read, and
+        another message may be stuck."""
+        if self._sending.acquire(blocking=False):
+            try:
+                ready = select.poll()
+                ready.register(self._write, select.POLLOUT)
+                if ready.poll(0):
+                    self._put(message)
+            finally:
+                self._sending.release()
+
+    def _put(self, message: Message) -> None:
+        """`send`, for who has the connection."""
+        data = encode(message)
+        while data:  # unbuffered, so a signal may cut it
+            data = data[self._write.write(data) or 0 :]
+        self._write.flush()
+
+    def connect_to(self, read: BinaryIO, write: BinaryIO, lines: LineBuffer) -> None:
+        """Go on by another connection to the same agent."""
+        with self._sending:
+            with contextlib.suppress(OSError):
+                self._write.close()
+            self._read, self._write, self.lines = read, write, lines
+        threading.Thread(target=self._listen, name="nbddp-agent", daemon=True).start()
+
+    def take(self, key: int, timeout: float = 30.0) -> Message:
+        """Wait for the answer to a posted request."""
+        self.wait_until(lambda: key in self._answers or self.closed, timeout)
+        answer = self._answers.pop(key, None)
+        if answer is None:
+            raise AgentFailed(self.ended() if self.closed else f"{self.name} did not answer for {timeout:.0f} s")
+        if "error" in answer:
+            raise AgentFailed(f"{self.name} failed: {answer['error']}")
+        return answer
+
+    def wait_until(self, done: Callable[[], bool], timeout: float) -> None:
+        end = time.monotonic() + timeout
+        with self._changed:
+            while not self._changed.wait_for(done, min(SLICE, max(0.0, end - time.monotonic()))):
+                stop.check()
+                if time.monotonic() >= end:
+                    return
+
+    def keep(self, seconds: float) -> None:
+        """Have the warm process outlive its owner for so long, where it can (`warm["unkept"]`); 0: not at all."""
+        self._kept = seconds > 0
+        self.tell("keep", seconds=seconds, inherited=self.inherited)
+
+    def stop(self) -> None:
+        """As `close`, and nothing of it is kept."""
+        self.begin_stop()
+        self.close()
+
+    def begin_stop(self) -> None:
+        """Say that it is to end, and nothing of it is kept; `close` waits for it."""
+        with contextlib.suppress(AgentFailed):  # it has ended already
+            self.tell("stop")
+        self.begin_close()
+
+    def begin_close(self) -> None:
+        """Say that we leave; `close` waits for what comes of it."""
+        self.closed = True
+        with contextlib.suppress(OSError):  # the other end may be gone
+            if self._connection is not None:
+                self._connection.shutdown(socket.SHUT_WR if self._owned else socket.SHUT_RDWR)
+            elif self.process is not None:
+                self.process.stdin.close()  # type: ignore[union-attr]
+
+    def close(self, timeout: float = 10.0) -> None:
+        """End an agent that was launched here, with all its children; leave one that was joined. What is not through in
+        time is killed, unless it is to go on as a warm process: it knows that we have gone."""
+        self.begin_close()
+        if self.process is not None:
+            self._end_process(self.process, timeout)
+        elif self._owned and not self._over.wait(timeout) and not self._kept and self.hello:
+            process = Identity(self.hello["pid"], self.hello["started"]).process()
+            if process is not None:
+                process.kill()
+        if self._connection is not None:
+            self._connection.close()
+        self._callbacks.clear()
+
+    def _end_process(self, process: subprocess.Popen[bytes], timeout: float) -> None:
+        """As `close`, where it is a child of this process."""
+        if self.hello and self.warm is None and not self._kept:  # it would not listen before it has imported all
+            process.terminate()
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            if not self._kept:
+                process.kill()
+                process.wait()
+
+    def sweep(self) -> None:
+        """It has ended, perhaps without removing its folder; what it said last is kept here."""
+        self._last_words = self.last_words()
+        if self.process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)
+        homes.sweep(self.home)
+
+    def last_words(self) -> str:
+        """Why the agent has ended, by its log; else how, and whether it had room for a log."""
+        if self._last_words:
+            return self._last_words
+        try:
+            log = self.log.read_text(errors="replace")
+        except OSError:
+            return "its log is gone"
+        here = working_dir.known()
+        entries = []
+        with contextlib.suppress(OSError):
+            entries = os.listdir(here) if here else []
+        return cause(log, here, entries) or self._how_it_ended()
+
+    def _how_it_ended(self) -> str:
+        with contextlib.suppress(OSError):
+            if shutil.disk_usage(self.home).free < ROOM:
+                return (
+                    f"the disk of {self.home.parent} is full; free some space, or set NBDDP_RUNTIME_DIR to a folder on "
+                    "another disk"
+                )
+        code = self.process.poll() if self.process is not None else None
+        if code is None:
+            return "it left no message"
+        return f"it left no message ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
+
+    def ended(self) -> str:
+        """That it has, and what it said last."""
+        return f"the node agent has ended: {self.last_words()}"
+
+    def _listen(self) -> None:
+        lines, read = self.lines, self._read
+        while True:
+            try:
+                chunk = os.read(read.fileno(), 65536)
+            except (OSError, ValueError):
+                chunk = b""
+            if not chunk:
+                break
+            for message in lines.feed(chunk):
+                self.understand(message)
+        read.close()
+        if read is self._read:  # else it was left for another
+            self._connection_ended()
+
+    def understand(self, message: Message) -> None:
+        """Take a message in. One that makes no sense to who hears it ends no listening: its error is reported."""
+        try:
+            if message.get("ev") == "ended":
+                self.gone()
+            self._take_in(message)
+        except Exception as e:
+            self.note_unknown(encode(message))
+            threading.excepthook(threading.ExceptHookArgs((type(e), e, e.__traceback__, threading.current_thread())))
+
+    def note_unknown(self, line: bytes) -> None:
+        """Note in the log what is no message of the agent's. The log goes with the pool."""
+        with contextlib.suppress(OSError), open(self.log, "a", encoding="utf-8") as log:
+            log.write(f"{unknown_words(line)}\n")
+
+    def _connection_ended(self) -> None:
+        """There is nothing more to read there."""
+        self._over.set()
+        self.gone()
+
+    def gone(self) -> None:
+        """The agent has ended, or says that it ends now."""
+        with self._changed:
+            closed_by_us, self.closed = self.closed, True
+            self._changed.notify_all()
+        if not closed_by_us:
+            self.announce({"ev": "gone"})
+
+    def _take_in(self, message: Message) -> None:
+        with self._changed:
+            if message.get("ev") == "hello":
+                self.hello = message
+            elif message.get("ev") == "warm":
+                self.warm = message
+            elif "id" in message:
+                self._answers[message["id"]] = message
+            self._changed.notify_all()
+        if "ev" in message:
+            self.announce(message)
+
+    def announce(self, message: Message) -> None:
+        """Tell everybody who has asked for events."""
+        for callback in list(self._callbacks):
+            callback(message)
+
+
+def _own(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of an agent."""
+    own = {**homes.private_caches(), **env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    if os.environ.get("NBDDP_START_METHOD"):
+        own["NBDDP_START_METHOD"] = os.environ["NBDDP_START_METHOD"]
+    return own
+
+
+@contextlib.contextmanager
+def without_stop() -> Iterator[None]:
+    """A process that is started here gets no SIGINT until it takes it: a front end's Stop may go to every process
+    under the kernel, and Python's start is no moment for it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,656 @@
+"""The node agent: one small process per node that starts and watches the workers there.
+
+It imports what a worker needs once (torch, torch._dynamo, the ipyparallel engine),
+stays single-threaded, never touches CUDA, and forks. It serves one owner on
+descriptors that nothing else writes to, in lines of JSON (`protocol.jsonl`), and others of the same
+user on a unix socket (the terminal's `python -m nbddp`). What is printed here, by whatever
+module is imported, goes to its log. It ends with its owner, taking all its
+children along; asked to, the warm process alone goes on and waits for another owner
+(`capabilities.warm.server`). It holds no rule about runs: it starts, signals, reports.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+
+from nbddp.agent import children, devices, hardware, log_rotation, runtime_dir, spool_files, warning_filters
+from nbddp.agent.process_id import Identity, is_zombie
+from nbddp.capabilities.hosts.listeners import Doors
+from nbddp.capabilities.panel.on_agent import Gpus, Workers
+from nbddp.capabilities.private import sock_owner
+from nbddp.capabilities.warm import fingerprint, server
+from nbddp.compat import system
+from nbddp.compat import torch as torch_seams
+from nbddp.errors import NbddpError, RankStatus
+from nbddp.protocol.jsonl import LineBuffer, Message, encode, log_unknown
+
+WORKER, CONTROLLER, STORE, TRIALS, FACTS = "worker", "controller", "store", "trials", "facts"
+TARGETS = {
+    WORKER: "nbddp.worker.engine:main",
+    CONTROLLER: "nbddp.agent.controller:main",
+    STORE: "nbddp.agent.store_host:main",
+    TRIALS: "nbddp.capabilities.doctor.probe_runner:in_copy",
+    FACTS: "nbddp.capabilities.hosts.facts:main",
+}
+WARM = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.distributed.optim",
+    torch_seams.COMPILER,
+    "ipyparallel.engine.app",
+    "ipyparallel.controller.app",
+    "ipykernel.zmqshell",
+    "cloudpickle",
+    "IPython.core.completerlib",
+    "IPython.core.logger",
+    "IPython.core.oinspect",
+    "IPython.extensions.storemagic",
+    "IPython.utils.wildcard",
+    "encodings.idna",
+    "tornado.platform.asyncio",
+    "tornado.queues",
+    "bdb",
+    "nbddp.worker.engine",
+)
+CONTROLS = ("ipyparallel.controller.app", "tornado.platform.asyncio", "tornado.queues")  # of a pool on other hosts
+LOOK_EVERY = 1.0  # seconds
+MOST_PIPES = 8  # that a child sends at once
+LARGEST_PIPE = 1 << 20  # bytes; what Linux lets a user have
+SPARED = (torch_seams.COMPILER,)  # without it a worker starts all the same
+
+
+@dataclass
+class Child:
+    """One process started here. `status` is a worker's, as the owner says, and `doing` is that in words where the owner
+    has some; `pipes` are read ends of its own pipes, and where what is left in each belongs."""
+
+    kind: str
+    pid: int
+    started: float
+    rank: int = -1
+    uuid: str = ""
+    status: RankStatus = RankStatus.STARTING
+    doing: str = ""
+    log: str = ""
+    pipes: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass
+class Peer:
+    """Somebody who talks to the agent: its owner, or a client of the socket. `came`: descriptors that it has sent."""
+
+    send: Callable[[bytes], Any]
+    connection: socket.socket | None = None
+    owner: bool = False
+    lines: LineBuffer = field(default_factory=LineBuffer)
+    came: list[int] = field(default_factory=list)
+
+
+class Agent:
+    """The loop and its few tables. `serve` returns when the owner is gone or says stop."""
+
+    patience = 5.0  # seconds that a client of the socket may take to read what it is sent
+
+    def __init__(
+        self,
+        folder: Path,
+        hears: int,
+        says: int,
+        owner: int | None = None,
+        imports: fingerprint.Imports | None = None,
+        modules: tuple[str, ...] = WARM,
+    ):
+        """hears, says: the descriptors, or the one, by which it talks with its owner. owner: whose agent it is; that of
+        its parent if None. imports: what the process has read, where it may be kept. modules: those to import before
+        anything is started."""
+        self.home, self.hears, self.says = folder, hears, says
+        self.owner_pid = os.getppid() if owner is None else owner
+        self.keep = 0.0  # seconds that the warm process waits for another owner
+        self.imports, self.modules = imports, modules
+        self.inherited: Message = {}  # what it began with, as its owner says (`capabilities.warm.fingerprint`)
+        self.children: dict[int, Child] = {}
+        self.peers: list[Peer] = []
+        self.info: dict[str, Any] = {}
+        self._gpus: Gpus | None = None
+        self._uses = Workers()
+        self.files: list[str] = []
+        self.stores: dict[int, tuple[Peer, Any]] = {}
+        self.next_store = 0
+        self.running = True
+        self.is_warm = False
+        self.selector = selectors.DefaultSelector()
+        self.owner = Peer(self._write_owner, owner=True)
+        self.identity = Identity.of(os.getpid())
+        self.store_channel: socket.socket | None = None
+        self.doors = Doors(self.selector)
+        self._looked = 0.0  # by time.monotonic()
+
+    def serve(self) -> None:
+        runtime_dir.record(self.home, self.identity, [])
+        self._watch_children()
+        self._watch_owner()
+        self._listen()
+        self.tell(self.owner, ev="hello", **self.hello())
+        self._warm_up()
+        try:
+            while self.running:
+                for key, _ in self.selector.select(LOOK_EVERY):
+                    key.data()
+                if time.monotonic() - self._looked >= LOOK_EVERY:
+                    self._looked = time.monotonic()
+                    self.each_second()
+        finally:
+            self._end()
+
+    def hello(self) -> Message:
+        """What the owner gets to know at once."""
+        return {"pid": self.identity.pid, "started": self.identity.started}
+
+    def each_second(self) -> None:
+        for path in {child.log for child in self.children.values()}:
+            log_rotation.cut(path)
+        self.doors.look()
+
+    # -- starting up ---------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        began = time.monotonic()
+        gc.disable()  # what it would free leaves holes that every child fills, and so copies, page by page
+        missing = import_all(self.modules) if not children.why_not_fork() else ""
+        reason = children.why_not_fork()
+        found = devices.gpus(os.environ) if _torch_has_cuda() else devices.told([])
+        cores = hardware.allowed_cores()
+        if self.imports is not None:
+            self.imports.end()
+        self.is_warm = True
+        self.tell(
+            self.owner,
+            ev="warm",
+            seconds=time.monotonic() - began,
+            spawn=reason,
+            missing=missing,
+            **found,  # devices, links, untold
+            cores=len(cores),
+            numa=hardware.numa(cores),
+            interfaces=hardware.interfaces(),
+            host=socket.gethostname(),
+            unguarded=sock_owner.unguarded(self.owner_pid),
+            unkept=server.why_not() if self.modules is WARM else "the pool's workers are on other hosts",
+        )
+
+    def _watch_owner(self) -> None:
+        self.peers.append(self.owner)
+        self.selector.register(self.hears, selectors.EVENT_READ, self._read_owner)
+        with suppress(AttributeError, OSError):  # not Linux, or an old one: `children.die_with_parent` alone tells
+            owner = os.pidfd_open(self.owner_pid)  # the pipe may be held open by a fork of the owner's
+            self.selector.register(owner, selectors.EVENT_READ, self.stop)
+
+    def _watch_children(self) -> None:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self._told_to_end())
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        self._wakeup = (ours, theirs)
+        self._signalled = ours
+        self.selector.register(ours, selectors.EVENT_READ, self._read_signals)
+
+    def _listen(self) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(runtime_dir.socket_of(self.home)))
+        self._listener.listen()
+        self.selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    # -- talking -------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.settimeout(self.patience)
+        peer = Peer(connection.sendall, connection)
+        self.peers.append(peer)
+        self.selector.register(connection, selectors.EVENT_READ, lambda: self._read_peer(peer, connection))
+
+    def _read_peer(self, peer: Peer, connection: socket.socket) -> None:
+        try:
+            chunk, came, *_ = socket.recv_fds(connection, 65536, MOST_PIPES)
+        except ConnectionError:
+            chunk, came = b"", []
+        for fd in came:
+            os.set_inheritable(fd, False)
+        peer.came += came
+        for fd in peer.came[MOST_PIPES:]:
+            os.close(fd)
+        del peer.came[MOST_PIPES:]
+        if chunk:
+            self._handle_all(peer, chunk)
+            return
+        self.leave_peer(peer)
+        self.peer_gone(peer)
+
+    def leave_peer(self, peer: Peer) -> None:
+        """Hear nothing more of a client of the socket."""
+        assert peer.connection is not None
+        for fd in peer.came:
+            os.close(fd)
+        self.selector.unregister(peer.connection)
+        peer.connection.close()
+
+    def peer_gone(self, peer: Peer) -> None:
+        """A client of the socket has gone."""
+        self.peers.remove(peer)
+
+    def _read_owner(self) -> None:
+        chunk = b""
+        with suppress(ConnectionError):  # a socket's other end has gone without reading all
+            chunk = os.read(self.hears, 65536)
+        if chunk:
+            self._handle_all(self.owner, chunk)
+        else:
+            self.owner_gone()
+
+    def owner_gone(self) -> None:
+        """Nobody is at the other end."""
+        self.stop()
+
+    def _write_owner(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self.says, data) :]
+
+    def tell(self, peer: Peer, **message: Any) -> None:
+        try:
+            peer.send(encode(message))
+        except OSError:  # it has gone; its own end of file says so too
+            if peer.owner:
+                self.owner_gone()
+
+    def tell_all(self, **message: Any) -> None:
+        for peer in list(self.peers):
+            self.tell(peer, **message)
+
+    def _handle_all(self, peer: Peer, chunk: bytes) -> None:
+        for message in peer.lines.feed(chunk):
+            self._handle(peer, message)
+
+    def _handle(self, peer: Peer, message: Message) -> None:
+        try:
+            answer = self.REQUESTS[message["op"]](self, peer, message)
+        except NbddpError as e:  # in words of ours
+            answer = {"error": str(e)}
+        except Exception as e:
+            answer = {"error": f"{type(e).__name__}: {e}"}
+        if answer is not None and "id" in message:
+            self.tell(peer, id=message["id"], **answer)
+
+    # -- requests ------------------------------------------------------------------
+
+    def _do_start(self, peer: Peer, message: Message) -> Message:
+        """Start a worker or the controller; answers with its pid and start time."""
+        kind = message["kind"]
+        request = {k: v for k, v in message.items() if k not in ("op", "id")}
+        child = self._start(kind, request)
+        child.rank, child.uuid = message.get("rank", -1), message.get("uuid", "")
+        return {"pid": child.pid, "started": child.started}
+
+    def _do_signal(self, peer: Peer, message: Message) -> Message:
+        """Signal the children named by pid; one that has ended is passed over."""
+        for pid in message["pids"]:
+            if pid in self.children:  # not yet reaped, so the pid is still its own
+                os.kill(pid, message["signal"])
+        return {}
+
+    def _do_hold(self, peer: Peer, message: Message) -> Message:
+        """Hold the pipes open whose read ends the child `pid` has sent: what C++ writes into them while the process
+        ends is appended to the files when it has ended, since then nobody else can read it."""
+        child = self.children[message["pid"]]
+        child.pipes += zip(peer.came, message["files"], strict=True)
+        peer.came = []
+        return {}
+
+    def _do_store(self, peer: Peer, message: Message) -> None:
+        """Open a fresh store, or a gate that leads to another node's; the answer comes when the store host has it."""
+        if self.store_channel is None:
+            self._start_store_host()
+        assert self.store_channel is not None
+        self.next_store += 1
+        self.stores[self.next_store] = (peer, message.get("id"))
+        how: Message = {name: message[name] for name in ("outside", "of", "key", "roots") if name in message}
+        self.store_channel.sendall(encode({"op": "open", "store": self.next_store, **how}))
+
+    def _do_close_stores(self, peer: Peer, message: Message) -> Message:
+        if self.store_channel is not None:
+            self.store_channel.sendall(encode({"op": "close", "stores": message["stores"]}))
+        return {}
+
+    def _do_describe(self, peer: Peer, message: Message) -> Message:
+        """Keep what the owner says of the pool, for `status`, and the files to remove in the end."""
+        self.info = message["info"]
+        self.files = message["files"]
+        runtime_dir.record(self.home, self.identity, self.files)
+        return {}
+
+    def _do_note(self, peer: Peer, message: Message) -> Message:
+        """Keep what the owner says the workers are doing."""
+        for child in self.children.values():
+            if child.kind == WORKER and child.rank in message["ranks"]:
+                child.status, child.doing = RankStatus(message["status"]), message["doing"]
+        return {}
+
+    def _do_status(self, peer: Peer, message: Message) -> Message:
+        children = [asdict(c) for c in self.children.values()]
+        return {"info": self.info, "files": self.files, "children": children, "keep": self.keep}
+
+    def _do_use(self, peer: Peer, message: Message) -> Message:
+        """What the workers use of this machine, and the seconds of CPU that it took to find out. memory: ranks whose
+        memory is wanted too, which costs more."""
+        if self._gpus is None:
+            self._gpus = Gpus()
+        began = time.thread_time()
+        found = self._uses.of([c for c in self.children.values() if c.kind == WORKER], message["memory"])
+        took = time.thread_time() - began
+        return {"workers": found, "took": took, "gpus": self._gpus.use(), "why": self._gpus.why}
+
+    def _do_scale(self, peer: Peer, message: Message) -> Message:
+        """Tell the owner that somebody wants the pool on so many nodes."""
+        self.tell(self.owner, ev="scale", nodes=message["nodes"])
+        return {}
+
+    def _do_limits(self, peer: Peer, message: Message) -> Message:
+        """What bounds the number of workers here, as it is now."""
+        workers = sum(c.kind == WORKER for c in self.children.values())
+        return {"limits": hardware.limits(workers, spawned=bool(children.why_not_fork()))}
+
+    def _do_doors(self, peer: Peer, message: Message) -> Message:
+        """Open doors at own addresses, for others to knock at (`capabilities.hosts.listeners`). towards: also at the
+        address on the way there; quiet: at ports such as the controller's."""
+        addresses = [*message["addresses"]]
+        if message.get("towards"):
+            with suppress(OSError):  # there is no way; who asks sees that no door is there
+                addresses.insert(0, address_towards(message["towards"]))
+        ports = [quiet_port(address) if message.get("quiet") else 0 for address in addresses]
+        opened = self.doors.open([*zip(addresses, ports, strict=True)], message["token"])
+        return {"doors": [[address, *found] for address, found in zip(addresses, opened, strict=True)]}
+
+    def _do_knock(self, peer: Peer, message: Message) -> None:
+        """Knock at others' doors; the answer comes when all have answered, or the time is over."""
+        self.doors.knock(
+            message["doors"], message["seconds"], lambda found: self.tell(peer, id=message.get("id"), found=found)
+        )
+
+    def _do_close_doors(self, peer: Peer, message: Message) -> Message:
+        self.doors.close()
+        return {}
+
+    def _do_keep(self, peer: Peer, message: Message) -> Message:
+        """Have the warm process outlive the owner by `seconds`; 0 for not at all."""
+        self.inherited = message["inherited"]
+        self.keep = 0.0 if server.why_not() else message["seconds"]
+        if self.keep and self.imports is not None:
+            self.imports.take()
+            children.outlive_parent()  # from here on SIGTERM is somebody's wish
+        return {}
+
+    def _do_stop(self, peer: Peer, message: Message) -> Message:
+        self.keep = 0.0
+        self.stop()
+        return {}
+
+    REQUESTS: ClassVar[dict[str, Callable[[Agent, Peer, Message], Message | None]]] = {
+        "start": _do_start,
+        "signal": _do_signal,
+        "hold": _do_hold,
+        "store": _do_store,
+        "close_stores": _do_close_stores,
+        "describe": _do_describe,
+        "note": _do_note,
+        "status": _do_status,
+        "limits": _do_limits,
+        "use": _do_use,
+        "scale": _do_scale,
+        "doors": _do_doors,
+        "knock": _do_knock,
+        "close_doors": _do_close_doors,
+        "keep": _do_keep,
+        "stop": _do_stop,
+    }
+
+    # -- children ------------------------------------------------------------------
+
+    def _start(self, kind: str, request: dict[str, Any], keep: tuple[int, ...] = ()) -> Child:
+        pid = children.start(TARGETS[kind], request, close=self.own_descriptors() - set(keep), keep=keep)
+        child = Child(kind, pid, Identity.of(pid).started, log=request["log"])
+        self.children[pid] = child
+        return child
+
+    def own_descriptors(self) -> set[int]:
+        """Those that no child is to hold."""
+        held = {key.fd for key in self.selector.get_map().values()}
+        held |= {self.hears, self.says, self._wakeup[1].fileno(), self.selector.fileno()}
+        return held | {fd for c in self.children.values() for fd, _ in c.pipes}
+
+    def _start_store_host(self) -> None:
+        ours, theirs = socket.socketpair()
+        theirs.set_inheritable(True)
+        request = {
+            "channel": theirs.fileno(),
+            "owner": self.owner_pid,
+            "log": str(self.home / "store.log"),
+            "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+            "cwd": str(self.home),
+            "path": sys.path,
+        }
+        self._start(STORE, request, keep=(theirs.fileno(),))
+        theirs.close()
+        self.store_channel = ours
+        lines = LineBuffer()
+        self.selector.register(ours, selectors.EVENT_READ, lambda: self._read_store_host(ours, lines))
+
+    def _read_store_host(self, channel: socket.socket, lines: LineBuffer) -> None:
+        chunk = channel.recv(65536)
+        if not chunk:
+            self._lose_store_host(channel)
+        for message in lines.feed(chunk):
+            peer, request = self.stores.pop(message.get("store", 0), (None, None))
+            if peer is None:
+                log_unknown(encode(message))
+            else:
+                self.tell(peer, id=request, **message)
+
+    def _lose_store_host(self, channel: socket.socket) -> None:
+        """The store host ended: its stores are gone, the next request starts another."""
+        self.selector.unregister(channel)
+        channel.close()
+        self.store_channel = None
+        for peer, request in self.stores.values():
+            self.tell(peer, id=request, error="the process that holds the stores has ended")
+        self.stores.clear()
+
+    def _read_signals(self) -> None:
+        self._signalled.recv(4096)
+        self._reap()
+
+    def _reap(self) -> None:
+        while (pid := self._ended()) is not None:
+            self._end_group(pid)
+            _, status, usage = os.wait4(pid, 0)
+            child = self.children.pop(pid, None)
+            if child is not None:
+                for fd, path in child.pipes:
+                    empty_into(fd, path)
+                self.tell_all(
+                    ev="exit", kind=child.kind, rank=child.rank, uuid=child.uuid, pid=child.pid,
+                    code=os.waitstatus_to_exitcode(status), peak_kib=system.peak_bytes(usage.ru_maxrss) >> 10,
+                    **self.exit_facts(child),
+                )  # fmt: skip
+
+    def exit_facts(self, child: Child) -> Message:
+        """What else to tell of a child that has ended; of the controller, with which the pool's logs go, its last
+        words."""
+        return {"last_words": spool_files.last_words(child.log)} if child.kind == CONTROLLER else {}
+
+    def _ended(self) -> int | None:
+        """A child that has ended, and whose pid is held until it is waited for; None if there is none."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return next(filter(is_zombie, {*self.children, *_orphans()}), None)
+        try:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return None
+        return None if found is None else found.si_pid
+
+    def _end_group(self, pid: int) -> None:
+        """Kill what a child left behind in its session; its pid is still held, so the group is its own."""
+        if pid in self.children:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                return  # nothing left, or only the ended leader itself
+
+    def stop(self) -> None:
+        self.running = False
+
+    def _told_to_end(self) -> None:
+        """SIGTERM, also when the owner dies: at once while still importing, else after the loop's turn."""
+        self.keep = 0.0
+        self.stop()
+        if not self.is_warm:
+            runtime_dir.remove(self.home, self.files)
+            os._exit(0)
+
+    def _end(self) -> None:
+        self.tell_all(ev="ended")
+        for pid in self.children:
+            os.kill(pid, signal.SIGKILL)
+        while self.children or _orphans():
+            for pid in _orphans() - set(self.children):  # not yet reaped, so the pids are their own
+                os.kill(pid, signal.SIGKILL)
+            self._reap()
+            time.sleep(0.002)
+        runtime_dir.remove(self.home, self.files)
+
+    def go_on(self) -> Agent | None:
+        """Once it has ended: the agent that the warm process becomes for another owner, in another process; None if it
+        is not to wait for one, or none came."""
+        if not self.keep or self.imports is None or server.why_not():
+            return None
+        for key in [*self.selector.get_map().values()]:
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+            else:
+                os.close(key.fd)
+        self._wakeup[1].close()
+        self.selector.close()
+        try:
+            server.go_on()
+            owner = server.wait(self.keep, self.imports, self.inherited)
+        except server.Ended:
+            return None
+        channel = owner.enter()
+        successor = type(self)(owner.home, channel, channel, owner.pid, self.imports)
+        successor.keep, successor.inherited = self.keep, self.inherited
+        return successor
+
+
+def address_towards(to: str) -> str:
+    """The address from which packets to a host go; nothing is sent. Raises OSError where there is no way."""
+    family, kind, _, _, address = socket.getaddrinfo(to, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def quiet_port(address: str) -> int:
+    """A free port of the range in which the controller listens; 0 if there is none."""
+    from nbddp.agent.controller import quiet_ports
+
+    try:
+        claim, (port,) = quiet_ports(1, address)
+    except OSError:
+        return 0
+    claim.close()
+    return port
+
+
+def _orphans() -> set[int]:
+    """Children of this process: those that it has started, and those of theirs that it has adopted."""
+    return {process.pid for process in psutil.Process().children()}
+
+
+def empty_into(pipe: int, path: str) -> None:
+    """Append what is left in a pipe to a file, and close it."""
+    left, ready = b"", select.poll()
+    ready.register(pipe, select.POLLIN)
+    while len(left) < LARGEST_PIPE and ready.poll(0):  # a child of the process may still hold the other end
+        chunk = os.read(pipe, 65536)
+        if not chunk:
+            break
+        left += chunk
+    os.close(pipe)
+    if left:
+        with suppress(OSError), open(path, "ab") as file:  # a full disk, which `worker.output_spool` tells
+            file.write(left)
+
+
+def import_all(names: tuple[str, ...]) -> str:
+    """Import what workers need; the name and error of what is missing, or empty."""
+    import importlib
+
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as e:
+            if name not in SPARED:
+                return f"{name}: {e}"
+    return ""
+
+
+def _torch_has_cuda() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        import importlib.util
+
+        return importlib.util.find_spec("torch") is not None
+    return bool(torch.backends.cuda.is_built())
+
+
+def main() -> None:
+    """`python -m nbddp.agent.server HOME OWNER_PID DESCRIPTOR [--controls-only]`."""
+    warning_filters.put_off()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # its owner has kept it from us until now
+    children.die_with_parent(int(sys.argv[2]), signal.SIGTERM)
+    children.adopt_orphans()
+    channel = int(sys.argv[3])
+    os.set_inheritable(channel, False)
+    modules = CONTROLS if fingerprint.CONTROLS_ONLY in sys.argv[4:] else WARM
+    imports = fingerprint.Imports() if system.is_linux() else None
+    agent: Agent | None = Agent(Path(sys.argv[1]), channel, channel, imports=imports, modules=modules)
+    try:
+        while agent is not None:
+            agent.serve()
+            agent = agent.go_on()
+    except BaseException:  # its last words; at exit Python would have more to say, such as of sockets that stand open
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # torch's own clean-up at exit takes longer than everything else
+
+
+if __name__ == "__main__":
+    main()

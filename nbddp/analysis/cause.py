@@ -1,0 +1,181 @@
+"""Why a rank is late: in which part of a step it takes longer than the others.
+
+That it is late has been shown before (`evidence`). A table of times, rank → part → nanoseconds, of what each rank does
+by itself, without waiting for others. The late rank's time in each part is compared with the median of the others':
+
+- forward and backward take longer, and the rank's inputs have more elements: more work. Up to the square of the inputs'
+  ratio is explained so, which is what attention takes for longer sequences;
+- all parts take longer by about the same factor, with inputs that are alike: the machine;
+- where the inputs are not known the optimizer decides, whose work does not depend on the batch: as slow as the rest, it
+  is the machine, no slower, more work; in between, or where it is too short to tell, one of the two;
+- one part has most of the extra time, and the others are not slower alike: that part;
+- anything else: the cause is not known, and the largest parts are named.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from nbddp.analysis.quantities import digits, duration, percent
+
+MACHINE, BATCH, EITHER, UNKNOWN = "the machine", "more work", "more work or the machine", "not known"
+MOST = 0.6  # of the extra time: what has more of it is the cause
+SLOWER, ALIKE = 1.04, 3.0  # times as long, at least; and what is more than once differs by this at most
+COUNTS = 0.03  # of the others' time: a part that takes less says nothing about a factor
+COVER = 0.5  # of the others' time that the parts with a factor must make up
+AS_SLOW = 0.5  # of a factor above 1: an optimizer with so much of forward's and backward's speaks for the machine
+WITHIN = 1.25  # times the square of the inputs' ratio: what is slower than that has another cause too
+WORK = ("forward", "loss", "backward", "optimizer")  # what a slow machine slows, whatever the data are
+
+
+@dataclass(frozen=True)
+class Cause:
+    """what: a part's name, MACHINE, BATCH, EITHER or UNKNOWN. extra: nanoseconds that the rank takes longer than the
+    median of the others; by_part: part → its share of that, largest first. factor: how many times as long its work
+    takes, of MACHINE, BATCH and EITHER; inputs: how many times as many elements its inputs have; optimizer: how many
+    times as long its optimizer takes; both 0 if not known. queued: nanoseconds of a step that it waits for a core,
+    more than the others do, where that is the cause."""
+
+    rank: int
+    what: str
+    extra: int
+    by_part: Mapping[str, float] = field(default_factory=dict)
+    factor: float = 1.0
+    queued: int = 0
+    inputs: float = 0.0
+    optimizer: float = 0.0
+
+    def words(self) -> str:
+        """One sentence, or two."""
+        if self.what == MACHINE and self.queued:
+            return (
+                f"cause: the machine: rank {self.rank} waits {duration(self.queued / 1e9)} a step longer than the "
+                f"others for a free core; other processes use its cores"
+            )
+        if self.what in (MACHINE, BATCH, EITHER):
+            return f"cause: {self._of_factor()}"
+        if self.what == UNKNOWN:
+            parts = ", ".join(f"{name} {percent(share)}" for name, share in list(self.by_part.items())[:3])
+            if not parts:
+                return "cause: not known"
+            return f"cause: not known; rank {self.rank}'s extra time is spread over several parts ({parts})"
+        share = self.by_part[self.what]
+        return f"cause: {self.what}, which has {percent(share)} of rank {self.rank}'s extra time"
+
+    def _of_factor(self) -> str:
+        times, slower = digits(self.factor), f"forward and backward take rank {self.rank} about {digits(self.factor)}"
+        if self.what == MACHINE:
+            return f"the machine: everything takes rank {self.rank} about {times} times as long{self._with_inputs()}"
+        if self.what == EITHER:
+            return f"{slower} times as long: {self._either()}"
+        if self.inputs:
+            return (
+                f"more work: rank {self.rank}'s inputs have {digits(self.inputs)} times as many elements as the "
+                f"others', and forward and backward take about {times} times as long"
+            )
+        return (
+            f"more work: {slower} times as long, the optimizer no longer than the others: a larger batch or longer "
+            "inputs"
+        )
+
+    def _with_inputs(self) -> str:
+        if self.inputs >= SLOWER:
+            return (
+                f"; its inputs have {digits(self.inputs)} times as many elements as the others', which alone does not "
+                "explain it"
+            )
+        return ", with inputs no larger than the others'" if self.inputs else ""
+
+    def _either(self) -> str:
+        if self.inputs >= SLOWER:
+            return (
+                f"its inputs have {digits(self.inputs)} times as many elements as the others', which explains only a "
+                "part of it"
+            )
+        if self.inputs and self.optimizer:
+            return (
+                "its inputs are no larger than the others' and its optimizer is as fast, so it is other code on this "
+                "rank, or work that depends on the values of the inputs"
+            )
+        if self.inputs:
+            return (
+                "its inputs are no larger than the others', so it is a slower machine, other code on this rank, or "
+                "work that depends on the values of the inputs; the optimizer is too short to tell which"
+            )
+        if self.optimizer:
+            return (
+                "a larger batch, longer inputs or a slower machine; the optimizer, whose work does not depend on the "
+                f"batch, takes {digits(self.optimizer)} times as long, which does not tell which"
+            )
+        return "a larger batch, longer inputs or a slower machine; the optimizer is too short to tell which"
+
+
+def cause(
+    times: Mapping[int, Mapping[str, int]],
+    rank: int,
+    inputs: Mapping[int, int] | None = None,
+) -> Cause | None:
+    """Why `rank` is late; None if it takes no longer than the others, or is alone. inputs: rank → elements of the
+    tensors that its forwards got."""
+    others = [r for r in times if r != rank]
+    if not others:
+        return None
+    usual = {part: statistics.median(times[r][part] for r in others) for part in times[rank]}
+    extra = {part: times[rank][part] - usual[part] for part in usual}
+    longer = {part: more for part, more in extra.items() if more > 0}
+    total = int(sum(longer.values()))
+    if total <= 0 or sum(extra.values()) <= 0:
+        return None
+    shares = {part: more / total for part, more in sorted(longer.items(), key=lambda pair: -pair[1])}
+    found = Cause(rank, UNKNOWN, total, shares, inputs=_ratio(inputs, rank, others))
+    return _of_factor(found, times[rank], usual) or _of_part(found, usual)
+
+
+def _ratio(inputs: Mapping[int, int] | None, rank: int, others: list[int]) -> float:
+    """How many times as many elements the rank's inputs have; 0 if that is not known."""
+    if not inputs or not all(inputs.get(r) for r in (rank, *others)):
+        return 0.0
+    return inputs[rank] / statistics.median(inputs[r] for r in others)
+
+
+def _of_factor(found: Cause, own: Mapping[str, int], usual: Mapping[str, float]) -> Cause | None:
+    part, share = next(iter(found.by_part.items()))
+    if part not in WORK and share >= MOST:  # a sleep between steps: that forward is slower as well explains little
+        return None
+    whole = sum(usual.values())
+    factors = {part: own[part] / usual[part] for part in WORK if usual.get(part, 0) > COUNTS * whole}
+    slower = {part: f for part, f in factors.items() if f >= SLOWER}
+    if not set(slower) - {"optimizer"} or sum(usual[part] for part in slower) < COVER * whole:
+        return None
+    factor = sum(own[part] for part in slower) / sum(usual[part] for part in slower)
+    seen = replace(found, factor=factor, optimizer=factors.get("optimizer", 0.0))
+    if found.inputs >= SLOWER and factor <= WITHIN * found.inputs**2:
+        return replace(seen, what=BATCH)
+    if len(slower) < 2 or max(slower.values()) - 1 > ALIKE * (min(slower.values()) - 1):
+        return None
+    if set(factors) - set(slower) - {"optimizer"}:
+        return None
+    return replace(seen, what=_which(seen, factors))
+
+
+def _which(seen: Cause, factors: Mapping[str, float]) -> str:
+    """MACHINE, BATCH or EITHER of a rank whose forward and backward take longer by about the same factor."""
+    if "optimizer" not in factors:
+        return EITHER
+    if seen.optimizer < SLOWER:
+        return EITHER if seen.inputs else BATCH
+    rest = max(f for part, f in factors.items() if part != "optimizer")
+    enough = seen.inputs > 0 or seen.optimizer - 1 >= AS_SLOW * (rest - 1)
+    return MACHINE if enough else EITHER
+
+
+def _of_part(found: Cause, usual: Mapping[str, float]) -> Cause:
+    """A part that has most of all time has most of the extra time too where all parts are slower alike."""
+    part, share = next(iter(found.by_part.items()))
+    rest = sum(usual.values()) - usual[part]
+    alike = rest > 0 and (1 - share) / rest >= AS_SLOW * share / max(1.0, usual[part])
+    return replace(found, what=part if share >= MOST and not alike else UNKNOWN)

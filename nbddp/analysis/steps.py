@@ -1,0 +1,147 @@
+"""What was recorded of training steps, as plain data. All times are nanoseconds of one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from nbddp.analysis.origin import Origin
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One gradient bucket of one step on one rank.
+
+    ready: its last gradient was there; sent: the collective was handed to the process group;
+    done: its result was there, never after the step's backward. `names` are the parameters in it, `bytes` the size
+    of the buffer. queued: the backend begins with it once it is through with the bucket before.
+    """
+
+    index: int
+    bytes: int
+    ready: int
+    sent: int
+    done: int
+    names: tuple[str, ...] = ()
+    queued: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step of one DDP model on one rank.
+
+    forward: (start, end). backward: (start, end of the gradients' computation, end with all buckets done).
+    optimizer: (start, end), or None if no optimizer stepped. `synced` is False inside no_sync. `rebuilt`: an
+    exchange after which DDP rebuilds its buckets, the first; `rebuilds`: the step whose forward does that, for which
+    the ranks wait for each other there. loader: when torch's data loaders made batches since the step before. queued:
+    nanoseconds that the rank's thread has waited for a core since it began, as of the two ends of backward; None if
+    unknown. inputs: elements of the tensors that forward got; None if it got none that are known.
+    """
+
+    number: int
+    forward: Span
+    backward: tuple[int, int, int]
+    optimizer: Span | None = None
+    buckets: tuple[Bucket, ...] = ()
+    synced: bool = True
+    rebuilt: bool = False
+    rebuilds: bool = False
+    loader: tuple[Span, ...] = ()
+    queued: tuple[int, int] | None = None
+    inputs: int | None = None
+
+    @property
+    def start(self) -> int:
+        return self.forward[0]
+
+    @property
+    def end(self) -> int:
+        return self.optimizer[1] if self.optimizer else self.backward[2]
+
+    @property
+    def duration(self) -> int:
+        return self.end - self.start
+
+    def shifted(self, offset: int) -> Step:
+        """The same on a clock that is `offset` ahead."""
+        a, b, c = self.backward
+        return Step(
+            self.number,
+            (self.forward[0] + offset, self.forward[1] + offset),
+            (a + offset, b + offset, c + offset),
+            self.optimizer and (self.optimizer[0] + offset, self.optimizer[1] + offset),
+            tuple(replace(x, ready=x.ready + offset, sent=x.sent + offset, done=x.done + offset) for x in self.buckets),
+            self.synced,
+            self.rebuilt,
+            self.rebuilds,
+            tuple((start + offset, end + offset) for start, end in self.loader),
+            self.queued,
+            self.inputs,
+        )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The steps of one run. `steps[rank]` in the order they were taken; `residual` is the error of the clocks'
+    alignment in nanoseconds (0 on one machine, which has one clock). missing: ranks that have nothing of that
+    run. origin: where the run stands, if it is not the last cell's."""
+
+    steps: Mapping[int, Sequence[Step]]
+    residual: int = 0
+    model: str = ""
+    names: Mapping[str, int] = field(default_factory=dict)
+    missing: Sequence[int] = ()
+    origin: Origin | None = None
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self.steps)
+
+    @cached_property
+    def _by_number(self) -> dict[int, dict[int, Step]]:
+        return {r: {s.number: s for s in some} for r, some in self.steps.items()}
+
+    def numbers(self) -> list[int]:
+        """Numbers of the steps that every rank has, in order."""
+        found = list(self._by_number.values())
+        return sorted(set(found[0]).intersection(*found[1:])) if found else []
+
+    def step(self, number: int) -> dict[int, Step]:
+        """Rank → its step of this number. Raises KeyError if a rank does not have it."""
+        if not self.steps:
+            raise KeyError(number)
+        return {r: steps[number] for r, steps in self._by_number.items()}
+
+
+def step_from(data: Mapping[str, Any]) -> Step:
+    """A step from the plain data that a worker sends."""
+    backward = tuple(data["backward"])
+    buckets = tuple(_bucket(b, backward[2]) for b in data["buckets"])
+    optimizer = tuple(data["optimizer"]) if data["optimizer"] else None
+    return Step(
+        data["number"], tuple(data["forward"]), backward, optimizer,
+        buckets, data["synced"], data["rebuilt"], data["rebuilds"],
+        tuple((start, end) for start, end in data.get("loader", ())), _pair(data.get("queued")), data.get("inputs"),
+    )  # fmt: skip
+
+
+def _pair(found: Sequence[int] | None) -> tuple[int, int] | None:
+    return None if found is None else (found[0], found[1])
+
+
+def _bucket(data: Mapping[str, Any], end: int) -> Bucket:
+    """A bucket of a step whose backward ended at `end`, with a `done` that does not contradict that.
+
+    DDP's reducer waits for every bucket before backward ends (on CPU in C++; on a GPU its stream does), so none is done
+    later. The note of it may be: it is taken in Python on the backend's thread, which needs the interpreter for it, and
+    the main thread that has just come out of that wait holds the interpreter for some milliseconds more. A note
+    that is missing (0) is later still. What is known then is that the bucket was done at `end` at the latest.
+    """
+    done = min(data["done"] or end, end)
+    ready, sent = (min(data[k], done) for k in ("ready", "sent"))  # of a GPU: two streams' times, a microsecond apart
+    names, queued = tuple(data["names"]), bool(data.get("queued"))
+    return Bucket(data["index"], data["bytes"], ready, sent, done, names, queued)

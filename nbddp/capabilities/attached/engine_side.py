@@ -1,0 +1,352 @@
+"""An engine of a cluster that somebody else has started becomes a worker of a pool, and an engine again.
+
+The pool's process has the engine evaluate `look`, then `take`, by ipyparallel's `apply`; no agent is on this host. What
+a worker has beyond an engine is put into the process once and stays, since torch's functions are wrapped; `take` and
+`leave` change who has it: one pool at a time. Its owner says every few seconds that it lives. After PATIENCE seconds of
+silence the engine's program is ended as by Stop, and the engine leaves the pool.
+
+Imports neither torch nor what imports it before `take` has set the environment that they read.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from nbddp.agent import devices, hardware
+from nbddp.agent import runtime_dir as homes
+from nbddp.agent.process_id import Identity
+from nbddp.agent.server import address_towards as address_towards  # asked for by `capabilities.attached.nodes`
+from nbddp.agent.versions import versions
+from nbddp.capabilities.private import loopback, peer_check
+from nbddp.compat import system
+from nbddp.compat.clock import clock
+from nbddp.compat.working_dir import known
+from nbddp.launch import torchrun_env
+from nbddp.protocol.jsonl import LineBuffer, encode
+from nbddp.worker import questions
+
+PATIENCE = 20.0  # seconds
+LOOK_EVERY = 1.0
+OF_RUN = torchrun_env.of_run(torchrun_env.Rendezvous("", 0), "file").keys()
+GATE_SECONDS = 15.0  # for a process that keeps gates to start, and to reach the store
+
+
+@dataclass
+class Held:
+    """The engine is a pool's. owner: `pool` (its id) and `words` (who that is); env: what it had before of the
+    variables that the pool sets."""
+
+    owner: Mapping[str, str]
+    env: Mapping[str, str | None]
+    cwd: str
+    argv: list[str]
+    quits: Mapping[str, Any]
+    bulk: str
+    threads: int  # of torch's, where it was imported; else 0
+    heard: float = field(default_factory=clock.monotonic)
+
+    @property
+    def silent(self) -> float:
+        """Seconds since its owner was heard."""
+        return clock.monotonic() - self.heard
+
+
+_kernel: Any = None  # the worker's, once this engine has been one
+_spoilt = ""  # why it cannot be one
+_held: Held | None = None
+_gates: Gates | None = None
+
+
+# -- what the engine says of itself ---------------------------------------------------------------
+
+
+def place() -> list[str]:
+    """Equal for processes that reach each other over the loopback: host, its boot, and the network's namespace."""
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return [socket.gethostname(), boot, _namespace("net")]
+
+
+def sees_processes() -> list[str]:
+    """Equal for processes of this machine that can signal each other, and see whose a connection is."""
+    return [*place(), _namespace("pid"), str(os.geteuid())]
+
+
+def _namespace(kind: str) -> str:
+    with suppress(OSError):
+        return os.readlink(f"/proc/self/ns/{kind}")
+    return ""
+
+
+def look() -> dict[str, Any]:
+    """What a pool has to know of this engine before it takes it."""
+    from nbddp.compat import ipykernel
+
+    kernel = ipykernel.kernel_of_engine()
+    return {
+        "place": place(), "sees": sees_processes(), "host": socket.gethostname(), "pid": os.getpid(),
+        "started": Identity.of(os.getpid()).started, "python": sys.executable, "versions": versions(),
+        "cwd": known(), "torch": _kernel is None and "torch" in sys.modules, "env": _told_env(),
+        "nanny": bool(getattr(kernel.parent, "enable_nanny", False)),
+        "interfaces": hardware.interfaces(), "cores": len(hardware.allowed_cores()),
+        "worker": _kernel is None and _is_worker(), "spoilt": _spoilt, "held": holder(),
+    }  # fmt: skip
+
+
+def facts() -> dict[str, Any]:
+    """What this host has, as an agent tells it when it is warm."""
+    cores = hardware.allowed_cores()
+    with_cuda = "+cpu" not in metadata.version("torch")
+    found = devices.gpus(os.environ) if with_cuda else devices.told([])
+    return {**found, "cores": len(cores), "numa": hardware.numa(cores), "interfaces": hardware.interfaces()}
+
+
+def _told_env() -> dict[str, str]:
+    """Variables that the user's own values of win over ours."""
+    names = {*torchrun_env.KEEPS_PROCESS, *torchrun_env.INTERFACES, "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def holder() -> str:
+    """Whose the engine is, in words; empty where it can be taken."""
+    if _held is None or _held.silent > PATIENCE:
+        return ""
+    return _held.owner["words"]
+
+
+# -- taken, and left ------------------------------------------------------------------------------
+
+
+def take(asked: dict[str, Any]) -> dict[str, Any]:
+    """Become the worker that is asked for: `env`, `cwd`, `owner`, and `roots`, the pool's processes here.
+
+    Raises RuntimeError if another pool has the engine, or if it could not be made a worker.
+    """
+    global _held, _kernel, _spoilt
+    if _spoilt:
+        raise RuntimeError(f"this engine cannot be a worker: {_spoilt}; restart the cluster")
+    if holder() and _held is not None and _held.owner["pool"] != asked["owner"]["pool"]:
+        raise RuntimeError(f"{holder()} has this engine")
+    if _held is not None:  # its owner has not come to it
+        leave()
+    env = asked["env"]
+    shell, torch = _shell(), sys.modules.get("torch")
+    held = Held(
+        asked["owner"], {name: os.environ.get(name) for name in (*env, *OF_RUN)}, known(), list(sys.argv),
+        {name: shell.user_ns.get(name) for name in ("exit", "quit")}, tempfile.mkdtemp(prefix="nbddp-"),
+        torch.get_num_threads() if torch is not None else 0,
+    )  # fmt: skip
+    os.environ.update(env)
+    with suppress(OSError):  # what it is then, is said
+        os.chdir(asked["cwd"])
+    peer_check.belong_to(asked["roots"])
+    try:
+        _work()
+    except BaseException as e:
+        _spoilt = f"{type(e).__name__}: {e}" if _kernel is None and _is_worker() else ""
+        _give_back(held)
+        raise
+    shell.user_ns["exit"] = shell.user_ns["quit"] = sys.exit
+    _held = held
+    return {"cwd": known(), "bulk": held.bulk}
+
+
+def _is_worker() -> bool:
+    """Whether this engine's kernel is a worker's, whoever has made it one."""
+    from nbddp.compat import ipykernel
+
+    return hasattr(ipykernel.kernel_of_engine(), "groups")
+
+
+def _shell() -> Any:
+    from IPython.core.getipython import get_ipython
+
+    return get_ipython()
+
+
+def _work() -> None:
+    """Have the process do a worker's work: torch is imported here, if it was not."""
+    global _kernel
+    from nbddp.compat import ipykernel
+    from nbddp.worker import engine
+    from nbddp.worker.kernel import WorkerKernel
+    from nbddp.worker.output import led_before
+
+    engine.prepare_torch()
+    if _kernel is not None:
+        return
+    WorkerKernel.log_file = os.dup(led_before([sys.stderr]).get("stderr", 2))
+    kernel = WorkerKernel.made_of(ipykernel.kernel_of_engine())
+    engine.hook(kernel)
+    _kernel = kernel
+    threading.Thread(target=_watch_owner, name="nbddp-owner", daemon=True).start()
+
+
+def leave() -> None:
+    """Be an engine again, with the names that programs have made: in the main thread, between two programs."""
+    global _held, _gates
+    held, _held = _held, None
+    if held is None:
+        return
+    if _gates is not None:
+        _gates.end()
+        _gates = None
+    _kernel.groups.rest()
+    loopback.listen(None)
+    _give_back(held)
+    _give_torch_back(held)
+    sys.argv = held.argv
+    _shell().user_ns.update({name: value for name, value in held.quits.items() if value is not None})
+
+
+def leave_if_of(pool: str) -> None:
+    """As `leave`, if it is this pool that has the engine."""
+    if _held is not None and _held.owner["pool"] == pool:
+        leave()
+
+
+def _give_back(held: Held) -> None:
+    """The environment and the folder as they were."""
+    for name, value in held.env.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    with suppress(OSError):  # it is gone
+        os.chdir(held.cwd)
+    peer_check.belong_to([])
+    shutil.rmtree(held.bulk, ignore_errors=True)
+
+
+def _give_torch_back(held: Held) -> None:
+    """Its threads as they were, or as a fresh torch would have them."""
+    import torch
+
+    from nbddp.worker import engine
+
+    engine.prepare_torch()
+    if held.threads:
+        torch.set_num_threads(held.threads)
+
+
+# -- what the owner asks in between: in the control thread ------------------------------------------
+
+
+def _beat(content: Mapping[str, Any]) -> bool:
+    """The owner lives. Whether the engine is still its."""
+    if _held is None or _held.owner["pool"] != content["pool"]:
+        return False
+    _held.heard = clock.monotonic()
+    return True
+
+
+def _other(content: Mapping[str, Any]) -> str:
+    """Whose the engine is, if it is another pool's."""
+    return holder() if _held is not None and _held.owner["pool"] != content["pool"] else ""
+
+
+def _abandon(content: Mapping[str, Any]) -> bool:
+    """The owner goes, and does not wait for the engine's program."""
+    if not _beat(content):
+        return False
+    assert _held is not None
+    _held.heard = -float("inf")
+    _let_go()
+    return True
+
+
+def _memory(content: Mapping[str, Any]) -> int:
+    import psutil
+
+    return hardware.memory_of(psutil.Process())
+
+
+def _let_go() -> None:
+    """End the program, where one is at work, as Stop does, and leave."""
+    if _kernel.release.start():
+        questions.QUESTIONS["interrupt"](_kernel, {})
+    _kernel.parent.loop.add_callback(_leave_if_idle)
+
+
+def _leave_if_idle() -> None:
+    if not _kernel.at_work:
+        leave()
+
+
+def _watch_owner() -> None:
+    while True:
+        clock.sleep(LOOK_EVERY)
+        if _held is not None and _held.silent > PATIENCE:
+            _let_go()
+
+
+class Gates:
+    """A process of this host that keeps gates to the pool's store (`agent.store_host`), and ends with the engine."""
+
+    def __init__(self) -> None:
+        self._channel, theirs = socket.socketpair()
+        self._channel.settimeout(GATE_SECONDS)
+        self._lines = LineBuffer()
+        code = "import json, sys; from nbddp.agent.store_host import main; sys.exit(main(json.loads(sys.argv[1])))"
+        request = f'{{"channel": {theirs.fileno()}, "owner": {os.getpid()}}}'
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code, request], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, env={**homes.private_caches(), **os.environ}, start_new_session=True,
+        )  # fmt: skip
+        theirs.close()
+
+    def open(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Open the gate that is asked for; its port. Raises OSError."""
+        self._channel.sendall(encode({"op": "open", **message}))
+        while True:
+            chunk = self._channel.recv(65536)
+            if not chunk:
+                raise OSError("the process that keeps the gate has ended")
+            for answer in self._lines.feed(chunk):
+                if answer["store"] == message["store"]:
+                    return dict(answer)
+
+    def close(self, stores: list[int]) -> None:
+        self._channel.sendall(encode({"op": "close", "stores": stores}))
+
+    def end(self) -> None:
+        self._channel.close()
+        self._process.wait()
+
+
+def _open_gate(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Lead processes of this host to the pool's store on another."""
+    global _gates
+    if system.is_linux() and _gates is None:
+        _gates = Gates()
+    if _gates is None:
+        raise OSError(f"{system.name()} does not report who owns a connection")
+    return _gates.open({name: content[name] for name in ("store", "of", "key", "roots")})
+
+
+def _close_gates(content: Mapping[str, Any]) -> None:
+    if _gates is not None:
+        _gates.close(content["stores"])
+
+
+QUESTIONS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "other": _other,
+    "beat": _beat,
+    "abandon": _abandon,
+    "memory": _memory,
+    "gate": _open_gate,
+    "close_gates": _close_gates,
+}

@@ -1,0 +1,151 @@
+"""What a benchmark of collectives measured: time and bus bandwidth by size, with their spread, and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, floor, log10
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from nbddp.analysis.quantities import duration, size, speed
+from nbddp.capabilities.bench.result import Measured
+from nbddp.figures.figure import Shown, remade
+from nbddp.figures.palette import FILLS, MUTED, RC
+from nbddp.launch.topology import counted
+from nbddp.output.table import Table
+
+COLUMNS = ("collective", "size", "median", "first quartile", "third quartile", "algorithm", "bus", "wrong")
+FORMATS = {
+    "size": size, "median": duration, "first quartile": duration, "third quartile": duration, "algorithm": speed,
+    "bus": speed,
+}  # fmt: skip
+LINES = ("-", "--", ":", "-.")
+MARKS = "osD^vP*Xh"
+WIDTH, HEIGHT = 9.2, 3.6
+NAMES_IN_A_LINE = 5  # of the legend
+
+
+class Bench(Shown):
+    """The figure; `table` has the numbers, in bytes, seconds and bytes per second, and `measured` all repetitions."""
+
+    def __init__(self, figure: Figure, words: str, table: Table, measured: Sequence[Measured]):
+        super().__init__(figure, words, table)
+        self.table, self.measured = table, list(measured)
+
+
+def table(measured: Sequence[Measured]) -> Table:
+    """One row per collective and size."""
+    rows = [
+        (m.collective, m.bytes, m.median, *m.spread, m.algorithm_bandwidth, m.bus_bandwidth, m.wrong) for m in measured
+    ]
+    return Table(COLUMNS, rows, formats=FORMATS)
+
+
+@remade
+def bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) -> Bench:
+    """Latency and bus bandwidth by size; with `axes`, a pair, they are drawn there. Raises ValueError without data."""
+    if not measured:
+        raise ValueError("nothing was measured")
+    rows = table(measured)
+    text = "\n".join([*sentences(measured), "", repr(rows)])
+    own_figure = None
+    with rc_context(RC):
+        if axes is None:
+            figure = own_figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+            axes = figure.subplots(1, 2)
+            figure.suptitle(_title(measured), x=0.01, ha="left", size=10, weight="bold")
+        left, right = axes
+        names = list(dict.fromkeys(m.collective for m in measured))
+        for i, name in enumerate(names):
+            own = [m for m in measured if m.collective == name]
+            _curve(left, own, i, [(m.median, *m.spread) for m in own])
+            factors = [m.bus_bandwidth * m.median / 1e9 for m in own]  # bus bandwidth is this over the time
+            speeds = [(f / m.median, f / m.spread[1], f / m.spread[0]) for f, m in zip(factors, own, strict=True)]
+            _curve(right, own, i, speeds)
+        _finish(left, "time of a call", measured)
+        _times(left, measured)
+        _finish(right, "bus bandwidth, GB/s", measured)
+        right.set_ylim(bottom=0)
+        if len(names) > 1:
+            handles, labels = left.get_legend_handles_labels()
+            place = {"loc": "outside lower left", "ncols": NAMES_IN_A_LINE} if own_figure else {"loc": "upper left"}
+            (own_figure or left).legend(handles, labels, frameon=False, fontsize=7.5, **place)
+        return Bench(left.figure, text, rows, measured)
+
+
+def sentences(measured: Sequence[Measured]) -> list[str]:
+    """How fast the smallest and the largest were, and whether all results were right."""
+    lines = [_title(measured)]
+    for name in dict.fromkeys(m.collective for m in measured):
+        own = [m for m in measured if m.collective == name]
+        least, most = min(own, key=lambda m: m.bytes), max(own, key=lambda m: m.bus_bandwidth)
+        lines.append(
+            f"{name}: {duration(least.median)} for {size(least.bytes)}; bus bandwidth reaches "
+            f"{speed(most.bus_bandwidth)} at {size(most.bytes)}"
+        )
+    wrong = [m for m in measured if m.wrong]
+    if wrong:
+        told = ", ".join(f"{m.collective} of {size(m.bytes)} ({counted(m.wrong, 'element')})" for m in wrong)
+        lines.append(f"WRONG results: {told}")
+    else:
+        lines.append("every element of every result was correct")
+    return lines
+
+
+def _title(measured: Sequence[Measured]) -> str:
+    names = ", ".join(dict.fromkeys(m.collective for m in measured))
+    return f"{names} on {counted(measured[0].ranks, 'rank')}"
+
+
+def _curve(axes: Any, own: Sequence[Measured], number: int, values: Sequence[tuple[float, float, float]]) -> None:
+    """Medians as a line, the middle half of the repetitions as bars."""
+    x, y = [m.bytes for m in own], [v[0] for v in values]
+    low, high = ([max(0.0, v[0] - v[1]) for v in values], [max(0.0, v[2] - v[0]) for v in values])
+    axes.errorbar(
+        x, y, yerr=(low, high), color=FILLS[number % len(FILLS)], ls=LINES[number // len(FILLS) % len(LINES)],
+        marker=MARKS[number % len(MARKS)], ms=4, lw=1.4, elinewidth=0.9, capsize=2.5, label=own[0].collective,
+    )  # fmt: skip
+
+
+def _times(axes: Any, measured: Sequence[Measured]) -> None:
+    """A logarithmic axis of seconds from a round number to a round number, each labelled with its unit."""
+    low, high = min(m.spread[0] for m in measured), max(m.spread[1] for m in measured)
+    axes.set_yscale("log")
+    ticks = round_numbers(low, high)
+    if not ticks:
+        return
+    axes.set_ylim(ticks[0], ticks[-1])
+    axes.set_yticks(ticks, [duration(t).replace(".00 ", " ").replace(".0 ", " ") for t in ticks])
+    axes.set_yticks([], minor=True)
+
+
+def round_numbers(low: float, high: float, most: int = 8) -> list[float]:
+    """1, 2 and 5 times powers of ten, or if that are more than `most` those powers, every so many; the first is no
+    more than `low`, the last no less than `high`. Empty if `low` is no positive number."""
+    if not 0 < low <= high:
+        return []
+    first, last = floor(log10(low)), ceil(log10(high * (1 - 1e-9)))
+    every = [float(f"{n}e{power}") for power in range(first, last + 1) for n in (1, 2, 5)]
+    begin = max(i for i, value in enumerate(every) if value <= low * (1 + 1e-9))
+    end = min(i for i, value in enumerate(every) if value >= high * (1 - 1e-9) and i > begin)
+    if end - begin < most:
+        return every[begin : end + 1]
+    step = -(-(last - first) // (most - 1))
+    return [float(f"1e{power}") for power in range(first, last + step, step)]
+
+
+def _finish(axes: Any, label: str, measured: Sequence[Measured]) -> None:
+    axes.set_xscale("log", base=2)
+    ticks = sorted({m.bytes for m in measured})
+    every = max(1, -(-len(ticks) // 9))
+    axes.set_xticks(ticks[::every], [size(t).replace(".0", "") for t in ticks[::every]], size=7.5)
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("size of the buffer")
+    axes.set_title(label, loc="left", size=9)
+    axes.grid(axis="y", color="#dddddd", lw=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", labelsize=8, colors=MUTED)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,221 @@
+"""`--check`: before each collective the ranks compare what they are about to call.
+
+Each rank writes a fingerprint (operation, shape, dtype, reduce operation, root) into the
+group's store, waits for those of the others, and raises CollectiveMismatch, on every
+rank, if they differ: before gloo is called, which would hang, end the process, or go on
+with wrong numbers. Every collective that Python calls on a process group is compared
+(also those under the object collectives, FSDP2's and a comm hook's); not compared are
+those that torch starts in C++: DDP's own, and functional collectives. A `recv` is
+compared with its `send`.
+
+The methods of torch's ProcessGroup are wrapped only while a checked run lasts.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from nbddp.compat import torch
+
+# method → what it is called in torch.distributed, position of its input, and whether all ranks' shapes are equal
+COLLECTIVES = {
+    "allreduce": ("all_reduce", 0, True),
+    "allreduce_coalesced": ("all_reduce_coalesced", 0, True),
+    "broadcast": ("broadcast", 0, True),
+    "reduce": ("reduce", 0, True),
+    "allgather": ("all_gather", 1, True),
+    "allgather_coalesced": ("all_gather_coalesced", 1, True),
+    torch.ALL_GATHER_BASE: ("all_gather_into_tensor", 1, True),
+    "all_gather_single": ("all_gather_into_tensor", 1, True),
+    "gather": ("gather", 1, True),
+    "scatter": ("scatter", 0, True),
+    "reduce_scatter": ("reduce_scatter", 1, True),
+    torch.REDUCE_SCATTER_BASE: ("reduce_scatter_tensor", 1, True),
+    "reduce_scatter_single": ("reduce_scatter_tensor", 1, True),
+    "alltoall": ("all_to_all", 1, False),
+    "alltoall_base": ("all_to_all_single", 1, False),
+    "all_to_all_single": ("all_to_all_single", 1, False),
+    "barrier": ("barrier", -1, True),
+}
+
+
+class CollectiveMismatch(RuntimeError):
+    """Ranks were about to call different collectives, or the same one with what does not fit together."""
+
+
+class Checker:
+    """Compares collectives while a checked run lasts; one per worker."""
+
+    def __init__(self) -> None:
+        self._originals: dict[str, Any] = {}
+        self._counts: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._messages: dict[tuple[str, int, int, int], int] = {}
+        self._inside = False
+        self._run = 0
+        self.called: dict[str, list[list[Any]]] = {}
+
+    def begin(self, run: int) -> None:
+        """Wrap ProcessGroup's methods for run number `run`."""
+        import torch.distributed as dist
+
+        self._run, self._counts, self._messages, self.called = run, WeakKeyDictionary(), {}, {}
+        for name in (*COLLECTIVES, "send", "recv"):
+            if name in vars(dist.ProcessGroup):
+                self._originals[name] = vars(dist.ProcessGroup)[name]  # as it stands there; getattr would unbind it
+                wrap = self._peer if name in ("send", "recv") else self._collective
+                setattr(dist.ProcessGroup, name, wrap(name, getattr(dist.ProcessGroup, name)))
+
+    def end(self) -> None:
+        """Take the wraps off."""
+        if self._originals:
+            import torch.distributed as dist
+
+            for name, original in self._originals.items():
+                setattr(dist.ProcessGroup, name, original)
+            self._originals, self.called = {}, {}
+
+    def _collective(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def checked(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._inside and group.size() > 1:
+                self._inside = True
+                try:
+                    self._compare(group, fingerprint(name, [*args, *kwargs.values()]))
+                finally:
+                    self._inside = False
+            return original(group, *args, **kwargs)
+
+        return checked
+
+    def _compare(self, group: Any, mine: list[str]) -> None:
+        number = self._counts[group] = self._counts.get(group, 0) + 1
+        me, size, ranks = group.rank(), group.size(), ranks_of(group)
+        where = name_of(group)
+        claim = {
+            "group": where, "ranks": ranks, "backend": "store", "sequence": number,
+            "op": mine[0], "what": ", ".join(w for w in mine[1:] if w),
+        }  # fmt: skip
+        self.called.setdefault(where, []).append([number, claim["op"], claim["what"]])
+        store, prefix = store_of(group), f"nbddp/check/{self._run}/{number}"
+        store.set(f"{prefix}/{me}", json.dumps(mine))
+        others = [r for r in range(size) if r != me]
+        found = agree(store, [f"{prefix}/{r}" for r in others], claim)
+        if any(other != mine for other in found):
+            found.insert(me, mine)
+            raise CollectiveMismatch(difference(ranks, found))
+
+    def _peer(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def checked(group: Any, tensors: Sequence[Any], peer: int, tag: int = 0) -> Any:
+            if self._inside:
+                return original(group, tensors, peer, tag)
+            me = group.rank()
+            ends = (me, peer, tag) if name == "send" else (peer, me, tag)
+            key = (group.group_name, *ends)
+            number = self._messages[key] = self._messages.get(key, 0) + 1
+            where = f"nbddp/check/{self._run}/p2p/{'/'.join(map(str, ends))}/{number}"
+            if name == "send":
+                store_of(group).set(where, json.dumps(what(tensors)))
+            elif _called_from_recv(sys._getframe(1)):  # irecv does not wait, so it cannot be compared here
+                claim = {
+                    "group": "",
+                    "ranks": [],
+                    "backend": "store",
+                    "sequence": 0,
+                    "op": "recv",
+                    "what": what(tensors),
+                }
+                sent = agree(store_of(group), [where], claim)[0]
+                if sent != what(tensors):
+                    ranks = ranks_of(group)
+                    raise CollectiveMismatch(
+                        f"recv from rank {ranks[peer]} expects {what(tensors)}, and rank {ranks[peer]} sends {sent}"
+                    )
+            return original(group, tensors, peer, tag)
+
+        return checked
+
+
+def _called_from_recv(frame: FrameType | None) -> bool:
+    """Whether torch's `recv` is among the four frames from `frame` outwards: it calls `irecv` and waits."""
+    for _ in range(4):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "recv":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def agree(store: Any, keys: list[str], claim: dict[str, Any]) -> list[Any]:
+    """Wait for these keys; their values. A rank that waits here is seen by `calls`, which reads `claim`."""
+    found = [store.get(keys[0])] if len(keys) == 1 or not store.has_extended_api() else store.multi_get(keys)
+    found += [store.get(key) for key in keys[len(found) :]]
+    return [json.loads(value) for value in found]
+
+
+def fingerprint(method: str, args: Sequence[Any]) -> list[str]:
+    """[operation, tensors, reduce operation, root] of a call of a ProcessGroup method."""
+    op, position, uniform = COLLECTIVES[method]
+    tensors = args[position] if 0 <= position < len(args) else ()
+    options = args[-1] if args else None
+    reduce_op, root = getattr(options, "reduceOp", None), getattr(options, "rootRank", -1)
+    return [
+        op,
+        what(tensors) if uniform else ",".join(sorted({w.split("[")[0] for w in what(tensors).split(", ")})),
+        "" if reduce_op is None else reduce_name(reduce_op),
+        f"root {root}" if op in ("broadcast", "reduce", "gather", "scatter") else "",
+    ]
+
+
+def what(tensors: Any) -> str:
+    """`float32[4, 2]`, several joined by commas."""
+    if hasattr(tensors, "dtype"):
+        return f"{str(tensors.dtype).removeprefix('torch.')}{list(tensors.shape)}"
+    return ", ".join(what(t) for t in tensors) if isinstance(tensors, (list, tuple)) else ""
+
+
+def reduce_name(reduce_op: Any) -> str:
+    """`SUM`, `MAX`, ..."""
+    kind = getattr(reduce_op, "op", reduce_op)
+    return str(getattr(kind, "name", kind)).rsplit(".", 1)[-1]
+
+
+def difference(ranks: Sequence[int], found: Sequence[Sequence[str]]) -> str:
+    """`all_reduce differs between ranks: float32[4] on ranks 0, 2; float64[4] on rank 1`."""
+    fields = [i for i in range(4) if len({f[i] for f in found}) > 1]
+    same_op = 0 not in fields
+    by_words: dict[str, list[int]] = {}
+    for rank, f in zip(ranks, found, strict=True):
+        words = ", ".join(f[i] or "none" for i in fields) if same_op else " ".join(w for w in f[:2] if w)
+        by_words.setdefault(words, []).append(rank)
+    each = "; ".join(f"{words} on {_ranks(some)}" for words, some in by_words.items())
+    return f"{found[0][0]} differs between ranks: {each}" if same_op else f"different collectives: {each}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+
+
+def name_of(group: Any) -> str:
+    """Under which name what is compared in a group is noted."""
+    return f"{group.group_name} checked"
+
+
+def ranks_of(group: Any) -> list[int]:
+    """Global ranks of a group's members, by rank in the group."""
+    known = torch.numbered(group)
+    return sorted(known, key=known.__getitem__) if known else list(range(group.size()))
+
+
+def store_of(group: Any) -> Any:
+    """The store where a group's members met."""
+    if hasattr(group, "get_group_store"):
+        return group.get_group_store()
+    return torch.world().pg_map[group][1]

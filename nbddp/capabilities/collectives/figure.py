@@ -1,0 +1,128 @@
+"""Where the time of any program goes: a bar per rank, and how often each rank was the last to arrive."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import PercentFormatter
+
+from nbddp.analysis.quantities import percent
+from nbddp.analysis.row_limit import note
+from nbddp.capabilities.collectives.breakdown import Split
+from nbddp.capabilities.collectives.program import MOST_KINDS, Breakdown
+from nbddp.figures.figure import Shown, remade
+from nbddp.figures.palette import FILLS, INK, MUTED, PAPER, RC, TINTS
+
+WIDTH, ROW, CELL = 9.2, 0.3, 0.24  # inches; ROW of a rank's bar, CELL of a row of the lower table
+LEFT, RIGHT, TITLE, AXIS, BETWEEN, LINE = 1.5, 1.1, 0.55, 0.45, 0.3, 0.17  # inches
+LETTERS, SMALL = 100, 130  # in a line of the title, and of what stands under it
+LETTER = 0.072  # inches
+PARTS: tuple[tuple[str, str, str, str], ...] = (  # name, fill, hatch, ink
+    ("compute", FILLS[2], "", PAPER),
+    ("waits for a later rank", "#fbeede", "", INK),
+    ("other exposed communication", "#f0c9a0", "////", INK),
+    ("copies", FILLS[0], "", PAPER),
+    ("idle", PAPER, "", INK),
+)
+
+
+@remade
+def program(found: Breakdown) -> Shown:
+    """The figure, with words and tables."""
+    tables = found.tables()
+    words = "\n".join([*found.sentences(), *(line for t in tables for line in ("", repr(t)))])
+    with rc_context(RC):
+        return Shown(_figure(found), words, tables)
+
+
+def _figure(found: Breakdown) -> Figure:
+    ranks = [(r, found.ranks[r]) for r in found.shown] if found.whole else []
+    kinds = list(found.kinds)[:MOST_KINDS]
+    upper, lower = ROW * max(1, len(ranks)), CELL * (len(kinds) + 1) if kinds else 0.0
+    first, *others = found.sentences()
+    title = textwrap.wrap(first, LETTERS)
+    few = note(len(found.ranks), len(ranks)) if ranks else ""
+    second = [s for s in others if s.startswith(("rank ", "cause: ")) or s == few]
+    late = [line for s in second for line in textwrap.wrap(s, SMALL)]
+    top = TITLE + LINE * (len(title) - 1 + len(late))
+    height = top + upper + AXIS + (BETWEEN + lower if kinds else 0.0)
+    figure = Figure(figsize=(WIDTH, height))
+    figure.text(0.1 / WIDTH, 1 - 0.08 / height, "\n".join(title), va="top", size=9.5, weight="bold")
+    under = 1 - (0.12 + LINE * len(title)) / height
+    figure.text(0.1 / WIDTH, under, "\n".join(late), va="top", size=8, color=MUTED)
+    room = (WIDTH - LEFT - RIGHT) / WIDTH
+    axes = figure.add_axes((LEFT / WIDTH, (height - top - upper) / height, room, upper / height))
+    _bars(axes, ranks, found.window)
+    if kinds:
+        below = figure.add_axes((LEFT / WIDTH, 0.08 / height, room, lower / height))
+        _last(below, found, kinds)
+    return figure
+
+
+def _bars(axes: Any, ranks: list[tuple[int, Split]], window: str) -> None:
+    axes.set(xlim=(0, 1), ylim=(max(1, len(ranks)) - 0.5, -0.5))
+    for row, (_, s) in enumerate(ranks):
+        left = 0.0
+        for (_, fill, hatch, ink), part in zip(PARTS, _parts(s), strict=True):
+            share = part / s.whole
+            _segment(axes, left, share, row, (fill, hatch, ink))
+            left += share
+        if s.overlap is not None:
+            axes.text(1.015, row, f"{percent(s.overlap)} hidden", va="center", size=8)
+    axes.set_yticks(range(len(ranks)), [f"rank {r}" for r, _ in ranks])
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
+    axes.set_xlabel(f"of the time {window}", size=8)
+    axes.tick_params(left=False)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    handles = [Patch(fc=fill, ec=INK, lw=0.5, hatch=hatch or None, label=name)
+               for i, (name, fill, hatch, _) in enumerate(PARTS) if any(_parts(s)[i] for _, s in ranks)]  # fmt: skip
+    axes.legend(handles=handles, ncols=len(handles), frameon=False, fontsize=7.5, loc="lower left", borderpad=0,
+                bbox_to_anchor=(0, 1.0), borderaxespad=0.5, columnspacing=1.2, handlelength=1.6)  # fmt: skip
+
+
+def _parts(s: Split) -> tuple[int, ...]:
+    """As PARTS has them."""
+    return s.compute, s.waiting, s.exposed - s.waiting, s.copies, s.idle
+
+
+def _segment(axes: Any, left: float, share: float, row: int, look: tuple[str, str, str]) -> None:
+    fill, hatch, ink = look
+    if share <= 0:
+        return
+    axes.add_patch(Rectangle((left, row - 0.36), share, 0.72, fc=fill, ec=MUTED, lw=0.4, hatch=hatch or None,
+                             clip_on=False))  # fmt: skip
+    text = percent(share)
+    if len(text) * LETTER < share * (WIDTH - LEFT - RIGHT):
+        box = {"fc": fill, "ec": "none", "pad": 1.0}
+        axes.text(left + share / 2, row, text, ha="center", va="center", size=7.5, color=ink, bbox=box)
+
+
+def _last(axes: Any, found: Breakdown, kinds: Any) -> None:
+    """How often each rank was the last, by kind of collective: numbers, and a tint that follows them."""
+    ranks = found.shown
+    axes.set(xlim=(0, len(ranks)), ylim=(len(kinds), -1))
+    for column, rank in enumerate(ranks):
+        name = f"rank {rank}" if len(ranks) <= 8 else str(rank)
+        axes.text(column + 0.5, -0.5, name, ha="center", va="center", size=8)
+        for row, kind in enumerate(kinds):
+            if rank not in kind.ranks:
+                continue
+            count = kind.last.get(rank, 0)
+            much = count > kind.count / 2
+            fill = FILLS[1] if much else TINTS[1] if count > kind.count / 4 else PAPER
+            axes.add_patch(Rectangle((column, row), 1, 1, fc=fill, ec=MUTED, lw=0.4, clip_on=False))
+            axes.text(column + 0.5, row + 0.52, str(count), ha="center", va="center", size=8,
+                      color=PAPER if much else INK)  # fmt: skip
+    names = [f"{k.op} × {k.count}" for k in kinds]
+    axes.set_yticks([row + 0.5 for row in range(len(kinds))], [n if len(n) < 24 else f"{n[:22]}…" for n in names])
+    axes.set_xticks([])
+    axes.tick_params(left=False, labelsize=8)
+    axes.text(-0.02, -0.5, "last to arrive", ha="right", va="center", size=8, color=MUTED,
+              transform=axes.get_yaxis_transform())  # fmt: skip
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,102 @@
+"""The collectives of the last run that called some, and how this rank's main thread spent that run: without a profiler.
+
+torch's flight recorder has every collective, also those that C++ calls, with the time of the call alone. Calls and
+waits that pass through Python are noted with begin and end (`noted.Spent`). Times are nanoseconds of
+time.perf_counter_ns().
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbddp.capabilities.timings.on_rank import Recorder
+from nbddp.compat.clock import clock
+from nbddp.worker import flight, position
+from nbddp.worker.call_log import NOTES, STORE, UNKNOWN, Run, Spent
+from nbddp.worker.torch_debug_detail import GATHERS
+
+Calls = dict[tuple[str, int], dict[str, Any]]
+CHECKED = 1 + GATHERS  # entries of a recorder for a collective under debug level DETAIL
+
+
+def collect(recorder: Recorder) -> dict[str, Any] | None:
+    """The run, its collectives and where its time went, as plain data; None if no run has called a collective.
+    `unseen`: there were others that C++ called in groups of which torch does not say the name; `run` is None if there
+    were no others."""
+    dumped = flight.dumps(active=False)
+    by_run, nameless = _by_run(dumped), _nameless(dumped)
+    if not by_run:
+        return {"run": None, "unseen": True} if nameless else None
+    run = max(by_run, key=lambda r: r.run)
+    end = run.end or (clock.perf_counter_ns(), clock.thread_time_ns())
+    spent = [s for s in list(NOTES.spent) if run.begin[0] <= s.begin <= end[0]]
+    for s in spent:
+        known = by_run[run].get(s.note[1:3]) if s.note is not None and not s.note.is_peer else None
+        if known is not None:
+            known["ended"] = max(known["ended"] or 0, s.end) if s.waits else known["ended"]
+    mine = [s for s in spent if s.waits or s.note is not STORE]
+    return {
+        "run": run.run, "cell": run.cell, "begin": run.begin[0], "end": end[0],
+        "ran": end[1] - run.begin[1] - sum(s.ran[1] - s.ran[0] for s in mine),
+        "calls": list(by_run[run].values()), "blocked": [[s.begin, s.end] for s in mine],
+        "own": [list(o) for o in list(recorder.own) if run.begin[0] <= o[1] <= end[0]],
+        "gpu": _uses_gpu(),
+        "unseen": nameless[run] > CHECKED * len(by_run[run]) or any(later.run > run.run for later in nameless),
+    }  # fmt: skip
+
+
+def _run_at(runs: Sequence[Run], at: int) -> Run | None:
+    """The run that was on at this time (time.perf_counter_ns())."""
+    i = bisect_right(runs, at, key=lambda r: r.begin[0]) - 1
+    return None if i < 0 or at > (runs[i].end or (at, 0))[0] else runs[i]
+
+
+def _nameless(dumped: Sequence[Mapping[str, Any]]) -> Counter[Run]:
+    """Run → how many entries of its collectives have no group."""
+    runs, behind = list(NOTES.runs), clock.time_ns() - clock.perf_counter_ns()
+    found = (_run_at(runs, at - behind) for at in flight.nameless(dumped))
+    return Counter(run for run in found if run is not None)
+
+
+def _by_run(dumped: Sequence[Mapping[str, Any]]) -> dict[Run, Calls]:
+    runs = list(NOTES.runs)
+    found: dict[Run, Calls] = {}
+
+    def of(at: int) -> Calls | None:
+        run = _run_at(runs, at)
+        return None if run is None else found.setdefault(run, {})
+
+    members = NOTES.members()
+    behind = clock.time_ns() - clock.perf_counter_ns()
+    for e in flight.entries(dumped):
+        own = of(e.created_ns - behind)
+        if own is not None and e.sequence:
+            key = position.key_of(e)
+            _add(own, key, e.sequence, e.op, members.get(key, []), e.created_ns - behind)
+    for s in list(NOTES.spent):
+        own = of(s.begin)
+        if own is not None and _is_call(s):
+            assert s.note is not None
+            op, key, sequence = s.note
+            _add(own, key, sequence, op, members.get(key, []), s.begin)
+    return {run: own for run, own in found.items() if own}
+
+
+def _is_call(s: Spent) -> bool:
+    return not s.waits and s.note is not None and not s.note.is_peer and s.note[2] != UNKNOWN
+
+
+def _add(own: Calls, key: str, sequence: int, op: str, ranks: list[int], at: int) -> None:
+    known = own.setdefault(
+        (key, sequence), {"key": key, "sequence": sequence, "op": op, "ranks": ranks, "arrived": at, "ended": None}
+    )
+    known["arrived"] = min(known["arrived"], at)
+
+
+def _uses_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_initialized())

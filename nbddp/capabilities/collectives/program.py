@@ -1,0 +1,141 @@
+"""What a trace shows of any program: where each rank's time goes, who comes last to collectives and why, what takes
+longest. Words and tables, the same for a figure, a console and a test."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbddp.analysis.activity import Activity, activities
+from nbddp.analysis.cause import Cause, cause
+from nbddp.analysis.overlap import common, length
+from nbddp.analysis.quantities import duration, percent
+from nbddp.analysis.row_limit import drawn, note
+from nbddp.analysis.steps import Span
+from nbddp.capabilities.collectives.breakdown import Split, split, whole
+from nbddp.capabilities.collectives.instances import LATE, Kind, Late, Meeting, kinds, latest, meetings, waits
+from nbddp.capabilities.collectives.longest import Longest, longest
+from nbddp.launch.topology import counted, rank_words
+from nbddp.output.table import Table
+
+MOST_KINDS = 8  # of collectives
+RANKS = ("rank", "compute", "communication", "exposed", "of it waiting", "copies", "idle", "overlapped")
+KINDS = ("collective", "ranks", "calls", "last to arrive", "waits for it", "moves")
+CALLS = ("kernel or call", "kind", "calls", "in all", "longest", "most on")
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """ranks: rank → its time. gpus: whether the times are of GPUs. late: the rank that the others wait for, `why` it is
+    late; None where no rank is late enough, or the cause has no evidence. calls: the longest. notes: what else is to
+    be said. title: what it is of; window: of which time."""
+
+    ranks: Mapping[int, Split]
+    gpus: bool
+    kinds: Sequence[Kind]
+    calls: Sequence[Longest]
+    late: Late | None = None
+    why: Cause | None = None
+    notes: Sequence[str] = ()
+    title: str = ""
+    window: str = "from the first activity on any rank to the last"
+
+    @property
+    def whole(self) -> int:
+        """Nanoseconds from the first activity on any rank to the last."""
+        return max((s.whole for s in self.ranks.values()), default=0)
+
+    @property
+    def shown(self) -> list[int]:
+        """The ranks with a row and a bar of their own: the late one among them."""
+        return drawn(self.ranks, [self.late.rank] if self.late is not None else [])
+
+    def sentences(self) -> list[str]:
+        """What it shows, the most important first."""
+        if not self.whole:
+            return [f"{self.title}no compute or communication was recorded"]
+        lines = [self._first(), *self._overlap()]
+        if self.late is not None:
+            lines.append(self.late.words(f"{duration(self.late.cost / 1e9)} ({percent(self.late.cost / self.whole)})"))
+            lines.append(self.why.words() if self.why is not None else "cause: not known")
+        elif self._mean(lambda s: s.waiting) >= LATE:
+            lines.append("no rank is known to be late: another one comes last each time, or too few collectives tell")
+        few = note(len(self.ranks), len(self.shown))
+        return [*lines, *([few] if few else []), *self.notes]
+
+    def tables(self) -> list[Table]:
+        """Of ranks, collectives, kernels and calls; those that have rows."""
+        made = [
+            Table(RANKS, [_rank_row(r, self.ranks[r]) for r in self.shown] if self.whole else []),
+            Table(KINDS, [_kind_row(k) for k in self.kinds[:MOST_KINDS]]),
+            Table(CALLS, [_call_row(c) for c in self.calls]),
+        ]
+        return [t for t in made if t.rows]
+
+    def _first(self) -> str:
+        means = {name: self._mean(lambda s, name=name: getattr(s, name)) for name in ("compute", "exposed", "idle")}  # type: ignore[misc]
+        where = "GPUs" if self.gpus else "ranks"
+        return (
+            f"{self.title}{counted(len(self.ranks), 'rank')}, {duration(self.whole / 1e9)}: the {where} compute for "
+            f"{percent(means['compute'])} of the time, wait for communication for {percent(means['exposed'])} and are "
+            f"idle for {percent(means['idle'])}"
+        )
+
+    def _overlap(self) -> list[str]:
+        some = [s.overlap for s in self.ranks.values() if s.overlap is not None]
+        hidden = [f"{percent(statistics.fmean(some))} of communication is hidden behind compute"] if some else []
+        waiting = self._mean(lambda s: s.waiting)
+        return ["; ".join([*hidden, f"for {percent(waiting)} of the time a rank waits for one that comes later"])]
+
+    def _mean(self, of: Callable[[Split], int]) -> float:
+        return statistics.fmean(of(s) / s.whole for s in self.ranks.values())
+
+
+def _rank_row(rank: int, s: Split) -> tuple[object, ...]:
+    parts = (s.compute, s.communication, s.exposed, s.waiting, s.copies, s.idle)
+    shares = ("–" if part is None else percent(part / s.whole) for part in parts)
+    return (rank, *shares, "–" if s.overlap is None else percent(s.overlap))
+
+
+def _kind_row(k: Kind) -> tuple[object, ...]:
+    order = sorted(k.last.items(), key=lambda pair: (-pair[1], pair[0]))
+    last = ", ".join(f"rank {r}: {n} of {k.count}" for r, n in order[:2])
+    return (k.op, rank_words(k.ranks), k.count, last, duration(k.late / 1e9), duration(k.moving / 1e9))
+
+
+def _call_row(c: Longest) -> tuple[object, ...]:
+    return (c.name, c.kind, c.count, duration(c.total / 1e9), duration(c.longest / 1e9), f"rank {c.rank}")
+
+
+def program(events: Iterable[Mapping[str, Any]]) -> Breakdown:
+    """What the events of a merged trace show."""
+    events = list(events)
+    ranks = activities(events)
+    return shown(ranks, longest(events), meetings(ranks))
+
+
+def shown(ranks: Mapping[int, Activity], calls: Sequence[Longest], met: Sequence[Meeting]) -> Breakdown:
+    """What the ranks did, put together."""
+    window = whole(ranks)
+    splits = {r: split(a, window, waits(met, r)) for r, a in ranks.items()}
+    late = latest(ranks, met, window)
+    why = cause(_times(ranks, met), late.rank) if late is not None else None
+    return Breakdown(splits, any(a.gpu for a in ranks.values()), kinds(met), calls, late, why, _notes(ranks, met))
+
+
+def _times(ranks: Mapping[int, Activity], met: Sequence[Meeting]) -> dict[int, dict[str, int]]:
+    """Rank → phase → nanoseconds between the first meeting and the last; up to the only one, where there is one."""
+    start = met[0].begins if len(met) > 1 else min((a.window[0] for a in ranks.values() if a.window), default=0)
+    between: list[Span] = [(start, met[-1].begins)]
+    return {r: {name: length(common(some, between)) for name, some in a.phases.items()} for r, a in ranks.items()}
+
+
+def _notes(ranks: Mapping[int, Activity], met: Sequence[Meeting]) -> list[str]:
+    found = []
+    if any(not a.gpu for a in ranks.values()):
+        found.append("idle on a CPU is time without an operation of torch or a collective: Python, input, sleep")
+    if not met and len(ranks) > 1:
+        found.append("no collective is known on more than one rank, so the last rank to arrive is not known")
+    return found

@@ -1,0 +1,89 @@
+"""`%ddp compare`: the ranks are asked for digests, and those that differ are measured.
+
+What travels: per leaf of a name a digest, norm, shape and dtype (a number travels itself). Then, for tensors that
+differ, the reference rank's bytes in pieces of 16 MiB, through the pool's own connections, to one rank of each
+class that differs; at most 256 MiB per comparison, what is beyond is told as not measured. No
+collective is called: a process group that a cell has left stays as it is, sequence numbers included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from nbddp.capabilities.compare.exchange import Span, Wanted, pieces, within
+from nbddp.capabilities.compare.replicas import Compared, Held, Leaf
+from nbddp.capabilities.compare.report import Report, report
+from nbddp.errors import BadInput
+from nbddp.launch.topology import rank_words
+from nbddp.protocol import pickling
+
+
+class Ask(Protocol):
+    """Asks some ranks for something about their names; rank → the buffers of its answer."""
+
+    def __call__(
+        self, some: Sequence[int], fields: dict[str, Any], buffers: Sequence[bytes] = ()
+    ) -> Mapping[int, Sequence[Any]]: ...
+
+
+def compare(names: Sequence[str], ranks: Sequence[int], ask: Ask) -> Report:
+    """Compare `names` across `ranks`. Raises BadInput for a name that no rank has or that holds nothing that
+    can be compared."""
+    if not names or not ranks:
+        raise BadInput(f"there are no {'ranks' if names else 'names'} to compare; write %ddp compare model --ranks 0-1")
+    answers = ask(ranks, {"part": "look", "names": list(names)})
+    found = [Compared(n, {r: _held(pickling.unpack(answers[r][i])) for r in ranks}) for i, n in enumerate(names)]
+    for c in found:
+        _check(c)
+    largest = _measure(within(w for c in found for w in _wanted(c)), ask)
+    return report([replace(c, largest=largest.get(c.name, {})) for c in found])
+
+
+def _held(data: Mapping[str, Any] | None) -> Held | None:
+    if data is None:
+        return None
+    return Held(data["type"], {path: Leaf(**leaf) for path, leaf in data["leaves"].items()}, data["broadcasts"])
+
+
+def _check(c: Compared) -> None:
+    there = c.present()
+    if not there:
+        raise BadInput(f"{c.name!r} is not defined on {rank_words(c.ranks)}; assign it in a %%ddp cell")
+    alone = [h.type for h in there.values() if set(h.leaves) == {""} and h.leaves[""].kind == "opaque"]
+    if len(alone) == len(there):
+        raise BadInput(
+            f"{c.name!r} holds a value of type {alone[0]}, which cannot be compared; name a tensor, a module, an "
+            "optimizer, a number, or a dict or list of them"
+        )
+
+
+def _wanted(c: Compared) -> list[Wanted]:
+    """The tensors of a name whose largest differences are to be measured."""
+    return [
+        Wanted(c.name, d.path, d.reference, tuple(ranks[0] for ranks in d.classes[1:]), d.leaf.bytes)
+        for d in c.differences()
+        if not d.why and d.leaf.norm is not None
+    ]
+
+
+def _measure(wanted: Sequence[Wanted], ask: Ask) -> dict[str, dict[tuple[str, int], float]]:
+    """Name → (path, reference) → the largest difference that any rank has from the reference."""
+    found: dict[str, dict[tuple[str, int], float]] = {}
+    for batch in pieces(wanted):
+        reference, others = batch[0].wanted.reference, batch[0].wanted.others
+        spans = [(s.wanted.name, s.wanted.path, s.start, s.stop) for s in batch]
+        data = [bytes(b) for b in ask([reference], {"part": "read", "spans": spans})[reference]]
+        answers = ask(others, {"part": "measure", "spans": spans}, data)
+        for rank in others:
+            for span, apart in zip(batch, pickling.unpack(answers[rank][0]), strict=True):
+                _note(found.setdefault(span.wanted.name, {}), span, apart)
+    return found
+
+
+def _note(found: dict[tuple[str, int], float], span: Span, apart: float) -> None:
+    """Keep the larger one; NaN is larger than any number."""
+    key = span.wanted.path, span.wanted.reference
+    before = found.get(key, 0.0)
+    found[key] = before if before != before else apart if apart != apart else max(before, apart)

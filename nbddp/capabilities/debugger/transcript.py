@@ -1,0 +1,152 @@
+"""What ranks say that stand in their debuggers, and what they were told: a transcript for each; and what a line that
+a reader types for them asks for. Pure: the panel and the prompt of a terminal are views on it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nbddp.errors import BadInput
+from nbddp.execution.report import place
+from nbddp.launch.options import rank_set
+from nbddp.launch.topology import rank_words
+
+PROMPT = "ddp> "  # before a line that was sent
+MOST = 500  # lines of a transcript
+ENDS = ("q", "quit", "exit", "EOF")  # lines that end the cell, as Stop does
+CONTINUES = ("c", "cont", "continue")
+HELPS = ("h", "help", "?")
+HELP = """\
+LINE            sent to all stopped ranks; their answers are shown together
+@1 LINE         only to rank 1; @0,2-3 LINE to several
+@1              from now on lines go to rank 1; @all: to all again
+n, s, r, c      next line, step into a call, to the end of the function, continue
+w, u, d, l, a   stack, a frame up or down, source, arguments of the function
+p x, x + 1      the value of an expression; b 12 sets a breakpoint at line 12
+q               end the cell, as Stop does; the names on the ranks are kept
+h COMMAND       what pdb says of one of its commands; an empty line repeats the last one"""
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One rank's. `stopped`: it waits for a line; `where`: at this place; `asked`: a line was sent, and its answer has
+    not come; `lines`: what was said, with PROMPT before what was sent; `answer`: what was said to the last line."""
+
+    rank: int
+    stopped: bool = False
+    where: str = ""
+    asked: bool = False
+    lines: tuple[str, ...] = ()
+    answer: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line as a reader types it. ranks: who gets it, as `@1 p x` says; None: nobody is named; empty: all (`@all`).
+    text: what they get; empty where only ranks are named."""
+
+    text: str
+    ranks: tuple[int, ...] | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Whether it ends the cell."""
+        return self.text in ENDS
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether who gets it goes on to the next breakpoint, if there is one."""
+        return self.text in CONTINUES
+
+    @property
+    def asks_help(self) -> bool:
+        return self.text in HELPS
+
+
+def read(typed: str) -> Line:
+    """A typed line → what it asks for. Raises BadInput if it does not name ranks as `--ranks` does."""
+    text = typed.strip()
+    if not text.startswith("@"):
+        return Line(text)
+    named, _, text = text[1:].partition(" ")
+    if named == "all":
+        return Line(text.strip(), ())
+    try:
+        ranks = rank_set(named)
+    except argparse.ArgumentTypeError:
+        ranks = ()
+    if not ranks:
+        raise BadInput(f"@{named} names no ranks; write @1 p x, @0,2-3 p x or @all p x")
+    return Line(text.strip(), ranks)
+
+
+def last_word(text: str) -> str:
+    """What of a line is completed: a name, with its dots."""
+    at = len(text)
+    while at and (text[at - 1].isidentifier() or text[at - 1] in ".0123456789"):
+        at -= 1
+    return text[at:]
+
+
+def folded(answers: Mapping[int, Sequence[str]]) -> list[tuple[list[int], Sequence[str]]]:
+    """Ranks with equal answers together, in the order of the lowest of each; those that said nothing are left out."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, lines in sorted(answers.items()):
+        if lines:
+            groups.setdefault(tuple(lines), []).append(rank)
+    return [(ranks, lines) for lines, ranks in groups.items()]
+
+
+def chosen(stopped: Sequence[int], ranks: Sequence[int] | None) -> list[int]:
+    """Who gets a line: those of these ranks (none or None: of all) that wait for one. Raises BadInput if none does."""
+    found = [r for r in stopped if not ranks or r in ranks]
+    if found:
+        return found
+    if not stopped:
+        raise BadInput("no rank waits in a debugger")
+    raise BadInput(f"{rank_words(ranks or ())} cannot take a line; stopped in the debugger: {rank_words(stopped)}")
+
+
+class Debugged:
+    """All ranks of a run that have stopped. Changed in the run's own thread, and read in any. `views`: by name, what is
+    called with a rank and the lines that it has said."""
+
+    def __init__(self) -> None:
+        self.talks: Mapping[int, Talk] = {}
+        self.views: dict[str, Callable[[int, Sequence[str]], None]] = {}
+
+    @property
+    def stopped(self) -> list[int]:
+        """Ranks that wait for a line."""
+        return sorted(r for r, talk in self.talks.items() if talk.stopped)
+
+    def heard(self, rank: int, content: Mapping[str, Any]) -> None:
+        """A rank has stopped, has answered, or goes on."""
+        talk = self.talks.get(rank, Talk(rank))
+        said = tuple(str(content["said"]).splitlines())
+        where = place(*content["place"]) if content["place"] else ""
+        again = replace(
+            talk, stopped=bool(content["stopped"]), where=where, asked=False,
+            lines=(*talk.lines, *said)[-MOST:], answer=(*talk.answer, *said),
+        )  # fmt: skip
+        self.talks = {**self.talks, rank: again}
+        for told in list(self.views.values()):
+            told(rank, said)
+
+    def sent(self, ranks: Sequence[int], line: str) -> None:
+        """These ranks were sent a line."""
+        for rank in ranks:
+            talk = self.talks[rank]
+            again = replace(talk, asked=True, answer=(), lines=(*talk.lines, f"{PROMPT}{line}")[-MOST:])
+            self.talks = {**self.talks, rank: again}
+
+    def refused(self, rank: int, line: str) -> None:
+        """The rank no longer stood in its debugger when the line came: it was not read."""
+        said = (f"rank {rank} continued before it read {line!r}",)
+        talk = self.talks[rank]
+        again = replace(talk, asked=False, lines=(*talk.lines, *said)[-MOST:], answer=(*talk.answer, *said))
+        self.talks = {**self.talks, rank: again}
+        for told in list(self.views.values()):
+            told(rank, said)

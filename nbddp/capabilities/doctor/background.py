@@ -1,0 +1,91 @@
+"""While a pool's first workers warm up, the seams are tried: does this torch do what nbddp leans on?
+
+A copy of the warm process tries them (`capabilities.doctor.probe_runner`), beside the workers and at the lowest
+priority, and writes what comes out into the folder of pools, where the next pool of the same versions finds it. `%ddp
+start` and `%ddp status` say what does not work here, and what that costs; a cell prints nothing that torchrun does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nbddp import __version__
+from nbddp.agent import runtime_dir
+from nbddp.agent.client import Agent
+from nbddp.capabilities.doctor.examination import findings, messages, versions
+from nbddp.capabilities.doctor.findings import Findings
+from nbddp.errors import AgentFailed
+
+FOLDER = "seams"
+CHANGES_THEM = ("PYTHONPATH", "NBDDP_START_METHOD")  # variables that can give the same versions other answers
+
+
+class Trials:
+    """What comes of trying the seams of this machine's versions; for one pool."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._unknown = ""
+
+    def begin(self, agent: Agent) -> None:
+        """Have the seams tried, if nobody has tried these versions; returns at once."""
+        if self._path is not None:
+            return
+        self._path = _path(agent.env)
+        if not self._path.exists():
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            try:
+                agent.request("start", **_request(os.environ, agent.home, self._path))
+            except AgentFailed as e:  # no process can be started, say: a pool works without the answers
+                self._unknown = f"could not be started ({e})"
+
+    def done(self) -> bool:
+        """Whether the answers are there, or none will come."""
+        return bool(self._unknown) or (self._path is not None and self._path.exists())
+
+    def words(self) -> list[str]:
+        """What does not work, a line for each library; none as long as that is not known."""
+        if self._path is not None and self._path.exists():
+            return words(findings(messages(self._path.read_bytes()), ""))
+        if self._unknown:
+            return [f"the compatibility checks {self._unknown}; %ddp doctor repeats them"]
+        return []
+
+    def heard(self, event: Mapping[str, Any]) -> None:
+        """The agent's word that the process of the trials has ended."""
+        code = event["code"]
+        self._unknown = f"ended unexpectedly ({f'exit code {code}' if code >= 0 else f'signal {-code}'})"
+
+
+def _path(env: Mapping[str, str]) -> Path:
+    stack = [__version__, sys.executable, versions(), [env.get(name) for name in CHANGES_THEM]]
+    return runtime_dir.runtime() / FOLDER / f"{hashlib.sha256(json.dumps(stack).encode()).hexdigest()[:16]}.jsonl"
+
+
+def words(found: Findings) -> list[str]:
+    """`torch 2.6.0 lacks what nbddp relies on: ...`, a line for each library of which something does not work."""
+    lost: dict[str, list[str]] = {}
+    for seam, _ in found.broken():
+        lost.setdefault(seam.library, []).append(f"{seam.key} ({seam.without})")
+    return [
+        f"{library} {found.versions[library]} lacks what nbddp relies on: {'; '.join(parts)}. %ddp doctor shows details"
+        for library, parts in lost.items()
+    ]
+
+
+def _request(env: Mapping[str, str], pool: Path, path: Path) -> dict[str, Any]:
+    return {
+        "kind": "trials",
+        "env": {name: value for name, value in env.items() if name != "PYTEST_CURRENT_TEST"},
+        "cwd": str(pool),
+        "path": list(sys.path),
+        "log": str(pool / "trials.log"),
+        "part": str(pool / "trials.jsonl"),
+        "into": str(path),
+    }

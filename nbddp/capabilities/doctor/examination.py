@@ -1,0 +1,94 @@
+"""Tries what nbddp needs of torch, ipykernel, IPython and ipyparallel, and tells what came out.
+
+The trials run in a process of their own (`capabilities.doctor.probe_runner`): this one never imports torch, and a trial
+that ends its process ends nothing else. A pool is asked whether its workers have the same names; it need not be there.
+"""
+
+from __future__ import annotations
+
+import platform
+import signal
+import subprocess
+import sys
+from importlib import metadata
+from typing import Any, Protocol
+
+from nbddp.capabilities.doctor.findings import Findings
+from nbddp.compat import system
+from nbddp.compat.probes import SEAMS, Verdict
+from nbddp.protocol.jsonl import parsed
+
+PACKAGES = ("torch", "IPython", "ipykernel", "ipyparallel")
+PATIENCE = 120.0  # seconds for all trials; a first import of torch from a slow disk takes most of it
+
+
+class Workers(Protocol):
+    """Workers that may be there, and what they have."""
+
+    @property
+    def running(self) -> bool: ...
+    @property
+    def world_size(self) -> int: ...
+    def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any: ...
+    def troubles(self) -> str: ...
+
+
+def examine(
+    pool: Workers | None = None, command: tuple[str, ...] = ("-m", "nbddp.capabilities.doctor.probe_runner")
+) -> Findings:
+    """Try all seams here. command: what the interpreter runs, in a test something else."""
+    lines, ended = _run([sys.executable, *command])
+    return findings(lines, ended, "" if pool is None else _of_pool(pool))
+
+
+def findings(lines: list[dict[str, Any]], ended: str, of_pool: str = "") -> Findings:
+    """What the trials have said. ended: why they ended before the last; of_pool: what the pool's workers have."""
+    verdicts = {m["seam"]: Verdict(m["present"], m["works"], m["why"]) for m in lines if "seam" in m}
+    machine: dict[str, Any] = next((m["machine"] for m in lines if "machine" in m), {})
+    if ended:
+        left = next((s.key for s in SEAMS if s.key not in verdicts), "the machine")
+        ended = f"the checks ended at {left}: {ended}"
+    return Findings(versions(), machine, verdicts, ended, of_pool, system.parts())
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and the packages, without importing them."""
+    found = {"Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "is not installed"
+    return found
+
+
+def _run(command: list[str]) -> tuple[list[dict[str, Any]], str]:
+    """The messages of the trials, and why they ended before the last; empty if they did not."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired as e:
+        return messages(e.stdout or b""), f"no answer within {PATIENCE:.0f} s"
+    why = ""
+    if done.returncode < 0:
+        why = f"the process was ended by {signal.Signals(-done.returncode).name}"
+    elif done.returncode:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        why = last or f"the process exited with code {done.returncode}"
+    return messages(done.stdout), why
+
+
+def messages(said: bytes) -> list[dict[str, Any]]:
+    """Whole lines that are messages; a library's own print may stand between them."""
+    return [message for message in map(parsed, said.split(b"\n")[:-1]) if message is not None]
+
+
+def _of_pool(pool: Workers) -> str:
+    """What rank 0 says of the names it has; all workers are copies of one process."""
+    if not pool.running:
+        return "no pool is running; the checks below need none"
+    missing = pool.ask(0, {"op": "seams"}, timeout=5.0)
+    if missing is None:
+        found = "rank 0 did not report which names it has"
+    else:
+        found = f"its workers lack {', '.join(missing)}" if missing else "its workers have all names"
+    return "; ".join([f"pool of {pool.world_size}: {found}", *filter(None, [pool.troubles()])])

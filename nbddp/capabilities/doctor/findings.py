@@ -1,0 +1,100 @@
+"""What `%ddp doctor` found, as aligned text and as HTML: versions, the machine, the table of seams, what is lost.
+Knows no matplotlib and no pool."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from nbddp.analysis.quantities import size
+from nbddp.compat.probes import SEAMS, Seam, Verdict, said
+from nbddp.launch.topology import counted
+from nbddp.output.table import Table
+
+WIDTH = 118
+
+
+@dataclass(frozen=True)
+class Findings:
+    """`verdicts` has a Verdict for each seam that was tried. `ended` says why not all were; `pool` what a pool's
+    workers say; `machine` has "cores", "memory" (bytes) and "gpus" (names), or is empty; `system` says what the
+    operating system costs."""
+
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    ended: str = ""
+    pool: str = ""
+    system: Sequence[str] = ()
+
+    def table(self) -> Table:
+        """Every seam: whose it is, whether its names are present, whether it works, what is lost without it."""
+        rows = []
+        for seam in SEAMS:
+            verdict = self.verdicts.get(seam.key, Verdict(True, None))
+            present = said(verdict.present if seam.key in self.verdicts else None)
+            rows.append([seam.library, seam.key, present, said(verdict.works), seam.without])
+        return Table(["of", "what nbddp uses", "present", "works", "without it"], rows)
+
+    def broken(self) -> list[tuple[Seam, Verdict]]:
+        """The seams that are missing or fail, in the table's order."""
+        found = ((seam, self.verdicts.get(seam.key)) for seam in SEAMS)
+        return [(seam, v) for seam, v in found if v is not None and v.works is False]
+
+    def head(self) -> list[str]:
+        lines = [" · ".join(f"{name} {version}" for name, version in self.versions.items())]
+        if self.machine:
+            lines.append(_machine(self.machine))
+        return lines + ([self.pool] if self.pool else [])
+
+    def words(self) -> list[str]:
+        """What the table amounts to: how many work, what is untried, and what is lost."""
+        broken, untried = self.broken(), self._untried()
+        works = sum(v.works is True for v in self.verdicts.values())
+        lines = [f"{len(SEAMS)} uses of internals: {works} work, {len(broken)} fail, {len(untried)} not tried"]
+        lines += [f"{seam.key}: {why}" for seam, why in untried if why]
+        for seam, verdict in broken:
+            lines.append(f"{seam.library}: {seam.key}: {verdict.why}. Lost: {seam.without}")
+        return [*lines, *self.system, *([self.ended] if self.ended else [])]
+
+    def _untried(self) -> list[tuple[Seam, str]]:
+        unknown = Verdict(True, None)
+        return [(s, self.verdicts.get(s.key, unknown).why) for s in SEAMS
+                if self.verdicts.get(s.key, unknown).works is None]  # fmt: skip
+
+    def __repr__(self) -> str:
+        return "\n".join([*self.head(), "", repr(self.table()), "", *_wrapped(self.words())])
+
+    def _repr_html_(self) -> str:
+        before, after = ("".join(f"<div>{escape(line)}</div>" for line in some) for some in (self.head(), self.words()))
+        return f"{before}{self.table()._repr_html_()}{after}"
+
+
+@dataclass(frozen=True)
+class Together:
+    """Several things to show, one below the other."""
+
+    parts: Sequence[Any]
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(repr, self.parts))
+
+    def _repr_html_(self) -> str:
+        return "<hr>".join(part._repr_html_() for part in self.parts)
+
+
+def _machine(found: Mapping[str, Any]) -> str:
+    gpus: Sequence[str] = found["gpus"]
+    names = ", ".join(dict.fromkeys(gpus))
+    return " · ".join(
+        [counted(found["cores"], "core"), f"{size(found['memory'])} of memory",
+         f"{counted(len(gpus), 'GPU')}: {names}" if gpus else "no GPU that torch can use"]
+    )  # fmt: skip
+
+
+def _wrapped(lines: Sequence[str]) -> Iterator[str]:
+    for line in lines:
+        yield from textwrap.wrap(line, WIDTH, subsequent_indent="  ")

@@ -1,0 +1,258 @@
+"""`%ddp export`: what has run in this notebook, or a notebook's file, → a script, or the text of a job for it.
+
+The texts are `nbddp.export`'s; here is what reads and writes files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbddp.capabilities.export import options, target_support, targets, values
+from nbddp.capabilities.export.notebook_file import cells_of
+from nbddp.capabilities.export.program import Cell, program
+from nbddp.capabilities.export.sbatch import Job
+from nbddp.errors import BadInput
+from nbddp.launch import env_options
+from nbddp.launch.options import LaunchSpec, parse_cell
+
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A `%%ddp` cell or a `%ddp push` of this notebook. line: None for values; where: the front end's name of the
+    cell, if it has one."""
+
+    number: int
+    line: str | None
+    body: str = ""
+    pushed: Mapping[str, Any] | None = None
+    ranks: tuple[int, ...] | None = None
+    where: str = ""
+    ok: bool = True
+
+    def beside(self, other: Ran) -> bool:
+        """Whether both are pushes of one run of a cell."""
+        both = self.pushed is not None and other.pushed is not None
+        return both and bool(self.where) and (self.where, self.number) == (other.where, other.number)
+
+    def replaces(self, old: Ran) -> bool:
+        """Whether this push is an older one again: of a cell that runs again, or of the same names."""
+        if self.pushed is None or old.pushed is None or self.where != old.where:
+            return False
+        same = (self.pushed.keys(), self.ranks) == (old.pushed.keys(), old.ranks)
+        return same or (bool(self.where) and self.number != old.number)
+
+
+class History:
+    """What has run, in the order of the notebook: a cell that ran again stands where it ran first. Values are kept of
+    the newest push of a cell alone, since they may be large."""
+
+    def __init__(self) -> None:
+        self._ran: list[Ran] = []
+
+    def add(self, ran: Ran) -> None:
+        if ran.pushed is None:  # takes nothing's place: the way of each cell, however many have run
+            self._ran.append(ran)
+            return
+        replaced = [i for i, old in enumerate(self._ran) if ran.replaces(old)]
+        beside = [i + 1 for i, old in enumerate(self._ran) if ran.beside(old)]
+        at = replaced[0] if replaced else beside[-1] if beside else len(self._ran)
+        self._ran = [old for old in self._ran if not ran.replaces(old)]
+        self._ran.insert(at, ran)
+
+    def chosen(self, numbers: Collection[int] | None) -> list[Ran]:
+        """The cells that ended well, each as it ran last; or those of these `In[n]`, with the values that were pushed.
+        Raises BadInput for a number of none."""
+        if numbers is not None:
+            known = {ran.number for ran in self._ran if ran.line is not None}
+            missing = sorted(set(numbers) - known)
+            if missing:
+                have = ", ".join(f"In[{n}]" for n in sorted(known)) or "none yet"
+                raise BadInput(f"In[{missing[0]}] is not a %%ddp cell that ran; those that ran are {have}")
+            return [ran for ran in self._ran if ran.line is None or ran.number in numbers]
+        return _latest(ran for ran in self._ran if ran.ok)
+
+    def every(self) -> list[Ran]:
+        """All cells and pushes, each as it ran last, also those that failed: they may have made names before."""
+        return _latest(self._ran)
+
+
+def _latest(ran: Iterable[Ran]) -> list[Ran]:
+    """Each cell as it ran last, where it ran first."""
+    found = {id(one) if one.pushed is not None else one.where or (one.line, one.body): one for one in ran}
+    return list(found.values())
+
+
+def cells_of_history(ran: Sequence[Ran], file: str) -> tuple[list[Cell], dict[str, tuple[bytes, ...]]]:
+    """Pieces of a program, and what is to be saved in `file` beside it."""
+    found, saved = [], {}
+    for one in ran:
+        label = f"In[{one.number}]"
+        if one.pushed is None:
+            found.append(Cell(label, one.line, one.body))
+            continue
+        code, kept = values.code_of(one.pushed, label, file)
+        saved.update(kept)
+        found.append(Cell(label, None, code, one.ranks))
+    return found, saved
+
+
+def cells_of_file(path: Path, numbers: Collection[int] | None, tag: str) -> list[Cell]:
+    """Those of a notebook's file. Raises BadInput if it cannot be read."""
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise BadInput(f"{path} cannot be read: {e.strerror}; name the notebook's file") from None
+    except ValueError:
+        raise BadInput(f"{path} is no notebook; name a file such as training.ipynb") from None
+    if not isinstance(notebook, dict) or "cells" not in notebook:
+        raise BadInput(f"{path} is not in notebook format 4; open it in Jupyter and save it")
+    return cells_of(notebook, path.name, numbers, tag)
+
+
+def write(
+    target: Path, cells: Sequence[Cell], saved: Mapping[str, tuple[bytes, ...]], started_by: str, force: bool
+) -> list[str]:
+    """Write the script, and the file of its values; what to say. Raises BadInput if it is there, unless `force`."""
+    refuse_existing(target, force)
+    labels = ", ".join(cell.label for cell in cells if cell.line is not None)
+    whole = f"{target.name}: cells {labels} of a notebook.\n\n"
+    text, notes = program(cells, f"{whole}Start it with\n\n    {started_by}\n")
+    pretty = formatted(text)
+    target.write_text(pretty or text, encoding="utf-8")
+    if pretty is None:
+        notes = [*notes, f"{target.name} is not formatted: neither ruff nor black is installed, or they failed"]
+    if saved:
+        beside = values_file(target)
+        beside.write_bytes(pickle.dumps({label: tuple(map(pickle.loads, kept)) for label, kept in saved.items()}))
+        notes = [*notes, f"values that are not literals are in {beside.name}, which {target.name} reads"]
+    return [f"{target} written; start it with {started_by}", *notes]
+
+
+def refuse_existing(target: Path, force: bool) -> None:
+    if target.exists() and not force:
+        raise BadInput(f"{target} exists; --force replaces it")
+    if not target.parent.is_dir():
+        raise BadInput(f"there is no folder {target.parent}")
+
+
+def values_file(target: Path) -> Path:
+    return target.with_name(f"{target.stem}{values.FILE}")
+
+
+def formatted(text: str) -> str | None:
+    """As ruff or black formats it; None where neither does."""
+    here = [os.path.dirname(sys.executable), os.environ.get("PATH", "")]
+    for words in (["ruff", "format", "--line-length", str(WIDTH), "-"], ["black", "-q", "-l", str(WIDTH), "-"]):
+        found = shutil.which(words[0], path=os.pathsep.join(here))
+        if found is None:
+            continue
+        done = subprocess.run([found, *words[1:]], input=text, capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode == 0 and done.stdout:
+            return done.stdout
+    return None
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def carry_out(
+    args: Mapping[str, Any], pool: Mapping[str, Any], history: History | None, argv: Sequence[str] = ()
+) -> list[str]:
+    """Do what a line of `%ddp export` asks; what to print. pool: what a running pool says, of the fields of
+    `export_options.POOL`. history: None in a terminal, where `notebook` names a file."""
+    notebook, script = _files(args, history)
+    options.check_words(args, history is not None)
+    target = Path(script)
+    if args["to"]:
+        return _job({**args, "script": script}, _shape_of(_cells_of_job(notebook, history), pool), target, argv)
+    numbers = args["cells"]
+    saved: dict[str, tuple[bytes, ...]] = {}
+    if history is not None and not notebook:
+        cells, saved = cells_of_history(history.chosen(numbers), values_file(target).name)
+    else:
+        cells = cells_of_file(Path(notebook or ""), numbers, args["tag"])
+    specs = [cell.spec for cell in cells if cell.line is not None]
+    named = {**args, "script": target.name}
+    launch = options.launch_of(named, _shape_of(specs, pool), tuple(argv) or _argv(specs))
+    notes = target_support.notes(target_support.SCRIPT, options.said_of(args, launch), launch)
+    line = targets.torchrun(launch, Job()).strip().replace("\n", "\n    ")
+    return [*write(target, cells, saved, line, args["force"]), *notes]
+
+
+def _cells_of_job(notebook: str | None, history: History | None) -> list[LaunchSpec]:
+    """The lines of the cells that a job's script was made of: those that ran here, or a notebook's that is named."""
+    if notebook:
+        return [cell.spec for cell in cells_of_file(Path(notebook), None, "") if cell.line is not None]
+    ran = history.chosen(None) if history is not None else []
+    return [parse_cell(one.line) for one in ran if one.line is not None]
+
+
+def _argv(specs: Sequence[LaunchSpec]) -> tuple[str, ...]:
+    """What all cells have behind `--`; where they differ, the script sets it."""
+    found = {spec.argv for spec in specs}
+    return found.pop() if len(found) == 1 else ()
+
+
+def _files(args: Mapping[str, Any], history: History | None) -> tuple[str | None, str]:
+    """The notebook and the script. In a terminal the first file with `--to` alone is the script."""
+    if history is None and args["to"] and args["script"] == options.SCRIPT:
+        return None, str(args["notebook"])
+    return args["notebook"], str(args["script"])
+
+
+def _shape_of(specs: Sequence[LaunchSpec], pool: Mapping[str, Any]) -> dict[str, Any]:
+    """What the lines of cells say of a launch, the last one that says something, and what a running pool says."""
+    found, debug = dict(options.POOL), None
+    env: tuple[tuple[str, str], ...] = ()
+    for spec in specs:
+        said = {
+            "nproc": spec.nproc if isinstance(spec.nproc, int) else None, "nnodes": spec.elastic or spec.nnodes,
+            "gpus_per_proc": spec.gpus_per_proc, "max_restarts": spec.max_restarts or None, "visible": spec.visible,
+            "logs": spec.logs,
+        }  # fmt: skip
+        found.update({name: value for name, value in said.items() if value is not None})
+        debug, env = spec.debug or debug, env_options.merged(env, spec.env)
+    return {**found, "env": env_options.wanted(debug, env), **pool}
+
+
+def _job(args: Mapping[str, Any], pool: Mapping[str, Any], script: Path, argv: Sequence[str]) -> list[str]:
+    launch, job = options.launch_of(args, pool, argv), options.job_of(args)
+    files, missing = files_of(script)
+    notes = [*target_support.notes(args["to"], options.said_of(args, launch), launch), *missing]
+    text = targets.TARGETS[args["to"]](launch, job, files)
+    if args["to"] == "pytorchjob":
+        names = " and ".join(filter(None, [script.name, files.values_name]))
+        notes.append(f"a PyTorchJob carries no files: its image needs {names} in the working directory")
+    if not args["output"]:
+        return [text.rstrip("\n"), *notes]
+    output = Path(args["output"])
+    refuse_existing(output, args["force"])
+    output.write_text(text, encoding="utf-8")
+    return [f"{output} written", *notes]
+
+
+def files_of(script: Path) -> tuple[targets.Files, list[str]]:
+    """The script's text and the values that it reads, as far as they are there; and what is not there, in words."""
+    again = f"%ddp export {shlex.quote(str(script))}"
+    if not script.is_file():
+        return targets.NONE, [f"{script} does not exist yet; {again} writes it"]
+    source = script.read_text(encoding="utf-8")
+    name = next(iter(values.files_read(source)), "")
+    beside = script.with_name(name) if name else None
+    if beside is None:
+        return targets.Files(source), []
+    if not beside.is_file():
+        return targets.Files(source, name), [f"{script} reads {beside}, which is missing; {again} --force writes it"]
+    return targets.Files(source, name, beside.read_bytes()), []

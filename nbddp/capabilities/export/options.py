@@ -1,0 +1,104 @@
+"""The grammar of `%ddp export`, and what its options say of the job: a `Launch` and a `Job` of `nbddp.export`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbddp.capabilities.export import target_support, targets
+from nbddp.capabilities.export.sbatch import Job
+from nbddp.capabilities.export.torchrun_line import C10D, PORT, SRUN, STATIC, Launch
+from nbddp.errors import BadInput
+from nbddp.launch import env_options
+from nbddp.launch.options import Parser, count, nodes_or_range, positive, rank_set
+
+SCRIPT = "train.py"
+HOST, NAME = "node0", "ddp"
+# a launch as far as neither the line nor a pool nor a cell says anything
+POOL: Mapping[str, Any] = {
+    "nnodes": 1, "nproc": 2, "gpus_per_proc": 0, "max_restarts": 0, "env": {}, "visible": None, "logs": None,
+}  # fmt: skip
+
+
+def export_arguments(parser: Parser, notebook: bool) -> None:
+    """notebook: whether cells come from this notebook, or from a file that is named."""
+    add = parser.add_argument
+    if not notebook:
+        add("notebook", metavar="NOTEBOOK", help="notebook file, or with only --to the script")
+    add("script", nargs="?", default=SCRIPT, metavar="SCRIPT", help=f"file to write (default {SCRIPT})")
+    add("--cells", type=rank_set, metavar="SET", help="only the cells with these numbers: 3,5-7 for In[3], In[5] to "
+        "In[7] (default: all %%%%ddp cells that ended without an error)")  # fmt: skip
+    add("--tag", default="", metavar="TAG", help="only cells with this tag"
+        + " (needs --notebook)" * notebook)  # fmt: skip
+    if notebook:
+        add("--notebook", metavar="FILE", help="take the cells from a notebook's file instead of what ran here")
+    add("--force", action="store_true", help="replace files that exist")
+    job = parser.add_argument_group("job (--to prints its text, and writes no script)")
+    add = job.add_argument
+    add("--to", choices=tuple(targets.TARGETS), help="launcher or scheduler that starts the script")
+    add("-o", "--output", metavar="FILE", help="write the text to FILE")
+    add("--nnodes", type=nodes_or_range, metavar="N|MIN:MAX", help="nodes; MIN:MAX: elastic (default: the pool's)")
+    add("-n", "--nproc", "--nproc-per-node", "--nproc_per_node", dest="nproc", type=positive, metavar="N",
+        help="processes per node (default: the pool's)")  # fmt: skip
+    add("--gpus-per-proc", type=_whole, metavar="K", help="GPUs of each process, 0 for CPU (default: the pool's)")
+    add("--gpu", default="", metavar="TYPE", help="type of the GPUs, such as A100")
+    add("--max-restarts", type=count, metavar="K", help="restarts after a failure (default 0)")
+    add("--rendezvous", choices=(C10D, STATIC, SRUN), help="how nodes meet (default c10d; srun: without "
+        "torchrun)")  # fmt: skip
+    add("--host", metavar="HOST", help="where nodes meet, for --to torchrun (default node0)")
+    add("--port", type=positive, metavar="P", help=f"port there (default {PORT})")
+    add("--name", metavar="NAME", help="the job's name (default ddp)")
+    add("--time", metavar="T", help="time limit, hours:minutes:seconds (default 01:00:00)")
+    add("--partition", default="", metavar="P", help="Slurm's partition")
+    add("--cpus-per-proc", type=positive, metavar="C", help="cores per process (default 4)")
+    add("--memory", default="", metavar="M", help="memory per core, such as 2G")
+    add("--image", default="", metavar="IMAGE", help="container image")
+    add("--package", action="append", default=[], metavar="PACKAGE", help="Python package to install; repeatable")
+    add("--setup", action="append", default=[], metavar="LINE", help="shell line to run first; repeatable")
+    add(
+        "--env", action="append", default=[], type=env_options.setting, metavar="KEY=VALUE", help="environment variable"
+    )
+
+
+def _whole(text: str) -> int:
+    return 0 if text == "0" else positive(text)
+
+
+def launch_of(args: Mapping[str, Any], pool: Mapping[str, Any], argv: Sequence[str]) -> Launch:
+    """pool: what is known of the pool and its cells, with the fields of POOL. Raises BadInput if it is impossible."""
+    asked = args["nnodes"] if args["nnodes"] is not None else pool["nnodes"]
+    least, most = asked if isinstance(asked, tuple) else (None, asked)
+    return Launch(
+        args["script"], tuple(argv), most, args["nproc"] or pool["nproc"],
+        pool["gpus_per_proc"] if args["gpus_per_proc"] is None else args["gpus_per_proc"], args["rendezvous"] or C10D,
+        args["host"] or HOST, args["port"] or PORT, args["name"] or NAME,
+        pool["max_restarts"] if args["max_restarts"] is None else args["max_restarts"],
+        None if least == most else least, env_options.merged(tuple(pool["env"].items()), args["env"]),
+        pool["visible"] == "own", pool["logs"],
+    )  # fmt: skip
+
+
+def job_of(args: Mapping[str, Any]) -> Job:
+    given = {"name": args["name"], "cpus_per_proc": args["cpus_per_proc"], "time": args["time"]}
+    return Job(
+        partition=args["partition"], memory_per_cpu=args["memory"], setup=tuple(args["setup"]),
+        packages=tuple(args["package"]), image=args["image"], gpu=args["gpu"],
+        **{name: value for name, value in given.items() if value is not None},
+    )  # fmt: skip
+
+
+def said_of(args: Mapping[str, Any], launch: Launch) -> dict[str, Any]:
+    """The options of a job that the line has, or that its cells have and a launch carries."""
+    typed = {name: args[name] for name in (*target_support.TABLE, "rendezvous") if args.get(name) not in (None, "", [])}
+    carried = {"logs": launch.logs, "visible": launch.own_gpus}
+    return {**typed, **{name: value for name, value in carried.items() if value}}
+
+
+def check_words(args: Mapping[str, Any], notebook: bool) -> None:
+    """Raises BadInput for options that do not go together."""
+    if args["tag"] and notebook and not args["notebook"]:
+        raise BadInput("--tag needs --notebook FILE: only a notebook's file has the tags of its cells")
+    if args["output"] and not args["to"]:
+        raise BadInput("-o is for --to; the script's file is named without an option: %ddp export train.py")
+    if args["to"] and (args["cells"] is not None or args["tag"]):
+        raise BadInput(f"--to {args['to']} writes the job for a script; first export the cells, without --to")

@@ -1,0 +1,135 @@
+"""A forecast: of what a step consists on more and more ranks, and how much of the ranks' time it uses.
+
+Up to the largest world size on which collectives were measured lines are solid; beyond it they are dashed, and
+called `extrapolated`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from nbddp.analysis.quantities import duration, percent
+from nbddp.capabilities.forecast.scale import Forecast, Predicted
+from nbddp.capabilities.forecast.text import COLUMNS, knee, rows, sentences
+from nbddp.figures.figure import Shown, remade
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
+from nbddp.output.table import Table
+
+COMPUTE, EXPOSED = "#c9dccd", "#f0c9a0"
+WEAK, STRONG = FILLS[0], FILLS[1]
+WIDTH, HEIGHT = 9.2, 3.5
+SOLID, WEAK_DASHES, STRONG_DASHES = "-", (0, (5, 2)), (0, (1.2, 1.6))
+MOST_TICKS = 8
+LONG = 1.0  # seconds: a step from here on is drawn in seconds
+
+
+@remade
+def forecast(some: Forecast, axes: Sequence[Any] | None = None) -> Shown:
+    """The figure of a forecast: step time at the left, efficiency at the right; or in two given axes."""
+    sizes = Table(COLUMNS, rows(some))
+    words = "\n".join([f"forecast from step {some.number} of {some.model}", *sentences(some), "", repr(sizes)])
+    with rc_context(RC):
+        if axes is None:
+            figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+            axes = figure.subplots(1, 2, width_ratios=[1.15, 1])
+            figure.suptitle(f"{some.model}: {knee(some)}", x=0.012, ha="left", size=9.5)
+        left, right = axes
+        _parts(left, some)
+        _efficiency(right, some)
+    return Shown(left.figure, words, sizes)
+
+
+def _parts(axes: Any, some: Forecast) -> None:
+    """Compute and exposed communication, one over the other."""
+    told = some.told
+    unit, per = ("s", 1.0) if max(p.step for p in told) >= LONG else ("ms", 1e3)
+    ranks = [p.ranks for p in told]
+    compute, step = ([per * t for t in ts] for ts in ([p.compute for p in told], [p.step for p in told]))
+    axes.fill_between(ranks, 0, compute, fc=COMPUTE, lw=0)
+    axes.fill_between(ranks, compute, step, fc=EXPOSED, ec=MUTED, hatch="////", lw=0)
+    _line(axes, some, ranks, compute, INK, 0.9, WEAK_DASHES)
+    _line(axes, some, ranks, step, INK, 1.6, WEAK_DASHES)
+    what = some.profile
+    axes.plot([what.ranks], [per * what.measured], "D", ms=6.5, mfc=PAPER, mec=INK, mew=1.4, clip_on=False, zorder=5)
+    axes.set_ylim(0, 1.42 * max(*step, per * what.measured))
+    axes.set_ylabel(f"step time, {unit}")
+    batch = "each rank keeps its batch" if some.about == "weak" else "all ranks share one batch"
+    axes.set_title(f"{some.about} scaling: {batch}", loc="left", size=9)
+    handles = [
+        Patch(fc=EXPOSED, ec=MUTED, hatch="////", lw=0.5, label="exposed communication"),
+        Patch(fc=COMPUTE, ec=MUTED, lw=0.5, label="compute"),
+        Line2D(
+            [], [], marker="D", ls="", ms=6, mfc=PAPER, mec=INK, mew=1.3, label=f"measured {duration(what.measured)}"
+        ),
+    ]
+    axes.legend(handles=handles, frameon=False, fontsize=7.5, loc="upper right", ncols=2, columnspacing=1.2)
+    _ranks(axes, some)
+
+
+def _efficiency(axes: Any, some: Forecast) -> None:
+    kinds = (
+        (some.weak, WEAK, WEAK_DASHES, "o", "weak"), (some.strong, STRONG, STRONG_DASHES, "s", "strong"),
+    )  # fmt: skip
+    for told, colour, dashes, marker, _ in kinds:
+        ranks, values = [p.ranks for p in told], [100 * p.efficiency for p in told]
+        _line(axes, some, ranks, values, colour, 1.8, dashes, marker=marker, ms=3.6)
+    _names(axes, [(some.weak, WEAK, "weak"), (some.strong, STRONG, "strong")])
+    axes.set_ylim(0, 136)
+    axes.set_yticks(range(0, 101, 20), [f"{v} %" for v in range(0, 101, 20)])
+    axes.set_title("scaling efficiency, against one rank alone", loc="left", size=9)
+    axes.grid(axis="y", color=FRAME, lw=1)
+    axes.set_axisbelow(True)
+    on = ", extrapolated" if some.weak[-1].ranks > some.extrapolated_from else ""
+    lines = [
+        Line2D([], [], color=WEAK, ls=WEAK_DASHES if on else SOLID, marker="o", ms=3.6, lw=1.8, label=f"weak{on}"),
+        Line2D(
+            [], [], color=STRONG, ls=STRONG_DASHES if on else SOLID, marker="s", ms=3.6, lw=1.8, label=f"strong{on}"
+        ),
+    ]
+    axes.legend(handles=lines, frameon=False, fontsize=7.5, loc="upper right", ncols=2, handlelength=3)
+    _ranks(axes, some)
+
+
+def _line(axes: Any, some: Forecast, x: list[int], y: list[float], colour: str, width: float, dashes: Any,
+          **more: Any) -> None:  # fmt: skip
+    """Solid up to the last measured world size, dashed beyond; both share the point between them."""
+    known = sum(r <= some.extrapolated_from for r in x)
+    axes.plot(x[:known], y[:known], color=colour, lw=width, ls=SOLID, **more)
+    if known < len(x):
+        axes.plot(x[max(0, known - 1) :], y[max(0, known - 1) :], color=colour, lw=width, ls=dashes, **more)
+
+
+def _names(axes: Any, lines: Sequence[tuple[Sequence[Predicted], str, str]]) -> None:
+    """Say at each line's end which it is and where it ends, the lower ones at least a line of text apart."""
+    floor = 3.0  # percent; above the axis
+    for told, colour, name in sorted(lines, key=lambda line: line[0][-1].efficiency):
+        last = told[-1]
+        at = max(100 * last.efficiency, floor)
+        axes.annotate(f"{name} {percent(last.efficiency)}", (last.ranks, at), (7, 0), color=colour,
+                      textcoords="offset points", va="center", size=7.5, annotation_clip=False)  # fmt: skip
+        floor = at + 8
+
+
+def _ranks(axes: Any, some: Forecast) -> None:
+    """The axis of ranks, each step a doubling, and where the measured ends."""
+    seen = [*(p.ranks for p in some.told), some.profile.ranks]
+    first, last = min(seen), max(seen)
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(first / 1.12, last * 1.12)
+    ticks = [p.ranks for p in some.told]
+    shown = ticks[:: -(-len(ticks) // MOST_TICKS)]
+    axes.set_xticks(shown, [f"{t:,}" for t in shown])
+    axes.set_xticks([], [], minor=True)
+    axes.set_xlabel(f"ranks ({some.ranks_per_node} per node)")
+    if some.told[-1].ranks > some.extrapolated_from:
+        axes.axvline(some.extrapolated_from, ymax=0.84, color=MUTED, lw=0.8)
+        axes.annotate("extrapolated →", (some.extrapolated_from, 0.795), (4, 0), xycoords=("data", "axes fraction"),
+                      textcoords="offset points", size=7.5, color=INK, va="center")  # fmt: skip
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,363 @@
+"""The nodes of one worker group: reached on other hosts, lost, joined by others, and what they make of a plan."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from nbddp.agent import stop
+from nbddp.agent.stop import uninterrupted
+from nbddp.agent.version_diff import differing
+from nbddp.agent.versions import versions
+from nbddp.capabilities.attached import command
+from nbddp.capabilities.hosts import sync as copying
+from nbddp.capabilities.hosts.elastic import JOIN_TIMEOUT, LOOK_EVERY, Members, Place
+from nbddp.capabilities.hosts.names import Host
+from nbddp.capabilities.hosts.remote_client import FarAgent
+from nbddp.capabilities.slurm import host_source
+from nbddp.capabilities.slurm.host_source import Elsewhere
+from nbddp.errors import AgentFailed, BadInput, PoolNotRunning
+from nbddp.execution.execution import Run
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.topology import Topology, counted
+from nbddp.launch.units import lasts
+from nbddp.output.progress import Step
+from nbddp.output.screens import Screen, Silent
+from nbddp.pool.node import FarNode, weakly
+from nbddp.pool.worker_group import WorkerGroup
+
+Progress = Callable[[str], None]
+
+
+class Reaching:
+    """`members`: which nodes there may be, where they may come and go (`--nnodes MIN:MAX`). `told`: what the next start
+    is to say of the hosts."""
+
+    def __init__(self, group: WorkerGroup, places: Elsewhere, say: Callable[[str], bool]):
+        """say: shows a line while a run goes on; False where none does."""
+        self.group, self.elsewhere = group, places
+        self._tell = say
+        self.members: Members | None = None
+        self.told: list[str] = []
+        self._hears_terminal = self._synced = False
+
+    def end(self) -> None:
+        """The group has ended: so does what was on its way to it."""
+        members, self.members = self.members, None
+        if members is not None:
+            members.end()
+
+    # -- a start -----------------------------------------------------------------------------------
+
+    def warm(self, spec: LaunchSpec, old: LaunchSpec | None, progress: Progress) -> None:
+        """Have an agent that is warm here and on each host that is asked for; all warm up at once. old: of the pool
+        that runs.
+
+        Raises BadInput where that is on other hosts, AgentFailed for a host that does not come up; then those that have
+        are left again.
+        """
+        if old is None and self.group.joined is not None:  # an earlier start has failed
+            with uninterrupted():
+                self.group.part()
+        asked = host_source.where(spec)
+        if old is not None and asked != host_source.where(old):
+            raise BadInput(f"the pool runs {host_source.on(old)}; %ddp stop ends it, then {asked} starts another")
+        _refuse_unmet(spec, old)
+        if spec.cluster:
+            self.group.warm_here(progress)
+            self.told = command.warm(self.group, spec, progress) or self.told
+            return
+        if asked and not self.group.spread:
+            self._reach_all(spec, progress)
+            self._hear_terminal()
+            return
+        if asked and spec.sync:
+            self.told += self.sync([node.agent for node in self.group.spread], progress)
+        self.group.warm_here(progress)
+        if spec.elastic and not asked and (self.members is None or spec.elastic != self.members.bounds):
+            self.members = Members(*spec.elastic, spec.elastic[0], [], self._begin)
+        if not spec.elastic:
+            self.members = None
+        self._hear_terminal()
+
+    def _say(self, words: str) -> None:
+        if not self._tell(words):
+            self.told.append(words)
+
+    def _hear_terminal(self) -> None:
+        """`python -m nbddp scale` speaks to the agent here, also while a cell runs."""
+        self.group.elastic = self.members.bounds if self.members is not None else None
+        if self.members is not None and not self._hears_terminal:
+            self._hears_terminal = True
+            self.group.nodes[0].agent.on_event(weakly(self._asked))
+
+    def _asked(self, event: dict[str, Any]) -> None:
+        if event["ev"] == "scale" and self.members is not None:
+            with suppress(BadInput):  # who asked was told so
+                self.members.want(event["nodes"])
+
+    def _reach_all(self, spec: LaunchSpec, progress: Progress) -> None:
+        try:
+            self._reach(spec, progress)
+        except BaseException as e:
+            with uninterrupted():
+                self.group.leave_hosts()
+            still = self.elsewhere.still_held()
+            if still and isinstance(e, AgentFailed):
+                raise AgentFailed(f"{e}; {still}") from None
+            raise
+
+    def _reach(self, spec: LaunchSpec, progress: Progress) -> None:
+        """Start the agents of all hosts at once, and wait for each. Where nodes may come and go, those that do not come
+        are told of, and tried again while a cell runs."""
+        places = self.elsewhere.places(spec, self.group.nodes[0].agent.home, progress)
+        least, most = spec.elastic or (len(places), len(places))
+        members = Members(least, most, min(most, len(places)), places, self._begin)
+        progress(Step(f"connecting to {', '.join(str(place.host) for place in places[: members.target])}", "agent"))
+        for place in places[: members.target]:
+            self.group.take(self._begin(place))
+        self.group.warm_here(progress)
+        failed: list[AgentFailed] = []
+        for node in self.group.spread:
+            progress(Step(f"importing torch on {node.agent.host}, once", "agent"))
+            try:
+                node.agent.wait_warm()
+            except AgentFailed as e:
+                if not spec.elastic:
+                    raise
+                failed.append(e)
+                members.later(node.agent.host, str(e))
+                self.group.leave([node])
+        if len(self.group.spread) < least:
+            raise (
+                failed[0] if failed else AgentFailed(f"there are {len(places)} hosts, but at least {least} are needed")
+            )
+        self.group.find_ways(spec.interface)
+        self.members = members if spec.elastic else None
+        agents = [node.agent for node in self.group.spread]
+        told = [line for agent in agents for line in agent.differences(versions(), not spec.sync)]
+        told += differing({str(agent.host): agent.hello["versions"] for agent in agents})
+        self.told = [*map(str, failed), *told]
+        if spec.sync:
+            self.told += self.sync(agents, progress)
+
+    def sync(self, agents: Sequence[FarAgent], progress: Progress) -> list[str]:
+        """Have this process's working directory on these hosts, where workers that start from now on begin; what was
+        copied, in words (`nbddp.capabilities.hosts.sync`). Raises BadInput where it is too much."""
+        self._synced = True
+        return copying.copy(agents, progress, living=bool(self.group.workers))
+
+    def _begin(self, place: Place) -> FarAgent:
+        """Start the agent of a place."""
+        home = self.group.nodes[0].agent.home
+        log = home / f"host-{place.host.name.replace('/', '_')}.log"
+        keep_alive = place.keep_alive if place.way.survives else 0.0
+        agent = FarAgent(place.host, place.way, log, {}, keep_alive=keep_alive)
+        if keep_alive:
+            agent.on_event(functools.partial(self._heard, place.host))
+        return agent
+
+    def _heard(self, host: Host, event: dict[str, Any]) -> None:
+        """An agent's connection is lost, or stands again; in the agent's threads."""
+        if event["ev"] == "away":
+            self._say(f"{host} is unreachable ({event['why']}); nbddp keeps trying, and its workers keep running")
+        elif event["ev"] == "back":
+            self._say(f"{host} is back")
+
+    def plan(self, spec: LaunchSpec) -> Topology:
+        """Who is where, for `spec` on the nodes that there are. Raises BadInput where that cannot be."""
+        hosts = self.group.hosts
+        for node in self.group.engines if self.group.topology is None else ():
+            node.refuse(spec.nproc, spec.device)
+        wanted = self.members.target if self.members is not None and not self.group.spread else len(hosts)
+        return Topology.plan(
+            [node.host(i) for i, node in enumerate(hosts)],
+            nproc=spec.nproc or self._slots(),
+            nnodes=spec.nnodes or wanted,
+            gpus_per_proc=spec.gpus_per_proc,
+            oversubscribe=spec.oversubscribe,
+            device=spec.device or "auto",
+        )
+
+    def _slots(self) -> int | None:
+        """The number of workers that the hosts file gave each host; None where it gave none. Raises BadInput where it
+        gave them different ones."""
+        if self.group.joined is not None:
+            return command.engines_each(self.group)
+        found = {node.agent.host.slots for node in self.group.spread}
+        if len(found) > 1:
+            raise BadInput("the hosts have different numbers of slots; set the number of workers per host with --nproc")
+        return found.pop() if found else None
+
+    # -- nodes that go, and come ---------------------------------------------------------------------
+
+    def check(self, spec: LaunchSpec, progress: Progress) -> None:
+        """Between two cells: hosts that are gone. An elastic pool goes on without them. Raises PoolNotRunning where
+        that cannot be: ranks of a pool on hosts are not silently started elsewhere. One that is away is waited for."""
+        for node in self.group.spread:
+            while node.agent.away is not None and node.alive:
+                left = node.agent.keep_alive - node.agent.away
+                progress(f"{node.agent.host} is unreachable; nbddp keeps trying for {lasts(max(0.0, left))}")
+                stop.check()
+                time.sleep(LOOK_EVERY)
+        command.check(self.group)
+        lost = [node.agent for node in self.group.spread if not node.alive]
+        if not lost:
+            return
+        asked, words = host_source.where(spec), "; ".join(dict.fromkeys(agent.last_words() for agent in lost))
+        gone = f"{', '.join(str(agent.host) for agent in lost)} {'is' if len(lost) == 1 else 'are'} gone"
+        if self.members is not None and len(self.group.spread) - len(lost) >= self.members.least:
+            self.reform(spec, Silent())
+            self.told.append(f"{gone} ({words}); {self.words()}; names on all workers are gone")
+            return
+        raise PoolNotRunning(
+            f"the pool has ended, because {gone} ({words}); names on its workers are gone, and %ddp start {asked} "
+            "starts another"
+        )
+
+    def scale(self, spec: LaunchSpec, nodes: int, progress: Progress) -> list[str]:
+        """Have so many nodes; what was done, in words. Raises BadInput where the pool was not started for that."""
+        self.group.need_running()
+        if self.members is None:
+            raise BadInput(f"this pool has a fixed number of nodes; start it with --nnodes 1:{max(nodes, 2)}")
+        self.members.want(nodes)
+        if self.group.spread:
+            self._find_places(spec, progress)
+            self._await(nodes, progress)
+        before = self.group.placed().nnodes
+        if self.changes():
+            self.reform(spec, Silent())
+        missing = nodes - self.group.placed().nnodes
+        why = [f"{name}: {reason}" for name, reason in self.members.why.items()] if missing else []
+        if missing > 0 and not why:
+            why = [
+                f"there are {counted(len(self.members.places), 'host')}; name more with --hosts when you start the pool"
+            ]
+        same = before == self.group.placed().nnodes
+        return [self.words() + ("" if same else "; names on all workers are gone"), *why]
+
+    def _find_places(self, spec: LaunchSpec, progress: Progress) -> None:
+        """As many as are wanted; Slurm is asked for more nodes."""
+        assert self.members is not None
+        more = self.members.target - len(self.members.places)
+        if more > 0 and spec.slurm is not None:
+            home = self.group.nodes[0].agent.home
+            self.members.places += self.elsewhere.more(spec, more, home, progress)
+
+    def _await(self, nodes: int, progress: Progress) -> None:
+        """Until so many can be used, or none is on its way."""
+        assert self.members is not None
+        while len(self._staying()) + len(self._ready()) < nodes and self.members.on_their_way():
+            progress(f"waiting for {counted(nodes, 'node')}")
+            stop.check()
+            time.sleep(LOOK_EVERY)
+
+    def _staying(self) -> list[FarNode]:
+        """Nodes on other hosts that live and are wanted."""
+        assert self.members is not None
+        return [node for node in self.group.spread if node.alive][: self.members.target]
+
+    def _ready(self) -> list[FarAgent]:
+        """Agents that can join."""
+        assert self.members is not None
+        return self.members.look(node.agent.host for node in self.group.spread if node.alive)
+
+    def changes(self) -> str:
+        """How the nodes are to change, in words; empty if they are as they should be."""
+        members, placed = self.members, self.group.topology
+        if members is None or placed is None:
+            return ""
+        if not members.places:
+            return "" if members.target == placed.nnodes else f"the pool will have {counted(members.target, 'node')}"
+        ready = [str(agent.host) for agent in self._ready()]
+        if ready:
+            return f"{', '.join(ready)} can join"
+        surplus = [str(node.agent.host) for node in self.group.spread if node.alive][members.target :]
+        return f"the pool will continue without {', '.join(surplus)}" if surplus else ""
+
+    @contextmanager
+    def watching(self, current: Callable[[], Run | None]) -> Iterator[None]:
+        """While a run goes on: end it when the nodes are to change. current: the run."""
+        if self.members is None:
+            yield
+            return
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(LOOK_EVERY):
+                run, changes = current(), self.changes()
+                if changes and run is not None:
+                    run.regroup(changes)
+                    return
+
+        watcher = threading.Thread(target=watch, name="nbddp-members", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join()
+
+    def reform(self, spec: LaunchSpec, screen: Screen) -> None:
+        """New workers on the nodes that there are now: those that live and are wanted, and those that can join. Raises
+        PoolNotRunning where there are too few for too long."""
+        group, members = self.group, self.members
+        assert members is not None
+        group.end(sorted(group.workers))
+        staying = self._staying()
+        leaving = [node for node in group.spread if node not in staying]
+        for node in [node for node in leaving if not node.alive]:
+            members.later(node.agent.host, node.agent.last_words())
+        group.leave(leaving)
+        if members.places:
+            self._await_least(spec, screen)
+            ready = self._ready()
+            for agent in ready:
+                members.take(agent)
+                group.take(agent)
+            if self._synced and ready:
+                self.told += self.sync(ready, screen.progress)
+        group.meet_anew()
+        group.broken, group.topology = False, None
+        topology = self.plan(spec)
+        group.match(topology, group.visible, progress=screen.progress)
+        group.topology = topology
+        group.describe()
+
+    def _await_least(self, spec: LaunchSpec, screen: Screen) -> None:
+        members, end = self.members, time.monotonic() + JOIN_TIMEOUT
+        assert members is not None
+        while (there := len(self._staying()) + len(self._ready())) < members.least:
+            screen.progress(
+                f"{counted(there, 'node')} of at least {members.least}; waiting for more, Stop ends the cell"
+            )
+            stop.check()
+            time.sleep(LOOK_EVERY)
+            if time.monotonic() > end:
+                why = "; ".join(f"{name}: {reason}" for name, reason in members.why.items())
+                raise PoolNotRunning(
+                    f"fewer than {members.least} nodes are left ({why}); %ddp start {host_source.where(spec)} tries "
+                    f"again"
+                )
+
+    def words(self) -> str:
+        """`the pool has 2 nodes (nodea, nodeb), world size 4`."""
+        placed = self.group.placed()
+        where = ", ".join(str(node.agent.host) for node in self.group.spread)
+        on = f" ({where})" if where else ""
+        return f"the pool has {counted(placed.nnodes, 'node')}{on}, world size {placed.world_size}"
+
+
+def _refuse_unmet(spec: LaunchSpec, old: LaunchSpec | None) -> None:
+    """Raises BadInput for options of other hosts that cannot be met any more, or where there are none."""
+    asked = f"--interface {spec.interface}" * bool(spec.interface) or "--sync" * spec.sync
+    if asked and not spec.on_hosts:
+        raise BadInput(f"{asked} is for other hosts; add --hosts, or leave it out")
+    if old is not None and spec.interface != old.interface:
+        raise BadInput(
+            f"the pool's hosts are already connected; %ddp stop, then --interface {spec.interface} tries again"
+        )

@@ -1,0 +1,142 @@
+"""Where each rank's memory is: a stacked bar per rank, with sizes on it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from nbddp.analysis.quantities import size
+from nbddp.capabilities.memory.parts import (
+    RankMemory,
+    columns_and_rows,
+    sentences,
+    shown_parts,
+    shown_ranks,
+    span,
+    unit,
+)
+from nbddp.figures.figure import Shown, remade
+from nbddp.figures.palette import FILLS, INK, MUTED, PAPER, RC
+from nbddp.output.table import Table
+
+WIDTH, BAR = 9.2, 0.62  # inches; BAR is a bar's share of its row
+LEFT, RIGHT, BOTTOM, LEGEND = 0.75, 0.95, 0.5, 0.42  # inches: names, totals, axis, legend
+EDGE, LINE = 0.1, 0.17  # inches: left of texts; a line of text
+LETTER = 0.075  # inches that a letter of a label takes
+LETTERS = 135  # in a line under the title
+REST = "#f0c9a0"
+STYLES: dict[str, tuple[str, str, str, str]] = {  # fill, hatch and its colour, ink
+    "parameters": (FILLS[0], "", FILLS[0], PAPER),
+    "module buffers": ("#d5e3f0", "...", MUTED, INK),
+    "gradients": (FILLS[2], "\\\\\\", "#5f9a68", PAPER),
+    "optimizer state": (FILLS[3], "xxx", "#b6779f", PAPER),
+    "DDP buckets": (FILLS[1], "|||", "#c58a52", PAPER),
+}
+SMALL, BETWEEN = 0.1, 0.95  # share of the bar below which the parts get axes of their own; inches between the two
+OTHER = (REST, "////", "#8a6a45", INK)
+
+
+def table(ranks: Sequence[RankMemory]) -> Table:
+    """One row per rank, at most 16."""
+    return Table(*columns_and_rows(ranks))
+
+
+@remade
+def memory(ranks: Sequence[RankMemory], axes: Any = None) -> Shown:
+    """The bars of at most 16 ranks, with the most and the least among them, in `axes` or in a figure of their own.
+
+    Where the rest would leave no room for the parts (a small model in a process), parts and rest are drawn beside
+    each other, each on a scale of its own.
+    """
+    sizes = table(ranks)
+    words = "\n".join([*sentences(ranks), "", repr(sizes)])
+    places = shown_ranks(ranks)
+    drawn = [ranks[i] for i in places]
+    parts = [(name, [some[i] for i in places]) for name, some in shown_parts(ranks)]
+    with rc_context(RC):
+        if axes is not None:
+            _bars(axes, drawn, parts)
+            _legend(axes, ranks)
+        else:
+            apart = max(r.kept for r in drawn) < SMALL * max(r.total for r in drawn)
+            groups = [parts[:-1], parts[-1:]] if apart else [parts]
+            several = _axes(ranks, 0.55 if len(drawn) <= 4 else 0.36, [0.6, 0.4] if apart else [1.0])
+            for axes, some in zip(several, groups, strict=True):
+                _bars(axes, drawn, some)
+            _legend(several[0], ranks)
+            if apart:
+                several[0].set_xlabel(f"{several[0].get_xlabel()}, kept between steps")
+                several[1].set_xlabel(f"{several[1].get_xlabel()}, on top at the peak")
+                several[1].set_yticks([])
+            axes = several[0]
+    return Shown(axes.figure, words, sizes)
+
+
+def _axes(ranks: Sequence[RankMemory], row: float, shares: Sequence[float]) -> list[Any]:
+    """Axes beside each other in a figure of their own, with what the ranks keep above them."""
+    first, *others = sentences(ranks)
+    texts = [line for text in others for line in textwrap.wrap(text, LETTERS)]
+    bars = row * len(shown_ranks(ranks))
+    height = 0.35 + LINE * len(texts) + LEGEND + bars + BOTTOM
+    figure = Figure(figsize=(WIDTH, height))
+    figure.text(EDGE / WIDTH, 1 - 0.08 / height, ": ".join(first.split(": ")[:2]), va="top", size=9.5, weight="bold")
+    for i, line in enumerate(texts):
+        figure.text(EDGE / WIDTH, 1 - (0.31 + LINE * i) / height, line, va="top", size=8, color=MUTED)
+    room, left, found = WIDTH - LEFT - RIGHT - BETWEEN * (len(shares) - 1), LEFT, []
+    for share in shares:
+        found.append(figure.add_axes((left / WIDTH, BOTTOM / height, share * room / WIDTH, bars / height)))
+        left += share * room + BETWEEN
+    return found
+
+
+def _bars(axes: Any, drawn: Sequence[RankMemory], parts: Sequence[tuple[str, list[int]]]) -> None:
+    """A bar per rank, with its total behind it. parts: (name, bytes per rank)."""
+    totals = [sum(some[i] for _, some in parts) for i in range(len(drawn))]
+    name_of_unit, scale = unit(max(totals))
+    most = max(max(totals) / scale, 1e-9)
+    axes.set(xlim=(0, most), ylim=(len(drawn) - 0.5, -0.5))
+    inch = axes.get_position().width * axes.figure.get_figwidth() / most  # per unit
+    for i, total in enumerate(totals):
+        left = 0.0
+        for name, some in parts:
+            width, text = some[i] / scale, size(some[i])
+            fits = len(parts) > 1 and len(text) * LETTER < width * inch
+            _segment(axes, left, width, i, name, text if fits else "")
+            left += width
+        axes.text(left + 0.08 / inch, i, size(total), va="center", size=8.5, weight="bold")
+    axes.set_yticks(range(len(drawn)), [f"rank {r.rank}" for r in drawn])
+    axes.set_xlabel(name_of_unit)
+    axes.tick_params(left=False)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _segment(axes: Any, left: float, width: float, row: int, name: str, text: str) -> None:
+    fill, hatch, lines, ink = STYLES.get(name, OTHER)
+    if width <= 0:
+        return
+    place = (left, row - BAR / 2)
+    axes.add_patch(Rectangle(place, width, BAR, fc=fill, ec=lines, hatch=hatch or None, lw=0, clip_on=False))
+    axes.add_patch(Rectangle(place, width, BAR, fc="none", ec=PAPER, lw=0.8, clip_on=False))
+    if text:
+        box = {"fc": fill, "ec": "none", "pad": 1.2}  # no line of a hatch through the text
+        axes.text(left + width / 2, row, text, ha="center", va="center", size=7.5, color=ink, bbox=box)
+
+
+def _legend(axes: Any, ranks: Sequence[RankMemory]) -> None:
+    """What each fill is, and its size; kinds differ by hatch and by their order too, never by colour alone."""
+    handles = []
+    for name, some in shown_parts(ranks):
+        fill, hatch, lines, _ = STYLES.get(name, OTHER)
+        label = f"{name}\n{span(some)}"
+        handles.append(Rectangle((0, 0), 1, 1, fc=fill, ec=lines, hatch=hatch or None, lw=0, label=label))
+    left = (EDGE - LEFT) / (axes.get_position().width * axes.figure.get_figwidth())
+    axes.legend(
+        handles=handles, ncols=len(handles), frameon=False, fontsize=7.5, loc="lower left", borderpad=0,
+        bbox_to_anchor=(left, 1.0), borderaxespad=0.4, columnspacing=1.3, handlelength=1.8, handleheight=1.4,
+    )  # fmt: skip

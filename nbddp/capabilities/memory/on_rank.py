@@ -1,0 +1,210 @@
+"""Where this rank's memory is: what tensors hold between steps, and the peak.
+
+The sources of the numbers, all in bytes:
+
+- parameters, module buffers: the storages of the parameters and buffers of all modules that names of
+  the rank lead to (also within lists, tuples, dicts and objects of classes that cells wrote), of
+  the DDP models that the recorder knows, and of what living optimizers step. Each storage counts once,
+  however many tensors (tied, views) lie in it; of a DTensor this rank's shard.
+- gradients: the storages of those parameters' `.grad`.
+- optimizer state: the storages of the tensors in `state` of all optimizers that names lead to or that have stepped.
+  Closed forms per float32 parameter: Adam 8 bytes (and one 4-byte step counter per tensor), SGD with momentum 4.
+- DDP buckets: the buffers of DDP's reducer: their sizes in the last recorded step with an exchange, else the
+  bytes of all parameters that require a gradient (the reducer has every one in exactly one bucket). With
+  `gradient_as_bucket_view` the gradients lie in the buckets: what they hold already is not counted again.
+- peak: since the last cell began. On CUDA `torch.cuda.max_memory_allocated`, whose statistics each cell begins
+  anew, over all of the rank's devices; on CPU the kernel's VmHWM, reset likewise through /proc/self/clear_refs, or,
+  where that cannot be written (macOS), getrusage's since the worker started.
+
+Activations on a CPU are not measured by themselves: that takes a hook on every saved tensor, which costs each
+step. They are in the rest of the process.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from nbddp.capabilities.timings.on_rank import tensors
+from nbddp.compat import system
+from nbddp.compat import torch as torch_seams
+
+DEEPEST = 4  # containers and objects within each other
+
+
+class Memory:
+    """This worker's peaks. `started` once when the worker starts, `begin` before each cell."""
+
+    def __init__(self) -> None:
+        self.start = 0
+        self.since_start = True
+
+    def started(self) -> None:
+        self.start = _resident()
+
+    def begin(self) -> None:
+        """A cell begins: peaks are taken from here on. Costs some microseconds."""
+        _each_device("reset_peak_memory_stats")
+        self.since_start = True
+        with suppress(OSError):
+            if system.has_proc():
+                with open("/proc/self/clear_refs", "wb", buffering=0) as file:
+                    file.write(b"5")  # proc(5): resets the peak resident set size
+                self.since_start = False
+
+    def collect(self, namespace: Mapping[str, Any], recorder: Any) -> dict[str, Any] | None:
+        """What `nbddp.capabilities.memory.parts.RankMemory` has, without the rank; None if there is no module and no
+        optimizer. `trained` is (run, cell) of the last recorded step."""
+        peak = _peak_resident(self.since_start)
+        gc.collect()  # a model that a cell has replaced is garbage in a cycle
+        modules, optimizers = _living(namespace, recorder)
+        if not modules and not optimizers:
+            return None
+        parts = _parts(modules, optimizers, recorder)
+        on_gpu = parts.pop("cuda")
+        kept = sum(parts.values())
+        found = {**parts, "trained": recorder.trained}
+        allocated = _each_device("max_memory_allocated") if on_gpu else None
+        if allocated is not None:
+            return {**found, "kind": "cuda", "peak": sum(allocated), "outside": kept - on_gpu}
+        process = {"kind": "cpu", "peak": peak, "start": self.start, "since_start": self.since_start}
+        return {**found, **process, "outside": on_gpu}
+
+
+def _parts(modules: list[Any], optimizers: list[Any], recorder: Any) -> dict[str, int]:
+    """Bytes of each part; `cuda`: how much of all lies on GPUs."""
+    tally = _Tally()
+    parameters = [p for m in modules for p in m.parameters()]
+    parameters += [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    found = {
+        "parameters": tally.add(parameters),
+        "buffers": tally.add(b for m in modules for b in m.buffers()),
+        "gradients": tally.add(p.grad for p in parameters if p.grad is not None),
+        "optimizer": tally.add(t for o in optimizers for state in list(o.state.values()) for t in tensors(state)),
+    }
+    found["buckets"] = 0
+    for ddp in _ddps(modules):
+        size = _buckets(ddp, recorder)
+        found["buckets"] += size
+        if next(ddp.parameters()).is_cuda:
+            tally.cuda += size
+    return {**found, "cuda": tally.cuda}
+
+
+class _Tally:
+    """Adds up storages, each once."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, int]] = set()
+        self.cuda = 0
+
+    def add(self, tensors: Iterable[Any]) -> int:
+        """Bytes of the storages that were not seen before."""
+        total = 0
+        for tensor in tensors:
+            for device, at, size in storages(tensor):
+                if (device, at) not in self._seen:
+                    self._seen.add((device, at))
+                    total += size
+                    self.cuda += size if device.startswith("cuda") else 0
+        return total
+
+
+def storages(tensor: Any) -> list[tuple[str, int, int]]:
+    """(device, address, bytes) of what a tensor lies in on this rank; nothing for meta tensors."""
+    local = torch_seams.shard(tensor)
+    if local.is_meta:
+        return []
+    if local.is_sparse:
+        return [s for part in torch_seams.sparse_parts(local) for s in storages(part)]
+    try:
+        storage = local.untyped_storage()
+    except (RuntimeError, NotImplementedError):  # a layout without one
+        return []
+    return [(str(local.device), storage.data_ptr(), storage.nbytes())] if storage.nbytes() else []
+
+
+def _buckets(ddp: Any, recorder: Any) -> int:
+    """Bytes of DDP's buckets that are not its gradients' own memory."""
+    size = recorder.bucket_bytes(ddp)
+    parameters = [p for p in ddp.parameters() if p.requires_grad]
+    if size is None:
+        size = sum(p.numel() * p.element_size() for p in parameters)
+    if not getattr(ddp, "gradient_as_bucket_view", False):
+        return int(size)
+    return max(0, int(size) - _Tally().add(p.grad for p in parameters if p.grad is not None))
+
+
+# -- what lives --------------------------------------------------------------------------------
+
+
+def _living(namespace: Mapping[str, Any], recorder: Any) -> tuple[list[Any], list[Any]]:
+    """Modules and optimizers, each once."""
+    import torch
+
+    seen: dict[int, Any] = {}
+    names = [v for n, v in list(namespace.items()) if not n.startswith("_") and n not in ("In", "Out")]
+    for thing in [*names, *recorder.models(), *list(recorder.optimizers)]:
+        for found in _within(thing, DEEPEST):
+            seen[id(found)] = found
+    return (
+        [x for x in seen.values() if isinstance(x, torch.nn.Module)],
+        [x for x in seen.values() if isinstance(x, torch.optim.Optimizer)],
+    )
+
+
+def _within(thing: Any, depth: int) -> Iterator[Any]:
+    """Modules and optimizers in a value."""
+    import torch
+
+    if isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
+        yield thing
+    elif depth and isinstance(thing, dict):
+        for value in list(thing.values()):
+            yield from _within(value, depth - 1)
+    elif depth and isinstance(thing, list | tuple | set):
+        for value in list(thing):
+            yield from _within(value, depth - 1)
+    elif depth and type(thing).__module__ == "__main__":
+        yield from _within(getattr(thing, "__dict__", None), depth - 1)
+
+
+def _ddps(modules: list[Any]) -> list[Any]:
+    from torch.nn.parallel import DistributedDataParallel
+
+    found = {id(m): m for module in modules for m in module.modules() if isinstance(m, DistributedDataParallel)}
+    return list(found.values())
+
+
+# -- the process -------------------------------------------------------------------------------
+
+
+def _each_device(name: str) -> list[Any] | None:
+    """`torch.cuda.name(device)` for every device; None where CUDA is not used or its allocator has no statistics."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():  # to ask for more would start the driver
+        return None
+    try:
+        return [getattr(torch.cuda, name)(device) for device in range(torch.cuda.device_count())]
+    except RuntimeError:  # a pluggable allocator
+        return None
+
+
+def _resident() -> int:
+    """Resident memory now."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _peak_resident(since_start: bool) -> int:
+    """The most that was resident since the worker started, or since VmHWM was reset."""
+    if since_start:
+        return system.peak_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    with open("/proc/self/status") as file:
+        line = next(line for line in file if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,89 @@
+"""What names hold on this rank, in bytes: each storage once, a DTensor's own shard, and which other names share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nbddp.capabilities.compare import on_rank
+from nbddp.capabilities.memory.on_rank import storages
+from nbddp.compat import torch as torch_seams
+
+KINDS = {"parameter": "parameters", "buffer": "module buffers", "state tensor": "optimizer state"}
+Storage = tuple[str, int, int]  # device, address, bytes
+
+
+def sizes(namespace: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, Any] | None]:
+    """Name → what it holds (`nbddp.capabilities.memory.sizes.Held`); None if there is no such name."""
+    others = {n: set(_storages(namespace, n)) for n in _user_names(namespace)}
+    return {n: _size(namespace, n, others) if n in namespace else None for n in names}
+
+
+def _user_names(namespace: Mapping[str, Any]) -> list[str]:
+    return [n for n in list(namespace) if not n.startswith("_") and n not in ("In", "Out")]
+
+
+def _size(namespace: Mapping[str, Any], name: str, others: Mapping[str, set[Storage]]) -> dict[str, Any]:
+    seen: set[Storage] = set()
+    found: dict[str, Any] = {"type": type(namespace[name]).__name__, "parts": {}, "tied": 0, "whole": 0, "sharded": []}
+    used = 0
+    for kind, thing in _tensors(namespace, name):
+        own = storages_of(thing)
+        found["tied"] += bool(own) and all(s in seen for s in own)
+        fresh = [s for s in own if s not in seen]
+        seen.update(fresh)
+        held = sum(size for _, _, size in fresh)
+        found["parts"][kind] = found["parts"].get(kind, 0) + held
+        used += _spanned(thing)
+        found["whole"] += thing.numel() * thing.element_size() if _is_sharded(thing) else held
+        if _is_sharded(thing) and (text := _placement(thing)) not in found["sharded"]:
+            found["sharded"].append(text)
+    held = sum(found["parts"].values())
+    shared = {n: sum(s[2] for s in its & seen) for n, its in others.items() if n != name and its & seen}
+    view = held if held > used and len(seen) == 1 and not found["tied"] else 0
+    return {**found, "shared": shared, "spans": used if view else held, "tensors": len(seen)}
+
+
+def _storages(namespace: Mapping[str, Any], name: str) -> Iterator[Storage]:
+    for _, thing in _tensors(namespace, name):
+        yield from storages_of(thing)
+
+
+def _tensors(namespace: Mapping[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """(part, tensor or array) of what a name holds, gradients of parameters included."""
+    import torch
+
+    for _, kind, thing in on_rank.walk(namespace, name):
+        if isinstance(thing, torch.Tensor | np.ndarray):
+            yield KINDS.get(kind, "tensors"), thing
+            gradient = getattr(thing, "grad", None) if kind == "parameter" else None
+            if gradient is not None:
+                yield "gradients", gradient
+
+
+def storages_of(thing: Any) -> list[Storage]:
+    """What a tensor or an array lies in; an array has the address that a tensor of the same memory has."""
+    if isinstance(thing, np.ndarray):
+        base = thing
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        return [("cpu", base.__array_interface__["data"][0], base.nbytes)] if base.nbytes else []
+    return storages(thing)
+
+
+def _spanned(thing: Any) -> int:
+    """Bytes of its own elements on this rank."""
+    own = thing if isinstance(thing, np.ndarray) else torch_seams.shard(thing)
+    return int(own.nbytes)
+
+
+def _is_sharded(thing: Any) -> bool:
+    return hasattr(thing, "placements") and any(not p.is_replicate() for p in thing.placements)
+
+
+def _placement(thing: Any) -> str:
+    """`Shard(dim=0) over 4 ranks`."""
+    by = ", ".join(repr(p) for p in thing.placements)
+    return f"{by} over {thing.device_mesh.size()} ranks"

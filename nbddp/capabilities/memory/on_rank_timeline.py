@@ -1,0 +1,206 @@
+"""Records what this rank allocates while a cell runs (`%%ddp --memory`), and answers for one of its steps.
+
+Where torch sees a GPU its caching allocator keeps the history, with the Python frames of each allocation. Elsewhere a
+thread samples what is in use, and the line of the user's that runs: glibc's mallinfo2 takes a microsecond and knows
+every byte that tensors hold; where it does not (a torch with an allocator of its own, macOS) the resident memory has to
+do. The recorder's marks say when steps and their phases begin; on a CPU they are samples too.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from nbddp.capabilities.memory.history import (
+    BEFORE,
+    CUDA,
+    HEAP,
+    RESIDENT,
+    History,
+    Mark,
+    Phase,
+    Place,
+    from_samples,
+    from_snapshot,
+    steps,
+    window,
+)
+from nbddp.capabilities.timings.on_rank import Recorder, now
+from nbddp.compat import system
+from nbddp.compat import torch as torch_seams
+from nbddp.compat.clock import clock
+from nbddp.worker import failure, frames
+from nbddp.worker.frames import Frame
+
+EVERY, STILL = 0.001, 0.004  # seconds between samples; between those of a rank that has not moved
+MOST = 200_000  # samples; then every second one goes
+ENTRIES = 50_000  # of the CUDA allocator's history, several KB each
+TRIED = 1 << 20  # bytes
+
+
+class Allocations:
+    """The recording of the last cell that was recorded here. why: the reason if it has none."""
+
+    def __init__(self) -> None:
+        self.start = 0  # in use when the worker started, by `kind`
+        self.why = ""
+        self.run = 0
+        self.cell: int | None = None
+        self._kind = ""
+        self._history: History | None = None
+        self._marks: list[Mark] = []
+        self._model = ""
+        self._samples: list[tuple[int, int, Place | None]] = []
+        self._began = self._shift = 0
+        self._names: dict[str, str] = {}
+        self._user: dict[str, bool] = {}
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._recorder: Recorder | None = None
+
+    def started(self) -> None:
+        """The worker starts: what is in use from then on is the programs'."""
+        self.start = _resident() if system.heap_in_use() is None else int(system.heap_in_use() or 0)
+
+    def begin(self, run: int, cell: int | None, recorder: Recorder, names: dict[str, str]) -> None:
+        """Record from here on. names: file of a cell → `Cell In[n]`."""
+        self.stop()
+        self.run, self.cell, self.why = run, cell, ""
+        self._history, self._marks, self._samples, self._model = None, [], [], ""
+        self._names, self._user = names, {}
+        self._recorder, recorder.heard = recorder, self._mark
+        self._began, self._shift = now(), now() - clock.time_ns()
+        try:
+            self._kind = CUDA if torch_seams.begin_memory_history(ENTRIES) else _counted()
+        except RuntimeError as e:  # an allocator that keeps none
+            self._kind, self.why = CUDA, f"{e}"
+            return
+        if self._kind != CUDA:
+            self._ended.clear()
+            self._sample(frames.outwards(sys._getframe()))
+            self._thread = threading.Thread(target=self._go_on, name="nbddp-memory", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """The cell has ended, well or not. How it ended is told either way, so this does not raise."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return
+        recorder.heard = None
+        last = recorder.steps[-1] if recorder.steps else None
+        self._model = last.model.title if last is not None and last.run == self.run else ""
+        try:
+            self._history = self._whole()
+        except Exception as e:
+            self.why = f"{type(e).__name__}: {e}"
+
+    def _whole(self) -> History | None:
+        if self._kind == CUDA:
+            if self.why:
+                return None
+            snapshot = torch_seams.end_memory_history()
+            return from_snapshot(snapshot, self._of_frames, self._began, now(), self._shift, ENTRIES)
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._sample(())
+        samples, self._samples = self._samples, []
+        return from_samples(self._kind, samples, self.start)
+
+    # -- samples -----------------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        main, before, every = threading.main_thread().ident or 0, (0, 0), EVERY
+        while not self._ended.wait(every):
+            its = frames.of(main)
+            level = self._sample(its)
+            seen = (level, its[0].lasti if its else 0)
+            every = EVERY if seen != before else min(STILL, 2 * every)  # a rank that waits costs nothing
+            before = seen
+            if len(self._samples) > MOST:
+                del self._samples[1:-1:2]
+
+    def _sample(self, its: Iterable[Frame]) -> int:
+        """its: the main thread's frames, innermost first."""
+        place = next(((f.file, f.line) for f in its if self._is_user(f.file)), None)
+        level = _resident() if self._kind == RESIDENT else int(system.heap_in_use() or 0)
+        self._samples.append((now(), level, place))
+        return level
+
+    def _mark(self, phase: str, begins: bool, step: int, model: int) -> None:
+        self._marks.append(Mark(phase, begins, step, model, now()))
+        if self._kind != CUDA:
+            self._sample(frames.outwards(sys._getframe()))
+
+    # -- lines -------------------------------------------------------------------------------
+
+    def _of_frames(self, frames: Sequence[Mapping[str, Any]]) -> Place | None:
+        """The innermost of the user's among those of a snapshot's entry, which has the innermost first."""
+        return next(((f["filename"], f["line"]) for f in frames if self._is_user(f["filename"])), None)
+
+    def _is_user(self, file: str) -> bool:
+        if file not in self._user:
+            self._user[file] = failure.is_user(file, self._names)
+        return self._user[file]
+
+    # -- answers -----------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any] | None:
+        """Step → its peak; None if no cell was recorded."""
+        if not self.run:
+            return None
+        found: dict[str, Any] = {"run": self.run, "cell": self.cell, "model": self._model, "why": self.why, "steps": {}}
+        if self._history is not None:
+            if self._kind == CUDA and not self._history.changes:
+                return {**found, "why": "the cell allocated nothing on a GPU"}
+            for number, phases in self._steps().items():
+                found["steps"][number] = window(self._history, phases[0].start, phases[-1].end).peak
+        return found
+
+    def of_step(self, number: int | None) -> dict[str, Any]:
+        """A step, or the whole cell (None), as `nbddp.capabilities.memory.timeline.of_rank` reads it."""
+        history = self._history
+        assert history is not None
+        phases = self._steps()
+        some = [p for of in phases.values() for p in of] if number is None else phases[number]
+        start, end = (history.began, history.ended) if number is None else (some[0].start, some[-1].end)
+        found = window(history, start, end, [of[0].start for of in phases.values()] if number is None else ())
+        lines = [(None if place is None else (self._shown(place[0]), place[1]), held) for place, held in found.lines]
+        code = [
+            (self._shown(file), line, linecache.getline(file, line).strip())
+            for file, line in (place for place, _ in found.lines if place not in (None, BEFORE))
+        ]
+        moved = [Phase(p.name, p.start - start, p.end - start) for p in some]
+        return {
+            "window": {**asdict(found), "lines": lines}, "kind": history.kind, "lost": history.lost,
+            "length": end - start, "code": code, "phases": moved,
+        }  # fmt: skip
+
+    def _steps(self) -> dict[int, list[Phase]]:
+        assert self._history is not None
+        found = steps(self._marks, self._history.began)
+        return {n: some for n, some in found.items() if some[0].start >= self._history.began}
+
+    def _shown(self, file: str) -> str:
+        return self._names.get(file, file)
+
+
+def _counted() -> str:
+    """What can be sampled here: HEAP if malloc's own count sees a tensor come."""
+    import torch
+
+    before = system.heap_in_use()
+    tensor = torch.empty(TRIED, dtype=torch.uint8)
+    after = system.heap_in_use()
+    del tensor
+    return HEAP if before is not None and after is not None and after - before >= TRIED else RESIDENT
+
+
+def _resident() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)

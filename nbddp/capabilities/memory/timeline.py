@@ -1,0 +1,191 @@
+"""The ranks' allocations over a step (or a cell) side by side: what each line holds at the peak, in words and rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbddp.analysis.origin import Origin, none_since, whence
+from nbddp.analysis.quantities import duration, size
+from nbddp.capabilities.memory.history import BEFORE, CUDA, HEAP, Phase, Place, Window
+from nbddp.launch.topology import rank_words
+
+MOST_LINES = 8  # with a row of their own
+CODE = 56  # characters of a line's code
+
+
+@dataclass(frozen=True)
+class RankAllocations:
+    """One rank's window, its phases (nanoseconds since the window's start), and the code of its lines."""
+
+    rank: int
+    kind: str
+    window: Window
+    phases: tuple[Phase, ...]
+    length: int
+    code: Mapping[Place, str]
+    lost: bool = False
+
+    def phase(self) -> str:
+        """`in backward`, `between forward and backward`: where in its step the peak is; empty if that is not known."""
+        at = self.window.at
+        inside = next((p.name for p in self.phases if p.start <= at <= p.end), None)
+        if inside is not None:
+            return f"in {inside}" if inside else ""
+        before = [p.name for p in self.phases if p.end < at][-1:]
+        after = [p.name for p in self.phases if p.start > at][:1]
+        return f"between {before[0]} and {after[0]}" if before and after else ""
+
+
+@dataclass(frozen=True)
+class Allocations:
+    """`step` None: the whole cell. steps: those that can be asked for. missing: ranks without a recording, each with
+    the reason. origin: as a recording of timings has it."""
+
+    ranks: Sequence[RankAllocations]
+    step: int | None
+    steps: Sequence[int]
+    model: str = ""
+    missing: Mapping[int, str] | None = None
+    origin: Origin | None = None
+
+    @property
+    def sampled(self) -> bool:
+        return any(r.kind != CUDA for r in self.ranks)
+
+
+def of_rank(rank: int, data: Mapping[str, Any]) -> RankAllocations:
+    """From the plain data that a worker sends."""
+    raw = data["window"]
+    lines = [(_place(place), held) for place, held in raw["lines"]]
+    window = Window(
+        raw["before"], raw["peak"], raw["at"], [(t, level) for t, level in raw["points"]], lines, raw["samples"]
+    )
+    code = {(file, line): text for file, line, text in data["code"]}
+    phases = tuple(Phase(*phase) for phase in data["phases"])
+    return RankAllocations(rank, data["kind"], window, phases, data["length"], code, data["lost"])
+
+
+def _place(found: Any) -> Place | None:
+    return None if found is None else (found[0], found[1])
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the program and what it holds at the peak, by rank."""
+
+    name: str
+    code: str
+    held: Mapping[int, int]
+
+
+def lines(found: Allocations) -> list[Line]:
+    """Of all ranks, those first that hold the most on any; what has no place of its own is one line."""
+    names: dict[Place | None, dict[int, int]] = {}
+    code: dict[Place | None, str] = {}
+    for r in found.ranks:
+        for place, held in r.window.lines:
+            names.setdefault(place, {})[r.rank] = held
+            code.setdefault(place, r.code.get(place, "") if place is not None else "")
+    made = [Line(_name(place, found), code[place], held) for place, held in names.items()]
+    return sorted(made, key=lambda line: -max(line.held.values()))
+
+
+def _name(place: Place | None, found: Allocations) -> str:
+    if place is None:
+        return "no line of your code" if found.sampled else "no Python line (backward's thread)"
+    if place == BEFORE:
+        return "before the step" if found.sampled and found.steps else "before the cell"
+    return f"{place[0].removeprefix('Cell ')} line {place[1]}"
+
+
+def columns_and_rows(found: Allocations) -> tuple[list[str], list[list[object]]]:
+    """A row per line of the program, most first, and one for the rest."""
+    some = lines(found)
+    last = "change until the peak" if found.sampled else "held at the peak"
+    rows: list[list[object]] = [
+        [line.name, line.code[:CODE], _span(list(line.held.values())), _ranks(line.held, found)]
+        for line in some[:MOST_LINES]
+    ]
+    rest = {r.rank: sum(line.held.get(r.rank, 0) for line in some[MOST_LINES:]) for r in found.ranks}
+    if any(rest.values()):
+        rows.append([f"{len(some) - MOST_LINES} other lines", "", _span(list(rest.values())), _ranks(rest, found)])
+    return ["line", "code", last, "ranks"], rows
+
+
+def _ranks(held: Mapping[int, int], found: Allocations) -> str:
+    return "all" if len(held) == len(found.ranks) else rank_words(sorted(held)).removeprefix("ranks ").removeprefix(
+        "rank "
+    )  # fmt: skip
+
+
+def _span(some: Sequence[int]) -> str:
+    low, high = signed(min(some)), signed(max(some))
+    return low if low == high else f"{low} to {high}"
+
+
+def signed(count: int) -> str:
+    return size(count) if count >= 0 else f"−{size(-count)}"
+
+
+def heading(found: Allocations) -> str:
+    """What is shown: `allocations over step 3 of Net`."""
+    of = f" of {found.model}" if found.model and found.step is not None else ""
+    what = "the cell" if found.step is None else f"step {found.step}{of}"
+    since = none_since(found.origin)
+    return f"allocations over {what}{whence(found.origin)}" + (f"; {since}" if since else "")
+
+
+def extremes(found: Allocations) -> tuple[RankAllocations, RankAllocations]:
+    """The ranks with the lowest and the highest peak."""
+    return min(found.ranks, key=lambda r: r.window.peak), max(found.ranks, key=lambda r: r.window.peak)
+
+
+def sentences(found: Allocations) -> list[str]:
+    """The highest peak, what holds it, and what the figures are."""
+    least, most = extremes(found)
+    phase = f" {most.phase()}" if most.phase() else ""
+    began = "the cell" if found.step is None else "the step"
+    when = f"{duration(most.window.at / 1e9)} after {began} began"
+    text = f"rank {most.rank} peaks at {size(most.window.peak)}{phase}, {when}"
+    if most.window.peak != least.window.peak:
+        text += f"; the lowest peak is rank {least.rank}'s, {size(least.window.peak)}"
+    return [text, *_top(most, found), *_kind(found), *_gaps(found)]
+
+
+def _top(most: RankAllocations, found: Allocations) -> list[str]:
+    own = [(place, held) for place, held in most.window.lines if place not in (None, BEFORE) and held > 0]
+    if not own:
+        return []
+    place, held = own[0]
+    code = most.code.get(place, "")[:CODE] if place is not None else ""
+    named = _name(place, found) + (f" ({code})" if code else "")
+    if found.sampled:
+        return [f"until the peak, memory grew most at {named}: {size(held)}"]
+    return [f"of the cell's lines, {named} holds the most: {size(held)}"]
+
+
+def _kind(found: Allocations) -> list[str]:
+    if not found.sampled:
+        return []
+    counts = [r.window.samples for r in found.ranks]
+    low, high = min(counts), max(counts)
+    every = statistics.median(r.length / max(1, r.window.samples) for r in found.ranks)
+    of = "memory that malloc has given out" if found.ranks[0].kind == HEAP else "resident memory of the process"
+    number = f"{low}" if low == high else f"{low} to {high}"
+    return [
+        f"sampled: {of} since the worker started, {number} samples per rank, about one in {duration(every / 1e9)}; "
+        "memory freed before the next sample is missed, and a change counts for the line where it was seen"
+    ]
+
+
+def _gaps(found: Allocations) -> list[str]:
+    said = [f"nothing was recorded on rank {rank}: {why}" for rank, why in sorted((found.missing or {}).items())[:1]]
+    others = len(found.missing or {}) - 1
+    if others > 0:
+        said[0] += f" (and on {others} more)"
+    if any(r.lost for r in found.ranks):
+        said.append("the recording was full: the cell's first allocations are missing and count as before the cell")
+    return said

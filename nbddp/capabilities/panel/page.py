@@ -1,0 +1,330 @@
+"""A panel's state as HTML: pure functions from values to text. How it looks is in `style`. What a colour says, a word
+or a sign says too."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from html import escape
+
+from nbddp.analysis.quantities import duration, size
+from nbddp.capabilities.debugger.transcript import Talk
+from nbddp.capabilities.panel import curves as curve
+from nbddp.capabilities.panel.output import Output, chosen
+from nbddp.capabilities.panel.plan import Considered
+from nbddp.capabilities.panel.rows import SIGNS, Rank
+from nbddp.capabilities.panel.state import State
+from nbddp.figures.html import DARK, RULE, SHEET, STYLE
+from nbddp.launch.machine import Node
+from nbddp.launch.topology import Topology, counted
+from nbddp.output.progress import STAGES
+
+COPY = (
+    '<div class="line"><label for="{key}">{label}</label>'
+    '<input id="{key}" readonly onfocus="this.select()" value="{value}"></div>'
+)
+CURRENT = ' aria-current="step"'
+DOT = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="  # loads at once, when its place is on the page
+LIVE = "this.parentElement?.setAttribute('role', 'status')"
+FIND = "const e = this.closest('.scrolls'); "  # none where the text has been replaced meanwhile
+REGION = FIND + "e?.setAttribute('role', 'region'); e?.setAttribute('aria-label', 'rank {rank}')"
+NAMES = "this.closest('.nbddp-plot')?.querySelector('[role=slider]')?.setAttribute('aria-label', 'step of the curve')"
+SHOWN = 100  # lines of a transcript
+DONE, NOW, NEXT = "✓", "▸", "·"  # signs of a stage
+
+
+def live(shown: str) -> str:
+    """Text that is read out when it changes. A reader's software hears only of changes in an element that stays, and
+    that is the widget's own, around this: so it gets the role, as soon as the text is on the page."""
+    return f'{shown}<img hidden alt="" src="{DOT}" onload="{LIVE}">'
+
+
+def heading(state: State) -> str:
+    """What the pool is like; read out when it changes."""
+    return live(f"<div><b>{escape(state.pool_words())}</b></div>")
+
+
+def refusal(found: Considered, control: str) -> str:
+    """Why the plan is impossible, beside the control that causes it; empty beside the others."""
+    if not found.refusal or found.culprit != control:
+        return ""
+    return f'<div class="refused" role="alert">✕ {escape(found.refusal)}</div>'
+
+
+def layout(found: Considered) -> str:
+    """The planned layout: node ⊃ process, each with its devices in words."""
+    if found.topology is None:
+        return f"<small>{escape(found.note or 'there is no layout for these values')}</small>"
+    placed = found.topology
+    nodes = "".join(_nodes(placed))
+    note = f"<div><small>{escape(found.note)}</small></div>" if found.note else ""
+    return f'<div>{escape(placed.equation())}</div>{note}<div class="nodes">{nodes}</div>'
+
+
+def _nodes(placed: Topology) -> Iterator[str]:
+    for nodes in placed.folded():
+        if len(nodes) > 1:
+            words = f"nodes {nodes[0].index}–{nodes[-1].index}: same; {placed.ranks_on(nodes)}"
+            yield f'<div class="node">{escape(words)}</div>'
+        else:
+            yield _node(placed, nodes[0])
+
+
+def _node(placed: Topology, node: Node) -> str:
+    idle = [str(gpu) for gpu, ranks in placed.owners(node.index).items() if not ranks]
+    more = f"<small> · GPU {', '.join(idle)} idle</small>" if idle else ""
+    ranks = "".join(
+        f'<div class="rank"><b>rank {w.rank}</b><br><small>local rank {w.local_rank}<br>'
+        f"{escape(w.device_words())}</small></div>"
+        for w in placed.on_node(node.index)
+    )
+    name = f" · {escape(node.host)}" if node.host and not node.simulated else ""
+    head = f"<b>{escape(node.label())}</b><small>{name}</small>{more}"
+    return f'<div class="node">{head}<div class="ranks">{ranks}</div></div>'
+
+
+def lines(found: Considered, key: str) -> str:
+    """The lines that ask for the same elsewhere, to copy. key: sets their ids apart from another panel's."""
+    rows = (("cell", "Cell", found.cell), ("torchrun", "torchrun", found.torchrun))
+    return "".join(COPY.format(key=f"{key}-{n}", label=label, value=escape(text)) for n, label, text in rows)
+
+
+def start(state: State) -> str:
+    """How a start goes on, and why the last one failed."""
+    if state.stage is not None:
+        return _stages(state.stage.text(), STAGES.index(state.stage.part))
+    if state.failure:
+        log = f"<pre>{escape(chr(10).join(state.log))}</pre>" if state.log else ""
+        return f'<div class="refused" role="alert">✕ {escape(state.failure)}</div>{log}'
+    return ""
+
+
+def _stages(text: str, at: int) -> str:
+    signs = [DONE if i < at else NOW if i == at else NEXT for i in range(len(STAGES))]
+    items = (
+        f"<li{CURRENT * (i == at)}>{sign} {name}</li>" for i, (sign, name) in enumerate(zip(signs, STAGES, strict=True))
+    )
+    return f'<ol class="stages">{"".join(items)}</ol><small>{escape(text)} …</small>'
+
+
+# -- a saved notebook ------------------------------------------------------------------------------
+
+UNDERSTUDY = "nbddp-understudy"
+DEAD = ".jp-OutputArea:not(:has(.nbddp-panel))"  # a cell's outputs without a panel that lives
+AFTER = (
+    f".{UNDERSTUDY} {{display: none}} "
+    f"{DEAD}:has(.jupyter-widgets) .{UNDERSTUDY} {{display: block; white-space: pre-wrap; line-height: 1.35}} "
+    f"{DEAD}:has(.{UNDERSTUDY}) .jupyter-widgets {{display: none}} "
+    f".{UNDERSTUDY}::before {{content: ''; display: block; width: var(--width); max-width: 100%; "
+    "aspect-ratio: var(--shape); background: #ffffff var(--picture) no-repeat; background-size: contain} "
+    f".{UNDERSTUDY}::after {{content: attr(data-words); font-family: var(--jp-code-font-family, monospace)}} "
+)
+
+
+def understudy(png: str, width: int, said: str) -> str:
+    """What a page shows in the place of widgets whose kernel is gone, and hides as long as they live. All of it is CSS:
+    where that is removed, or the outputs of a cell are arranged in another way, nothing is shown. png: as base64;
+    width: CSS pixels."""
+    data = b64decode(png[:48])
+    shape = f"{int.from_bytes(data[16:20], 'big')} / {int.from_bytes(data[20:24], 'big')}"
+    places = f"--width: {width}px; --shape: {shape}; --picture: url(data:image/png;base64,{png})"
+    dark = f"{', '.join(f'{theme} .{UNDERSTUDY}::before' for theme in DARK)} {{{RULE}}} "
+    return (
+        f'<style>{STYLE}{AFTER}{dark}</style><div class="{UNDERSTUDY} {SHEET}" role="img" style="{places}" '
+        f'aria-label="{escape(said.partition(chr(10))[0])}" data-words="{escape(said)}"></div>'
+    )
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+COLUMNS = ("rank", "place", "state", "steps/s", "memory", "CPU", "GPU")
+NONE, CPU = "–", "cpu"
+
+
+def running(state: State) -> str:
+    """What runs, and since when; apart from the strip, since it changes every second."""
+    if not state.ranks:
+        return ""
+    since = f"{state.program}, {state.seconds} s" if state.program else "no cell is running"
+    return f'<div class="since">{escape(since)}</div>'
+
+
+def strip(state: State) -> str:
+    """What each rank does: a table of fixed columns, a line for each rank."""
+    if not state.ranks:
+        return "<small>no workers are running; Launch starts them</small>"
+    head = "".join(f'<th scope="col">{name}</th>' for name in COLUMNS)
+    body = "".join(map(_rank, state.ranks))
+    gpus = " gpus" * any(row.device != CPU for row in state.ranks)  # a wider column
+    return f'<table class="strip{gpus}" aria-label="ranks"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _rank(row: Rank) -> str:
+    slow = " ◂ slowest" if row.slowest else ""
+    words = ", ".join(filter(None, (row.state, row.doing)))
+    state = f'<td title="{escape(words)}{slow}"><span aria-hidden="true">{SIGNS[row.state]}</span> '
+    state += f"<b>{row.state}{slow}</b> {escape(row.doing)}</td>"
+    numbers = (
+        NONE if row.rate is None else f"{row.rate:.1f}",
+        NONE if row.memory is None else size(row.memory),
+        NONE if row.cpu is None else f"{row.cpu:.0f} %",
+        _gpu(row),
+    )
+    cells = "".join(f'<td class="number">{text}</td>' for text in numbers)
+    device = "" if row.device == CPU else f" · {row.device}"
+    mark = ' class="slowest"' if row.slowest else ""
+    return f'<tr{mark}><th scope="row">{row.rank}</th><td>{escape(row.place + device)}</td>{state}{cells}</tr>'
+
+
+def _gpu(row: Rank) -> str:
+    """How busy a rank's GPUs are, and how much memory of them is in use."""
+    busy = [] if row.gpu is None else [f"{row.gpu} %"]
+    used = [] if row.gpu_memory is None else [size(row.gpu_memory)]
+    return " · ".join([*busy, *used]) or NONE
+
+
+def notice(state: State) -> str:
+    """What the last command has done; read out when it changes."""
+    return live(f'<div class="notice">{escape(state.notice)}</div>')
+
+
+def detail(state: State) -> str:
+    """More of it, such as stacks."""
+    return f'<pre tabindex="0">{escape(state.detail)}</pre>' if state.detail else ""
+
+
+# -- output ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """One rank's part of what is side by side: what it is, and the text of it that scrolls."""
+
+    rank: int
+    head: str
+    text: str
+
+
+def moving(state: State) -> str:
+    """What is in progress, rank by rank: one bar below the other. It keeps the room that the cell has once needed."""
+    found = [out for out, _ in chosen(state.outputs, state.showing)]
+    rows = "".join(
+        f'<tr><th scope="row">{out.rank}</th><td>{"<br>".join(map(escape, out.moving))}</td></tr>'
+        for out in found
+        if out.moving
+    )
+    if not state.room:
+        return ""
+    table = f'<table class="bars" aria-label="in progress">{rows}</table>' if rows else ""
+    return f'<div>in progress</div><div class="moving" style="min-height: {1.4 * state.room:.1f}em">{table}</div>'
+
+
+def no_output(state: State) -> str:
+    return "" if _has_printed(state) else "<small>nothing has been printed</small>"
+
+
+def output(state: State) -> list[Block]:
+    """What the ranks have printed, side by side or one alone."""
+    if not _has_printed(state):
+        return []
+    return [_output(out, hidden, state.showing.search) for out, hidden in chosen(state.outputs, state.showing)]
+
+
+def _has_printed(state: State) -> bool:
+    return any(out.lines or out.moving for out in state.outputs)
+
+
+def _output(out: Output, hidden: int, search: str) -> Block:
+    lines = "\n".join(_line(stream, text, search) for stream, text in out.lines)
+    more = f"<small> · {counted(hidden, 'line')} hidden</small>" if hidden else ""
+    return _block(out.rank, more, lines)
+
+
+def _block(rank: int, more: str, lines: str) -> Block:
+    """The element that scrolls is a region of this name, and not the text in it, which is replaced."""
+    text = f'<pre>{lines}</pre><img hidden alt="" src="{DOT}" onload="{REGION.format(rank=rank)}">'
+    return Block(rank, f'<div class="head"><b>rank {rank}</b>{more}</div>', text)
+
+
+def _line(stream: str, text: str, search: str) -> str:
+    mark = "stderr│ " if stream == "stderr" else ""
+    at = text.casefold().find(search.casefold()) if search else -1
+    if at < 0:
+        return mark + escape(text)
+    end = at + len(search)
+    return f"{mark}{escape(text[:at])}<mark>{escape(text[at:end])}</mark>{escape(text[end:])}"
+
+
+# -- timings ---------------------------------------------------------------------------------------
+
+
+def newest(state: State) -> str:
+    """The newest step in words."""
+    if not state.curve.drawn:
+        return "<small>no steps of DDP yet; a training cell records them</small>"
+    number, step, exposed = state.curve.points[-1]
+    return f"<div>step {number}: {duration(step)}, {duration(exposed)} of it exposed communication</div>"
+
+
+def curves(state: State) -> str:
+    """Step time and exposed communication over the steps, which grow while a loop runs."""
+    return _curves(state.curve)
+
+
+@lru_cache(maxsize=8)  # most looks find the one before
+def _curves(found: curve.Curve) -> str:
+    if not found.drawn:
+        return ""
+    high, width, number = curve.top(found), curve.WIDTH, found.points[-1][0]
+    foot, said = curve.HEIGHT - curve.BOTTOM, f"step time and exposed communication up to step {number}"
+    texts = (
+        (curve.LEFT - 8, 12, "end", duration(high)), (curve.LEFT - 8, foot, "end", "0"),
+        (curve.LEFT, curve.HEIGHT - 4, "start", f"step {found.points[0][0]}"),
+        (width, curve.HEIGHT - 4, "end", f"step {number}"),
+    )  # fmt: skip
+    labels = "".join(f'<text x="{x}" y="{y}" text-anchor="{at}">{escape(t)}</text>' for x, y, at, t in texts)
+    return (
+        f'<svg class="curves" viewBox="0 0 {width} {curve.HEIGHT}" role="img" aria-label="{said}">'
+        f'<path d="M{curve.LEFT},0 V{foot} H{width}"/>'
+        f'<polyline points="{curve.line(found, 1, high)}"/>'
+        f'<polyline class="exposed" points="{curve.line(found, 2, high)}"/>{labels}</svg>'
+        f'<img hidden alt="" src="{DOT}" onload="{NAMES}">'
+    )
+
+
+def legend(state: State) -> str:
+    """What the lines are, and what a click does."""
+    if not state.curve.drawn:
+        return ""
+    return (
+        "<small>━ step time of the slowest rank&emsp;┅ exposed communication, the longest&emsp;"
+        "│ the selected step: click on the curve, or press ← and → there</small>"
+    )
+
+
+def timeline(state: State) -> str:
+    """The step that is selected: picture, and words."""
+    if state.step is None:
+        return "<small>click on the curve, or choose a step and press Show, to see the step's timeline</small>"
+    return f"{state.step.picture}<pre>{escape(state.step.words)}</pre>"
+
+
+# -- debugger --------------------------------------------------------------------------------------
+
+
+def no_talk(state: State) -> str:
+    words = "breakpoint() in a %%ddp cell stops the ranks there; they wait for a line"
+    return "" if state.talks else f"<small>{words}</small>"
+
+
+def talks(state: State) -> list[Block]:
+    """What ranks say that stand in their debuggers, side by side."""
+    return [*map(_talk, state.talks)]
+
+
+def _talk(talk: Talk) -> Block:
+    state = "… working" if talk.asked else "⏸ stopped" if talk.stopped else "● running"
+    at = f" <small>{state}{', ' * bool(talk.where)}{escape(talk.where)}</small>"
+    return _block(talk.rank, at, escape("\n".join(talk.lines[-SHOWN:])))

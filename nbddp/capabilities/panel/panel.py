@@ -1,0 +1,120 @@
+"""`Panel`: a pool's panel in whatever shows it: widgets where there is a front end for them, and always a picture and
+words, which stay in a saved notebook.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from typing import Any
+from uuid import uuid4
+
+from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel import text
+from nbddp.capabilities.panel.page import understudy
+from nbddp.capabilities.panel.plan import on_paper
+from nbddp.capabilities.panel.session import Session, session_of
+from nbddp.capabilities.panel.state import State
+from nbddp.capabilities.topology.figure import topology
+from nbddp.figures import widget_support
+from nbddp.figures.figure import Shown
+from nbddp.launch.topology import Topology
+from nbddp.pool.pool import Pool
+
+
+class PoolPanel:
+    """The panel of a pool. All panels of a pool show the same, and each may be shown several times."""
+
+    def __init__(self, pool: Pool):
+        self.pool = pool
+        self.session: Session = session_of(pool)
+        self._view: Any = None
+        self._outputs: list[tuple[Any, str, str]] = []  # where it is shown: publisher, display, and its understudy's
+        self._leave: Any = None
+        self._drawn: Topology | None = None  # the pool as the picture has it
+
+    @property
+    def view(self) -> Any:
+        """Its widgets. Raises ImportError without ipywidgets."""
+        if self._view is None:
+            from nbddp.capabilities.panel.view import View
+
+            self._view = View(self.session)
+        return self._view
+
+    @property
+    def state(self) -> State:
+        return self.session.model.state
+
+    def close(self) -> None:
+        """Take the widgets away, wherever they are shown."""
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
+            atexit.unregister(self._last)
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+
+    def _ipython_display_(self) -> None:
+        """Show it, with a picture that a saved notebook keeps. A newer picture has the front end make the panel anew,
+        which drops the keyboard's focus: so it comes when the reader runs another cell, and has the focus there."""
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+        if shell is None:
+            print(repr(self))
+            return
+        data, metadata = self._repr_mimebundle_()
+        self._drawn = self.state.placed
+        self._outputs.append((shell.display_pub, uuid4().hex, uuid4().hex))
+        self._publish(data, metadata, update=False)
+        if self._leave is None:
+            shell.events.register("pre_run_cell", self._renew)
+            self._leave = functools.partial(shell.events.unregister, "pre_run_cell", self._renew)
+            atexit.register(self._last)
+
+    def _renew(self, info: Any = None) -> None:
+        """Publish the picture of the pool as it is, if it is another."""
+        if self.state.placed == self._drawn:
+            return
+        self._drawn = self.state.placed
+        self._publish(*self._repr_mimebundle_())
+
+    def _last(self) -> None:
+        """The kernel ends: the picture and the words alone, or a front end looks for widgets that are gone."""
+        data, metadata = self._repr_mimebundle_()
+        self._publish({kind: shown for kind, shown in data.items() if kind != widget_support.WIDGET}, metadata)
+
+    def _publish(self, data: dict[str, Any], metadata: dict[str, Any], update: bool = True) -> None:
+        """update: wherever it is shown; else in the newest place. With widgets goes what is to be seen once they are
+        gone: the page may be closed before the kernel ends, and then nothing can be taken back."""
+        has_widgets = widget_support.WIDGET in data and "image/png" in data
+        after = {"text/plain": ""}
+        if has_widgets:
+            width = metadata["image/png"]["width"]
+            after["text/html"] = understudy(data["image/png"], width, data["text/plain"])
+        for publisher, ident, other in self._outputs if update else self._outputs[-1:]:
+            publisher.publish(data, metadata, transient={"display_id": ident}, update=update)
+            if update or has_widgets:
+                publisher.publish(after, transient={"display_id": other}, update=update)
+
+    def __repr__(self) -> str:
+        if self.state.program and self.pool.current is None:  # it has ended since the last look
+            self.session.model.change(lambda state: rules.seen(state, state.ranks, "", 0))
+        return text.words(self.state)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        said = repr(self)  # before the widgets, which show the same state
+        bundle: dict[str, Any] = {"text/plain": said}
+        metadata: dict[str, Any] = {}
+        if (placed := self.state.placed or self.state.considered.topology or on_paper(self.state.plan)) is not None:
+            bundle, metadata = Shown(topology(placed).figure, said)._repr_mimebundle_()
+        if widget_support.may_be_shown():
+            bundle |= widget_support.view_of(self.view.widget)
+        return bundle, metadata
+
+
+def shown(pool: Pool) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """A pool's rich representation: its panel once it has started, else none but its repr."""
+    return PoolPanel(pool)._repr_mimebundle_() if pool.running else None

@@ -1,0 +1,180 @@
+"""What the panel's launch controls ask for: values → a layout, or the sentence why not and the control that causes it.
+
+The controls say nothing of their own: their values become a `%%ddp` line, which `launch.options` reads as it reads one
+that was typed, and `Topology.plan` places the workers. So the panel refuses what the line refuses. Pure.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from nbddp.capabilities.export.torchrun_line import Launch, torchrun_line
+from nbddp.capabilities.hosts.names import hosts_of
+from nbddp.errors import BadInput
+from nbddp.launch import options
+from nbddp.launch.machine import Device, Node
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.topology import Topology, planned
+
+SCRIPT = "train.py"  # a panel plans for cells; torchrun wants a file
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The values of the launch controls. `hang_after` and `timeout` are as typed, in seconds; an empty `timeout` means
+    none, as an empty `hosts` means this machine."""
+
+    nproc: int = 2
+    nnodes: int = 1
+    hosts: str = ""
+    gpus_per_proc: int = 1
+    device: str = "auto"
+    visible: str = "all"
+    oversubscribe: bool = False
+    hang_after: str = "5"
+    timeout: str = ""
+    max_restarts: int = 0
+
+    def pool_words(self, gpus: bool = True) -> list[str]:
+        """Options of `%ddp start`. gpus: whether GPUs may be used, so that their options say something."""
+        words = ["--nproc", str(self.nproc)]
+        words += ["--hosts", self.hosts.strip()] if self.hosts.strip() else []
+        words += ["--nnodes", str(self.nnodes)] if self.nnodes != 1 and not self.hosts.strip() else []
+        words += ["--device", self.device] if self.device != DEFAULT.device else []
+        words += ["--gpus-per-proc", str(self.gpus_per_proc)] if self.gpus_per_proc != 1 else []
+        words += ["--visible", self.visible] if self.visible != DEFAULT.visible and gpus else []
+        return words + ["--oversubscribe"] * self.oversubscribe
+
+    def run_words(self) -> list[str]:
+        """Options of a cell alone."""
+        words = ["--hang-after", self.hang_after.strip()] if self.hang_after.strip() != DEFAULT.hang_after else []
+        words += ["--timeout", self.timeout.strip()] if self.timeout.strip() else []
+        return words + (["--max-restarts", str(self.max_restarts)] if self.max_restarts else [])
+
+    def cell_line(self, gpus: bool = True) -> str:
+        """The `%%ddp` line that asks for the same."""
+        return shlex.join(["%%ddp", *self.pool_words(gpus), *self.run_words()])
+
+    def spec(self) -> LaunchSpec:
+        """For a pool; what a standing pool has otherwise is changed. Raises BadInput."""
+        spec = options.parse_cell(self.cell_line().removeprefix("%%ddp"))
+        nnodes = None if self.hosts.strip() else self.nnodes
+        return replace(spec, nnodes=nnodes, device=self.device, visible=self.visible)
+
+
+DEFAULT = Plan()
+CONTROLS = tuple(f.name for f in fields(Plan))
+OF_CELLS = ("hang_after", "timeout", "max_restarts")  # what a pool knows nothing of
+
+
+@dataclass(frozen=True)
+class Considered:
+    """What comes of a plan: `topology`, or why there is none (`refusal`) and which control causes it (`culprit`).
+
+    `cell` and `torchrun` are lines to copy, empty where there is no layout. `note`: what is not known yet.
+    """
+
+    topology: Topology | None = None
+    refusal: str = ""
+    culprit: str = ""
+    cell: str = ""
+    torchrun: str = ""
+    note: str = ""
+
+
+def considered(plan: Plan, machine: Sequence[Node], moved: str = "") -> Considered:
+    """What comes of a plan on these machines; on none as long as nobody knows them.
+
+    moved: the control that was moved last. It is the culprit of an impossible plan, if its default would make the plan
+    possible; else the first control of which that is true.
+    """
+    if not machine:
+        return Considered(note="looking at this machine's devices …")
+    try:
+        topology = layout(plan, machine)
+    except BadInput as e:
+        return Considered(refusal=str(e).removeprefix("%%ddp "), culprit=_culprit(plan, machine, moved))
+    gpus = any(w.devices for w in topology.workers)
+    named = bool(plan.hosts.strip()) and not _are(machine, plan)
+    note = "the hosts' GPUs are counted when they are connected" if named and not gpus else ""
+    return Considered(topology, cell=plan.cell_line(gpus), torchrun=_torchrun(plan, topology), note=note)
+
+
+def layout(plan: Plan, machine: Sequence[Node]) -> Topology:
+    """Who is where. Raises BadInput with what to type where that is impossible."""
+    spec = plan.spec()
+    nodes = _nodes(plan, machine)
+    return Topology.plan(
+        nodes,
+        nproc=spec.nproc,
+        nnodes=len(nodes) if plan.hosts.strip() else plan.nnodes,
+        gpus_per_proc=spec.gpus_per_proc,
+        oversubscribe=spec.oversubscribe,
+        device=plan.device,
+    )
+
+
+def on_paper(plan: Plan) -> Topology | None:
+    """The layout of a plan whose machine is not known yet; None where it is impossible."""
+    try:
+        spec = plan.spec()
+        return planned(nnodes=plan.nnodes, nproc=spec.nproc)
+    except BadInput:
+        return None
+
+
+def _nodes(plan: Plan, machine: Sequence[Node]) -> Sequence[Node]:
+    """The machines that a plan is for: those that are there, or hosts of which only the names are known. Of those as
+    many GPUs are taken for there as the plan needs, if it says that there are any."""
+    if not plan.hosts.strip():
+        return machine[:1]
+    if _are(machine, plan):
+        return machine
+    insists = plan.device == "cuda" or plan.gpus_per_proc > 1
+    gpus = plan.nproc * plan.gpus_per_proc if insists else 0
+    devices = tuple(Device(i, str(i)) for i in range(gpus))
+    return [Node(i, host.name, devices) for i, host in enumerate(hosts_of(plan.hosts))]
+
+
+def _are(machine: Sequence[Node], plan: Plan) -> bool:
+    """Whether these machines are the hosts that a plan names."""
+    return [node.host for node in machine] == [host.name for host in hosts_of(plan.hosts)]
+
+
+def _torchrun(plan: Plan, topology: Topology) -> str:
+    launch = Launch(
+        script=SCRIPT, nnodes=topology.nnodes, nproc=topology.nproc_per_node, gpus_per_proc=topology.gpus_per_proc,
+        max_restarts=plan.max_restarts,
+    )  # fmt: skip
+    if plan.hosts.strip():
+        launch = replace(launch, host=hosts_of(plan.hosts)[0].name)
+    return torchrun_line(launch)
+
+
+def _culprit(plan: Plan, machine: Sequence[Node], moved: str) -> str:
+    for name in (*([moved] if moved else []), *(n for n in CONTROLS if n != moved)):
+        if _is_possible(replace(plan, **{name: getattr(DEFAULT, name)}), machine):
+            return name
+    return moved or CONTROLS[0]
+
+
+def _is_possible(plan: Plan, machine: Sequence[Node]) -> bool:
+    try:
+        layout(plan, machine)
+    except BadInput:
+        return False
+    return True
+
+
+def plan_of(spec: LaunchSpec, topology: Topology | None) -> Plan:
+    """The controls' values for a pool, standing or described by its arguments."""
+    nproc = topology.nproc_per_node if topology is not None else spec.nproc
+    found: dict[str, Any] = {
+        "nproc": nproc if isinstance(nproc, int) else None,
+        "nnodes": topology.nnodes if topology is not None else spec.nnodes,
+        "hosts": spec.hosts, "gpus_per_proc": spec.gpus_per_proc, "device": spec.device, "visible": spec.visible,
+    }  # fmt: skip
+    return replace(Plan(oversubscribe=spec.oversubscribe), **{k: v for k, v in found.items() if v})

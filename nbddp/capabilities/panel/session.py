@@ -1,0 +1,414 @@
+"""The pool behind its panels: one session for each pool, which carries out what a view asks for and looks how things
+are. It holds no rules: what is shown is decided in `state`.
+
+Commands change the pool in the kernel's main thread alone, as cells do. A front end's click comes there; with
+ipykernel's subshells it comes in another thread, and is handed over.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nbddp.agent.client import Agent
+from nbddp.analysis.steps import Recording
+from nbddp.capabilities.debugger import transcript
+from nbddp.capabilities.panel import output, rows
+from nbddp.capabilities.panel import poll as looking
+from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel.curves import curve
+from nbddp.capabilities.panel.plan import plan_of
+from nbddp.capabilities.panel.pump import Pump, can_hear, pump
+from nbddp.capabilities.panel.state import Model, State
+from nbddp.capabilities.stacks.command import live
+from nbddp.capabilities.timings.figure import timings
+from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed
+from nbddp.execution import report
+from nbddp.execution.execution import Run
+from nbddp.figures.figure import width_of
+from nbddp.figures.html import picture
+from nbddp.launch.topology import Topology, rank_words
+from nbddp.pool.node import weakly
+from nbddp.pool.pool import Pool
+
+EVERY = 0.5  # seconds between two looks
+CURVE_EVERY = 0.9  # seconds between two drawings of the curve while a cell runs: every second look
+ACCIDENTS = 10  # looks in a row that may come to nothing
+LOG_BYTES = 16_384  # of a log's end
+
+
+class Session:
+    """One for each pool, with all its panels. A thread looks at the pool while there are views, and ends with them.
+
+    A command says what it does before it does it: what comes of it is said by that thread, and stays.
+    """
+
+    def __init__(self, pool: Pool):
+        self._pool = weakref.ref(pool)
+        pool.warm_up()
+        machine = tuple(pool.machine())
+        plan = plan_of(pool.spec, pool.topology)
+        first = State(plan=plan, placed=pool.topology, standing=plan if pool.topology is not None else None)
+        self._looked_at: Topology | None = None  # the pool at the last look
+        self.model = Model(rules.known(first, machine), weakly(self._not_shown))
+        self._uses, self._paces = looking.Uses(), looking.Paces()
+        self._curved = float("-inf")  # when the curve was drawn
+        self._wanted = -1  # the step that was selected last
+        self._draws = threading.Lock()
+        self._after: Callable[[], None] | None = None  # what is to be done when that has ended
+        pool.runs.beside = functools.partial(_beside, weakref.ref(self))
+        pool.runs.debugs = functools.partial(_debugs, weakref.ref(self))
+        last = pool.last_run
+        self._over = last.number if last is not None and pool.current is None else 0  # seen to end
+        self._views = 0
+        self._end = threading.Event()
+        self._lock = threading.Lock()
+
+    @property
+    def pool(self) -> Pool:
+        """The pool. Raises PoolError if it has been dropped."""
+        pool = self._pool()
+        if pool is None:
+            raise PoolError("the pool of this panel has ended; %ddp panel opens a panel for the current pool")
+        return pool
+
+    # -- views ---------------------------------------------------------------------------------
+
+    def open(self, view: Callable[[State, State], None]) -> Callable[[], None]:
+        """Have a view told of changes; what ends that."""
+        leave = self.model.watch(view)
+        with self._lock:
+            self._views += 1
+            if self._views == 1:
+                self._end = threading.Event()
+                looking = (weakref.ref(self), self._end)
+                threading.Thread(target=_look, args=looking, name="nbddp-panel", daemon=True).start()
+        left = threading.Event()
+
+        def close() -> None:
+            if not left.is_set():
+                left.set()
+                leave()
+                with self._lock:
+                    self._views -= 1
+                    if not self._views:
+                        self._end.set()
+
+        return close
+
+    def look(self) -> bool:
+        """See how things are; False once the pool is gone."""
+        pool = self._pool()
+        if pool is None:
+            return False
+        now = pool.topology if pool.running else None
+        if (not self.model.state.machine or now is not self._looked_at) and (machine := pool.machine()):
+            self.model.change(rules.known, machine)
+            self._looked_at = now
+        if self.model.state.stage is None:
+            self.model.change(rules.placed, now, pool.spec)
+            self._watch(pool, pool.topology)
+        return True
+
+    def _watch(self, pool: Pool, placed: Topology | None) -> None:
+        """See what the ranks do, and how the run has ended that was on."""
+        run = pool.current
+        run = run if run is not None and run.request.is_program else None
+        last = run or pool.last_run
+        over = last is not None and run is None and last.number != self._over  # it has ended since the last look
+        if not pool.running:
+            placed = None
+        if placed is not None:
+            self._uses.take(pool, placed)
+            if last is not None:
+                self._paces.ask(pool, last, over=run is None)
+        with self.model.together():  # each view is drawn once
+            if placed is not None:
+                seen = looking.look(pool, run)
+                ranks = rows.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
+                seconds = time.monotonic() - run.began if run is not None else 0.0
+                self.model.change(rules.seen, ranks, seen.program, seconds)
+            other = self._paces.run != self.model.state.run
+            if self._paces.new and (other or run is None or time.monotonic() - self._curved >= CURVE_EVERY):
+                self._paces.new, self._curved = False, time.monotonic()
+                self.model.change(rules.timed, self._paces.run, curve(dict(self._paces.steps)))
+            if last is not None and (run is not None or over):
+                last.debugged.views["panel"] = functools.partial(self._talked, last)  # not twice a second, but at once
+                self._talked(last)
+                outputs = output.outputs([last.outputs[r] for r in sorted(last.outputs)])
+                self.model.change(rules.printed, outputs, last.number)
+        if over and last is not None:
+            self._over = last.number
+            self._ended(last)
+
+    def _talked(self, run: Run, *news: Any) -> None:
+        self.model.change(rules.talked, [talk for _, talk in sorted(run.debugged.talks.items())])
+
+    def _ended(self, run: Run) -> None:
+        """Say how a run has ended, and do what was asked for meanwhile."""
+        error = run.error()
+        self.model.change(rules.said, str(error) if error is not None else f"{looking.named(run)} ended on all ranks")
+        if (after := self._after) is not None:
+            self._after = None
+            in_main(after)
+
+    # -- commands ------------------------------------------------------------------------------
+
+    def move(self, control: str, value: Any) -> None:
+        self.model.change(rules.moved, control, value)
+
+    def start(self) -> None:
+        """Have the pool that is planned."""
+        if not self.model.state.may_start:  # the button can always be pressed: one that is off drops the focus
+            self._say(self.model.state.why_not())
+        elif (run := self._current()) is not None:
+            self._say(f"{looking.named(run)} is running; press Start after it has ended, or press Stop")
+        else:
+            self.model.change(rules.began)
+            in_main(self._start)
+
+    def _start(self) -> None:
+        pool = self.pool
+        try:
+            notes = pool.ensure(self.model.state.plan.spec(), lambda text: self.model.change(rules.reached, text))
+            self.model.change(rules.started, pool.placed(), pool.spec, notes)
+        except NbddpError as e:
+            self.model.change(rules.failed, str(e), log_of(pool, e))
+        except KeyboardInterrupt:
+            self.model.change(rules.failed, "the start was stopped by the user", ())
+        except BaseException as e:
+            self.model.change(rules.failed, f"{type(e).__name__}: {e}", log_of(pool, e))
+            raise
+
+    def stop(self) -> None:
+        """End the cell as Stop does."""
+        if (run := self._busy("there is no cell to stop")) is not None:
+            self._say(f"stopping {looking.named(run)} on {rank_words(run.running())}")
+            run.stop()
+
+    def free(self) -> None:
+        """Have collectives that are blocked raise."""
+        if (run := self._busy("no cell is running, so no rank is blocked")) is None:
+            return
+        blocked = [r for r, p in sorted(dict(run.positions).items()) if p.call is not None and r in run.running()]
+        if blocked:
+            self._say(f"freeing {rank_words(blocked)}: the blocked call raises an error there")
+            run.free()
+        else:
+            self._say("no rank is blocked in a collective")
+
+    def restart(self, ranks: Sequence[int] | None) -> None:
+        """New processes for these ranks (None: all); a cell that runs ends before."""
+        pool = self.pool
+        if not pool.running:
+            self._say("no workers are running, so there is nothing to restart; Start starts them")
+            return
+        chosen = sorted(pool.workers) if ranks is None else [r for r in ranks if r in pool.workers]
+        run = self._current()
+        if run is None:
+            in_main(lambda: self._do(lambda: "; ".join(pool.restart(chosen))))
+            return
+        self._after = lambda: self._do(lambda: "; ".join([*pool.group.renew(), f"{rank_words(chosen)} restarted"]))
+        self._say(f"stopping {looking.named(run)}, and restarting {rank_words(chosen)}")
+        run.replace(chosen)
+
+    def shut_down(self) -> None:
+        """End the pool; a cell that runs ends before."""
+        pool = self.pool
+        if not pool.running:
+            self._say("no workers are running, so there is nothing to shut down")
+            return
+
+        def end() -> str:
+            size = pool.world_size
+            pool.stop()
+            return f"pool of {size} stopped; names on its workers are gone"
+
+        run = self._current()
+        if run is None:
+            in_main(lambda: self._do(end))
+            return
+        self._after = lambda: self._do(end)
+        self._say(f"stopping {looking.named(run)}, then the pool")
+        run.stop()
+
+    def show(self, control: str, value: Any) -> None:
+        self.model.change(rules.showing, control, value)
+
+    def select(self, number: int) -> None:
+        """Show the timeline of a step, of the last one if several are selected at once. Ranks of one machine are asked
+        in a thread, also while they work; those of several, whose clocks are compared first, when no cell runs."""
+        pool, self._wanted = self.pool, number
+        if not pool.running or not self.model.state.curve.points:
+            self._say("no step of DDP is recorded; a training cell records them")
+        elif not pool.group.spread:
+            asked = (pool, self._paces.run, number)
+            threading.Thread(target=self._select, args=asked, name="nbddp-step", daemon=True).start()
+        elif self._current() is not None:
+            self._say("the ranks' clocks on several hosts are compared when the cell has ended; select the step then")
+        else:
+            in_main(lambda: self._do(lambda: self._take_step(pool.timings(), number)))
+
+    def _select(self, pool: Pool, run: int, number: int) -> None:
+        try:
+            recording = looking.step(pool, run, number)
+            with self._draws:  # one at a time: of several that are selected in turn the last alone is drawn
+                if number == self._wanted:
+                    self._say(self._take_step(recording, number))
+        except NbddpError as e:
+            self._say(str(e))
+
+    def _take_step(self, recording: Recording, number: int) -> str:
+        drawn = timings(recording, number)
+        png = drawn.png()
+        shown = picture(png, width_of(png), drawn.words.partition("\n")[0])
+        self.model.change(rules.selected, rules.Timeline(number, shown, drawn.words))
+        return f"step {number} of {recording.model}"
+
+    def debug(self, line: str, rank: int | None = None) -> None:
+        """A line for the debugger of a rank, or of all that stand in theirs."""
+        if (run := self._busy("no cell is running; breakpoint() in a %%ddp cell stops its ranks there")) is None:
+            return
+        try:
+            asked = transcript.read(line)
+            if asked.ends:
+                self.stop()
+                return
+            if asked.asks_help:
+                self.model.change(rules.said, "commands of the debugger", transcript.HELP)
+                return
+            if not asked.text:
+                raise BadInput(f"write a line after {line}, such as {line} p x")
+            ranks = transcript.chosen(run.debugged.stopped, asked.ranks if rank is None else (rank,))
+        except BadInput as e:
+            self._say(str(e))
+            return
+        self._say(f"{asked.text} was sent to {rank_words(ranks)}")
+        run.debug(ranks, asked.text)
+
+    def post_mortem(self) -> None:
+        """The frames of the rank that failed first, and what its names held."""
+        last = self.pool.last_run
+        error = last.error() if last is not None and self._current() is None else None
+        if isinstance(error, RunFailed):
+            self.model.change(rules.said, str(error), report.post_mortem(error))
+        else:
+            self._say("no rank has failed in the last cell")
+
+    def stacks(self) -> None:
+        """Where every rank is. Asked in a thread, by a client of its own, so that a cell goes on."""
+        pool = self.pool
+        if not pool.running or pool.agent is None:
+            self._say("no workers are running, so there are no stacks")
+            return
+        self._say("asking every rank for its stack …")
+        threading.Thread(target=self._stacks, args=(pool.agent,), name="nbddp-stacks", daemon=True).start()
+
+    def _stacks(self, agent: Agent) -> None:
+        try:
+            self.model.change(rules.said, "stacks of all ranks", repr(live(agent)))
+        except NbddpError as e:
+            self._say(str(e))
+
+    def _not_shown(self, error: Exception) -> None:
+        """A view could not show a state: print the traceback, and say so in the panel."""
+        traceback.print_exception(error)
+        self._say(f"a part of the panel could not be shown: {type(error).__name__}: {error}")
+
+    def _say(self, words: str) -> None:
+        self.model.change(rules.said, words)
+
+    def _current(self) -> Run | None:
+        run = self.pool.current
+        return run if run is not None and run.request.is_program else None
+
+    def _busy(self, otherwise: str) -> Run | None:
+        """The run that is on; without one that is said."""
+        run = self._current()
+        if run is None:
+            self._say(otherwise)
+        return run
+
+    def _do(self, command: Callable[[], str]) -> None:
+        """Carry a command out in the main thread, and say what it did."""
+        try:
+            self._say(command())
+        except NbddpError as e:
+            self._say(str(e))
+        self.look()
+
+
+_sessions: weakref.WeakKeyDictionary[Pool, Session] = weakref.WeakKeyDictionary()
+
+
+def session_of(pool: Pool) -> Session:
+    """The session of a pool, which all its panels share."""
+    if pool not in _sessions:
+        _sessions[pool] = Session(pool)
+    return _sessions[pool]
+
+
+def _beside(session: weakref.ref[Session]) -> Pump | None:
+    """What a run is to hear while it waits: the front end, if a panel is open."""
+    found = session()
+    return pump() if found is not None and found.model.watched else None
+
+
+def _debugs(session: weakref.ref[Session]) -> bool:
+    """Whether a panel is open, where ranks that stop can be answered while the cell runs."""
+    found = session()
+    return found is not None and found.model.watched and can_hear()
+
+
+def _look(session: weakref.ref[Session], end: threading.Event) -> None:
+    """The session's thread, which keeps neither it nor the pool. A pool that is just being changed may not be seen
+    whole: then the next look is, and if none is for a while, the error is no accident."""
+    failed = 0
+    while not end.wait(EVERY):
+        found = session()
+        if found is None:
+            return
+        try:
+            if not found.look():
+                return
+            failed = 0
+        except Exception:
+            failed += 1
+            if failed > ACCIDENTS:
+                raise
+        del found
+
+
+def log_of(pool: Pool, error: BaseException) -> Sequence[str]:
+    """The end of the log that says more of a failed start: of the agent, or of the error's own."""
+    paths = [getattr(error, "log", ""), pool.agent.log if pool.agent is not None else ""]
+    for path in filter(None, paths):
+        try:
+            with open(path, "rb") as file:
+                file.seek(0, 2)
+                file.seek(max(0, file.tell() - LOG_BYTES))
+                lines = file.read().decode("utf-8", "replace").splitlines()
+        except OSError as e:
+            return [f"{path}: {e.strerror}"]
+        if lines:
+            return lines
+    return ()
+
+
+def in_main(call: Callable[[], None]) -> None:
+    """Call it in the main thread: at once if this is it, else as soon as the kernel is idle."""
+    if threading.current_thread() is threading.main_thread():
+        call()
+        return
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    loop = getattr(getattr(shell, "kernel", None), "io_loop", None)
+    if loop is None:
+        raise PoolError("a panel's buttons need a Jupyter kernel; in a terminal type %ddp start")
+    loop.add_callback(call)

@@ -1,0 +1,263 @@
+"""All that a panel shows, as one value, and how it changes. Pure: a view draws a `State` and holds no rules.
+
+`Model` holds the value that is now, and tells its views of a new one. It may be changed from any thread; views are
+told in the thread that has changed it, one after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nbddp.capabilities.debugger.transcript import Talk
+from nbddp.capabilities.panel.curves import Curve
+from nbddp.capabilities.panel.output import ALL, Output, Showing
+from nbddp.capabilities.panel.plan import OF_CELLS, Considered, Plan, considered, plan_of
+from nbddp.capabilities.panel.rows import Rank
+from nbddp.launch.machine import Node
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.topology import Topology
+from nbddp.output import progress
+from nbddp.output.progress import STAGES, Share, Step
+
+LOG = 40  # lines of a log that are shown
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a start is at: `done` of `of`, where that can be counted."""
+
+    words: str
+    part: progress.Stage = STAGES[0]
+    done: int = 0
+    of: int = 0
+
+    def text(self) -> str:
+        return f"{self.words} ({self.done} of {self.of})" if self.of else self.words
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step: as HTML its picture, and in words."""
+
+    number: int
+    picture: str
+    words: str
+
+
+@dataclass(frozen=True)
+class State:
+    """`machine`: the nodes that plans are for, none while nobody knows them. `placed`: the running pool's layout,
+    and `standing`: the controls' values that it was made with.
+    `stage`: what a start is at, None where none goes on; `failure`: why the last one failed, with the end of a `log`.
+    `notice`: what the last command has done; `detail`: more of it, such as stacks. `ranks`: a row each; `program`: what
+    runs on them, since `seconds`. `outputs`: what the last program, the run `printer`, has printed, of which `showing`
+    is seen; `room`: the most lines of it that were in progress at once. `curve`: the steps of a `run`, and a `step` of
+    them; `talks`: what ranks say that have stopped in the debugger."""
+
+    plan: Plan = field(default_factory=Plan)
+    machine: tuple[Node, ...] = ()
+    considered: Considered = field(default_factory=Considered)
+    placed: Topology | None = None
+    standing: Plan | None = None
+    stage: Stage | None = None
+    failure: str = ""
+    log: tuple[str, ...] = ()
+    notice: str = ""
+    ranks: tuple[Rank, ...] = ()
+    program: str = ""
+    seconds: int = 0
+    detail: str = ""
+    outputs: tuple[Output, ...] = ()
+    showing: Showing = field(default_factory=Showing)
+    printer: int = 0
+    room: int = 0
+    talks: tuple[Talk, ...] = ()
+    run: int = 0
+    curve: Curve = field(default_factory=Curve)
+    step: Timeline | None = None
+
+    @property
+    def may_start(self) -> bool:
+        return self.stage is None and self.considered.topology is not None
+
+    def why_not(self) -> str:
+        """Why nothing can be started now."""
+        if self.stage is not None:
+            return "a start is under way"
+        return self.considered.refusal or self.considered.note
+
+    def pool_words(self) -> str:
+        """What the pool is like, in a line."""
+        if self.stage is not None:
+            return f"starting: {self.stage.text()} …"
+        if self.placed is None:
+            return "no workers are running"
+        if self.program:
+            return f"{self.program} is running: {self.placed.equation()}"
+        return f"ready: {self.placed.equation()}"
+
+
+# -- how it changes: each gives a State from a State ---------------------------------------------
+
+
+def moved(state: State, control: str, value: Any) -> State:
+    """A launch control has another value."""
+    plan = replace(state.plan, **{control: value})
+    return replace(state, plan=plan, considered=considered(plan, state.machine, control))
+
+
+def known(state: State, machine: Sequence[Node]) -> State:
+    """It is known what machines there are."""
+    return replace(state, machine=tuple(machine), considered=considered(state.plan, machine))
+
+
+def began(state: State) -> State:
+    """A start begins; that is while no cell runs, also if none has looked since the last one ended."""
+    return replace(state, stage=Stage("preparing"), failure="", log=(), notice="", program="")
+
+
+def reached(state: State, text: str) -> State:
+    """A start reports this; a text that belongs to no stage leaves it where it is."""
+    before = state.stage.part if state.stage is not None else STAGES[0]
+    part = (text.stage if isinstance(text, Step) else None) or before
+    if isinstance(text, Share):
+        return replace(state, stage=Stage(text.words, part, text.done, text.of))
+    return replace(state, stage=Stage(text, part))
+
+
+def started(state: State, now: Topology, spec: LaunchSpec, notes: Sequence[str]) -> State:
+    """A start has ended well."""
+    said = "; ".join([f"{STAGES[-1]}: {now.equation()}", *notes])
+    return replace(placed(state, now, spec), stage=None, notice=said)
+
+
+def failed(state: State, words: str, log: Sequence[str]) -> State:
+    """A start has failed."""
+    return replace(state, stage=None, failure=words, notice="", log=tuple(log[-LOG:]))
+
+
+def seen(state: State, ranks: Sequence[Rank], program: str, seconds: float) -> State:
+    """This is how the ranks are."""
+    return replace(state, ranks=tuple(ranks), program=program, seconds=int(seconds))
+
+
+def printed(state: State, outputs: tuple[Output, ...], run: int = 0) -> State:
+    """This is what the ranks have printed in a run; a rank that is no longer among them is not shown alone."""
+    there = {ALL, *(out.rank for out in outputs)}
+    kept = state.showing if state.showing.rank in there else replace(state.showing, rank=ALL)
+    lines = sum(len(out.moving) for out in outputs)
+    room = max(lines, state.room if run == state.printer else 0)
+    return replace(state, outputs=outputs, showing=kept, printer=run, room=room)
+
+
+def showing(state: State, control: str, value: Any) -> State:
+    """Another part of what they have printed is to be seen."""
+    return replace(state, showing=replace(state.showing, **{control: value}))
+
+
+def talked(state: State, talks: Sequence[Talk]) -> State:
+    """This is what ranks in their debuggers have said."""
+    return replace(state, talks=tuple(talks))
+
+
+def timed(state: State, run: int, curve: Curve) -> State:
+    """These are the steps of a run so far; of another run no step is chosen."""
+    return replace(state, run=run, curve=curve, step=state.step if run == state.run else None)
+
+
+def selected(state: State, step: Timeline) -> State:
+    """This step is looked at."""
+    return replace(state, step=step)
+
+
+def said(state: State, notice: str, detail: str = "") -> State:
+    """A command has done this."""
+    return replace(state, notice=notice, detail=detail)
+
+
+def placed(state: State, now: Topology | None, spec: LaunchSpec) -> State:
+    """The pool is as a cell or a command has made it, from `spec`; what is planned begins there, and what concerns
+    cells alone stays."""
+    if now is None:
+        return state if state.placed is None else replace(state, placed=None, standing=None, ranks=())
+    pool = plan_of(spec, now)
+    if (now, pool) == (state.placed, state.standing):
+        return state
+    plan = replace(pool, **{name: getattr(state.plan, name) for name in OF_CELLS})
+    return replace(state, placed=now, standing=pool, plan=plan, considered=considered(plan, state.machine))
+
+
+class Model:
+    """The state that is now, and who is told of the next. `report`: called with the error of a view that could not show
+    a state, once for each error of each view; the other views, and whoever changed the state, go on."""
+
+    def __init__(self, state: State, report: Callable[[Exception], None] = traceback.print_exception):
+        self.state = state
+        self._report = report
+        self._views: list[_View] = []
+        self._lock = threading.RLock()
+        self._begun: State | None = None  # the state before a block of changes
+
+    def watch(self, view: Callable[[State, State], None]) -> Callable[[], None]:
+        """Have `view(before, now)` called after each change; what ends that."""
+        watching = _View(view)
+        with self._lock:
+            self._views.append(watching)
+
+        def leave() -> None:
+            with self._lock:
+                if watching in self._views:
+                    self._views.remove(watching)
+
+        return leave
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._views)
+
+    def change(self, rule: Callable[..., State], *args: Any) -> None:
+        """Have `rule(state, *args)` be the state."""
+        with self.together():
+            self.state = rule(self.state, *args)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Have views told once of all changes of the block, which must not wait for anything."""
+        with self._lock:
+            if self._begun is not None:  # within another one
+                yield
+                return
+            before = self._begun = self.state
+            try:
+                yield
+            finally:
+                self._begun = None
+                if self.state != before:
+                    now = self.state
+                    errors = [view.tell(before, now) for view in list(self._views)]
+                    for error in filter(None, errors):
+                        self._report(error)
+
+
+@dataclass(eq=False)
+class _View:
+    """Who is told of changes, and which errors of that are reported: by type, and the lines that led there."""
+
+    call: Callable[[State, State], None]
+    reported: set[tuple[Any, ...]] = field(default_factory=set)
+
+    def tell(self, before: State, now: State) -> Exception | None:
+        """The error of showing this state, if it is a new one."""
+        try:
+            self.call(before, now)
+        except Exception as e:
+            which = type(e), *(line for _, line in traceback.walk_tb(e.__traceback__))
+            if which not in self.reported:
+                self.reported.add(which)
+                return e
+        return None

@@ -1,0 +1,287 @@
+"""A panel as ipywidgets: controls that pass on what is done to them, and HTML that `page` makes of the state.
+
+A view decides nothing. It keeps what it has shown, so that only what has changed is sent, and a value that comes back
+from the model moves a control without being taken for the user's doing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nbddp.capabilities.panel import page
+from nbddp.capabilities.panel.blocks import Blocks, close
+from nbddp.capabilities.panel.output import ALL
+from nbddp.capabilities.panel.plan import Plan
+from nbddp.capabilities.panel.session import Session
+from nbddp.capabilities.panel.state import State
+from nbddp.capabilities.panel.style import STYLE
+
+LABEL, CONTROL = "11em", "22em"
+LAUNCH = (  # field of a Plan, label, tooltip, and what kind of control
+    ("nproc", "workers per node", "processes on each node", int),
+    ("nnodes", "nodes", "without hosts the nodes are simulated on this machine", int),
+    ("hosts", "hosts", "reached by ssh, such as nodea,nodeb; empty: this machine", str),
+    ("gpus_per_proc", "GPUs per process", "consecutive GPUs of each worker", int),
+    ("device", "device", "auto uses GPUs where there are any", ("auto", "cpu", "cuda")),
+    ("visible", "visible GPUs", "all: LOCAL_RANK selects, as torchrun; own: only the worker's", ("all", "own")),
+    ("oversubscribe", "share devices", "allow more workers than there are GPUs or memory for", bool),
+    ("hang_after", "deadlock after (s)", "seconds before a cell's deadlock is reported, or never", str),
+    ("timeout", "cell timeout (s)", "seconds before a cell is ended; empty: never", str),
+    ("max_restarts", "restarts", "how many times a cell is restarted after a failure", int),
+)
+_keys = itertools.count()
+
+
+class View:
+    """One panel on a session."""
+
+    def __init__(self, session: Session):
+        import ipywidgets as w
+
+        self.session, self._w, self._key = session, w, f"nbddp-panel-{next(_keys)}"
+        self._shown: dict[int, str] = {}
+        self._step = -1  # the selected step as the number box was told
+        self._drawing = 0  # the thread that draws: what it changes is not the user's doing
+        self._parts: list[tuple[Any, Callable[[State], str]]] = []
+        self._blocks: list[Blocks] = []
+        self.controls: dict[str, Any] = {}
+        self.buttons: dict[str, Any] = {}
+        self.pages = {"Launch": self._launch(), "Ranks": self._ranks(), "Output": self._output(),
+                      "Timings": self._timings(), "Debugger": self._debugger()}  # fmt: skip
+        self.tabs = w.ToggleButtons(options=list(self.pages), style={"button_width": "auto"})
+        self.tabs.observe(lambda change: self._turn(), "value")
+        foot = [self._html(page.notice), self._html(page.detail, max_height="24em", overflow="auto")]
+        self.widget = w.VBox([w.HTML(STYLE), self._html(page.heading), self.tabs, *self.pages.values(), *foot])
+        for shown in self.pages.values():
+            shown.layout.margin = "8px 0 0"
+        self._turn()
+        self.widget.add_class("nbddp-panel")
+        self._close = session.open(self._changed)
+        with session.model.together():  # nobody else draws meanwhile
+            self._draw(session.model.state)
+
+    def close(self) -> None:
+        """Let go of the session, and of every widget."""
+        self._close()
+        close(self.widget)
+
+    # -- drawing -------------------------------------------------------------------------------
+
+    def _changed(self, before: State, now: State) -> None:
+        self._draw(now)
+
+    def _draw(self, state: State) -> None:
+        for widget, words in self._parts:
+            text = words(state)
+            if self._shown.get(id(widget)) != text:
+                self._shown[id(widget)] = text
+                widget.value = text
+        for blocks in self._blocks:
+            blocks.draw(state)
+        self._drawing = threading.get_ident()
+        try:
+            self._offer(state)
+            self._offer_steps(state)
+            self._set(self.controls, state.plan)
+            self._set(self.shown, state.showing)
+        finally:
+            self._drawing = 0
+
+    def _set(self, controls: dict[str, Any], values: Any) -> None:
+        for name, control in controls.items():
+            if control.value != getattr(values, name):
+                control.value = getattr(values, name)
+
+    def _offer(self, state: State) -> None:
+        """The ranks that there are, to choose from; a choice that is still offered is kept."""
+        for choice in (self.which, self.whom):
+            _choose_from(choice, [row.rank for row in state.ranks])
+        _choose_from(self.rank, [out.rank for out in state.outputs])
+
+    def _turn(self) -> None:
+        """Show one page and hide the others."""
+        for name, shown in self.pages.items():
+            shown.layout.display = "" if name == self.tabs.value else "none"
+
+    def _html(self, words: Callable[[State], str], **layout: Any) -> Any:
+        """A place for what `words` makes of the state."""
+        widget = self._w.HTML(layout=self._w.Layout(**layout))
+        self._parts.append((widget, words))
+        return widget
+
+    def _side_by_side(self, blocks: Callable[[State], Sequence[page.Block]]) -> Any:
+        """A place for a block of each rank."""
+        made = Blocks(self._w, blocks)
+        self._blocks.append(made)
+        return made.widget
+
+    def _button(self, label: str, tooltip: str, press: Callable[[], None], **layout: Any) -> Any:
+        button = self._w.Button(description=label, tooltip=tooltip, layout=self._w.Layout(width="auto", **layout))
+        button.on_click(lambda _: press())
+        self.buttons[label] = button
+        return button
+
+    # -- ranks ---------------------------------------------------------------------------------
+
+    def _ranks(self) -> Any:
+        w, session = self._w, self.session
+        self.which = w.Dropdown(
+            options=[("all ranks", ALL)], layout=w.Layout(width="8em"), tooltip="which ranks Restart restarts"
+        )
+        buttons = [
+            self._button("Stop", "end the running cell, as the kernel's Stop does", session.stop),
+            self._button("Free", "make blocked collectives raise an error", session.free),
+            self._button("Stacks", "show where every rank is", session.stacks),
+            self.which,
+            self._button("Restart", "new processes for these ranks", lambda: session.restart(self._chosen())),
+            self._button("Shut down", "end all workers", session.shut_down),
+        ]
+        row = w.Box(buttons, layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
+        return w.VBox([row, self._html(page.running), self._html(page.strip, max_height="30em", overflow="auto")])
+
+    # -- output --------------------------------------------------------------------------------
+
+    def _output(self) -> Any:
+        w = self._w
+        self.rank = w.ToggleButtons(options=[("all ranks", ALL)], style={"button_width": "auto"})
+        search = w.Text(placeholder="search", description="search", continuous_update=True)
+        differ = w.Checkbox(description="only differences", indent=False)
+        self.shown = {"rank": self.rank, "search": search, "differences": differ}
+        for name, control in self.shown.items():
+            control.observe(lambda change, name=name: self._shows(name, change["new"]), "value")
+        row = w.Box([self.rank, search, differ], layout=w.Layout(flex_flow="row wrap", grid_gap="8px"))
+        return w.VBox([row, self._html(page.moving), self._html(page.no_output), self._side_by_side(page.output)])
+
+    def _shows(self, name: str, value: Any) -> None:
+        if self._drawing != threading.get_ident() and value is not None:
+            self.session.show(name, value)
+
+    # -- timings -------------------------------------------------------------------------------
+
+    def _timings(self) -> Any:
+        """The curve lies under a slider as large as it is: a click there, or an arrow key, selects a step."""
+        w = self._w
+        self.step = w.BoundedIntText(min=0, max=10**9, description="step")
+        show = self._button("Show", "the timeline of this step", lambda: self.session.select(self.step.value))
+        row = w.Box([self.step, show], layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
+        self.slider = w.IntSlider(min=0, max=1, readout=False, continuous_update=False, layout=w.Layout(display="none"))
+        self.slider.add_class("nbddp-steps")
+        self.slider.observe(self._slid, "value")
+        plot = w.Box([self._html(page.curves), self.slider], layout=w.Layout(overflow="visible"))
+        plot.add_class("nbddp-plot")
+        drawn = w.VBox([self._html(page.newest), plot, self._html(page.legend)], layout=w.Layout(min_height="220px"))
+        return w.VBox([drawn, row, self._html(page.timeline, overflow="auto")])
+
+    def _slid(self, change: Any) -> None:
+        if self._drawing != threading.get_ident():
+            self.session.select(change["new"])
+
+    def _offer_steps(self, state: State) -> None:
+        """The slider reaches from the first to the last step that is drawn, and stands at the selected one."""
+        slider, points = self.slider, state.curve.points
+        if not state.curve.drawn:
+            slider.layout.display = "none"
+            return
+        first, last = points[0][0], points[-1][0]
+        if (slider.min, slider.max) != (first, last):
+            with slider.hold_trait_notifications():
+                slider.min, slider.max = first, last
+        number = state.step.number if state.step is not None else first
+        if slider.value != min(max(number, first), last):
+            slider.value = number
+        if state.step is not None and self._step != number:
+            self._step = self.step.value = number
+        slider.layout.display = ""
+
+    def _chosen(self) -> list[int] | None:
+        return None if self.which.value == ALL else [self.which.value]
+
+    # -- debugger ------------------------------------------------------------------------------
+
+    def _debugger(self) -> Any:
+        w, session = self._w, self.session
+        self.line = w.Text(placeholder="p loss", description="line", continuous_update=False)
+        self.whom = w.Dropdown(options=[("all ranks", ALL)], tooltip="which ranks get the line")
+        self.whom.layout.width = "8em"
+        send = self._button("Send", "send the line to these ranks", self._send)
+        steps = [
+            self._button(label, tooltip, functools.partial(session.debug, command))
+            for label, tooltip, command in (
+                ("Next", "all ranks: the next line", "next"), ("Step in", "all ranks: into a call", "step"),
+                ("Out", "all ranks: to the end of the function", "return"),
+                ("Continue", "all ranks: continue", "continue"),
+            )
+        ]  # fmt: skip
+        after = self._button("Post-mortem", "what the names of the rank that failed held", session.post_mortem)
+        row = w.Box([*steps, after], layout=w.Layout(flex_flow="row wrap", grid_gap="8px", overflow="visible"))
+        sent = w.Box([self.line, self.whom, send], layout=w.Layout(flex_flow="row wrap", grid_gap="8px"))
+        return w.VBox([row, sent, self._html(page.no_talk), self._side_by_side(page.talks)])
+
+    def _send(self) -> None:
+        if self.line.value.strip():
+            whom = None if self.whom.value == ALL else self.whom.value
+            self.session.debug(self.line.value.strip(), whom)
+            self.line.value = ""
+
+    # -- launch --------------------------------------------------------------------------------
+
+    def _launch(self) -> Any:
+        w = self._w
+        rows = [part for row in LAUNCH for part in self._row(*row)]
+        left = w.VBox(rows, layout=w.Layout(flex=f"0 0 {CONTROL}", overflow="visible"))
+        right = w.VBox(
+            [
+                self._html(lambda s: page.layout(s.considered)),
+                self._html(self._lines),
+            ],
+            layout=w.Layout(flex=f"1 1 {CONTROL}", min_width="0", overflow="visible"),
+        )
+        self.start = self._button("Start", "start the planned workers", self.session.start)
+        self.start.button_style = "primary"
+        grid = w.Box([left, right], layout=w.Layout(flex_flow="row wrap", grid_gap="16px", overflow="visible"))
+        foot = w.HBox([self.start, self._html(page.start, flex="1 1 auto")], layout=w.Layout(grid_gap="16px"))
+        return w.VBox([grid, foot])
+
+    def _lines(self, state: State) -> str:
+        return page.lines(state.considered, self._key)
+
+    def _row(self, name: str, label: str, tooltip: str, kind: Any) -> tuple[Any, Any]:
+        """A control, and below it why the plan is impossible, if it is the cause."""
+        control = self.controls[name] = self._control(name, label, tooltip, kind)
+
+        def move(change: Any) -> None:
+            if self._drawing != threading.get_ident():
+                self.session.move(name, change["new"])
+
+        control.observe(move, "value")
+        return control, self._html(lambda s: page.refusal(s.considered, name), margin="0 0 0 8px")
+
+    def _control(self, name: str, label: str, tooltip: str, kind: Any) -> Any:
+        w = self._w
+        common: dict[str, Any] = {
+            "value": getattr(Plan(), name), "description": label, "style": {"description_width": LABEL},
+            "layout": w.Layout(width=CONTROL),
+        }  # fmt: skip
+        if "tooltip" in w.Dropdown.class_trait_names():  # ipywidgets 8
+            common["tooltip"] = tooltip
+        if kind is int:
+            return w.BoundedIntText(min=0 if name == "max_restarts" else 1, max=4096, **common)
+        if kind is bool:
+            return w.Checkbox(indent=True, **common)
+        if kind is str:
+            return w.Text(continuous_update=False, **common)
+        return w.Dropdown(options=list(kind), **common)
+
+
+def _choose_from(choice: Any, ranks: Sequence[int]) -> None:
+    """Offer all ranks and each of them, if something else is offered."""
+    options = (("all ranks", ALL), *((f"rank {rank}", rank) for rank in ranks))
+    if tuple(choice.options) != options:
+        before = choice.value
+        choice.options = options
+        if before in ranks:
+            choice.value = before

@@ -1,0 +1,141 @@
+"""`python -m nbddp run`: a launcher. It starts a pool, or takes a warm process that waits, runs the script, passes
+signals on to the ranks, and ends what it has started. Exit status as torchrun's: 0, or 1 whatever went wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from nbddp.agent import stop
+from nbddp.agent.client import Agent
+from nbddp.capabilities.scripts import launch
+from nbddp.compat.working_dir import known
+from nbddp.errors import BadInput, RunFailed
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.units import lasts
+from nbddp.notebook.commands import Command
+
+if TYPE_CHECKING:
+    from nbddp.pool.pool import Pool
+
+FAILED = 1
+KEPT = 600.0  # seconds for which the warm process waits for the next launch from a terminal
+
+
+def run(command: Command) -> int:
+    """Run a script on a pool of its own; the exit status. Raises BadInput before anything is started."""
+    asked = command.launch
+    spec, said = launch.made_ready(asked, asked.elsewhere)
+    for line in (*command.notes, *said):
+        print(line, file=sys.stderr)
+    _leave_working_directory()
+    waiting = Agent.ask(os.environ)
+    agent = Agent.launch(os.environ, waiting)  # it imports torch while this process imports the rest
+    from nbddp.pool.pool import Pool
+
+    pool = Pool(agent=agent)
+    keeps = _keeps_by_default(command)
+    if keeps:
+        pool.keep(KEPT)
+    try:
+        with stop.heard_at_checks(), _passing_on(pool, spec):
+            return _carry_out(pool, spec, says_kept=keeps and waiting is None)
+    except KeyboardInterrupt:
+        print("stopped by the user", file=sys.stderr)
+        return FAILED
+    finally:
+        pool.close()
+
+
+def _keeps_by_default(command: Command) -> bool:
+    """Whether the process that has imported torch stays though the line does not say so: for somebody at a terminal,
+    who will start the script again. What a job or another program starts leaves nothing."""
+    spec = command.launch
+    typed = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+    return command.name == "run" and spec.keep_warm is None and not spec.elsewhere and typed
+
+
+def _say_kept(pool: Pool) -> None:
+    if not pool.group.nodes[0].warm["unkept"]:
+        print(
+            f"the next start is faster: the process that has imported torch stays for {lasts(KEPT)}; --keep-warm 0 "
+            "ends it with the script",
+            file=sys.stderr,
+        )
+
+
+def _carry_out(pool: Pool, spec: LaunchSpec, says_kept: bool) -> int:
+    from nbddp.execution import report
+    from nbddp.output.screens import for_shell
+
+    screen = for_shell(None)
+    try:
+        for note in pool.ensure(spec, progress=screen.progress):
+            print(note, file=sys.stderr)
+        if says_kept:
+            _say_kept(pool)
+        screen.ready()
+        pool.carry_out(spec.request("", 1), screen)
+    except RunFailed as e:
+        screen.finish([])
+        print(report.terminal_text(e, _signal_of(pool)), file=sys.stderr)
+        return FAILED
+    finally:
+        if spec.trace is not None and pool.last_run is not None:
+            _write_trace(pool, spec.trace)
+    return 0
+
+
+def _signal_of(pool: Pool) -> str:
+    """The signal that has ended the run, if it was not Ctrl-C."""
+    run = pool.last_run
+    if run is None or run.stop_signal == signal.SIGINT:
+        return ""
+    return signal.Signals(run.stop_signal).name
+
+
+def _write_trace(pool: Pool, name: str) -> None:
+    from nbddp.capabilities.trace.written import written
+
+    try:
+        found = str(written(pool.trace(), Path(name)))
+    except BadInput as e:  # no rank has a trace: the script has run all the same
+        found = str(e)
+    print(found, file=sys.stderr)
+
+
+@contextmanager
+def _passing_on(pool: Pool, spec: LaunchSpec) -> Iterator[None]:
+    """Signals that torchrun hands on go to the ranks; before and after the run they end the launcher as Ctrl-C does."""
+    assert spec.program is not None
+    numbers = [signal.Signals[name] for name in spec.program.signals.split(",")]
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        current = pool.current
+        if current is None:
+            signal.raise_signal(signal.SIGINT)
+        else:
+            current.stop(number)
+
+    before = {n: signal.signal(n, heard) for n in numbers if n != signal.SIGINT}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave_working_directory() -> None:
+    """`python -m` has put the working directory before all else; a script under torchrun has its own folder there."""
+    here = known()
+    first = sys.path[0] if sys.path else None
+    ours = Path(__file__).parents[3]
+    if first in ("", here) and (Path(here) != ours or here in sys.path[1:]):
+        del sys.path[0]

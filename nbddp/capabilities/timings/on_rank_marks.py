@@ -1,0 +1,147 @@
+"""A step of DistributedDataParallel as its marks are taken: each is 0 until it is, then the host's time or a GPU's."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from nbddp.capabilities.timings.on_rank_gpu_clock import Mark
+
+
+class BucketMarks:
+    """A bucket: its elements and bytes, when it was ready and sent, and `done`, which has one mark once its result is
+    there. queued: its device's backend carries out one collective after the other."""
+
+    __slots__ = ("bytes", "device", "done", "index", "numel", "queued", "ready", "sent")
+
+    def __init__(self, index: int, numel: int, size: int, at: Mark | int, device: Any, in_order: bool) -> None:
+        self.index, self.numel, self.bytes = index, numel, size
+        self.ready = self.sent = at
+        self.done: list[Mark | int] = []
+        self.device, self.queued = device, device is not None and in_order
+
+    def plain(self, names: list[str]) -> dict[str, Any]:
+        return {
+            "index": self.index, "bytes": self.bytes, "ready": told(self.ready), "sent": told(self.sent),
+            "done": told(self.done[0]) if self.done else 0, "queued": self.queued, "names": names,
+        }  # fmt: skip
+
+
+class StepMarks:
+    """A step: forward is entered and left; backward has begun, has all gradients computed, and is through when all
+    buckets have been waited for; the optimizer's step begins and has been taken. order: that of the gradients, where
+    it was known then. loader: begin and end of each batch's making. queued, inputs: as in `analysis.steps.Step`."""
+
+    __slots__ = (
+        "begun", "buckets", "cell", "computed", "entered", "inputs", "left", "loader", "model", "number",
+        "order", "queued", "rebuilds", "rebuilt", "run", "stepped", "stepping", "synced", "through",
+    )  # fmt: skip
+
+    def __init__(self, model: Model, number: int, run: int, cell: int | None, synced: bool) -> None:
+        self.model, self.number, self.run, self.cell, self.synced = model, number, run, cell, synced
+        self.order = model.order
+        self.entered: Mark | int = 0
+        self.left: Mark | int = 0
+        self.begun: Mark | int = 0
+        self.computed: Mark | int = 0
+        self.through: Mark | int = 0
+        self.stepping: Mark | int = 0
+        self.stepped: Mark | int = 0
+        self.rebuilt = self.rebuilds = False
+        self.buckets: list[BucketMarks] = []
+        self.loader: list[tuple[int, int]] | None = None
+        self.queued: list[int] = []
+        self.inputs: int | None = None
+
+    def waited(self) -> list[int] | None:
+        """`queued`, if both are known."""
+        return self.queued if len(self.queued) == 2 else None
+
+    def plain(self) -> dict[str, Any]:
+        """The step as plain data."""
+        buckets = sorted(self.buckets, key=lambda b: b.index)
+        names = names_of([self.order, self.model.declared], self.model.sizes, [b.numel for b in buckets])
+        return {
+            "number": self.number, "synced": self.synced, "rebuilt": self.rebuilt, "rebuilds": self.rebuilds,
+            "forward": [told(self.entered), told(self.left)],
+            "backward": [told(self.begun), told(self.computed), told(self.through)],
+            "optimizer": [told(self.stepping), told(self.stepped)] if self.stepped else None,
+            "loader": [list(span) for span in self.loader or ()], "queued": self.waited(), "inputs": self.inputs,
+            "buckets": [b.plain(n) for b, n in zip(buckets, names, strict=True)],
+        }  # fmt: skip
+
+
+class Model:
+    """One DDP model: its parameters' names, and in which order their gradients come."""
+
+    def __init__(self, ddp: Any) -> None:
+        self.title = type(ddp.module).__name__
+        self.device = next((p.device for p in ddp.module.parameters() if p.is_cuda), None)
+        named = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad]
+        self.sizes = {n: p.numel() for n, p in named}
+        self.declared = [n for n, _ in reversed(named)]
+        self.order: list[str] = []
+        self.count = 0
+        # DDP rebuilds its buckets once, in the forward that follows the first exchange (of a static graph, the second)
+        self._until_rebuild = 2 if ddp.static_graph else 1 if not ddp.find_unused_parameters else 0
+        self._exchanged = 0
+        self._came: list[str] = []
+        self._handles = [before_gradient(p, functools.partial(self._comes, n)) for n, p in named]
+
+    def begin(self, run: int, cell: int | None, synced: bool) -> StepMarks:
+        """A new step's marks."""
+        if self._came and self._handles:
+            for handle in self._handles:
+                handle.remove()
+            self._handles, self.order = [], self._came
+        step = StepMarks(self, self.count, run, cell, synced)
+        self.count += 1
+        if self._exchanged <= self._until_rebuild:
+            step.rebuilt = synced and self._exchanged < self._until_rebuild
+            step.rebuilds = 0 < self._until_rebuild == self._exchanged
+            self._exchanged += step.rebuilt or step.rebuilds
+        return step
+
+    def _comes(self, name: str, *gradients: Any) -> None:
+        if name not in self._came:
+            self._came.append(name)
+
+
+def before_gradient(tensor: Any, call: Any) -> Any:
+    """Have `call` run in backward before this tensor's gradient goes on; the handle that ends it. A hook on the tensor
+    itself would be seen there, and torch.save would warn of it."""
+    node = tensor.grad_fn
+    if node is None:  # a leaf: where its gradient is accumulated
+        import torch
+
+        node = torch.autograd.graph.get_gradient_edge(tensor).node
+    return node.register_prehook(call)
+
+
+def names_of(orders: list[list[str]], numels: dict[str, int], sizes: list[int]) -> list[list[str]]:
+    """Names of the parameters in each bucket: an order of parameters is cut where buckets end. Of the orders that
+    DDP may have used the first whose cuts fit; empty lists if none does."""
+    for order in orders:
+        found, left = [], list(order)
+        for size in sizes:
+            names: list[str] = []
+            while size > 0 and left:
+                names.append(left.pop(0))
+                size -= numels[names[-1]]
+            if size != 0:
+                break
+            found.append(names)
+        else:
+            if not left and sizes:
+                return found
+    return [[] for _ in sizes]
+
+
+def told(mark: Mark | int) -> int:
+    """A mark's time; waits for its GPU."""
+    return mark if isinstance(mark, int) else mark.read()
+
+
+def passed(mark: Mark | int) -> int:
+    """A mark's time if it has come to pass and was read; else 0."""
+    return mark if isinstance(mark, int) else mark.at

@@ -1,0 +1,302 @@
+"""How a run is ended, step by step: its ranks are interrupted, freed from calls that block them, and replaced.
+
+`supervise` decides which step is due; here it is carried out, and what has been done is kept for the next decision and
+for the verdict on each rank. A rank that has had the interrupt (`took`) is cleaning up, and the screen says so.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from nbddp.errors import RankStatus
+from nbddp.execution import supervise
+from nbddp.execution.deadlock import Deadlock
+from nbddp.execution.events import Events
+from nbddp.execution.positions import Position
+from nbddp.execution.result import Ending
+from nbddp.execution.watch import Asked, RankWatcher
+from nbddp.launch.topology import rank_words
+from nbddp.output.run_output import Display
+from nbddp.protocol import outcome
+from nbddp.protocol.outcome import Ended
+from nbddp.protocol.request import Request
+
+WHY = 300  # characters of what ends a run, in a line of progress
+TELL = 1.0  # seconds between two lines about ranks that are cleaning up
+UNNOTICED = "not noticed the interrupt yet"
+PRESSED, LATE = "Stop was pressed again", "it had not ended {:g} s after the interrupt (--shutdown-timeout)"
+
+
+class Commanded(Asked, Protocol):
+    """What a ladder does with ranks."""
+
+    def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None: ...
+    def signal(self, ranks: Sequence[int], number: int) -> None: ...
+    def kill(self, ranks: Sequence[int]) -> None: ...
+    def release(self, ranks: Sequence[int], run: int, then: Mapping[str, Any], spares: bool) -> None: ...
+
+
+class Steered(Protocol):
+    """What a ladder needs of a run."""
+
+    @property
+    def workers(self) -> Commanded: ...
+
+    number: int
+    request: Request
+    watcher: RankWatcher
+    display: Display
+    events: Events
+    ended: dict[int, Ended]
+    goes_on: set[int]
+    stop_signal: int
+    stops: tuple[float, ...]
+    regrouped: str
+    next_request: Callable[[], Mapping[str, Any]]
+
+    def hear(self, rank: int, message: dict[str, Any]) -> None: ...
+    def wait_for_answers(self, until: float) -> None: ...
+    def ending(self) -> Ending: ...
+
+
+class Ladder:
+    """Of one run, in its own thread. `ended_by`: why the run is ended, as `supervise` has it, or empty; `then`: what
+    freed ranks do next, unasked; `found`, `deadlock`: where the ranks were when they were interrupted, and what held
+    them; `why`: rank → why it was replaced, where it was not stuck; the times are time.monotonic()'s."""
+
+    def __init__(self, run: Steered):
+        self._run = run
+        self.ended_by = ""
+        self.then: Mapping[str, Any] = {}
+        self.interrupted_at: float | None = None
+        self.through_at: float | None = None
+        self.released: set[int] = set()
+        self.replaced: set[int] = set()
+        self.found: dict[int, Position] = {}
+        self.deadlock: Deadlock | None = None
+        self.why: dict[int, str] = {}
+        self._taken: dict[int, float] = {}  # rank → when it had its interrupt
+        self._over: dict[int, float] = {}  # rank → since when its program is known to have ended, and not its run
+        self.foreign = False  # whether an exception from elsewhere ends the run
+        self._released_at = 0.0
+        self._next_through = self._next_told = 0.0
+        self._steps: dict[type, Callable[[Any], None]] = {
+            supervise.Interrupt: self._interrupt,
+            supervise.Release: self._release,
+            supervise.Replace: self._replace,
+        }
+
+    def take(self, action: supervise.Action) -> None:
+        """Carry out a step."""
+        self._steps[type(action)](action)
+
+    def ours(self, rank: int, stopped: bool) -> str:
+        """What we had done to a rank that leaves, as `outcome.TABLE` has it. stopped: Stop has reached it."""
+        if rank in self.replaced:
+            return outcome.REPLACED
+        return outcome.INTERRUPTED if stopped or self.interrupted_at is not None else ""
+
+    def _say_why(self, what: str) -> None:
+        """What is done, after what ends the run: who has failed is seen at once, however long the others take."""
+        why = self._run.ending().so_far()
+        why = f"{why[:WHY]} …" if len(why) > WHY else why
+        self._run.display.screen.ends(f"{why}; {what}" if why else what)
+
+    def _interrupt(self, action: supervise.Interrupt) -> None:
+        run = self._run
+        self.ended_by = action.why
+        run.watcher.proven = action.why == supervise.HUNG
+        run.wait_for_answers(run.watcher.look_for_report())
+        if run.watcher.waits_for_answers:
+            run.watcher.assess()  # without those that do not answer
+        still = run.watcher.running
+        self._say_why(f"interrupting {rank_words(still)}")
+        ends = run.request.spends and self.ended_by != supervise.STOPPED
+        self.found, self.deadlock = dict(run.watcher.positions), run.watcher.deadlock
+        now = time.monotonic()
+        by_stop = self.ended_by == supervise.STOPPED and self._is_gentle  # VS Code's interrupts the ranks itself
+        self._taken = {r: at for r, at in self._taken.items() if by_stop and now - at < supervise.STOP_COMES}
+        still = tuple(r for r in still if r not in self._taken)
+        run.workers.signal(still, signal.SIGTERM if ends else run.stop_signal)
+        self.interrupted_at = time.monotonic()
+        self._next_told = self.interrupted_at + TELL
+        run.watcher.ends(self.interrupted_at)
+
+    def _release(self, action: supervise.Release) -> None:
+        run = self._run
+        self._say_why(f"freeing {rank_words(action.ranks)}")
+        if not self.released:
+            self.then = self.then or run.next_request()
+            self._released_at = time.monotonic()
+            self._next_through = self._released_at + supervise.PATIENCE / 2  # most are free long before
+            for rank in run.ended:  # first: such a rank waits a moment for what is on its way, and the others are many
+                self.ask_next(rank)
+        spares = self._spares and not self._taken.keys() & set(action.ranks)
+        run.workers.release(action.ranks, run.number, self.then, spares)
+        self.released.update(action.ranks)
+
+    def ask_next(self, rank: int) -> None:
+        """Have a rank that has failed, and left before it was to be freed, do what the freed ones do unasked."""
+        run, ended = self._run, self._run.ended[rank]
+        lives = not ended.well and ended.status not in outcome.GONE and not ended.content.get("broken")
+        if self.then and lives and rank not in run.goes_on and ended.content.get("group", {}).get("touched"):
+            run.goes_on.add(rank)
+            run.workers.send(rank, {**self.then, "through": True}, run.hear, "", [])
+
+    def ask_through_if_due(self) -> float | None:
+        """Ask the ranks that are to free themselves whether they let a message through first; seconds to the next."""
+        run, now = self._run, time.monotonic()
+        waiting = [r for r in run.watcher.running if r in self.released and r not in self._taken]
+        if not waiting or self.replaced:
+            return None
+        if now >= self._next_through:
+            self._next_through = now + supervise.PATIENCE / 4
+            run.workers.look(waiting, {"op": "through"}, lambda rank, does: run.events.put(("through", rank, does)))
+        return self._next_through - now
+
+    def lets_through(self, rank: int, does: object) -> None:
+        """A rank's answer to that."""
+        if does is True and rank not in self._run.ended:
+            self.through_at = time.monotonic()
+            words = f"rank {rank} is transferring a message, which may finish; Stop interrupts it"
+            self._run.display.screen.ends(words)
+
+    def _replace(self, action: supervise.Replace) -> None:
+        self.ended_by = self.ended_by or supervise.STOPPED
+        stuck = set(self.stuck)
+        for rank in action.ranks:
+            if self.pressed_again or len(self._run.stops) > 1:
+                self.why[rank] = PRESSED
+            elif rank not in stuck:
+                self.why[rank] = LATE.format(self._run.request.shutdown_timeout)
+        self._say_why(f"ending {rank_words(action.ranks)}")
+        self.interrupted_at = self.interrupted_at or time.monotonic()  # what ends from here on, we have ended
+        self._end(action.ranks)
+
+    def _end(self, ranks: Sequence[int]) -> None:
+        self.replaced.update(ranks)
+        self._run.workers.kill(ranks)
+
+    # -- on their way out ------------------------------------------------------------------------
+
+    def took(self, rank: int) -> None:
+        """A rank's program has had an interrupt: of ours, or from elsewhere."""
+        if rank not in self._taken:
+            self._taken[rank] = time.monotonic()
+            if self._spares:
+                self.released.discard(rank)  # it does not free itself
+
+    def saw(self, rank: int, facts: Mapping[str, Any]) -> None:
+        """What a rank has said of itself while it was at work."""
+        if facts.get("interrupted"):
+            self.took(rank)
+        if not facts.get("over") or self.interrupted_at is None:
+            self._over.pop(rank, None)
+        else:
+            self._over.setdefault(rank, time.monotonic())
+
+    @property
+    def _spares(self) -> bool:
+        """Whether collectives of ranks on their way out may go on: somebody has wished the end, and none has failed."""
+        return self.ended_by == supervise.STOPPED and self._is_gentle and not self._run.regrouped
+
+    @property
+    def _is_gentle(self) -> bool:
+        """Whether the ranks' processes outlive the program, and have time to clean up."""
+        request = self._run.request
+        return request.is_program and not request.spends
+
+    @property
+    def looks(self) -> bool:
+        """Whether it is of interest where the ranks are."""
+        return self.interrupted_at is None or self._is_gentle
+
+    @property
+    def spared(self) -> tuple[int, ...]:
+        """Ranks that are cleaning up, and wait for none that cannot come."""
+        if not self._spares or self.interrupted_at is None:
+            return ()
+        watcher, late = self._run.watcher, time.monotonic() - self.interrupted_at > supervise.WISHED
+        return tuple(
+            r for r in self._taken
+            if not (watcher.looked_at > self.interrupted_at and watcher.is_blocked(r) and (late or watcher.is_held(r)))
+        )  # fmt: skip
+
+    @property
+    def stuck(self) -> tuple[int, ...]:
+        """Ranks that only the end of their process ends. With a cell: which have not had the interrupt, since they are
+        still in a call of torch.distributed, have lost their request to it, or held the interpreter before and since;
+        or which have come to the end of their program, and not of the run."""
+        run = self._run
+        if not self._is_gentle:
+            return run.watcher.running
+        ends = tuple(r for r, since in self._over.items() if time.monotonic() - since > supervise.PATIENCE)
+        if self._released_at < run.watcher.looked_at:
+            return ends + tuple(r for r in self.released if r not in self._taken and self._is_stuck(r))
+        return ends
+
+    def _is_stuck(self, rank: int) -> bool:
+        now, before = (at.get(rank) for at in (self._run.watcher.positions, self.found))
+        if now is None or now.state == RankStatus.SILENT:
+            return before is None or before.state == RankStatus.SILENT
+        return self._run.watcher.calls_torch(rank) or self._run.watcher.lost_request(rank)
+
+    @property
+    def pressed_again(self) -> bool:
+        """Whether Stop was pressed while ranks were on their way out for another reason."""
+        at = self.interrupted_at
+        return at is not None and self.ended_by != supervise.STOPPED and any(
+            stop > at + supervise.STOP_COMES for stop in self._run.stops
+        )  # fmt: skip
+
+    @property
+    def cleanup(self) -> float | None:
+        """Seconds from the interrupt on that ranks have to clean up; None: any time, or what a script has. An exception
+        of the front end's is the wish of nobody who could press Stop again."""
+        wished = self._spares and not self.foreign
+        return None if wished or not self._is_gentle else self._run.request.shutdown_timeout
+
+    def tell_if_due(self) -> float | None:
+        """Say every second which ranks are still at work, where, and what ends them; seconds to the next time."""
+        run, now, since = self._run, time.monotonic(), self.interrupted_at
+        left = [r for r in run.watcher.running if r not in self.replaced]
+        if since is None or not left or not self._is_gentle:
+            return None
+        if now >= self._next_told:
+            self._next_told = now + TELL
+            self._say_why("; ".join([*self._cleaning(left, now - since), self._advice()]))
+        return self._next_told - now
+
+    def _cleaning(self, ranks: Sequence[int], seconds: float) -> list[str]:
+        """`rank 1 is cleaning up, cell line 9, 3 s`."""
+        at: dict[tuple[bool, str], list[int]] = {}
+        for r in ranks:
+            position = self._run.watcher.positions.get(r)
+            at.setdefault((r in self._taken, "" if position is None else position.where), []).append(r)
+        found = []
+        for (cleans, where), its in at.items():
+            does = ("is cleaning up", "are cleaning up") if cleans else (f"has {UNNOTICED}", f"have {UNNOTICED}")
+            who = f"{rank_words(its)} {does[len(its) > 1]}"
+            found.append(", ".join(filter(None, (who, where, f"{seconds:.0f} s"))))
+        return found
+
+    def _advice(self) -> str:
+        again = " again" if self.ended_by == supervise.STOPPED else ""
+        ends = f"Stop{again} ends the process and its names are lost"
+        return ends if self.cleanup is None else f"{ends}, as after {self.cleanup:g} s (--shutdown-timeout)"
+
+    # -- asked for by a user ---------------------------------------------------------------------
+
+    def free(self) -> None:
+        """Free what is blocked, without an interrupt; the program may go on, but for its process group."""
+        at = self._run.watcher.positions
+        blocked = tuple(r for r in self._run.watcher.running if r in at and at[r].call is not None)
+        if blocked and not self.released:
+            self._release(supervise.Release(blocked))
+
+    def give_up(self, ranks: Sequence[int]) -> None:
+        """End the processes of these ranks at once."""
+        self._end([r for r in ranks if r in self._run.watcher.running])

@@ -1,0 +1,455 @@
+"""One run: send to every rank, take in what happens, carry out what `supervise` decides.
+
+Everything arrives on one queue (iopub messages, exits, Stop) and is handled in the
+calling thread, so output keeps its order and its parent. The loop holds no rules. Once a
+run has lasted a while, every rank is asked now and then where it is: the answers feed
+the live status, the search for deadlocks, and the report if the run has to be ended.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from nbddp.capabilities.debugger.sender import Debugging
+from nbddp.capabilities.scripts.failures import Failure
+from nbddp.capabilities.widgets import state as widgets
+from nbddp.capabilities.widgets.state import Widgets
+from nbddp.errors import PoolNotRunning, RankStatus, RunFailed
+from nbddp.execution import supervise
+from nbddp.execution.deadlock import Deadlock
+from nbddp.execution.escalation import Commanded, Ladder
+from nbddp.execution.events import Events
+from nbddp.execution.positions import Position
+from nbddp.execution.result import Ending, Places
+from nbddp.execution.watch import RankWatcher
+from nbddp.output.log_file import LIMIT
+from nbddp.output.run_output import PRINTED, Display
+from nbddp.output.screens import Screen
+from nbddp.protocol import outcome
+from nbddp.protocol.outcome import Ended
+from nbddp.protocol.request import Request
+
+OUTCOME, STOPPED, INTERRUPTED = "nbddp_outcome", "nbddp_stopped", "nbddp_interrupted"
+UNSENT = "the connection to the workers was lost before this rank was reached; run the cell again"
+UNTOLD = "the rank ended the cell, but did not report how; %ddp log shows what it printed"
+LONG = 0.1  # seconds after which a run is worth telling others about
+ATTEMPTS = 3  # how often a run that exceptions from elsewhere disturb is taken to its end
+LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a rank that died: the agent tells of
+# the death by a shorter way than output comes, and only outcomes are known to come after it
+
+
+class Workers(Places, Commanded, Protocol):
+    """What a run needs of a pool."""
+
+    def expect(self, rank: int) -> bool: ...
+    def written(self, ranks: Sequence[int]) -> Mapping[int, Mapping[str, tuple[int, str]]]: ...
+
+
+class Run:
+    """A request to several ranks and all that comes of it.
+
+    specs: rank → the request as it is sent. After `execute`, `ended` has one entry per rank.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        specs: Mapping[int, dict[str, Any]],
+        request: Request,
+        *,
+        number: int,
+        logs: Path,
+        screen: Screen,
+        timed_from: float | None = None,
+        most: int = LIMIT,
+        after: Run | None = None,
+        widgets: Widgets | None = None,
+    ):
+        """timed_from: when `timeout` began (time.monotonic()); None: when the run does. most: bytes of each rank's
+        output that are kept. after: the run whose freed ranks carry this one out without being asked (`then`).
+        widgets: those that the ranks have made so far."""
+        self.request, self._timed_from = request, timed_from
+        self.workers, self.specs, self.number = workers, dict(specs), number
+        self.display = Display(list(specs), request.show, logs, most, widgets or Widgets(), screen)
+        self.outputs, self.shown = self.display.outputs, self.display.shown
+        self.earlier: dict[int, list[Path]] = {}  # rank → files of what is shown under this run and was printed before
+        self.ended: dict[int, Ended] = {}
+        self.stops: tuple[float, ...] = ()
+        self.events: Events = after.later if after else Events()
+        self.later: Events = Events()
+        self.next_request: Callable[[], Mapping[str, Any]] = dict  # what freed ranks are to do next, unasked
+        self.goes_on: set[int] = set()  # ranks that have ended the run and do that
+        self._asked_before = frozenset(after.goes_on) if after else frozenset[int]()
+        self.aside: Callable[[int, str, dict[str, Any]], None] | None = None  # given what is printed, if nobody sees it
+        self.when_sent: Callable[[], None] = lambda: None
+        self.when_long: Callable[[], None] = lambda: None
+        self.noted = False
+        self.stuck: dict[int, dict[str, Any]] = {}
+        self.world_size = max((int(s["env"]["WORLD_SIZE"]) for s in specs.values() if "env" in s), default=len(specs))
+        self.regrouped = ""
+        self.stop_signal: int = signal.SIGINT  # what Stop sends to the ranks
+        self.failures: dict[int, Failure] = {}  # once it has ended: of ranks that failed by themselves
+        self.watcher = RankWatcher(
+            workers, list(specs), self.ended, lambda rank, what: self.events.put(("place", rank, what)),
+            run=number, world_size=self.world_size, hang_after=request.hang_after,
+            program="cell" if request.program is None else "script",
+        )  # fmt: skip
+        self.began = 0.0
+        self._output_until = 0.0
+        self._debugging = Debugging(workers, self.watcher, self.events, self.stop)
+        self.debugged, self.ask_by = self._debugging.debugged, self._debugging.ask_by
+        self.display.around = self._debugging.aside
+        self.ladder = Ladder(self)
+
+    # -- fed from other threads ------------------------------------------------------
+
+    def hear(self, rank: int, message: dict[str, Any]) -> None:
+        """An iopub message of this run."""
+        kind = message["header"]["msg_type"]
+        next_one = kind == OUTCOME and message["content"].get("run") == self.ladder.then.get("run", -1)
+        if rank in self.goes_on or next_one:  # the run's own outcome may be lost, and come by `repeat`
+            self.later.put((kind, rank, message))
+        elif self.aside is not None and kind in PRINTED:
+            self.aside(rank, kind, message["content"])
+        elif kind == INTERRUPTED:
+            self.events.put(("do", -1, lambda: self.ladder.took(rank)))
+        elif kind in (OUTCOME, STOPPED) or kind in PRINTED or kind in widgets.KINDS:
+            self.events.put((kind, rank, message))
+            if kind == OUTCOME and message["content"].get("then"):
+                self.goes_on.add(rank)
+
+    def worker_exited(self, rank: int, event: dict[str, Any]) -> None:
+        if rank in self.specs:  # one that has no part in this run is replaced before the next
+            self.events.put(("exit", rank, event))
+
+    def regroup(self, why: str) -> None:
+        """End the run as Stop does, because the pool's nodes change: the cell is to begin again on those there are."""
+        self.regrouped = self.regrouped or why
+        self.events.put(("stop", -1, time.monotonic()))
+
+    def stop(self, number: int = signal.SIGINT) -> None:
+        """End the run as Stop does, or because the launcher got another signal: the ranks get it too."""
+        self.stop_signal = number
+        self.events.put(("stop", -1, time.monotonic()))
+
+    def free(self) -> None:
+        """Have blocked calls raise, and let the ranks go on from there."""
+        self.events.put(("do", -1, self.ladder.free))
+
+    def debug(self, ranks: Sequence[int], line: str) -> None:
+        """A line for the debuggers of these ranks, as far as they wait for one."""
+        self.events.put(("do", -1, lambda: self._debugging.send_line(ranks, line)))
+
+    def replace(self, ranks: Sequence[int]) -> None:
+        """End the run as Stop does, and the processes of these ranks at once; the next run has new ones."""
+        self.events.put(("do", -1, lambda: self._give_up(ranks)))
+
+    def tell(self, words: str) -> None:
+        """A line for the user that is none of a rank's."""
+        self.events.put(("do", -1, lambda: self.display.screen.say(words)))
+
+    def never_reached(self, rank: int) -> None:
+        """The request was lost with the connection that it was given to."""
+        self._failed_by(rank, "ConnectionError", UNSENT)
+
+    def never_told(self, rank: int) -> None:
+        """The rank is idle, and has not said how it has ended the run."""
+        self._failed_by(rank, "RuntimeError", UNTOLD)
+
+    def _failed_by(self, rank: int, kind: str, words: str) -> None:
+        link = {"type": kind, "message": words, "relation": "", "notes": (), "frames": ()}
+        self.events.put((OUTCOME, rank, {"content": {"status": "failed", "chain": [link]}, "buffers": []}))
+
+    # -- the loop ----------------------------------------------------------------------
+
+    def execute(self) -> None:
+        """Run to the end: every rank has an outcome, has died, or is replaced.
+
+        An exception that comes amid it, of another signal's handler or of the front end, ends the run as Stop does
+        before it goes on: no rank is left at work that nobody waits for.
+        """
+        foreign: BaseException | None = None
+        with self._stop_by_signal():
+            try:
+                self._send()
+                self.display.screen.start()  # while the ranks already work
+                self.when_sent()
+                self._to_the_end()
+            except BaseException as e:
+                foreign = self._stop_for(e)
+        self._drain()
+        self._fill_in()
+        try:
+            self.display.finish()
+        finally:
+            if foreign is not None:
+                raise foreign
+
+    def _send(self) -> None:
+        self.began = time.monotonic()
+        self.watcher.begin(self.began)
+        unsent, source, buffers = list(self.specs), self.request.source, list(self.request.buffers)
+        try:
+            while unsent:
+                if unsent[0] in self._asked_before:
+                    self.workers.expect(unsent.pop(0))
+                    continue
+                self.workers.send(unsent[0], self.specs[unsent[0]], self.hear, source, buffers)
+                del unsent[0]
+        finally:
+            for rank in unsent[1:]:  # whether the first got it is not known: if it does not answer, it is replaced
+                self.never_reached(rank)
+
+    def _to_the_end(self) -> None:
+        while True:
+            action = supervise.next_action(self._state())
+            if isinstance(action, supervise.Finish):
+                break
+            if isinstance(action, supervise.Wait):
+                self._take(action.seconds)
+            else:
+                if isinstance(action, supervise.Interrupt):
+                    self._debugging.close()
+                self.ladder.take(action)
+
+    def _stop_for(self, error: BaseException) -> BaseException:
+        """End the run as Stop does, without the screen, which may be what has failed; returns the last exception.
+
+        Another exception is another Stop; after a few, the ranks are ended and not waited for.
+        """
+        self.ladder.foreign = True
+        with self.display.without_screen():
+            for _ in range(ATTEMPTS):
+                self.stops += (time.monotonic(),)
+                try:
+                    self._to_the_end()
+                    return error
+                except BaseException as e:  # its context is the one before
+                    error = e
+            self.workers.kill(self.running())
+        return error
+
+    def _state(self) -> supervise.RunState:
+        bad = [e.at + supervise.STOP_COMES * e.own_interrupt for e in self.ended.values() if not e.well]
+        return supervise.RunState(
+            now=time.monotonic(),
+            running=self.running(),
+            failed_at=min(bad, default=None),
+            stops=self.stops,
+            hung_since=self.watcher.hung_since,
+            all_hung=self.watcher.all_hung or self.watcher.all_held,
+            hang_after=self.request.hang_after,
+            deadline=None if self.request.timeout is None else (self._timed_from or self.began) + self.request.timeout,
+            interrupted_at=self.ladder.interrupted_at,
+            stuck=self.ladder.stuck,
+            spared=self.ladder.spared,
+            pressed_again=self.ladder.pressed_again,
+            released=frozenset(self.ladder.released),
+            replaced=frozenset(self.ladder.replaced),
+            through_at=self.ladder.through_at,
+            output_until=self._output_until,
+            cleanup=self.ladder.cleanup,
+            **self._patience(),
+        )
+
+    def _patience(self) -> dict[str, float]:
+        """How long ranks that were told to end may take, where that is not as with cells. A program that is ended by
+        somebody's wish may still use its group: it writes a checkpoint."""
+        program = self.request.program
+        if program is None or program.keep:
+            return {}
+        wished = self.ladder.ended_by == supervise.STOPPED and self.stop_signal != signal.SIGINT
+        release = min(supervise.WISHED, program.shutdown / 2) if wished else supervise.RELEASE_AFTER
+        return {"patience": program.shutdown, "release_after": release}
+
+    def running(self) -> tuple[int, ...]:
+        return self.watcher.running
+
+    def _take(self, patience: float | None) -> None:
+        """Wait for one event and handle it and all that have come with it."""
+        ladder = self.ladder
+        due = (self._note_if_long(), self._look_if_due(), ladder.ask_through_if_due(), ladder.tell_if_due(),
+               self._ask_line_if_due())  # fmt: skip
+        seen, status = self.display.seen, self.watcher.status
+        look = None if self._debugging.asks else self.display.screen.refresh(seen, status)
+        waits = [w for w in (patience, look, *due) if w is not None]
+        try:
+            event = self.events.get(timeout=max(0.0, min(waits)) if waits else None)
+        except queue.Empty:
+            return
+        deadline = time.monotonic() + 0.02
+        while True:
+            self._handle(*event)
+            if time.monotonic() > deadline:
+                return
+            try:
+                event = self.events.get_nowait()
+            except queue.Empty:
+                return
+
+    def _note_if_long(self) -> float | None:
+        """Seconds until the run counts as long; None once that has been told."""
+        left = self.began + LONG - time.monotonic()
+        if left > 0 or self.noted:
+            return None if self.noted else left
+        self.noted = True
+        self.when_long()
+        return None
+
+    def _drain(self) -> None:
+        while not self.events.empty():
+            self._handle(*self.events.get_nowait())
+
+    def _fill_in(self) -> None:
+        """What ranks that died had written, and their messages did not bring."""
+        gone = [rank for rank, ended in self.ended.items() if ended.status in outcome.GONE or ended.code is not None]
+        if gone:
+            self.display.fill_in(self.workers.written(gone))
+
+    def _handle(self, kind: str, rank: int, what: Any) -> None:
+        if kind == "stop":
+            self._stopped_at(what)
+        elif kind == "place":
+            self._placed(rank, *what)
+        elif kind == "through":
+            self.ladder.lets_through(rank, what)
+        elif kind == "exit":
+            self._died(rank, what)
+        elif kind == "do":
+            what()
+        elif kind == OUTCOME:
+            self._came_out(rank, what)
+        elif kind == STOPPED:
+            self.debugged.heard(rank, what["content"])
+        elif kind in widgets.KINDS:
+            self.display.take_widget(rank, kind, what)
+        else:
+            self._printed(rank, kind, what["content"])
+
+    def _stopped_at(self, at: float) -> None:
+        """Stop was pressed; it may have reached ranks before us."""
+        self.stops += (at,)
+        self._debugging.close()
+        for ended in self.ended.values():
+            if ended.own_interrupt and at - ended.at < supervise.STOP_COMES:
+                ended.status = outcome.INTERRUPTED
+
+    def _died(self, rank: int, event: dict[str, Any]) -> None:
+        code, now = event["code"], time.monotonic()
+        if rank not in self.ended:
+            verdict = self._verdict(rank, "", outcome.process(code))
+            self.ended[rank] = Ended(rank, verdict, now, content=event)
+            self._output_until = now + LAST_OUTPUT
+        if code is not None:
+            self.ended[rank].code, self.ended[rank].gone_ns = code, time.time_ns()
+
+    def _came_out(self, rank: int, message: dict[str, Any]) -> None:
+        if rank in self.ended:
+            return  # it was said again although it was on its way
+        buffers = [bytes(b) for b in message["buffers"]]
+        content = message["content"]
+        if content.get("said"):
+            self.display.traceback(rank, content["said"])
+        content.update(self.display.outputs[rank].wholes.outcome(content))
+        status = self._verdict(rank, outcome.said(content), "lives")
+        self.ended[rank] = Ended(rank, status, time.monotonic(), content, buffers)
+        if status == outcome.FAILED:
+            self.watcher.soon()
+        if self.ended[rank].own_interrupt:
+            self._output_until = time.monotonic() + supervise.STOP_COMES
+        self.ladder.ask_next(rank)
+
+    def _verdict(self, rank: int, said: str, process: str) -> RankStatus:
+        ours = self.ladder.ours(rank, stopped=bool(self.stops) and said == "interrupt")
+        found = outcome.verdict(said, process, ours, outcome.PROGRAM if self.request.is_program else outcome.REQUEST)
+        return outcome.verdict_of_script(said, ours, found) if self.request.spends else found
+
+    def _printed(self, rank: int, kind: str, content: dict[str, Any]) -> None:
+        if rank in self.ended:
+            self._output_until = time.monotonic() + LAST_OUTPUT
+        self.display.take(rank, kind, content)
+
+    def _placed(self, rank: int, number: int, facts: dict[str, Any] | None) -> None:
+        if facts is not None:
+            self.ladder.saw(rank, facts)
+        self.watcher.answered(rank, number, facts)
+
+    def wait_for_answers(self, until: float) -> None:
+        """Handle what comes until the ranks have answered, or the time is over."""
+        while self.watcher.waits_for_answers and time.monotonic() < until:
+            with suppress(queue.Empty):
+                self._handle(*self.events.get(timeout=max(0.0, until - time.monotonic())))
+
+    def _ask_line_if_due(self) -> float | None:
+        return self._debugging.ask_if_due(self.display.screen.ready, over=self.ladder.interrupted_at is not None)
+
+    def _give_up(self, ranks: Sequence[int]) -> None:
+        self._stopped_at(time.monotonic())
+        self.ladder.give_up(ranks)
+
+    # -- where the ranks are -----------------------------------------------------------------
+
+    @property
+    def positions(self) -> dict[int, Position]:
+        return self.watcher.positions
+
+    @property
+    def looked_at(self) -> float:
+        return self.watcher.looked_at
+
+    @property
+    def facts(self) -> dict[int, dict[str, Any]]:
+        return self.watcher.facts
+
+    @property
+    def deadlock(self) -> Deadlock | None:
+        return self.watcher.deadlock
+
+    def _look_if_due(self) -> float | None:
+        """Ask the ranks where they are if it is time; seconds until something about that is due."""
+        return self.watcher.look_if_due() if self.ladder.looks else None
+
+    @contextmanager
+    def _stop_by_signal(self) -> Iterator[None]:
+        """While the run lasts, the kernel's interrupt is an event of the run."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, lambda *_: self.events.put(("stop", -1, time.monotonic())))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    # -- what came of it -----------------------------------------------------------------
+
+    def ending(self) -> Ending:
+        """What came of the run, as far as it is known now."""
+        ladder, ends = self.ladder, self.ladder.interrupted_at is not None
+        then = {r: p for r, p in ladder.found.items() if r not in ladder.replaced}  # and not where they clean up
+        return Ending(
+            self.workers, self.ended, self.running(), {**self.positions, **then}, self.facts, self.stuck,
+            ladder.deadlock if ends else self.deadlock, ladder.ended_by, ladder.interrupted_at, self.stops,
+            self.request.timeout, {r: str(o.log) for r, o in self.outputs.items()}, self.request.spends, ladder.why,
+        )  # fmt: skip
+
+    def error(self) -> RunFailed | PoolNotRunning | None:
+        """What ended the run, with the report; None if it ended well."""
+        return self.ending().error()
+
+    def raise_if_bad(self) -> None:
+        """Raise the error that says what ended the run, if it did not end well."""
+        error = self.error()
+        if error is not None:
+            raise error
+
+    def unwritten(self) -> str:
+        """Where output could not be written down, and why; empty where it could."""
+        return self.display.unwritten(self.ended)

@@ -1,0 +1,269 @@
+"""Where one rank is at one moment, from what its worker answers: what is evident, and what only seems so. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from nbddp.errors import RankStatus
+from nbddp.execution.report import place
+
+NEW_GROUP = "new_group"
+UNIFORM = {
+    NEW_GROUP,
+    "all_reduce",
+    "allreduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "barrier",
+}  # same shape and dtype everywhere
+IN_TORCH = ("collective", "send", "recv", "store", "init", "new_group", "wait")
+GONE = (RankStatus.FINISHED, RankStatus.FAILED, RankStatus.DIED, RankStatus.ABSENT)
+APART = "apart"  # a call in which it waits for what the pool does not know: seen, and never part of a verdict
+NCCL, STORE = "nccl", "store"  # what a collective waits with
+SEND, RECV, ANY = "s", "r", -1  # the sides of a channel; a receive from any source
+DESTROY = "destroy_process_group"
+NONE = (0, 0)  # children, and what they have computed
+NOT_BEGUN = "not begun yet"
+LITTLE = 0.2  # of the time between two looks: a process that has used less CPU does not compute
+
+Channel = tuple[str, str, int, int, int]  # SEND or RECV, group, source, destination, tag
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that blocks.
+
+    `op` is what the user wrote, `made_of` the collective under it (`all_gather` under `gather_object`), `what` its
+    tensors (`float[4]`), `root` its source or destination, if it has one. `group` is the group's name, `ranks` its
+    members, `of` what is said of it. A send or receive is the `nth` on its `channel`. `seen`: that it is not done
+    is evident. `note`: what else is known of what it waits for; `missing`: ranks of its `world` that no pool has.
+    """
+
+    op: str
+    kind: str
+    group: str = ""
+    ranks: tuple[int, ...] = ()
+    sequence: int = 0
+    made_of: str = ""
+    what: str = ""
+    root: int | None = None
+    peer: int | None = None
+    channel: Channel | None = None
+    nth: int = 0
+    of: str = ""
+    seen: bool = True
+    epoch: tuple[int, int] = (0, 0)
+    in_thread: bool = False
+    note: str = ""
+    world: int = 0
+    missing: tuple[int, ...] = ()
+
+    def words(self) -> str:
+        """`all_reduce #14`, `recv from rank 1`, `init_process_group`."""
+        return f"{self._words()}{' in a thread' if self.in_thread else ''}"
+
+    def _words(self) -> str:
+        if self.kind in ("send", "recv"):
+            return self.op if self.peer is None else f"{self.op} {_to(self.kind == 'send', self.peer)}"
+        number = f" #{self.sequence}{self.of}" if self.sequence else ""
+        if self.kind == "backward":
+            made_of = self.made_of or ("collective" if number else "")
+            return f"backward, {made_of}{number}" if made_of else "backward"
+        if self.kind == DESTROY and self.made_of:
+            return f"{self.op} for its pending {self.made_of}{number}"
+        if self.kind == "wait":
+            return f"wait() for {self.made_of}{number}" if self.made_of else self._wait_words()
+        return f"{self.op}{number}"
+
+    def _wait_words(self) -> str:
+        if self.channel is None:
+            return "wait() for a send or receive"
+        side, _, source, to, _ = self.channel
+        if side == SEND:
+            return f"wait() for a send {_to(True, to)}"
+        return "wait() for a recv" if source == ANY else f"wait() for a recv {_to(False, source)}"
+
+    def fits(self, made_of: str, what: str, root: int | None = None) -> bool:
+        """Whether another rank's call can be the other end of this one; one that is not known can."""
+        if not (made_of and self.made_of):
+            return True
+        same_root = None in (self.root, root) or self.root == root
+        return self.made_of == made_of and same_root and (made_of not in UNIFORM or self.what == what)
+
+
+def _to(sends: bool, peer: int) -> str:
+    return f"{'to' if sends else 'from'} rank {peer}"
+
+
+@dataclass(frozen=True)
+class Position:
+    """A rank at one moment.
+
+    `why`: the error that its answer was, if its state is unknown. `acts`: what on it may act besides the thread that
+    was seen, in words; `sure`: nothing does, and it was seen in the same wait in two rounds of looks. `children`: how
+    many processes descend from it. `moved`: it has read or written since the last look; where the kernel does not count
+    its `bytes` (None), it has computed. `rests`: it is not known to be blocked, and waits for something while its
+    process and its children do nothing; `also`: what it and its other threads seem to wait in then.
+
+    `stopped`: it waits in its debugger for the reader.
+
+    `past`: (group, sequence) → what was called there, and with which root. `latest`: group → number of its last
+    collective; `blind`: groups of which more was called than is known; `records`: that what is not in `past` was
+    not called. `channels`: how often it has sent and received. `informed`: that it has said all this.
+    """
+
+    rank: int
+    state: RankStatus
+    where: str = ""
+    line: int | None = None
+    call: Call | None = None
+    inits: int = 0
+    groups: int = 0
+    past: Mapping[tuple[str, int], tuple[Any, ...]] = field(default_factory=dict)
+    cpu: float = 0.0
+    sure: bool = True
+    acts: tuple[str, ...] = ()
+    children: int = 0
+    children_cpu: int = 0
+    rests: bool = False
+    also: tuple[str, ...] = ()
+    moved: bool = False
+    bytes: int | None = 0
+    token: tuple[Any, ...] = ()
+    latest: Mapping[str, int] = field(default_factory=dict)
+    blind: frozenset[str] = frozenset()
+    records: bool = True
+    channels: Mapping[Channel, int] = field(default_factory=dict)
+    informed: bool = True
+    why: str = ""
+    stopped: bool = False
+
+    @property
+    def alone(self) -> bool:
+        return not self.acts
+
+    @cached_property
+    def reached(self) -> Mapping[str, int]:
+        """Group → the highest number of a collective in `past` and `latest`."""
+        found = dict(self.latest)
+        for group, sequence in self.past:
+            found[group] = max(found.get(group, 0), sequence)
+        return found
+
+    def knows(self, group: str) -> bool:
+        """Whether all that this rank has called in a group is known."""
+        return self.informed and group not in self.blind and (self.records or group in self.latest)
+
+
+Positions = Mapping[int, Position]
+
+
+def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | None, elapsed: float) -> Position:
+    """A rank's place from what its worker answered (None: it did not), and its place `elapsed` seconds earlier."""
+    if facts is None:
+        return Position(rank, RankStatus.SILENT, where=before.where if before else "", informed=False)
+    if "failed" in facts:
+        return Position(rank, RankStatus.UNKNOWN, before.where if before else "", informed=False, why=facts["failed"])
+    used = facts.get("cpu", 0.0) - before.cpu if before is not None else elapsed
+    known = _known(facts, before, computes=used >= LITTLE * elapsed)
+    if facts.get("idle"):
+        if not facts.get("begun", True):  # it is still starting, or has other work: nobody may say that it has finished
+            return Position(rank, RankStatus.RUNNING, NOT_BEGUN, **known)
+        return Position(rank, RankStatus.RUNNING if facts.get("acts") else RankStatus.FINISHED, **known)
+    user = facts["user"]
+    where, line = (place(*user), user[1] if user[0].startswith("Cell In[") else None) if user else ("", None)
+    if facts.get("stopped"):
+        at = ", ".join(filter(None, (where, "stopped by breakpoint()")))
+        return Position(rank, RankStatus.RUNNING, at, line, sure=False, stopped=True, **known)
+    still = used < LITTLE * elapsed and not known["moved"]
+    children_rest = before is not None and before.children_cpu == known["children_cpu"]
+    call = _call_of(facts)
+    blocked = call is not None and _is_blocked(call, facts, still)
+    token = (*facts["token"], call)
+    sure = before is not None and before.token == token and not facts["acts"]
+    state = RankStatus.BLOCKED if blocked else RankStatus.RUNNING
+    also = [] if call is None or blocked else [f"in {call.words()}"]
+    also += [_also_words(row) for row in facts.get("also", ())]
+    if known["children"] and not also and not blocked:
+        also = [f"its {known['children']} child process{'es do' if known['children'] > 1 else ' does'} nothing"]
+    call = call if blocked else None
+    rests = not blocked and still and children_rest and facts["waits"] in ("futex", "sleep")
+    return Position(rank, state, where, line, call, token=token, sure=sure, rests=rests, also=tuple(also), **known)
+
+
+def _also_words(row: list[Any]) -> str:
+    """`thread "asyncio_0" is in barrier (cell line 3)`."""
+    name, op, at = row
+    return f'thread "{name}" is in {op}{f" ({place(*at)})" if at else ""}'
+
+
+def _known(facts: Mapping[str, Any], before: Position | None, computes: bool) -> dict[str, Any]:
+    """What a rank is known to have called, and whether it moves bytes."""
+    moved = facts.get("bytes")
+    return {
+        "acts": tuple(facts.get("acts", ())),
+        "children": facts.get("children", NONE)[0],
+        "children_cpu": facts.get("children", NONE)[1],
+        "inits": facts.get("inits", 0),
+        "groups": facts.get("groups", 0),
+        "past": {(g, row[0]): tuple(row[1:]) for g, rows in facts.get("history", {}).items() for row in rows},
+        "latest": facts.get("latest", {}),
+        "blind": frozenset(facts.get("blind", ())),
+        "records": facts.get("records", False),
+        "channels": {tuple(row[:5]): row[5] for row in facts.get("channels", ())},
+        "informed": "history" in facts,
+        "cpu": facts.get("cpu", 0.0),
+        "bytes": moved,
+        "moved": computes if moved is None else before is None or moved != before.bytes,
+    }
+
+
+def _call_of(facts: Mapping[str, Any]) -> Call | None:
+    call, pending = facts["call"], facts["pending"]
+    if call is None and pending is None:
+        return None
+    if call is None:
+        call = {"op": pending["op"] or "collective", "kind": "pending"}
+    known: dict[str, Any] = {"op": call["op"], "kind": call["kind"], "peer": call.get("peer")}
+    known |= {"note": call.get("note", ""), "world": call.get("world", 0), "missing": tuple(call.get("missing", ()))}
+    if call["kind"] == "init" and facts.get("inits", 0) > 1:
+        known["op"] = f"{call['op']} #{facts['inits']}"
+    if "made" in call:
+        key, number, ranks = call["made"]
+        known.update(group=key, sequence=number, ranks=tuple(ranks), made_of=NEW_GROUP, what=str(ranks))
+    elif "channel" in call:
+        known.update(channel=tuple(call["channel"]), nth=call["nth"], ranks=tuple(call["members"]))
+    elif pending is not None and call["kind"] in ("collective", "wait", "backward", "pending", DESTROY):
+        known.update(
+            group=pending["group"], ranks=tuple(pending["ranks"]), sequence=pending["sequence"],
+            made_of=pending["op"], what=pending["what"], root=pending.get("root"), of=_of(pending),
+            seen=pending.get("seen", False), epoch=tuple(pending.get("epoch", (0, 0))),
+        )  # fmt: skip
+    return Call(**known, in_thread=bool(facts.get("thread")))
+
+
+def _of(pending: Mapping[str, Any]) -> str:
+    """` of group {0, 1}`, with its description if the user gave one; nothing for the default group."""
+    if pending.get("default", True):
+        return ""
+    named = f" ({pending['named']})" if pending.get("named") else ""
+    return f" of group {{{', '.join(map(str, sorted(pending['ranks'])))}}}{named}"
+
+
+def _is_blocked(call: Call, facts: Mapping[str, Any], still: bool) -> bool:
+    """Whether the thread waits in `call`; `still`: its process hardly computes, and moves nothing."""
+    if call.kind == "drop":
+        return True
+    waits, pending = facts["waits"], facts["pending"]
+    backend = pending["backend"] if pending is not None else ""
+    if backend == NCCL:
+        return waits in ("futex", "busy")  # CUDA waits may spin; that it does not move on is seen in two looks
+    if call.kind in ("store", "init", "new_group", APART) or backend == STORE:
+        return bool(waits != "busy")  # a store's client sleeps in poll or read
+    if call.kind in IN_TORCH and (facts.get("exact", False) or pending is None):
+        return waits in ("futex", "")
+    return waits in ("futex", "") and still and pending is not None

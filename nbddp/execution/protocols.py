@@ -1,0 +1,30 @@
+"""What a question to all ranks needs of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from nbddp.launch.topology import Topology
+
+
+class Ranks(Protocol):
+    """Ranks that no cell occupies."""
+
+    def answers(
+        self, op: str, ranks: Sequence[int] | None = None, buffers: Sequence[bytes] = (), **fields: Any
+    ) -> dict[int, list[Any]]:
+        """Have ranks (all, if None) carry out a row of `worker.requests`; rank → the buffers it answered with."""
+        ...
+
+    def ask(self, rank: int, content: dict[str, Any]) -> Any:
+        """A question to one rank's control thread; None without an answer."""
+        ...
+
+    def placed(self) -> Topology:
+        """Who is where."""
+        ...
+
+    def newest(self) -> tuple[int, int] | None:
+        """The number of the last cell's run, and the n of its In[n]; None if no cell has run."""
+        ...

@@ -1,0 +1,479 @@
+"""What went wrong in a run, in words: made here once, for the error, the log and the panel alike. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbddp.errors import Cause, Frame, Left, Raised, RankState, RankStatus, RunFailed, WorkerFailed
+from nbddp.execution.text_style import PLAIN, Plain
+from nbddp.launch.machine import spans
+from nbddp.launch.topology import rank_words
+from nbddp.protocol import stack_limit
+
+CELL = re.compile(r"^Cell In\[|ipykernel_\d+/\d+\.py$")  # of code on a rank, and sent from the notebook
+
+OWN = Path(__file__).parents[2].as_posix() + "/"  # so that our own files are told from nbddp/ on, wherever that is
+NO_HOST = "The next cell reports the state of the pool."
+STAY = "A rank that leaves ends the other ranks' collectives: every rank must make the same calls before it leaves."
+DOING = {
+    RankStatus.FINISHED: "finished the cell", RankStatus.INTERRUPTED: "running", RankStatus.TERMINATED: "running",
+    RankStatus.REPLACED: "still running",
+}  # fmt: skip
+HOST_GONE = "its host is gone"
+UNSET = "wait timeout after"  # how torch begins to say that a store has no such key
+WIDEST = 500  # characters of a headline's message
+NAMES = 12  # of those that went with a process, so many are listed
+
+
+def headline(cause: Cause) -> str:
+    """`rank 2 raised ValueError: bad batch (cell line 9)`; one line, the same in every run."""
+    return f"rank {cause.rank} {failing(cause)}"
+
+
+def failing(cause: Cause) -> str:
+    """What a rank did that failed: `raised ValueError: bad batch (cell line 9)`."""
+    if cause.kind == "died":
+        return ended(cause.code, cause.extra.get("lost") or HOST_GONE)
+    if cause.left is not None:
+        return f"left: {left_words(cause.left)}"
+    place = place_of(cause.chain[-1].frames) if cause.chain else ""
+    where = f" ({place})" if place else ""
+    if cause.kind == "exit":
+        return f"exited with code {cause.code}{where}"
+    if not cause.chain:
+        return "failed without giving a reason"
+    return f"{_verb(cause)} {raised_words(cause.chain[-1])}{where}"
+
+
+def _verb(cause: Cause) -> str:
+    return f"could not {cause.stage} the cell:" if cause.stage else "raised"
+
+
+def opening(cause: Cause) -> list[str]:
+    """The headline of a report. A message of several lines, or a long one, is below it, as are notes."""
+    if not cause.chain:
+        return [headline(cause)]
+    raised, lines = cause.chain[-1], _lines(cause.chain[-1])
+    notes = [line for note in raised.notes for line in note.splitlines()]
+    if cause.kind == "raised" and (len(lines) > 1 or len("".join(lines)) > WIDEST):
+        where = f" ({place})" if (place := place_of(raised.frames)) else ""
+        title = headline(cause) if _differs(lines[0]) else f"rank {cause.rank} {_verb(cause)} {raised.type}{where}:"
+        return [title, *(f"    {line}" for line in (*lines, *notes))]
+    said = lines if lines and _differs(lines[0]) else lines[1:]
+    return [headline(cause), *(f"    {line}" for line in (*said, *notes))]
+
+
+def _lines(raised: Raised) -> list[str]:
+    """Of a message, those that say anything."""
+    return [line for line in raised.message.splitlines() if line.strip()]
+
+
+def _differs(line: str) -> bool:
+    """Whether the headline leaves out a part of it."""
+    return without_addresses(line) != line
+
+
+def raised_words(raised: Raised) -> str:
+    """`ValueError: bad batch`: the type, and the first line of the message that says anything."""
+    lines = _lines(raised)
+    said = without_addresses(lines[0]) if lines else ""
+    said = f"{said[:WIDEST]} …" if len(said) > WIDEST else said
+    return f"{raised.type}: {said}" if said else raised.type
+
+
+def without_addresses(message: str) -> str:
+    """gloo's message of a lost connection without the place in its source, the peer's address and its advice: they
+    differ from run to run."""
+    found = re.match(r"\[[^]]*\.cc:\d+\] (.*?)(?: This is typically caused by .*)?$", message)
+    if not found:
+        return message
+    return re.sub(r" ?\[[^\] ]*\]:\d+", "", found[1]).rstrip(".")
+
+
+def left_words(left: Left) -> str:
+    """`it destroyed the process group (cell line 7) while rank 0 waited in all_reduce #3 (cell line 5)`."""
+    if left.how == "destroyed":
+        at = place(left.place.file, left.place.line, left.place.name) if left.place else ""
+        how = "it destroyed the process group" + (f" ({at})" if at else "")
+    elif left.code is not None and left.code < 0:
+        how = f"its process was killed by {signal_name(left.code)}"
+    else:
+        how = f"its process ended with exit code {left.code}"
+    waiting = left.waiting
+    if waiting is None:
+        return how
+    where = f" ({waiting.place})" if waiting.place else ""
+    doing = f"waited in {waiting.call}" if waiting.call else "still needed it"
+    return f"{how} while {rank_words(waiting.ranks)} {doing}{where}"
+
+
+def call_words(call: Mapping[str, Any] | None) -> str:
+    """`all_reduce #3` or `send to rank 1`, of a call as a worker tells it; empty without one."""
+    if not call:
+        return ""
+    if call["kind"] in ("send", "recv"):
+        peer = call.get("peer")
+        return call["op"] if peer is None else f"{call['op']} {'to' if call['kind'] == 'send' else 'from'} rank {peer}"
+    if call["kind"] == "wait":
+        return "Work.wait()"
+    number = f" #{call['sequence']}" if call.get("sequence") else ""
+    return f"{call['op']}{number}"
+
+
+def ended(code: int | str | None, lost: str = HOST_GONE) -> str:
+    """That a process ended, and how; lost: as `end_words` has it."""
+    return f"died: {end_words(code, lost)}"
+
+
+def end_words(code: int | str | None, lost: str = HOST_GONE) -> str:
+    """How a process ended, by its wait status as Python gives it (negative: a signal). lost: of one whose end nobody
+    saw."""
+    if isinstance(code, int) and code < 0:
+        name = signal_name(code)
+        hint = "; running out of memory is the usual cause" if name == "SIGKILL" else ""
+        return f"killed by {name}{hint}"
+    if code is None:
+        return lost
+    return f"its process ended with exit code {code}"
+
+
+def signal_name(code: int) -> str:
+    """The signal of a negative wait status."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def place_of(frames: Sequence[Frame]) -> str:
+    """The user's innermost place, as `place` words it."""
+    for frame in reversed(frames):
+        if frame.user:
+            return place(frame.file, frame.line, frame.name)
+    return ""
+
+
+def place(file: str, line: int, name: str) -> str:
+    """`cell line 9`, `cell line 9, in train` or `model.py line 9, in forward`.
+
+    Neither a cell's number nor a folder: a saved notebook's messages are compared, and both
+    change from run to run. The traceback has them.
+    """
+    where = "cell" if CELL.search(file.replace("\\", "/")) else file.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{where} line {line}{inside(name)}"
+
+
+def inside(name: str) -> str:
+    """`, in train`; empty for a program's own level, which IPython 7 and 8 call `<cell line: 3>`."""
+    return "" if name == "<module>" or name.startswith("<cell line") else f", in {name}"
+
+
+def traceback_text(chain: Sequence[Raised], paint: Plain = PLAIN, *, told: bool = True) -> str:
+    """The remote traceback under its headline: user frames with their source, runs of library frames in one line each.
+    told: the last exception of the chain is, in the headline, and is not repeated."""
+    parts = []
+    for raised in chain:
+        if raised.relation:
+            joint = {
+                "direct cause": "The above exception was the direct cause of the following exception:",
+                "while handling": "During handling of the above exception, another exception occurred:",
+            }[raised.relation]
+            parts.append(f"\n{joint}\n")
+        if raised.older:
+            parts.append(f"… {raised.older:,} earlier exceptions omitted\n")
+        parts += frames_text(raised.frames, paint)
+        if raised is not chain[-1] or not told:
+            parts += said_text(raised)
+        parts += group_text(raised, paint)
+    return "\n".join(parts)
+
+
+def said_text(raised: Raised) -> list[str]:
+    return [f"{raised.type}: {raised.message}" if raised.message else raised.type, *raised.notes]
+
+
+def group_text(raised: Raised, paint: Plain = PLAIN) -> list[str]:
+    """The exceptions in an ExceptionGroup as Python shows them: one below the other, each with its own traceback."""
+    if not raised.group and not raised.more:
+        return []
+    parts = [traceback_text(chain, paint, told=False) for chain in raised.group]
+    if raised.more:
+        parts.append(f"and {raised.more} more exception{'s' if raised.more > 1 else ''}")
+    lines = []
+    for i, part in enumerate(parts):
+        title = "..." if raised.more and i == len(parts) - 1 else str(i + 1)
+        lines.append(f"  {'+-+' if not i else '  +'}---------------- {title} ----------------")
+        lines += [f"    | {line}" for line in part.splitlines()]
+    return [*lines, f"    +{'-' * 36}"]
+
+
+def frames_text(frames: Iterable[Frame], paint: Plain = PLAIN) -> list[str]:
+    lines: list[str] = []
+    folded: list[Frame] = []
+    for frame in frames:
+        if not frame.user:
+            folded.append(frame)
+            if frame.left_out:
+                lines += [*_folded(folded, paint), *map(paint.quiet, _omitted(frame.of, frame.left_out))]
+                folded = []
+            continue
+        lines += _folded(folded, paint)
+        folded = []
+        lines.append(f"{paint.place(frame.file)}, line {frame.line}{inside(frame.name)}")
+        code = paint.code([text for _, text in frame.context])
+        for (number, _), text in zip(frame.context, code, strict=True):
+            head = paint.mark(f"----> {number:>4}") if number == frame.line else f"      {number:>4}"
+            lines.append(f"{head} {text}")
+        lines += map(paint.quiet, _omitted(frame.of, frame.left_out))
+    return lines + _folded(folded, paint)
+
+
+def _omitted(of: Sequence[str], count: int = 0) -> list[str]:
+    """That frames are not shown: those of a recursion. of: their functions."""
+    count = count or len(of)
+    return [f"  … {count:,} frame{'s' if count > 1 else ''} omitted, of {_some([*dict.fromkeys(of)])}"] if count else []
+
+
+def note(error: WorkerFailed) -> str:
+    """`raised on rank 1 of 4 (train.py line 8, in step)`, for an exception that goes on as itself."""
+    place = place_of(error.cause.chain[-1].frames)
+    return f"raised on rank {error.rank} of {len(error.states)}" + (f" ({place})" if place else "")
+
+
+def post_mortem(error: RunFailed) -> str:
+    """What `%debug` shows of a run that failed: the first failing rank's frames, and what its names held there."""
+    cause = getattr(error, "cause", None)
+    if cause is None or not cause.chain:
+        return f"{error}\nNo rank raised an exception; %ddp stacks shows where the ranks were."
+    lines = [str(error), ""]
+    for frame in (f for raised in with_parts(cause.chain) for f in raised.frames if f.user):
+        lines += [*frames_text([frame]), *(f"           {name} = {words}" for name, words in frame.values), ""]
+    more = f"%%ddp --ranks {cause.rank} runs code on that rank, which keeps its names"
+    return "\n".join([*lines, f"{more}; %ddp stacks shows every rank."])
+
+
+def with_parts(chain: Sequence[Raised]) -> Iterator[Raised]:
+    """Exceptions of a chain, and those in groups behind their group."""
+    for raised in chain:
+        yield raised
+        for part in raised.group:
+            yield from with_parts(part)
+
+
+def stack_text(frames: Iterable[Sequence[object]]) -> list[str]:
+    """One line per frame, outermost first: `  Cell In[3], line 9, in train`."""
+    rows, lines = [tuple(row) for row in frames], []
+    for i, end in stack_limit.told(rows):
+        file, line, name, _ = rows[i]
+        short = str(file).replace("\\", "/").split("site-packages/")[-1]
+        lines.append(f"  {short}, line {line}{inside(str(name))}")
+        lines += _omitted([str(row[2]) for row in rows[i + 1 : end]])
+    return lines
+
+
+def _folded(frames: list[Frame], paint: Plain) -> list[str]:
+    if not frames:
+        return []
+    last = frames[-1]
+    where = last.file.replace("\\", "/").removeprefix(OWN).split("site-packages/")[-1].split("lib/")[-1]
+    count = f"{len(frames)} frames, the last" if len(frames) > 1 else "1 frame"
+    return [paint.quiet(f"  … {count} in {where}, {last.name}")]
+
+
+def states_text(states: Sequence[RankState]) -> list[str]:
+    """One line per group of ranks in the same state, in rank order."""
+    groups: dict[str, list[int]] = {}
+    for state in states:
+        groups.setdefault(state_words(state), []).append(state.rank)
+    return [f"  {rank_words(ranks)}: {words}" for words, ranks in groups.items()]
+
+
+def state_words(state: RankState) -> str:
+    """`cell line 9, waiting in all_reduce #14 for rank 1; freed, names are kept`."""
+    doing = ", ".join(w for w in (state.where, state.doing or "still running") if w)
+    words = {
+        **_cell_words(state, doing), **(_script_words(state, doing) if state.script else {}),
+    }[state.status]  # fmt: skip
+    return f"{words}: {state.detail}" if state.detail else words
+
+
+def _cell_words(state: RankState, doing: str) -> dict[RankStatus, str]:
+    return {
+        RankStatus.FINISHED: "finished the cell",
+        RankStatus.ENDED: "ended its process with exit code 0; names on it are gone",
+        RankStatus.FAILED: "failed too",
+        RankStatus.INTERRUPTED: f"{doing}; {'freed' if state.doing else 'interrupted'}, names are kept",
+        RankStatus.REPLACED: f"{doing}; {state.why}, so it is {state.fate}; {lost_words(state.lost, state.imports)}",
+        RankStatus.DIED: "died",
+        RankStatus.RUNNING: doing,
+    }
+
+
+def _script_words(state: RankState, doing: str) -> dict[RankStatus, str]:
+    """Names are of no interest: they end with the script."""
+    return {
+        RankStatus.FINISHED: "finished",
+        RankStatus.ENDED: "finished",
+        RankStatus.INTERRUPTED: f"{doing}; ended",
+        RankStatus.TERMINATED: f"{doing}; ended",
+        RankStatus.REPLACED: f"{doing}; {state.why.replace('freed', 'ended')}, so it was killed",
+    }
+
+
+def broken_words(said: str) -> str:
+    """Why a process whose CUDA context is broken cannot go on."""
+    return f"its CUDA context is broken ({said.removeprefix('CUDA error: ')})"
+
+
+def lost_words(names: Sequence[str], imports: Sequence[str] = ()) -> str:
+    """Which names went with a process: `lost: model, opt and 2 imports (np, torch)`."""
+    if not names and not imports:
+        return "names on it are gone"
+    imported = f"{len(imports)} import{'s' if len(imports) > 1 else ''} ({_some(imports)})" if imports else ""
+    return f"lost: {' and '.join(w for w in (_some(names), imported) if w)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+    return ", ".join(names[:NAMES]) + more
+
+
+def died_words(cause: Cause) -> list[str]:
+    """What is known of a process that ended by itself: its memory, its last words, where its log is."""
+    if cause.code is None:
+        return [f"{cause.extra.get('last_words') or 'Its end was not observed'}.", NO_HOST]
+    lines = [f"{cause.extra['taken']}."] if cause.extra.get("taken") else []
+    device, peak = cause.extra.get("device"), cause.extra.get("peak_kib")
+    facts = [f"ran on {device}"] if device else []
+    facts += [f"held at most {peak / 1024:.0f} MiB"] if peak else []
+    if facts:
+        lines.append(f"It {' and '.join(facts)}.")
+    words = cause.extra.get("last_words", "")
+    if words:
+        lines += ["Its last words:", *(f"    {line}" for line in words.splitlines())]
+    if "gloo" in words:
+        lines.append(
+            "gloo ends a process whose peer called the collective with another shape or dtype; "
+            "%%ddp --check names the rank and the difference."
+        )
+    if cause.log:
+        lines.append(f"Its log is {cause.log}; the next cell starts a new, empty process for this rank.")
+    return lines
+
+
+def failure_text(
+    cause: Cause, others: Sequence[RankState], *, dropped: bool, paint: Plain = PLAIN, left: Sequence[int] = ()
+) -> str:
+    """The report of a failed run: the headline, a line for every other state of ranks, the traceback, then what to
+    type. left: ranks that had ended well before the failure."""
+    title, *rest = opening(cause)
+    lines = [paint.headline(title), *rest]
+    if cause.kind == "died":
+        lines += died_words(cause)
+    if cause.left is not None:
+        lines.append(STAY)
+    lines += _unset_words(cause, left)
+    if cause.stage:
+        lines.append(f"%ddp restart --ranks {cause.rank} starts a new, empty process for it.")
+    more = [f"%ddp log --rank {cause.rank} prints its full output; %ddp stacks shows where every rank was."]
+    traced = ["", traceback_text(cause.chain, paint), ""] if cause.chain else []
+    return "\n".join([*lines, *states_text(others), *traced, *_ending(dropped), *(more if dropped else [])]).rstrip()
+
+
+def _unset_words(cause: Cause, left: Sequence[int]) -> list[str]:
+    """Of a rank whose wait for a key of a store came to its time limit: which ranks had left, and set it no more."""
+    raised = cause.chain[-1] if cause.chain else None
+    if not left or raised is None or raised.type != "DistStoreError" or not raised.message.startswith(UNSET):
+        return []
+    have = "has" if len(left) == 1 else "have"
+    return [f"No rank set the key in time; {rank_words(left)} {have} left the cell without setting it."]
+
+
+def unworded_text(error: BaseException, facts: Sequence[str]) -> str:
+    """What stands in the place of a report that could not be worded: what is known, as it is, and why."""
+    told = [fact if len(fact) <= WIDEST * 8 else f"{fact[: WIDEST * 8]} …" for fact in facts]
+    return "\n".join([*told, f"(the report could not be worded: {type(error).__name__}: {error})"])
+
+
+def terminal_text(error: RunFailed, signalled: str = "") -> str:
+    """A run that did not end well, for a terminal that has shown what the ranks wrote, tracebacks included. signalled:
+    the signal that has ended it, if one has."""
+    if not isinstance(error, WorkerFailed):
+        head = f"the run was ended by {signalled}" if signalled else str(error)
+        return "\n".join([head, *positions_table(error.states)] if error.states else [head])
+    cause = error.cause
+    lines = [headline(cause), *(died_words(cause) if cause.kind == "died" else [])]
+    others = [s for s in error.states if s.rank != cause.rank]
+    return "\n".join([*lines, *states_text(others), *attempts_lines(error.attempts)])
+
+
+def stopped_text(states: Sequence[RankState], *, dropped: bool, paint: Plain = PLAIN) -> str:
+    """The report of a run that the user stopped."""
+    return "\n".join([paint.headline("stopped by the user"), *states_text(states), *_ending(dropped)])
+
+
+def hung_text(
+    head: str,
+    words: Sequence[str],
+    advice: str,
+    states: Sequence[RankState],
+    *,
+    dropped: bool,
+    paint: Plain = PLAIN,
+) -> str:
+    """The report of a run whose ranks waited for each other, or that took too long: sentences, then a table."""
+    lines = [paint.headline(f"{head}: {words[0]}" if words else head), *words[1:], "", *positions_table(states), ""]
+    if advice:
+        lines.append(advice)
+    return "\n".join([*lines, *_ending(dropped), "%ddp stacks shows the stack of every rank."])
+
+
+def attempt_words(attempt: int, most: int, why: str) -> str:
+    """Said between two attempts of `--max-restarts`."""
+    return f"attempt {attempt} of {most}: {why}; restarting all workers"
+
+
+def attempts_text(attempts: Sequence[str], text: str) -> str:
+    """The last attempt's report, and a line for each attempt."""
+    return "\n".join([text, "", *attempts_lines(attempts)])
+
+
+def attempts_lines(attempts: Sequence[str]) -> list[str]:
+    return [f"attempt {i} of {len(attempts)}: {why}" for i, why in enumerate(attempts, 1)]
+
+
+def positions_table(states: Sequence[RankState]) -> list[str]:
+    """ranks │ where │ what they waited in │ what became of them; ranks with the same row share it."""
+    fates = {RankStatus.INTERRUPTED: "freed, names are kept", RankStatus.TERMINATED: "ended"}
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for s in states:
+        doing = s.doing or ("finished" if s.script and s.status == RankStatus.FINISHED else _doing(s.status))
+        is_new = s.status == RankStatus.REPLACED
+        fate = f"{s.fate}; {lost_words(s.lost, s.imports)}" if is_new else fates.get(s.status, "")
+        fate = ("killed" if is_new else fate and "ended") if s.script else fate
+        found.setdefault((s.where or "–", doing, fate), []).append(s.rank)
+    rows = [(spans(ranks), *row) for row, ranks in found.items()]
+    return aligned([("ranks" if len(found) < len(states) else "rank", "line", "state", ""), *rows])
+
+
+def _doing(status: RankStatus) -> str:
+    return DOING.get(status, str(status))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of text in columns; the first column to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join([row[0].rjust(widths[0]), *(c.ljust(w) for c, w in zip(row[1:], widths[1:], strict=True))]).rstrip()
+        for row in rows
+    ]
+
+
+def _ending(dropped: bool) -> list[str]:
+    if not dropped:
+        return []
+    return ["The process group has been ended; call init_process_group again in the next cell that uses one."]

@@ -1,0 +1,265 @@
+"""What came of a run: the error that says it, and what is left of it, from all that is known when it ends. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from nbddp.errors import (
+    Cause,
+    PoolNotRunning,
+    RankState,
+    RunFailed,
+    RunHung,
+    RunStopped,
+    RunTimedOut,
+    WorkerFailed,
+    in_kernel,
+)
+from nbddp.execution import deadlock, report, supervise
+from nbddp.execution.blame import DEATH_FIRST, Blame, blame, leaver, lost_connection
+from nbddp.execution.positions import Position
+from nbddp.execution.text_style import COLOURED, PLAIN, WEIGHTED, Plain
+from nbddp.launch.topology import rank_words
+from nbddp.protocol import outcome
+from nbddp.protocol.outcome import Ended
+
+SCHEDULERS = (-signal.SIGTERM, -signal.SIGKILL)  # exit codes of what a scheduler ends
+
+
+class Places(Protocol):
+    """What is known of ranks apart from any run."""
+
+    def node_of(self, rank: int) -> int: ...
+    def log_of(self, rank: int) -> str: ...
+    def device_of(self, rank: int) -> str: ...
+    def taken_of(self, rank: int) -> str: ...
+    def fate(self) -> str: ...
+
+
+@dataclass
+class Ending:
+    """How a run has ended, or stands.
+
+    ended: rank → how it left; running: ranks that have not. positions, facts: where each was last, and what it said.
+    stuck: rank → what it said of its names, of those that could not end their process group after the run. deadlock:
+    the one that stood last. ended_by: why we ended the run, as `supervise` has it, or empty; interrupted_at: when
+    (time.monotonic()); stops: when Stop was pressed. timeout: the run's, in seconds. logs: rank → file.
+    """
+
+    places: Places
+    ended: Mapping[int, Ended]
+    running: tuple[int, ...] = ()
+    positions: Mapping[int, Position] = field(default_factory=dict)
+    facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    stuck: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    deadlock: deadlock.Deadlock | None = None
+    ended_by: str = ""
+    interrupted_at: float | None = None
+    stops: tuple[float, ...] = ()
+    timeout: float | None = None
+    logs: Mapping[int, str] = field(default_factory=dict)
+    script: bool = False  # whether the ranks' processes end with their program
+    why: Mapping[int, str] = field(default_factory=dict)  # rank → why it was replaced, if not since it was stuck
+
+    def groups(self) -> dict[int, dict[str, Any]]:
+        return {r: e.content["group"] for r, e in self.ended.items() if "group" in e.content}
+
+    def disordered(self) -> bool:
+        """Whether the ranks left the run at different places, so that they cannot use one group together; what is
+        left of one that was not made in full is to be ended too."""
+        ends = {r: e.status for r, e in self.ended.items()}
+        return bool(self.running or self.broken()) or supervise.group_is_broken(ends, self.groups())
+
+    def untouched(self) -> bool:
+        """Whether every rank has said of this run that it had nothing to do with a process group; then there is none
+        to end."""
+        said = self.groups()
+        return all(r in said and not said[r].get("touched", True) for r in self.ended) and not self.running
+
+    def broken(self) -> list[int]:
+        """Ranks whose CUDA context is broken."""
+        return [r for r, e in self.ended.items() if e.content.get("broken") and e.status not in outcome.GONE]
+
+    def broke_group(self) -> bool:
+        """Whether there was a group that cannot be used again."""
+        if self.script:
+            return False
+        had = any(g["run"] is not None or g.get("aborted") for g in self.groups().values())
+        missing = bool(self.broken()) or any(e.status in outcome.GONE for e in self.ended.values())
+        return (had or missing) and self.disordered()
+
+    @property
+    def well(self) -> bool:
+        """Every rank came to its end, and nobody ended the run."""
+        return all(e.well for e in self.ended.values()) and not self.ended_by
+
+    def note(self) -> str:
+        """What a user should know of a run that ended well; empty if there is nothing."""
+        return outcome.note([e for _, e in sorted(self.ended.items())])
+
+    def error(self) -> RunFailed | PoolNotRunning | None:
+        """What ended the run, with the report; None if it ended well. A report that cannot be worded is the facts."""
+        try:
+            found = self._error(PLAIN)
+            if isinstance(found, RunFailed):
+                painted = self._error(WEIGHTED if in_kernel() else COLOURED)
+                assert isinstance(painted, RunFailed)
+                found.painted = painted.report
+            return found
+        except Exception as e:
+            return self._unworded(e)
+
+    def _error(self, paint: Plain) -> RunFailed | PoolNotRunning | None:
+        found = blame(self.ended)
+        ended = found.ended.content.get("pool_ended") if found is not None else None
+        if isinstance(ended, str):
+            return PoolNotRunning(ended)
+        if ended:
+            return PoolNotRunning(
+                "the pool ended while the cell was running, because its agent or its controller ended; names on "
+                "its workers are gone, and the next %%ddp cell starts a new pool"
+            )
+        ends = {supervise.STOPPED: self._stopped, supervise.HUNG: self._hung, supervise.LATE: self._late}
+        if self.ended_by in ends and (found is None or self.interrupted_at is None or found.at > self.interrupted_at):
+            return ends[self.ended_by](paint)
+        if found is None:
+            return self._stopped(paint) if self.stops else None
+        cause, states = self._cause(found), self._states
+        has_more = {s.rank for s in states if s.status == outcome.REPLACED} | set(self.stuck)
+        others = [s for s in states if s.rank != cause.rank or s.rank in has_more]
+        left = sorted(r for r, e in self.ended.items() if e.well and e.at < found.at - DEATH_FIRST)
+        text = report.failure_text(cause, others, dropped=self.broke_group(), paint=paint, left=left)
+        return WorkerFailed(report.headline(cause), cause=cause, states=states, report=text, logs=dict(self.logs))
+
+    def so_far(self) -> str:
+        """What ends the run, in a line, while ranks are still at work: `rank 2 raised ValueError: bad batch (cell line
+        9)`. Empty if somebody's wish does, or if only what another rank's end will explain is known."""
+        try:
+            if self.ended_by == supervise.LATE:
+                return f"the run took longer than --timeout {self.timeout:g}"
+            if self.ended_by == supervise.HUNG and self.deadlock is not None:
+                return f"deadlock: {'; '.join(self.deadlock.words)}"
+            found = blame(self.ended) if self.ended_by == supervise.FAILED else None
+            if found is None or found.left is not None or lost_connection(found.ended):
+                return ""
+            return report.headline(self._cause(found, asks=False))
+        except Exception:  # the report at the end of the run says what cannot be worded
+            return ""
+
+    def _unworded(self, error: Exception) -> WorkerFailed:
+        """As it is, what is known of a run whose report could not be made."""
+        facts = [f"rank {r} {e.status}: {e.content.get('chain') or e.code}" for r, e in sorted(self.ended.items())]
+        bad = [r for r, e in sorted(self.ended.items()) if not e.well]
+        cause = Cause(rank=bad[0] if bad else 0, node=0, kind="raised")
+        text = report.unworded_text(error, facts)
+        states = tuple(RankState(r, e.status) for r, e in sorted(self.ended.items()))
+        head = f"{rank_words(bad)} failed"
+        return WorkerFailed(head, cause=cause, states=states, report=f"{head}\n{text}", logs=dict(self.logs))
+
+    def _stopped(self, paint: Plain) -> RunFailed:
+        text = report.stopped_text(self._states, dropped=self.broke_group(), paint=paint)
+        return RunStopped("the run was stopped by the user", states=self._states, report=text)
+
+    def _hung(self, paint: Plain) -> RunFailed:
+        assert self.deadlock is not None
+        words, dropped = list(self.deadlock.words), self.broke_group()
+        text = report.hung_text("deadlock", words, self.deadlock.advice, self._states, dropped=dropped, paint=paint)
+        return RunHung(f"deadlock: {'; '.join(words)}", states=self._states, report=text)
+
+    def _late(self, paint: Plain) -> RunFailed:
+        words = list(self.deadlock.words) if self.deadlock else []
+        head = f"the run took longer than --timeout {self.timeout:g}"
+        advice = self.deadlock.advice if self.deadlock else ""
+        text = report.hung_text(head, words, advice, self._states, dropped=self.broke_group(), paint=paint)
+        return RunTimedOut(head, states=self._states, report=text)
+
+    @cached_property
+    def _states(self) -> tuple[RankState, ...]:
+        """Once for the plain report and the coloured one."""
+        return tuple(self._state_of(e) for _, e in sorted(self.ended.items()))
+
+    def _cause(self, found: Blame, asks: bool = True) -> Cause:
+        """asks: whether a scheduler may be asked, which takes as long as it likes."""
+        ended = found.ended
+        died = ended.status == outcome.DIED
+        kind = "left" if found.left else "died" if died else "exit" if "exit" in ended.content else "raised"
+        return Cause(
+            rank=ended.rank,
+            node=self.places.node_of(ended.rank),
+            kind=kind,
+            chain=() if found.left else ended.chain,
+            code=ended.code if died else ended.content.get("exit"),
+            log=self.places.log_of(ended.rank),
+            extra=self._known_of(ended, asks) if died else {},
+            left=found.left,
+            stage=ended.content.get("stage", ""),
+        )
+
+    def _known_of(self, ended: Ended, asks: bool) -> dict[str, Any]:
+        """Of a rank that died. Whose signal it was is asked only where a scheduler sends such."""
+        known = {**ended.content, "device": self.places.device_of(ended.rank)}
+        return {**known, "taken": self.places.taken_of(ended.rank)} if asks and ended.code in SCHEDULERS else known
+
+    def _lost(self, ended: Ended) -> str:
+        """`lost its connection to rank 1`, if that is what a rank reports and another rank is the cause."""
+        found = blame(self.ended)
+        if not lost_connection(ended) or found is None or found.ended is ended:
+            return ""
+        dead = [e.rank for e in self.ended.values() if e.status == outcome.DIED]
+        left = leaver(self.ended, ended)
+        ranks = dead or ([left.rank] if left else [])
+        return f"lost its connection to {rank_words(ranks) if ranks else 'another rank'}"
+
+    def _state_of(self, ended: Ended) -> RankState:
+        return replace(self._state(ended), script=self.script)
+
+    def _state(self, ended: Ended) -> RankState:
+        if ended.rank in self.stuck:  # at the end of its group, after this run
+            names, imports = self._names_lost(ended.rank)
+            code = self.stuck[ended.rank].get("code")
+            if code is not None:
+                words = f"{report.end_words(code)}, after it had left the cell; {report.lost_words(names, imports)}"
+                return RankState(ended.rank, outcome.DIED, detail=words)
+            doing = "ending the process group"
+            fate = self.places.fate()
+            return RankState(ended.rank, outcome.REPLACED, doing=doing, lost=names, imports=imports, fate=fate)
+        if ended.rank in self.broken():
+            return self._without_context(ended)
+        status = ended.status
+        lost = self._lost(ended) if status == outcome.FAILED else ""
+        if lost:
+            return RankState(ended.rank, outcome.INTERRUPTED, report.place_of(ended.chain[-1].frames), doing=lost)
+        if status == outcome.FAILED:
+            return RankState(ended.rank, status, detail=report.failing(self._cause(Blame(ended, ended.at))))
+        if status == outcome.DIED:
+            lost = ended.content.get("lost") or report.HOST_GONE
+            return RankState(ended.rank, status, detail=report.end_words(ended.code, lost))
+        if status in outcome.WELL:
+            return RankState(ended.rank, status)
+        position = self.positions.get(ended.rank)
+        chain = ended.chain
+        where = position.where if position else ""
+        if not where and chain:
+            where = report.place_of(chain[-1].frames)
+        doing = deadlock.waiting_words(position, self.positions) if position else ""
+        names, imports = self._names_lost(ended.rank) if status == outcome.REPLACED else ((), ())
+        found = RankState(ended.rank, status, where, doing=doing, lost=names, imports=imports, fate=self.places.fate())
+        return replace(found, why=self.why[ended.rank]) if ended.rank in self.why else found
+
+    def _without_context(self, ended: Ended) -> RankState:
+        said, names, imports = ended.content["broken"]
+        where = report.place_of(ended.chain[-1].frames) if ended.chain else ""
+        doing = f"raised {ended.chain[-1].type}" if ended.chain else ""
+        return RankState(
+            ended.rank, outcome.REPLACED, where, doing=doing, lost=tuple(names), imports=tuple(imports),
+            why=report.broken_words(said), fate=self.places.fate(),
+        )  # fmt: skip
+
+    def _names_lost(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names and imports that went with a rank's process, as it had told them before."""
+        facts = self.stuck.get(rank) or self.facts.get(rank, {})
+        return tuple(facts.get("names", ())), tuple(facts.get("imports", ()))

@@ -1,0 +1,158 @@
+"""What to do next in a run: a pure function of what has happened so far.
+
+`next_action(state)` decides; the loop in `execution.execution` carries it out and holds no rules.
+Times are seconds of one monotonic clock. A run is brought to its end by the first of: a
+failure (after GRACE, since the others may be about to report the same error; at once if all that are
+left are known to wait for ranks that cannot come), Stop, a
+deadlock that has stood for `hang_after`, the deadline of `--timeout`. Then, on the ranks that
+are still at work, a ladder: one interrupt; after RELEASE_AFTER free what is blocked in a
+collective; after PATIENCE, counted anew while a rank lets a message on its way through, replace the process of a rank
+that is stuck: it has not had the interrupt, and nothing else has ended its call. A rank that has had it is on its way
+out, and is not ended for that: after Stop it has any time, otherwise `cleanup` seconds. After Stop its collectives are
+spared too, unless it waits for a rank that cannot come. Stop pressed once more replaces at once.
+An interrupt that a rank got from elsewhere may be the beginning of Stop: it is a failure only STOP_COMES later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nbddp.errors import RankStatus
+
+GRACE = 0.3
+STOP_COMES = 0.75  # VS Code interrupts every process under the kernel, and the kernel after them
+RELEASE_AFTER = 0.05
+PATIENCE = 1.4
+THROUGH = 6.0  # seconds for which ranks are believed that they let a message through; they do so for 5
+WISHED = 5.0  # seconds after which calls are ended that ranks make on their way out, after somebody's wish
+SPOILS = (RankStatus.INTERRUPTED, RankStatus.REPLACED, RankStatus.DIED, RankStatus.ENDED)  # the group of a rank
+FAILED, STOPPED, HUNG, LATE = "failed", "stopped", "hung", "late"
+
+
+@dataclass(frozen=True)
+class RunState:
+    """`running`: ranks without an outcome. `failed_at`: time of the first failure or death. `hung_since`: since
+    when the same deadlock stands; `all_hung`: every running rank is part of it, or is held by ranks that have left the
+    run. `deadline`: when the run must have ended. `stuck`: ranks that only the end of their process ends; `spared`:
+    those that are not to be freed, since they are on their way out. `pressed_again`: Stop was, after the interrupt.
+    `through_at`: when a rank said last that it lets a message through before it frees itself. `output_until`: till when
+    output of a rank that died may still arrive. `patience`, `release_after`: seconds, where they are others than a
+    cell's; `cleanup`: seconds from the interrupt on (None: any time). The rest: what was done already."""
+
+    now: float
+    running: tuple[int, ...]
+    failed_at: float | None = None
+    stops: tuple[float, ...] = ()
+    hung_since: float | None = None
+    all_hung: bool = False
+    hang_after: float | None = 5.0
+    deadline: float | None = None
+    interrupted_at: float | None = None
+    stuck: tuple[int, ...] = ()
+    spared: tuple[int, ...] = ()
+    pressed_again: bool = False
+    released: frozenset[int] = frozenset()
+    replaced: frozenset[int] = frozenset()
+    through_at: float | None = None
+    output_until: float = 0.0
+    patience: float = PATIENCE
+    release_after: float = RELEASE_AFTER
+    cleanup: float | None = None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do before `seconds` have passed (None: until something happens)."""
+
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """A signal to these ranks: SIGINT, unless a script has to end; `why` is what ended the run: "failed", "stopped",
+    "hung" or "late"."""
+
+    ranks: tuple[int, ...]
+    why: str = FAILED
+
+
+@dataclass(frozen=True)
+class Release:
+    """Free these ranks from the calls they are blocked in."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Replace:
+    """End these ranks' processes; they are started anew before the next run."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Finish:
+    pass
+
+
+Action = Wait | Interrupt | Release | Replace | Finish
+
+
+def next_action(state: RunState) -> Action:
+    """The table of the module's docstring."""
+    if not state.running:
+        return Finish() if state.now >= state.output_until else Wait(state.output_until - state.now)
+    left = tuple(r for r in state.running if r not in state.replaced)
+    if not left:
+        return Wait(None)
+    if len(state.stops) > 1 or state.pressed_again:
+        return Replace(left)
+    if state.interrupted_at is None:
+        due, why = end_due(state)
+        if due is None:
+            return Wait(None)
+        return Interrupt(left, why) if state.now >= due else Wait(due - state.now)
+    return _on_the_way_out(state, state.interrupted_at, left)
+
+
+def _on_the_way_out(state: RunState, since: float, left: tuple[int, ...]) -> Action:
+    """The ladder above its first step, which was taken at `since`. left: ranks that still run."""
+    bound = tuple(r for r in left if r not in state.released and r not in state.spared)
+    if bound:
+        pause = since + state.release_after * (not state.all_hung) - state.now
+        return Release(bound) if pause <= 0 else Wait(pause)  # an interrupt alone ends no call that is blocked
+    stuck = tuple(r for r in left if r in state.stuck)
+    moved = since if state.through_at is None else min(state.through_at, since + THROUGH)
+    ends = [(moved + state.patience, stuck)] if stuck else []
+    ends += [] if state.cleanup is None else [(since + state.cleanup, left)]
+    at, ranks = min(ends, default=(None, ()))
+    if at is None:
+        return Wait(None)
+    return Replace(ranks) if at <= state.now else Wait(at - state.now)
+
+
+def end_due(state: RunState) -> tuple[float | None, str]:
+    """When the run is to be ended as things stand (None: never), and why."""
+    due = [
+        (state.stops[0] if state.stops else None, STOPPED),
+        (None if state.failed_at is None else state.failed_at + GRACE * (not state.all_hung), FAILED),
+        (None if None in (state.hung_since, state.hang_after) else state.hung_since + state.hang_after, HUNG),  # type: ignore[operator]
+        (state.deadline, LATE),
+    ]
+    return min(((at, why) for at, why in due if at is not None), key=lambda d: d[0], default=(None, ""))
+
+
+def group_is_broken(ends: dict[int, RankStatus], groups: dict[int, dict[str, object]]) -> bool:
+    """True if the ranks' process group may not be used again after a run that went wrong.
+
+    ends: rank → its verdict (`protocol.outcome`).
+    groups: rank → {"run", "sequence"}: when the group was made and how many collectives it
+        has seen; "silenced": the rank has shut connections to a silent host. Ranks that all failed at the same point of
+        the program still agree.
+    """
+    if all(end == RankStatus.FINISHED for end in ends.values()):
+        return False
+    silenced = any(g.get("silenced") for g in groups.values())
+    if silenced or any(end in SPOILS for end in ends.values()) or len(groups) < len(ends):
+        return True
+    return len({(g["run"], g["sequence"]) for g in groups.values()}) > 1

@@ -1,0 +1,89 @@
+"""What comes back from the ranks: one value per rank, shown side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+from nbddp.errors import BadInput
+from nbddp.launch.topology import rank_words
+from nbddp.protocol.pickling import NotSent, words
+
+__all__ = ["NotSent", "RankValues"]
+
+
+class RankValues(Sequence[Any]):
+    """Values indexed by rank. Where only some ranks ran, the others have none: `ranks` says which do."""
+
+    def __init__(self, values: Mapping[int, Any]):
+        self._values = dict(sorted(values.items()))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(self._values)
+
+    def by_rank(self) -> dict[int, Any]:
+        """Rank → value, of the ranks that ran."""
+        return dict(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values.values())
+
+    @overload
+    def __getitem__(self, rank: int) -> Any: ...
+    @overload
+    def __getitem__(self, rank: slice) -> list[Any]: ...
+    def __getitem__(self, rank: int | slice) -> Any:
+        if isinstance(rank, slice):
+            return list(self._values.values())[rank]
+        found = rank + max(self._values, default=-1) + 1 if rank < 0 else rank
+        if found not in self._values:
+            have = f"{rank_words(self._values)} {'has' if len(self) == 1 else 'have'}" if self else "no rank has"
+            raise IndexError(f"rank {rank} has no value here; {have}")
+        return self._values[found]
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self._values.values())  # Sequence's own counts from len() and stumbles over gaps
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """The first rank from `start`, below `stop`, whose value equals `value`. Raises ValueError if none does."""
+        for rank, held in self._values.items():
+            if start <= rank and (stop is None or rank < stop) and (held is value or held == value):
+                return rank
+        raise ValueError(f"no rank has the value {words(value)}")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, RankValues):
+            return self._values == other._values
+        return list(self) == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """A row per rank; equal texts in one row."""
+        rows: dict[str, list[int]] = {}
+        for rank, value in self._values.items():
+            rows.setdefault(words(value), []).append(rank)
+        labels = {text: rank_words(ranks) for text, ranks in rows.items()}
+        width = max(map(len, labels.values()), default=0)
+        lines = []
+        for text, label in labels.items():
+            for i, line in enumerate(text.splitlines() or [""]):
+                lines.append(f"{label if i == 0 else '':<{width}} │ {line}")
+        return "\n".join(lines)
+
+
+def check_ranks(asked: Sequence[int] | None, world_size: int, option: str) -> tuple[int, ...]:
+    """The ranks that are meant; all if None. Raises BadInput for a rank that is not there."""
+    if asked is None:
+        return tuple(range(world_size))
+    beyond = [r for r in asked if r >= world_size]
+    if beyond:
+        raise BadInput(
+            f"{option} names {rank_words(beyond)}, but the pool has {rank_words(range(world_size))}; "
+            f"use ranks below {world_size}"
+        )
+    return tuple(asked)

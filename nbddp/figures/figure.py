@@ -1,0 +1,171 @@
+"""A figure that also says itself in words: a picture over its words on a page, PNG, and text for consoles."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import pickle
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from nbddp.figures.html import Spot, page
+from nbddp.figures.palette import RC
+from nbddp.output.table import Table
+
+DPI = 192  # two pixels of a picture to one of the page's: sharp on every screen, and 9 points are 9 points
+PAD = 0.12  # inches around a picture
+COLOURS = 128  # in a PNG: a third of the bytes of all colours, and no difference can be seen
+
+
+def width_of(png: bytes) -> int:
+    """The width that a PNG of ours gets on a page, in CSS pixels of 1/96 inch."""
+    return int.from_bytes(png[16:20], "big") * 96 // DPI
+
+
+@dataclass(frozen=True)
+class Area:
+    """A part of some axes, in their data's coordinates, that has words of its own."""
+
+    axes: Any
+    left: float
+    right: float
+    bottom: float
+    top: float
+    words: str
+
+
+class Shown:
+    """A matplotlib figure and its content in words, which may end with tables. `str` and `repr` are the words. areas:
+    parts of the figure whose words a page shows where the pointer rests.
+
+    A notebook keeps what its cells have returned (`Out`), and a figure takes megabytes. So one that can be made again
+    (`remade`) is let go once its picture has been taken, and made again if somebody asks for it.
+    """
+
+    def __init__(
+        self,
+        figure: Figure,
+        words: str,
+        table: Table | Sequence[Table] | None = None,
+        areas: Sequence[Area] = (),
+    ):
+        self.words = words
+        self._figure: Figure | None = figure
+        self._areas = tuple(areas)
+        self._tables = [] if table is None else [table] if isinstance(table, Table) else list(table)
+        self._lent = False  # the figure, to somebody who may change it
+        self._taken: tuple[bytes, list[Spot]] | None = None
+        self._again = b""
+
+    @property
+    def figure(self) -> Figure:
+        self._lent, self._taken = True, None
+        return self._whole()[0]
+
+    @property
+    def areas(self) -> tuple[Area, ...]:
+        self._lent = True
+        return self._whole()[1]
+
+    def _whole(self) -> tuple[Figure, tuple[Area, ...]]:
+        if self._figure is None:
+            draw, args, named = pickle.loads(zlib.decompress(self._again))
+            made = draw(*args, **named)
+            self._figure, self._areas = made._whole()
+        return self._figure, self._areas
+
+    def __repr__(self) -> str:
+        return self.words
+
+    def png(self) -> bytes:
+        return self._picture()[0]
+
+    def spots(self) -> list[Spot]:
+        """Where the areas are in the picture."""
+        return self._picture()[1]
+
+    def draw(self) -> None:
+        """Draw now what is shown next, so that to show it takes no time."""
+        self._picture()
+
+    def _picture(self) -> tuple[bytes, list[Spot]]:
+        if self._taken is not None:
+            return self._taken
+        figure, areas = self._whole()
+        taken = _png(figure), _spots(figure, areas)
+        if self._lent:
+            return taken
+        self._taken = taken
+        if self._again:
+            figure.clear()  # its parts refer to each other, and would wait for the collector of garbage
+            self._figure, self._areas = None, ()
+        return taken
+
+    def save(self, path: str | Path) -> None:
+        """Write the picture as PNG."""
+        Path(path).write_bytes(self.png())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        data, spots = self._picture()
+        width = width_of(data)
+        bundle = {
+            "text/html": page(data, width, self.words, self._tables, spots),
+            "image/png": base64.b64encode(data).decode(),
+            "text/plain": self.words,
+        }
+        return bundle, {"image/png": {"alt": self.words, "width": width}}
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    with rc_context(RC):
+        FigureCanvasAgg(figure)
+        figure.savefig(buffer, format="png", dpi=DPI, bbox_inches="tight", pad_inches=PAD)
+    packed = io.BytesIO()
+    Image.open(buffer).convert("RGB").quantize(COLOURS).save(packed, "PNG")
+    return packed.getvalue()
+
+
+def _spots(figure: Figure, areas: Sequence[Area]) -> list[Spot]:
+    """Where these are in the picture; to be asked when that has been drawn."""
+    if not areas:
+        return []
+    with rc_context(RC):
+        canvas = FigureCanvasAgg(figure)
+        whole = figure.get_tightbbox(canvas.get_renderer()).padded(PAD)
+    found = []
+    for area in areas:
+        corners = area.axes.transData.transform([(area.left, area.top), (area.right, area.bottom)])
+        (left, top), (right, bottom) = corners / figure.dpi
+        place = (left - whole.x0) / whole.width, (whole.y1 - top) / whole.height
+        size = (right - left) / whole.width, (top - bottom) / whole.height
+        found.append(Spot(*place, *size, area.words))
+    return found
+
+
+Drawn = TypeVar("Drawn", bound=Shown)
+Given = ParamSpec("Given")
+
+
+def remade(draw: Callable[Given, Drawn]) -> Callable[Given, Drawn]:
+    """For a function of a module that draws data: what it returns keeps the data, packed, in place of the figure. Not
+    where it draws into axes of somebody's."""
+
+    @functools.wraps(draw)
+    def drawn(*args: Given.args, **named: Given.kwargs) -> Drawn:
+        made = draw(*args, **named)
+        if named.get("axes") is None and not any(isinstance(a, Axes) for a in args):
+            made._again = zlib.compress(pickle.dumps((drawn, args, named)), 1)
+        return made
+
+    return drawn

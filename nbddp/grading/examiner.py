@@ -1,0 +1,217 @@
+"""The process that examines one learner: it has ranks of that learner's own, and holds the right answers itself.
+
+It is forked from the grader's warm process and forks an agent of its own (`grading.sandbox.agent`), which forks the
+ranks. The learner's cells go to the ranks as text and run there alone. What comes back is JSON
+(`lessons.framework.json_values`), and this process refuses to load any class from a pickle, whoever sends it: nothing
+of the learner's can run here. It answers the grader in lines of JSON, one exercise at a time, and is killed, with all
+below it, when the learner is through.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, BinaryIO, ClassVar
+
+from nbddp.agent import children, spool_files
+from nbddp.agent.client import Agent
+from nbddp.capabilities.doctor.background import Trials
+from nbddp.compat import torch
+from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
+from nbddp.execution.execution import OUTCOME
+from nbddp.grading.definitions import Handed, absent, kind
+from nbddp.grading.sandbox import agent as guarded
+from nbddp.grading.sandbox import rlimits
+from nbddp.grading.submissions import Cell
+from nbddp.launch.options import LaunchSpec
+from nbddp.lessons.framework import json_values, run_check
+from nbddp.lessons.framework.answer import Answer, Exercise, Wrong
+from nbddp.output.screens import Silent
+from nbddp.pool.pool import Pool
+from nbddp.pool.rank_channel import RankConnection
+from nbddp.pool.state import Life
+from nbddp.teach import check as checks
+
+WARM = (
+    "nbddp.grading.examiner",
+    "nbddp.worker.engine",
+    "ipyparallel.controller.app",
+    "ipykernel.zmqshell",
+    "torch.nn.parallel",
+    "torch.distributed.optim",
+)  # what every examiner, agent and rank needs
+SPARED = (  # what lessons import: imported once and not on every rank
+    torch.COMPILER,
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.elastic.multiprocessing.errors",
+    "torch.utils.data",
+    "nbddp.export",
+    "nbddp.teach.explore",
+)
+OWN_MEMORY = 4 << 30  # bytes that ranks which flood it can make this process take
+NO_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
+
+
+class _NoTrials(Trials):
+    """What nbddp leans on is not tried anew for every learner."""
+
+    def begin(self, agent: Agent) -> None:
+        pass
+
+
+class StrangersRanks(RankConnection):
+    """Of ranks on which a learner's code runs only outcomes are heard; what they print is dropped."""
+
+    def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None:
+        def hear_outcomes(rank: int, message: dict[str, Any]) -> None:
+            if message["header"]["msg_type"] == OUTCOME:
+                hear(rank, message)
+
+        super().send(rank, spec, hear_outcomes, code, buffers)
+
+    def written(self, ranks: Sequence[int]) -> dict[int, dict[str, tuple[int, str]]]:
+        return {rank: dict.fromkeys(spool_files.STREAMS, (0, "")) for rank in ranks}
+
+
+class _StrangersLife(Life):
+    """An agent that the ranks have ended is not replaced by one without limits."""
+
+    def __init__(self, spec: LaunchSpec, agent: Agent | None, connection: type[RankConnection], trials: type[Trials]):
+        super().__init__(spec, agent, connection, trials)
+        self._bounding = agent
+
+    def have_agent(self, imported: Mapping[str, str] | None = None, controls_only: bool = False) -> None:
+        if self._bounding is None or not self._bounding.alive:
+            raise PoolNotRunning("the process that starts the ranks has ended")
+        super().have_agent(imported, controls_only)
+
+
+class StrangersPool(Pool):
+    """Ranks on which a learner's code runs: only JSON is taken from them."""
+
+    holding, connection, trials, plain = _StrangersLife, StrangersRanks, _NoTrials, True
+
+    def __init__(self, nproc: int, agent: Agent):
+        super().__init__(nproc=nproc, device="cpu", agent=agent, oversubscribe=True)
+
+
+def exercises() -> dict[str, Exercise]:
+    """All exercises of all lessons, by name."""
+    found = {name: getattr(checks, name) for name in checks.__all__}
+    return {name: e for name, e in found.items() if isinstance(e, Exercise)}
+
+
+class Examiner:
+    """Answers the grader's requests about one learner's files."""
+
+    def __init__(self, pool: Pool):
+        self.pool = pool
+        self._endless: dict[tuple[Cell, ...], str] = {}  # cells whose reading never ends → the line
+
+    def _references(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What is right, worked out by ranks that have run no learner's code yet."""
+        found = {r.name: r.by_rank() for r in run_check.Reference.every} if self.pool.world_size > 1 else {}
+        return {"references": json_values.write(found).decode()}
+
+    def _examine(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """The answer to `exercise` in a file with `cells`."""
+        cells = tuple((where, source) for where, source in asked["cells"])
+        try:
+            answer = self._examined(asked["exercise"], cells)
+        except Wrong as wrong:
+            answer = Answer(False, str(wrong))
+        return {"ok": answer.ok, "line": answer.line}
+
+    def _examined(self, name: str, cells: tuple[Cell, ...]) -> Answer:
+        made = self._read(name, cells)
+        handed = Handed(cells, name, is_class=made == "class") if made in ("class", "function") else None
+        answer = exercises()[name](handed)
+        lacking = NO_NAME.search(answer.line)
+        why = lacking and run_check.on_ranks(absent, cells, lacking[1], ranks=[0], screen=Silent())[0]
+        return replace(answer, line=f"{answer.line} ({why})") if why else answer
+
+    def _read(self, name: str, cells: tuple[Cell, ...]) -> str:
+        """What the cells make of a name, seen on every rank. Raises Wrong if that is nothing."""
+        if cells in self._endless:
+            raise Wrong(self._endless[cells])
+        try:
+            found = run_check.on_ranks(kind, cells, name, screen=Silent())
+        except Wrong as wrong:
+            line = f"when its cells were run: {wrong}"
+            if isinstance(wrong.__cause__, RunTimedOut) and not self._ends(cells):
+                self._endless[cells] = line
+            raise Wrong(line) from wrong
+        for made, why in found:
+            if not made:
+                raise Wrong(why)
+        return str(found[0][0])
+
+    def _ends(self, cells: Sequence[Cell]) -> bool:
+        """Whether the cells can be run at all, without what makes one exercise's answer."""
+        try:
+            run_check.on_ranks(kind, cells, "", ranks=[0], screen=Silent())
+        except Wrong:
+            return False
+        return True
+
+    REQUESTS: ClassVar[dict[str, Callable[[Examiner, dict[str, Any]], dict[str, Any]]]] = {
+        "references": _references,
+        "examine": _examine,
+    }
+
+
+def main(request: dict[str, Any]) -> int:
+    """Examine until nobody asks any more. request: `channel`; `nproc`; `deadline`, seconds; `guard`."""
+    children.adopt_orphans()
+    channel = socket.socket(fileno=request["channel"])
+    guard = guarded.Guard(**request["guard"])
+    home, _, connection = guarded.launch(os.environ, guard, close=[channel.fileno()])
+    refuse_pickles()
+    rlimits.bound_self(OWN_MEMORY)
+    agent = Agent.at(connection, home, os.environ, {})
+    run_check.DEADLINE = request["deadline"]
+    with channel.makefile("rwb") as lines:
+        _serve(lines, StrangersPool(request["nproc"], agent))
+    return 0
+
+
+def _serve(lines: Any, pool: Pool) -> None:
+    try:
+        pool.start()
+    except (PoolError, BadInput) as error:
+        _say(lines, {"failed": str(error), "lost": True})
+        return
+    _say(lines, {"ready": True})
+    examiner, known = Examiner(pool), json.loads(lines.readline())["references"]
+    with run_check.on(pool), run_check.knowing(None if known is None else json_values.read(known.encode())):
+        for line in lines:
+            asked = json.loads(line)
+            try:
+                _say(lines, examiner.REQUESTS[asked["op"]](examiner, asked))
+            except PoolError as error:  # ranks can end what they live by
+                _say(lines, {"failed": str(error), "lost": True})
+                return
+            except Exception as error:  # what ranks bring may be made to upset who judges it
+                _say(lines, {"failed": f"{type(error).__name__}: {error}"})
+
+
+def _say(lines: BinaryIO, answer: dict[str, Any]) -> None:
+    lines.write(json.dumps(answer).encode() + b"\n")
+    lines.flush()
+
+
+def refuse_pickles() -> None:
+    """From now on nothing that is unpickled in this process names a class or function: no pickle can run anything. It
+    cannot be taken back."""
+
+    def refuse(event: str, args: tuple[Any, ...]) -> None:
+        if event == "pickle.find_class":
+            raise PermissionError(f"an examiner loads no names from pickles: {args[0]}.{args[1]}")
+
+    sys.addaudithook(refuse)

@@ -1,0 +1,338 @@
+"""What was handed in, and who examines it: files become text, learners get fresh ranks each, answers become lines.
+
+Nothing that was handed in is run, imported or unpickled in this process. Files are parsed in processes of their own
+(`grading.reader`); each learner's are run on fresh ranks of that learner alone, under an examiner that judges what they
+answer (`grading.examiner`), within limits, and all of it has ended before the next learner's begin.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbddp.errors import BadInput
+from nbddp.grading import collect, examiner, gradebook
+from nbddp.grading.collect import Submission
+from nbddp.grading.definitions import missing
+from nbddp.grading.examiner import exercises
+from nbddp.grading.sandbox import orphans
+from nbddp.grading.sandbox.client import Gone, Process, Server, bounds
+from nbddp.lessons.framework.answer import OK, Answer
+from nbddp.lessons.framework.run_check import DEADLINE
+from nbddp.output.table import Table
+
+COLUMNS = gradebook.SHOWN
+NPROC = 4
+MEMORY = 1 << 30  # bytes that each process of a learner's may take
+PROCESSES = 48  # that a learner's answers may start, beyond their ranks
+MINUTES = 15.0  # that one learner's answers may take
+STARTING = 120.0  # seconds
+RUNS, SLACK = 8, 15.0  # the most runs of a check; seconds that each may take beyond the deadline
+
+
+@dataclass(frozen=True)
+class NoVerdict(Answer):
+    """An answer that could not be judged. `line` says why; it says nothing about the answer itself."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One learner's answer to one exercise, and the file it is in; file: its path in the graded folder."""
+
+    learner: str
+    exercise: str
+    file: str
+    submission: Submission = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.learner}-{self.exercise}"
+
+    def check(self) -> Answer:
+        """What the exercise's check says, on the ranks of `ranks` or else on two of its own; a NoVerdict if it could
+        not be asked. It never raises for what was handed in."""
+        return (_active[-1] if _active else _of_two()).check(self)
+
+    def row(self, answer: Answer) -> gradebook.Row:
+        """The result as a row of the table."""
+        ok = gradebook.ERROR if isinstance(answer, NoVerdict) else gradebook.YES if answer.ok else gradebook.NO
+        return gradebook.Row(self.learner, self.exercise, ok, self.file, answer.line, self.submission.digest)
+
+
+# -- what was handed in --------------------------------------------------------------------------------
+
+
+def found(folder: str | Path, expected: Sequence[str] = ()) -> list[Work]:
+    """The answers in a folder, by learner. What any learner has handed in, and what is `expected`, is looked for in
+    all files of every learner; who has it in two files has two answers. Raises BadInput if nothing is there."""
+    _refuse_imports(Path(folder).resolve())
+    known = exercises()
+    unknown = [name for name in expected if name not in known]
+    if unknown:
+        raise BadInput(f"there is no exercise {unknown[0]}; there are {', '.join(known)}")
+    folder = Path(folder)
+    paths = collect.by_learner(folder)
+    if not any(paths.values()):
+        raise BadInput(
+            f"there is no notebook (.ipynb) or Python file (.py) in {folder}; give the folder of the submissions"
+        )
+    with _a_server() as server:
+        handed_in = {learner: collect.read(server, sorted(own), folder, list(known)) for learner, own in paths.items()}
+    defined = {n for sent in handed_in.values() for s in sent for n in s.names}
+    return [
+        Work(gradebook.named(learner), name, gradebook.named(str(one.path.relative_to(folder))), one)
+        for learner, sent in handed_in.items()
+        for name in known
+        if name in defined or name in expected
+        for one in collect.those_with(name, sent, Path(folder, learner))
+    ]
+
+
+def _refuse_imports(folder: Path) -> None:
+    """Raises BadInput where Python takes modules from the submissions: any of them could be run in this process."""
+    for entry in map(Path, sys.path):
+        if entry.resolve().is_relative_to(folder):
+            raise BadInput(
+                f"Python imports modules from {entry.resolve()}, where submissions are: a submission with a module's "
+                "name would run in the grader; start from another folder and give the path of this one"
+            )
+
+
+# -- the grader ------------------------------------------------------------------------------------------
+
+
+class Grader:
+    """What learners' files are read and run with: a warm process, started now, and what is right, worked out once.
+
+    sandbox: a command that the warm process, and so all that learners wrote, runs in. names: variables of the
+    environment that learners' code may see. deadline: seconds of each run; minutes: of one learner in all. adopts: this
+    process adopts orphans (`children.adopt_orphans`) and has no other children. Raises BadInput if the warm process
+    cannot be started.
+    """
+
+    def __init__(
+        self,
+        nproc: int = NPROC,
+        *,
+        deadline: float = DEADLINE,
+        minutes: float = MINUTES,
+        memory: int = MEMORY,
+        sandbox: Sequence[str] = (),
+        names: Sequence[str] = (),
+        adopts: bool = False,
+    ):
+        self.adopts = adopts
+        self.nproc, self.deadline, self.minutes, self.memory = nproc, deadline, minutes, memory
+        self.sandbox, self.names = list(sandbox), list(names)
+        self._starting = ThreadPoolExecutor(1)  # one thread for good: what dies with its parent dies with a thread
+        self.server = self._first_server()
+        self.stopped = False
+        self._references: str | None = None
+        self._warming = threading.Lock()
+        self._sitting: Sitting | None = None
+
+    def _server(self) -> Server:
+        return self._starting.submit(Server, self.sandbox, self.names).result()
+
+    def _first_server(self) -> Server:
+        try:
+            return self._server()
+        except Gone as gone:
+            raise BadInput(f"{self.sandbox[0] if self.sandbox else 'what runs submissions'} {gone}") from None
+
+    def warm(self) -> None:
+        """Import what ranks need, and work out what is right, on ranks that run no learner's code. Raises Gone."""
+        with self._warming:
+            if self._references is None:
+                self._warm_up()
+                first = self._examiner()
+                try:
+                    told = first.ask({"op": "references"}, STARTING)
+                finally:
+                    first.dismiss()
+                if "references" not in told:
+                    raise Gone(f"could not compute the right answers: {told.get('failed')}")
+                self._references = told["references"]
+
+    def _warm_up(self) -> None:
+        order = {"op": "warm", "modules": examiner.WARM, "spared": examiner.SPARED}
+        lacking = self.server.ask(order, STARTING)["missing"]
+        if lacking:
+            raise Gone(f"lacks {lacking}; install it where you grade")
+
+    def revive(self) -> None:
+        """Another warm process in place of one that has ended, with which all that it had started ends. Raises Gone."""
+        with self._warming:
+            if self.server.lost and not self.stopped:
+                self.server.close()
+                if self.adopts:
+                    orphans.end()
+                self.server = self._server()
+                if self.stopped:  # meanwhile, so that `close` has missed it
+                    self.server.close()
+                elif self._references is not None:
+                    self._warm_up()
+
+    def start(self) -> Process:
+        """A fresh examiner. Raises Gone."""
+        self.revive()
+        self.warm()
+        return self._examiner()
+
+    def _examiner(self) -> Process:
+        guard = {
+            "limits": bounds(self.memory, int(60 * self.minutes)),
+            "processes": self.nproc + PROCESSES,
+            "memory": (self.nproc + 1) * self.memory,
+        }
+        request = {"nproc": self.nproc, "deadline": self.deadline, "guard": guard}
+        process = self.server.start("nbddp.grading.examiner:main", request)
+        try:
+            told = process.channel.hear(STARTING)
+            if "ready" not in told:
+                raise Gone(f"could not start its ranks: {told.get('failed', told)}")
+            process.channel.say({"references": self._references})
+        except Gone as gone:
+            words = process.end()
+            raise Gone(f"{gone} ({words})" if words else str(gone)) from None
+        return process
+
+    def check(self, work: Work) -> Answer:
+        """As `Work.check`. The ranks are the learner's: they stay until another learner's work comes."""
+        if self._sitting is None or self._sitting.learner != work.learner:
+            self.end_sitting()
+            self._sitting = Sitting(self, work.learner)
+        return self._sitting.check(work)
+
+    def end_sitting(self) -> None:
+        """End the processes of the learner whose work was checked last."""
+        sitting, self._sitting = self._sitting, None
+        trouble = sitting.end() if sitting is not None else ""
+        if trouble:
+            warnings.warn(trouble, stacklevel=2)
+
+    def close(self) -> None:
+        """End all that was started."""
+        self.stopped = True
+        if self._sitting is not None:
+            self._sitting.leave()
+        self.server.close()
+        self._starting.shutdown(wait=False)
+
+
+class Sitting:
+    """The examination of one learner: an examiner, and another in its place if the answers bring it down."""
+
+    def __init__(self, grader: Grader, learner: str):
+        self.grader, self.learner = grader, learner
+        self._examiner: Process | None = None
+        self._until = time.monotonic() + 60 * grader.minutes
+
+    def check(self, work: Work) -> Answer:
+        submission, name = work.submission, work.exercise
+        if submission.unread or name not in submission.names:
+            return Answer(False, submission.unread or missing(name))
+        if time.monotonic() > self._until:
+            return NoVerdict(False, f"no verdict: this learner's answers have taken {self.grader.minutes:g} minutes")
+        try:
+            if self._examiner is None:
+                self._examiner = self.grader.start()
+            asked = {"op": "examine", "exercise": name, "cells": submission.cells}
+            return self._answer(self._examiner.ask(asked, RUNS * (self.grader.deadline + SLACK)))
+        except Gone as gone:
+            said = self._lose()
+            return NoVerdict(False, gradebook.clean(f"no verdict: the process that judges it {gone}{said}"))
+        except BaseException:  # Stop: its answer would be taken for the next one's
+            self._lose()
+            raise
+
+    def _answer(self, told: Mapping[str, Any]) -> Answer:
+        """What an examiner says, if it is an answer. Raises Gone if it has lost its ranks for good."""
+        if "failed" in told:
+            if told.get("lost"):
+                raise Gone(f"cannot go on: {told['failed']}")
+            return NoVerdict(
+                False, gradebook.clean(f"no verdict: the check failed on the ranks' answers: {told['failed']}")
+            )
+        ok, line = told.get("ok"), told.get("line")
+        if type(ok) is not bool or not isinstance(line, str) or ok != (line == OK):
+            raise Gone("sent an invalid answer")
+        return Answer(ok, gradebook.clean(line))
+
+    def _lose(self) -> str:
+        """End what is left of the examiner, and have what starts another; the last words of the one, in brackets."""
+        lost, self._examiner = self._examiner, None
+        words = ""
+        with contextlib.suppress(Gone):  # if nothing can be started any more, the next answer says so
+            words = lost.end() if lost is not None else ""
+        with contextlib.suppress(Gone):
+            self.grader.revive()
+        return f" ({words})" if words else ""
+
+    def leave(self) -> None:
+        """Have nothing more to do with the learner's processes: what started them ends them."""
+        if self._examiner is not None:
+            self._examiner.channel.close()
+
+    def end(self) -> str:
+        """End the learner's processes, all of them; what went wrong with that, or empty."""
+        examiner, self._examiner = self._examiner, None
+        try:
+            if examiner is not None:
+                examiner.end()
+        except Gone as gone:
+            with contextlib.suppress(Gone):
+                self.grader.revive()
+            return "" if self.grader.stopped else f"at the end of {self.learner}'s answers: it {gone}"
+        return ""
+
+
+_active: list[Grader] = []
+_own: list[Grader] = []
+
+
+@contextlib.contextmanager
+def ranks(nproc: int = NPROC, **options: Any) -> Iterator[Grader]:
+    """Inside the block answers are checked on `nproc` ranks on CPU, fresh ones for each learner; options: those of
+    `Grader`."""
+    grader = Grader(nproc, **options)
+    _active.append(grader)
+    try:
+        yield grader
+    finally:
+        _active.remove(grader)
+        grader.close()
+
+
+def _of_two() -> Grader:
+    if not _own:
+        _own.append(Grader(2))
+        atexit.register(_own[0].close)
+    return _own[0]
+
+
+@contextlib.contextmanager
+def _a_server() -> Iterator[Server]:
+    """The grader's, or one that need not get warm."""
+    if _active:
+        yield _active[-1].server
+        return
+    server = Server()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def graded(works: Sequence[Work]) -> Table:
+    """Check them one after another: a row for each answer."""
+    rows = [w.row(w.check()) for w in works]
+    return Table(COLUMNS, [(r.learner, r.exercise, r.ok, r.file, r.says) for r in rows])

@@ -1,0 +1,142 @@
+"""`--debug` and `--env`: words → environment variables of the ranks, and when a process reads them. Pure.
+
+Most of them are read once: by torch while it is imported, by NCCL or gloo when they are first used. A variable that
+comes later changes nothing in such a process, so a new one is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nbddp.errors import BadInput
+from nbddp.launch.torchrun_env import INTERFACES, SEEN_AT_IMPORT
+
+Settings = Mapping[str, str]
+
+OFF, INFO, DETAIL = "off", "info", "detail"
+_INFO = {
+    "TORCH_DISTRIBUTED_DEBUG": "INFO",  # DDP's statistics, and checks of its graph
+    "TORCH_CPP_LOG_LEVEL": "INFO",  # what c10d, gloo's and NCCL's process groups log
+    "NCCL_DEBUG": "INFO",
+    "TORCH_FR_BUFFER_SIZE": "2000",  # on where it was switched off
+}
+_DETAIL = {
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",  # each collective is compared across ranks before it is called
+    "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,COLL",
+}
+LEVELS: dict[str, Settings] = {OFF: {}, INFO: _INFO, DETAIL: {**_INFO, **_DETAIL}}
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+OURS = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+# read by a new worker though torch has been imported before it was forked (`worker.engine.prepare_torch`)
+READ_AGAIN = (
+    "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_FR_", "TORCH_NCCL_", "TORCH_GLOO_",
+    "OMP_NUM_THREADS",
+)  # fmt: skip
+READ_ONCE = ("NCCL_", "GLOO_", "TP_", "UCX_", "FI_", "IBV_", "CUDA_", "CUBLAS_")
+TORCHCOMMS = "TORCH_DISTRIBUTED_USE_TORCHCOMMS"  # replaces the process groups that ranks are read and freed by
+EXCLUDES, EXACT = "^", "="  # of NCCL_SOCKET_IFNAME
+
+
+def setting(text: str) -> tuple[str, str | None]:
+    """`KEY=VALUE`, or `KEY` to take the variable back (None), for argparse."""
+    name, equals, value = text.partition("=")
+    if not NAME.fullmatch(name):
+        raise argparse.ArgumentTypeError(f"{text!r} does not name a variable; write it as NCCL_DEBUG=INFO")
+    if name in OURS or name.startswith("TORCHELASTIC_"):
+        raise argparse.ArgumentTypeError(f"the pool sets {name} for each rank; choose another name")
+    if name == TORCHCOMMS and uses_torchcomms({name: value}):
+        raise argparse.ArgumentTypeError(f"nbddp cannot read or free ranks in torchcomms; leave out {name}")
+    if "\0" in value:
+        raise argparse.ArgumentTypeError(f"the value of {name} has a NUL byte, which no variable can hold")
+    return name, value if equals else None
+
+
+def uses_torchcomms(env: Mapping[str, str]) -> bool:
+    """Whether torch is told to make its process groups of torchcomms."""
+    return env.get(TORCHCOMMS, "").strip().lower() in ("1", "true", "yes", "on", "y", "t")
+
+
+def checked(level: str | None, env: Mapping[str, str]) -> tuple[tuple[str, str | None], ...]:
+    """`env` of a call as settings. Raises BadInput for a level or a name that is none."""
+    if level is not None and level not in LEVELS:
+        raise BadInput(f"debug={level!r} is not one of {', '.join(LEVELS)}")
+    try:
+        return tuple(setting(f"{name}={value}") for name, value in env.items())
+    except argparse.ArgumentTypeError as e:
+        raise BadInput(f"env: {e}") from None
+
+
+def merged(old: Sequence[tuple[str, str | None]], new: Sequence[tuple[str, str | None]]) -> tuple[tuple[str, str], ...]:
+    """What `--env` has said so far and what it says now."""
+    found: dict[str, str | None] = {**dict(old), **dict(new)}
+    return tuple(sorted((name, value) for name, value in found.items() if value is not None))
+
+
+def wanted(level: str | None, env: Sequence[tuple[str, str | None]]) -> dict[str, str]:
+    """The variables that a level of `--debug` and settings of `--env` ask for; of the same name the setting's."""
+    return {**LEVELS[level or OFF], **{name: value for name, value in env if value is not None}}
+
+
+def differing(old: Settings, new: Settings) -> list[str]:
+    return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
+
+
+def at_import(names: Sequence[str]) -> list[str]:
+    """Of these the variables that only a new import of torch reads."""
+    return [name for name in names if name.startswith(SEEN_AT_IMPORT) and not name.startswith(READ_AGAIN)]
+
+
+def read_once(names: Sequence[str]) -> list[str]:
+    """Of these the variables that only a new process reads."""
+    return [name for name in names if name.startswith((*SEEN_AT_IMPORT, *READ_ONCE))]
+
+
+def words(names: Sequence[str], new: Settings) -> str:
+    """`NCCL_DEBUG=INFO and no TORCH_LOGS`."""
+    said = [f"{name}={new[name]}" for name in names if name in new]
+    gone = [name for name in names if name not in new]
+    said += [f"no {' or '.join(gone)}"] if gone else []
+    return f"{', '.join(said[:-1])} and {said[-1]}" if len(said) > 1 else said[0]
+
+
+def change_words(names: Sequence[str], new: Settings, imports: bool) -> str:
+    """That workers have been replaced for these variables."""
+    read = "while torch is imported, so it was imported again" if imports else "once per process"
+    return f"{words(names, new)}: read {read}; all workers were replaced, and names on them are gone"
+
+
+# -- interfaces ------------------------------------------------------------------------------------
+
+
+def check_interfaces(settings: Settings, interfaces: Sequence[Mapping[str, Any]], host: str = "this machine") -> None:
+    """Raises BadInput for a variable that names an interface which a host does not have.
+
+    interfaces: those that are up, as `agent.hardware.interfaces` has them.
+    """
+    for name in INTERFACES:
+        lost = _missing(name, settings.get(name, ""), [str(one["name"]) for one in interfaces])
+        if lost:
+            there = ", ".join(f"{one['name']} ({(one['addresses'] or ['no address'])[0]})" for one in interfaces)
+            raise BadInput(f"{name}={settings[name]}: {host} has no interface {lost} that is up; it has {there}")
+
+
+def _missing(variable: str, value: str, there: Sequence[str]) -> str:
+    """What a variable names and is not there. gloo's and torch.distributed.rpc's take names; NCCL's takes beginnings of
+    names, names behind `=`, and behind `^` those that are not to be used."""
+    if variable != "NCCL_SOCKET_IFNAME":
+        names = [one.strip() for one in value.split(",")] if value else []
+        return next((name for name in names if name not in there), "")
+    if not value or value.startswith(EXCLUDES):
+        return ""
+    exact = value.startswith(EXACT)
+    names = value.removeprefix(EXACT).split(",")
+    if any(one == name or (not exact and one.startswith(name)) for name in names for one in there):
+        return ""
+    return " or ".join(names if exact else (f"{name}*" for name in names))

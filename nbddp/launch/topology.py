@@ -1,0 +1,396 @@
+"""Who runs where: nodes, their devices, and the workers placed on them.
+
+A plan is made before any process is started, by arithmetic on plain data:
+`Topology.plan` places `nproc` workers on every node, in order of local rank, each
+with its `gpus_per_proc` consecutive GPUs, or refuses with a sentence that says what
+to type. Pure: imports only the standard library, `nbddp.errors` and `nbddp.launch.machine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from nbddp.errors import BadInput
+from nbddp.launch.machine import (
+    Device,
+    Interface,
+    Node,
+    Numa,
+    bus_words,
+    counted,
+    matrix_words,
+    model_words,
+    node_holds,
+    node_of,
+    numa_words,
+    several,
+)
+
+__all__ = [
+    "Device", "Interface", "Node", "Numa", "Topology", "Worker", "counted", "cpu_default", "node_holds", "planned",
+    "rank_words", "simulate", "topology_of",
+]  # fmt: skip
+
+MOST_PLANNED, MOST_ON_NODE = 100_000, 256  # processes or GPUs on paper: a mistyped number must not fill the memory
+FOLD_FROM = 4  # equal nodes in a row: the first two are shown, the rest folded
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process of the worker group, under torchrun's names."""
+
+    rank: int
+    local_rank: int
+    node: int
+    world_size: int
+    local_world_size: int
+    nnodes: int
+    devices: tuple[Device, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"Worker(local_rank={self.local_rank}({self.local_world_size}), "
+            f"node={self.node}({self.nnodes}), rank={self.rank}({self.world_size}), "
+            f"device={self.device_words()})"
+        )
+
+    def device_words(self) -> str:
+        """`cpu`, `GPU 2` or `GPUs 2, 3`."""
+        if not self.devices:
+            return "cpu"
+        indices = ", ".join(str(d.index) for d in self.devices)
+        return f"GPU{'s' * (len(self.devices) > 1)} {indices}"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A placement of `world_size` workers on nodes. `workers[r].rank == r`."""
+
+    nodes: tuple[Node, ...]
+    workers: tuple[Worker, ...]
+    gpus_per_proc: int = 0
+    oversubscribed: bool = False
+    hides_gpus: bool = False
+
+    @property
+    def world_size(self) -> int:
+        return len(self.workers)
+
+    @property
+    def nnodes(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def nproc_per_node(self) -> int:
+        return self.workers[0].local_world_size if self.workers else 0
+
+    @property
+    def simulated(self) -> bool:
+        return any(n.simulated for n in self.nodes)
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether any worker has a GPU."""
+        return any(w.devices for w in self.workers)
+
+    def on_node(self, node: int) -> tuple[Worker, ...]:
+        """The local worker group of one node, in order of local rank."""
+        local = self.nproc_per_node
+        return self.workers[node * local : (node + 1) * local]
+
+    @property
+    def planned(self) -> bool:
+        return any(n.planned for n in self.nodes)
+
+    def owners(self, node: int) -> dict[int, list[int]]:
+        """GPU of a node → the ranks that own it: none is idle, several share it."""
+        group = self.on_node(node)
+        return {d.index: [w.rank for w in group if d in w.devices] for d in self.nodes[node].devices}
+
+    def folded(self) -> list[tuple[Node, ...]]:
+        """Nodes one by one; of equal ones in a row, the first two, then all others as one tuple."""
+        found: list[tuple[Node, ...]] = []
+        for _, run in groupby(self.nodes, key=self._sort):
+            nodes = tuple(run)
+            alone = 2 if len(nodes) >= FOLD_FROM else len(nodes)
+            found += [(n,) for n in nodes[:alone]]
+            found += [nodes[alone:]] if nodes[alone:] else []
+        return found
+
+    def _sort(self, node: Node) -> tuple[object, ...]:
+        """Equal for nodes of the same hardware on which the processes lie alike."""
+        return node.likeness(), tuple(tuple(d.index for d in w.devices) for w in self.on_node(node.index))
+
+    def ranks_on(self, nodes: Iterable[Node]) -> str:
+        """`ranks 16–127`."""
+        return rank_words(w.rank for n in nodes for w in self.on_node(n.index))
+
+    def equation(self) -> str:
+        """`world size 4 = 2 nodes × 2 processes; each owns 2 GPUs`."""
+        kind = "simulated " * self.simulated + "planned " * self.planned
+        nodes = counted(self.nnodes, f"{kind}node")
+        text = f"world size {self.world_size} = {nodes} × {counted(self.nproc_per_node, 'process')}"
+        return f"{text}; {self.devices_words()}"
+
+    def devices_words(self) -> str:
+        """`each owns 2 GPUs`, `on CPU`."""
+        if not self.gpus_per_proc:
+            return "on CPU"
+        return "GPUs are shared" if self.oversubscribed else f"each owns {counted(self.gpus_per_proc, 'GPU')}"
+
+    def words(self) -> str:
+        """The whole placement as text: the equation, then each node with what is known of its GPUs.
+
+        Of a node without GPUs only what does not differ from laptop to laptop: not its cores.
+        """
+        lines = [self.equation()]
+        told: dict[object, int] = {}
+        for nodes in self.folded():
+            first = nodes[0]
+            if len(nodes) > 1:
+                lines.append(f"nodes {first.index}–{nodes[-1].index}: same; {self.ranks_on(nodes)}")
+                continue
+            hardware = self._gpu_words(first)
+            as_told = told.setdefault(self._sort(first), first.index)
+            if hardware and as_told != first.index:
+                hardware = [f"same hardware as node {as_told}"]
+            lines += [self._node_words(first), *(f"  {line}" for line in hardware)]
+        lines += [joint] if (joint := self.joint_words()) else []
+        return "\n".join([*lines, *self.untold()])
+
+    def joint_words(self) -> str:
+        """What joins the nodes, or empty where it is not known or there is nothing to join."""
+        interfaces = dict.fromkeys(n.interface for n in self.nodes if n.interface)
+        if self.nnodes < 2 or not interfaces:
+            return ""
+        if all(i.loopback for i in interfaces):  # lo, lo0: its name differs from system to system
+            return "the nodes are one machine and meet over its loopback interface"
+        return f"the nodes are connected by {' and '.join(i.words() for i in interfaces)}"
+
+    def untold(self) -> list[str]:
+        """What the machines did not tell, a sentence each."""
+        return list(dict.fromkeys(sentence for node in self.nodes for sentence in node.untold))
+
+    def _node_words(self, node: Node) -> str:
+        places = [f"rank {w.rank} (local rank {w.local_rank}) on {w.device_words()}" for w in self.on_node(node.index)]
+        owners = self.owners(node.index)
+        idle = [i for i, ranks in owners.items() if not ranks]
+        if idle:
+            places.append(f"{several('GPU', idle)} {'is' if len(idle) == 1 else 'are'} idle")
+        places += [f"GPU {i} is shared by {rank_words(r)}" for i, r in owners.items() if len(r) > 1]
+        holds = node_holds(node) if node.devices else "CPU"  # cores differ from laptop to laptop
+        return f"{node.label()}, {holds}: {'; '.join(places)}"
+
+    def _gpu_words(self, node: Node) -> list[str]:
+        """Lines on a node's GPUs: model and memory, bus ids, NUMA nodes with their cores and ranks, links."""
+        models: dict[str, list[int]] = {}
+        for device in node.devices:
+            models.setdefault(model_words(device), []).append(device.index)
+        lines = [f"{several('GPU', indices)}: {model}" for model, indices in models.items() if model]
+        buses = [f"GPU {d.index} at {bus_words(d.bus_id)}" for d in node.devices if d.bus_id]
+        lines += [f"PCI bus: {', '.join(buses)}"] if buses else []
+        if node.devices:
+            lines += [", ".join([numa_words(numa), *self.near(node, numa)]) for numa in node.numa]
+        return [*lines, *matrix_words(node)]
+
+    def near(self, node: Node, numa: Numa) -> list[str]:
+        """`GPUs 0–3` and `ranks 0–3`: what is known to hang on a NUMA node; a rank by its GPUs."""
+        gpus = [d.index for d in node.devices if d.numa == numa.index]
+        ranks = [w.rank for w in self.on_node(node.index) if any(d.numa == numa.index for d in w.devices)]
+        return [*([several("GPU", gpus)] if gpus else []), *([rank_words(ranks)] if ranks else [])]
+
+    @classmethod
+    def plan(
+        cls,
+        hosts: Sequence[Node],
+        *,
+        nproc: int | str | None = None,
+        nnodes: int = 1,
+        gpus_per_proc: int | None = None,
+        oversubscribe: bool = False,
+        device: str = "auto",
+    ) -> Topology:
+        """Place workers, or raise BadInput with what to type.
+
+        hosts: the real machines; one host and `nnodes` > 1 gives simulated nodes.
+        nproc: workers per node; None or "auto" is one per share of GPUs, or the
+            default of `cpu_default` without GPUs; "gpu" and "cpu" are torchrun's words.
+        device: "auto" takes GPUs if there are any, "cpu" never, "cuda" insists.
+        """
+        _check_positive("--nnodes", nnodes)
+        use_gpus = _use_gpus(hosts, device, gpus_per_proc)
+        per_proc = (gpus_per_proc or 1) if use_gpus else 0
+        if use_gpus:
+            _check_positive("--gpus-per-proc", per_proc)
+        usable = hosts if use_gpus else [_without_gpus(h) for h in hosts]
+        nodes = simulate(usable[0], nnodes) if len(hosts) == 1 and nnodes > 1 else tuple(usable)
+        if len(nodes) != nnodes:
+            raise BadInput(
+                f"--nnodes {nnodes} was requested, but there are {len(nodes)} hosts; use --nnodes {len(nodes)}"
+            )
+        local = _local_world_size(nproc, nodes, per_proc)
+        if use_gpus and not oversubscribe:
+            _refuse_shortage(nodes, local, per_proc)
+        return cls(
+            nodes=nodes,
+            workers=tuple(_place(nodes, local, per_proc)),
+            gpus_per_proc=per_proc,
+            oversubscribed=use_gpus and any(local * per_proc > len(n.devices) for n in nodes),
+            hides_gpus=not use_gpus and any(h.devices for h in hosts),
+        )
+
+    def device_notes(self, visible: str) -> list[str]:
+        """What a program should know that takes its GPU by LOCAL_RANK, as most do."""
+        if self.gpus_per_proc < 2 or visible != "all" or not any(w.devices for w in self.workers):
+            return []
+        return [
+            f"each rank has {self.gpus_per_proc} GPUs and sees all: its first is "
+            f"cuda:{{LOCAL_RANK * {self.gpus_per_proc}}}; with --visible own it sees only its own, from cuda:0 on"
+        ]
+
+
+def cpu_default(cores: int) -> int:
+    """Workers started on a machine without GPUs when nobody says how many: two, the fewest that
+    communicate. (torchrun's own default is one, its `auto` one per core.)"""
+    return 2
+
+
+def simulate(host: Node, nnodes: int) -> tuple[Node, ...]:
+    """Share one machine among `nnodes` simulated nodes: GPUs in consecutive equal blocks."""
+    share = len(host.devices) // nnodes
+    if host.devices and share == 0:
+        raise BadInput(
+            f"{counted(nnodes, 'simulated node')} cannot share {counted(len(host.devices), 'GPU')}; "
+            f"use --nnodes {len(host.devices)} or fewer, or --device cpu"
+        )
+    return tuple(
+        replace(
+            host, index=i, cores=max(1, host.cores // nnodes), simulated=True, **host.part(i * share, (i + 1) * share)
+        )
+        for i in range(nnodes)
+    )
+
+
+def planned(
+    *,
+    nnodes: int | None = None,
+    gpus_per_node: int | None = None,
+    gpus_per_proc: int | None = None,
+    nproc: int | str | None = None,
+    oversubscribe: bool = False,
+) -> Topology:
+    """A layout on paper, from numbers alone. Raises BadInput with what to type where it is impossible."""
+    count, gpus = nnodes or 1, gpus_per_node or 0
+    if gpus_per_proc and not gpus:
+        raise BadInput(
+            f"--gpus-per-proc {gpus_per_proc} was requested, but the number of GPUs per planned node is missing; "
+            f"add --gpus-per-node {gpus_per_proc} or more"
+        )
+    if nproc == "cpu" or (not gpus and nproc in ("auto", "gpu")):
+        raise BadInput(f"--nproc {nproc} counts a machine's devices, which a planned node does not have; use --nproc 2")
+    each = max(gpus, nproc if isinstance(nproc, int) else 2)
+    if each > MOST_ON_NODE:
+        raise BadInput(f"a planned node has at most {MOST_ON_NODE} processes or GPUs, not {each}; use smaller numbers")
+    if count * each > MOST_PLANNED:
+        raise BadInput(
+            f"a planned layout has at most {MOST_PLANNED} processes or GPUs, not {count * each}; "
+            f"use --nnodes {MOST_PLANNED // each} or fewer"
+        )
+    devices = tuple(Device(i, str(i)) for i in range(gpus))
+    hosts = [Node(i, f"planned {i}", devices, planned=True) for i in range(count)]
+    return Topology.plan(
+        hosts, nproc=nproc, nnodes=count, gpus_per_proc=gpus_per_proc, oversubscribe=oversubscribe,
+        device="cuda" if gpus else "cpu",
+    )  # fmt: skip
+
+
+def topology_of(data: Mapping[str, Any]) -> Topology:
+    """A topology from the JSON data that a pool describes itself with."""
+    return Topology(
+        nodes=tuple(node_of(n) for n in data["nodes"]),
+        workers=tuple(
+            Worker(**{**w, "devices": tuple(Device(**row) for row in w["devices"])}) for w in data["workers"]
+        ),
+        gpus_per_proc=data["gpus_per_proc"],
+        oversubscribed=data["oversubscribed"],
+        hides_gpus=data["hides_gpus"],
+    )
+
+
+def rank_words(ranks: Iterable[int]) -> str:
+    """`rank 2`, `ranks 0–3`, `ranks 0, 2–3`: a set of ranks as a person writes it."""
+    return several("rank", ranks)
+
+
+def _without_gpus(host: Node) -> Node:
+    """A machine whose GPUs are not used; if it has none, it may still say why."""
+    return replace(host, devices=(), links=(), untold=()) if host.devices else host
+
+
+def _check_positive(option: str, value: int) -> None:
+    if value < 1:
+        raise BadInput(f"{option} {value} is not possible; use a positive number, such as {option} 2")
+
+
+def _use_gpus(hosts: Sequence[Node], device: str, gpus_per_proc: int | None) -> bool:
+    have = min((len(h.devices) for h in hosts), default=0)
+    if device == "cpu":
+        if gpus_per_proc:
+            raise BadInput("--gpus-per-proc and --device cpu contradict each other; leave one out")
+        return False
+    if have == 0 and (device == "cuda" or gpus_per_proc):
+        asked = "--device cuda" if device == "cuda" else f"--gpus-per-proc {gpus_per_proc}"
+        raise BadInput(f"{asked} was requested, but there is no GPU here; leave it out to run on CPU")
+    return have > 0
+
+
+def _local_world_size(nproc: int | str | None, nodes: Sequence[Node], per_proc: int) -> int:
+    gpus = min(len(n.devices) for n in nodes)
+    if isinstance(nproc, int):
+        _check_positive("--nproc", nproc)
+        return nproc
+    if nproc not in (None, "auto", "gpu", "cpu"):
+        raise BadInput(f"--nproc {nproc} is not a number of workers; use a number such as 2, or auto, gpu or cpu")
+    if nproc == "gpu" and not per_proc:
+        raise BadInput("--nproc gpu was requested, but there is no GPU here; use --nproc 2 or --nproc cpu")
+    if nproc == "cpu":
+        return min(n.cores for n in nodes)
+    if per_proc:
+        return max(1, gpus // per_proc)
+    return min(n.cores for n in nodes) if nproc == "auto" else cpu_default(nodes[0].cores)
+
+
+def _refuse_shortage(nodes: Sequence[Node], local: int, per_proc: int) -> None:
+    gpus = min(len(n.devices) for n in nodes)
+    if local * per_proc <= gpus:
+        return
+    where = "each node has" if len(nodes) > 1 else "there are" if gpus != 1 else "there is"
+    fits = gpus // per_proc
+    advice = f"use --nproc {fits}" if fits else f"use --gpus-per-proc {gpus}"
+    raise BadInput(
+        f"{counted(local, 'worker')} with {counted(per_proc, 'GPU')} each need "
+        f"{local * per_proc} GPUs, but {where} {gpus}; {advice}, or add --oversubscribe to share them"
+    )
+
+
+def _place(nodes: Sequence[Node], local: int, per_proc: int) -> Iterable[Worker]:
+    for node in nodes:
+        for lr in range(local):
+            yield Worker(
+                rank=node.index * local + lr,
+                local_rank=lr,
+                node=node.index,
+                world_size=local * len(nodes),
+                local_world_size=local,
+                nnodes=len(nodes),
+                devices=_share(node.devices, lr, per_proc),
+            )
+
+
+def _share(devices: tuple[Device, ...], local_rank: int, per_proc: int) -> tuple[Device, ...]:
+    """`per_proc` consecutive devices; past the end (oversubscribed) it starts again at the first."""
+    n = len(devices)
+    return tuple(devices[(local_rank * per_proc + k) % n] for k in range(min(per_proc, n)))

@@ -1,0 +1,188 @@
+"""Explorers: sliders over a figure and its words. `from nbddp.teach import explore; explore.layout()`.
+
+An explorer ties three things together: a pure function of `nbddp.teach`, its figure in `nbddp.figures`, and plain
+ipywidgets, each with its label and usable by keyboard. Nothing is computed in a front end, nothing changes but what
+the reader changes. A saved notebook, and a place without widgets, has a still picture and the words of two
+settings instead.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbddp.errors import BadInput
+from nbddp.figures import widget_support
+from nbddp.figures.figure import Shown, width_of
+from nbddp.figures.html import FOLDED, folded, picture, words_of
+from nbddp.figures.static_preview import stills
+
+SLIDER_KEYS = "← and → move a slider"
+LIST_KEYS = "Space opens a list, ↑, ↓ and Enter choose"  # closed, JupyterLab takes the arrows: they go to another cell
+BUTTON_KEYS = "Space presses a button"
+KEYS = '<small style="opacity: 0.75">{}</small>'
+CLASS = "nbddp-explorer"  # CSS class; its sliders keep their keys in Notebook 7 (figures/labextensions)
+TEXT = "nbddp-text"  # of the folded words
+HEADER = f".{TEXT} :is(.lm-Widget, .p-Widget) {{color: var(--jp-ui-font-color0, inherit)}}"  # ipywidgets' is too faint
+PACE = 1000  # milliseconds from a step to the next, when it is played
+LETTER, FIELD = 0.58, 22.0  # em: a letter, with something to spare; a slider with its number
+
+
+@dataclass(frozen=True)
+class Slider:
+    """Whole numbers from `low` to `high`, by `step`."""
+
+    name: str
+    label: str
+    low: int
+    high: int
+    step: int = 1
+
+    def shown(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Steps(Slider):
+    """The moves of something that goes on by itself: a slider with Play, a button back and a button forward. to_all:
+    whether the highest number is as many as there are."""
+
+    to_all: bool = False
+
+    def shown(self, value: Any) -> str:
+        return "all" if self.to_all and value == self.high else super().shown(value)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some values; pairs of (what is shown, value), or values that show themselves."""
+
+    name: str
+    label: str
+    options: Sequence[Any]
+
+    def shown(self, value: Any) -> str:
+        """What the reader sees for a value."""
+        names = {v: text for text, v in (o for o in self.options if isinstance(o, tuple))}
+        return str(names.get(value, value))
+
+
+class Explorer:
+    """show: the controls' values, by name → the figure with its words; it may raise BadInput, whose sentence is
+    shown instead. settings: two sets of values; the first is where the controls stand at the beginning."""
+
+    def __init__(
+        self, show: Callable[..., Shown], controls: Sequence[Slider | Choice], settings: Sequence[Mapping[str, Any]]
+    ):
+        self.show, self.controls, self.settings = show, tuple(controls), tuple(dict(s) for s in settings)
+
+    def caption(self, setting: Mapping[str, Any]) -> str:
+        """`nodes: 2 · GPUs per node: 4`."""
+        return " · ".join(f"{c.label}: {c.shown(setting[c.name])}" for c in self.controls)
+
+    def words(self) -> str:
+        """The words of the two settings, each under its caption."""
+        return self._words([self.show(**s) for s in self.settings])
+
+    __repr__ = words
+
+    def _words(self, figures: Sequence[Shown]) -> str:
+        return "\n\n".join(f"{self.caption(s)}\n{f.words}" for s, f in zip(self.settings, figures, strict=True))
+
+    def keys(self) -> str:
+        """How the controls are moved without a mouse, in a sentence."""
+        kinds = {Slider: SLIDER_KEYS, Steps: BUTTON_KEYS, Choice: LIST_KEYS}
+        ways = [text for kind, text in kinds.items() if any(isinstance(c, kind) for c in self.controls)]
+        return "; ".join(["Keys: Tab goes from control to control", *ways])
+
+    def stills(self) -> bytes:
+        """PNG of the two settings."""
+        return self._stills([self.show(**s) for s in self.settings])
+
+    def _stills(self, figures: Sequence[Shown]) -> bytes:
+        return stills(figures, [self.caption(s) for s in self.settings])
+
+    def widget(self) -> Any:
+        """The controls over the figure and its words, which are folded. Raises ImportError without ipywidgets."""
+        import ipywidgets as w
+
+        label = max(12.0, *(LETTER * len(c.label) for c in self.controls))  # em; all controls begin on one line
+        made = {c.name: _control(w, c, self.settings[0][c.name], label) for c in self.controls}
+        rows = [_with_buttons(w, made[c.name]) if isinstance(c, Steps) else made[c.name] for c in self.controls]
+        drawn, refusal, words, keys = (
+            w.HTML(),
+            w.HTML(),
+            w.HTML(),
+            w.HTML(f"<style>{HEADER}</style>{KEYS.format(self.keys())}"),
+        )
+        text = w.Accordion(children=[words], selected_index=None)  # closed
+        text.set_title(0, FOLDED)  # ipywidgets 7 has no `titles`
+        text.add_class(TEXT)
+        drawn.layout.margin = "6px 0 0 0"
+
+        def draw(change: Any = None) -> None:
+            try:
+                shown = self.show(**{name: control.value for name, control in made.items()})
+            except BadInput as refused:
+                refusal.value = words_of(str(refused))
+                drawn.layout.display = text.layout.display = "none"
+                return
+            data = shown.png()
+            drawn.value = picture(data, width_of(data), shown.words.partition("\n")[0], "widget-image")
+            refusal.value, words.value = "", words_of(shown.words)
+            drawn.layout.display = text.layout.display = ""
+
+        draw()
+        for control in made.values():
+            control.observe(draw, "value")
+        whole = w.VBox([*rows, drawn, refusal, text, keys])
+        whole.add_class(CLASS)
+        return whole
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        figures = [self.show(**s) for s in self.settings]
+        words, data = self._words(figures), self._stills(figures)
+        html = picture(data, width_of(data), words.partition("\n")[0]) + folded(words)
+        bundle: dict[str, Any] = {"text/html": html, "text/plain": words, "image/png": b64encode(data).decode()}
+        if widget_support.may_be_shown():
+            bundle |= widget_support.view_of(self.widget())
+        return bundle, {"image/png": {"alt": words, "width": width_of(data)}}
+
+
+def _control(w: Any, control: Slider | Choice, value: Any, label: float) -> Any:
+    """The widget of a control whose label has `label` em of room."""
+    common = {"value": value, "description": control.label}
+    common |= {
+        "style": {"description_width": f"{label}em"},
+        "layout": w.Layout(width=f"{label + FIELD}em", max_width="100%"),
+    }
+    if "tooltip" in w.Dropdown.class_trait_names():  # ipywidgets 8 would give the label the tooltip "null"; 7 its text
+        common["tooltip"] = control.label
+    if isinstance(control, Choice):
+        longest = max(len(o[0] if isinstance(o, tuple) else str(o)) for o in control.options)
+        common["layout"].width = f"{label + max(FIELD, LETTER * longest + 3)}em"  # 3: the arrow
+        return w.Dropdown(options=list(control.options), **common)
+    bounds = {"min": control.low, "max": control.high, "step": control.step}
+    return w.IntSlider(**bounds, continuous_update=False, **common)
+
+
+def _with_buttons(w: Any, slider: Any) -> Any:
+    """The slider, and beside it what plays it, a button that takes a step back and one that takes the next. Both can
+    always be pressed: one that is switched off at the end would drop the keyboard's focus."""
+
+    def button(text: str, by: int) -> Any:
+        made = w.Button(description=text, tooltip=f"{slider.description}: {text}", layout=w.Layout(width="5em"))
+
+        def press(_: Any) -> None:
+            slider.value = min(max(slider.value + by * slider.step, slider.min), slider.max)
+
+        made.on_click(press)
+        return made
+
+    play = w.Play(min=slider.min, max=slider.max, step=slider.step, value=slider.value, interval=PACE)
+    play.show_repeat = False
+    w.jslink((play, "value"), (slider, "value"))  # in the front end, so that it plays while the kernel draws
+    wraps = w.Layout(flex_flow="row wrap")  # where the column is narrow, the buttons are below
+    return w.HBox([slider, play, button("back", -1), button("next", 1)], layout=wraps)

@@ -1,0 +1,225 @@
+"""How a question is put to a learner, and when the prediction is compared with what came.
+
+The answer is chosen or typed in a widget, or given to the call: `predict.local_rank(0)`. It may be changed until the
+next cell has run. Then what was predicted is shown below that cell's output, beside what came, and where the question
+is shown; a saved notebook keeps both. An explorer's answer has yet to be looked for: there a button shows it. Who
+predicts nothing is shown nothing. After a cell that failed, and not on purpose, no answer is shown: the question stays
+open until the corrected cell has run.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+from uuid import uuid4
+
+from nbddp.errors import BadInput
+from nbddp.figures import widget_support as widgets
+from nbddp.figures.html import words_of
+from nbddp.lessons.framework.question import Question
+from nbddp.output.table import Table
+
+COMPARE = "Compare with what came"
+FAILED = "The cell failed, so the answer is not shown yet. Correct the cell and run it again."
+
+
+class Asked:
+    """A question that was asked in this kernel, and what became of it."""
+
+    def __init__(self, question: Question):
+        self.question = question
+        self.answer = ""
+        self.over = False  # the next cell has run
+        self._field: Any = None
+        self._said: Any = None
+        self._output: Any = None  # where it is shown: publisher and display
+
+    def keep(self, answer: object) -> None:
+        """Keep an answer. Raises BadInput for one that cannot be meant."""
+        self.answer = self.question.read(answer)
+        if self._said is not None:
+            self._said.value = _lines(self.status())
+
+    def end(self) -> None:
+        """The next cell has run: what is shown of the question says what was predicted and what came."""
+        self.over = True
+        if self._field is not None:
+            self._field.disabled = True
+            self._said.value = _lines(self.status())
+        if self._output is not None:
+            publisher, ident = self._output
+            publisher.publish(*self._repr_mimebundle_(), transient={"display_id": ident}, update=True)
+
+    def status(self) -> str:
+        """How it stands."""
+        if self.over and self.answer:
+            return f"You predicted: {self.answer}" if self.question.explored else self.question.verdict(self.answer)
+        if self.answer:
+            return f"You predicted: {self.answer}. Now run the next cell."
+        return ""
+
+    def compared(self) -> str:
+        """What was predicted beside what came."""
+        return self.question.compared(self.answer)
+
+    def words(self) -> str:
+        """The question, what can be answered, and how it stands."""
+        typed = "" if self.over else f"To answer: predict.{self.question.name}(…)"
+        return "\n".join(filter(None, [self.question.words(), self.status() or typed]))
+
+    __repr__ = words
+
+    def widget(self) -> Any:
+        """The same as widgets. Raises ImportError without ipywidgets."""
+        import ipywidgets as w
+
+        asks, self._said = w.HTML(f"<b>Predict:</b> {escape(self.question.asks)}"), w.HTML(_lines(self.status()))
+        common: dict[str, Any] = {"value": self.answer or None, "disabled": self.over}
+        if self.question.options:
+            room = w.Layout(width="auto", max_width="60em")
+            self._field = w.RadioButtons(options=list(self.question.options), layout=room, **common)
+        else:
+            what = "a number" if self.question.numeric else "a word"
+            common |= {"value": self.answer, "placeholder": f"{what}, then Enter"}
+            self._field = w.Text(continuous_update=False, layout=w.Layout(width="20em"), **common)
+        self._field.observe(self._chosen, "value")
+        return w.VBox([asks, self._field, self._said])
+
+    def _chosen(self, change: dict[str, Any]) -> None:
+        """Keep what was chosen or typed; what is no answer is answered with what is expected."""
+        if not change["new"]:
+            return
+        try:
+            self.keep(change["new"])
+        except BadInput:
+            self._said.value = _lines("\n".join(filter(None, [f"{self.question.expects()}.", self.status()])))
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        bundle: dict[str, Any] = {"text/plain": self.words(), "text/html": words_of(self.words())}
+        if widgets.may_be_shown():
+            bundle |= widgets.view_of(self.widget())
+        return bundle, {}
+
+    def show(self) -> None:
+        """Show it in the cell that runs; outside a notebook as words."""
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+        if shell is None:
+            print(self.words())
+            return
+        ident = uuid4().hex
+        shell.display_pub.publish(*self._repr_mimebundle_(), transient={"display_id": ident})
+        self._output = shell.display_pub, ident
+
+
+class Prediction:
+    """A question as `predict` has it: `predict.local_rank()` asks it, `predict.local_rank(0)` answers it as well."""
+
+    def __init__(self, question: Question, asked: Asks):
+        self.question, self._asked = question, asked
+        self.__name__, self.__doc__ = question.name, question.words()
+
+    def __call__(self, answer: object = None) -> None:
+        """Show the question. Raises BadInput for an answer that is none of the options."""
+        made = Asked(self.question)
+        if answer is not None:
+            made.keep(answer)
+        self._asked.add(made)
+        made.show()
+
+    def compare(self) -> None:
+        """Show what was predicted beside what came. Raises BadInput if nothing was predicted."""
+        asked = self._asked.of.get(self.question.name)
+        if asked is None or not asked.answer:
+            raise BadInput(f"nothing was predicted yet: predict.{self.question.name}() asks for it")
+        print(asked.compared())
+
+    def __repr__(self) -> str:
+        return f"predict.{self.question.name}(): {self.question.asks}"
+
+
+class Asks:
+    """All that were asked in this kernel. Hears when a cell has run."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Asked] = {}
+        self._new: list[str] = []  # asked in the cell that runs
+        self._open: list[str] = []  # asked in cells before; the next cell ends them
+        self._hooked: Any = None
+
+    def add(self, asked: Asked) -> None:
+        name = asked.question.name
+        self.of[name] = asked
+        self._new = [*(n for n in self._new if n != name), name]
+        self._open = [n for n in self._open if n != name]
+        self._hook()
+
+    def _hook(self) -> None:
+        from IPython.core.getipython import get_ipython
+
+        shell = get_ipython()
+        if shell is not None and shell is not self._hooked:
+            shell.events.register("post_run_cell", self.after_cell)
+            self._hooked = shell
+
+    def after_cell(self, result: Any) -> None:
+        """A cell has run. One that asks shows nothing yet; one that failed ends only questions about that failure."""
+        if self._new:
+            self._open, self._new = self._open + self._new, []
+            return
+        failure = getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
+        waiting = [self.of[name] for name in self._open]
+        ended = [asked for asked in waiting if asked.question.meant(failure)]
+        self._open = [asked.question.name for asked in waiting if asked not in ended]
+        for asked in ended:
+            asked.end()
+            if asked.answer:
+                _show(asked)
+        if any(self.of[name].answer for name in self._open):
+            print(FAILED)
+
+    def table(self) -> Table:
+        """What was predicted, and what came, of all questions whose cell has run."""
+        rows = [
+            (a.question.asks, a.answer or "–", a.question.came, "✓" if a.question.met(a.answer) else "✗")
+            for a in self.of.values()
+            if a.over
+        ]
+        return Table(("question", "you predicted", "what came", ""), rows)
+
+
+def _show(asked: Asked) -> None:
+    """Below a cell's output: what was predicted and what came, or the button for it."""
+    from IPython.display import display
+
+    if not asked.question.explored:
+        print(asked.compared())
+    elif widgets.may_be_shown():
+        display(_Later(asked))
+    else:
+        print(_Later(asked))
+
+
+def _lines(text: str) -> str:
+    """Lines as HTML, in the page's own letters."""
+    return f'<div style="line-height: 1.5">{escape(text).replace(chr(10), "<br>")}</div>' if text else ""
+
+
+class _Later:
+    """A button that shows what came."""
+
+    def __init__(self, asked: Asked):
+        self.asked = asked
+
+    def __repr__(self) -> str:
+        return f"When you have found the answer: predict.{self.asked.question.name}.compare()"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        import ipywidgets as w
+
+        said = w.HTML()
+        button = w.Button(description=COMPARE, layout=w.Layout(width="auto", align_self="flex-start"))
+        button.tooltip = f"{COMPARE}: {self.asked.question.asks}"
+        button.on_click(lambda _: setattr(said, "value", _lines(self.asked.compared())))
+        return {"text/plain": repr(self), **widgets.view_of(w.VBox([button, said]))}

@@ -1,0 +1,150 @@
+"""Lesson 13: gradients accumulated over micro-batches of one size, and exchanged once.
+
+Run on real ranks, each with samples of its own, and compared with what one process gives on all of them; how often
+gradients were exchanged is what the recorder of DDP's steps has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbddp.lessons.framework.answer import OK, Exercise, mismatch
+from nbddp.lessons.framework.on_rank import seeded
+from nbddp.lessons.framework.run_check import Reference, grouped, on_ranks
+from nbddp.lessons.l13_mean_of_means.gradients import Gradients, combination, common_multiple, minus, near
+from nbddp.lessons.l13_mean_of_means.on_rank import accumulated, expected
+from nbddp.lessons.l13_mean_of_means.passes import Passes, micro
+from nbddp.output.screens import Silent
+
+COUNTS = (5, 3, 1)  # micro-batches; no usual world size, so that dividing by that is seen
+EXPECTED = Reference(expected, COUNTS)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one rank did with `count` micro-batches, and what is right: the fields are those of `accumulated` and
+    `expected` in `nbddp.lessons.l13_mean_of_means.on_rank`."""
+
+    rank: int
+    count: int
+    world: int
+    gradients: Mapping[str, Sequence[float] | None]
+    reference: Gradients
+    last: Gradients
+    called: int
+    entered: int
+    exchanged: Sequence[bool]
+    kept: int
+    turned: bool
+    moved: bool
+
+    @property
+    def passes(self) -> Passes:
+        return Passes(self.count, self.called, self.entered, self.exchanged, self.kept)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing came of the function."""
+        return not self.exchanged and not any(self.gradients.values())
+
+
+def diagnose(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
+    """The line for what every rank did, one mapping per number of micro-batches."""
+    cases = [[Taken(rank, **case[i]) for rank, case in sorted(by_rank.items())] for i in range(len(COUNTS))]
+    if all(t.untouched for case in cases for t in case):
+        return "accumulate left no gradients: it is still to be written, or it calls no backward()"
+    for case in cases:
+        for taken in case:
+            line = _line(taken)
+            if line != OK:
+                return line
+    return OK
+
+
+def _line(taken: Taken) -> str:
+    if taken.moved:
+        return f"rank {taken.rank}: a parameter changed; accumulate leaves gradients, and its caller takes the step"
+    if taken.turned:
+        return f"rank {taken.rank}: loss_of takes the outputs first, then the targets: loss_of(model(inputs), targets)"
+    gradients: dict[str, Sequence[float]] = {}
+    for name, values in taken.gradients.items():
+        if values is None:
+            return f"rank {taken.rank}: {name} has no gradient after {micro(taken.count)}"
+        gradients[name] = values
+    same = common_multiple(gradients, taken.reference)
+    if same is not None and near(same, 1):
+        return taken.passes.line()
+    early = taken.passes.not_exchanged()
+    return f"rank {taken.rank}, {early}" if early else _wrong(taken, gradients, same)
+
+
+def _wrong(taken: Taken, gradients: Gradients, ratio: float | None) -> str:
+    n, first = taken.count, next(iter(taken.reference))
+    who = f"rank {taken.rank}, {first}, {micro(n)}"
+    if ratio is not None:
+        return f"{who}: yours is {ratio:.2f} × the reference" + _why(ratio, n, taken.world)
+    if n > 1 and common_multiple(gradients, taken.last) is not None:
+        return (
+            f"{who}: yours is of the last micro-batch alone; gradients add up only if they are not set to zero "
+            "between the micro-batches"
+        )
+    uneven = shares(gradients, taken)
+    if uneven:
+        early, late = uneven
+        got = f"{late:.2f} for the last and {early:.2f} for each before it"
+        return f"{who}: {mismatch(f'a weight of 1/{n} for each micro-batch', got)}"
+    apart = minus(gradients, taken.reference)
+    name = max(apart, key=lambda n: max(map(abs, apart[n])))
+    off = max(map(abs, apart[name]))
+    return f"rank {taken.rank}, {name}, {micro(n)}: yours differs from the reference by up to {off:.2g}"
+
+
+def shares(gradients: Gradients, taken: Taken) -> list[float] | None:
+    """How much each micro-batch but the last counts, and the last, if that explains the gradients; else None."""
+    if taken.count < 2:
+        return None
+    return combination([minus(taken.reference, taken.last, taken.count), taken.last], gradients)
+
+
+def _why(ratio: float, count: int, world: int) -> str:
+    if near(ratio, 0):
+        return ": they were set to zero after the last backward()"
+    if near(ratio, count):
+        return f": you added up {micro(count)} but did not divide by their number"
+    if near(ratio, count * world):
+        return ": DDP's average over the ranks was undone, and the sum not divided by the number of micro-batches"
+    if near(ratio, count / world):
+        return ": you divided by the world size, which DDP does itself; divide by the number of micro-batches"
+    if near(ratio, 1 / world):
+        return ": you divided by the world size too, which DDP has done already"
+    if near(ratio, 1 / count):
+        return ": you divided by the number of micro-batches twice"
+    if near(ratio, world):
+        return ": you added up over the ranks what DDP had averaged over them already"
+    return f"; each micro-batch's loss counts 1/{count} of the whole"
+
+
+def _judge_accumulation(function: Any) -> str:
+    """A run for each number of micro-batches, so that a rank that leaves early is seen to have finished; the first one
+    shows what is printed."""
+    with grouped():
+        right = EXPECTED.by_rank()
+        runs = [on_ranks(seeded, accumulated, function, COUNTS[0])]
+        runs += [on_ranks(seeded, accumulated, function, count, screen=Silent()) for count in COUNTS[1:]]
+    return diagnose({r: [{**run[r], **known} for run, known in zip(runs, right[r], strict=True)] for r in right})
+
+
+accumulate = Exercise(
+    "accumulate",
+    _judge_accumulation,
+    (
+        "backward() adds to .grad, so the gradients of micro-batches add up; you want the mean over all of them",
+        "divide each loss by len(micro_batches) before backward(); put all but the last micro-batch, forward and "
+        "backward, inside `with model.no_sync():`",
+        "for i, (inputs, targets) in enumerate(micro_batches): ... with model.no_sync() if i + 1 < len(micro_batches) "
+        "else contextlib.nullcontext(): ...",
+    ),
+    verifies="5, 3 and 1 micro-batches equal one process with all samples, for one exchange",
+)

@@ -1,0 +1,44 @@
+"""Lesson 15: what a rank holds of a model by the stage of ZeRO, and when FSDP gathers layers and frees them."""
+
+from __future__ import annotations
+
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
+from nbddp.lessons.l15_sharding.figure import gathers as drawn
+from nbddp.lessons.l15_sharding.figure import zero as barred
+from nbddp.lessons.l15_sharding.schedule import FREE, KEEP
+from nbddp.lessons.l15_sharding.schedule import gathers as scheduled
+from nbddp.lessons.l15_sharding.simulation import PRECISIONS, stages
+
+
+def zero() -> Explorer:
+    """Lesson 15: what a rank holds of a model, by the stage of ZeRO."""
+    return Explorer(
+        lambda **chosen: barred(stages(**chosen)),
+        (
+            Choice("billion", "parameters in 10⁹", (0.125, 1, 3, 7.5, 13, 70, 175)),
+            Choice("ranks", "ranks", (1, 2, 4, 8, 16, 64, 256, 1024)),
+            Choice("precision", "precision", tuple(PRECISIONS)),
+        ),
+        (
+            {"billion": 7.5, "ranks": 1, "precision": "mixed"},
+            {"billion": 7.5, "ranks": 64, "precision": "mixed"},
+        ),
+    )
+
+
+def gathers() -> Explorer:
+    """Lesson 15: one step of FSDP on two ranks, layer by layer: all-gathers, computation, and what is held in full."""
+    return Explorer(
+        lambda **chosen: drawn(scheduled(**chosen)),
+        (
+            Slider("layers", "layers", 2, 6),
+            Choice("ahead", "gather ahead", (("none", 0), ("1 layer", 1), ("2 layers", 2))),
+            Choice("link", "time of a collective", (0.25, 0.5, 1.0, 2.0)),
+            Choice("after", "after forward", (FREE, KEEP)),
+            Choice("slow", "slow rank", (("none", False), ("rank 1", True))),
+        ),
+        (
+            {"layers": 4, "ahead": 0, "link": 1.0, "after": FREE, "slow": False},
+            {"layers": 4, "ahead": 1, "link": 1.0, "after": FREE, "slow": False},
+        ),
+    )

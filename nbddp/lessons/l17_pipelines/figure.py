@@ -1,0 +1,79 @@
+"""Lesson 17's figure: what each stage does over time, and how many micro-batches' activations it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.patches import Patch, Rectangle
+
+from nbddp.figures.axes import sheet
+from nbddp.figures.figure import Shown
+from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
+from nbddp.lessons.l17_pipelines.simulation import BACKWARD, FORWARD, Done, Shot
+
+LOOKS = {FORWARD: FILLS[0], BACKWARD: FILLS[1]}  # with numbers in PAPER
+LEFT, RIGHT, HEAD, ROW, FOOT = 0.62, 1.12, 0.78, 0.4, 0.42  # inches
+WIDE, NARROW, ROOM = 0.34, 0.125, 7.2  # of a tick: the most, the least; and for all of them
+
+
+def pipeline(shot: Shot) -> Shown:
+    """A row for each stage, from left to right in time; the words are the shot's."""
+    ticks = shot.run.ticks
+    tick = max(NARROW, min(WIDE, ROOM / ticks))
+    width = max(LEFT + ticks * tick + RIGHT, 5.6)
+    height = HEAD + shot.stages * ROW + FOOT
+    with rc_context(RC):
+        figure, axes = sheet(width, height)
+        axes.text(0.02, 0.13, shot.heading(), size=9.5, weight="bold", va="center")
+        axes.text(0.02, 0.34, shot.verdict().partition("; ")[0], size=8.5, va="center", color=MUTED)
+        end = LEFT + ticks * tick
+        axes.text(end + 0.2, HEAD - 0.14, "now · most held", size=7, va="center", color=MUTED)
+        for stage in range(shot.stages):
+            _row(axes, shot, stage, tick)
+        _clock(axes, shot, tick)
+        axes.legend(
+            handles=_key(), loc="lower left", bbox_to_anchor=(LEFT / width, 0), ncols=3, frameon=False, fontsize=7.5,
+            borderpad=0, handlelength=1.4, columnspacing=1.6,
+        )  # fmt: skip
+    return Shown(figure, shot.words())
+
+
+def _row(axes: Any, shot: Shot, stage: int, tick: float) -> None:
+    y, end = HEAD + stage * ROW, LEFT + shot.run.ticks * tick
+    middle = y + ROW / 2
+    axes.text(LEFT - 0.1, middle, f"stage {stage}", size=8, weight="bold", ha="right", va="center", color=INK)
+    axes.add_patch(Rectangle((LEFT, y + 0.04), shot.time * tick, ROW - 0.08, facecolor=FRAME, edgecolor="none"))
+    for done in shot.run.done[stage]:
+        if done.start < shot.time:
+            _block(axes, done, min(done.stop, shot.time), y, tick)
+    axes.text(
+        end + 0.2, middle, f"{shot.run.held(stage, shot.time)} · {shot.most(stage)}", size=8, va="center", color=INK
+    )
+
+
+def _block(axes: Any, done: Done, stop: int, y: float, tick: float) -> None:
+    """A step, as far as it has come."""
+    x, wide = LEFT + done.start * tick, (stop - done.start) * tick
+    axes.add_patch(
+        Rectangle((x, y + 0.04), wide, ROW - 0.08, facecolor=LOOKS[done.step[0]], edgecolor=PAPER, linewidth=0.8)
+    )
+    axes.text(x + wide / 2, y + ROW / 2, str(done.step[1]), size=6.5, ha="center", va="center", color=PAPER)
+
+
+def _clock(axes: Any, shot: Shot, tick: float) -> None:
+    """A line at the time that is looked at, and the ticks that are multiples of a round number."""
+    x, foot = LEFT + shot.time * tick, HEAD + shot.stages * ROW
+    axes.plot([x, x], [HEAD - 0.06, foot + 0.02], color=INK, linewidth=1.2, solid_capstyle="butt")
+    every = next(n for n in (1, 2, 5, 10, 20) if n * tick >= 0.3)
+    for t in range(0, shot.run.ticks + 1, every):
+        axes.text(LEFT + t * tick, HEAD - 0.14, str(t), size=6.5, ha="center", va="center", color=MUTED)
+    axes.text(LEFT - 0.12, HEAD - 0.14, "tick", size=7, ha="right", va="center", color=MUTED)
+
+
+def _key() -> list[Any]:
+    return [
+        Patch(facecolor=LOOKS[FORWARD], label="forward (1 tick)"),
+        Patch(facecolor=LOOKS[BACKWARD], label="backward (2 ticks)"),
+        Patch(facecolor=FRAME, edgecolor=MUTED, linewidth=0.6, label="idle: the bubble"),
+    ]

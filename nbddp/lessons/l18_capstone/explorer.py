@@ -1,0 +1,27 @@
+"""Lesson 18: what one mistake does to a training, and which lines of the rubric find it."""
+
+from __future__ import annotations
+
+from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
+from nbddp.lessons.l18_capstone.figure import training as drawn
+from nbddp.lessons.l18_capstone.simulation import MISTAKES, NO_OPTIMIZER, NONE, RANKS, STEPS
+from nbddp.lessons.l18_capstone.simulation import training as trained
+
+LONGEST = 2 * STEPS - 1  # steps taken, where all are taken again
+
+
+def training() -> Explorer:
+    """Lesson 18: what one mistake does to a training, and which lines of the rubric find it."""
+    return Explorer(
+        lambda **chosen: drawn(trained(**chosen)),
+        (
+            Choice("mistake", "mistake", MISTAKES),
+            Slider("ranks", "ranks", 1, RANKS),
+            Slider("fails", "failure in step (0: none)", 0, STEPS),
+            Steps("time", "steps taken", 0, LONGEST, to_all=True),
+        ),
+        (
+            {"mistake": NONE, "ranks": 2, "fails": 0, "time": 8},
+            {"mistake": NO_OPTIMIZER, "ranks": 4, "fails": 25, "time": LONGEST},
+        ),
+    )

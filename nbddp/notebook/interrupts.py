@@ -1,0 +1,93 @@
+"""Stop around a notebook's cells: from the kernel's first look at a cell to its answer.
+
+ipykernel answers a cell whose code was interrupted. An interrupt that comes a moment earlier or later, while ipykernel
+reads the request or writes the answer, leaves the cell without one, and the notebook waits. So Stop is put off until
+the code runs, and is too late when it has run. A cell that is one command of ours hears Stop at the
+command's own checks (`agent.stop`), until its result is shown.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from typing import Any
+
+from nbddp.agent import stop
+
+PUT_OFF, TIMES = 0.01, 20  # seconds, and how often: a callback of a widget is no cell, and must be stopped too
+COMMAND = re.compile(r"\s*(#[^\n]*\n\s*)*(%%ddp\b|%ddp\b[^\n]*\Z)")  # a cell that is one command, under comments
+
+
+class Interrupts:
+    """Hooks into one shell's events and its kernel's."""
+
+    def __init__(self, shell: Any):
+        self.shell = shell
+        self._request = 0
+        self._in_cell = self._ended = False
+        self._times = 0
+        self._hook: Any = None
+        self._events = {
+            "pre_execute": self._begin,
+            "pre_run_cell": self._before,
+            "post_run_cell": self._after,
+            "post_execute": self._end,
+        }
+
+    def install(self) -> None:
+        for name, call in self._events.items():
+            self.shell.events.register(name, call)
+        self._in_cell = True  # that which loads the extension
+        kernel = getattr(self.shell, "kernel", None)
+        self._hook = getattr(kernel, "pre_handler_hook", None)
+        if kernel is not None and self._hook is not None:
+            kernel.pre_handler_hook = self._before_request
+
+    def remove(self) -> None:
+        for name, call in self._events.items():
+            self.shell.events.unregister(name, call)
+        if self._hook is not None:
+            self.shell.kernel.pre_handler_hook = self._hook
+            self._hook = None
+
+    def _before_request(self) -> None:
+        self._hook()
+        if threading.current_thread() is threading.main_thread():
+            self._request, self._times, self._ended = self._request + 1, 0, False
+            signal.signal(signal.SIGINT, self._hear)
+
+    def _hear(self, number: int, frame: Any) -> None:
+        if self._in_cell or self._times >= TIMES:
+            signal.default_int_handler(number, frame)
+        if not self._ended:
+            self._times += 1
+            threading.Timer(PUT_OFF, self._again, (self._request,)).start()
+
+    def _again(self, request: int) -> None:
+        if request == self._request and not self._ended:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def _begin(self) -> None:
+        self._in_cell = True
+        self._handle(self._hear, signal.default_int_handler)  # which has no frame that a traceback would show
+
+    def _end(self) -> None:
+        self._in_cell, self._ended = False, True
+        if self._hook is not None:
+            self._handle(signal.default_int_handler, self._hear)
+
+    def _handle(self, now: Any, then: Any) -> None:
+        """Change the handler, where it is not one of the program's."""
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == now:
+            signal.signal(signal.SIGINT, then)
+
+    def _before(self, info: Any) -> None:
+        if COMMAND.match((info.raw_cell or "").rstrip()):
+            stop.begin(pressed=self._times > 0)
+
+    def _after(self, result: Any) -> None:
+        stop.end()
+        if self._hook is not None:
+            self._handle(signal.default_int_handler, self._hear)

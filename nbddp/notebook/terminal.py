@@ -1,0 +1,248 @@
+"""`python -m nbddp`: the running pools of this user, from a terminal, also while a cell runs.
+
+It talks to each pool's agent over the socket in the pool's folder; it never looks for
+processes by name.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from nbddp.agent import runtime_dir as homes
+from nbddp.agent.client import Agent
+from nbddp.capabilities.slurm import allocation
+from nbddp.capabilities.warm import client
+from nbddp.errors import BadInput, NbddpError
+from nbddp.launch import options
+from nbddp.launch.topology import counted, topology_of
+from nbddp.launch.units import lasts
+from nbddp.notebook import commands
+from nbddp.notebook.commands import Command
+
+PROG = "python -m nbddp"
+UNREAD = 128 + 13  # as a shell has it for a process that SIGPIPE has ended
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit status: 0, 1 if the pool failed, 2 for bad input, 130 after Ctrl-C, 141 if
+    whoever read the output has ended (`| head`); for a script torchrun's exit status, which is 1 for any failure."""
+    try:
+        status = _carry_out(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+        return UNREAD
+    return status
+
+
+def _carry_out(words: Sequence[str] | None) -> int:
+    try:
+        command = commands.parse_command(sys.argv[1:] if words is None else words, PROG)
+        if command.launch.program is not None:
+            from nbddp.capabilities.scripts import terminal
+
+            return terminal.run(command)
+        COMMANDS[command.name](command)
+    except options.HelpAsked as answer:
+        print(answer.text)
+    except KeyboardInterrupt:
+        print("stopped by the user", file=sys.stderr)
+        return 130
+    except BadInput as e:
+        print(e, file=sys.stderr)
+        return 2
+    except NbddpError as e:
+        print(e, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _help(command: Command) -> None:
+    print(commands.overview(PROG))
+
+
+def _status(command: Command) -> None:
+    from nbddp.notebook.status import megabytes, table
+
+    for line in homes.strange():
+        print(line)
+    asked_for, waiting_too = command.args["pool"], False
+    waiting = [one for one in client.waiting() if asked_for in ("", one.name)]
+    pools = [] if asked_for and waiting else _chosen(command, default_all=True)
+    for one in waiting:
+        print(f"{one.words(megabytes(asdict(one.identity)))}; {PROG} stop {one.name} ends it")
+    for kept in allocation.kept() if not asked_for else ():
+        print(
+            f"Slurm job {kept.job} is kept for the next kernel, {lasts(kept.left)} left; {PROG} stop {kept.job} "
+            "releases it"
+        )
+        waiting_too = True
+    if not pools and not waiting and not waiting_too:
+        print("you have no running pool; a %%ddp cell or python -m nbddp start starts one")
+    for agent in pools:
+        answer = agent.request("status")
+        info = answer["info"]
+        title = f"pool {agent.pool_id} · started in {info.get('cwd', '?')} by process {info.get('owner', '?')}"
+        print(table(answer, title))
+        if answer.get("keep"):
+            print(f"its warm process stays for {lasts(answer['keep'])} after the kernel ends (--keep-warm)")
+        print()
+
+
+def _topology(command: Command) -> None:
+    layout = commands.planned_layout(command)
+    if layout is not None:
+        print(layout.words())
+        return
+    for agent in _chosen(command):
+        data = agent.request("status")["info"].get("topology")
+        print(topology_of(data).words() if data else f"pool {agent.pool_id} has no workers yet")
+
+
+def _stacks(command: Command) -> None:
+    from nbddp.capabilities.stacks import command as stacks
+
+    for agent in _chosen(command):
+        print(stacks.live(agent))
+
+
+def _doctor(command: Command) -> None:
+    from nbddp.capabilities.doctor.examination import examine
+
+    print(examine())
+
+
+def _stop(command: Command) -> None:
+    """End a pool; where there is none, the warm processes that wait."""
+    name, running = command.args["pool"], homes.running()
+    waiting = [one for one in client.waiting() if one.name == name or not (name or running)]
+    jobs = [one for one in allocation.kept() if str(one.job) == name or not (name or running)]
+    for one in waiting:
+        one.end()
+        print(f"warm process {one.name} ended")
+    for job in jobs:
+        job.end()
+        print(f"Slurm job {job.job} released")
+    if waiting or jobs:
+        return
+    for agent in _chosen(command):
+        agent.tell("stop")
+        _gone(agent)
+        print(f"pool {agent.pool_id} stopped")
+
+
+def _restart(command: Command) -> None:
+    if command.launch.asks_for_pool():
+        raise BadInput(f"{PROG} restart keeps the pool's shape; %ddp start --nproc N in the notebook changes it")
+    for agent in _chosen(command):
+        status = agent.request("status")
+        if "cluster" in status["info"]:
+            raise BadInput(
+                f"nbddp cannot replace the engines of cluster {status['info']['cluster']}; restart the cluster, "
+                "then %ddp stop and %ddp start --cluster in the notebook"
+            )
+        workers = [c for c in status["children"] if c["kind"] == "worker"]
+        picked = [c for c in workers if command.args["ranks"] is None or c["rank"] in command.args["ranks"]]
+        agent.request("signal", pids=[c["pid"] for c in picked], signal=int(signal.SIGKILL))
+        print(
+            f"pool {agent.pool_id}: {counted(len(picked), 'worker')} ended; the next cell starts new ones, and names "
+            "on the old ones are gone"
+        )
+
+
+def _scale(command: Command) -> None:
+    """Ask the owner of a pool for more or fewer nodes, also while a cell runs."""
+    nodes = command.args["nodes"]
+    for agent in _chosen(command):
+        bounds = agent.request("status")["info"].get("elastic")
+        if not bounds:
+            raise BadInput(f"pool {agent.pool_id} has a fixed number of nodes; start one with --nnodes 1:{nodes}")
+        if not bounds[0] <= nodes <= bounds[1]:
+            asked = f"--nnodes {bounds[0]}:{bounds[1]}"
+            raise BadInput(f"pool {agent.pool_id} was started with {asked} and cannot have {counted(nodes, 'node')}")
+        agent.request("scale", nodes=nodes)
+        print(
+            f"pool {agent.pool_id} will have {counted(nodes, 'node')}: a running cell restarts on them, otherwise the "
+            "next cell starts there"
+        )
+
+
+def _start(command: Command) -> None:
+    """Hold a pool in the foreground until it is stopped."""
+    from nbddp.pool.pool import Pool
+
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    pool = Pool()
+    try:
+        for note in pool.ensure(command.launch, progress=lambda text: print(text, file=sys.stderr)):
+            print(note)
+    except KeyboardInterrupt:
+        pool.close()
+        raise
+    signal.signal(signal.SIGINT, lambda *_: ended.set())
+    assert pool.agent is not None
+    pool.agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
+    print(f"pool {pool.agent.pool_id}: {pool.placed().words()}")
+    name = command.launch.cluster or f"nbddp-{pool.agent.pool_id}"
+    print(f"ipyparallel's clients find it as cluster {name}; Ctrl-C ends the pool", flush=True)
+    ended.wait()
+    pool.close()
+
+
+def _export(command: Command) -> None:
+    from nbddp.capabilities.export import command as exporting
+
+    print(*exporting.carry_out(command.args, {}, None, command.args["argv"]), sep="\n")
+
+
+def _script(command: Command) -> None:
+    """A script has an exit status of its own: `main` runs it."""
+    raise BadInput(f"{PROG} {command.name} needs a script")
+
+
+COMMANDS: dict[str, Callable[[Command], None]] = {
+    "help": _help,
+    "status": _status,
+    "topology": _topology,
+    "stacks": _stacks,
+    "doctor": _doctor,
+    "stop": _stop,
+    "restart": _restart,
+    "scale": _scale,
+    "start": _start,
+    "run": _script,
+    "torchrun": _script,
+    "launch": _script,
+    "export": _export,
+}
+
+
+def _chosen(command: Command, default_all: bool = False) -> list[Agent]:
+    found = homes.running()
+    name = command.args.get("pool") or ""
+    if name:
+        found = [h for h in found if h.name == name]
+        if not found:
+            raise BadInput(f"there is no running pool {name}; {PROG} status lists the pools")
+    if not found and not default_all:
+        raise BadInput(f"you have no running pool; a %%ddp cell or {PROG} start starts one")
+    if len(found) > 1 and not default_all:
+        raise BadInput(f"there are {len(found)} pools; name one: {' or '.join(h.name for h in found)}")
+    return [Agent.connect(h) for h in found]
+
+
+def _gone(agent: Agent) -> None:
+    ended = threading.Event()
+    agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
+    if agent.alive:
+        ended.wait(10)
+    end = time.monotonic() + 5
+    while agent.home.exists() and time.monotonic() < end:
+        time.sleep(0.01)

@@ -1,0 +1,124 @@
+"""What the ranks of a run print and display: kept for each, shown as it comes, and settled when the run has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from nbddp.capabilities.widgets import state
+from nbddp.capabilities.widgets.state import Widgets
+from nbddp.launch.topology import rank_words
+from nbddp.output.buffer import RankOutput
+from nbddp.output.screens import Screen, Silent
+from nbddp.protocol.outcome import Ended
+
+FILES_HELD = 256  # ranks whose output files stay open while a run goes on
+PRINTED = ("stream", "nbddp_streams", "display_data", "execute_result", "update_display_data", "clear_output")
+
+
+class Display:
+    """Of one run. `outputs`: rank → all that it printed; `shown`: ranks whose output is shown, on `screen`."""
+
+    def __init__(
+        self, ranks: Sequence[int], show: Sequence[int] | None, logs: Path, most: int, made: Widgets, screen: Screen
+    ):
+        """show: None for all ranks. logs: the folder that output is written into; most: bytes of each rank's that are
+        kept. made: the widgets that the ranks have made so far."""
+        self.widgets, self.screen = made, screen
+        made.begin()
+        self.outputs = {r: RankOutput(r, logs, most=most, held=len(ranks) <= FILES_HELD) for r in ranks}
+        for out in self.outputs.values():
+            out.said = made.words
+        self.shown = [r for r in ranks if show is None or r in show]
+        self.seen = [self.outputs[r] for r in self.shown]
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext  # each line that is shown
+
+    @contextmanager
+    def without_screen(self) -> Iterator[None]:
+        """Meanwhile nothing is shown."""
+        screen, self.screen = self.screen, Silent()
+        try:
+            yield
+        finally:
+            self.screen = screen
+
+    # -- as it comes -----------------------------------------------------------------------------
+
+    def take(self, rank: int, kind: str, content: dict[str, Any]) -> None:
+        for stream, line in self.outputs[rank].take(kind, content):
+            if rank in self.shown:
+                self._show_line(rank, stream, line)
+        if kind in state.SHOWING:
+            self._end_bars(rank, 1)
+
+    def take_widget(self, rank: int, kind: str, message: dict[str, Any]) -> None:
+        """What a rank's comm says."""
+        self.widgets.take(rank, kind, message["content"], message["buffers"])
+        self.outputs[rank].take(kind, message["content"])  # what an Output widget takes in
+        if state.may_end_bar(kind, message["content"]):
+            self._end_bars(rank)
+
+    def traceback(self, rank: int, text: str) -> None:
+        """What Python would have written to stderr at a script's end. Where the report shows the first failure's
+        traceback by itself, it goes to the files alone."""
+        if self.screen.shows_reports():
+            self.outputs[rank].keep("stderr", text)
+        else:
+            self.take(rank, "stream", {"name": "stderr", "text": text})
+
+    def _show_line(self, rank: int, stream: str, line: str) -> None:
+        with self.around():
+            self.screen.line(rank, stream, line)
+
+    def _end_bars(self, rank: int, newest: int = 0) -> None:
+        """A bar that is over is a line like any other; one that was closed is gone. newest: look at so many alone."""
+        out = self.outputs[rank]
+        for shown in [v for v in out.views[-newest:] if self.widgets.is_over(v.data)]:
+            out.views.remove(shown)
+            if rank in self.shown:
+                shown.told = True
+                for line in (self.widgets.words(shown.data) or "").splitlines():
+                    self._show_line(rank, "stdout", line)
+
+    # -- in the end ------------------------------------------------------------------------------
+
+    def fill_in(self, written: Mapping[int, Mapping[str, tuple[int, str]]]) -> None:
+        """What ranks that died had written, and their messages did not bring."""
+        for rank, streams in written.items():
+            for stream, (start, text) in streams.items():
+                came = self.outputs[rank].received[stream]
+                lost = f"\n… {start - came} characters lost …\n" * (start > came)
+                missing = lost + text[max(0, came - start) :]
+                if missing:
+                    self.take(rank, "stream", {"name": stream, "text": missing})
+
+    def finish(self) -> None:
+        """Show what stays, and close the files."""
+        try:
+            self._settle_widgets()
+            self.screen.finish(self.seen)
+        finally:
+            for out in self.outputs.values():
+                out.close()
+
+    def _settle_widgets(self) -> None:
+        """What stays of the widgets that were shown."""
+        shown = {rank: out.shown_widgets() for rank, out in self.outputs.items()}
+        if not any(shown.values()):
+            return
+        reflect = self.screen.reflects()
+        for rank, bundles in shown.items():
+            how = reflect if rank in self.shown else None
+            self.outputs[rank].settle(lambda data, how=how: self.widgets.settled(data, how))  # type: ignore[misc]
+            self.widgets.drop_bars(bundles)
+
+    def unwritten(self, ended: Mapping[int, Ended]) -> str:
+        """Where output could not be written down, and why; empty where it could."""
+        failed = {r: (o.why, o.log) for r, o in self.outputs.items() if o.why}
+        failed |= {r: tuple(e.content["unkept"]) for r, e in ended.items() if e.content.get("unkept")}
+        if not failed:
+            return ""
+        why, path = failed[min(failed)]
+        return f"output of {rank_words(failed)} could not be saved: {why} ({path}); the cell itself continued"

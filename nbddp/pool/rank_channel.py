@@ -1,0 +1,106 @@
+"""What a run needs of its ranks: to send, to ask, to free and to end them, wherever they are."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nbddp.agent import spool_files
+from nbddp.agent.gather import Round
+from nbddp.execution.execution import Run
+from nbddp.pool.worker_group import WorkerGroup
+
+
+class RankConnection:
+    """A run's way to the ranks of a worker group. `current`: the run that is under way; it hears of deaths.
+
+    `renewed`: how often the client had been replaced when it began.
+    """
+
+    def __init__(self, group: WorkerGroup):
+        self.group = group
+        self.current: Run | None = None
+        self.renewed = 0
+
+    def died(self, rank: int, event: dict[str, Any]) -> None:
+        """A process has ended: in an agent's reader thread."""
+        run = self.current
+        if run is not None:
+            run.worker_exited(rank, event)
+
+    def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None:
+        if self.expect(rank):
+            self.group.wire.send(rank, spec, hear, code=code, buffers=buffers)
+
+    def expect(self, rank: int) -> bool:
+        """Whether the rank lives and may answer; the run hears if it does not."""
+        gone = self.group.node_with(rank).workers[rank].exit
+        if gone is not None:
+            self.died(rank, gone)
+        return gone is None
+
+    def signal(self, ranks: Sequence[int], number: int) -> None:
+        self.group.signal(ranks, number)
+
+    def kill(self, ranks: Sequence[int]) -> None:
+        self.group.signal(ranks, signal.SIGKILL)
+
+    def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
+        """Ask these ranks something while they work; `hear(rank, answer)` for each that answers."""
+        workers = self.group.workers
+        self.group.wire.ask_all([r for r in ranks if workers[r].lives], question, hear)
+
+    def repeat(self, ranks: Sequence[int], run: int) -> None:
+        """Have ranks that have ended this run say so once more, because it did not arrive."""
+        for rank in ranks:
+            self.group.wire.listen_again(rank)
+        lost, current = self.lost, self.current
+
+        def hear(rank: int, answer: Any) -> None:
+            if answer is False and lost and current is not None:  # it has not seen the run
+                current.never_reached(rank)
+            if answer == "untold" and current is not None:
+                current.never_told(rank)
+
+        self.look(ranks, {"op": "repeat", "run": run}, hear)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the client has been replaced since the run began."""
+        return bool(self.group.wire is not None and self.group.wire.connection.renewed > self.renewed)
+
+    def release(self, ranks: Sequence[int], run: int, then: Mapping[str, Any], spares: bool) -> None:
+        """Free these ranks from calls they are blocked in: their sockets are shut, and the store goes away. then: the
+        request that each carries out once it has ended the run, without being asked again. spares: not where the
+        program has had its interrupt."""
+        living = [r for r in ranks if self.group.workers[r].lives]
+        self.group.wire.tell(living, {"op": "release", "run": run, "then": then, "spares": spares})
+        if self.group.stores is not None:
+            self.group.stores.cut()
+
+    def node_of(self, rank: int) -> int:
+        return self.group.placed().workers[rank].node
+
+    def device_of(self, rank: int) -> str:
+        return self.group.placed().workers[rank].device_words()
+
+    def taken_of(self, rank: int) -> str:
+        """What took the host of a rank away, such as the end of its Slurm job; empty if nothing did."""
+        return self.group.node_with(rank).taken_away()
+
+    def fate(self) -> str:
+        """What becomes of a rank that cannot be freed."""
+        return "replaced" if self.group.renews else "ended"
+
+    def log_of(self, rank: int) -> str:
+        return next((node.workers[rank].log for node in self.group.nodes if rank in node.workers), "")
+
+    def written(self, ranks: Sequence[int]) -> dict[int, dict[str, tuple[int, str]]]:
+        """What each of these ranks wrote in its last run, by stream, as its own files have it: how many characters they
+        have no more, and all since."""
+        asked = Round()
+        reads = {rank: self.group.node_with(rank).written(rank, asked) for rank in ranks}
+        answers = iter(asked.take())
+        nothing = dict.fromkeys(spool_files.STREAMS, (0, ""))
+        return {rank: next(answers).get("written", nothing) if read is None else read for rank, read in reads.items()}

@@ -1,0 +1,261 @@
+"""Requests to ranks over an ipyparallel client, and what comes back.
+
+`Wire` sends a request to a rank with its metadata and buffers, hears every iopub message
+of it from before the moment it is sent (nothing can be missed), and asks questions over
+the control channel. What it needs of the client's internals is in `ipyparallel_seams`;
+that the client works is seen to by `connection`.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nbddp.agent import stop
+from nbddp.capabilities.widgets.state import Widgets
+from nbddp.compat import ipyparallel
+from nbddp.errors import PoolError
+from nbddp.launch.topology import rank_words
+from nbddp.output.layout import BAR
+from nbddp.pool.connection import Connect, Connection
+
+Hear = Callable[[int, dict[str, Any]], None]
+REQUEST = "nbddp_run"
+WORDS_EVERY = 0.1  # seconds between two words on how many ranks are registered
+CALLBACKS = 1000  # messages to widgets of which it is remembered whose they were
+
+
+class Wire:
+    """A connected ipyparallel client, as seen by runs: ranks in, messages out."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        noticed: ipyparallel.Noticed = lambda stream: None,
+        patience: float = 0.0,
+    ):
+        """connect: makes a client of the cluster; called again where a client is lost. noticed, patience: as
+        `Connection` has them."""
+        self._uuids: dict[int, str] = {}
+        self._last: dict[int, tuple[str, Hear]] = {}  # rank → its last request
+        self._hears: dict[str, tuple[int, Hear]] = {}  # request whose outcome has not come → its rank
+        self._asked: dict[str, tuple[int, Callable[[dict[str, Any]], None]]] = {}  # question → its rank
+        self._ranks: dict[str, int] = {}  # engine → the rank that it is, or was
+        self.late: Callable[[int, str, dict[str, Any]], None] = _nobody  # rank, type and content of what comes unasked
+        self._said: dict[str, int] = {}  # message of a front end to a rank's widget → the rank
+        self.widgets = Widgets(self._tell_widget)
+        ipyparallel.load_magics()
+        self.connection = Connection(connect, self._heard, self._forget_questions, noticed, patience)
+
+    @property
+    def client(self) -> Any:
+        return self.connection.client
+
+    def _forget_questions(self) -> None:
+        """Those of a client that is lost stay without an answer. What the ranks still have to say of its requests the
+        new one hears."""
+        unanswered, self._asked = self._asked, {}
+        for _, hear in unanswered.values():
+            hear({})
+
+    def name_ranks(self, uuids: Mapping[int, str]) -> None:
+        """Have ranks be these engines, where an engine's id is not its rank."""
+        self._uuids = dict(uuids)
+
+    def registered(self) -> dict[int, str]:
+        """id → uuid of the engines that the hub has now."""
+        ids = self.client.ids  # flushes notifications
+        known = ipyparallel.engines(self.client)
+        return {i: known[i] for i in ids if i in known}
+
+    def engines(self) -> dict[int, str]:
+        """rank → uuid of the engines that are registered now."""
+        found = self.registered()
+        if not self._uuids:
+            return found
+        there = set(found.values())
+        return {rank: uuid for rank, uuid in self._uuids.items() if uuid in there}
+
+    def _engine(self, rank: int) -> str:
+        return self._uuids.get(rank) or ipyparallel.engines(self.client)[rank]
+
+    def wait_for(
+        self,
+        uuids: Mapping[int, str],
+        still_starting: Callable[[], None],
+        timeout: float,
+        there: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """Wait until every rank is registered under the uuid it was started with.
+
+        still_starting: called while waiting; raises if a start has failed. there: is told how many are registered, when
+        that has changed and some time has passed.
+        """
+        began = time.monotonic()
+        end, told, next_word = began + timeout, 0, began + WORDS_EVERY
+        while late := self._without(uuids):
+            still_starting()
+            if (count := len(uuids) - len(late)) != told and time.monotonic() > next_word:
+                told, next_word = count, time.monotonic() + WORDS_EVERY
+                there(count)
+            self.connection.tend()
+            stop.check()
+            if time.monotonic() > end:
+                raise PoolError(f"ranks {late} did not register within {timeout:.0f} s; %ddp log shows why")
+            time.sleep(0.01)
+
+    def send(
+        self, rank: int, spec: dict[str, Any], hear: Hear, *, code: str = "", buffers: Sequence[bytes] = ()
+    ) -> str:
+        """Send one request; its message id. `hear(rank, message)` is called in the client's thread, until the outcome
+        has come."""
+        message = self.client.session.msg(REQUEST, content={"code": code}, metadata={"nbddp": spec})
+        number = str(message["header"]["msg_id"])
+        self._hears.pop(self._last.get(rank, ("",))[0], None)
+        self._last[rank] = number, hear
+        self._hears[number] = rank, hear
+        engine = self._engine(rank)
+        self._ranks[engine] = rank
+        self.connection.outbox.request(engine, message, buffers)
+        return number
+
+    def listen_again(self, rank: int) -> None:
+        """Hear what a rank says of its last request although its outcome has come."""
+        if rank in self._last:
+            number, hear = self._last[rank]
+            self._hears[number] = rank, hear
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        """What a rank has published or answered, in the client's thread."""
+        number, kind = message["parent_header"].get("msg_id"), message["header"]["msg_type"]
+        if kind == "nbddp_reply":
+            if number in self._asked:
+                self._asked.pop(number)[1](message["content"])
+        elif number in self._hears:
+            rank, hear = self._hears[number]
+            # what is printed from now on comes late; but a rank may have another outcome to tell
+            if kind == "nbddp_outcome" and not message["content"].get("then"):
+                self._hears.pop(number, None)
+            hear(rank, message)
+        elif kind.startswith("comm_"):  # a widget changes although no run is on
+            if (owner := self._rank_of(message["header"]["session"])) is not None:
+                self.widgets.take(owner, kind, message["content"], message["buffers"])
+        elif number in self._said:
+            _print_of_callback(self._said[number], kind, message["content"])
+
+        elif message["header"]["session"] in self._ranks and message["parent_header"].get("msg_type") == REQUEST:
+            self.late(self._ranks[message["header"]["session"]], kind, message["content"])
+
+    def _rank_of(self, uuid: str) -> int | None:
+        """The rank whose engine this is."""
+        known = self._uuids or ipyparallel.engines(self.client)
+        return next((rank for rank, there in known.items() if there == uuid), None)
+
+    def _tell_widget(self, rank: int, ident: str, data: dict[str, Any], buffers: Sequence[bytes]) -> None:
+        """What a front end has sent to a widget; the rank takes it when it is idle. Of a rank that has ended the widget
+        stays as it was."""
+        if rank not in self.engines():
+            return
+        message = self.client.session.msg("comm_msg", content={"comm_id": ident, "data": data})
+        self._said[message["header"]["msg_id"]] = rank
+        for old in list(self._said)[:-CALLBACKS]:
+            del self._said[old]
+        self.connection.outbox.request(self._engine(rank), message, buffers)
+
+    def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
+        """A question to a possibly busy worker; None if it does not answer in time."""
+        answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._question(rank, content, answers.put)
+        try:
+            return _answer(answers.get(timeout=timeout))
+        except queue.Empty:
+            return None
+
+    def ask_all(self, ranks: Sequence[int], content: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
+        """The same question to several; `hear(rank, answer)` is called in the client's thread as answers come. Where
+        the question failed, the answer is {"failed": why}; where none will come, it is None."""
+        self.connection.tend()
+        self.question(ranks, content, hear)
+
+    def question(self, ranks: Sequence[int], content: dict[str, Any], hear: Callable[[int, Any], None]) -> None:
+        """As `ask_all`, by the client as it is: in any thread."""
+        for rank in ranks:
+            self._question(rank, content, lambda a, r=rank: hear(r, _answer(a, failed=True)))  # type: ignore[misc]
+
+    def tell(self, ranks: Sequence[int], content: dict[str, Any]) -> None:
+        """What is to be done at once on workers that may be busy, and needs no answer."""
+        self.connection.tend()
+        for rank in ranks:
+            message = self.client.session.msg("nbddp_request", content={**content, "answers": False})
+            self.connection.outbox.question(self._engine(rank), message)
+
+    def _question(self, rank: int, content: dict[str, Any], hear: Callable[[dict[str, Any]], None]) -> None:
+        message = self.client.session.msg("nbddp_request", content=content)
+        self._asked[message["header"]["msg_id"]] = rank, hear
+        self.connection.outbox.question(self._engine(rank), message)
+
+    def signal(self, rank: int, number: int) -> None:
+        """Have the nanny of a rank's engine send it a signal, where ipyparallel has given it one."""
+        message = self.client.session.msg("signal_request", content={"sig": int(number)})
+        self.connection.outbox.question(self._engine(rank), message)
+
+    def _without(self, uuids: Mapping[int, str]) -> list[int]:
+        """The ranks that are not registered under these uuids."""
+        known = self.engines()
+        return sorted(r for r, u in uuids.items() if known.get(r) != u)
+
+    def forget(self, uuids: Mapping[int, str], timeout: float = 5.0) -> None:
+        """Tell hub and client that engines have ended, so that their ranks can be given again. timeout: seconds for
+        each answer."""
+        asked, end, left = None, time.monotonic() + timeout, len(uuids) + 1
+        while still := sorted(uuids.keys() - self._without(uuids)):
+            self.connection.tend()
+            if asked is not self.client:  # the one that was asked may have been lost
+                asked = self.client
+                for rank in still:
+                    ipyparallel.unregister(asked, rank)
+            if len(still) < left:
+                left, end = len(still), time.monotonic() + timeout
+            time.sleep(0.005)
+            if time.monotonic() > end:
+                raise PoolError(f"the hub did not unregister {rank_words(still)}; %ddp stop, then start again")
+        for rank in uuids:
+            self.widgets.forget(rank)
+            self._hears.pop(self._last.pop(rank, ("",))[0], None)
+        for question in [q for q, (r, _) in list(self._asked.items()) if r in uuids]:  # nobody will answer
+            self._asked.pop(question, None)
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def _nobody(*told: Any) -> None:
+    pass
+
+
+def _print_of_callback(rank: int, kind: str, content: dict[str, Any]) -> None:
+    """What a widget's callback prints on a rank; where a callback's print in the notebook itself would go."""
+    if kind == "stream":
+        out = sys.stderr if content["name"] == "stderr" else sys.stdout
+        print(*(f"rank {rank}{BAR}{line}" for line in content["text"].splitlines()), sep="\n", file=out, flush=True)
+    elif kind == "error":
+        print(f"rank {rank}{BAR}{content['ename']}: {content['evalue']}", file=sys.stderr, flush=True)
+
+
+def join(connection_file: str, uuids: Mapping[int, str] | None = None) -> Wire:
+    """A second client of a cluster that another process runs. uuids: as `Wire.name_ranks` has them."""
+    from ipyparallel import Client
+
+    wire = Wire(lambda **options: Client(connection_file, **options))
+    wire.name_ranks(uuids or {})
+    return wire
+
+
+def _answer(answer: dict[str, Any], failed: bool = False) -> Any:
+    """A worker's answer; of a question that failed None, or why it did."""
+    if failed and answer.get("status") == "error" and "why" in answer:
+        return {"failed": answer["why"]}
+    return answer.get("answer") if answer.get("status") == "ok" else None

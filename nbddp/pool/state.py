@@ -1,0 +1,286 @@
+"""What a pool holds, and how it begins, changes and ends: the agents, the worker group, the runs.
+
+`Pool` is its face. `ensure` makes the living workers match a spec; where the agent or the controller has ended, all
+that is left is dropped, and the next `ensure` begins anew: with as many workers as there were, which is told.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nbddp.agent.client import Agent
+from nbddp.agent.gather import ask_all
+from nbddp.agent.stop import uninterrupted
+from nbddp.capabilities.attached import command
+from nbddp.capabilities.doctor.background import Trials
+from nbddp.capabilities.hosts.remote_nodes import Reaching
+from nbddp.capabilities.slurm.host_source import Elsewhere
+from nbddp.compat import system
+from nbddp.errors import BadInput, PoolError, PoolNotRunning
+from nbddp.execution.execution import Run
+from nbddp.execution.values import check_ranks
+from nbddp.launch import env_options, torchrun_env
+from nbddp.launch import spec_merge as standing
+from nbddp.launch.options import LaunchSpec
+from nbddp.launch.topology import rank_words
+from nbddp.launch.units import lasts
+from nbddp.output.screens import Silent
+from nbddp.pool import capacity
+from nbddp.pool.env_change import Setting
+from nbddp.pool.rank_channel import RankConnection
+from nbddp.pool.runs import Runs
+from nbddp.pool.worker_group import Remains, WorkerGroup
+from nbddp.protocol.request import Request
+
+NO_LOOPBACK = (
+    f"the processes of a pool meet at {system.LOOPBACK}, which this machine does not have; "
+    f"ip link set lo up, and ip addr add {system.LOOPBACK}/8 dev lo where there is IPv6 alone"
+)
+Progress = Callable[[str], None]
+
+
+class Life:
+    """`spec`: what the pool was made for, then what it is. It ends what it holds when nobody holds it any more."""
+
+    def __init__(
+        self, spec: LaunchSpec, agent: Agent | None, connection: type[RankConnection], trials: type[Trials]
+    ) -> None:
+        """agent: one that may be used if it lives and suits; without it none of an earlier kernel is taken either."""
+        self.spec = spec
+        self._given_agent = agent
+        self._takes = agent is not None  # whether a warm process of an earlier kernel may be taken
+        self._connection, self._trials_of = connection, trials
+        self._keep: float | None = None  # seconds, where no line has said otherwise
+        self._ended = ""  # that the pool before has ended by itself, until a start has told it
+        self.elsewhere = Elsewhere()
+        self._remains = Remains()
+        self.trials = trials()
+        self.group = WorkerGroup(self._remains)
+        self.reaching = Reaching(self.group, self.elsewhere, weakly_said(self))
+        self.runs = Runs(connection(self.group))
+        self.group.report_to(self.runs.ranks.died, self.trials.heard)
+        weakref.finalize(self, self._remains.end_elsewhere).atexit = False
+        weakref.finalize(self, self.elsewhere.leave)
+
+    @property
+    def current(self) -> Run | None:
+        """The run in progress."""
+        return self.runs.ranks.current
+
+    # -- to what is asked for ----------------------------------------------------------------------
+
+    def ask_ahead(self) -> None:
+        """Have the connection asked already whether it works."""
+        if self.group.running:
+            self.group.wire.connection.ask()
+
+    def ensure(self, spec: LaunchSpec, progress: Progress) -> list[str]:
+        """Make the living workers match `spec`; what a user should know, in words. Raises BadInput, with nothing
+        changed, if `spec` cannot be met."""
+        self.ask_ahead()
+        self.with_living_nodes(self.reaching.check, self.spec, progress)
+        self.leave_dead()
+        stands = self.group.topology is not None or bool(self._ended)
+        merged = standing.merged(spec, self.spec if stands else None)
+        setting = Setting(self.group.variables, merged, first=not self.group.workers)
+        if setting.imports and self.group.nodes:
+            self.stop(keep=False)
+        self.have_agent(setting.imported, controls_only=merged.on_hosts)
+        self.reaching.warm(merged, self.spec if self.group.topology is not None else None, progress)
+        told = setting.checked(self.group)
+        self._refuse_keeping(merged)
+        return [*told, *self._match(spec, merged, setting, progress), *self._what_ended()]
+
+    def _what_ended(self) -> list[str]:
+        """What is to be said of the pool before, once there is another."""
+        ended, self._ended = self._ended, ""
+        new = rank_words(range(self.group.world_size))
+        return [f"{ended}; {new} {'are' if self.group.world_size > 1 else 'is'} new and empty"] if ended else []
+
+    def _refuse_keeping(self, merged: LaunchSpec) -> None:
+        unkept = self.group.nodes[0].warm["unkept"]
+        if merged.keep_warm and unkept:
+            raise BadInput(f"--keep-warm {lasts(merged.keep_warm)}: {unkept}; leave it out")
+
+    def _match(self, spec: LaunchSpec, merged: LaunchSpec, setting: Setting, progress: Progress) -> list[str]:
+        """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
+        group, visible = self.group, standing.visible(merged)
+        if group.running:
+            group.end_spent()
+        topology = self.reaching.plan(merged)
+        slow: list[str] = []
+        if not merged.oversubscribe:
+            capacity.refuse(group, topology)
+            slow = capacity.noted(group, topology)
+        check_ranks(spec.ranks, topology.world_size, "--ranks")
+        check_ranks(spec.show, topology.world_size, "--show")
+        if not group.running:
+            self._start_cluster(progress)
+        old, calls = group.topology, self.runs.call_exits
+        group.variables = setting.wanted
+        renewed = spec.fresh or bool(setting.once)
+        notes = group.match(topology, visible, fresh=renewed, before_end=calls, progress=progress)
+        notes = [*self.reaching.told, *slow, *notes, *filter(None, [self.elsewhere.reminder()])]
+        self.reaching.told = []
+        if spec.gpus_per_proc and not spec.visible:
+            notes += topology.device_notes(visible)
+        group.broken |= old is not None and topology != old
+        group.topology, group.visible, self.spec = topology, visible, replace(merged, visible=visible)
+        group.describe()
+        assert group.agent is not None
+        group.nodes[0].keep(self._keep if merged.keep_warm is None else merged.keep_warm)
+        self.elsewhere.keep(self.spec)
+        self.trials.begin(group.agent)
+        if setting.living and old is not None and not renewed:
+            self.runs.run(Request("environment", {"variables": setting.living}), Silent())
+        return notes
+
+    def _start_cluster(self, progress: Progress) -> None:
+        """Of a cluster that does not start nothing is left: the next start is whole."""
+        with uninterrupted():
+            try:
+                self.group.start_cluster(progress)
+            except Exception:
+                self._forget_all()
+                raise
+
+    def have_agent(self, imported: Mapping[str, str] | None = None, controls_only: bool = False) -> None:
+        """Have an agent on this machine, which may still warm up; of a pool that has ended nothing is left. imported:
+        variables besides the notebook's with which it imports torch. controls_only: no worker will start here."""
+        self.leave_dead()
+        if not self.group.nodes:
+            if not system.has_loopback():
+                raise PoolError(NO_LOOPBACK)
+            env = {**os.environ, **(imported or {})}
+            given = self._given_agent if self._given_agent and self._given_agent.alive else None
+            self._given_agent = None
+            if given is not None and torchrun_env.needs_new_agent(given.env, env):
+                given.close()
+                given = None
+            agent = given or Agent.launch(env, Agent.ask(env) if self._takes else None, controls_only)
+            self.group.take(agent)
+
+    def keep(self, seconds: float | None) -> None:
+        """The default of `--keep-warm`; None: as the warm process has it from its last owner."""
+        self._keep = seconds
+        given = self._given_agent
+        if seconds is not None and given is not None and given.alive:
+            given.keep(seconds)
+        if seconds is not None and self.group.alive and self.spec.keep_warm is None:
+            self.group.nodes[0].keep(seconds)
+
+    # -- new processes -------------------------------------------------------------------------------
+
+    def restart(self, ranks: Sequence[int] | None) -> list[int]:
+        """New processes under the same ranks (all, if None), which are returned."""
+        self.group.need_running()
+        command.refuse_renewal(self.group, "%ddp restart")
+        chosen = check_ranks(ranks, self.group.world_size, "--ranks")
+        self.group.need_folder()
+        self.runs.call_exits(chosen)
+        self.group.end(chosen)
+        self.group.renew()
+        return list(chosen)
+
+    def renew_all(self) -> None:
+        """New processes under all ranks, as torchrun has them after a failure."""
+        self.have_agent()
+        self.group.warm_here(lambda text: None)
+        self.group.need_running()
+        self.group.need_folder()
+        self.group.end(sorted(self.group.workers))
+        self.group.broken = False
+        self.group.renew()
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    def stop(self, keep: bool) -> None:
+        """keep: whether the warm process may go on."""
+        try:
+            self.runs.call_exits(sorted(self.group.workers))
+        finally:
+            with uninterrupted():
+                self._forget_all(keep)
+            self._ended = ""
+
+    def close(self) -> None:
+        """As `stop`, except for what `--keep-warm` keeps; an agent that was given but never used ends too."""
+        if self.group.agent is None and self._given_agent is not None:
+            self._given_agent.close()
+        self.stop(keep=True)
+
+    def leave_dead(self) -> None:
+        if self.group.nodes and not self.group.alive:
+            self._ended = self.group.ended or self._ended
+            self._forget_all()
+
+    def with_living_nodes(self, carry_out: Callable[..., None], *args: Any) -> None:
+        """Where there are none any more, the pool has ended."""
+        try:
+            carry_out(*args)
+        except PoolNotRunning:
+            with uninterrupted():
+                self._forget_all()
+            raise
+
+    def _forget_all(self, keep: bool = False) -> None:
+        self.reaching.end()
+        self._remains.end(keep)
+        self.trials, self.group = self._trials_of(), WorkerGroup(self._remains)
+        self.reaching = Reaching(self.group, self.elsewhere, weakly_said(self))
+        self.runs.ranks = self._connection(self.group)
+        self.group.report_to(self.runs.ranks.died, self.trials.heard)
+
+    # -- in words -------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """The agent's answer to `status`, with the processes of all nodes."""
+        group = self.group
+        group.need_running()
+        assert group.agent is not None
+        answer, *others = ask_all([group.agent, *(node.agent for node in group.spread)], "status")
+        children = [child for one in (answer, *others) for child in one["children"]]
+        children += [row for engines in group.engines for row in engines.rows()]
+        return {**answer, "children": children, "info": {**answer["info"], "asked_all": True}}
+
+    def footing(self) -> dict[str, Any]:
+        """What there is now, to say later what has changed (`nbddp.pool.snapshot`)."""
+        group = self.group
+        return {
+            "running": group.running,
+            "workers": {r: w.pid for r, w in group.workers.items() if w.lives},
+            "world_size": group.world_size,
+            "group_broken": group.broken,
+        }
+
+    def shortcomings(self) -> list[str]:
+        """What does not work here, in lines."""
+        group = self.group
+        warm = group.nodes[0].warm if group.nodes else {}
+        unguarded = warm.get("unguarded") or (group.stores.unguarded if group.stores else "")
+        unkept = f"no process is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
+        comms = env_options.uses_torchcomms(os.environ) and (
+            f"{env_options.TORCHCOMMS} replaces torch's process groups, so deadlocks may be missed and stuck ranks "
+            f"replaced; to use the usual ones, leave it out and restart the kernel"
+        )
+        return [
+            *filter(None, [system.lost()]), *self.trials.words(), *filter(None, [unguarded, unkept, comms or ""]),
+        ]  # fmt: skip
+
+
+def weakly_said(life: Life) -> Callable[[str], bool]:
+    """A function that shows a line in the run in progress, as long as the pool lives; False without a run."""
+    held = weakref.ref(life)
+
+    def say(words: str) -> bool:
+        life = held()
+        run = life.current if life is not None else None
+        if run is not None:
+            run.tell(words)
+        return run is not None
+
+    return say

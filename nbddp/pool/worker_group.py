@@ -1,0 +1,545 @@
+"""The worker group: the nodes with their processes, the ipyparallel cluster that carries the messages, and the stores
+where runs meet. It starts and ends processes until they are those of a topology; engine id == rank, always.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from nbddp.agent import stop
+from nbddp.agent.client import START_TIMEOUT, Agent
+from nbddp.agent.gather import Round, end_all
+from nbddp.agent.stop import uninterrupted
+from nbddp.capabilities.attached.nodes import Engine, EnginesOnly, Gatekeeper, Joined, way_to
+from nbddp.capabilities.hosts import pairwise_probe
+from nbddp.capabilities.hosts.remote_client import FarAgent
+from nbddp.compat.system import LOOPBACK
+from nbddp.compat.working_dir import here, known
+from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning, RankStatus
+from nbddp.launch.topology import Topology, Worker, counted, rank_words
+from nbddp.output.progress import Share, Step
+from nbddp.pool import start_requests
+from nbddp.pool.change import Change, Layout, plan_change
+from nbddp.pool.node import Cluster, FarNode, Living, Node, Starts, weakly
+from nbddp.pool.stores import RendezvousStores
+
+REGISTER_TIMEOUT = 60.0
+AT_ONCE = 16  # workers that a node starts between two moments at which Stop is heard
+EXIT_SECONDS = 1.5  # that engines have for leaving when this process ends
+NO_POOL = "there is no pool; %ddp start --nproc 4 or a %%ddp cell starts one"
+
+
+class EndedStarting(PoolError):
+    """A worker ended before it could be reached."""
+
+
+class WorkerGroup:
+    """What lives of a pool; a pool that has ended gets an empty one.
+
+    `topology`, `visible`: who is where, once a plan has been carried out. `broken`: whether the ranks' process group is
+    to be ended before the next run. `elastic`: the fewest and the most nodes, where they may come and go.
+    """
+
+    def __init__(self, remains: Remains):
+        self.nodes: list[Node] = []
+        self.topology: Topology | None = None
+        self.visible = "all"
+        self.broken = False
+        self.spent: set[int] = set()  # ranks whose processes were a script's, and are over
+        self.wire: Any = None
+        self.stores: RendezvousStores | None = None
+        self.files: list[str] = []
+        self.cluster: Any = None
+        self.joined: Joined | None = None  # a cluster that somebody else has started
+        self._remains = remains
+        self._numbers = itertools.count()
+        self._interface: str | None = None  # that all hosts are to take
+        self.elastic: tuple[int, int] | None = None
+        self.variables: Mapping[str, str] = {}  # of `--debug` and `--env`; workers that start have them
+        self._hears: tuple[Callable[..., None], Callable[..., None]] = (_nobody, _nobody)
+
+    def report_to(self, died: Callable[[int, dict[str, Any]], None], tried: Callable[[dict[str, Any]], None]) -> None:
+        """Who hears of what nodes tell, as `Node` says it; held weakly."""
+        self._hears = weakly(died), weakly(tried)
+
+    @property
+    def agent(self) -> Agent | None:
+        """The agent of the node where the controller runs."""
+        return self.nodes[0].agent if self.nodes else None
+
+    @property
+    def workers(self) -> dict[int, Living]:
+        """Rank → its process, on all nodes."""
+        return {r: w for node in self.nodes for r, w in node.workers.items()}
+
+    @property
+    def alive(self) -> bool:
+        """Whether there are nodes, and all live."""
+        return bool(self.nodes) and all(node.alive for node in self.nodes)
+
+    @property
+    def running(self) -> bool:
+        return self.cluster is not None and self.alive
+
+    @property
+    def world_size(self) -> int:
+        return self.topology.world_size if self.topology else 0
+
+    def placed(self) -> Topology:
+        """Who is where. Raises PoolNotRunning."""
+        if self.topology is None:
+            raise PoolNotRunning(NO_POOL)
+        return self.topology
+
+    def need_running(self) -> None:
+        if self.joined is not None and self.joined.lost:
+            raise PoolNotRunning(f"the pool has ended, because {self.joined.lost}; {self.joined.again()}")
+        if self.ended:
+            raise PoolNotRunning(f"{self.ended}; the next %%ddp cell or %ddp start replaces it")
+        if not self.running or self.topology is None:
+            raise PoolNotRunning(NO_POOL)
+
+    @property
+    def ended(self) -> str:
+        """That the pool has ended by itself, and with what; empty if it has not, or if there was none."""
+        if self.topology is None or not self.nodes or self.alive:
+            return ""
+        return f"the pool has ended with its {self.nodes[0].lost or 'node agent'}"
+
+    def node_with(self, rank: int) -> Node:
+        """The node on which a rank's process is."""
+        return next(node for node in self.nodes if rank in node.workers)
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def take(self, agent: Agent) -> None:
+        """Have an agent's node."""
+        if isinstance(agent, FarAgent):
+            far = FarNode(agent, *self._hears)
+            self.nodes[0].agent.on_event(weakly(far.hear_home))
+            self.nodes.append(far)
+        else:
+            self.nodes.append(Node(agent, *self._hears))
+        self.nodes[-1].number = next(self._numbers)
+        self._remains.take(agent)
+
+    @property
+    def spread(self) -> list[FarNode]:
+        """The nodes of other hosts; where there are any, all ranks are there, and this machine's node has none."""
+        return [node for node in self.nodes if isinstance(node, FarNode)]
+
+    @property
+    def hosts(self) -> list[Node]:
+        """The nodes that workers are placed on."""
+        return [*self.spread] or [*self.engines] or self.nodes[:1]
+
+    @property
+    def engines(self) -> list[EnginesOnly]:
+        """The nodes of a cluster's engines; where there are any, all ranks are there."""
+        return [node for node in self.nodes if isinstance(node, EnginesOnly)]
+
+    @property
+    def sees_files(self) -> bool:
+        """Whether files of ranks are read by their paths, as files of this machine."""
+        return all(node.sees_files for node in self.hosts)
+
+    @property
+    def renews(self) -> bool:
+        """Whether all ranks' processes can be ended, and new ones started."""
+        return all(node.renews for node in self.hosts)
+
+    def seat(self, place: Worker) -> int:
+        """Which of `hosts` a place is on; simulated nodes are all this machine."""
+        return place.node if len(self.hosts) > 1 else 0
+
+    def by_host(self, ports: Sequence[int]) -> tuple[int, ...]:
+        """The ports of a store, one for each of its keepers, as one for each of `hosts`."""
+        if self.joined is None:
+            return tuple(ports)
+        far = iter(ports[1:])
+        return tuple(ports[0] if node.here else next(far) for node in self.engines)
+
+    def meet(self, joined: Joined) -> None:
+        """A cluster that is to end with the pool, in that its engines are left."""
+        self._remains.joined = joined
+
+    def join(self, joined: Joined, hosts: Sequence[tuple[Sequence[Engine], Mapping[str, Any]]]) -> None:
+        """Have the engines of a cluster for nodes, and ways between them. hosts: the engines of each, and what it
+        has."""
+        assert self.agent is not None
+        died, _ = self._hears
+        nodes = [EnginesOnly(joined, engines, facts, self.agent, died) for engines, facts in hosts]
+        joined.nodes, self.joined, self.wire = nodes, joined, joined.wire
+        self.nodes += nodes
+        if len({node.place for node in nodes}) > 1:
+            for node in nodes:
+                others = next(other for other in nodes if other.place != node.place)
+                node.find_way(next(iter(others.addresses()), others.name))
+
+    def part(self) -> None:
+        """Leave a cluster again; this machine's agent stays."""
+        self._remains.part()
+        self.nodes, self.joined, self.wire, self.cluster, self.stores = self.nodes[:1], None, None, None, None
+
+    def warm_here(self, progress: Callable[[str], None]) -> None:
+        """Wait until the agent of this machine is warm."""
+        node = self.nodes[0]
+        if not node.warm:
+            only = node.agent.controls_only
+            words = "waiting for the node agent" if only else "importing torch in the warm process, once"
+            progress(Step(words, "agent"))
+        node.agent.wait_warm()
+
+    def leave_hosts(self) -> None:
+        """End what has begun on other hosts."""
+        hosts, self.nodes = self.spread, self.nodes[:1]
+        self._remains.end_some([node.agent for node in hosts])
+
+    def leave(self, gone: Sequence[FarNode]) -> None:
+        """Go on without these nodes, which have no workers any more. Ranks meet at new stores from here on."""
+        self.nodes = [node for node in self.nodes if node not in gone]
+        self._remains.end_some([node.agent for node in gone])
+
+    def meet_anew(self) -> None:
+        """Ways and stores for the nodes that there are now."""
+        self.find_ways()
+        if self.stores is not None:
+            self.stores.end()
+            self._open_stores()
+
+    def _open_stores(self) -> None:
+        self.stores = RendezvousStores([node.agent for node in self.hosts], self.hosts[0].address)
+        for node in self.hosts:
+            node.agent.on_event(weakly(self.stores.heard))
+
+    def find_ways(self, interface: str | None = None) -> None:
+        """Have every node know the address at which others reach it, as `capabilities.hosts.pairwise_probe.find` does;
+        hosts that come later take the same interface."""
+        self._interface = interface or self._interface
+        if self.spread:
+            pairwise_probe.find(self.nodes[0], self.spread, self._interface)
+
+    def start_cluster(self, progress: Callable[[str], None]) -> None:
+        """Start the controller, and connect to it; of a cluster that runs, have a store for its ranks."""
+        if self.joined is not None:
+            self.cluster = self.joined.cluster
+            return
+        progress(Step("starting the controller", "controller"))
+        from ipyparallel import Cluster as Parallel
+
+        from nbddp.pool.launcher import AgentControllerLauncher, AgentEngineSetLauncher
+        from nbddp.pool.rpc import Wire
+
+        assert self.agent is not None
+        cluster = Parallel(
+            cluster_id=f"nbddp-{self.agent.pool_id}",
+            controller_launcher_class=AgentControllerLauncher,
+            engine_launcher_class=AgentEngineSetLauncher,
+            shutdown_atexit=False,
+            log_level=40,
+        )
+        self._open_stores()
+        try:
+            cluster.start_controller_sync(agent=self.agent, ip=self.nodes[0].address or LOOPBACK)
+            self.cluster = cluster
+            self.files = [cluster.cluster_file, *cluster.controller.connection_files.values()]
+            self.describe()
+            self.wire = self._remains.wire = Wire(cluster.connect_client_sync, patience=REGISTER_TIMEOUT)
+        except RuntimeError as e:  # ipyparallel's, or of a pool that ends with its controller
+            ended = cluster.controller.ended() if cluster.controller is not None else None
+            failed = e if isinstance(e, PoolError) else PoolError(f"the pool's controller did not start: {e}")
+            raise ended or failed from None
+
+    def describe(self) -> None:
+        """Tell the agents what `status` shows, if it has changed."""
+        placed = self.topology
+        subject = (placed, known(), len(self.files), self.elastic)
+        more = {"elastic": self.elastic, **(self.joined.description() if self.joined is not None else {})}
+        info = functools.cache(lambda: {**start_requests.description(placed), **more})
+        for node in self.nodes:
+            node.describe(subject, info, self.files)
+
+    def note(self, ranks: Sequence[int], status: RankStatus, doing: str = "") -> None:
+        """What `status` is to say of these ranks. doing: the same in words, such as "running Cell In[3]"."""
+        for node in self.nodes:
+            node.note(ranks, status, doing)
+
+    # -- processes ---------------------------------------------------------------------------------
+
+    def match(
+        self,
+        topology: Topology,
+        visible: str,
+        *,
+        fresh: bool = False,
+        before_end: Callable[[Sequence[int]], None] = lambda ranks: None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> list[str]:
+        """Start and end processes until they are those of `topology`; what a user should know, in words.
+
+        before_end: called with the ranks whose processes end.
+        """
+        self._settle()
+        old = None if self.topology is None else Layout(self.topology, self.visible)
+        living = {r: w.lives for r, w in self.workers.items()}
+        change = plan_change(old, Layout(topology, visible), living, fresh)
+        if change.start:
+            self.need_folder()
+        if self.joined is not None and old is not None:
+            self._refuse(self.joined, change)
+        if change.end:
+            before_end(change.end)
+            self.end(change.end)
+        if change.start and self.joined is not None:
+            progress(Step(f"importing torch in {counted(len(change.start), 'engine')}", "engines"))
+            notes = self._take_engines(self.joined, topology, visible, change.start)
+        else:
+            notes = [*change.notes]
+            if change.start:
+                progress(Step(f"starting {counted(len(change.start), 'worker')}", "engines"))
+                self._start_workers(topology, visible, change.start, progress)
+        if change.start:
+            progress(Step(f"devices assigned ({topology.devices_words()})", "devices"))
+        return notes
+
+    def need_folder(self) -> None:
+        """New processes start in this one's working folder. Raises BadInput, before any has ended, if it is gone."""
+        if self.sees_files:
+            here()
+
+    def end_spent(self) -> None:
+        """End processes that were a script's; the next run starts new ones."""
+        spent = sorted(self.spent & self.workers.keys())
+        if spent:
+            before = self.broken
+            self.end(spent)
+            self.broken = before and bool(self.workers)
+        self.spent.clear()
+
+    def renew(self) -> list[str]:
+        """Give every rank of the plan a process that lives; what a user should know, in words."""
+        return self.match(self.placed(), self.visible)
+
+    def _refuse(self, joined: Joined, change: Change) -> None:
+        """Engines are taken once, and none is ended or replaced. Raises PoolError."""
+        name = joined.cluster.name
+        if dead := [r for r, w in self.workers.items() if not w.lives]:
+            raise PoolError(
+                f"the engine{'s' * (len(dead) > 1)} of {rank_words(dead)} ended, and nbddp cannot replace engines of "
+                f"cluster {name}; %ddp stop, then %ddp start --cluster {name} uses those that are left"
+            )
+        if change.start or change.end:
+            raise BadInput(
+                f"a pool on cluster {name} cannot be changed; %ddp stop, then %ddp start --cluster {name} with "
+                "other options"
+            )
+
+    def _take_engines(self, joined: Joined, topology: Topology, visible: str, ranks: Sequence[int]) -> list[str]:
+        """Have engines become these ranks, all at once; what a user should know, in words."""
+        starts: dict[EnginesOnly, Starts] = {}
+        for place in (topology.workers[r] for r in ranks):
+            node = self.engines[self.seat(place)]
+            starts.setdefault(node, []).append(node.request(place, topology, visible, Cluster("", "")))
+        asked = {engine: text for node, own in starts.items() for engine, text in node.take(own).items()}
+        try:
+            answers = joined.evaluate(asked, START_TIMEOUT)
+        except BaseException:
+            joined.give_back([*asked])
+            raise
+        notes = [line for node in starts for line in node.taken(answers)]
+        self.wire.name_ranks({r: w.uuid for r, w in self.workers.items()})
+        joined.begin()
+        self._keep_stores()
+        return notes
+
+    def _keep_stores(self) -> None:
+        """This machine's agent holds the stores; on other hosts an engine starts what leads there."""
+        assert self.agent is not None
+        here = [node for node in self.engines if node.here]
+        far = [node for node in self.engines if not node.here]
+        elsewhere = [node for node in far if not node.on_this_machine]
+        address = way_to(elsewhere[0]) if elsewhere else LOOPBACK if far else ""
+        roots = [w.pid for node in here for w in node.workers.values()]
+        self.stores = RendezvousStores([self.agent, *map(Gatekeeper, far)], address, roots)
+        if far:
+            self.stores.open_now()
+
+    def _start_workers(
+        self, topology: Topology, visible: str, ranks: Sequence[int], progress: Callable[[str], None]
+    ) -> None:
+        cluster = Cluster(self.cluster.profile_dir, self.cluster.controller.connection_files["engine"])
+        places: dict[Node, list[Worker]] = {}
+        hosts = self.hosts
+        for place in (topology.workers[r] for r in ranks):
+            places.setdefault(hosts[self.seat(place)], []).append(place)
+        for node in places:
+            node.prepare(cluster)
+            node.variables = self.variables
+        starts = {node: [node.request(p, topology, visible, cluster) for p in own] for node, own in places.items()}
+        for i in range(0, max(map(len, starts.values())), AT_ONCE):
+            with uninterrupted():
+                self._start_some({node: own[i : i + AT_ONCE] for node, own in starts.items() if own[i:]})
+        self._wait_registered(ranks, progress)
+
+    def _start_some(self, starts: Mapping[Node, Starts]) -> None:
+        """All nodes are asked before one is waited for. What a node has started is noted, also where another fails."""
+        failed: list[AgentFailed] = []
+        for node, posted in [(node, node.post_starts(own)) for node, own in starts.items()]:
+            try:
+                node.take_starts(posted, functools.partial(self._launched, node))
+            except AgentFailed as e:
+                failed.append(e)
+        self.cluster.update_cluster_file()
+        if failed:
+            raise failed[0]
+
+    def _settle(self) -> None:
+        """Wait until the workers of a start that was left, by a Stop or since one of them ended, have come or ended.
+
+        A worker that has begun to register is not ended before it has: the hub would hold its rank for seconds.
+        """
+        while begun := [r for r, w in self.workers.items() if not w.registered and w.lives]:
+            with suppress(EndedStarting):  # that was said of the start which was left
+                self._wait_registered(begun)
+
+    def _wait_registered(self, ranks: Sequence[int], progress: Callable[[str], None] = lambda text: None) -> None:
+        """Wait until these workers can be reached. Raises EndedStarting if one has ended."""
+        new = {r: w for r, w in self.workers.items() if r in ranks and not w.registered}
+        imports = any(node.warm.get("spawn") for node in self.nodes)  # each worker by itself, perhaps from a slow disk
+        uuids = {r: w.uuid for r, w in new.items()}
+        there = functools.partial(_engines_words, progress, len(uuids))
+        check = functools.partial(self._check_starting, new.values())
+        self.wire.wait_for(uuids, check, START_TIMEOUT if imports else REGISTER_TIMEOUT, there)
+        for worker in new.values():
+            worker.registered = True
+        self.note(list(new), RankStatus.IDLE)
+
+    def _launched(self, node: Node, starts: Starts, answers: Starts) -> None:
+        """Have processes in an engine set of the cluster, which `ipcluster list` counts; each node has one."""
+        cluster, name = self.cluster, f"workers-{node.number}"
+        if name in cluster.engines:
+            cluster.engines[name].note(starts, answers)
+        elif starts:
+            cluster.start_engines_sync(len(starts), engine_set_id=name, agent=node.agent, started=(starts, answers))
+
+    def _check_starting(self, workers: Collection[Living]) -> None:
+        if any(w.exit is not None and w.exit.get("pool_ended") for w in workers):
+            raise PoolNotRunning("the pool's controller has ended; run the cell again to start a new pool")
+        for worker in workers:
+            if worker.exit is not None:
+                node = self.node_with(worker.rank)
+                words = node.last_words(worker.rank)
+                failed = EndedStarting(
+                    f"rank {worker.rank} ended while starting (exit code {worker.exit['code']}): "
+                    f"{words or 'it left no message'}"
+                )
+                failed.log = "" if isinstance(node, FarNode) else str(worker.log)
+                raise failed
+        if not self.alive:
+            raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
+
+    def signal(self, ranks: Sequence[int], number: int) -> None:
+        asked = Round()
+        for node in self.nodes:
+            node.signal(ranks, number, asked)
+        asked.take()
+
+    def begin_logs(self, ranks: Sequence[int]) -> None:
+        """What earlier cells wrote is none of the next run's last words."""
+        asked = Round()
+        for node in self.nodes:
+            node.begin_logs(ranks, asked)
+        asked.take()
+
+    def kill(self, ranks: Sequence[int]) -> None:
+        """Kill processes, and wait until they have ended."""
+        import signal
+
+        self.signal(ranks, signal.SIGKILL)
+        workers = self.workers
+        for rank in ranks:
+            _until(lambda w=workers[rank]: not w.lives, 10.0, f"rank {rank} did not end")  # type: ignore[misc]
+
+    def end(self, ranks: Sequence[int]) -> None:
+        """End these ranks' processes and have hub and client forget them."""
+        self.broken = self.broken or bool(ranks)  # whatever Stop leaves undone below
+        self.kill(ranks)
+        with uninterrupted():
+            self.wire.forget({rank: self.node_with(rank).workers.pop(rank).uuid for rank in ranks})
+            self.spent.difference_update(ranks)
+
+
+class Remains:
+    """What outlives a pool that is dropped, and is to end with it: its agents, with all processes, and its client."""
+
+    def __init__(self) -> None:
+        self.agents: list[Agent] = []
+        self.wire: Any = None
+        self.joined: Joined | None = None
+        self._owner = os.getpid()
+
+    def take(self, agent: Agent) -> None:
+        self.agents.append(agent)
+        atexit.register(self._at_exit)
+
+    def end(self, keep: bool = False) -> None:
+        """keep: whether the warm process of this machine may go on."""
+        if os.getpid() != self._owner:  # a forked child has our connections, and would end what is ours
+            return
+        agents, self.agents = self.agents, []
+        self.part()
+        wire, self.wire = self.wire, None
+        if wire is not None:
+            wire.close()
+        here, far = agents[:1], agents[1:]  # the controller is the first one's
+        end_all(far)
+        end_all(here, keep)
+        atexit.unregister(self._at_exit)
+
+    def part(self) -> None:
+        """Have a cluster's engines be engines again."""
+        joined, self.joined = self.joined, None
+        if joined is not None:
+            joined.leave()
+            joined.wire.close()
+
+    def end_some(self, agents: Sequence[Agent]) -> None:
+        self.agents = [agent for agent in self.agents if agent not in agents]
+        end_all(agents)
+
+    def end_elsewhere(self) -> None:
+        """As `end`; a pool may be dropped in any thread, also in one that `end` waits for."""
+        if self.agents:
+            threading.Thread(target=self.end, name="nbddp-ending").start()
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._owner:
+            return
+        if self.joined is not None:
+            self.joined.leave(EXIT_SECONDS)
+        end_all(self.agents, keep=True, timeout=2)
+
+
+def _engines_words(progress: Callable[[str], None], of: int, count: int) -> None:
+    progress(Share("engines registered", count, of, "engines"))
+
+
+def _nobody(*told: Any) -> None:
+    pass
+
+
+def _until(done: Callable[[], bool], timeout: float, why: str) -> None:
+    end = time.monotonic() + timeout
+    while not done():
+        stop.check()
+        if time.monotonic() > end:
+            raise PoolError(f"{why} within {timeout:.0f} s; %ddp stop, then start again")
+        time.sleep(0.002)

@@ -1,0 +1,112 @@
+"""A run as it was asked for: one value, from the line of a cell to the workers (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from nbddp.capabilities.scripts.logs import Logs
+from nbddp.protocol.program import SHUTDOWN, Program
+
+CELL, CALL, SCRIPT = "cell", "call", "script"
+HANG_AFTER = 5.0  # seconds
+ARGV0 = "<cell>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a line says of a run, and a call in Python too: a `LaunchSpec` has it, and a `Request` takes it over.
+
+    ranks, show: which take part, and whose output is shown; None: all.
+    hang_after: seconds a deadlock may stand before it is ended (None: never).
+    timeout: seconds it may take, with all attempts (None: any time).
+    shutdown_timeout: seconds that ranks of a cell or a call have to clean up when another rank's failure, a deadlock or
+    `timeout` ends it; a script's is its program's.
+    max_restarts: on a failure start all workers anew and run again, at most so many times.
+    argv: sys.argv[1:]; check: compare collectives across ranks before each is called (`capabilities.check.on_rank`);
+    timings: record DDP's steps; memory: record what is allocated; program: the script that runs instead of a cell, with
+    its words in `argv`; logs: the files that what the ranks print is written to.
+    """
+
+    ranks: Sequence[int] | None = None
+    show: Sequence[int] | None = None
+    hang_after: float | None = HANG_AFTER
+    timeout: float | None = None
+    shutdown_timeout: float = SHUTDOWN
+    max_restarts: int = 0
+    argv: tuple[str, ...] = ()
+    check: bool = False
+    timings: bool = True
+    memory: bool = False
+    program: Program | None = None
+    logs: Logs | None = None
+
+    def options(self) -> dict[str, Any]:
+        """These by name."""
+        return {each.name: getattr(self, each.name) for each in fields(Options)}
+
+
+@dataclass(frozen=True)
+class Request(Options):
+    """What ranks are to do, which of them, and how long it may take.
+
+    op: "cell", "script", "call", or another row of `worker.requests`; `fields` and `buffers` are its own; state: what
+        `%ddp status` says of the ranks meanwhile.
+
+    Of a cell: its source, `cell` (the n of its In[n]) and `argv0` (sys.argv[0]); want_value: that of its last
+    expression comes back; trace: record torch.profiler's trace on every rank.
+    """
+
+    op: str = CELL
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    buffers: Sequence[bytes] = ()
+    state: str = ""
+    code: str = ""
+    cell: int = 1
+    argv0: str = ARGV0
+    want_value: bool = False
+    trace: bool = False
+
+    @property
+    def is_program(self) -> bool:
+        """Whether a program of the user's runs; the rest are looks at what the ranks have."""
+        return self.op in (CELL, CALL, SCRIPT)
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it has an In[n]."""
+        return self.op in (CELL, SCRIPT)
+
+    @property
+    def spends(self) -> bool:
+        """Whether its ranks' processes are over with it, as a script's are under torchrun."""
+        return self.program is not None and not self.program.keep
+
+    @property
+    def source(self) -> str:
+        """The code as it is sent: IPython would cut empty lines at its beginning, and miscount."""
+        return re.sub(r"\A\s*\n", lambda blank: "#\n" * blank[0].count("\n"), self.code)
+
+    def on(self, ranks: Sequence[int], show: Sequence[int] | None) -> Request:
+        """The same, where the ranks are known."""
+        return replace(self, ranks=ranks, show=show, state=self.state or self._words())
+
+    def _words(self) -> str:
+        if self.program is not None:
+            return f"running {self.program.name}"
+        return f"running Cell In[{self.cell}]" if self.op == CELL else self.op
+
+    def wire(self) -> dict[str, Any]:
+        """What a worker gets to know of it, as JSON."""
+        if not self.is_numbered:
+            return {"op": self.op, **self.fields}
+        found = {
+            "op": self.op, "cell": self.cell, "argv": list(self.argv), "argv0": self.argv0,
+            "want_value": self.want_value, "check": self.check, "timings": self.timings, "trace": self.trace,
+            "memory": self.memory,
+        }  # fmt: skip
+        if self.program is None:
+            return found
+        return {**found, "target": self.program.target, "module": self.program.module, "keep": self.program.keep}

@@ -1,0 +1,121 @@
+"""What a cell starts and registers, and its end.
+
+A cell that fails or is stopped ends what it has started and nobody would: a script's end would. Functions that a
+program gives to `atexit` are called when its worker ends on request.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from nbddp.compat.clock import clock
+from nbddp.worker import exit_info
+
+END_SECONDS = 0.3  # that a process has from SIGTERM to its end
+LOOK_SECONDS = 0.005
+
+
+class Started:
+    """Processes of multiprocessing's that a cell has started. A daemon goes with the object that holds it (a data
+    loader, a pool), as ever; only what a script would wait for at its end is ended."""
+
+    def __init__(self) -> None:
+        self._before: set[int | None] = set()
+
+    def begin(self) -> None:
+        self._before = {p.pid for p in multiprocessing.active_children()}
+
+    def end(self) -> None:
+        """The cell did not end well."""
+        started = [p for p in multiprocessing.active_children() if p.pid not in self._before and not p.daemon]
+        for process in started:
+            process.terminate()
+        until = clock.monotonic() + END_SECONDS
+        while any(process.exitcode is None for process in started) and clock.monotonic() < until:
+            clock.sleep(LOOK_SECONDS)  # `join` counts by the program's clock
+        for process in started:
+            if process.exitcode is None:
+                process.kill()
+
+
+class Forked:
+    """Ends a process that the program has forked with `os.fork`, and that comes to the end of the cell or script: it
+    is no worker, and nobody waits for it there."""
+
+    def __init__(self, hide: tuple[str, ...]) -> None:
+        """hide: path prefixes of the machinery that runs programs, of which no traceback is shown."""
+        self._pid, self._hide = os.getpid(), hide
+
+    def end(self, error: BaseException | None, said: str = "") -> None:
+        """Nothing in the worker itself; in its child this does not return. error: by which it left the program; said:
+        what Python writes of that, where it is known."""
+        if os.getpid() == self._pid:
+            return
+        code = 0
+        try:
+            if error is not None:
+                how = exit_info.how(error)
+                code = how.get("exit", 1)
+                said = how.get("says", "") if "exit" in how else said or self._words(error)
+                print(said, end="\n" * bool(said) * (not said.endswith("\n")), file=sys.stderr)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+    def _words(self, error: BaseException) -> str:
+        tb = error.__traceback__
+        while tb is not None and tb.tb_frame.f_code.co_filename.startswith(self._hide):
+            tb = tb.tb_next
+        return "".join(traceback.format_exception(type(error), error, tb))
+
+
+class Exits:
+    """Functions that programs have registered with `atexit` in this worker, and not those of the machinery."""
+
+    def __init__(self, in_run: Callable[[], bool]):
+        self._in_run = in_run
+        self._calls: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        self._unregister = atexit.unregister
+
+    def install(self) -> None:
+        atexit.register = self._wrap_register(atexit.register)
+        atexit.unregister = self._wrap_unregister(atexit.unregister)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def call(self) -> None:
+        """Call them, the last first, as Python does at its end; an exception is printed, and ends no other."""
+        while self._calls:
+            function, args, kwargs = self._calls.pop()
+            self._unregister(function)
+            try:
+                function(*args, **kwargs)
+            except BaseException:
+                print(f"Exception ignored in atexit callback {function!r}:", file=sys.stderr)
+                traceback.print_exc()
+
+    def _wrap_register(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def register(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            if self._in_run():
+                self._calls.append((function, args, kwargs))
+            return original(function, *args, **kwargs)  # type: ignore[no-any-return]
+
+        return register
+
+    def _wrap_unregister(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def unregister(function: Callable[..., Any]) -> None:
+            self._calls = [call for call in self._calls if call[0] != function]
+            original(function)
+
+        return unregister

@@ -1,0 +1,111 @@
+"""How a program left its cell on this rank, as plain data: the worker's half of the table in `protocol.outcome`.
+
+What is said is what was seen here, without a verdict: that the program ended, raised, was interrupted or exited with
+a code; the call of torch's that the exception came out of; and where the program had ended a process group, which its
+peers may have been using.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from nbddp.compat.clock import clock
+from nbddp.worker import failure, position
+
+LONGEST = 1 << 20  # characters of an error file that travel
+END, EXIT, RAISED, INTERRUPT = "end", "exit", "raised", "interrupt"
+
+
+def how(error: BaseException) -> dict[str, Any]:
+    """How a program that ended by `error` left: `left`, and for SystemExit the process's exit code and what it says."""
+    kind = type(error)  # not isinstance, which asks the object, whose class is the program's own code
+    if issubclass(kind, SystemExit):
+        return exit_of(vars(SystemExit)["code"].__get__(error))
+    return {"left": INTERRUPT if issubclass(kind, KeyboardInterrupt | asyncio.CancelledError) else RAISED}
+
+
+def call_of(
+    error: BaseException, names: dict[str, str], since_ns: int, known: position.Known | None = None
+) -> dict[str, Any] | None:
+    """The call of torch's that `error` came out of (`calls.came_from`), or one before it in its chain: an interrupt is
+    raised where Python next looks, which may be outside the call that it hit."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and not any(current is e for e in seen):
+        found = position.came_from(failure.traceback_of(current), names, since_ns, known)
+        if found is not None:
+            return found
+        seen.append(current)
+        current, _ = failure.before(current)
+    return None
+
+
+def error_file() -> str:
+    """What `@record` has written, or another error handler; empty if nothing."""
+    try:
+        with open(os.environ.get("TORCHELASTIC_ERROR_FILE", ""), encoding="utf-8", errors="replace") as file:
+            return file.read(LONGEST)
+    except OSError:
+        return ""
+
+
+def exit_of(code: object) -> dict[str, Any]:
+    """What Python makes of `sys.exit(code)`: a process's exit code has eight bits, and anything but a number is
+    written to stderr and gives 1."""
+    if code is None:
+        return {"left": EXIT, "exit": 0}
+    if isinstance(code, int):
+        return {"left": EXIT, "exit": int(code) & 0xFF if -(2**63) <= code < 2**63 else 0xFF}
+    return {"left": EXIT, "exit": 1, "says": failure.readable(code)}
+
+
+def unworded(said: dict[str, Any], error: BaseException | None, why: BaseException) -> dict[str, Any]:
+    """What is left of an outcome that could not be made or sent because of `why`: that the rank failed, and by what."""
+    reason = f"(how this rank ended cannot be reported in full: {failure.type_name(why)}: {failure.message(why)})"
+    message = reason if error is None else f"{failure.message(error)}\n{reason}"
+    link = {"type": failure.type_name(why if error is None else error), "message": message}
+    chain = [{**link, "notes": [], "frames": [], "relation": ""}]
+    return {"run": said["run"], "left": RAISED, "stage": said["stage"], "at": said["at"], "chain": chain}
+
+
+class Departures:
+    """Where this rank has ended process groups in the current run.
+
+    names: gives the file of each cell → `Cell In[n]`. dropping: whether nbddp itself ends a group at the moment, one
+    of an earlier run. inits: how many inits of the run have begun.
+    """
+
+    def __init__(
+        self,
+        names: Callable[[], dict[str, str]],
+        dropping: Callable[[], bool] = lambda: False,
+        inits: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._names, self._dropping, self._inits = names, dropping, inits
+        self.seen: list[dict[str, Any]] = []
+
+    def begin(self) -> None:
+        self.seen = []
+
+    def install(self) -> None:
+        """Note every `destroy_process_group`; once, when the worker starts."""
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            return
+        original = dist.destroy_process_group
+
+        @functools.wraps(original)
+        def destroy_process_group(group: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if dist.is_initialized() and not self._dropping():
+                name = "" if group is None or group is dist.group.WORLD else getattr(group, "group_name", "")
+                place = position.user_place(sys._getframe(), self._names())
+                self.seen.append({"group": name, "place": place, "at": clock.time_ns(), "inits": self._inits()})
+            return original(group, *args, **kwargs)
+
+        dist.destroy_process_group = dist.distributed_c10d.destroy_process_group = destroy_process_group

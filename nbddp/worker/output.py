@@ -1,0 +1,209 @@
+"""What a worker prints, as one sequence: stdout, stderr, and what comes from the descriptors (`captured`).
+
+ipykernel has a buffer for each stream, and sends them apart; here both go into one, and what has been printed within
+some milliseconds is one message. Printed between two cells it says which cell has started the thread or process, where
+that is known. Only public names of ipykernel's streams are used.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType
+from typing import Any
+
+from nbddp.compat.clock import clock
+from nbddp.protocol.surrogates import plain
+from nbddp.worker.fd_capture import Captured, flush_c
+
+FLUSH_SECONDS = 0.02  # ipykernel's 0.2 makes a print arrive 0.1 s late
+STREAMS, REQUEST = "nbddp_streams", "nbddp_run"  # types of messages
+ON_THE_WAY = 64  # batches that wait to be sent, above which who flushes waits too
+PATIENCE = 10.0  # seconds
+PRINT_SECONDS = 0.01  # between two parts of a print
+CELL = "nbddp_cell"  # attribute of a thread: the cell that has started it
+
+
+class Batch:
+    """Text that belongs to one request. cell: who has started what printed it after the request's end."""
+
+    def __init__(self, header: Mapping[str, Any], cell: int | None):
+        self.header, self.cell = header, cell
+        self.segments: list[tuple[str, list[str]]] = []
+
+    def add(self, stream: str, text: str) -> None:
+        if not self.segments or self.segments[-1][0] != stream:
+            self.segments.append((stream, []))
+        self.segments[-1][1].append(text)
+
+    def messages(self) -> list[tuple[str, dict[str, Any]]]:
+        """(type, content): one for all, if the client is ours and there is more than one segment."""
+        told = {} if self.cell is None else {"cell": self.cell}
+        texts = [(stream, "".join(parts)) for stream, parts in self.segments]
+        if len(texts) > 1 and self.header.get("msg_type") == REQUEST:
+            return [(STREAMS, {"segments": texts, **told})]
+        return [("stream", {"name": stream, "text": text, **told}) for stream, text in texts]
+
+
+class Printed:
+    """The two streams of a worker. Takes the place of their `write`, `flush` and `close`."""
+
+    def __init__(self, streams: Sequence[Any], running: Callable[[], Mapping[str, Any] | None]):
+        """streams: ipykernel's, stdout and stderr. running: the header of the request that is carried out, or None."""
+        self._running = running
+        self._first = streams[0]
+        self.copies: dict[str, Callable[[str], None]] = {}  # stream → who else is given its text
+        self._batches: list[Batch] = []
+        self._due = self._open = False
+        self._code: CodeType | None = None  # what has written last, where in it, and when
+        self._at, self._written, self._writer = 0, 0.0, 0
+        self._on_the_way: deque[None] = deque()
+        echo = led_before(streams)
+        self.captured = Captured(echo, self._put, self.amid_print)
+        self._lock = self.captured.lock
+        for stream in streams:
+            stream.write = functools.partial(self._write, stream.name)
+            stream.flush = stream.close = self._flush
+        for stream in streams:
+            if stream.name in echo:  # ipykernel's own answer is the descriptor before it was captured: the log
+                stream.fileno = functools.partial(Captured.DESCRIPTORS.__getitem__, stream.name)
+        sends = self._first.pub_thread
+        sends.send_multipart = self._after_text(sends.send_multipart)
+
+    def _write(self, stream: str, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text)}")
+        caller = sys._getframe(1)
+        while caller.f_code.co_name == "write" and caller.f_back is not None:  # IPython's own, or one of the program's
+            caller = caller.f_back
+        code, at, now = caller.f_code, caller.f_lasti, clock.monotonic()
+        with self._lock:
+            if code is not self._code or at != self._at or not self.amid_print(now):
+                self.captured.take()
+            self._put(stream, text, None)
+            self._code, self._at, self._written, self._writer = code, at, now, threading.get_ident()
+            self._open = text != "" and not text.endswith("\n")  # print(…, end="") writes "" in the end
+        return len(text)
+
+    def amid_print(self, now: float) -> bool:
+        """Whether a line was begun that its print is about to end: `print` writes each of its parts by itself, and
+        nothing is to come in between. With the lock held."""
+        return self._open and now - self._written < PRINT_SECONDS
+
+    def _put(self, stream: str, text: str, cell: int | None) -> None:
+        """With the lock held. cell: who has started the process that wrote it, if it is known."""
+        if not text:
+            return
+        text = plain(text)
+        if stream in self.copies:
+            self.copies[stream](text)
+        header = self._running()
+        if header is not None:
+            cell = None
+        else:
+            header = self._first.parent_header
+            cell = cell or getattr(threading.current_thread(), CELL, None)
+        last = self._batches[-1] if self._batches else None
+        if last is None or last.header is not header or last.cell != cell:
+            last = Batch(header, cell)
+            self._batches.append(last)
+        last.add(stream, text)
+        if not self._due:
+            self._due = True
+            thread = self._first.pub_thread
+            thread.schedule(functools.partial(thread.io_loop.call_later, FLUSH_SECONDS, self._is_due))
+
+    # -- sending: what is sent on iopub after a cut comes after the text ------------------------------
+
+    def _after_text(self, send: Callable[..., Any]) -> Callable[..., Any]:
+        """Have what is sent otherwise, such as a display, come after what was printed before: who sends it flushes
+        sys.stdout, which may be an object of the program's."""
+
+        @functools.wraps(send)
+        def after(*args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is not self._first.pub_thread.thread:
+                self.flush()
+            return send(*args, **kwargs)
+
+        return after
+
+    def _is_due(self) -> None:
+        """In the thread that sends; whoever has the lock may wait for that."""
+        thread = self._first.pub_thread
+        if not self._lock.acquire(blocking=False):
+            thread.io_loop.call_later(FLUSH_SECONDS / 4, self._is_due)
+            return
+        try:
+            self._due = False
+            self._cut()
+        finally:
+            self._lock.release()
+
+    def _cut(self) -> None:
+        batches, self._batches = self._batches, []
+        for batch in batches:
+            self._on_the_way.append(None)
+            self._first.pub_thread.schedule(functools.partial(self._send, batch))
+
+    def _send(self, batch: Batch) -> None:
+        self._on_the_way.popleft()
+        stream, socket = self._first, self._first.pub_thread.socket
+        if socket is None:  # it has been closed
+            return
+        for kind, content in batch.messages():
+            stream.session.send(socket, kind, content, parent=batch.header, ident=stream.topic)
+
+    def _flush(self) -> None:
+        """The program's own flush: it is through with what it has written."""
+        if self._writer == threading.get_ident():
+            self._open = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Have all that was written by now go out before what is sent next."""
+        with self._lock:
+            self.captured.take()
+            self._cut()
+        if len(self._on_the_way) > ON_THE_WAY:
+            thread, sent = self._first.pub_thread, threading.Event()
+            thread.schedule(sent.set)
+            if thread.thread is not threading.current_thread():
+                sent.wait(PATIENCE)
+
+    def finish(self, cell: int | None) -> bool:
+        """A request has been carried out: all goes out that was written, also what C holds. cell: whose end it is.
+        Whether processes that it leaves behind go on to write."""
+        flush_c()
+        self.flush()
+        return cell is not None and self.captured.cut(cell)
+
+
+def led_before(streams: Sequence[Any]) -> dict[str, int]:
+    """Stream → the descriptor to which its own led before ipykernel captured it; without those that it has not."""
+    found = {}
+    for stream in streams:
+        try:
+            found[stream.name] = int(stream.fileno())
+        except io.UnsupportedOperation:
+            continue
+    return found
+
+
+def know_threads(cell: Callable[[], int | None]) -> None:
+    """Have each thread know the cell that has started it; once. cell: the one that is run, or None."""
+    original = threading.Thread.start
+
+    @functools.wraps(original)
+    def start(thread: threading.Thread) -> None:
+        found = cell()
+        if found is None:  # started by one that a cell has started
+            found = getattr(threading.current_thread(), CELL, None)
+        if found is not None:
+            setattr(thread, CELL, found)
+        original(thread)
+
+    threading.Thread.start = start  # type: ignore[assignment, method-assign]

@@ -1,0 +1,484 @@
+"""Where this rank is: the user's line, torch's call, and what is known of what that waits for.
+
+Read from outside the main thread, while that is blocked: from its Python frames; from what was noted when the call
+was made (`noted`); and from torch's flight recorder (`flight`), which also knows the collectives that C++ calls, those
+of DDP above all. Plain data out, with what is evidence marked as such; what it means, across ranks, is for
+`execution.deadlock` to say.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from types import FrameType, TracebackType
+from typing import Any
+
+from nbddp.capabilities.check import on_rank
+from nbddp.compat import torch
+from nbddp.compat.clock import clock
+from nbddp.worker import (
+    call_log,
+    failure,
+    flight,
+    frames,
+    runnable,
+    store_client,
+    threads,
+    torch_debug_detail,
+)
+from nbddp.worker import (
+    process_groups as groups,
+)
+from nbddp.worker.call_log import ANY, NOTES, Note
+from nbddp.worker.frames import Frame
+
+COLLECTIVES = "torch/distributed/distributed_c10d.py"
+OTHERS = (torch.FUNCTIONAL,)
+RESULT, FOR_RESULT = "wait_tensor", ("unwrap", "trigger_wait", "wait", "wait_tensor")  # of a functional collective
+HERE = call_log.FILE
+WORKER = os.path.dirname(HERE)
+CHECK, GROUPS, REACHING = on_rank.__file__, groups.__file__, store_client.__file__
+INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch.BACKWARD
+DESTROY = "destroy_process_group"
+TO_PEER, FROM_PEER = ("send", "isend", "send_object_list"), ("recv", "irecv", "recv_object_list")
+DEFAULT, UNNAMED = "default_pg", ("default_pg", "undefined", "")  # how torch describes groups that nobody has described
+HISTORY = 64
+ALSO = 4  # other threads in torch's calls, told
+MOST_MISSING = 100_000  # ranks of a world that are named as missing
+LOOKS = 5  # at a rank that moves on while it is looked at
+OWN: dict[str, int] = {}  # this worker's rank and the size of the world, whatever a program does to its environment
+
+
+def install() -> None:
+    """Have calls noted; once, when the worker starts."""
+    place(os.environ)
+    call_log.install()
+
+
+def place(env: Mapping[str, str]) -> None:
+    """This worker's place, as of a run that begins: a pool that grows or shrinks gives it a world of another size."""
+    OWN.update(rank=int(env["RANK"]), size=int(env["WORLD_SIZE"]))
+
+
+def position(names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.Entry]) -> dict[str, Any]:
+    """The rank's place, as plain data: that of its main thread, or of the thread which that joins.
+
+    names: file of a cell → `Cell In[n]`. groups: the worker's `Groups`. since_ns: when the
+    run began (clock.time_ns()); what C++ called before is not this run's. recorded: what may not be done.
+    """
+    for _ in range(LOOKS):
+        try:
+            return _position(names, groups, since_ns, recorded)
+        except frames.Moved:
+            continue
+    return _position(names, groups, since_ns, recorded, moves=True)
+
+
+def _position(
+    names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.Entry], moves: bool = False
+) -> dict[str, Any]:
+    """moves: the rank does not stay where it is for as long as a look takes, so it is in no call that blocks. Raises
+    frames.Moved."""
+    of_all = frames.of_all()
+    ident = threads.speaker(of_all) if not moves else threading.main_thread().ident or 0
+    its = of_all.get(ident, [])
+    at = next((i for i, f in enumerate(its) if failure.is_user(f.file, names)), len(its))
+    inside = its[:at]
+    call = _owned(_call(inside), groups) if not moves else None
+    serial, note = NOTES.waiting.get(ident, (0, None)) if _in_wait(inside) else (0, None)
+    peer = note is not None and note.is_peer
+    if call is not None and call["kind"] == NEW_GROUP and (made := NOTES.makes(ident)) is not None:
+        call["made"] = list(made)
+    claim = None if moves else _claimed(its) or _met(call, inside)
+    pending = claim or (None if peer or moves else _pending(call, note, inside, recorded, since_ns))
+    if call is not None and pending is not None and call["op"] == RESULT and pending["op"]:
+        call = {**call, "op": pending["op"]}  # whose result it is
+    return {
+        "user": [*_place(its[at], names)] if at < len(its) else None,
+        "call": {**call, **_channel(note)} if call is not None and note is not None and peer else call,
+        "pending": pending,
+        "exact": claim is not None or note is not None,
+        "waits": threads.waits(threads.native(ident)),
+        "cpu": clock.process_time(),
+        "bytes": threads.bytes_moved(),
+        "children": threads.children(),
+        "also": _also(of_all, {ident, threading.main_thread().ident}, names),
+        "token": [serial, *_counts(groups).values(), hash(tuple(f.lasti for f in its))],
+        "thread": ident != threading.main_thread().ident,
+        "acts": ["its main thread"] if moves else _acts(of_all, ident, names, recorded, note, inside),
+        **_counts(groups),
+    }
+
+
+def _also(of_all: threads.Stacks, but: set[int | None], names: dict[str, str]) -> list[list[Any]]:
+    """Other threads that are in a call of torch's that blocks: name, call, the user's place if there is one."""
+    named = {t.ident: t.name for t in threading.enumerate()}
+    found = []
+    for ident, its in of_all.items():
+        if ident not in but and any(map(_is_torch, its)):
+            at = next((i for i, f in enumerate(its) if failure.is_user(f.file, names)), len(its))
+            call = _call(its[:at])
+            if call is not None:
+                found.append([named.get(ident, ""), call["op"], [*_place(its[at], names)] if at < len(its) else None])
+    return found[:ALSO]
+
+
+def idle(names: dict[str, str], groups: Any, recorded: list[flight.Entry]) -> dict[str, Any]:
+    """What is to be known of a rank whose main thread has ended its cell."""
+    of_all = frames.of_all()
+    acts = [*runnable.idle(of_all, _is_torch, lambda f: failure.is_user(f.file, names)), *_calls_back(recorded, set())]
+    moved = {"cpu": clock.process_time(), "bytes": threads.bytes_moved(), "children": threads.children()}
+    return {"idle": True, "acts": acts, **moved, **_counts(groups)}
+
+
+def _counts(groups: Any) -> dict[str, int]:
+    return {"inits": groups.inits if groups is not None else 0, "groups": group_count()}
+
+
+def user_place(frame: FrameType | None, names: dict[str, str]) -> tuple[str, int, str] | None:
+    """The user's innermost place at or outside `frame`: file, line, function."""
+    user = next((f for f in frames.outwards(frame) if failure.is_user(f.file, names)), None)
+    return _place(user, names) if user is not None else None
+
+
+def came_from(
+    tb: TracebackType | None, names: dict[str, str], since_ns: int, known: Known | None = None
+) -> dict[str, Any] | None:
+    """The call of torch's that an exception came out of: op, kind, peer; for a collective also its group and sequence
+    number. None if it came from none. known: what the recorders have said before."""
+    inside: list[Frame] = []  # innermost first, inside the user's
+    while tb is not None:
+        inside = [] if failure.is_user(tb.tb_frame.f_code.co_filename, names) else [frames.own(tb.tb_frame), *inside]
+        tb = tb.tb_next
+    call = _call(inside)
+    if call is None:
+        return None
+    found: dict[str, Any] = {k: call[k] for k in ("op", "kind", "peer") if k in call}
+    if call["kind"] != "collective":
+        return found
+    entries = known.entries if known is not None and known.lasts() else flight.entries(flight.dumps(active=False))
+    last = [e for e in entries if e.created_ns >= since_ns and e.sequence][-1:]
+    op = last[0].op if last and found["op"] == RESULT else found["op"]
+    return {**found, "op": op} | {k: v for e in last for k, v in (("group", e.group), ("sequence", e.sequence))}
+
+
+class Known:
+    """The entries of the recorders at one moment, for as long as nothing more is called."""
+
+    def __init__(self, entries: list[flight.Entry]) -> None:
+        self.entries, self._called = entries, NOTES.called()
+
+    def lasts(self) -> bool:
+        """Whether it is known that no group has called a collective since."""
+        return bool(self._called) and call_log.UNKNOWN not in self._called.values() and NOTES.called() == self._called
+
+
+def record(checker: on_rank.Checker, entries: list[flight.Entry]) -> dict[str, Any]:
+    """What this rank is known to have called: `history`, group → [sequence, op, tensors, root]; `latest`, group → the
+    number of its last collective; `blind`, groups of which the recorder has missed some; `records`, whether it was seen
+    to record anything; `channels`, [side, group, source, destination, tag, calls] with global ranks. What `--check`
+    compares has a history of its own. entries: all that the recorders hold.
+    """
+    history: dict[str, list[list[Any]]] = dict(checker.called)
+    called = NOTES.called()
+    latest = {**dict.fromkeys(called, 0), **(dict.fromkeys(map(on_rank.name_of, call_log.groups().values()), 0))}
+    latest |= torch_debug_detail.CHECKS.counted(called)
+    if NOTES.made:
+        history[NOTES.subgroups] = [[n, NEW_GROUP, str(r), None] for n, r in list(NOTES.made.items())[-HISTORY:]]
+    by_key: dict[str, list[flight.Entry]] = {}
+    for e in entries:
+        by_key.setdefault(key_of(e), []).append(e)
+    for key in filter(NOTES.is_recent, by_key):
+        latest[key] = max(latest.get(key, 0), *(e.sequence for e in by_key[key]))
+        history[key] = [[e.sequence, e.op, e.what, _root(key, e.group, e.sequence)] for e in by_key[key][-HISTORY:]]
+    return {
+        "history": history,
+        "latest": latest,
+        "blind": [key for key, n in called.items() if n == call_log.UNKNOWN or n > latest[key]],
+        "records": bool(entries),
+        "channels": _channels(),
+    }
+
+
+def key_of(entry: flight.Entry) -> str:
+    """The group of a recorder's entry as `Notes.key` names it."""
+    return f"{NOTES.epoch_at(entry.created_ns).prefix}{entry.group}/{entry.backend}"
+
+
+def _root(key: str, group: str, sequence: int) -> int | None:
+    root = NOTES.roots.get((key, sequence))
+    if root is None:
+        return None
+    members = members_of(group)[0]
+    return members[root] if root < len(members) else root
+
+
+def _channels() -> list[list[Any]]:
+    by_key = NOTES.members()
+    return [
+        [side, key, *_global(by_key[key], source, to), tag, n]
+        for (side, key, source, to, tag), n in list(NOTES.counts.items())
+        if key in by_key
+    ]
+
+
+def _global(ranks: list[int], *of_group: int) -> list[int]:
+    return [r if r == ANY else ranks[r] for r in of_group]
+
+
+def _channel(note: Note) -> dict[str, Any]:
+    """The send or receive that is waited for, with global ranks."""
+    side, key, source, to, tag, n = note
+    ranks = NOTES.members().get(key)
+    if ranks is None:
+        return {}
+    return {"channel": [side, key, *_global(ranks, source, to), tag], "nth": n, "members": ranks}
+
+
+def stack(names: dict[str, str]) -> list[list[Any]]:
+    """The main thread's frames from the user's first, outermost first: [file, line, function, is it the user's]."""
+    its = [f for f in reversed(frames.of(threading.main_thread().ident or 0)) if f.file != HERE]  # our notes of calls
+    rows = [[*_place(f, names), failure.is_user(f.file, names)] for f in its]
+    first = next((i for i, row in enumerate(rows) if row[3]), 0)
+    return rows[first:]
+
+
+def _claimed(its: list[Frame]) -> dict[str, Any] | None:
+    """What a rank that waits for the others' fingerprints under `--check` is about to call."""
+    for frame in its:
+        if frame.file == CHECK and frame.name == "agree":
+            (claim,) = frame.get("claim")
+            return {**claim, "seen": True} if claim["sequence"] else None
+    return None
+
+
+def _met(call: dict[str, Any] | None, inside: list[Frame]) -> dict[str, Any] | None:
+    """The collective before which a rank waits in a check of torch's (debug level DETAIL). Which one is not known."""
+    if (call or {}).get("kind", "collective") not in ("collective", "backward") or not _in_native(inside):
+        return None
+    meeting = torch_debug_detail.CHECKS.meeting()
+    if meeting is None:
+        return None
+    group, key, sequence = meeting
+    return {**_group(key, group.group_name, group.group_desc), "backend": "", "sequence": sequence, "op": "",
+            "what": "", "root": None, "seen": True}  # fmt: skip
+
+
+def _place(frame: Frame, names: dict[str, str]) -> tuple[str, int, str]:
+    return names.get(frame.file, frame.file), frame.line, frame.name
+
+
+def _call(inside: list[Frame]) -> dict[str, Any] | None:
+    """The outermost call of torch's that blocks, among the frames inside the user's."""
+    inner = ""
+    for i, frame in enumerate(reversed(inside)):
+        file, name = frame.file.replace("\\", "/"), frame.name
+        if file == REACHING:
+            return {"op": "TCPStore", "kind": "apart", "note": _reaches(inside)}
+        if file.endswith(COLLECTIVES) and name == INIT:
+            return {**_described(name, frame), "note": _reaches(inside[: len(inside) - i])}
+        if file == GROUPS and name == "drop":
+            return {"op": "destroy_process_group of an earlier cell's group", "kind": "drop"}
+        if name == DESTROY and file.startswith(WORKER):  # gloo's threads are joined when torch's own frame has gone
+            return {"op": name, "kind": DESTROY}
+        if file == HERE and name in ("wait", "store_wait"):
+            return _described(name, frame)
+        if file.endswith(COLLECTIVES) and name != "wrapper" and not name.startswith("_"):
+            return _described(name, frame)
+        if file.endswith(OTHERS) and not name.startswith("_"):
+            return {"op": RESULT if name in FOR_RESULT else name, "kind": "collective"}
+        if name == BACKWARD:
+            inner = "backward"
+    return {"op": inner, "kind": "backward"} if inner else None
+
+
+def _described(name: str, frame: Frame) -> dict[str, Any]:
+    if name == "wait":
+        return {"op": "wait", "kind": "wait"}
+    if name == "store_wait":
+        original, keys, store, *limits = frame.get("original", "keys", "self", "args", "kwargs")
+        kind = "outside" if any(limits) else "store"  # with a time limit it ends by itself
+        return {"op": f"store.{original.__name__}({keys!r})", "kind": kind, "store": store}
+    if name == INIT:
+        size, rank = (_placed(*each) for each in zip(("size", "rank"), frame.get("world_size", "rank"), strict=True))
+        whole = size == OWN["size"]
+        missing = size > OWN["size"] and rank == OWN["rank"]  # of fewer ranks: which ones is not known
+        lacks = {"world": size, "missing": [*range(OWN["size"], min(size, MOST_MISSING))]} if missing else {}
+        return {"op": name, "kind": "init" if whole else "apart", **lacks}
+    if name == "monitored_barrier":  # it has a time limit and a report of its own
+        return {"op": name, "kind": "outside"}
+    if name.startswith(NEW_GROUP) or name in ("new_subgroups", "split_group"):
+        return {"op": NEW_GROUP, "kind": "new_group"}
+    if name in TO_PEER or name in FROM_PEER:
+        sends = name in TO_PEER
+        peer, in_group = frame.get("dst", "group_dst") if sends else frame.get("src", "group_src")
+        return {"op": name, "kind": "send" if sends else "recv", "peer": in_group if peer is None else peer}
+    return {"op": name, "kind": "collective"}
+
+
+def _placed(which: str, given: Any) -> int:
+    """The rank, or the size of the world, that an init is for: as given, or as the environment has it."""
+    if isinstance(given, int) and given >= 0:
+        return given
+    try:
+        return int(os.environ[{"size": "WORLD_SIZE", "rank": "RANK"}[which]])
+    except (KeyError, ValueError):
+        return OWN[which]
+
+
+def _reaches(inside: list[Frame]) -> str:
+    """Which store of the program's own a rank waits for, if it waits for one."""
+    for frame in inside:
+        if frame.file != REACHING:
+            continue
+        if frame.name == "until_there":
+            host, port, why = frame.get("host", "port", "why")
+            return f"connecting to a store at {store_client.address(host, port)}{f', {why}' if why else ''}"
+        if frame.name == "serve":
+            return f"waiting for others to connect to its store at {frame.get('where')[0]}"
+        if frame.name == "join":
+            (given,) = frame.get("given")
+            return f"connecting to a store at {store_client.address(given['host_name'], given['port'])}"
+    return ""
+
+
+def _owned(call: dict[str, Any] | None, groups: Any) -> dict[str, Any] | None:
+    """A key of a store that others can reach may be set from outside the run: nobody can say that it will not."""
+    if call is None or "store" not in call:
+        return call
+    store = call.pop("store")
+    owned = call["kind"] == "store" and groups is not None and groups.owns(store)
+    return {**call, "kind": "store" if owned else "outside"}
+
+
+def _in_wait(inside: list[Frame]) -> bool:
+    return any(f.file == HERE and f.name == "wait" for f in inside)
+
+
+def _pending(
+    call: dict[str, Any] | None, note: Note | None, inside: list[Frame], recorded: list[flight.Entry], since_ns: int
+) -> dict[str, Any] | None:
+    """The collective that is waited for, with `seen`: that the recorder has it, and not as done.
+
+    Of a `Work` it was noted which it is. C++ waits for the oldest that is not done; which one, is not known if
+    several groups have some.
+    """
+    if note is not None and note[2] != call_log.UNKNOWN:
+        op, key, sequence = note
+        entry = next((e for e in recorded if (key_of(e), e.sequence) == (key, sequence)), None)
+        return _of_entry(entry) if entry is not None else _unseen(op, key, sequence)
+    recent = [e for e in recorded if e.active and e.created_ns >= since_ns]
+    if _ends(call) and NOTES.ending is not None:
+        recent = [e for e in recent if key_of(e) == NOTES.ending]
+    of_nccl = [e for e in recent if e.backend == flight.NCCL]
+    if of_nccl:  # its wait may be in any call of torch's or the user's, and is for all that was called before
+        return None if _in_library(inside) else _of_entry(of_nccl[0])
+    if note is not None or (call or {}).get("kind", "collective") not in ("collective", "backward", DESTROY):
+        return None
+    one_group = len({key_of(e) for e in recent}) == 1
+    return _of_entry(recent[0]) if one_group and (_in_native(inside) or _ends(call)) else None
+
+
+def _ends(call: dict[str, Any] | None) -> bool:
+    """Whether the call ends groups, which waits for what is pending in them."""
+    return call is not None and call["kind"] == DESTROY
+
+
+def _in_native(inside: list[Frame]) -> bool:
+    """Whether the innermost frame is one from which torch waits in C++ for its collectives."""
+    if not inside:
+        return False
+    file = inside[0].file.replace("\\", "/")
+    return file == HERE or any(part in file for part in torch.WAIT_IN_NATIVE)
+
+
+def _in_library(inside: list[Frame]) -> bool:
+    """Whether the innermost frame is of a library that waits for other things than a GPU."""
+    file = inside[0].file.replace("\\", "/") if inside else ""
+    return bool(file) and file != HERE and ("/torch/" not in file or torch.LOADERS in file)
+
+
+def _of_entry(entry: flight.Entry) -> dict[str, Any]:
+    key, epoch = key_of(entry), NOTES.epoch_at(entry.created_ns)
+    return {
+        **_group(key, entry.group, entry.description), "backend": entry.backend, "sequence": entry.sequence,
+        "op": entry.op, "what": entry.what, "root": _root(key, entry.group, entry.sequence),
+        "seen": entry.active, "epoch": [epoch.run, epoch.init],
+    }  # fmt: skip
+
+
+def _unseen(op: str, key: str, sequence: int) -> dict[str, Any]:
+    group = next((g for g in call_log.groups().values() if NOTES.key(g) == key), None)
+    name, description = (group.group_name, group.group_desc) if group is not None else ("", "")
+    return {**_group(key, name, description), "backend": "", "sequence": sequence, "op": op, "what": "",
+            "root": None, "seen": False, "epoch": [0, 0]}  # fmt: skip
+
+
+def _group(key: str, name: str, description: str) -> dict[str, Any]:
+    whole = sys.modules["torch.distributed"].group.WORLD
+    default = description == DEFAULT or (whole is not None and whole.group_name == name)
+    return {
+        "group": key, "ranks": members_of(name)[0] or NOTES.members().get(key, []), "default": default,
+        "named": "" if description in UNNAMED else description,
+    }  # fmt: skip
+
+
+def _acts(
+    of_all: threads.Stacks, ident: int, names: dict[str, str], recorded: list[flight.Entry], note: Note | None,
+    inside: list[Frame],
+) -> list[str]:  # fmt: skip
+    """What besides the thread `ident` may call torch, in words: what stands on this rank, or a callback on a future.
+
+    A callback on the future of what is waited for, or of what was called later in the same group, comes too late.
+    """
+    open_ = {key_of(e) for e in recorded if e.active}
+    waited = open_ if note is None and inside else {note[1]} if note and not note.is_peer else set()
+    found = runnable.acts(of_all, ident, _is_torch, lambda f: failure.is_user(f.file, names))
+    found += _calls_back(recorded, waited if len(waited) == 1 else set())
+    return [*found, *["a world of its own"] * is_elsewhere()]
+
+
+def _calls_back(recorded: list[flight.Entry], waited: set[str]) -> list[str]:
+    """Whether the end of a collective (but of none of the group `waited`), a send or a receive may call something."""
+    open_ = {(key_of(e), e.sequence) for e in recorded if e.active}
+    futures = NOTES.open_futures()
+    acts = any(n is None or n.is_peer or (n[1:] in open_ and n[1] not in waited) for n in futures)
+    return ["a callback on a Future"] * acts
+
+
+def _is_torch(frame: Frame) -> bool:
+    return frame.file == HERE or frame.file.replace("\\", "/").endswith(COLLECTIVES)
+
+
+def is_elsewhere() -> bool:
+    """Whether the program has made a world of its own, in which other ranks have other numbers than in the pool."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return False
+    return NOTES.world not in (None, (OWN["rank"], OWN["size"]))
+
+
+def collectives(since: int) -> list[dict[str, Any]]:
+    """Collectives that were called since then (nanoseconds since 1970), oldest first, with their groups' ranks."""
+    return [
+        {"op": e.name, "group": e.group, "ranks": tuple(members_of(e.group)[0]), "what": e.what,
+         "sequence": e.sequence, "created": e.created_ns}
+        for e in flight.entries(flight.dumps(active=False)) if e.created_ns >= since and e.sequence
+    ]  # fmt: skip
+
+
+def members_of(name: str) -> tuple[list[int], str]:
+    """Global ranks, by rank in the group, and backends of the group of this name."""
+    tables, group = torch.world(), call_log.groups().get(name)
+    if tables is None:
+        return torch.members(name)
+    if group is None:
+        return [], ""
+    return on_rank.ranks_of(group), str(tables.pg_backend_config.get(group, ""))
+
+
+def group_count() -> int:
+    """How many groups this rank has made since the last init, also after it has ended them."""
+    return max(NOTES.most_groups, torch.group_count())

@@ -1,0 +1,300 @@
+"""What of a program may still run its code on this rank, besides the thread that speaks for it.
+
+A rank is out of the game only if there is nothing of the kind. So this is a list of what is known to call nobody, and
+everything else counts: each thread of Python's that is no service of ours, of torch's or of the kernel's, and none of
+an executor's that has nothing to do; each thread of C's that is not known by its name or by the libraries on its stack;
+RPC, whose agent runs what others ask for; and where the main thread runs Python, signal handlers and what stands in its
+event loop. Each is a few words for people.
+
+Known is what was there before the first run (`before_first_run`), and what the tables here name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures.thread
+import functools
+import os
+import re
+import signal
+import struct
+import sys
+import threading
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import ipykernel
+import ipyparallel
+import tornado
+import zmq
+from ipykernel import ipkernel
+
+from nbddp.compat import ipykernel as ipykernel_seams
+from nbddp.compat.clock import clock
+from nbddp.worker import threads
+from nbddp.worker.frames import Frame
+
+HERE = os.path.dirname(os.path.dirname(__file__))
+OWN = tuple(f"{HERE}/{folder}/" for folder in ("capabilities", "compat", "protocol", "worker"))
+# packages whose coroutines and callbacks are none of the program's
+MACHINERY = (*OWN, *(os.path.dirname(str(m.__file__)) + "/" for m in (ipykernel, ipyparallel, tornado, zmq)))
+ASYNCIO = os.path.dirname(asyncio.__file__) + "/"
+STARTERS = (threading.__file__, ipkernel.__file__)  # a thread's outermost frames, whoever has started it
+# files whose threads serve a library and call no program
+SERVICES = (
+    "/torch/utils/data/_utils/pin_memory.py",
+    "/torch/_inductor/compile_worker/subproc_pool.py",
+    "/multiprocessing/queues.py",
+    "/multiprocessing/resource_sharer.py",
+    "/zmq/utils/garbage.py",
+    "/tqdm/_monitor.py",
+    "/rich/live.py",
+    "/tensorboard/summary/writer/event_file_writer.py",
+)
+LOADERS = "/torch/utils/data/_utils/signal_handling.py"  # its handler of SIGCHLD looks for loader workers that died
+# names of C++'s threads: torch's, gloo's, ZeroMQ's, CUDA's and NCCL's
+NATIVE = re.compile(r"pt_|gloo_|zmqbg|cuda|nccl")
+# libraries whose threads call no program: C's, and OpenMP's, BLAS's, torch's, NVIDIA's, Arrow's
+LIBC = re.compile(r"(lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)|ld-linux-[\w-]+)(-[\w.]+)?\.so[\d.]*")
+LIBRARIES = re.compile(
+    r"lib(gomp|omp|iomp5|mkl|\w*openblas|torch|c10|caffe2|cuda|cublas|cudnn|cufft|cupti|curand|cusparse|cusolver|cufile"
+    r"|nvidia|nvrtc|nvJit|nvToolsExt|nccl|gloo|zmq|arrow|parquet|jemalloc|tbb)[\w.+-]*\.so[\w.]*"
+)
+STACK = 1 << 16  # bytes of a thread's stack that are read
+POOLED = concurrent.futures.thread.__file__  # where a thread of an executor waits for work
+RESTS = 0.04  # seconds in which a thread that waits for the interpreter has tried several times to get it
+NESTED = 8  # functions within functions, looked into so far
+ANSWER = 0.1  # seconds in which an idle main thread says what stands in its event loop
+
+_known: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # that were there before the first run
+_resting: weakref.WeakKeyDictionary[threading.Thread, tuple[int | None, float]] = weakref.WeakKeyDictionary()
+_natives: set[str] = set()  # the kernel's numbers of C's threads that are known to call nobody
+_handlers: dict[int, Any] = {}  # signal → its handler before the first run
+
+
+def before_first_run() -> None:
+    """Note what is there, but for the main thread: it carries questions and output, and is no program's."""
+    if _known:
+        return
+    _known.update(threading.enumerate())
+    _handlers.update(_callable_handlers())
+    threads.before_first_run()
+    LOOP.begin()
+
+
+def acts(of_all: threads.Stacks, ident: int, is_torch: threads.Asks, is_user: threads.Asks) -> list[str]:
+    """What may act besides the thread `ident`. of_all: the frames of all threads but the one that asks."""
+    main = threading.main_thread().ident
+    found = [*_python_threads(of_all, {ident, main}, lambda f: is_torch(f) or is_user(f)), *_native_threads(of_all)]
+    if ident != main:  # the main thread waits in Python for `ident`
+        found += handlers()
+    return [*found, *_rpc()]
+
+
+def idle(of_all: threads.Stacks, is_torch: threads.Asks, is_user: threads.Asks) -> list[str]:
+    """What may act on a rank whose main thread has ended its cell."""
+    found = acts(of_all, threading.main_thread().ident or 0, is_torch, is_user)
+    return [*found, *handlers(), *LOOP.ask()]
+
+
+# -- threads -----------------------------------------------------------------------------------------
+
+
+def _python_threads(of_all: threads.Stacks, quiet: set[int | None], acts: threads.Asks) -> Iterator[str]:
+    there = threading.enumerate()
+    named = {t.ident: t for t in there}
+    for ident, its in of_all.items():
+        thread = named.get(ident)
+        if ident not in quiet and (
+            any(map(acts, its)) or not (thread in _known or _serves(its) or _rests(thread, its))
+        ):
+            yield f'thread "{thread.name}"' if thread is not None else "a thread"
+    yield from (f'thread "{t.name}"' for t in there if t.native_id is None)  # it begins
+
+
+def _serves(its: list[Frame]) -> bool:
+    """Whether a thread that has these frames is none of the program's."""
+    first = next((f for f in reversed(its) if f.file not in STARTERS), None)
+    if first is None:
+        return False
+    return first.file.endswith(SERVICES) or first.file.startswith(OWN)
+
+
+def _rests(thread: threading.Thread | None, its: list[Frame]) -> bool:
+    """Whether a thread of an executor has nothing to do: its queue is empty, and it has not run since it was seen so
+    before. One that has just been given something, and waits for the interpreter, wakes up again and again."""
+    if thread is None or not its or its[0].file != POOLED:
+        return False
+    (queue,) = its[0].get("work_queue")
+    ran, now = threads.ran(thread.native_id), clock.monotonic()
+    before, since = _resting.get(thread, (None, now))
+    if ran is None or queue is None or queue.qsize() or ran != before:
+        _resting[thread] = ran, now
+        return False
+    return now - since > RESTS
+
+
+def _native_threads(of_all: threads.Stacks) -> Iterator[str]:
+    """C's threads. One that has Python frames is looked at by these."""
+    there = set(threads.tasks())
+    _natives.intersection_update(there)
+    pythons = {str(t.native_id) for t in threading.enumerate() if t.ident in of_all}
+    ours = {str(threads.main_native()), str(threading.get_native_id())}
+    named = {thread: _name(thread) for thread in there - threads.machinery() - _natives - pythons - ours}
+    unknown = {thread: name for thread, name in named.items() if name and not NATIVE.match(name.lower())}
+    if unknown:
+        CODE.read()
+    acts = {thread: name for thread, name in unknown.items() if not _in_libraries(thread)}
+    _natives.update(named.keys() - acts.keys())
+    yield from (f'thread "{name}" of a library' for name in acts.values())
+
+
+def _name(thread: str) -> str:
+    with suppress(OSError):  # it has ended
+        return threads.short(f"/proc/self/task/{thread}/comm").decode(errors="replace").strip()
+    return ""
+
+
+def _in_libraries(thread: str) -> bool:
+    """Whether a thread of C's waits, and its stack leads to nothing but libraries that call no program. One that leads
+    to C's own alone may be a timer of anybody's."""
+    with suppress(OSError, ValueError):
+        stack, at = (int(n, 16) for n in threads.short(f"/proc/self/task/{thread}/syscall").split()[-2:])
+        files = {CODE.owner(word) for word in (at, *_words(stack))} - {""}
+        others = {os.path.basename(file) for file in files if not LIBC.fullmatch(os.path.basename(file))}
+        return bool(others) and all(map(LIBRARIES.fullmatch, others))
+    return False
+
+
+def _words(stack: int) -> tuple[int, ...]:
+    """What is on a stack from its innermost end on. By the file of memory: the thread may end meanwhile."""
+    descriptor = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        held = os.pread(descriptor, STACK, stack)
+    finally:
+        os.close(descriptor)
+    return struct.unpack(f"{len(held) // 8}Q", held[: len(held) // 8 * 8])
+
+
+class Code:
+    """Which file an address of code is of, by this process's map of memory as it was read last."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._rows: list[tuple[int, str]] = []
+
+    def read(self) -> None:
+        with open("/proc/self/maps") as maps:
+            rows = [line.split(maxsplit=5) for line in maps]
+        self._begins, self._rows = [], []
+        for place, rights, *_, file in (row for row in rows if len(row) == 6 and row[5].startswith("/")):
+            if "x" in rights:
+                begin, end = (int(n, 16) for n in place.split("-"))
+                self._begins.append(begin)
+                self._rows.append((end, file.strip()))
+
+    def owner(self, address: int) -> str:
+        """Empty where no file's code is."""
+        at = bisect_right(self._begins, address) - 1
+        return self._rows[at][1] if at >= 0 and address < self._rows[at][0] else ""
+
+
+CODE = Code()
+
+
+# -- signals, RPC ---------------------------------------------------------------------------------------
+
+
+def _callable_handlers() -> dict[int, Any]:
+    found = {int(number): signal.getsignal(number) for number in signal.valid_signals()}
+    return {n: h for n, h in found.items() if callable(h)}
+
+
+def handlers() -> list[str]:
+    """The program's functions for signals."""
+    found = [n for n, h in _callable_handlers().items() if not _handles_known(n, h)]
+    return [f"its handler of {signal.Signals(n).name}" for n in found]
+
+
+def _handles_known(number: int, handler: Any) -> bool:
+    """Whether a handler is none of the program's. That of a DataLoader with workers stays, and calls the one before."""
+    code = getattr(handler, "__code__", None)
+    if code is not None and code.co_filename.endswith(LOADERS):
+        held = [cell.cell_contents for cell in handler.__closure__ or ()]
+        return all(_handles_known(number, one) for one in held if callable(one))
+    return _handlers.get(number) is handler or _is_known(handler, MACHINERY)
+
+
+def _rpc() -> list[str]:
+    rpc = sys.modules.get("torch.distributed.rpc")
+    try:
+        return ["RPC"] if rpc is not None and rpc.get_worker_info() is not None else []
+    except (RuntimeError, AttributeError):  # it has not been begun, or this torch is built without
+        return []
+
+
+# -- the event loop ---------------------------------------------------------------------------------------
+
+
+def _is_known(function: Any, files: tuple[str, ...], depth: int = NESTED) -> bool:
+    """Whether what is called here is defined in these folders, with the functions that it is given. What is written in
+    C is not known, but for the interpreter's own handler of SIGINT."""
+    if isinstance(function, functools.partial):
+        given = (function.func, *function.args, *function.keywords.values())
+    else:
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        if function is not signal.default_int_handler and not (code and code.co_filename.startswith(files)):
+            return False
+        given = (getattr(getattr(function, "__self__", None), "callback", None),)  # of a timer of tornado's
+    return depth > 0 and all(_is_known(one, files, depth - 1) for one in given if callable(one))
+
+
+class Loop:
+    """The event loop in which the main thread is while no cell runs. It says itself what stands in it: whoever held a
+    program's callback elsewhere would let it die there."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._descriptors: set[int] = set()
+
+    def begin(self) -> None:
+        """In the loop's thread, before the first run."""
+        self._loop = asyncio.get_running_loop()
+        held = ipykernel_seams.held_by(self._loop)
+        self._descriptors = set(held.descriptors) if held is not None else set()
+
+    def ask(self) -> list[str]:
+        """What of the program's stands in it; in another thread than the loop's."""
+        if self._loop is None or self._loop.is_closed():
+            return []
+        found: list[str] = []
+        answered = threading.Event()
+
+        def answer() -> None:
+            found.extend(self._stands())
+            answered.set()
+
+        self._loop.call_soon_threadsafe(answer)
+        return list(found) if answered.wait(ANSWER) else ["its main thread"]
+
+    def _stands(self) -> list[str]:
+        assert self._loop is not None
+        held = ipykernel_seams.held_by(self._loop)
+        if held is None:
+            return ["its event loop"]
+        tasks = [t for t in asyncio.all_tasks(self._loop) if not _is_known_task(t)]
+        known = all(_is_known(one, (*MACHINERY, ASYNCIO)) for call in held.calls for one in call if callable(one))
+        more = [] if known else ["a callback of its event loop"]
+        more += ["a connection of its event loop"] * bool(set(held.descriptors) - self._descriptors)
+        return ["a task of its event loop"] * bool(tasks) + more
+
+
+def _is_known_task(task: asyncio.Task[Any]) -> bool:
+    code = getattr(task.get_coro(), "cr_code", None)
+    return code is not None and code.co_filename.startswith(MACHINERY)
+
+
+LOOP = Loop()

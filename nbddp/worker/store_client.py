@@ -1,0 +1,95 @@
+"""A store's client waits for its server here and not in torch, which hears no Stop while it waits and looks a name up.
+
+torch's `TCPStore` tries a host that nobody knows, or a port where nobody listens, for as long as its timeout says, in
+C++, and goes on after an interrupt: such a rank could only be replaced. Here it is tried whether somebody listens, and
+torch connects when that is so, for some seconds at a time: a server may speak another language. A frame of
+`until_there` or `serve` says for which server a rank waits (`worker.position`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from time import monotonic, sleep
+from typing import Any
+
+from nbddp.capabilities.private import loopback
+
+AT_ONCE = timedelta(seconds=2)  # that torch tries to connect without hearing Stop
+USUAL = timedelta(minutes=5)  # torch's default
+FIRST, MOST = 0.01, 0.5  # seconds between two tries, the first and the longest
+UNKNOWN, SILENT = "a name that nobody knows", "where nobody answers"
+OURSELVES = "127.0.0.1"
+SERVING: list[str] = []  # addresses of servers that wait for their clients: they ask themselves, over a socket
+
+
+def make(original: Callable[..., None], store: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: bool) -> None:
+    """`original(store, *args, **kwargs)` of a TCPStore. known: its server is known to be there."""
+    given = {**dict(zip(loopback.PARAMETERS, args, strict=False)), **kwargs}
+    host, port, limit = given.get("host_name"), given.get("port"), given.get("timeout", USUAL)
+    whole = len(args) <= len(loopback.PARAMETERS) and isinstance(limit, timedelta)
+    if known or not whole or not isinstance(host, str) or not isinstance(port, int):
+        original(store, *args, **kwargs)
+    elif given.get("is_master"):
+        serve(original, store, given, address(host, port))
+    else:
+        join(original, store, given, monotonic() + limit.total_seconds())
+
+
+def address(host: str, port: int) -> str:
+    """As the program has it; the pool's own port it has not chosen."""
+    return host if loopback.is_port_of_pool(port) else f"{host}:{port}"
+
+
+def serve(original: Callable[..., None], store: Any, given: dict[str, Any], where: str) -> None:
+    """A server's own client needs no name for it, which may be wrong."""
+    host = given["host_name"]
+    local = loopback.is_local(host)
+    SERVING.append(where)
+    try:
+        original(store, **given if local else {**given, "host_name": OURSELVES})
+    except RuntimeError as e:
+        if local:
+            raise
+        raise type(e)(f"a store for {where} cannot start here, and {host} is no address of this machine: {e}") from e
+    finally:
+        SERVING.remove(where)
+
+
+def join(original: Callable[..., None], store: Any, given: dict[str, Any], until: float) -> None:
+    limit = given.get("timeout", USUAL)
+    until_there(given["host_name"], given["port"], until)
+    while True:
+        try:
+            original(store, **{**given, "timeout": min(limit, AT_ONCE)})
+        except RuntimeError as e:
+            if monotonic() < until:
+                until_there(given["host_name"], given["port"], until)
+                continue
+            tried, asked = (f"{t.total_seconds() * 1000:.0f}ms" for t in (min(limit, AT_ONCE), limit))
+            raise type(e)(str(e).replace(tried, asked)) from None
+        if limit > AT_ONCE:
+            store.set_timeout(limit)
+        return
+
+
+def until_there(host: str, port: int, until: float) -> None:
+    """Returns when somebody listens, or when it is too late for that (`monotonic`)."""
+    pause = FIRST
+    while (why := _lacks(host, port)) and monotonic() < until:  # noqa: F841  # read by `calls`
+        sleep(pause)
+        pause = min(pause * 2, MOST)
+
+
+def _lacks(host: str, port: int) -> str:
+    """Why nobody can connect; empty if somebody listens."""
+    try:
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        return UNKNOWN
+    try:
+        socket.create_connection((host, port), timeout=AT_ONCE.total_seconds()).close()
+    except OSError:
+        return SILENT
+    return ""
