@@ -19,6 +19,7 @@ import re
 import signal
 import struct
 import sys
+import sysconfig
 import threading
 import weakref
 from bisect import bisect_right
@@ -63,6 +64,7 @@ LIBRARIES = re.compile(
     r"lib(gomp|omp|iomp5|mkl|\w*openblas|torch|c10|caffe2|cuda|cublas|cudnn|cufft|cupti|curand|cusparse|cusolver|cufile"
     r"|nvidia|nvrtc|nvJit|nvToolsExt|nccl|gloo|zmq|arrow|parquet|jemalloc|tbb)[\w.+-]*\.so[\w.]*"
 )
+PYTHON, EXTENSIONS = os.path.realpath(sys.executable), sysconfig.get_config_var("DESTSHARED")
 STACK = 1 << 16  # bytes of a thread's stack that are read
 POOLED = concurrent.futures.thread.__file__  # where a thread of an executor waits for work
 RESTS = 0.04  # seconds in which a thread that waits for the interpreter has tried several times to get it
@@ -160,20 +162,28 @@ def _name(thread: str) -> str:
 
 def _in_libraries(thread: str) -> bool:
     """Whether a thread of C's waits, and its stack leads to nothing but libraries that call no program. One that leads
-    to C's own alone may be a timer of anybody's."""
+    to C's own alone may be a timer of anybody's. The interpreter's words are left by a thread of Python's that had the
+    stack before: one that is Python's now has frames, and is looked at by these."""
     with suppress(OSError, ValueError):
         stack, at = (int(n, 16) for n in threads.short(f"/proc/self/task/{thread}/syscall").split()[-2:])
         files = {CODE.owner(word) for word in (at, *_words(stack))} - {""}
-        others = {os.path.basename(file) for file in files if not LIBC.fullmatch(os.path.basename(file))}
+        others = {os.path.basename(file) for file in files if not _is_pythons(file)}
+        others = {name for name in others if not LIBC.fullmatch(name)}
         return bool(others) and all(map(LIBRARIES.fullmatch, others))
     return False
 
 
+def _is_pythons(file: str) -> bool:
+    """Whether a file is the interpreter, or an extension of its standard library."""
+    return file == PYTHON or os.path.dirname(file) == EXTENSIONS or os.path.basename(file).startswith("libpython3")
+
+
 def _words(stack: int) -> tuple[int, ...]:
-    """What is on a stack from its innermost end on. By the file of memory: the thread may end meanwhile."""
+    """What is on a stack from its innermost end on, and nothing of what lies above it. By the file of memory: the
+    thread may end meanwhile."""
     descriptor = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        held = os.pread(descriptor, STACK, stack)
+        held = os.pread(descriptor, min(STACK, CODE.end(stack) - stack), stack)
     finally:
         os.close(descriptor)
     return struct.unpack(f"{len(held) // 8}Q", held[: len(held) // 8 * 8])
@@ -184,22 +194,28 @@ class Code:
 
     def __init__(self) -> None:
         self._begins: list[int] = []
-        self._rows: list[tuple[int, str]] = []
+        self._rows: list[tuple[int, str]] = []  # where a piece of memory ends, and the file of its code, or empty
 
     def read(self) -> None:
         with open("/proc/self/maps") as maps:
-            rows = [line.split(maxsplit=5) for line in maps]
+            rows = [line.rstrip("\n").split(maxsplit=5) for line in maps]
         self._begins, self._rows = [], []
-        for place, rights, *_, file in (row for row in rows if len(row) == 6 and row[5].startswith("/")):
-            if "x" in rights:
-                begin, end = (int(n, 16) for n in place.split("-"))
-                self._begins.append(begin)
-                self._rows.append((end, file.strip()))
+        for place, rights, *_, last in rows:
+            begin, end = (int(n, 16) for n in place.split("-"))
+            self._begins.append(begin)
+            self._rows.append((end, last if "x" in rights and last.startswith("/") else ""))
+
+    def _row(self, address: int) -> tuple[int, str]:
+        at = bisect_right(self._begins, address) - 1
+        return self._rows[at] if at >= 0 and address < self._rows[at][0] else (address, "")
 
     def owner(self, address: int) -> str:
         """Empty where no file's code is."""
-        at = bisect_right(self._begins, address) - 1
-        return self._rows[at][1] if at >= 0 and address < self._rows[at][0] else ""
+        return self._row(address)[1]
+
+    def end(self, address: int) -> int:
+        """Where the piece of memory ends that an address is in."""
+        return self._row(address)[0]
 
 
 CODE = Code()

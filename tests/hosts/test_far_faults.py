@@ -15,7 +15,6 @@ from tests.pool.faults import CALLS, FAULTS, MORE_FAULTS, WITH_SHAPES, check_cas
 
 pytestmark = [pytest.mark.skipif(not HERE, reason=MISSING), needs_recorder]
 ROOT = places.ROOT
-OFTEN = ("all_reduce", "DDP backward")  # the rest by -m cuts
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +27,12 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nbddp.Pool]:
 
 def cases() -> Iterator[object]:
     for call in CALLS:
-        marks = () if call in OFTEN else (pytest.mark.cuts,)
         faults = [f for f in FAULTS if f != "mismatch" or call in WITH_SHAPES]
-        yield from (pytest.param(call, fault, marks=marks) for fault in faults)
-    yield from (pytest.param("all_reduce", fault) for fault in MORE_FAULTS)
+        yield from ((call, fault) for fault in faults)
+    yield from (("all_reduce", fault) for fault in MORE_FAULTS)
 
 
-@pytest.mark.every(2)
+@pytest.mark.cuts
 @pytest.mark.parametrize(("call", "fault"), list(cases()))
 def test_fault_matrix_on_two_hosts(far: nbddp.Pool, call: str, fault: str, fault_matrix: Callable[[str], None]) -> None:
     far.ensure(LaunchSpec())

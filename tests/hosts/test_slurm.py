@@ -21,7 +21,7 @@ from nbddp.errors import AgentFailed, PoolNotRunning
 from nbddp.launch.options import LaunchSpec, parse_cell
 from nbddp.output.screens import Silent
 from tests.hosts.slurm_hosts import HERE, MISSING
-from tests.hosts.slurm_hosts import commands as running_slurm
+from tests.hosts.slurm_hosts import slurm as running_slurm
 
 real = pytest.mark.skipif(not HERE, reason=MISSING)
 INIT = "import os, torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\n"

@@ -168,6 +168,7 @@ FIRST = "%%ddp --nproc 2\nimport torch, torch.distributed as dist\ndist.init_pro
 SECOND = "%%ddp\nt = torch.ones(1); dist.all_reduce(t)\nif rank == 0: print('sum', int(t))"
 
 
+@pytest.mark.torchrun
 def test_a_script_of_cells_runs_under_torchrun(tmp_path: Path) -> None:
     again = "%%ddp\nif not dist.is_initialized():\n    dist.init_process_group()"
     text = script(["%load_ext nbddp", FIRST, "here = 1", SECOND, again, SECOND, "%%ddp"])

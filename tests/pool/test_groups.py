@@ -172,7 +172,7 @@ def test_group_of_an_earlier_cell_whose_pending_work_cannot_end_is_ended_all_the
     check_after(two, ())
 
 
-@pytest.mark.every(2)
+@pytest.mark.more
 @pytest.mark.parametrize(
     "call", [pytest.param("dist.all_reduce(torch.ones(4))", marks=needs_recorder), "dist.init_process_group('gloo')"]
 )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import mmap
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +18,7 @@ import nbddp
 from nbddp.errors import RunHung
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import Silent
+from nbddp.worker import runnable
 from tests.lessons.answers import pool_of
 from tests.pool import later
 from tests.pool.healthy import HANG_AFTER, PREPARE, PROGRAMS, SECONDS
@@ -113,7 +118,11 @@ LEFT = {  # what a program leaves behind that calls nobody
     "a loader that keeps its workers": LOADS.format(keep=", persistent_workers=True") + "list(loader)\n",
     "a loader in its middle": LOADS.format(keep="") + "rows = iter(loader); next(rows)\n",
     "a program of its own": "import subprocess\nsubprocess.run(['true'])\nchild = subprocess.Popen(['sleep', '30'])\n",
-    "a profile": "with torch.profiler.profile():\n    torch.ones(2).sum()\n",
+    "a profile, on a stack that a thread of Python's has had": (
+        "import json, threading\ndef deep(n): return deep(n - 1) if n else json.dumps([n])\n"
+        "for _ in range(4):\n    had = threading.Thread(target=deep, args=(90,)); had.start(); had.join()\n"
+        "with torch.profiler.profile():\n    torch.ones(2).sum()\n"
+    ),
     "a backward": "torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()\n",
     "a pool that is closed": (
         "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as its: its.map(abs, [1])\n"
@@ -131,6 +140,17 @@ def test_what_calls_nobody_keeps_no_deadlock_from_being_ended(pool_for: Callable
         pool.run_cell(code, hang_after=HANG_AFTER, timeout=20, screen=Silent())
     assert time.monotonic() - began < 10
     pool.run_cell("torch.set_num_threads(1); loader = rows = child = None", screen=Silent())
+
+
+def test_a_stack_is_read_to_its_end_and_no_further() -> None:
+    """What lies above it may be anybody's, such as Python's own functions by their addresses."""
+    size = mmap.PAGESIZE
+    with contextlib.closing(mmap.mmap(-1, 2 * size)) as both:
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(both))
+        both[:] = struct.pack("Q", 7) * (2 * size // 8)
+        assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(begin + size), size, mmap.PROT_READ)
+        runnable.CODE.read()
+        assert runnable._words(begin + size - 16) == (7, 7)
 
 
 def test_a_programs_own_handler_under_a_loaders_still_stands(pool_for: Callable[[int], nbddp.Pool]) -> None:

@@ -361,6 +361,7 @@ UNDER_TORCHRUN = {
 }
 
 
+@pytest.mark.torchrun
 def test_verdicts_are_torchruns(two: nbddp.Pool, tmp_path: Path) -> None:
     runs = {}
     for number, way in enumerate(UNDER_TORCHRUN):
