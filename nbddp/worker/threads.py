@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -29,10 +30,12 @@ Asks = Callable[[Frame], bool]
 
 
 def speaker(of_all: Stacks) -> int:
-    """The thread that the main thread joins without a time limit, and so on; else the main thread."""
+    """The thread that the main thread joins without a time limit, and so on; else the main thread. One that has been
+    called out of its join, by a signal, speaks for itself."""
     ident = threading.main_thread().ident or 0
     for _ in range(JOINS):
-        joined = next((j for f in of_all.get(ident, ()) if (j := _joined(f)) is not None), None)
+        within = itertools.takewhile(lambda f: f.file == THREADING, of_all.get(ident, ()))
+        joined = next((j for f in within if (j := _joined(f)) is not None), None)
         if joined is None or joined not in of_all:
             break
         ident = joined

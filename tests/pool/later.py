@@ -279,6 +279,13 @@ SIGNALS = {
         "thread = threading.Thread(target=meet); thread.start(); thread.join()",
         "dist.barrier(group=second); meet()",
     ),
+    "a handler that has begun, on a rank that joins": (
+        "def handler(*args):\n    signal.signal(signal.SIGALRM, signal.SIG_DFL)\n"
+        "    time.sleep(SECONDS); dist.barrier(group=second)\n"
+        "signal.signal(signal.SIGALRM, handler); signal.setitimer(signal.ITIMER_REAL, 0.1)\n"
+        "thread = threading.Thread(target=meet); thread.start(); thread.join()",
+        "dist.barrier(group=second); meet()",
+    ),
 }
 TORCH = {
     "a callback on a Future of torch's": (
