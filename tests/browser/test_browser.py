@@ -220,6 +220,7 @@ def notebook(address: str) -> Iterator[Notebook]:
         browser.close()
 
 
+@pytest.mark.looks
 def test_sliders_and_lists_move_by_keys_and_change_picture_and_words(notebook: Notebook) -> None:
     layout = explore.layout()
     chosen = dict(layout.settings[0])
@@ -239,7 +240,7 @@ def test_sliders_and_lists_move_by_keys_and_change_picture_and_words(notebook: N
     sync_api.expect(said).to_contain_text("Space opens a list")
 
 
-@pytest.mark.more
+@pytest.mark.looks
 def test_buttons_take_the_next_step_and_the_one_before(notebook: Notebook) -> None:
     ring = explore.ring()
     start = ring.settings[0]
@@ -252,7 +253,7 @@ def test_buttons_take_the_next_step_and_the_one_before(notebook: Notebook) -> No
         sync_api.expect(button).to_be_focused()
 
 
-@pytest.mark.more
+@pytest.mark.looks
 def test_play_takes_one_step_after_another_to_the_last(notebook: Notebook) -> None:
     ring, cell = explore.ring(), notebook.cells.nth(1)
     start, last = ring.settings[0], max(c.high for c in ring.controls if isinstance(c, Steps))
@@ -264,6 +265,7 @@ def test_play_takes_one_step_after_another_to_the_last(notebook: Notebook) -> No
     notebook.shows(1, ring.show(**{**start, "step": last}))
 
 
+@pytest.mark.looks
 def test_labels_are_not_cut_and_controls_stand_in_line(notebook: Notebook) -> None:
     for number in range(EXPLORERS):
         labels = notebook.cells.nth(number).locator(".widget-vbox .widget-label:not(.widget-html .widget-label)").all()
@@ -274,6 +276,7 @@ def test_labels_are_not_cut_and_controls_stand_in_line(notebook: Notebook) -> No
         assert all(e.get_attribute("title") in (None, e.inner_text()) for e in labels)
 
 
+@pytest.mark.looks
 def test_a_prediction_is_chosen_and_typed_by_keys_and_compared_when_the_next_cell_has_run(notebook: Notebook) -> None:
     chosen, typed, after = (notebook.cells.nth(EXPLORERS + i) for i in range(3))
     for cell in (chosen, typed):
@@ -304,10 +307,12 @@ def test_a_prediction_is_chosen_and_typed_by_keys_and_compared_when_the_next_cel
         notebook.page.screenshot(path=os.environ["SHOTS"])
 
 
+@pytest.mark.looks
 def test_the_page_complains_of_nothing(notebook: Notebook) -> None:
     assert not notebook.errors
 
 
+@pytest.mark.looks
 def test_pictures_have_alternative_text_and_follow_a_dark_theme_while_it_is_on(notebook: Notebook) -> None:
     """The theme's mark on the page is set as JupyterLab sets it; what the page makes of it is asked of the browser."""
     picture = notebook.cells.nth(0).locator("img.widget-image")

@@ -62,6 +62,7 @@ def follow(job: int, shown: Shown, cancels: bool = True) -> str:
         return submit.follow(job, shown.show, shown.progress, cancels)
 
 
+@pytest.mark.more
 def test_a_script_that_was_exported_is_followed_to_its_end(here: Path) -> None:
     (here / "train.py").write_text(
         "import os, sys\nimport torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n"

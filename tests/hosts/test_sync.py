@@ -237,6 +237,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         yield made
 
 
+@pytest.mark.more
 @pytest.mark.skipif(not HERE or os.geteuid() != 0, reason=f"root hides the folder from the hosts; or {MISSING}")
 def test_workers_begin_in_the_copy_and_a_running_pool_gets_what_changed(
     hosts: Hosts, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -133,6 +133,7 @@ def submit(text: str, folder: Path) -> None:
     shell("bash -n job.sbatch && bash job.sbatch", folder, env)
 
 
+@pytest.mark.more
 @pytest.mark.every(3)
 @pytest.mark.parametrize("rendezvous", [C10D, STATIC, SRUN])
 def test_the_batch_script_gives_every_rank_its_place(tmp_path: Path, rendezvous: str) -> None:

@@ -330,6 +330,7 @@ assert not taking.waiting() and not one.identity.alive(), "ended: nobody can use
 """
 
 
+@pytest.mark.more
 def test_a_changed_library_and_a_changed_file_of_nbddp_end_it(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("x = 1")
     shutil.copytree(ROOT / "nbddp", tmp_path / "nbddp", ignore=shutil.ignore_patterns("__pycache__"))

@@ -100,6 +100,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.lessons
 def test_every_kind_of_output_compares_strictly(tmp_path: Path) -> None:
     book = nbformat.v4.new_notebook()
     for source in CELLS:

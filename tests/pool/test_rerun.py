@@ -62,6 +62,7 @@ def test_every_cell_may_be_run_twice(fresh: Kernel, source: Path) -> None:
                 assert is_ok(shown.outputs), f"{turn} run of {code}: {shown.text()}"
 
 
+@pytest.mark.lessons
 @pytest.mark.parametrize("source", LESSONS, ids=lambda p: p.stem)
 @pytest.mark.timeout(400)
 def test_after_a_killed_rank_or_a_hang_the_named_cells_bring_the_lesson_back(fresh: Kernel, source: Path) -> None:

@@ -240,6 +240,7 @@ def test_the_text_is_aligned_and_fits_a_terminal() -> None:
     assert [row[at : at + 5].strip() for row in rows] == ["no" if i == 3 else "yes" for i in range(len(SEAMS))]
 
 
+@pytest.mark.more
 def test_doctor_in_a_notebook_tells_of_the_pool_and_imports_no_torch(four: Kernel) -> None:
     shown = four.run("%ddp doctor")
     assert shown.ok, shown.error
