@@ -104,6 +104,7 @@ def test_torch_is_imported_before_the_store_of_the_ranks_is_needed(taken: nbddp.
     assert "libtorch" in Path(f"/proc/{taken.agent.hello['pid']}/maps").read_text()
 
 
+@pytest.mark.more
 @needs_recorder
 def test_a_failure_frees_the_others_and_a_deadlock_is_told(taken: nbddp.Pool) -> None:
     with pytest.raises(nbddp.WorkerFailed, match="rank 1 raised ValueError: mine") as caught:
@@ -243,6 +244,7 @@ def test_stop_leaves_engines_that_can_be_taken_again(
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in gates)
 
 
+@pytest.mark.more
 def test_a_start_that_fails_leaves_the_engines(client: ipyparallel.Client) -> None:
     """Those that had become ranks already, too; the pool may start again, here or on the cluster."""
     last, module = client[2], f"m = {TAKEN}; "
@@ -304,6 +306,7 @@ def test_engines_outlive_the_pools_process(client: ipyparallel.Client, killed: b
     owner.stdout.close()
 
 
+@pytest.mark.more
 def test_an_engine_that_dies_is_told_and_what_is_left_can_be_taken(client: ipyparallel.Client) -> None:
     with nbddp.Pool(cluster="stock") as pool:
         began = time.monotonic()
@@ -320,6 +323,7 @@ def test_an_engine_that_dies_is_told_and_what_is_left_can_be_taken(client: ipypa
         assert value(pool, SUM) == [2.0, 2.0]
 
 
+@pytest.mark.more
 def test_an_engine_that_cannot_be_freed_is_ended(client: ipyparallel.Client) -> None:
     with nbddp.Pool(cluster="stock") as pool:
         code = "import ctypes, os\nif os.environ['RANK'] == '1': ctypes.PyDLL(None).sleep(60)"
@@ -330,6 +334,7 @@ def test_an_engine_that_cannot_be_freed_is_ended(client: ipyparallel.Client) -> 
     assert client.ids == [0]
 
 
+@pytest.mark.more
 def test_a_controller_that_dies_is_told(
     client: ipyparallel.Client, cluster: ipyparallel.Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

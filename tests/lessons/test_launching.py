@@ -134,7 +134,6 @@ def submit(text: str, folder: Path) -> None:
 
 
 @pytest.mark.more
-@pytest.mark.every(3)
 @pytest.mark.parametrize("rendezvous", [C10D, STATIC, SRUN])
 def test_the_batch_script_gives_every_rank_its_place(tmp_path: Path, rendezvous: str) -> None:
     folder = tmp_path / 'it\'s "$here"'

@@ -521,6 +521,7 @@ values
 """
 
 
+@pytest.mark.more
 def test_values_of_several_ranks_are_equal_where_their_classes_have_one_definition(two: nbddp.Pool) -> None:
     """Each rank has defined them, and cloudpickle sends them by value."""
     first = two.run_cell(KINDS, want_value=True, screen=Silent())
