@@ -40,13 +40,14 @@ def fault_matrix(record_property: Callable[[str, object], None]) -> Callable[[st
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a test that is marked `every(n)` each nth is always run, and the others by `-m more`."""
+    """Of the cases of a test that is marked `every(n)` each nth is always run, and the others by `-m more`, or by the
+    marker that `every(n, marker)` names."""
     before: Counter[tuple[Path, str]] = Counter()
     for item in items:
         mark = item.get_closest_marker("every")
         if mark is not None and isinstance(item, pytest.Function):
             if before[item.path, item.originalname] % mark.args[0]:
-                item.add_marker(pytest.mark.more)
+                item.add_marker([*mark.args, "more"][1])
             before[item.path, item.originalname] += 1
 
 

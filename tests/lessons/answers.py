@@ -19,13 +19,11 @@ import ast
 import importlib.util
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
-
-import pytest
 
 import nbddp
 from nbddp.lessons.framework.answer import Answer, Exercise
@@ -102,11 +100,6 @@ def defined(source: str, name: str) -> Any:
     space: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(textwrap.dedent(source), "<cell>", "exec"), space)
     return space[name]
-
-
-def every_fourth(answers: Sequence[Any]) -> list[Any]:
-    """Wrong answers that real ranks run: every fourth is always run, the others with the mutants, by `-m mutants`."""
-    return [a if i % 4 == 0 else pytest.param(a, marks=pytest.mark.mutants) for i, a in enumerate(answers)]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from nbddp.lessons.framework.run_check import ALIKE
 from nbddp.lessons.l13_mean_of_means.figure import weights as drawn
 from nbddp.lessons.l13_mean_of_means.simulation import ALL, MEANS, RANK, RULES, Weighed, weighed
 from nbddp.teach import check, predict
-from tests.lessons.answers import Mutant, defined, every_fourth, exercise, solution
+from tests.lessons.answers import Mutant, defined, exercise, solution
 
 NPROC = 4
 
@@ -210,7 +210,8 @@ for p in model.parameters():
 ]
 
 
-@pytest.mark.parametrize("mutant", every_fourth(WRONG_SUMS), ids=str)
+@pytest.mark.every(4, "mutants")
+@pytest.mark.parametrize("mutant", WRONG_SUMS, ids=str)
 def test_wrong_accumulation_is_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.accumulate)
 
@@ -302,7 +303,8 @@ RIGHT_TOKENS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", every_fourth(WRONG_TOKENS), ids=str)
+@pytest.mark.every(4, "mutants")
+@pytest.mark.parametrize("mutant", WRONG_TOKENS, ids=str)
 def test_wrong_weights_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.token_weighted_backward)
 

@@ -23,7 +23,7 @@ from nbddp.lessons.l17_pipelines.simulation import (
     run,
 )
 from nbddp.teach import check, explore
-from tests.lessons.answers import Mutant, defined, every_fourth, exercise, pool_of, solution
+from tests.lessons.answers import Mutant, defined, exercise, pool_of, solution
 
 NPROC = 4  # of the module's pool
 
@@ -248,7 +248,8 @@ RIGHT_STEPS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", every_fourth(WRONG_STEPS), ids=str)
+@pytest.mark.every(4, "mutants")
+@pytest.mark.parametrize("mutant", WRONG_STEPS, ids=str)
 def test_wrong_steps_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.run_stage)
 

@@ -14,7 +14,7 @@ from nbddp.lessons.l14_precision.figure import loss_scale as drawn
 from nbddp.lessons.l14_precision.plan import SHARDED, groups, shard
 from nbddp.lessons.l14_precision.simulation import ALONE, AVERAGED, RANKS, STEPS, WHERE, gradient, scaled
 from nbddp.teach import check
-from tests.lessons.answers import Mutant, defined, every_fourth, exercise, solution
+from tests.lessons.answers import Mutant, defined, exercise, solution
 
 NPROC = 4
 
@@ -151,7 +151,8 @@ RIGHT_STEPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", every_fourth(WRONG_STEPS), ids=str)
+@pytest.mark.every(4, "mutants")
+@pytest.mark.parametrize("mutant", WRONG_STEPS, ids=str)
 def test_wrong_steps_are_told_why(pool: nbddp.Pool, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant.name == "hangs":
         monkeypatch.setattr("nbddp.lessons.framework.run_check.DEADLINE", 2.0)
@@ -232,7 +233,8 @@ RIGHT_CLIPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", every_fourth(WRONG_CLIPS), ids=str)
+@pytest.mark.every(4, "mutants")
+@pytest.mark.parametrize("mutant", WRONG_CLIPS, ids=str)
 def test_wrong_norms_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.clip_global_norm)
 

@@ -12,7 +12,7 @@ from nbddp.lessons.l10_restarts.figure import restarts as drawn
 from nbddp.lessons.l10_restarts.simulation import LOST, restarts, training
 from nbddp.output.screens import Silent
 from nbddp.teach import check, predict
-from tests.lessons.answers import Mutant, cells, defined, every_fourth, exercise, solution
+from tests.lessons.answers import Mutant, cells, defined, exercise, solution
 
 NPROC = 4  # of the module's pool
 
@@ -176,13 +176,14 @@ PICKLED = changed("torch.load(self.path)", "pickle.load(open(self.path, 'rb'))",
 ))  # fmt: skip
 
 
-@pytest.mark.every(3)
-@pytest.mark.parametrize("mutant", every_fourth(WRONG), ids=str)
+@pytest.mark.every(12, "mutants")
+@pytest.mark.parametrize("mutant", WRONG, ids=str)
 def test_wrong_checkpoints_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.Checkpoint)
 
 
-@pytest.mark.parametrize("source", every_fourth([FILE_EACH, ANSWER, THE_LAST_TWO, PICKLED]))
+@pytest.mark.every(4, "mutants")
+@pytest.mark.parametrize("source", [FILE_EACH, ANSWER, THE_LAST_TWO, PICKLED])
 def test_right_checkpoints_pass(pool: nbddp.Pool, source: str) -> None:
     assert check.Checkpoint(defined(source, "Checkpoint")), source
 

@@ -12,7 +12,7 @@ from nbddp.lessons.l15_sharding.figure import zero as drawn_bars
 from nbddp.lessons.l15_sharding.schedule import gathers
 from nbddp.lessons.l15_sharding.simulation import PRECISIONS, share, stages
 from nbddp.teach import check
-from tests.lessons.answers import Mutant, defined, every_fourth, exercise, solution
+from tests.lessons.answers import Mutant, defined, exercise, solution
 
 NPROC = 4
 
@@ -157,7 +157,8 @@ write(torch.cat(parts))
 ]
 
 
-@pytest.mark.parametrize("mutant", every_fourth(WRONG_STEPS), ids=str)
+@pytest.mark.every(4, "mutants")
+@pytest.mark.parametrize("mutant", WRONG_STEPS, ids=str)
 def test_a_wrong_sharded_step_is_told_why(pool: nbddp.Pool, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant.name == "endless":
         monkeypatch.setattr("nbddp.lessons.framework.run_check.DEADLINE", 2.0)

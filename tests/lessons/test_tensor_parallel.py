@@ -12,7 +12,7 @@ from nbddp.lessons.l16_tensor_parallel.figure import mesh as drawn
 from nbddp.lessons.l16_tensor_parallel.groups import right_groups
 from nbddp.lessons.l16_tensor_parallel.simulation import BETWEEN, DATA, NONE, TENSOR, WITHIN, mesh
 from nbddp.teach import check
-from tests.lessons.answers import Mutant, defined, every_fourth, exercise, solution
+from tests.lessons.answers import Mutant, defined, exercise, solution
 
 NPROC = 4
 
@@ -135,7 +135,8 @@ RIGHT_LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("mutant", every_fourth(WRONG_LAYERS), ids=str)
+@pytest.mark.every(4, "mutants")
+@pytest.mark.parametrize("mutant", WRONG_LAYERS, ids=str)
 def test_wrong_layers_are_told_why(pool: nbddp.Pool, mutant: Mutant) -> None:
     mutant.meets(check.column_then_row)
 
