@@ -481,6 +481,10 @@ class EnginesOnly(Node):
             else:
                 self.left(worker, "its engine cannot be ended from here and keeps running")
 
+    def _clear_up(self) -> None:
+        """The engines are not the agent's that has ended: they go on."""
+        self.agent.sweep()
+
     def left(self, worker: Living, why: str = LEFT, pool_ended: str = "") -> None:
         """A rank's engine is gone."""
         code = -signal.SIGKILL if worker.uuid in self._ended_by_us else None
