@@ -114,7 +114,9 @@ def drive(count, lines):
             run = stopped(count)
             time.sleep(wait)
             panel.session.debug(line, rank)
-            while any(t.asked for t in run.debugged.talks.values()) or run.events.empty() is False: time.sleep(0.01)
+            while run is panel.pool.current and (
+                    any(t.asked for t in run.debugged.talks.values()) or not run.events.empty()):
+                time.sleep(0.01)
             time.sleep(0.05)
             answers.append({r: t.answer for r, t in run.debugged.talks.items()})
             states.append([(r.state, r.doing) for r in panel.state.ranks])
@@ -202,6 +204,17 @@ def test_the_post_mortem_of_a_rank_that_failed_is_in_the_panel(panel: Kernel) ->
     assert not panel.run("%%ddp\nimport os\nbad = int(os.environ['RANK'])\n1 / (1 - bad)").ok
     panel.run("view.buttons['Post-mortem'].click()")
     until(panel, "panel.state.detail", lambda detail: "bad = 1" in detail)
+
+
+def test_what_a_button_shows_stays_when_the_panel_then_notices_the_end_of_the_cell(panel: Kernel) -> None:
+    code = (
+        "try: panel.pool.run_cell('bad = 2; 1 / 0')\nexcept nbddp.WorkerFailed: pass\n"
+        "unseen = panel.session._over != panel.pool.last_run.number\nview.buttons['Post-mortem'].click()"
+    )
+    assert panel.run(code).ok
+    assert asked(panel, "unseen")
+    until(panel, "panel.session._over == panel.pool.last_run.number", bool)
+    assert "bad = 2" in asked(panel, "panel.state.detail")
 
 
 def test_a_breakpoint_that_nobody_would_hear_raises_and_says_where_it_stops(panel: Kernel) -> None:

@@ -131,13 +131,14 @@ def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool, tmp_path: Path)
     wait = f"\nimport pathlib\nwhile rank == 1 and not pathlib.Path({str(told)!r}).exists(): time.sleep(0.05)\n"
     watching = Telling()
     code = PREPARE + rename + "dist.barrier()" + wait + "dist.all_reduce(torch.ones(1))" + back
-    two.run_cell(code, hang_after=0.3, timeout=60, screen=watching)
-    assert watching.saw(words), watching.shown
-    code = PREPARE + rename + "dist.barrier()\nif rank == 0: dist.all_reduce(torch.ones(1))"
-    with pytest.raises(RunTimedOut):
-        two.run_cell(code, hang_after=0.3, timeout=3, screen=watching)
-    two.ensure(LaunchSpec())
-    two.run_cell(back, screen=Silent())
+    try:
+        two.run_cell(code, hang_after=0.3, timeout=60, screen=watching)
+        assert watching.saw(words), watching.shown
+        code = PREPARE + rename + "dist.barrier()\nif rank == 0: dist.all_reduce(torch.ones(1))"
+        with pytest.raises(RunTimedOut):
+            two.run_cell(code, hang_after=0.3, timeout=3, screen=watching)
+    finally:
+        two.ensure(LaunchSpec(fresh=True))
 
 
 NAMED = {

@@ -66,6 +66,7 @@ class Session:
         pool.runs.debugs = functools.partial(_debugs, weakref.ref(self))
         last = pool.last_run
         self._over = last.number if last is not None and pool.current is None else 0  # seen to end
+        self._known = self._over  # after whose end a command was given
         self._views = 0
         self._end = threading.Event()
         self._lock = threading.Lock()
@@ -151,9 +152,11 @@ class Session:
         self.model.change(rules.talked, [talk for _, talk in sorted(run.debugged.talks.items())])
 
     def _ended(self, run: Run) -> None:
-        """Say how a run has ended, and do what was asked for meanwhile."""
+        """Say how a run has ended, and do what was asked for meanwhile. What a command has said since stays."""
         error = run.error()
-        self.model.change(rules.said, str(error) if error is not None else f"{looking.named(run)} ended on all ranks")
+        if run.number != self._known:
+            words = str(error) if error is not None else f"{looking.named(run)} ended on all ranks"
+            self.model.change(rules.said, words)
         if (after := self._after) is not None:
             self._after = None
             in_main(after)
@@ -294,8 +297,8 @@ class Session:
 
     def post_mortem(self) -> None:
         """The frames of the rank that failed first, and what its names held."""
-        last = self.pool.last_run
-        error = last.error() if last is not None and self._current() is None else None
+        running, last = self._current(), self.pool.last_run
+        error = last.error() if last is not None and running is None else None
         if isinstance(error, RunFailed):
             self.model.change(rules.said, str(error), report.post_mortem(error))
         else:
@@ -325,8 +328,13 @@ class Session:
         self.model.change(rules.said, words)
 
     def _current(self) -> Run | None:
+        """The run that a command is for."""
         run = self.pool.current
-        return run if run is not None and run.request.is_program else None
+        if run is not None and run.request.is_program:
+            return run
+        if (last := self.pool.last_run) is not None:
+            self._known = last.number
+        return None
 
     def _busy(self, otherwise: str) -> Run | None:
         """The run that is on; without one that is said."""
