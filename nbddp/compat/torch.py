@@ -379,27 +379,29 @@ def autograd_engine() -> Any:
     return getattr(torch.autograd.Variable, "_execution_engine", None)
 
 
-def hurry_loaders(hurries: Callable[[], bool], seconds: float) -> None:
-    """Have the processes of a data loader end within `seconds` when its iterator dies, where `hurries()`. torch waits
-    for each until it has made its batch, for up to 5 s, and then ends it in the same way."""
+def hurry_loaders(hurries: Callable[[], Callable[[], bool]], seconds: float) -> None:
+    """Have the processes of a data loader hold nobody up for more than `seconds` when its iterator dies: torch waits for
+    each until it has made its batch, for up to 5 s, and then ends it. They have that time still, but the wait goes on in
+    a thread. Where what `hurries()` has made is true at its end, or becomes so, they are ended then."""
     import torch.utils.data.dataloader as module
 
     iterator = getattr(module, "_MultiProcessingDataLoaderIter", None)
-    original = getattr(iterator, "_shutdown_workers", None)
-    if iterator is None or original is None:
+    if iterator is None or not {"__del__", "_shutdown_workers"} <= vars(iterator).keys():
         return
+    original, pid = iterator._shutdown_workers, os.getpid()
 
     @functools.wraps(original)
     def _shutdown_workers(self: Any) -> None:
-        if getattr(self, "_shutdown", True) or not hurries():
+        if getattr(self, "_shutdown", True):
             original(self)
             return
-        done = threading.Event()
+        done, hurry = threading.Event(), hurries()
 
         def end() -> None:
-            if not done.wait(seconds):
-                for process in self._workers:
-                    process.terminate()
+            while not done.wait(seconds):
+                if hurry():
+                    _end_loader(self)
+                    return
 
         threading.Thread(target=end, name="nbddp-loader", daemon=True).start()
         try:
@@ -407,7 +409,30 @@ def hurry_loaders(hurries: Callable[[], bool], seconds: float) -> None:
         finally:
             done.set()
 
-    iterator._shutdown_workers = _shutdown_workers
+    def __del__(self: Any) -> None:
+        if getattr(self, "_shutdown", True) or os.getpid() != pid or hurries()():
+            self._shutdown_workers()
+            return
+        ending = threading.Thread(target=self._shutdown_workers, name="nbddp-loader", daemon=True)
+        try:
+            ending.start()
+        except RuntimeError:  # the interpreter ends, or there is no room for a thread
+            self._shutdown_workers()
+        else:
+            ending.join(seconds)
+
+    iterator._shutdown_workers, iterator.__del__ = _shutdown_workers, __del__
+
+
+def _end_loader(iterator: Any) -> None:
+    """As torch does in the end: its handler of SIGCHLD raises for workers that are ended while it knows them."""
+    from torch.utils.data._utils import signal_handling
+
+    if iterator._worker_pids_set:
+        iterator._worker_pids_set = False
+        signal_handling._remove_worker_pids(id(iterator))
+    for process in iterator._workers:
+        process.terminate()
 
 
 def loader_iterator() -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -30,10 +31,16 @@ class Leavings:
         self._machinery = machinery
         self._held: list[Any] = []
         self._threads: set[int] = set()
+        self._times = 0  # that something was let go of
 
     def install(self, interrupts: Interrupts) -> None:
         """Have processes of data loaders end soon where they are no longer of use; once, when the worker starts."""
-        torch.hurry_loaders(lambda: interrupts.taken or threading.get_ident() in self._threads, LOADER_SECONDS)
+
+        def hurries() -> Callable[[], bool]:
+            ours, times = threading.get_ident() in self._threads, self._times
+            return lambda: ours or interrupts.taken or self._times != times
+
+        torch.hurry_loaders(hurries, LOADER_SECONDS)
 
     def hold(self, *left: Any) -> None:
         """Let go of these in the thread, and not where they are."""
@@ -41,6 +48,7 @@ class Leavings:
 
     def let_go(self) -> None:
         """What was held dies, and garbage is collected; returns at once. When nothing of the program runs any more."""
+        self._times += 1
         held, self._held = self._held, []
         for error in held:
             if isinstance(error, BaseException):

@@ -310,6 +310,35 @@ def test_no_finalizer_of_what_a_program_leaves_delays_its_report_or_ends_a_rank(
     assert max(value[1] for value in took) < 4
 
 
+LEFT = {  # an iterator that dies while the program's own thread goes on: its process is in the middle of an item
+    "the body raises": "for x in loader: raise ValueError('body')",
+    "by break": "for x in loader: break\nraise ValueError('body')",
+    "in a function": "def load():\n    for x in loader: dist.all_reduce(t); raise ValueError('body')\nload()",
+}
+
+
+@pytest.mark.parametrize("how", LEFT)
+def test_a_loaders_process_that_sleeps_holds_up_no_program_that_leaves_its_loop(
+    pools: dict[int, nbddp.Pool], how: str
+) -> None:
+    """torch waits 5 s for each of them in the loop's end."""
+    pool = pools[2]
+    pool.ensure(LaunchSpec())
+    code = (
+        f"{BEGIN}{LOADER}    if i >= 4: time.sleep(600)\n    return t\n"
+        "loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=3)\nbegan = time.monotonic()\n"
+    )
+    with pytest.raises(WorkerFailed, match="body") as caught:
+        pool.run_cell(code + LEFT[how], screen=Silent())
+    assert "replaced" not in {s.status for s in caught.value.states}
+    ended = "import multiprocessing, time\nwhile multiprocessing.active_children(): time.sleep(0.01)\n"
+    took = pool.run_cell(f"took = time.monotonic() - began\n{ended}(kept, took)", want_value=True, screen=Silent())
+    assert [value[0] for value in took] == [0, 1]
+    assert max(value[1] for value in took) < 4
+    alive = pool.run_cell("time.monotonic() - began", want_value=True, screen=Silent())
+    assert max(alive) < 5
+
+
 class Interrupted(Silent):
     """Two ranks that an interrupt from elsewhere ends, one event at each look of the run at its screen; s is Stop."""
 

@@ -89,9 +89,9 @@ def end_of_data_loaders() -> None:
 
     asked: list[int] = []
 
-    def hurries() -> bool:
+    def hurries() -> Callable[[], bool]:
         asked.append(1)
-        return False
+        return lambda: False
 
     torch_seams.hurry_loaders(hurries, 60)
     batches = iter(DataLoader(torch.arange(2), num_workers=1))
