@@ -380,9 +380,11 @@ def autograd_engine() -> Any:
 
 
 def hurry_loaders(hurries: Callable[[], Callable[[], bool]], seconds: float) -> None:
-    """Have the processes of a data loader hold nobody up for more than `seconds` when its iterator dies: torch waits for
-    each until it has made its batch, for up to 5 s, and then ends it. They have that time still, but the wait goes on in
-    a thread. Where what `hurries()` has made is true at its end, or becomes so, they are ended then."""
+    """Have the processes of a data loader hold nobody up for more than `seconds` when its iterator dies.
+
+    torch waits for each until it has made its batch, for up to 5 s, and then ends it. They have that time still, but
+    the wait goes on in a thread. Where what `hurries()` has made is true then, or becomes so, they are ended.
+    """
     import torch.utils.data.dataloader as module
 
     iterator = getattr(module, "_MultiProcessingDataLoaderIter", None)
@@ -397,13 +399,8 @@ def hurry_loaders(hurries: Callable[[], Callable[[], bool]], seconds: float) -> 
             return
         done, hurry = threading.Event(), hurries()
 
-        def end() -> None:
-            while not done.wait(seconds):
-                if hurry():
-                    _end_loader(self)
-                    return
-
-        threading.Thread(target=end, name="nbddp-loader", daemon=True).start()
+        asked = (self, done, seconds, hurry)
+        threading.Thread(target=_hurry_loader, args=asked, name="nbddp-loader", daemon=True).start()
         try:
             original(self)
         finally:
@@ -424,10 +421,15 @@ def hurry_loaders(hurries: Callable[[], Callable[[], bool]], seconds: float) -> 
     iterator._shutdown_workers, iterator.__del__ = _shutdown_workers, __del__
 
 
-def _end_loader(iterator: Any) -> None:
-    """As torch does in the end: its handler of SIGCHLD raises for workers that are ended while it knows them."""
+def _hurry_loader(iterator: Any, done: threading.Event, seconds: float, hurry: Callable[[], bool]) -> None:
+    """End its processes as torch does in the end: for those that it knows its handler of SIGCHLD raises."""
     from torch.utils.data._utils import signal_handling
 
+    while not done.wait(seconds):
+        if hurry():
+            break
+    if done.is_set():
+        return
     if iterator._worker_pids_set:
         iterator._worker_pids_set = False
         signal_handling._remove_worker_pids(id(iterator))

@@ -3,6 +3,7 @@ are engines again when it has gone."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -318,8 +319,7 @@ def test_engines_outlive_the_pools_agent(taken: nbddp.Pool, client: ipyparallel.
         home = pool.agent.home
         agent.kill()
         with pytest.raises(PoolError, match="the node agent"):
-            while True:
-                pool.run_cell("1", screen=Silent())
+            [pool.run_cell("1", screen=Silent()) for _ in itertools.count()]
         while home.exists():
             time.sleep(0.01)
     assert client[:].apply_sync(os.getpid) == pids
