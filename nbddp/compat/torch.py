@@ -58,7 +58,10 @@ NAMES = {
     ),
     "end of backward": ("torch.autograd:Variable._execution_engine",),
     "data loaders": ("torch.utils.data.dataloader:_BaseDataLoaderIter",),
-    "end of data loaders": ("torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._shutdown_workers",),
+    "end of data loaders": (
+        "torch.utils.data.dataloader:_MultiProcessingDataLoaderIter._shutdown_workers",
+        "torch.utils.data._utils.signal_handling:_remove_worker_pids",
+    ),
     "parts of sparse tensors": ("torch:Tensor._indices", "torch:Tensor._values"),
     "profilers of a program": (
         "torch.autograd.profiler:_prepare_profiler",

@@ -28,7 +28,10 @@ from tests.pool.faults import StopWhenReady
 
 TOO_LONG = 15.0  # seconds a cell may take
 PREPARE = """\
-import os, signal, sys, threading, time, torch, torch.distributed as dist
+import asyncio, concurrent.futures, functools, os, resource, signal, sys, threading, time
+import torch, torch.distributed as dist
+held, unlimited = None, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (unlimited, unlimited))
 from torch.nn.parallel import DistributedDataParallel as DDP
 kept = globals().get('kept', 0) + 1
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -81,6 +84,19 @@ class Fault:
     stop: bool = False
 
 
+def later(code: str) -> str:
+    """One rank's barrier is called later, by something else than its main thread, which waits for that."""
+    return "if rank == {culprit}:\n" + "".join(f"    {line}\n" for line in code.splitlines()) + "else: dist.barrier()"
+
+
+ITEMS = """\
+class Items:
+    def __len__(self): return 64
+    def __getitem__(self, i): return item(i)
+def item(i):
+    {item}
+loader = torch.utils.data.DataLoader(Items(), batch_size=4, num_workers=2)
+"""
 GONE = ("died", "replaced", "ended")  # states of a rank whose names are gone
 LEAVE = "raise SystemExit(0)"
 FAULTS = {
@@ -143,6 +159,77 @@ FAULTS = {
         "if rank == {culprit}: raise ValueError('on purpose')\n"
         "more = dist.all_reduce(torch.ones(4), async_op=True)\nraise SystemExit(0)",
         ("WorkerFailed",), kind="raised", everywhere=True,
+    ),
+    "acts later, from an executor": Fault(
+        later("with concurrent.futures.ThreadPoolExecutor(1) as pool:\n"
+              "    pool.submit(lambda: (time.sleep(1.2), dist.barrier())).result()"),
+        ("ok",), names=False, everywhere=True,
+    ),
+    "acts later, by a callback": Fault(
+        later("done = threading.Event()\npool = concurrent.futures.ThreadPoolExecutor(1)\n"
+              "pool.submit(time.sleep, 1.2).add_done_callback(lambda f: (dist.barrier(), done.set()))\ndone.wait()"),
+        ("ok",), names=False, everywhere=True,
+    ),
+    "acts later, by a timer": Fault(
+        later("timer = threading.Timer(1.2, dist.barrier)\ntimer.start(); timer.join()"),
+        ("ok",), names=False, everywhere=True,
+    ),
+    "acts later, in an event loop": Fault(
+        later("async def act():\n    await asyncio.sleep(1.2)\n    await asyncio.to_thread(dist.barrier)\n"
+              "loop = asyncio.new_event_loop()\nact = functools.partial(loop.run_until_complete, act())\n"
+              "thread = threading.Thread(target=act)\nthread.start(); thread.join(); loop.close()"),
+        ("ok",), names=False, everywhere=True,
+    ),
+    "acts later, by a signal": Fault(
+        later("done = []\nsignal.signal(signal.SIGALRM, lambda *a: (dist.barrier(), done.append(1)))\n"
+              "signal.setitimer(signal.ITIMER_REAL, 1.2)\nwhile not done: time.sleep(0.01)\n"
+              "signal.signal(signal.SIGALRM, signal.SIG_DFL)"),
+        ("ok",), names=False, everywhere=True,
+    ),
+    "waits for a key that is set late": Fault(
+        "store = dist.distributed_c10d._get_default_store()\n"
+        "if rank == {culprit}: store.wait(['late'])\nelse: time.sleep(1.2); store.set('late', 'set')\ndist.barrier()",
+        ("ok",), names=False, everywhere=True,
+    ),
+    "waits for a key, when the others have left": Fault(
+        "if rank != {culprit}: raise SystemExit(0)\n"
+        "dist.distributed_c10d._get_default_store().get('nobody')",
+        ("RunHung",), everywhere=True,
+    ),
+    "destroys with work pending": Fault(
+        "if rank != {culprit}: raise SystemExit(0)\n"
+        "held = dist.all_reduce(torch.ones(4), async_op=True)\ndist.destroy_process_group()",
+        ("RunHung",), everywhere=True,
+    ),
+    "destroys its group and works on": Fault(
+        "dist.barrier(); dist.destroy_process_group()\n"
+        "if rank == {culprit}: time.sleep(1.2)\ndist.init_process_group('gloo')\n"
+        "pair = dist.new_group([0, 1]); model = DDP(torch.nn.Linear(4, 4))",
+        ("ok",), names=False, everywhere=True,
+    ),
+    "loads": Fault(ITEMS.format(item="return torch.ones(2)") + "held = list(loader)", ("ok",), names=False),
+    "loads what raises": Fault(
+        ITEMS.format(item="raise ValueError('on purpose')") + "held = list(loader)", ("WorkerFailed",), kind="raised"
+    ),
+    "raises while its loader works": Fault(
+        ITEMS.format(item="time.sleep(600 if i > 3 else 0)\n    return torch.ones(2)")
+        + "for x in loader: raise ValueError('on purpose')",
+        ("WorkerFailed",), kind="raised",
+    ),
+    "leaves its loader in the middle": Fault(
+        ITEMS.format(item="time.sleep(600 if i > 3 else 0)\n    return torch.ones(2)") + "for x in loader: break",
+        ("ok",), names=False,
+    ),
+    "has no descriptor left, and raises": Fault(
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) + 20, unlimited))\nheld = []\n"
+        "while True: held.append(open(os.devnull))",
+        ("WorkerFailed",), kind="raised",
+    ),
+    "has no memory left, and raises": Fault(
+        "held = None\nlimit = resource.getrlimit(resource.RLIMIT_AS)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (int(open('/proc/self/statm').read().split()[0]) * 4096, limit[1]))\n"
+        "try: held = bytearray(1 << 30)\nfinally: resource.setrlimit(resource.RLIMIT_AS, limit)",
+        ("WorkerFailed",), kind="raised",
     ),
     "is stopped by the user": Fault("print('ready', flush=True)\ntime.sleep(600)", ("RunStopped",), False, stop=True),
     "is stopped by the user twice": Fault(

@@ -172,7 +172,7 @@ def test_ranks_are_on_the_nodes_that_slurm_gives(far: nbddp.Pool) -> None:
 def test_new_workers_and_failures_keep_the_allocation(far: nbddp.Pool) -> None:
     held = queue()
     with pytest.raises(nbddp.WorkerFailed, match="rank 3 died: killed by SIGKILL"):
-        far.run_cell("if os.environ['RANK'] == '3': os.kill(os.getpid(), 9)", screen=Silent())
+        far.run_cell("import os\nif os.environ['RANK'] == '3': os.kill(os.getpid(), 9)", screen=Silent())
     far.ensure(LaunchSpec(fresh=True))
     assert queue() == held
     assert far.ensure(LaunchSpec(slurm=Slurm())) == [], "--slurm alone is the pool's own"

@@ -144,6 +144,7 @@ def test_an_endless_answer_is_ended_and_the_next_is_graded(
     grader: grade.Grader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grader, "deadline", 1.0)
+    grader.end_sitting()  # of a learner of this name, with another deadline
     notebook(tmp_path / "ada.ipynb", "def gpus_of(rank, n, g):\n    while True: pass")
     notebook(tmp_path / "bo.ipynb", "import os\ndef gpus_of(rank, n, g):\n    os._exit(3)")
     (tmp_path / "cy.py").write_text("def gpus_of(rank, n, g):\n    return [rank % n * g + k for k in range(g)]\n")

@@ -222,3 +222,4 @@ def test_a_breakpoint_that_nobody_would_hear_raises_and_says_where_it_stops(pane
     done = panel.run("%%ddp\nbreakpoint()")
     assert not done.ok
     assert "or in %ddp panel" in done.error
+    assert panel.run("panel = nbddp.Panel()\nview = panel.view").ok

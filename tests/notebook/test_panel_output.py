@@ -141,10 +141,11 @@ def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 
 
 def test_a_cell_that_was_over_before_a_look_has_its_output_and_its_steps(panel: Kernel) -> None:
+    done = panel.run(TRAIN)
     whole = [[r, [["stdout", f"the end of {r}"]]] for r in (0, 1)]
     until(panel, "[[o.rank, o.lines] for o in panel.state.outputs]", lambda found: found == whole)
     until(panel, "panel.state.curve.last", lambda last: last == 5)
-    until(panel, "panel.state.notice", lambda notice: notice == "Cell In[3] ended on all ranks")
+    until(panel, "panel.state.notice", lambda notice: notice == f"Cell In[{done.number}] ended on all ranks")
 
 
 def test_a_step_that_is_selected_shows_its_timeline(panel: Kernel) -> None:

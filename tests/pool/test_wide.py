@@ -84,6 +84,7 @@ def test_ranks_that_run_on_are_interrupted_at_once(pool: nbddp.Pool, said: Said)
 def test_what_others_have_started_is_known_where_one_node_fails(
     pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pool.ensure(LaunchSpec(nproc=1))
     lost, post = pool.group.spread[1].agent, FarAgent.post
 
     def failing(agent: FarAgent, op: str, **fields: Any) -> int:

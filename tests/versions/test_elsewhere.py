@@ -170,6 +170,7 @@ def two(mac: Kernel) -> Kernel:
 
 
 def test_the_first_cell_says_once_what_is_lost(mac: Kernel) -> None:
+    mac.run("%ddp stop")
     first = mac.run(f"{MEET.replace('%%ddp', '%%ddp --nproc 2')}t = torch.ones(1); dist.all_reduce(t); t.item()")
     assert first.text() == f"{LOST}ranks 0–1 Out │ 2.0\n", first.error
     assert mac.run("%%ddp\nt.item()").text() == "ranks 0–1 Out │ 2.0\n"
