@@ -382,6 +382,9 @@ def autograd_engine() -> Any:
     return getattr(torch.autograd.Variable, "_execution_engine", None)
 
 
+KNOWS_WORKERS = "_worker_pids_set"  # whether its handler of SIGCHLD looks at an iterator's processes
+
+
 def hurry_loaders(hurries: Callable[[], Callable[[], bool]], seconds: float) -> None:
     """Have the processes of a data loader hold nobody up for more than `seconds` when its iterator dies.
 
@@ -433,8 +436,8 @@ def _hurry_loader(iterator: Any, done: threading.Event, seconds: float, hurry: C
             break
     if done.is_set():
         return
-    if iterator._worker_pids_set:
-        iterator._worker_pids_set = False
+    if getattr(iterator, KNOWS_WORKERS, False):
+        setattr(iterator, KNOWS_WORKERS, False)
         signal_handling._remove_worker_pids(id(iterator))
     for process in iterator._workers:
         process.terminate()

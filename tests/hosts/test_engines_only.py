@@ -39,35 +39,70 @@ SUM = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
 TAKEN = "__import__('nbddp.capabilities.attached.engine_side', fromlist=['taken'])"
 
 
+class Stock:
+    """A cluster with all its engines, another where a test has ended some; and the pool that has them."""
+
+    def __init__(self) -> None:
+        self.cluster: ipyparallel.Cluster | None = None
+        self.client: ipyparallel.Client
+        self.pool = nbddp.Pool(cluster="stock")
+        self.notes: list[str] = []  # what the pool's start said
+
+    def begin(self) -> None:
+        running = os.environ.pop("PYTEST_CURRENT_TEST", "")  # ipykernel would not capture what C and subprocesses write
+        made = ipyparallel.Cluster(n=ENGINES, cluster_id="stock", delay=0, log_level=40)
+        made.start_cluster_sync()
+        os.environ["PYTEST_CURRENT_TEST"] = running
+        self.cluster, self.client = made, made.connect_client_sync()
+        self.client.wait_for_engines(ENGINES, timeout=60)
+
+    def end(self) -> None:
+        self.pool.stop()
+        if self.cluster is not None:
+            self.client.close()
+            self.cluster.stop_cluster_sync()
+            self.cluster = None
+            for file in Path(os.environ["IPYTHONDIR"]).glob("profile_default/*/*stock*"):
+                file.unlink()  # or the next client finds the controller that has ended
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[ipyparallel.Cluster]:
-    running = os.environ.pop("PYTEST_CURRENT_TEST", "")  # ipykernel would not capture what C and subprocesses write
-    made = ipyparallel.Cluster(n=ENGINES, cluster_id="stock", delay=0, log_level=40)
-    made.start_cluster_sync()
-    os.environ["PYTEST_CURRENT_TEST"] = running
+def stock() -> Iterator[Stock]:
+    made = Stock()
     yield made
-    made.stop_cluster_sync()
+    made.end()
 
 
-@pytest.fixture(scope="module")
-def client(cluster: ipyparallel.Cluster) -> Iterator[ipyparallel.Client]:
-    with cluster.connect_client_sync() as made:
-        made.wait_for_engines(ENGINES, timeout=60)
-        yield made
+@pytest.fixture
+def cluster(stock: Stock) -> Iterator[ipyparallel.Cluster]:
+    """No pool has its engines."""
+    stock.pool.stop()
+    if stock.cluster is None:
+        stock.begin()
+    assert stock.cluster is not None
+    yield stock.cluster
 
 
-@pytest.fixture(scope="module")
-def notes() -> list[str]:
-    """What the start of the pool said."""
-    return []
+@pytest.fixture
+def ends(stock: Stock) -> Iterator[None]:
+    """The test ends engines, or the cluster."""
+    yield
+    stock.end()
 
 
-@pytest.fixture(scope="module")
-def taken(client: ipyparallel.Client, notes: list[str]) -> Iterator[nbddp.Pool]:
-    pool = nbddp.Pool(cluster="stock")
-    notes += pool.start()
-    yield pool
-    pool.stop()
+@pytest.fixture
+def client(stock: Stock, cluster: ipyparallel.Cluster) -> ipyparallel.Client:
+    return stock.client
+
+
+@pytest.fixture
+def taken(stock: Stock) -> nbddp.Pool:
+    """The pool, which has the engines."""
+    if stock.cluster is None:
+        stock.begin()
+    if not stock.pool.running:
+        stock.notes[:] = stock.pool.start()
+    return stock.pool
 
 
 def found() -> clusters.Cluster:
@@ -78,9 +113,7 @@ def value(pool: nbddp.Pool, code: str) -> list[Any]:
     return list(pool.run_cell(code, want_value=True, screen=Silent()))
 
 
-def test_engines_are_ranks_and_meet(
-    taken: nbddp.Pool, client: ipyparallel.Client, notes: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_engines_are_ranks_and_meet(taken: nbddp.Pool, stock: Stock, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "OMP_NUM_THREADS"]
     where = value(taken, f"{INIT}[int(os.environ[n]) for n in {names!r}], os.getcwd(), torch.get_num_threads()")
     assert where == [([r, r, ENGINES, ENGINES, 1, 1], os.getcwd(), 1) for r in range(ENGINES)]
@@ -90,9 +123,9 @@ def test_engines_are_ranks_and_meet(
     assert all(f"said by {r}" in printed for r in range(ENGINES))
     assert "from a subprocess" in printed
     rows = [dict(zip(table(taken.status()).columns, row, strict=True)) for row in table(taken.status()).rows]
-    assert [row["pid"] for row in rows] == client[:].apply_sync(os.getpid)
+    assert [row["pid"] for row in rows] == stock.client[:].apply_sync(os.getpid)
     assert all(str(row["memory"]).endswith("MiB") and row["state"] == "idle" for row in rows), rows
-    assert notes == [
+    assert stock.notes[:1] == [
         "nbddp did not start the engines of cluster stock: it cannot replace one that ends, their logs are with their "
         "launcher, and --fresh, --max-restarts and %ddp restart are not possible; %ddp stop leaves them running "
         "as engines"
@@ -214,10 +247,11 @@ t = torch.ones(1); dist.all_reduce(t); dist.destroy_process_group(); total = t.i
 
 
 def test_stop_leaves_engines_that_can_be_taken_again(
-    taken: nbddp.Pool, client: ipyparallel.Client, monkeypatch: pytest.MonkeyPatch
+    taken: nbddp.Pool, stock: Stock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here as if they were of another container: one of them starts the gate through which they reach the store."""
     taken.run_cell(f"{SUM}\nkept = 'still here'", screen=Silent())
+    client = stock.client
     pids = client[:].apply_sync(os.getpid)
     taken.stop()
     view = client[:]
@@ -310,8 +344,7 @@ def test_engines_outlive_the_pools_process(client: ipyparallel.Client, killed: b
     owner.stdout.close()
 
 
-def test_engines_outlive_the_pools_agent(taken: nbddp.Pool, client: ipyparallel.Client) -> None:
-    taken.stop()
+def test_engines_outlive_the_pools_agent(client: ipyparallel.Client) -> None:
     pids = client[:].apply_sync(os.getpid)
     with nbddp.Pool(cluster="stock") as pool:
         assert pool.agent is not None
@@ -325,6 +358,7 @@ def test_engines_outlive_the_pools_agent(taken: nbddp.Pool, client: ipyparallel.
     assert client[:].apply_sync(os.getpid) == pids
 
 
+@pytest.mark.usefixtures("ends")
 def test_an_engine_that_dies_is_told_and_what_is_left_can_be_taken(client: ipyparallel.Client) -> None:
     with nbddp.Pool(cluster="stock") as pool:
         began = time.monotonic()
@@ -342,6 +376,7 @@ def test_an_engine_that_dies_is_told_and_what_is_left_can_be_taken(client: ipypa
 
 
 @pytest.mark.more
+@pytest.mark.usefixtures("ends")
 def test_an_engine_that_cannot_be_freed_is_ended(client: ipyparallel.Client) -> None:
     with nbddp.Pool(cluster="stock") as pool:
         code = "import ctypes, os\nif os.environ['RANK'] == '1': ctypes.PyDLL(None).sleep(60)"
@@ -349,13 +384,12 @@ def test_an_engine_that_cannot_be_freed_is_ended(client: ipyparallel.Client) -> 
             pool.run_cell(code, timeout=0.5, screen=Silent())
         assert "ended; names on it are gone" in caught.value.report
         assert "replaced" not in caught.value.report
-    assert client.ids == [0]
+    assert client.ids == [0, 2]
 
 
 @pytest.mark.more
-def test_a_controller_that_dies_is_told(
-    client: ipyparallel.Client, cluster: ipyparallel.Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("ends")
+def test_a_controller_that_dies_is_told(cluster: ipyparallel.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "SILENT", 2)
     below = psutil.Process(cluster.controller.pid).children(recursive=True)
     with nbddp.Pool(cluster=str(cluster.controller.connection_files["client"])) as pool:

@@ -48,7 +48,9 @@ TRIED = {
     "_distributed_c10d": "flight recorder", "_dump_nccl_trace_json": "NCCL's flight recorder",
     **dict.fromkeys(itertools.chain(*torch.TRANSFERS), "abort of transfers"),
     "_ProcessGroupWrapper": "checks of DETAIL",
-    **dict.fromkeys(("_MultiProcessingDataLoaderIter", "_workers", "_shutdown", "_worker_pids_set", "_utils"), "end of data loaders"),
+    **dict.fromkeys(
+        ("_MultiProcessingDataLoaderIter", "_workers", "_shutdown", "_worker_pids_set", "_utils"), "end of data loaders"
+    ),
     "_ZN3c1011initLoggingEv": "C++'s log level", "_stream": "client's connection",
     **dict.fromkeys(ipyparallel.STREAMS, "client's connection"),
 }  # fmt: skip
