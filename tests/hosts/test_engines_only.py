@@ -74,13 +74,13 @@ def stock() -> Iterator[Stock]:
 
 
 @pytest.fixture
-def cluster(stock: Stock) -> Iterator[ipyparallel.Cluster]:
+def cluster(stock: Stock) -> ipyparallel.Cluster:
     """No pool has its engines."""
     stock.pool.stop()
     if stock.cluster is None:
         stock.begin()
     assert stock.cluster is not None
-    yield stock.cluster
+    return stock.cluster
 
 
 @pytest.fixture

@@ -117,6 +117,8 @@ def test_a_panel_is_a_picture_and_words_and_widgets_in_one_output(shown: Kernel)
 
 
 def test_a_panel_is_not_shown_with_a_cell_that_has_ended_since_the_last_look(shown: Kernel) -> None:
+    assert shown.run("%ddp start").ok
+    until(shown, "panel.state.pool_words()", lambda words: words.startswith("ready"))
     late = ("from nbddp.capabilities.panel import state as rules\nwith panel.session.model.together():\n"
             "    panel.session.model.change(rules.seen, panel.state.ranks, 'Cell In[1]', 1)\n"
             "    print(panel.state.pool_words(), repr(panel).splitlines()[0], sep='\\n')\n"

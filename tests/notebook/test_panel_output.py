@@ -151,8 +151,7 @@ def test_a_cell_that_was_over_before_a_look_has_its_output_and_its_steps(panel: 
 def test_a_step_that_is_selected_shows_its_timeline(panel: Kernel) -> None:
     until(panel, "panel.state.curve.last", lambda last: last == 5)
     assert panel.run("view.step.value = 4\nview.buttons['Show'].click()").ok
-    shown = until(panel, "panel.state.step and panel.state.step.words", bool)
-    assert shown.startswith("step 4 of Linear")
+    until(panel, "panel.state.step and panel.state.step.words", lambda words: words.startswith("step 4 of Linear"))
     assert panel.run("view.step.value = 99\nview.buttons['Show'].click()").ok
     until(panel, "panel.state.notice", lambda notice: "step 99 is not recorded on ranks 0–1" in notice)
 
@@ -284,7 +283,7 @@ print('the end')"""
 
 def test_a_bar_of_tqdm_moves_in_the_page_and_ends_among_the_lines(panel: Kernel) -> None:
     """A widget's bar, as `tqdm.auto` chooses it in a notebook; in words, as the page has them."""
-    code = "pages = []\nfrom nbddp.capabilities.panel import page\n"
+    code = "view.shown['rank'].value = -1\npages = []\nfrom nbddp.capabilities.panel import page\n"
     code += "leave = panel.session.model.watch(lambda before, now: pages.append([page.moving(now), now.room]))"
     assert panel.run(code).ok
     done = panel.run(BAR)

@@ -31,7 +31,13 @@ def said() -> Said:
 
 
 @pytest.fixture(scope="module")
-def pool(said: Said) -> Iterator[nbddp.Pool]:
+def begun() -> Said:
+    """What was said when the pool started."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def pool(said: Said, begun: Said) -> Iterator[nbddp.Pool]:
     post, take, ops = FarAgent.post, FarAgent.take, {}
 
     def posting(agent: FarAgent, op: str, **fields: Any) -> int:
@@ -48,6 +54,7 @@ def pool(said: Said) -> Iterator[nbddp.Pool]:
         patch.setattr(FarAgent, "post", posting)
         patch.setattr(FarAgent, "take", taking)
         pool.start()
+        begun += said
         yield pool
 
 
@@ -59,8 +66,8 @@ def at_once(said: Said, op: str) -> bool:
     )
 
 
-def test_a_start_asks_all_agents_at_once(pool: nbddp.Pool, said: Said) -> None:
-    assert [op for op in ("limits", "put", "start") if not at_once(said, op)] == []
+def test_a_start_asks_all_agents_at_once(pool: nbddp.Pool, begun: Said) -> None:
+    assert [op for op in ("limits", "put", "start") if not at_once(begun, op)] == []
 
 
 def test_agents_that_answer_late_do_not_add_up(pool: nbddp.Pool) -> None:
