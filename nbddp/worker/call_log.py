@@ -3,8 +3,8 @@
 gloo's recorder has no entry for a send or a receive, a `Work` knows neither its peer nor its tag, and no recorder
 has the root of a broadcast. So the methods of torch's `ProcessGroup` are wrapped once, when the worker starts: sends
 and receives are counted per channel, roots are kept per collective, and each `Work` is remembered by what it belongs
-to. `Work.wait`, `Store.get` and `Store.wait` are wrapped too: they block in C++ without a Python frame of their own,
-and of a wait it is noted for what it is.
+to. `Work.wait`, `Store.get`, `Store.wait` and what else of a store blocks are wrapped too: they block in C++ without a
+Python frame of their own, and of a wait it is noted for what it is.
 
 A note holds names and numbers. It keeps no group, no tensor and no `Work` alive: on gloo the thread that drops the
 last reference to a group joins itself, and the process aborts.
@@ -26,10 +26,12 @@ from typing import Any
 from nbddp.capabilities.check import on_rank
 from nbddp.compat import torch
 from nbddp.compat.clock import clock
+from nbddp.worker import own_stores
 
 SEND, RECV, ANY = "s", "r", -1  # the two sides of a channel; receives from any source
 UNKNOWN = -1  # the number of a collective
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
+MORE_WAITS = ("multi_get", "queue_pop", "barrier")  # methods of a store that block, besides get and wait
 COUNTED = ("gloo", "nccl")  # backends whose groups count their collectives
 EPOCHS = 64  # inits remembered
 ROOTS = 512  # collectives whose root is remembered
@@ -380,6 +382,10 @@ def install(notes: Notes = NOTES) -> None:
         _wrap(module, "destroy_process_group", destroy)
     for name in ("get", "wait"):
         _wrap(dist.Store, name, _store_wait(notes, getattr(dist.Store, name)))
+    for name in MORE_WAITS:  # not of Store itself: in a program's own kind of store C++ would take it for its method
+        for kind in (dist.FileStore, dist.HashStore, dist.PrefixStore):
+            if hasattr(dist.Store, name):
+                _wrap(kind, name, _store_wait(notes, getattr(dist.Store, name)))
 
 
 def _wrap(owner: Any, name: str, wrapped: Any) -> None:
@@ -464,7 +470,10 @@ def _future(notes: Notes, original: Any) -> Any:
 
 def _store_wait(notes: Notes, original: Any) -> Any:
     @functools.wraps(original)
-    def store_wait(self: Any, keys: Any = "", *args: Any, **kwargs: Any) -> Any:
-        return notes.wait_in(original, self, keys, *args, **kwargs)
+    def store_wait(self: Any, *given: Any, **named: Any) -> Any:
+        bottom = own_stores.base(self)
+        if bottom is None:
+            return notes.wait_in(original, self, *given, **named)
+        return notes.wait_in(functools.partial(own_stores.call, original), self, bottom, *given, **named)
 
     return store_wait

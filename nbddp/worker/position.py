@@ -23,6 +23,7 @@ from nbddp.worker import (
     failure,
     flight,
     frames,
+    own_stores,
     runnable,
     store_client,
     threads,
@@ -40,6 +41,8 @@ RESULT, FOR_RESULT = "wait_tensor", ("unwrap", "trigger_wait", "wait", "wait_ten
 HERE = call_log.FILE
 WORKER = os.path.dirname(HERE)
 CHECK, GROUPS, REACHING = on_rank.__file__, groups.__file__, store_client.__file__
+OWN_STORES = own_stores.__file__
+STORES = {REACHING: "TCPStore", OWN_STORES: "FileStore"}
 INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch.BACKWARD
 DESTROY = "destroy_process_group"
 TO_PEER, FROM_PEER = ("send", "isend", "send_object_list"), ("recv", "irecv", "recv_object_list")
@@ -100,7 +103,7 @@ def _position(
         "call": {**call, **_channel(note)} if call is not None and note is not None and peer else call,
         "pending": pending,
         "exact": claim is not None or note is not None,
-        "waits": threads.waits(threads.native(ident)),
+        "waits": "futex" if any(map(_looks_for_key, inside)) else threads.waits(threads.native(ident)),
         "cpu": clock.process_time(),
         "bytes": threads.bytes_moved(),
         "children": threads.children(),
@@ -275,8 +278,8 @@ def _call(inside: list[Frame]) -> dict[str, Any] | None:
     inner = ""
     for i, frame in enumerate(reversed(inside)):
         file, name = frame.file.replace("\\", "/"), frame.name
-        if file == REACHING:
-            return {"op": "TCPStore", "kind": "apart", "note": _reaches(inside)}
+        if file in STORES:
+            return {"op": STORES[file], "kind": "apart", "note": _reaches(inside)}
         if file.endswith(COLLECTIVES) and name == INIT:
             return {**_described(name, frame), "note": _reaches(inside[: len(inside) - i])}
         if file == GROUPS and name == "drop":
@@ -284,7 +287,8 @@ def _call(inside: list[Frame]) -> dict[str, Any] | None:
         if name == DESTROY and file.startswith(WORKER):  # gloo's threads are joined when torch's own frame has gone
             return {"op": name, "kind": DESTROY}
         if file == HERE and name in ("wait", "store_wait"):
-            return _described(name, frame)
+            described = _described(name, frame)
+            return {**described, "op": f"{described['op']} {_reaches(inside)}".rstrip()}
         if file.endswith(COLLECTIVES) and name != "wrapper" and not name.startswith("_"):
             return _described(name, frame)
         if file.endswith(OTHERS) and not name.startswith("_"):
@@ -298,8 +302,10 @@ def _described(name: str, frame: Frame) -> dict[str, Any]:
     if name == "wait":
         return {"op": "wait", "kind": "wait"}
     if name == "store_wait":
-        original, keys, store, *limits = frame.get("original", "keys", "self", "args", "kwargs")
-        kind = "outside" if any(limits) else "store"  # with a time limit it ends by itself
+        original, store, given, named = frame.get("original", "self", "given", "named")
+        keys, *limits = [*(given or ()), *(named or {}).values()] or [""]
+        ends = limits or original.__name__ not in ("get", "wait")  # with a time limit it ends by itself
+        kind = "outside" if ends else "store"
         return {"op": f"store.{original.__name__}({keys!r})", "kind": kind, "store": store}
     if name == INIT:
         size, rank = (_placed(*each) for each in zip(("size", "rank"), frame.get("world_size", "rank"), strict=True))
@@ -329,8 +335,10 @@ def _placed(which: str, given: Any) -> int:
 
 
 def _reaches(inside: list[Frame]) -> str:
-    """Which store of the program's own a rank waits for, if it waits for one."""
+    """Which store of the program's own a rank waits for, or at, if it does."""
     for frame in inside:
+        if _looks_for_key(frame):
+            return str(frame.get("where")[0] or "")
         if frame.file != REACHING:
             continue
         if frame.name == "until_there":
@@ -344,13 +352,18 @@ def _reaches(inside: list[Frame]) -> str:
     return ""
 
 
+def _looks_for_key(frame: Frame) -> bool:
+    """Whether it waits for a store of the program's own, which is looked at again and again."""
+    return frame.file == OWN_STORES and frame.name in ("until", "_until_folder")
+
+
 def _owned(call: dict[str, Any] | None, groups: Any) -> dict[str, Any] | None:
     """A key of a store that others can reach may be set from outside the run: nobody can say that it will not."""
     if call is None or "store" not in call:
         return call
     store = call.pop("store")
-    owned = call["kind"] == "store" and groups is not None and groups.owns(store)
-    return {**call, "kind": "store" if owned else "outside"}
+    owned = groups is not None and groups.owns(store)
+    return call if owned else {**call, "kind": "apart"}
 
 
 def _in_wait(inside: list[Frame]) -> bool:

@@ -41,6 +41,7 @@ from nbddp.compat.clock import clock
 from nbddp.worker import (
     call_log,
     flight,
+    own_stores,
     shared_gpus,
     store_client,
     torch_debug_detail,
@@ -93,6 +94,7 @@ class Groups:
         distributed_c10d.init_process_group = init
         self._gives_store = not torch.wrap_create_store(self._wrap_create)
         _wrap(dist.TCPStore, "__init__", self._wrap_store)
+        _wrap(dist.FileStore, "__init__", _wrap_file_store)
         loopback.install()
         torch_debug_detail.CHECKS.install()
         if hasattr(dist, "ProcessGroupGloo"):
@@ -286,9 +288,13 @@ class Groups:
         @functools.wraps(original)
         def __init__(group: Any, *args: Any, **kwargs: Any) -> None:
             self.touched = True
-            with self.sockets.watch(to_peers=True) as appeared:
-                original(group, *args, **kwargs)
             given = {**dict(zip(("store", "rank", "size"), args, strict=False)), **kwargs}
+            with self.sockets.watch(to_peers=True) as appeared:
+                if args:
+                    args = (own_stores.heard(args[0]), *args[1:])
+                elif "store" in kwargs:
+                    kwargs["store"] = own_stores.heard(kwargs["store"])
+                original(group, *args, **kwargs)
             store = given["store"] if os.getpid() == self._process and self.owns(given["store"]) else None
             self._compared = peer_check.check(appeared, store, given["rank"], given["size"])
 
@@ -375,6 +381,14 @@ def _wrap(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[.
     """Put `wrap(original)` in an attribute's place, where it is there."""
     if hasattr(owner, name):
         setattr(owner, name, wrap(getattr(owner, name)))
+
+
+def _wrap_file_store(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(store: Any, *args: Any, **kwargs: Any) -> None:
+        own_stores.opened(original, store, *args, **kwargs)
+
+    return __init__
 
 
 @contextmanager

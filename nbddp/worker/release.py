@@ -33,7 +33,7 @@ from typing import Any
 
 from nbddp.compat import system, torch
 from nbddp.compat.clock import clock
-from nbddp.worker import call_log, store_client, threads
+from nbddp.worker import call_log, own_stores, store_client, threads
 from nbddp.worker.spare_fds import Reserve
 
 AGAIN = 0.05  # seconds between two shuts
@@ -201,6 +201,7 @@ class Release:
             self._epoch += 1
             self._run_is_on, self._started, self.aborted, self.then = True, False, False, {}
             self._seen, self._is_through = self._seen if goes_on else None, False
+            own_stores.FREED.clear()
 
     @property
     def started(self) -> bool:
@@ -222,6 +223,7 @@ class Release:
             self._epoch += 1
             self._run_is_on = False
             self._over.set()
+            own_stores.FREED.clear()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -239,6 +241,7 @@ class Release:
                 self._started, self.then = True, then or {}
                 self._over = threading.Event()
                 self._reserve.free()
+                own_stores.FREED.set()
                 if self._log is not None:
                     self._stderr = os.dup(2)
                     os.dup2(self._log, 2)

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import tempfile
 import threading
 import time
 import weakref
@@ -571,6 +572,25 @@ OWN_STORES = {
     "r and dist.TCPStore('127.0.0.1', {port}, 2, is_master=False)": (
         "rank 0: finished the cell", "rank 1: connecting to a store at 127.0.0.1:{port}, where nobody answers",
     ),
+    "dist.init_process_group('gloo', init_method=f'file://{folder}/meets', rank=r, world_size=4)": (
+        "ranks 0–1: waiting in init_process_group for ranks 2–3, which this pool does not have, "
+        "at the file {folder}/meets",
+    ),
+    "dist.init_process_group('gloo', store=dist.HashStore(), rank=r, world_size=2)": (
+        "ranks 0–1: in init_process_group, at a HashStore, which no other process reaches",
+    ),
+    "dist.PrefixStore('p', dist.FileStore('{folder}/keys', 2)).get('k')": (
+        "ranks 0–1: in store.get('k') at the file {folder}/keys",
+    ),
+    "dist.HashStore().wait(['k'], __import__('datetime').timedelta(seconds=90))": (
+        "ranks 0–1: in store.wait(['k']) at a HashStore, which no other process reaches",
+    ),
+    "dist.FileStore('{folder}/both', 2).multi_get(['k'])": (
+        "ranks 0–1: in store.multi_get(['k']) at the file {folder}/both",
+    ),
+    "dist.FileStore('{folder}/not/there', 2)": (
+        "ranks 0–1: opening a store in {folder}/not, a folder that does not exist",
+    ),
 }  # fmt: skip
 
 
@@ -590,11 +610,13 @@ def port_for_two() -> int:
 @pytest.mark.parametrize("program", OWN_STORES)
 def test_who_waits_for_what_no_rank_of_the_pool_is_says_so_and_is_freed(two: nbddp.Pool, program: str) -> None:
     port = port_for_two()
-    with pytest.raises(nbddp.RunTimedOut) as failed:
-        two.run_cell(WAITING + program.replace("{port}", str(port)), hang_after=0.3, timeout=2, screen=Silent())
+    with tempfile.TemporaryDirectory(prefix="nbddp") as folder:
+        code = WAITING + program.replace("{port}", str(port)).replace("{folder}", folder)
+        with pytest.raises(nbddp.RunTimedOut) as failed:
+            two.run_cell(code, hang_after=0.3, timeout=2, screen=Silent())
     said = " ".join(failed.value.report.split())
     for words in OWN_STORES[program]:
-        ranks, _, waits = words.format(port=port, next=port + 1).partition(": ")
+        ranks, _, waits = words.format(port=port, next=port + 1, folder=folder).partition(": ")
         assert re.search(rf"{ranks.split()[1]} (cell line \d|–) {re.escape(waits)}", said), said
     assert "lost" not in said
     assert list(two.run_cell("kept", want_value=True, timeout=10, screen=Silent())) == [0, 1]
@@ -628,3 +650,66 @@ except dist.DistNetworkError as e:
 assert 0.3 < time.monotonic() - began < 5
 """.replace("PORT", str(port_for_two()))
     two.run_cell(WAITING + program, screen=Silent())
+
+
+def test_stores_in_files_and_in_memory_do_what_torchs_do(two: nbddp.Pool, tmp_path: Path) -> None:
+    """Keys that come late, limits, errors, and groups that are made and ended with them."""
+    program = """
+import gc, threading, time
+from datetime import timedelta
+path, soon = PATH, timedelta(seconds=0.2)
+def later(store):
+    threading.Timer(0.3, store.set, ('late', 'came')).start()
+    return store.get('late')
+assert later(dist.HashStore()) == b'came'
+store = dist.PrefixStore('a', dist.FileStore(path, 2))
+store.set(f'from {r}', str(r)); store.wait([f'from {1 - r}'])
+assert store.get(f'from {1 - r}') == str(1 - r).encode()
+for one, error in ((dist.HashStore(), dist.DistStoreError), (store, RuntimeError)):
+    one.set_timeout(soon)
+    for waits in (lambda: one.get('never'), lambda: one.wait(['never']), lambda: one.wait(['never'], soon)):
+        began = time.monotonic()
+        try: waits()
+        except error as e: assert 'imeout' in str(e), e
+        else: raise AssertionError
+        assert 0.1 < time.monotonic() - began < 2
+    for wrong in (lambda: one.get(5), lambda: one.wait(), lambda: one.wait(['a'], 3)):
+        try: wrong()
+        except TypeError as e: assert 'incompatible' in str(e), e
+        else: raise AssertionError
+for file in (path + 'one', path + 'two'):  # torch removes the file with the group
+    dist.init_process_group('gloo', init_method='file://' + file, rank=r, world_size=2)
+    dist.barrier(dist.new_group([0, 1])); gathered = [None] * 2; dist.all_gather_object(gathered, r)
+    assert gathered == [0, 1]
+    dist.barrier(); dist.destroy_process_group(); gc.collect()
+    until = time.monotonic() + 10
+    while os.path.exists(file) and time.monotonic() < until: time.sleep(0.01)
+    assert not os.path.exists(file)
+if hasattr(store, 'barrier'):
+    store.set_timeout(timedelta(seconds=20)); store.barrier('meet', 2)
+if hasattr(store, 'multi_get'):
+    assert store.multi_get(['from 0', 'from 1']) == [b'0', b'1']
+    one = dist.PrefixStore('b', dist.HashStore()); one.set('c', 'd'); assert one.multi_get(['c']) == [b'd']
+if hasattr(store, 'queue_pop'):
+    one.queue_push('q', b'1'); assert one.queue_pop('q') == b'1'
+""".replace("PATH", repr(str(tmp_path / "keys")))
+    two.run_cell(WAITING + program, timeout=60, screen=Silent())
+
+
+def test_a_thread_in_such_a_wait_is_freed_with_the_run(two: nbddp.Pool) -> None:
+    """An interrupt reaches the main thread alone, and that waits for the other."""
+    program = """
+import threading
+def waits():
+    try: dist.HashStore().get('k')
+    except RuntimeError as e: said.append(str(e)); done.set()
+said, done = [], threading.Event()
+thread = threading.Thread(target=waits); thread.start()
+try: thread.join()
+finally: done.wait()
+"""
+    with pytest.raises(nbddp.RunTimedOut) as failed:
+        two.run_cell(WAITING + program, hang_after=0.3, timeout=2, screen=Silent())
+    assert "lost" not in failed.value.report
+    told = list(two.run_cell("said", want_value=True, timeout=10, screen=Silent()))
+    assert told == [["the wait for get('k') was ended with the run"]] * 2
