@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -109,7 +110,7 @@ class Position:
     its `bytes` (None), it has computed. `rests`: it is not known to be blocked, and waits for something while its
     process and its children do nothing; `also`: what it and its other threads seem to wait in then.
 
-    `stopped`: it waits in its debugger for the reader.
+    `stopped`: it waits in its debugger for the reader. `advice`: what would help the processes that it has started.
 
     `past`: (group, sequence) → what was called there, and with which root. `latest`: group → number of its last
     collective; `blind`: groups of which more was called than is known; `records`: that what is not in `past` was
@@ -141,6 +142,7 @@ class Position:
     informed: bool = True
     why: str = ""
     stopped: bool = False
+    advice: str = ""
 
     @property
     def alone(self) -> bool:
@@ -180,7 +182,8 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
         at = ", ".join(filter(None, (where, "stopped by breakpoint()")))
         return Position(rank, RankStatus.RUNNING, at, line, sure=False, stopped=True, **known)
     still = used < LITTLE * elapsed and not known["moved"]
-    children_rest = before is not None and before.children_cpu == known["children_cpu"]
+    looking = len(facts.get("child_waits", ()))  # whoever looks again and again for a server computes a little
+    children_rest = before is not None and known["children_cpu"] - before.children_cpu <= looking
     call = _call_of(facts)
     blocked = call is not None and _is_blocked(call, facts, still)
     token = (*facts["token"], call)
@@ -188,11 +191,26 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
     state = RankStatus.BLOCKED if blocked else RankStatus.RUNNING
     also = [] if call is None or blocked else [f"in {call.words()}"]
     also += [_also_words(row) for row in facts.get("also", ())]
+    waits = facts.get("child_waits", ())
     if known["children"] and not also and not blocked:
-        also = [f"its {known['children']} child process{'es do' if known['children'] > 1 else ' does'} nothing"]
+        also = _children_words(known["children"], [words for words, _ in waits])
     call = call if blocked else None
+    advice = next((each for _, each in waits if each), "")
     rests = not blocked and still and children_rest and facts["waits"] in ("futex", "sleep")
-    return Position(rank, state, where, line, call, token=token, sure=sure, rests=rests, also=tuple(also), **known)
+    return Position(
+        rank, state, where, line, call, token=token, sure=sure, rests=rests, also=tuple(also), advice=advice, **known
+    )
+
+
+def _children_words(count: int, waits: list[str]) -> list[str]:
+    """`2 of its 3 child processes wait, connecting to a store at localhost:29511, where nobody answers`."""
+    if not waits:
+        return [f"its {count} child process{'es do' if count > 1 else ' does'} nothing"]
+    many = Counter(waits)
+    return [
+        f"{f'{n} of its {count} child processes' if count > 1 else 'its child process'} {words}"
+        for words, n in many.items()
+    ]
 
 
 def _also_words(row: list[Any]) -> str:

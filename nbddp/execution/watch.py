@@ -275,7 +275,9 @@ class RankWatcher:
         gone = [f"{rank_words(left)} {'have' if len(left) > 1 else 'has'} finished the {self._program}"] if left else []
         may_act = deadlock.may_act_words(self.positions)
         two = any(p.state == RankStatus.BLOCKED and p.also for p in self.positions.values())
-        return [f"nothing has moved for {seconds:.0f} s", *gone, *may_act, *[TWO_THREADS] * two, "Stop frees the ranks"]
+        advice = dict.fromkeys(p.advice for p in self.positions.values() if p.advice)
+        moved = f"nothing has moved for {seconds:.0f} s"
+        return [moved, *gone, *may_act, *[TWO_THREADS] * two, *advice, "Stop frees the ranks"]
 
 
 def _has_left(facts: Mapping[str, Any] | None) -> bool:

@@ -30,7 +30,7 @@ from nbddp.compat import libraries
 from nbddp.compat import torch as torch_seams
 from nbddp.compat.clock import clock
 from nbddp.compat.system import LOOPBACK
-from nbddp.worker import flight, output_spool, position, std_streams
+from nbddp.worker import child_waits, flight, output_spool, position, std_streams
 from nbddp.worker.kernel import WorkerKernel
 from nbddp.worker.output import Printed, know_threads
 
@@ -75,6 +75,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
             self.kept_path, self.kernel.printed, str(homes.socket_of(Path(self.log_path).parent))
         )
         self.kernel.kept.have_pipes_held()
+        child_waits.begin(os.path.dirname(self.log_path))
         gc.freeze()  # a program's garbage is collected without a look at what the engine is made of
         warning_filters.put_back()
         self.log.setLevel(self.log_level)  # its handlers have it alone: whatever is logged would be made, and dropped

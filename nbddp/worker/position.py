@@ -20,6 +20,7 @@ from nbddp.compat import torch
 from nbddp.compat.clock import clock
 from nbddp.worker import (
     call_log,
+    child_waits,
     failure,
     flight,
     frames,
@@ -106,7 +107,7 @@ def _position(
         "waits": "futex" if any(map(_looks_for_key, inside)) else threads.waits(threads.native(ident)),
         "cpu": clock.process_time(),
         "bytes": threads.bytes_moved(),
-        "children": threads.children(),
+        **_children(),
         "also": _also(of_all, {ident, threading.main_thread().ident}, names),
         "token": [serial, *_counts(groups).values(), hash(tuple(f.lasti for f in its))],
         "thread": ident != threading.main_thread().ident,
@@ -132,8 +133,13 @@ def idle(names: dict[str, str], groups: Any, recorded: list[flight.Entry]) -> di
     """What is to be known of a rank whose main thread has ended its cell."""
     of_all = frames.of_all()
     acts = [*runnable.idle(of_all, _is_torch, lambda f: failure.is_user(f.file, names)), *_calls_back(recorded, set())]
-    moved = {"cpu": clock.process_time(), "bytes": threads.bytes_moved(), "children": threads.children()}
+    moved = {"cpu": clock.process_time(), "bytes": threads.bytes_moved(), **_children()}
     return {"idle": True, "acts": acts, **moved, **_counts(groups)}
+
+
+def _children() -> dict[str, Any]:
+    processes, ticks = threads.children()
+    return {"children": (len(processes), ticks), "child_waits": child_waits.of(processes)}
 
 
 def _counts(groups: Any) -> dict[str, int]:

@@ -8,6 +8,7 @@ torch connects when that is so, for some seconds at a time: a server may speak a
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,12 +16,18 @@ from time import monotonic, sleep
 from typing import Any
 
 from nbddp.capabilities.private import loopback
+from nbddp.worker import child_waits
 
 AT_ONCE = timedelta(seconds=2)  # that torch tries to connect without hearing Stop
 USUAL = timedelta(minutes=5)  # torch's default
 FIRST, MOST = 0.01, 0.5  # seconds between two tries, the first and the longest
 UNKNOWN, SILENT = "a name that nobody knows", "where nobody answers"
 OURSELVES = "127.0.0.1"
+INHERITED = "TORCHELASTIC_USE_AGENT_STORE"  # torchrun's word that the launcher serves
+ADVICE = (
+    f"{INHERITED}=True, which started processes inherit, has each of them look for a store of the launcher's at its "
+    f"MASTER_PORT: keep the launcher's MASTER_PORT, or set {INHERITED}=False in them"
+)
 SERVING: list[str] = []  # addresses of servers that wait for their clients: they ask themselves, over a socket
 
 
@@ -48,7 +55,8 @@ def serve(original: Callable[..., None], store: Any, given: dict[str, Any], wher
     local = loopback.is_local(host)
     SERVING.append(where)
     try:
-        original(store, **given if local else {**given, "host_name": OURSELVES})
+        with child_waits.told(f"waiting for others to connect to its store at {where}"):
+            original(store, **given if local else {**given, "host_name": OURSELVES})
     except RuntimeError as e:
         if local:
             raise
@@ -76,10 +84,17 @@ def join(original: Callable[..., None], store: Any, given: dict[str, Any], until
 
 def until_there(host: str, port: int, until: float) -> None:
     """Returns when somebody listens, or when it is too late for that (`monotonic`)."""
-    pause = FIRST
-    while (why := _lacks(host, port)) and monotonic() < until:  # noqa: F841  # read by `calls`
-        sleep(pause)
-        pause = min(pause * 2, MOST)
+    pause, why = FIRST, _lacks(host, port)
+    if not why:
+        return
+    with child_waits.told(f"connecting to a store at {address(host, port)}, {why}", _advice()):
+        while why and monotonic() < until:
+            sleep(pause)
+            pause, why = min(pause * 2, MOST), _lacks(host, port)
+
+
+def _advice() -> str:
+    return ADVICE if os.environ.get(INHERITED) == "True" else ""
 
 
 def _lacks(host: str, port: int) -> str:

@@ -99,9 +99,9 @@ def tasks() -> list[str]:
     return os.listdir("/proc/self/task") if system.has_proc() else []
 
 
-def children() -> tuple[int, int]:
-    """How many processes this one and those have started that are there, and the CPU time that they have used, in the
-    kernel's ticks; zeros where it does not say."""
+def children() -> tuple[list[str], int]:
+    """The processes that this one and those have started and that are there, and the CPU time that they have used, in
+    the kernel's ticks; none where it does not say."""
     found, ticks = [str(os.getpid())] if system.has_proc() else [], 0
     for process in found:  # it grows meanwhile
         with suppress(OSError):  # it has ended
@@ -109,7 +109,7 @@ def children() -> tuple[int, int]:
                 found += short(f"/proc/{process}/task/{thread}/children").decode().split()
             if process != found[0]:
                 ticks += sum(map(int, short(f"/proc/{process}/stat").rpartition(b")")[2].split()[11:13]))
-    return len(found[1:]), ticks
+    return found[1:], ticks
 
 
 def bytes_moved() -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 import nbddp
 from nbddp.errors import RunHung, RunStopped, RunTimedOut, WorkerFailed
 from nbddp.launch.options import LaunchSpec
-from nbddp.output.screens import Silent
+from nbddp.output.screens import Screen, Silent
 from nbddp.worker import call_log, flight
 from tests import warm
 from tests.pool.faults import INIT, SET_UP, Watching, needs_recorder
@@ -26,6 +27,12 @@ PREPARE = SET_UP.format(fault="") + INIT
 @pytest.fixture(scope="module")
 def two() -> Iterator[nbddp.Pool]:
     with warm.pool(2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[nbddp.Pool]:
+    with warm.pool(1) as pool:
         yield pool
 
 
@@ -238,10 +245,64 @@ def test_what_only_seems_to_wait_is_said_and_not_ended(two: nbddp.Pool, name: st
     screen, began = Impatient(words), time.monotonic()
     with pytest.raises((RunStopped, RunTimedOut)):
         two.run_cell(PREPARE + code, hang_after=0.5, timeout=20, screen=screen)
-    assert screen.said, screen.shown
+    assert screen.said, screen.shown[-1]
     assert screen.said - began < 10
     two.ensure(LaunchSpec(nproc=2))
     two.run_cell(PREPARE + "dist.barrier()", hang_after=0.5, timeout=20, screen=Silent())
+
+
+SPAWNS = """
+import os, torch.distributed as dist, torch.multiprocessing as mp
+def child(i):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="{port}", RANK=str(i), WORLD_SIZE="2", {more})
+    dist.init_process_group("gloo")
+if __name__ == "__main__":
+    mp.start_processes(child, nprocs={nprocs}, start_method="{method}")
+"""
+NOBODY = (
+    r"rank 0 \(.* line 7, 2 of its \d child processes connecting to a store at 127.0.0.1:\d+, where nobody answers\); "
+    r"nothing has moved for \d s; TORCHELASTIC_USE_AGENT_STORE=True, which started processes inherit, .* keep the "
+    r"launcher's MASTER_PORT, or set TORCHELASTIC_USE_AGENT_STORE=False in them; Stop frees the ranks"
+)
+ALONE = (
+    r"rank 0 \(.* line 7, (\d of )?its (\d )?child process(es)? waiting for others to connect to its "
+    r"store at 127.0.0.1:\d+\); "
+    r"nothing has moved for \d s; Stop frees the ranks"
+)
+OWN_SERVER = "TORCHELASTIC_USE_AGENT_STORE='False'"
+STARTED = {
+    "spawn": ({"method": "spawn", "more": "", "nprocs": 2}, NOBODY),
+    "a server that is alone": ({"method": "spawn", "more": OWN_SERVER, "nprocs": 1}, ALONE),
+    "fork, alone": ({"method": "fork", "more": "", "nprocs": 1}, ALONE),  # these serve themselves
+}
+
+
+def spawning(pool: nbddp.Pool, by: str, folder: Path, how: dict[str, object], screen: Screen) -> None:
+    """Run the program that starts processes, as a cell or as a script."""
+    with socket.socket() as free:
+        free.bind(("", 0))
+        program = SPAWNS.format(port=free.getsockname()[1], **how)
+    if by == "cell":
+        pool.run_cell(program, hang_after=0.5, timeout=60, screen=screen)
+    else:
+        script = folder / "starts.py"
+        script.write_text(program)
+        pool.run_script(str(script), hang_after=0.5, timeout=60, screen=screen)
+
+
+@pytest.mark.parametrize("by", ["cell", "script"])
+@pytest.mark.parametrize("name", STARTED)
+def test_where_started_processes_wait_is_said(one: nbddp.Pool, name: str, by: str, tmp_path: Path) -> None:
+    how, words = STARTED[name]
+    screen = Impatient(words)
+    with pytest.raises((RunStopped, RunTimedOut)):
+        spawning(one, by, tmp_path, how, screen)
+    assert screen.said, screen.shown[-1]
+
+
+@pytest.mark.parametrize("by", ["cell", "script"])
+def test_the_advice_for_started_processes_helps(one: nbddp.Pool, by: str, tmp_path: Path) -> None:
+    spawning(one, by, tmp_path, {**STARTED["a server that is alone"][0], "nprocs": 2}, Silent())
 
 
 def test_a_wait_for_a_key_names_the_rank_that_has_left(two: nbddp.Pool) -> None:

@@ -50,20 +50,23 @@ def is_port_of_pool(port: int) -> bool:
     return _store is not None and port == _store[0][1]
 
 
-def install() -> None:
-    """Have TCPStore do so in this process; once."""
+Making = Callable[..., None]
+
+
+def install(within: Callable[[Making], Making] = lambda original: original) -> None:
+    """Have TCPStore do so in this process; once. within: what else is to be done when one is made."""
     import torch.distributed as dist
 
     if dist.is_available() and not hasattr(dist.TCPStore.__init__, "on_loopback"):
-        dist.TCPStore.__init__ = _on_loopback(dist.TCPStore.__init__)
+        dist.TCPStore.__init__ = _on_loopback(within(dist.TCPStore.__init__))
 
 
-def install_with_torch() -> None:
+def install_with_torch(within: Callable[[Making], Making]) -> None:
     """As `install`, and not before this process imports torch."""
     if LIBRARY in sys.modules:
-        install()
+        install(within)
     else:
-        sys.meta_path.insert(0, _Finder())
+        sys.meta_path.insert(0, _Finder(within))
 
 
 @functools.cache
@@ -141,6 +144,9 @@ def _serve(original: Callable[..., None], store: Any, listening: socket.socket, 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds torch.distributed as ever, once, and has its store do so as soon as it is imported."""
 
+    def __init__(self, within: Callable[[Making], Making]) -> None:
+        self._within = within
+
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         if name != LIBRARY:
             return None
@@ -151,7 +157,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                install()
+                install(self._within)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -28,6 +28,7 @@ from typing import Any
 
 from nbddp.capabilities.private import loopback
 from nbddp.protocol import code_objects as code
+from nbddp.worker import child_waits, store_client
 
 Defined = types.FunctionType | type
 Number = tuple[int, int]  # the process that sends, and its count
@@ -106,7 +107,7 @@ def _reduce(pickler: object, thing: Any) -> Any:
     starts = get_spawning_popen() is not None
     if starts and isinstance(thing, BaseProcess):
         reduced: Any = thing.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-        return _begin, reduced[:2], *reduced[2:]
+        return _begin, (*reduced[:2], child_waits.folder()), *reduced[2:]
     if _by_name or not (starts or _sending.started) or not _is_defined(thing):
         return NotImplemented
     name = thing.__qualname__
@@ -211,10 +212,21 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def _begin(make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """In a new process: what it is to run, before anything of it is read."""
-    loopback.install_with_torch()
+def _begin(make: Callable[..., Any], args: tuple[Any, ...], waits: str) -> Any:
+    """In a new process: what it is to run, before anything of it is read. waits: where it says what it waits for."""
+    child_waits.arrive(waits)
+    loopback.install_with_torch(_waits_here)
     return make(*args)
+
+
+def _waits_here(original: Callable[..., None]) -> Callable[..., None]:
+    """A client of a store in a new process waits for its server as one in a worker does, and says so."""
+
+    @functools.wraps(original)
+    def __init__(store: Any, *args: Any, **kwargs: Any) -> None:
+        store_client.make(original, store, args, kwargs, known=False)
+
+    return __init__
 
 
 def _arrive(number: Number, name: str, packed: bytes) -> Any:
