@@ -99,11 +99,11 @@ def opened(original: Callable[..., None], store: Any, *args: Any, **kwargs: Any)
     file = args[0] if args else kwargs.get("file_name")
     if isinstance(file, str):
         folder = os.path.dirname(os.path.abspath(file))
-        _until_folder(folder, clock.monotonic() + USUAL)
+        until_folder(folder, clock.monotonic() + USUAL)
     original(store, *args, **kwargs)
 
 
-def _until_folder(folder: str, end: float) -> None:
+def until_folder(folder: str, end: float) -> None:
     where = f"opening a store in {folder}, a folder that does not exist"  # noqa: F841  # read by `position`
     while not os.path.isdir(folder):
         if clock.monotonic() >= end:

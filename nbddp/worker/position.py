@@ -360,7 +360,7 @@ def _reaches(inside: list[Frame]) -> str:
 
 def _looks_for_key(frame: Frame) -> bool:
     """Whether it waits for a store of the program's own, which is looked at again and again."""
-    return frame.file == OWN_STORES and frame.name in ("until", "_until_folder")
+    return frame.file == OWN_STORES and frame.name in ("until", "until_folder")
 
 
 def _owned(call: dict[str, Any] | None, groups: Any) -> dict[str, Any] | None:
