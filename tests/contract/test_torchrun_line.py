@@ -41,6 +41,16 @@ def test_every_flag_of_torchrun_is_honoured_or_answered(form: str) -> None:
         assert set(spellings) <= set(ours[dest]), dest
 
 
+@pytest.mark.skipif("print_completion" not in flags(real(torchrun.TORCHRUN)), reason="torch before 2.15")
+@pytest.mark.parametrize("form", [torchrun.TORCHRUN, torchrun.LAUNCH])
+def test_the_table_of_flags_is_that_of_torch_2_15(form: str) -> None:
+    """No flag that torch does not have, and each takes as many values as torch's."""
+    ours = {a.dest: a.nargs for a in torchrun.parser_of("%ddp", form)._actions if a.dest not in ("help", "env")}
+    theirs = {a.dest: a.nargs for a in real(form)._actions if a.dest != "help"}
+    assert ours == theirs
+    assert {*torchrun.HONOURED, *torchrun.NOTED, *torchrun.REFUSED} == {*theirs, "use_env"}
+
+
 @pytest.mark.parametrize(
     ("typed", "debug", "trace", "slurm"),
     [
