@@ -59,8 +59,8 @@ def setting(text: str) -> tuple[str, str | None]:
 
 
 def uses_torchcomms(env: Mapping[str, str]) -> bool:
-    """Whether torch is told to make its process groups of torchcomms."""
-    return env.get(TORCHCOMMS, "").strip().lower() in ("1", "true", "yes", "on", "y", "t")
+    """Whether torch is told to make its process groups of torchcomms: of all values only 0 and none say no to it."""
+    return env.get(TORCHCOMMS, "") not in ("", "0")
 
 
 def checked(level: str | None, env: Mapping[str, str]) -> tuple[tuple[str, str | None], ...]:

@@ -10,6 +10,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 from nbddp.agent.client import Agent
@@ -263,13 +264,19 @@ class Life:
         warm = group.nodes[0].warm if group.nodes else {}
         unguarded = warm.get("unguarded") or (group.stores.unguarded if group.stores else "")
         unkept = f"no process is kept warm: {warm['unkept']}" if self._keep and warm.get("unkept") else ""
-        comms = env_options.uses_torchcomms(os.environ) and (
-            f"{env_options.TORCHCOMMS} replaces torch's process groups, so deadlocks may be missed and stuck ranks "
-            f"replaced; to use the usual ones, leave it out and restart the kernel"
-        )
         return [
-            *filter(None, [system.lost()]), *self.trials.words(), *filter(None, [unguarded, unkept, comms or ""]),
+            *filter(None, [system.lost()]), *self.trials.words(), *filter(None, [unguarded, unkept, _torchcomms()]),
         ]  # fmt: skip
+
+
+def _torchcomms() -> str:
+    """That the environment replaces the process groups. Where torchcomms is not installed torch ignores it."""
+    if not env_options.uses_torchcomms(os.environ) or find_spec("torchcomms") is None:
+        return ""
+    return (
+        f"{env_options.TORCHCOMMS} replaces torch's process groups, so deadlocks may be missed and stuck ranks "
+        f"replaced; to use the usual ones, leave it out and restart the kernel"
+    )
 
 
 def weakly_said(life: Life) -> Callable[[str], bool]:

@@ -17,6 +17,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import ipyparallel
@@ -328,6 +329,20 @@ def test_exception_that_cannot_travel_is_raised_as_worker_failed() -> None:
 
     with warm.pool(1) as pool, pytest.raises(nbddp.WorkerFailed, match=r"rank 0 raised .*Odd: strange"):
         pool.run(train)
+
+
+@pytest.mark.skipif(find_spec("torchcomms") is not None, reason="torchcomms is installed, and replaces the groups")
+def test_torchcomms_that_is_not_installed_leaves_gloo_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "1")
+    with nbddp.Pool(nproc=2) as pool:
+        assert [line for line in pool.shortcomings() if "TORCHCOMMS" in line] == []
+        code = (
+            "import os, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nt = torch.ones(1)\n"
+            "dist.all_reduce(t)\nt.item(), os.environ['TORCH_DISTRIBUTED_USE_TORCHCOMMS']"
+        )
+        assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [(2.0, "1")] * 2
+        with pytest.raises(nbddp.RunHung, match="rank 0 waits in all_reduce #2"):
+            pool.run_cell("if dist.get_rank() == 0: dist.all_reduce(t)", hang_after=0.5, timeout=30, screen=Silent())
 
 
 @pytest.mark.more

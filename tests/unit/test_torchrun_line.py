@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import nbddp
 from nbddp.capabilities.scripts import torchrun
 from nbddp.capabilities.scripts.logs import Logs
 from nbddp.errors import BadInput
@@ -275,4 +276,24 @@ def test_flags_of_a_newer_torchrun_are_answered() -> None:
 def test_torchcomms_is_refused_with_a_reason() -> None:
     with pytest.raises(BadInput, match="cannot read or free ranks in torchcomms; leave out TORCH_DIST"):
         asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=1")
+    with pytest.raises(BadInput, match="cannot read or free ranks in torchcomms"):
+        asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=false")  # torch takes it for a yes
     assert asked("start --env TORCH_DISTRIBUTED_USE_TORCHCOMMS=0").launch.env
+
+
+@pytest.mark.parametrize(
+    ("value", "installed", "told"),
+    [("1", True, True), ("false", True, True), ("0", True, False), ("", True, False), ("1", False, False)],
+)
+def test_torchcomms_of_the_kernel_is_told_where_torch_uses_it(
+    value: str, installed: bool, told: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """torch ignores the variable where it cannot import torchcomms."""
+    monkeypatch.setenv("TORCH_DISTRIBUTED_USE_TORCHCOMMS", value)
+    if installed:
+        (tmp_path / "torchcomms.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    said = [line for line in nbddp.Pool().shortcomings() if "TORCHCOMMS" in line]
+    assert [line.partition(",")[0] for line in said] == [
+        "TORCH_DISTRIBUTED_USE_TORCHCOMMS replaces torch's process groups"
+    ] * told
