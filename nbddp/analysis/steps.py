@@ -34,7 +34,8 @@ class Bucket:
 class Step:
     """One training step of one DDP model on one rank.
 
-    forward: (start, end). backward: (start, end of the gradients' computation, end with all buckets done).
+    forward: (start, end). backward: (start, end of the gradients' computation, end with all buckets done); where the
+    program ends backward itself, the second is when it begins to, since what it does until then overlaps the buckets.
     optimizer: (start, end), or None if no optimizer stepped. `synced` is False inside no_sync. `rebuilt`: an
     exchange after which DDP rebuilds its buckets, the first; `rebuilds`: the step whose forward does that, for which
     the ranks wait for each other there. loader: when torch's data loaders made batches since the step before. queued:

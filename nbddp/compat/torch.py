@@ -20,6 +20,10 @@ from typing import Any
 C10D, BINDINGS = "torch.distributed.distributed_c10d", "torch._C._distributed_c10d"
 COMPILER = "torch._dynamo"  # DDP's constructor imports it; the warm process does so once for all workers
 BACKWARD = "_engine_run_backward"  # the Python function that calls the autograd engine
+FINALIZE, DDP_FILE = (
+    "finalize_backward",
+    "torch/nn/parallel/distributed.py",
+)  # where a program ends backward, torch 2.15
 FUNCTIONAL = "torch/distributed/_functional_collectives.py"
 LOADERS = "/torch/utils/data/"
 # files whose functions wait in C++ for collectives that C++ has called

@@ -299,7 +299,7 @@ def _call(inside: list[Frame]) -> dict[str, Any] | None:
             return _described(name, frame)
         if file.endswith(OTHERS) and not name.startswith("_"):
             return {"op": RESULT if name in FOR_RESULT else name, "kind": "collective"}
-        if name == BACKWARD:
+        if name == BACKWARD or (name == torch.FINALIZE and file.endswith(torch.DDP_FILE)):
             inner = "backward"
     return {"op": inner, "kind": "backward"} if inner else None
 

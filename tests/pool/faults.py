@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from torch._C import _distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
 
 import nbddp
 from nbddp.compat import system
@@ -21,6 +23,9 @@ from nbddp.output.screens import Silent
 
 RECORDS = hasattr(_distributed_c10d, "_dump_fr_trace_json")
 NO_RECORDER = "torch before 2.8 has no flight recorder for gloo"
+LAZY = "lazy_bucket_allocation" in inspect.signature(DistributedDataParallel).parameters
+NO_LAZY = "torch before 2.15 has neither lazy_bucket_allocation nor finalize_backward"
+needs_lazy = pytest.mark.skipif(not LAZY, reason=NO_LAZY)
 needs_recorder = pytest.mark.skipif(not RECORDS, reason=NO_RECORDER)
 FREES = system.is_linux()  # elsewhere what is blocked is replaced
 FREED = "freed, names are kept" if FREES else "could not be freed, so it is replaced; lost: "

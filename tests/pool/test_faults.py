@@ -25,6 +25,8 @@ from tests.pool.faults import (
     FREED_STATUS,
     FREES,
     INIT,
+    LAZY,
+    NO_LAZY,
     NO_RECORDER,
     RECORDS,
     SEEN_WITHOUT,
@@ -86,6 +88,13 @@ HANGS = {
         "model = DDP(torch.nn.Linear(4, 4))\nfor batch in range(3 + (rank == 0)):\n"
         "    model(torch.ones(2, 4)).sum().backward()",
         "rank 0 waits in backward, all_reduce #9 (line 26); rank 1 has finished the cell without calling it",
+        "the same number of batches",
+    ),
+    "uneven batches, backward ended by the program": (
+        "model = DDP(torch.nn.Linear(4, 4))\nmodel.require_manual_backward_finalization = True\n"
+        "for batch in range(3 + (rank == 0)):\n    model(torch.ones(2, 4)).sum().backward()\n"
+        "    model.finalize_backward()",
+        "rank 0 waits in backward, all_reduce #9 (line 28); rank 1 has finished the cell without calling it",
         "the same number of batches",
     ),
     "a wait for what was never sent": (
@@ -173,6 +182,8 @@ def test_deadlock_is_named_and_freed(two: nbddp.Pool, name: str) -> None:
     if not RECORDS and name not in ("crossed recv", "crossed send", "a new group"):
         pytest.skip(NO_RECORDER)
     code, words, advice = HANGS[name]
+    if "finalize_backward" in code and not LAZY:
+        pytest.skip(NO_LAZY)
     with pytest.raises(nbddp.RunHung) as caught:
         two.run_cell(PREPARE + code, hang_after=0.5, timeout=30, screen=Silent())
     assert str(caught.value) == f"deadlock: {words}"

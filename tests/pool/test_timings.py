@@ -27,7 +27,7 @@ from nbddp.figures.figure import Shown
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import Silent
 from tests.kernels import Kernel
-from tests.pool.faults import needs_recorder
+from tests.pool.faults import LAZY, NO_LAZY, needs_lazy, needs_recorder
 from tests.unit.test_trace import assert_in_order
 
 TRAIN = """
@@ -78,6 +78,12 @@ MODES: dict[str, dict[str, str]] = {
         "    return work.get_future().then(lambda f: f.value()[0])\nmodel.register_comm_hook(None, mine)",
     },
     "no_sync": {"step": "with model.no_sync(): loss(step).backward()\n        loss(step + 50).backward()"},
+    "lazy buckets": {"options": "lazy_bucket_allocation=True"},
+    "lazy buckets and views": {"options": "lazy_bucket_allocation=True, gradient_as_bucket_view=True"},
+    "backward is ended by the program": {
+        "hook": "model.require_manual_backward_finalization = True",
+        "step": "loss(step).backward(); model.finalize_backward()",
+    },
     "join": {"around": "with Join([model]):\n    for step in range(3 + rank):\n        optimizer.zero_grad()\n"
              "        loss(step).backward()\n        optimizer.step()"},
 }  # fmt: skip
@@ -92,6 +98,8 @@ def program(mode: str) -> str:
 @pytest.mark.parametrize("mode", MODES)
 def test_recording_changes_no_bit_of_the_result(pool: nbddp.Pool, mode: str) -> None:
     code = program(mode)
+    if not LAZY and ("lazy" in code or "finalize" in code):
+        pytest.skip(NO_LAZY)
     pool.ensure(LaunchSpec())
     plain = list(pool.run_cell(code, want_value=True, timings=False, screen=Silent()))
     recorded = list(pool.run_cell(code, want_value=True, screen=Silent()))
@@ -124,11 +132,60 @@ def test_recording_changes_no_bit_of_the_result(pool: nbddp.Pool, mode: str) -> 
         "plain",
         "static graph",
         "no_sync",
+        "lazy buckets",
+        "lazy buckets and views",
+        "backward is ended by the program",
     ):  # one bucket before the rebuild, then three
         counts = [len(s.buckets) for s in found.steps[0] if s.synced]
         assert counts == [1 if s.rebuilt else 3 for s in found.steps[0] if s.synced]
     if mode == "unused parameters":
         assert not any(s.rebuilt or s.rebuilds for n in found.numbers() for s in found.step(n).values())
+
+
+@needs_lazy
+def test_what_a_program_does_before_it_ends_backward_overlaps_the_buckets(pool: nbddp.Pool) -> None:
+    """Rank 0 waits 0.1 s for rank 1's gradients in `finalize_backward`, and has done something else for 0.1 s."""
+    mode = program("backward is ended by the program")
+    code = mode.replace("optimizer.zero_grad()", "optimizer.zero_grad(); time.sleep(0.2 * rank)", 1)
+    pool.run_cell(code.replace("; model.final", "; time.sleep(0.1 * (1 - rank)); model.final"), screen=Silent())
+    found = pool.timings()
+    assert found.numbers() == list(range(6))
+    for number in found.numbers()[3:]:  # the rebuild of the buckets, where ranks wait, shifts the two before
+        first = found.step(number)[0]
+        start, computed, done = first.backward
+        assert computed - start > 90_000_000
+        assert done - computed > 40_000_000, "it has waited"
+        assert max(b.done for b in first.buckets) - start > 140_000_000
+        assert first.optimizer is not None
+        assert first.optimizer[0] - done < 40_000_000
+        assert_in_order(first)
+
+
+@needs_lazy
+def test_backward_may_be_ended_within_itself(pool: nbddp.Pool) -> None:
+    """By a hook of what the model's input is made of, once DDP does not say that it must be called after backward."""
+    around = """
+model.require_manual_backward_finalization = True
+def at_input(grad):
+    if not model.should_finalize_after_backward: done.append(model.finalize_backward())
+done = []
+for step in range(6):
+    optimizer.zero_grad()
+    table = torch.randn(8, 64, requires_grad=True)
+    table.register_hook(at_input)
+    model(table * 1)["out"].square().mean().backward()
+    if step == 0: model.finalize_backward()
+    optimizer.step()
+"""
+    code = program("plain").replace("\ntrain()\n", around)
+    code = code.replace("\ndigest\n", "\nlen(done)\n")
+    assert list(pool.run_cell(code, want_value=True, screen=Silent())) == [5, 5]
+    found = pool.timings()
+    assert found.numbers() == list(range(6))
+    for step in (s for some in found.steps.values() for s in some):
+        assert step.optimizer
+        assert step.buckets
+        assert_in_order(step)
 
 
 def test_model_is_pickled_and_copied_as_before_and_the_copy_is_recorded(pool: nbddp.Pool) -> None:

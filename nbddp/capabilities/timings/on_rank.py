@@ -5,7 +5,8 @@ of the autograd engine's work, and optimizers' step hooks. Buckets are seen wher
 over: its C++ reducer is given a process group that passes every call on to the real one
 and notes when. So no communication hook is registered, DDP's own arithmetic (the division
 fused into the copy) stays, and pickling and deepcopy of the model are as before. A user's
-`register_comm_hook` is wrapped instead, since its buckets do not pass through the reducer's group.
+`register_comm_hook` is wrapped instead, since its buckets do not pass through the reducer's group. A program that ends
+backward itself, by torch 2.15's `finalize_backward`, waits for the buckets there: what it does before overlaps them.
 
 Times are the host's (`time.perf_counter_ns`, one clock for all ranks of a machine). The host runs ahead of a GPU, so
 all times of a model that is on one are those of CUDA events, told on the host's clock (`device_clock`). Only the end of
@@ -98,6 +99,8 @@ class Recorder:
         self._wrap(dist.Reducer, "__init__", lambda original: self._reducer(original, group))
         self._wrap(DDP, "forward", self._forward)
         self._wrap(DDP, "register_comm_hook", self._comm_hook)
+        if hasattr(DDP, "finalize_backward"):  # torch 2.15
+            self._wrap(DDP, "finalize_backward", self._finalize)
         iterator = torch_seams.loader_iterator()
         if iterator is not None and "__next__" in vars(iterator):
             self._wrap(iterator, "__next__", self._next_batch)
@@ -215,6 +218,7 @@ class Recorder:
         if self._loads:
             step.loader = list(self._loads)
             self._loads.clear()
+        step.manual = step.synced and getattr(ddp, "require_manual_backward_finalization", False)
         step.inputs = elements((args, kwargs) if kwargs or len(args) != 1 else args[0])
         step.entered = self._now(step)
         if self.heard is not None:
@@ -233,6 +237,48 @@ class Recorder:
         for tensor in tensors(out):
             if tensor.requires_grad:
                 before_gradient(tensor, reached)
+
+    def _finalize(self, original: Any) -> Any:
+        import torch
+
+        def finalize_backward(ddp: Any) -> None:
+            group = self._groups.get(ddp.reducer)
+            step = None if group is None else group.step
+            if step is None or not step.manual or not step.computed:  # not recorded, or called within backward
+                original(ddp)
+                if step is not None:
+                    step.manual = False
+                return
+            self._computed(step)
+            original(ddp)
+            self._through(group, step)
+
+        return torch.compiler.disable(finalize_backward, recursive=False)
+
+    def _computed(self, step: StepMarks) -> None:
+        """From here on the program waits for the buckets."""
+        step.computed = self._now(step)
+        step.queued.clear()
+        self._note_wait(step)
+
+    def _note_wait(self, step: StepMarks) -> None:
+        """How long the thread has waited for a core; of a step on a GPU that is no part of its time."""
+        waited = on_rank_contention.waited() if step.model.device is None else None
+        if waited is not None:
+            step.queued.append(waited)
+
+    def _through(self, group: Any, step: StepMarks) -> None:
+        """All buckets have been waited for."""
+        step.through = self._now(step)
+        self._note_wait(step)
+        if self.heard is not None:
+            self.heard("backward", False, step.number, id(step.model))
+        self._in_backward = False
+        self.steps.append(step)
+        self.trained = (self.run, self.cell)
+        if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
+            group.step = None
+        self._in_flight.append((group.real, step.buckets))
 
     def _comm_hook(self, original: Any) -> Any:
         import torch
@@ -305,28 +351,12 @@ class _Backward:
 
     def computed(self) -> None:
         """Runs before DDP's own callback, which waits for the buckets."""
-        self.step.computed = self.recorder._now(self.step)
-        self.note_wait()
+        self.recorder._computed(self.step)
         self.recorder.engine.queue_callback(self.all_waited_for)
 
-    def note_wait(self) -> None:
-        """How long the thread has waited for a core; of a step on a GPU that is no part of its time."""
-        waited = on_rank_contention.waited() if self.step.model.device is None else None
-        if waited is not None:
-            self.step.queued.append(waited)
-
     def all_waited_for(self) -> None:
-        step, recorder, group = self.step, self.recorder, self.group
-        step.through = recorder._now(step)
-        self.note_wait()
-        if recorder.heard is not None:
-            recorder.heard("backward", False, step.number, id(step.model))
-        recorder._in_backward = False
-        recorder.steps.append(step)
-        recorder.trained = (recorder.run, recorder.cell)
-        if group.step is step:  # what comes now is no gradient of it: a rank that has joined shadows the others
-            group.step = None
-        recorder._in_flight.append((group.real, step.buckets))
+        if not self.step.manual:  # else the program says when
+            self.recorder._through(self.group, self.step)
 
 
 def _group_class(torch: Any) -> Any:

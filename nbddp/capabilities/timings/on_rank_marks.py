@@ -30,10 +30,11 @@ class BucketMarks:
 class StepMarks:
     """A step: forward is entered and left; backward has begun, has all gradients computed, and is through when all
     buckets have been waited for; the optimizer's step begins and has been taken. order: that of the gradients, where
-    it was known then. loader: begin and end of each batch's making. queued, inputs: as in `analysis.steps.Step`."""
+    it was known then. loader: begin and end of each batch's making. manual: the program itself ends backward, and has
+    not yet. queued, inputs: as in `analysis.steps.Step`."""
 
     __slots__ = (
-        "begun", "buckets", "cell", "computed", "entered", "inputs", "left", "loader", "model", "number",
+        "begun", "buckets", "cell", "computed", "entered", "inputs", "left", "loader", "manual", "model", "number",
         "order", "queued", "rebuilds", "rebuilt", "run", "stepped", "stepping", "synced", "through",
     )  # fmt: skip
 
@@ -47,7 +48,7 @@ class StepMarks:
         self.through: Mark | int = 0
         self.stepping: Mark | int = 0
         self.stepped: Mark | int = 0
-        self.rebuilt = self.rebuilds = False
+        self.rebuilt = self.rebuilds = self.manual = False
         self.buckets: list[BucketMarks] = []
         self.loader: list[tuple[int, int]] | None = None
         self.queued: list[int] = []
