@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import nbddp
+from nbddp.analysis.quantities import size
 from nbddp.analysis.row_limit import MOST
 from nbddp.capabilities.memory.figure import memory, table
 from nbddp.capabilities.memory.on_rank import Memory
@@ -16,6 +17,7 @@ from nbddp.capabilities.memory.parts import RankMemory
 from nbddp.errors import PoolNotRunning
 from nbddp.output.screens import Silent
 from tests.kernels import Kernel
+from tests.pool.faults import needs_lazy
 from tests.unit.test_memory import of
 
 P = 3 * (64 * 64 + 64)  # parameters of the model below, in 6 tensors
@@ -72,6 +74,50 @@ CASES: dict[str, tuple[tuple[str, str, str], tuple[int, int, int, int, int]]] = 
     "not trained yet": ((WRAPPED, ADAM, "model = DDP(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(3)]))"
                          "\ndel net, optimizer"), (4 * P, 0, 0, 0, 4 * P)),
 }  # fmt: skip
+
+
+LAZY = "lazy_bucket_allocation=True"  # torch 2.15: buckets in backward alone
+FAILS = f"""
+model = DDP(net, {LAZY}, bucket_cap_mb=0.01)
+for fails in (False, False, True):
+    hook = net[0].bias.register_hook(lambda g: 1 / 0 if fails else g)
+    try: model(torch.ones(2, 64)).sum().backward()
+    except ZeroDivisionError: pass
+    hook.remove()
+    model.zero_grad()
+"""
+PENDING = f"""
+model = DDP(net, {LAZY})
+model.require_manual_backward_finalization = True
+for last in (False, False, True):
+    model(torch.ones(2, 64)).sum().backward()
+    if not last: model.finalize_backward()
+"""
+# model, what follows its training → gradients, buckets that are held, buckets that backward alone has
+LAZY_CASES: dict[str, tuple[tuple[str, str], tuple[int, int, int]]] = {
+    "trained": ((f"model = DDP(net, {LAZY})", "train(); train()"), (4 * P, 0, 4 * P)),
+    "gradients set to None": ((f"model = DDP(net, {LAZY})", "train(); optimizer.zero_grad()"), (0, 0, 4 * P)),
+    "gradients are views of buckets": ((f"model = DDP(net, {LAZY}, gradient_as_bucket_view=True)", "train()"),
+                                       (4 * P, 0, 0)),
+    "views set to None": ((f"model = DDP(net, {LAZY}, gradient_as_bucket_view=True)",
+                           "train(); optimizer.zero_grad()"), (0, 0, 0)),
+    "not trained yet": (("model = net", f"optimizer.zero_grad(); model = DDP(net, {LAZY})"), (0, 0, 4 * P)),
+    "a backward that failed": (("model = net", f"optimizer.zero_grad()\n{FAILS}"),
+                               (0, 2 * 4 * P // 3, 4 * P // 3)),
+    "a backward that the program has not ended": (("model = net", f"optimizer.zero_grad()\n{PENDING}"),
+                                                  (4 * P, 4 * P, 0)),
+}  # fmt: skip
+
+
+@needs_lazy
+@pytest.mark.parametrize("case", LAZY_CASES)
+def test_buckets_that_live_in_backward_alone_are_not_counted_as_held(pool: nbddp.Pool, case: str) -> None:
+    (model, after), expected = LAZY_CASES[case]
+    pool.run_cell(MODEL.format(model=model, optimizer=SGD, after=after), screen=Silent())
+    found = pool.memory()
+    assert [(r.gradients, r.buckets, r.passing) for r in found] == [expected] * 2
+    said = f"in backward DDP holds another {size(expected[2])} of buckets (lazy_bucket_allocation), which count in the"
+    assert (said in memory(found).words) == bool(expected[2])
 
 
 @pytest.mark.parametrize("case", CASES)

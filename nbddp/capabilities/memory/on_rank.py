@@ -11,7 +11,9 @@ The sources of the numbers, all in bytes:
   Closed forms per float32 parameter: Adam 8 bytes (and one 4-byte step counter per tensor), SGD with momentum 4.
 - DDP buckets: the buffers of DDP's reducer: their sizes in the last recorded step with an exchange, else the
   bytes of all parameters that require a gradient (the reducer has every one in exactly one bucket). With
-  `gradient_as_bucket_view` the gradients lie in the buckets: what they hold already is not counted again.
+  `gradient_as_bucket_view` the gradients lie in the buckets: what they hold already is not counted again. With
+  `lazy_bucket_allocation` (torch 2.15) the reducer has buckets in backward alone: they are `passing`, which is no part
+  but in the peak, and of a backward that has not ended what it had sent is held.
 - peak: since the last cell began. On CUDA `torch.cuda.max_memory_allocated`, whose statistics each cell begins
   anew, over all of the rank's devices; on CPU the kernel's VmHWM, reset likewise through /proc/self/clear_refs, or,
   where that cannot be written (macOS), getrusage's since the worker started.
@@ -66,7 +68,7 @@ class Memory:
             return None
         parts = _parts(modules, optimizers, recorder)
         on_gpu = parts.pop("cuda")
-        kept = sum(parts.values())
+        kept = sum(parts.values()) - parts["passing"]
         found = {**parts, "trained": recorder.trained}
         allocated = _each_device("max_memory_allocated") if on_gpu else None
         if allocated is not None:
@@ -86,10 +88,11 @@ def _parts(modules: list[Any], optimizers: list[Any], recorder: Any) -> dict[str
         "gradients": tally.add(p.grad for p in parameters if p.grad is not None),
         "optimizer": tally.add(t for o in optimizers for state in list(o.state.values()) for t in tensors(state)),
     }
-    found["buckets"] = 0
+    found["buckets"] = found["passing"] = 0
     for ddp in _ddps(modules):
-        size = _buckets(ddp, recorder)
+        size, passing = _buckets(ddp, recorder)
         found["buckets"] += size
+        found["passing"] += passing
         if next(ddp.parameters()).is_cuda:
             tally.cuda += size
     return {**found, "cuda": tally.cuda}
@@ -128,15 +131,17 @@ def storages(tensor: Any) -> list[tuple[str, int, int]]:
     return [(str(local.device), storage.data_ptr(), storage.nbytes())] if storage.nbytes() else []
 
 
-def _buckets(ddp: Any, recorder: Any) -> int:
-    """Bytes of DDP's buckets that are not its gradients' own memory."""
-    size = recorder.bucket_bytes(ddp)
+def _buckets(ddp: Any, recorder: Any) -> tuple[int, int]:
+    """Bytes of DDP's buckets that are not its gradients' own memory: those held now, and those that backward has."""
+    views, lazy = (getattr(ddp, name, False) for name in ("gradient_as_bucket_view", "lazy_bucket_allocation"))
     parameters = [p for p in ddp.parameters() if p.requires_grad]
+    size = recorder.bucket_bytes(ddp)
     if size is None:
         size = sum(p.numel() * p.element_size() for p in parameters)
-    if not getattr(ddp, "gradient_as_bucket_view", False):
-        return int(size)
-    return max(0, int(size) - _Tally().add(p.grad for p in parameters if p.grad is not None))
+    now = recorder.unfinished_bytes(ddp) if lazy else int(size)
+    if views:
+        now = max(0, now - _Tally().add(p.grad for p in parameters if p.grad is not None))
+    return now, int(size) - now if lazy and not views else 0
 
 
 # -- what lives --------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ class RankMemory:
     was in use since the last cell began: allocated on the GPU, or resident in the process. outside: those of the
     parts that are not in `peak` (of a `cuda` rank what lies on the CPU). start: resident when the worker
     started, before any cell (0 for `cuda`). since_start: the peak is the worker's, not the last cell's. trained: where
-    the last step was recorded, if that is not the last cell.
+    the last step was recorded, if that is not the last cell. passing: what DDP's buckets take in backward alone.
     """
 
     rank: int
@@ -37,6 +37,7 @@ class RankMemory:
     start: int = 0
     since_start: bool = False
     trained: Origin | None = None
+    passing: int = 0
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -99,7 +100,7 @@ def columns_and_rows(ranks: Sequence[RankMemory]) -> tuple[list[str], list[list[
 
 def sentences(ranks: Sequence[RankMemory]) -> list[str]:
     """What the ranks keep for training, what came on top, and what a folded figure leaves out."""
-    lines = [_kept(ranks), _rest(ranks), *_trained(ranks)]
+    lines = [_kept(ranks), *_passing(ranks), _rest(ranks), *_trained(ranks)]
     if said := note(len(ranks), len(shown_ranks(ranks))):
         least, most = _extremes(ranks)
         lines.append(
@@ -119,6 +120,16 @@ def _kept(ranks: Sequence[RankMemory]) -> str:
     parts = [f"{name} {span(some)}" for name, some in shown_parts(ranks)[:-1]]
     who = "each rank keeps" if len(ranks) > 1 else f"rank {ranks[0].rank} keeps"
     return f"memory of {counted(len(ranks), 'rank')}: {who} {_span(ranks, lambda r: r.kept)}: {', '.join(parts)}"
+
+
+def _passing(ranks: Sequence[RankMemory]) -> list[str]:
+    """That buckets come and go, where they do."""
+    if not any(r.passing for r in ranks):
+        return []
+    return [
+        f"in backward DDP holds another {_span(ranks, lambda r: r.passing)} of buckets (lazy_bucket_allocation), "
+        f"which count in the peak"
+    ]
 
 
 def _rest(ranks: Sequence[RankMemory]) -> str:

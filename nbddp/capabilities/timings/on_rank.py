@@ -149,6 +149,11 @@ class Recorder:
         own = (s.buckets for s in reversed(self.steps) if s.model is model and s.buckets)
         return next((sum(b.bytes for b in some) for some in own), None)
 
+    def unfinished_bytes(self, ddp: Any) -> int:
+        """Bytes of the buckets that a backward has sent which has not ended, as one that failed."""
+        group = self._groups.get(ddp.reducer)
+        return 0 if group is None or group.step is None else sum(b.bytes for b in group.step.buckets)
+
     # -- wraps ---------------------------------------------------------------------------
 
     def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
