@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 import pytest
+from torch.distributed.argparse_util import check_env, env
 
 from nbddp.capabilities.scripts import torchrun
 from nbddp.notebook.commands import parse_command
@@ -39,6 +40,14 @@ def test_every_flag_of_torchrun_is_honoured_or_answered(form: str) -> None:
     assert set(theirs) <= known, "a new flag needs a row in capabilities/scripts/torchrun.py"
     for dest, spellings in theirs.items():
         assert set(spellings) <= set(ours[dest]), dest
+
+
+@pytest.mark.parametrize("form", [torchrun.TORCHRUN, torchrun.LAUNCH])
+def test_variables_are_read_for_the_flags_for_which_torch_reads_one(form: str) -> None:
+    theirs = [a for a in real(form)._actions if a.option_strings and a.dest != "help"]
+    unread = {a.dest for a in theirs if not isinstance(a, env | check_env)}
+    assert unread == {dest for dest in torchrun.NOT_FROM_ENV if dest in flags(real(form))}
+    assert {a.dest for a in theirs if isinstance(a, check_env)} == set(torchrun.UNREAD)
 
 
 @pytest.mark.skipif("print_completion" not in flags(real(torchrun.TORCHRUN)), reason="torch before 2.15")

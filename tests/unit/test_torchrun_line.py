@@ -263,7 +263,7 @@ def test_a_files_option_offers_files_and_others_offer_none(tmp_path: Path, monke
     assert complete_command("submit jo") == ["job.sbatch"]
 
 
-def test_flags_of_a_newer_torchrun_are_answered() -> None:
+def test_flags_of_a_newer_torchrun_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     command = asked("torchrun --log-line-prefix-template '${hostname}: ' train.py")
     assert command.notes == (
         "--log-line-prefix-template: each line is shown under its rank, so torchrun's prefix is not written",
@@ -271,6 +271,9 @@ def test_flags_of_a_newer_torchrun_are_answered() -> None:
     for line in ("torchrun --print-completion bash", "torchrun --print_completion=zsh"):
         with pytest.raises(BadInput, match="nbddp does not print shell completions; use !torchrun --print-completion"):
             asked(line)
+    monkeypatch.setenv("PET_LOG_LINE_PREFIX_TEMPLATE", "${rank}")
+    monkeypatch.setenv("PET_PRINT_COMPLETION", "zsh")  # torchrun reads no variable for it
+    assert asked("torchrun train.py").notes == command.notes
 
 
 def test_torchcomms_is_refused_with_a_reason() -> None:

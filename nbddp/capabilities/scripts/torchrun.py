@@ -1,7 +1,6 @@
 """torchrun's command line, and that of `torch.distributed.launch`, as typed behind `%ddp` → a LaunchSpec.
 
-Flags, abbreviations, defaults and `PET_*` variables are those of torchrun 2.13 (torch/distributed/run.py, launch.py),
-with two flags of 2.15.
+Flags, abbreviations, defaults and `PET_*` variables are those of torchrun 2.15 (torch/distributed/run.py, launch.py).
 A flag that has no meaning in a pool of living workers is answered: in a sentence beside the run where the program is
 the same without it, else with an error that says what to use. Pure.
 """
@@ -68,7 +67,7 @@ HONOURED = {
 ENV = "set an environment variable on every rank, as does KEY=VALUE before torchrun"
 ASSIGNED = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)  # a word before a command
 UNREAD = ("no_python", "run_path", "standalone", "module", "virtual_local_rank")  # flags without a value
-NOT_FROM_ENV = ("logs_specs", "numa_binding", "use_env")  # torchrun reads no variable for these
+NOT_FROM_ENV = ("logs_specs", "numa_binding", "print_completion", "use_env")  # torchrun reads no variable for these
 
 
 def rewritten(words: Sequence[str]) -> list[str]:
