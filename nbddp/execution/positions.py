@@ -169,7 +169,7 @@ def position_of(rank: int, facts: Mapping[str, Any] | None, before: Position | N
     if facts is None:
         return Position(rank, RankStatus.SILENT, where=before.where if before else "", informed=False)
     if "failed" in facts:
-        return Position(rank, RankStatus.UNKNOWN, before.where if before else "", informed=False, why=facts["failed"])
+        return Position(rank, RankStatus.UNKNOWN, informed=False, why=facts["failed"])  # it may be elsewhere by now
     used = facts.get("cpu", 0.0) - before.cpu if before is not None else elapsed
     known = _known(facts, before, computes=used >= LITTLE * elapsed)
     if facts.get("idle"):

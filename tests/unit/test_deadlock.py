@@ -288,7 +288,10 @@ def test_what_a_rank_waits_in_is_told(changed: dict[str, Any], words: str) -> No
 
 
 def test_a_question_that_failed_is_told_as_that_and_proves_nothing() -> None:
-    found = position_of(1, {"failed": "KeyError: 'profiling_name'"}, None, 1.0)
+    before = position_of(1, FACTS, None, 1.0)
+    assert before.where
+    found = position_of(1, {"failed": "KeyError: 'profiling_name'"}, before, 1.0)
+    assert not found.where, "it may be elsewhere by now"
     places = {0: at(0, "all_reduce", 5), 1: found}
     assert waiting_words(found, places) == "could not say where it is: KeyError: 'profiling_name'"
     assert diagnose(places) is None
