@@ -9,7 +9,7 @@ import pytest
 from nbddp.analysis.activity import BACKWARD, FORWARD, INPUT, OPTIMIZER
 from nbddp.analysis.cause import BATCH, EITHER, MACHINE, UNKNOWN, cause
 from nbddp.analysis.steps import Bucket, Recording, Span, Step
-from nbddp.capabilities.timings.rank_time import AFTER, BETWEEN, LOSS, parts, slow
+from nbddp.capabilities.timings.rank_time import AFTER, BETWEEN, LOSS, own, parts, slow
 
 MS = 1_000_000
 
@@ -149,6 +149,10 @@ def test_where_all_parts_are_slower_alike_the_largest_is_not_the_cause() -> None
     found = cause(table(forward=1.035, loss=1.03, backward=1.03, optimizer=1.03, input=1.03), 2)
     assert found is not None
     assert (found.what, next(iter(found.by_part))) == (UNKNOWN, BACKWARD)
+    by_part = {r: {FORWARD: int(10 * MS * f), BACKWARD: int(90 * MS * f)} for r, f in ((0, 1), (1, 1), (2, 1.03))}
+    found = cause(by_part, 2)
+    assert found is not None
+    assert (found.what, round(found.by_part[BACKWARD], 2)) == (UNKNOWN, 0.9), "backward has 90 % of all time too"
     found = cause({r: {FORWARD: 10 * MS, BACKWARD: (99 if r == 2 else 90) * MS} for r in range(3)}, 2)
     assert found is not None
     assert found.what == BACKWARD, "though it has 90 % of all time"
@@ -227,6 +231,13 @@ def test_what_a_hook_waits_for_while_it_sends_is_not_the_ranks_own() -> None:
     bucket = Bucket(0, 100, 30, 70, 90)
     made = Step(1, (0, 10), (12, 80, 90), (90, 95), (bucket,))
     assert parts(made, None)[BACKWARD] == 80 - 12 - 40
+
+
+def test_what_a_rank_waits_for_a_core_is_not_its_own() -> None:
+    before, after = (Step(n, (at, at + 10), (at + 10, at + 70, at + 90), None, ()) for n, at in ((1, 0), (2, 100)))
+    assert own(before, after) == (80, 0)
+    assert own(replace(before, queued=(5, 7)), replace(after, queued=(37, 40))) == (50, 30)
+    assert own(replace(before, queued=(5, 7)), replace(after, queued=(100, 100))) == (0, 80), "no more than there is"
 
 
 def test_ranks_alike_have_no_slow_one() -> None:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from nbddp.analysis import significance
+from nbddp.analysis.activity import Activity, Key, Part
 from nbddp.analysis.significance import enough, judged, slower, waits
+from nbddp.capabilities.collectives.instances import latest, meetings
 
 STEP = 10.0
 
@@ -46,6 +48,33 @@ def test_of_300_runs_of_equal_ranks_at_most_three_name_one(kind: Kind, ranks: in
     runs = ({r: kind(dice, steps) for r in range(ranks)} for _ in range(300))
     found = [slower(times, STEP) for times in runs]
     assert sum(f is not None and f.rank is not None for f in found) <= 3
+
+
+def named_by_collectives(dice: random.Random, kind: Kind, ranks: int, count: int, more: float = 0) -> int | None:
+    """The rank that is called late of so many in all-reduces, between which they work, the last one `more` longer."""
+    took = [kind(dice, count) for _ in range(ranks)]
+    took[-1] = [t + more * STEP for t in took[-1]]
+    parts: list[dict[Key, Part]] = [{} for _ in took]
+    at, spans = 0, [list[tuple[int, int]]() for _ in took]
+    for n, times in enumerate(zip(*took, strict=True)):
+        arrived = [at + int(t * 1e6) for t in times]
+        at = max(arrived) + 100_000
+        for rank, since in enumerate(arrived):
+            spans[rank].append((since, at))
+            parts[rank]["0", n, 0] = Part("all_reduce", since, at, tuple(range(ranks)))
+    made = {r: Activity(False, [], spans[r], [], parts=parts[r]) for r in range(ranks)}
+    found = latest(made, meetings(made), (0, at))
+    return None if found is None else found.rank
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_of_collectives_of_equal_ranks_none_names_one_and_of_a_late_one_all(kind: Kind, ranks: int) -> None:
+    dice = random.Random(3)
+    for count, runs in ((10, 100), (250, 10)):
+        found = [named_by_collectives(dice, kind, ranks, count) for _ in range(runs)]
+        assert sum(rank is not None for rank in found) <= runs // 100, count
+    assert [named_by_collectives(dice, kind, ranks, 250, more=6) for _ in range(3)] == [ranks - 1] * 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
