@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -551,6 +551,16 @@ def leave_children() -> None:
     multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,)).start()
 
 
+def family_of(agent: psutil.Process) -> list[psutil.Process]:
+    """All processes below an agent, when what `leave_children` starts is there: the shell becomes the second sleep."""
+    while True:
+        found = agent.children(recursive=True)
+        with suppress(psutil.NoSuchProcess):
+            if sum(p.name() == "sleep" for p in found) == 2:
+                return found
+        time.sleep(0.01)
+
+
 def test_a_killed_agent_leaves_neither_its_folder_nor_what_its_ranks_have_started() -> None:
     """Also where it is killed a second time, as the agent that has taken the place."""
     with nbddp.Pool(nproc=1) as pool:
@@ -558,11 +568,25 @@ def test_a_killed_agent_leaves_neither_its_folder_nor_what_its_ranks_have_starte
             pool.run(leave_children)
             assert pool.agent is not None
             agent, home, bulk = psutil.Process(pool.agent.hello["pid"]), pool.agent.home, pool.agent.bulk
-            family = agent.children(recursive=True)
-            assert sum(p.cmdline()[0] == "sleep" for p in family) == 2
+            family = family_of(agent)
             agent.kill()
             _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), 5)  # noqa: B023
             _until(lambda: not home.exists() and not bulk.exists(), 5)  # noqa: B023
+
+
+@pytest.mark.parametrize("whom", ["controller", "rank"])
+def test_what_a_rank_has_started_ends_with_it_whoever_is_killed(whom: str) -> None:
+    with nbddp.Pool(nproc=1) as pool:
+        pool.run(leave_children)
+        assert pool.agent is not None
+        agent, home = psutil.Process(pool.agent.hello["pid"]), pool.agent.home
+        family, rank = family_of(agent), psutil.Process(pool.workers[0].pid)
+        controller = next(c["pid"] for c in pool.agent.request("status")["children"] if c["kind"] == "controller")
+        ended = family if whom == "controller" else [rank, *rank.children(recursive=True)]
+        (psutil.Process(controller) if whom == "controller" else rank).kill()
+        _until(lambda: not any(p.is_running() and p.status() != "zombie" for p in ended), 5)
+        if whom == "controller":
+            _until(lambda: not home.exists(), 5)
 
 
 def test_crowd_is_refused_before_anything_is_started_and_a_user_may_insist(monkeypatch: pytest.MonkeyPatch) -> None:
