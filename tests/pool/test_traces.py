@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.capabilities.trace.written import words, written
 from nbddp.launch import options
 from nbddp.output.screens import Silent
+from tests import warm
 from tests.kernels import Kernel
 from tests.pool.faults import needs_recorder
 
@@ -177,6 +180,36 @@ thread = threading.Thread(target=other); thread.start(); thread.join()"""
     with pytest.raises(nbddp.BadInput, match=r"in a thread under an earlier --trace; %ddp restart"):
         pool.trace()
     pool.restart()
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_script_with_a_profiler_of_its_own_succeeds_and_says_why_there_is_no_trace(
+    tmp_path: Path, in_thread: bool
+) -> None:
+    runs = "thread = threading.Thread(target=main); thread.start(); thread.join()" if in_thread else "main()"
+    (tmp_path / "profiles.py").write_text(f"""import threading, torch
+from torch import profiler
+def main():
+    with profiler.profile() as theirs: torch.ones(9, 9) @ torch.ones(9, 9)
+    print(len(theirs.events()) > 5)
+{runs}
+""")
+    warm.ready(folder=str(tmp_path))
+    command = [sys.executable, "-m", "nbddp", "run", "-n", "2", "--trace", "x.json", "profiles.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (ran.returncode, sorted(ran.stdout.splitlines())) == (0, ["rank 0 │ True", "rank 1 │ True"]), ran.stderr
+    assert "no rank has a trace; rank 0: the program has started torch.profiler itself" in ran.stderr
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_a_notebooks_cell_with_a_profiler_of_its_own_says_why_there_is_no_trace(four: Kernel) -> None:
+    code = "from torch import profiler\nwith profiler.profile(): 1\nprint('done')"
+    shown = four.run(f"%%ddp --trace none.json\n{code}")
+    assert shown.ok, shown.error
+    said, why = shown.text().splitlines()
+    assert said == "ranks 0–3 │ done"
+    assert why.startswith("no rank has a trace; rank 0: the program has started torch.profiler itself; ")
+    assert four.run("%%ddp\nprint('next')").text() == "ranks 0–3 │ next\n"
 
 
 @needs_recorder
