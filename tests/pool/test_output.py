@@ -18,6 +18,7 @@ from nbddp.output import background
 from nbddp.output.buffer import HEAD, LONGEST, SHOWN_HEAD, SHOWN_TAIL, TAIL, WIDE_HEAD, WIDE_TAIL, Gap, Text
 from nbddp.output.layout import Print, Show, block
 from nbddp.output.screens import Silent
+from tests import warm
 from tests.kernels import Kernel
 from tests.unit.test_output import Shown, output, say
 
@@ -311,6 +312,22 @@ def test_a_forked_process_that_falls_through_ends(pool: nbddp.Pool, how: str) ->
         assert [row for row in rows if not row.startswith(("Traceback", " "))] == says
     pool.run_cell("print('next')", screen=Silent())
     assert all(out.log.read_text() == "next\n" for out in pool.last_run.outputs.values())
+
+
+@pytest.mark.parametrize("how", ["comes to the end", "raises", "says why it exits"])
+def test_a_forked_process_that_falls_through_a_script_ends(tmp_path: Path, how: str) -> None:
+    does, code, says = FORKS[how]
+    (tmp_path / "forks.py").write_text(
+        f"import os, sys\nchild = os.fork()\nif not child:\n    print('forked')\n    {does}\n"
+        "else:\n    print('ended', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    with warm.pool(1) as pool:
+        started = time.monotonic()
+        pool.run_script(str(tmp_path / "forks.py"), timeout=30, screen=Silent())
+        assert time.monotonic() - started < 20
+        assert pool.last_run is not None
+        rows = pool.last_run.outputs[0].log.read_text().splitlines()
+    assert [row for row in rows if not row.startswith(("Traceback", " "))] == [*says, f"ended {code}"]
 
 
 # -- what a report says, and how much ----------------------------------------------------------------
