@@ -91,6 +91,18 @@ def test_an_agent_without_room_for_its_log_says_so(tmp_path: Path, monkeypatch: 
 
 
 WITHOUT = "import nbddp\ntry:\n    nbddp.Pool(nproc=1).start()\nexcept nbddp.PoolError as e:\n    print(e)"
+FULL = """mount -t tmpfs -o size=64k none "$0" && { head -c 64K /dev/zero > "$0/fill"
+NBDDP_RUNTIME_DIR="$0/run" exec "$1" -c "$2"
+}"""
+
+
+def test_an_agent_on_a_full_disk_is_told_as_that(tmp_path: Path) -> None:
+    command = ["unshare", "-r", "--mount", "sh", "-c", FULL, str(tmp_path), sys.executable, WITHOUT]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=ROOT)
+    if ran.stderr.startswith(("unshare:", "mount:")):
+        pytest.skip(ran.stderr)
+    told = f"the disk of {tmp_path}/run/nbddp-0 is full; free some space, or set NBDDP_RUNTIME_DIR"
+    assert told in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_a_machine_without_the_loopback_is_told_what_to_do() -> None:

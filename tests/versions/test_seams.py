@@ -112,3 +112,10 @@ def test_without_docstrings_a_client_can_still_be_made_in_ipython() -> None:
     load = "from nbddp.compat import ipyparallel as s; s.load_magics()"
     code = f"{load}; import ipyparallel.client.magics as m; m.__doc__.strip()"
     subprocess.run([sys.executable, "-OO", "-c", code], check=True, cwd=ROOT.parent)
+
+
+def test_a_notebook_without_docstrings_has_ranks(tmp_path: Path) -> None:
+    code = "import nbddp, sys\nwith nbddp.Pool(nproc=1) as pool: print(sys.flags.optimize, *pool.run(abs, -3))"
+    command = [sys.executable, "-OO", "-m", "IPython", "--colors=NoColor", "-c", code]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.stdout == "2 3\n", ran.stdout + ran.stderr
