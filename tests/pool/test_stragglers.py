@@ -24,6 +24,7 @@ from nbddp.capabilities.timings import on_rank, on_rank_contention
 from nbddp.capabilities.timings.figure import timings
 from nbddp.capabilities.timings.rank_time import AFTER, Slow, slow, verdict
 from nbddp.output.screens import Silent
+from tests import warm
 from tests.pool.faults import needs_recorder
 
 NPROC = 4
@@ -152,6 +153,44 @@ def test_of_equal_ranks_none_is_named_anywhere(pool: nbddp.Pool) -> None:
     said = [*shown.words.splitlines(), *program(pool.trace().data["traceEvents"]).sentences()]
     said += pool.collectives().sentences()
     assert [line for line in said if re.match(r"rank \d|over \d+ steps|cause", line)] == []
+
+
+SHARES = """
+import os, subprocess, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+cores = os.sched_getaffinity(0)
+os.sched_setaffinity(0, {min(cores) if dist.get_rank() else max(cores)})
+rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * dist.get_rank())]
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end: pass
+        return super().forward(x)
+try:
+    model = torch.nn.parallel.DistributedDataParallel(Net(10, 10))
+    for _ in range(15): model(torch.randn(4, 10)).sum().backward()
+finally:
+    for rival in rivals: rival.kill(); rival.wait()
+    os.sched_setaffinity(0, cores)
+dist.destroy_process_group()
+"""
+
+
+@needs_recorder
+def test_a_rank_that_shares_its_core_for_a_moment_is_not_called_slow() -> None:
+    """Two processes take two thirds of it, so that each of its steps is three times as long."""
+    if on_rank_contention.waited() is None or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is one core, or this system counts no waits for it")
+    with warm.pool(2) as made:
+        made.run_cell(SHARES, screen=Silent())
+        found = made.timings()
+    first, last = found.steps[1][1].queued, found.steps[1][-1].queued
+    assert first is not None
+    assert last is not None
+    assert last[0] - first[1] > 0.2e9
+    judged = verdict(found)
+    assert judged is not None
+    assert (judged.slow, judged.evidence.known) == (None, True), judged.words()
 
 
 @needs_recorder
