@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import nbddp.errors
@@ -154,6 +155,39 @@ def test_figures_stand_under_their_rank(four: Kernel) -> None:
         o.get("text") or o["data"]["text/html"] for o in shown.outputs if o.get("text") or "text/html" in o["data"]
     ]
     assert kinds == ["rank 1 │\n", "<b>1</b>", "rank 3 │\n", "<b>3</b>"]
+
+
+TRAINED = """%%ddp --memory
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(100, 100))
+for _ in range(8): model(torch.randn(8, 100)).sum().backward()
+dist.destroy_process_group()"""
+HELD = """import ctypes, gc
+def of_kind(module, name):
+    return sum((type(o).__module__, type(o).__name__) == (module, name) for o in gc.get_objects())
+gc.collect()
+getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+print(of_kind("matplotlib.figure", "Figure"), of_kind("matplotlib.axis", "XAxis"))"""
+
+
+@needs_recorder
+def test_what_a_notebook_keeps_of_its_figures_is_neither_a_figure_nor_much(four: Kernel) -> None:
+    """`Out` keeps what cells return: 7 to 17 MiB for each, if that were a figure."""
+    kernel = psutil.Process(four.pid)
+    often, once = ("timings", "memory", "memory --timeline"), ("timings --collectives", "topology", "forecast")
+    assert four.run(TRAINED).ok
+    for line in (*often, *once, "bench --max 4KiB --repeat 2 --warmup 1"):
+        shown = four.run(f"%ddp {line}")
+        assert shown.ok, shown.error
+        assert "image/png" in shown.displays[-1], line
+    assert four.run(HELD).text() == "0 0\n"
+    before = kernel.memory_full_info().uss
+    for line in often * 2:
+        assert four.run(f"%ddp {line}").ok
+    assert four.run(HELD).text() == "0 0\n"
+    assert four.run("print(sum('figure' in dir(o) for o in Out.values()))").text() == "13\n"
+    assert kernel.memory_full_info().uss - before < 16 << 20
 
 
 def test_progress_bar_is_one_line(four: Kernel) -> None:
