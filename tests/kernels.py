@@ -22,7 +22,7 @@ import IPython
 from jupyter_client.manager import KernelManager
 
 from nbddp.capabilities.warm import fingerprint
-from tests import warm as forks
+from tests import warm as tests_warm
 
 CELL_TIMEOUT = 90.0
 # Since Python 3.13 pdb stops at `breakpoint()` itself: the lines that lead from there to the line below.
@@ -178,7 +178,7 @@ def loaded(cwd: str, env: dict[str, str] | None = None, *, warm: bool = True) ->
     warm: its agent is a fork of the tests' template (tests/warm.py).
     """
     if warm:
-        forks.ready(env or os.environ, **_of_kernels(), folder=os.path.realpath(cwd))
+        tests_warm.ready(env or os.environ, **_of_kernels(), folder=os.path.realpath(cwd))
     kernel = Kernel(cwd, env)
     try:
         shown = kernel.run("%load_ext nbddp")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.agent import children, warning_filters
-from nbddp.agent import server as main
+from nbddp.agent import server as agent_server
 from nbddp.agent.server import WARM, Agent, import_all
 from nbddp.capabilities.warm import client, fingerprint, server
 from nbddp.launch import env_options
@@ -173,4 +173,4 @@ def be(request: dict[str, Any]) -> None:
 
 # The stack of a worker begins with these functions: to who looks at it they are the agent's, and no program's.
 for _function in (be, _wait, _Forks.serve, _Forks._ready, _Forks._taken, _Forks._fill, _Forks._fork):
-    _function.__code__ = _function.__code__.replace(co_filename=main.__file__)
+    _function.__code__ = _function.__code__.replace(co_filename=agent_server.__file__)

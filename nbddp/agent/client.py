@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nbddp.agent import runtime_dir as homes
-from nbddp.agent import stop
+from nbddp.agent import runtime_dir, stop
 from nbddp.agent.last_error import cause
 from nbddp.agent.process_id import Identity
 from nbddp.capabilities.warm import client, fingerprint
@@ -79,8 +78,8 @@ class Agent:
         connection = asked.answer() if asked is not None else None
         if asked is not None and connection is not None:
             return cls.at(connection, asked.home, env, inherited, kept=True)
-        homes.running()  # sweeps what a killed agent left
-        home = homes.new_home()
+        runtime_dir.running()  # sweeps what a killed agent left
+        home = runtime_dir.new_home()
         what = [fingerprint.CONTROLS_ONLY] if controls_only else []
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "nbddp.agent.server", str(home), str(os.getpid()), str(theirs.fileno()), *what]
@@ -108,7 +107,7 @@ class Agent:
         """Join a running agent by its socket. Raises AgentFailed."""
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.connect(str(homes.socket_of(home)))
+            connection.connect(str(runtime_dir.socket_of(home)))
         except OSError as e:
             raise AgentFailed(f"the pool {home.name} does not answer: {e.strerror}") from None
         return cls.at(connection, home, {}, {}, owned=False)
@@ -138,7 +137,7 @@ class Agent:
     @functools.cached_property
     def bulk(self) -> Path:
         """The folder of the pool's output."""
-        return homes.bulk(self.home)
+        return runtime_dir.bulk(self.home)
 
     @property
     def pool_id(self) -> str:
@@ -291,7 +290,7 @@ class Agent:
         if self.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(1.0)
-        homes.sweep(self.home)
+        runtime_dir.sweep(self.home)
 
     def last_words(self) -> str:
         """Why the agent has ended, by its log; else how, and whether it had room for a log."""
@@ -386,7 +385,7 @@ class Agent:
 
 def _own(env: Mapping[str, str]) -> dict[str, str]:
     """The environment of an agent."""
-    own = {**homes.private_caches(), **env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    own = {**runtime_dir.private_caches(), **env, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     if os.environ.get("NBDDP_START_METHOD"):
         own["NBDDP_START_METHOD"] = os.environ["NBDDP_START_METHOD"]
     return own

@@ -35,7 +35,7 @@ from nbddp.capabilities.panel.on_agent import Gpus, Workers
 from nbddp.capabilities.private import sock_owner
 from nbddp.capabilities.warm import fingerprint, server
 from nbddp.compat import system
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 from nbddp.errors import NbddpError, RankStatus
 from nbddp.protocol.jsonl import LineBuffer, Message, encode, log_unknown
 
@@ -52,7 +52,7 @@ WARM = (
     "torch.distributed",
     "torch.nn.parallel",
     "torch.distributed.optim",
-    torch_seams.COMPILER,
+    torch_compat.COMPILER,
     "ipyparallel.engine.app",
     "ipyparallel.controller.app",
     "ipykernel.zmqshell",
@@ -72,7 +72,7 @@ CONTROLS = ("ipyparallel.controller.app", "tornado.platform.asyncio", "tornado.q
 LOOK_EVERY = 1.0  # seconds
 MOST_PIPES = 8  # that a child sends at once
 LARGEST_PIPE = 1 << 20  # bytes; what Linux lets a user have
-SPARED = (torch_seams.COMPILER,)  # without it a worker starts all the same
+SPARED = (torch_compat.COMPILER,)  # without it a worker starts all the same
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from nbddp.capabilities.debugger.sender import Debugging
 from nbddp.capabilities.scripts.failures import Failure
-from nbddp.capabilities.widgets import state as widgets
+from nbddp.capabilities.widgets import state as widgets_state
 from nbddp.capabilities.widgets.state import Widgets
 from nbddp.errors import PoolNotRunning, RankStatus, RunFailed
 from nbddp.execution import supervise
@@ -120,7 +120,7 @@ class Run:
             self.aside(rank, kind, message["content"])
         elif kind == INTERRUPTED:
             self.events.put(("do", -1, lambda: self.ladder.took(rank)))
-        elif kind in (OUTCOME, STOPPED) or kind in PRINTED or kind in widgets.KINDS:
+        elif kind in (OUTCOME, STOPPED) or kind in PRINTED or kind in widgets_state.KINDS:
             self.events.put((kind, rank, message))
             if kind == OUTCOME and message["content"].get("then"):
                 self.goes_on.add(rank)
@@ -328,7 +328,7 @@ class Run:
             self._came_out(rank, what)
         elif kind == STOPPED:
             self.debugged.heard(rank, what["content"])
-        elif kind in widgets.KINDS:
+        elif kind in widgets_state.KINDS:
             self.display.take_widget(rank, kind, what)
         else:
             self._printed(rank, kind, what["content"])

@@ -25,7 +25,7 @@ from nbddp.compat import torch
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
 from nbddp.execution.execution import OUTCOME
 from nbddp.grading.definitions import Handed, absent, kind
-from nbddp.grading.sandbox import agent as guarded
+from nbddp.grading.sandbox import agent as sandbox_agent
 from nbddp.grading.sandbox import rlimits
 from nbddp.grading.submissions import Cell
 from nbddp.launch.options import LaunchSpec
@@ -35,7 +35,7 @@ from nbddp.output.screens import Silent
 from nbddp.pool.pool import Pool
 from nbddp.pool.rank_channel import RankConnection
 from nbddp.pool.state import Life
-from nbddp.teach import check as checks
+from nbddp.teach import check
 
 WARM = (
     "nbddp.grading.examiner",
@@ -103,7 +103,7 @@ class StrangersPool(Pool):
 
 def exercises() -> dict[str, Exercise]:
     """All exercises of all lessons, by name."""
-    found = {name: getattr(checks, name) for name in checks.__all__}
+    found = {name: getattr(check, name) for name in check.__all__}
     return {name: e for name, e in found.items() if isinstance(e, Exercise)}
 
 
@@ -170,8 +170,8 @@ def main(request: dict[str, Any]) -> int:
     """Examine until nobody asks any more. request: `channel`; `nproc`; `deadline`, seconds; `guard`."""
     children.adopt_orphans()
     channel = socket.socket(fileno=request["channel"])
-    guard = guarded.Guard(**request["guard"])
-    home, _, connection = guarded.launch(os.environ, guard, close=[channel.fileno()])
+    guard = sandbox_agent.Guard(**request["guard"])
+    home, _, connection = sandbox_agent.launch(os.environ, guard, close=[channel.fileno()])
     refuse_pickles()
     rlimits.bound_self(OWN_MEMORY)
     agent = Agent.at(connection, home, os.environ, {})

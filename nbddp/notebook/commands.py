@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.capabilities.scripts import grammar, torchrun
-from nbddp.capabilities.scripts import launch as launching
+from nbddp.capabilities.scripts import grammar, launch, torchrun
 from nbddp.errors import BadInput
 from nbddp.launch.options import (
     REPEAT,
@@ -352,20 +351,20 @@ def complete_command(line: str) -> list[str]:
         return [c for c in COMMANDS if c.startswith(words[0] if words else "")]
     asked = torchrun.rewritten(words)
     if asked[0] in SCRIPTS:
-        return launching.complete(command_parser(asked[0]), " ".join(asked[1:]) + " " * line.endswith(" "))
+        return launch.complete(command_parser(asked[0]), " ".join(asked[1:]) + " " * line.endswith(" "))
     if words[0] not in COMMANDS:
         return []
     current = "" if line.endswith(" ") else words[-1]
     typed = words[1:] if not current else words[1:-1]
     due = waiting_for(command_parser(words[0]), typed[-1]) if typed else None
     if due is not None:
-        return launching.value(due, current) or complete(command_parser(words[0]), line)
+        return launch.value(due, current) or complete(command_parser(words[0]), line)
     if words[0] == "bench" and not (typed and typed[-1].startswith("-")):
         from nbddp.analysis.wait_time import BUS_FACTOR
 
         collectives = [c for c in BUS_FACTOR if c.startswith(current) and c not in typed]
     else:
         collectives = []
-    ends = {"export": (".py",), "submit": launching.BATCH}.get(words[0], ())
-    files = launching.files(current, ends) if ends and not current.startswith("-") else []
+    ends = {"export": (".py",), "submit": launch.BATCH}.get(words[0], ())
+    files = launch.files(current, ends) if ends and not current.startswith("-") else []
     return [*collectives, *files, *complete(command_parser(words[0]), line)]

@@ -20,7 +20,7 @@ from traitlets import TraitError, Unicode, observe, validate
 from nbddp.agent import stop
 from nbddp.agent.client import Agent
 from nbddp.capabilities.debugger.command import Debug
-from nbddp.capabilities.export import command as exporting
+from nbddp.capabilities.export import command as export_command
 from nbddp.capabilities.export.command import History, Ran
 from nbddp.capabilities.scripts import failures, launch
 from nbddp.capabilities.slurm import submit
@@ -28,7 +28,7 @@ from nbddp.capabilities.slurm.host_source import offer
 from nbddp.capabilities.warm.client import Asked
 from nbddp.compat import system
 from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
-from nbddp.execution import cell_text as cells
+from nbddp.execution import cell_text
 from nbddp.execution.values import RankValues
 from nbddp.launch import env_options, options
 from nbddp.launch.options import LaunchSpec
@@ -143,13 +143,13 @@ class DDPMagics(Magics):  # type: ignore[misc]
     def _cell(self, line: str, body: str) -> None:
         self.pool.ask_ahead()
         spec = options.parse_cell(line)
-        if not cells.has_program(body):
+        if not cell_text.has_program(body):
             self._change(spec, line)
             return
         number = self._number()
         raw = self.shell.history_manager.input_hist_raw[-1]
-        code = cells.prepare(line, body, cells.rows_above(raw, body))
-        cells.check(code, f"Cell In[{number}]", self.shell.transform_cell, self._is_automagic)
+        code = cell_text.prepare(line, body, cell_text.rows_above(raw, body))
+        cell_text.check(code, f"Cell In[{number}]", self.shell.transform_cell, self._is_automagic)
         ran = Ran(number, line, body, where=self._where())
         try:
             values = self._carry_out(spec, code, number)
@@ -159,14 +159,14 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self.history.add(ran)
         if spec.output:
             self.shell.user_ns[spec.output] = values
-        self._ask_front_end(lambda text: cells.headed(raw, line, body, text))
+        self._ask_front_end(lambda text: cell_text.headed(raw, line, body, text))
         self._show_recorded(spec)
 
     def _change(self, spec: LaunchSpec, line: str) -> None:
         """A `%%ddp` line without a program: `%ddp start` with its options, if they are all of the pool."""
         if spec.run() != LaunchSpec().run() or not (spec.asks_for_pool() or spec.fresh):
             shown = "%ddp timings" if spec.show_timings else "%ddp memory --timeline" if spec.memory else ""
-            raise cells.refusal(line.strip(), f"{shown} for the cell before" if shown else "")
+            raise cell_text.refusal(line.strip(), f"{shown} for the cell before" if shown else "")
         replaced = spec.fresh and self.pool.running
         self._start(Command("start", {}, spec))
         if replaced:
@@ -461,15 +461,15 @@ class DDPMagics(Magics):  # type: ignore[misc]
             screen.finish([])
 
     def _stacks(self, command: Command) -> Any:
-        from nbddp.capabilities.stacks import command as stacks
+        from nbddp.capabilities.stacks import command as stacks_command
 
         run = self.pool.last_run
         if run is not None and run.error() is not None and run.positions:
-            return stacks.of_run(run.positions, run.facts)
+            return stacks_command.of_run(run.positions, run.facts)
         if not self.pool.running:
             raise BadInput("there is no pool, so there are no stacks; a %%ddp cell or %ddp start starts one")
         assert self.pool.agent is not None
-        return stacks.live(self.pool.agent)
+        return stacks_command.live(self.pool.agent)
 
     def _doctor(self, command: Command) -> Any:
         from nbddp.capabilities.doctor.examination import examine
@@ -509,7 +509,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 "gpus_per_proc": len(first.devices), "env": self.pool.group.variables,
             }  # fmt: skip
             shape |= {"visible": spec.visible} if spec.visible else {}
-        print(*exporting.carry_out(args, shape, self.history, args["argv"]), sep="\n")
+        print(*export_command.carry_out(args, shape, self.history, args["argv"]), sep="\n")
 
     def _submit(self, command: Command) -> None:
         args = command.args
@@ -579,7 +579,7 @@ def _fresh(spec: LaunchSpec) -> LaunchSpec:
 
 
 RESTARTED = "all workers restarted; names on them are gone"
-TRANSFORMS = (cells.uncommented, cells.bodied)  # of a shell's cells, before it looks for a magic
+TRANSFORMS = (cell_text.uncommented, cell_text.bodied)  # of a shell's cells, before it looks for a magic
 _loaded: dict[int, DDPMagics] = {}
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from nbddp.agent import runtime_dir as homes
+from nbddp.agent import runtime_dir
 from nbddp.agent.client import Agent
 from nbddp.capabilities.slurm import allocation
 from nbddp.capabilities.warm import client
@@ -70,7 +70,7 @@ def _help(command: Command) -> None:
 def _status(command: Command) -> None:
     from nbddp.notebook.status import megabytes, table
 
-    for line in homes.strange():
+    for line in runtime_dir.strange():
         print(line)
     asked_for, waiting_too = command.args["pool"], False
     waiting = [one for one in client.waiting() if asked_for in ("", one.name)]
@@ -106,10 +106,10 @@ def _topology(command: Command) -> None:
 
 
 def _stacks(command: Command) -> None:
-    from nbddp.capabilities.stacks import command as stacks
+    from nbddp.capabilities.stacks import command as stacks_command
 
     for agent in _chosen(command):
-        print(stacks.live(agent))
+        print(stacks_command.live(agent))
 
 
 def _doctor(command: Command) -> None:
@@ -120,7 +120,7 @@ def _doctor(command: Command) -> None:
 
 def _stop(command: Command) -> None:
     """End a pool; where there is none, the warm processes that wait."""
-    name, running = command.args["pool"], homes.running()
+    name, running = command.args["pool"], runtime_dir.running()
     waiting = [one for one in client.waiting() if one.name == name or not (name or running)]
     jobs = [one for one in allocation.kept() if str(one.job) == name or not (name or running)]
     for one in waiting:
@@ -197,9 +197,9 @@ def _start(command: Command) -> None:
 
 
 def _export(command: Command) -> None:
-    from nbddp.capabilities.export import command as exporting
+    from nbddp.capabilities.export import command as export_command
 
-    print(*exporting.carry_out(command.args, {}, None, command.args["argv"]), sep="\n")
+    print(*export_command.carry_out(command.args, {}, None, command.args["argv"]), sep="\n")
 
 
 def _script(command: Command) -> None:
@@ -225,7 +225,7 @@ COMMANDS: dict[str, Callable[[Command], None]] = {
 
 
 def _chosen(command: Command, default_all: bool = False) -> list[Agent]:
-    found = homes.running()
+    found = runtime_dir.running()
     name = command.args.get("pool") or ""
     if name:
         found = [h for h in found if h.name == name]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from nbddp.agent.client import Agent
 from nbddp.capabilities.doctor.background import Trials
-from nbddp.capabilities.hosts import report_query as checkup
+from nbddp.capabilities.hosts import report_query
 from nbddp.capabilities.hosts.report import Checkup
 from nbddp.capabilities.scripts.logs import Logs
-from nbddp.capabilities.slurm import host_source as elsewhere
+from nbddp.capabilities.slurm import host_source
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.compat.working_dir import here
 from nbddp.errors import BadInput, WorkerFailed
@@ -27,7 +27,7 @@ from nbddp.launch import env_options
 from nbddp.launch.machine import Node as Host
 from nbddp.launch.options import REPEAT, WARMUP, LaunchSpec
 from nbddp.launch.topology import Topology, rank_words
-from nbddp.lessons.framework import json_values as answers
+from nbddp.lessons.framework import json_values
 from nbddp.output.mimebundles import face
 from nbddp.output.screens import Screen, Silent, for_shell
 from nbddp.pool import payloads, retry
@@ -319,10 +319,10 @@ class Pool:
         """
         if self.running:
             raise BadInput(
-                f"this pool runs {elsewhere.on(self.spec)}; %ddp stop ends it, then %ddp attach uses the job"
+                f"this pool runs {host_source.on(self.spec)}; %ddp stop ends it, then %ddp attach uses the job"
             )
-        kept = elsewhere.to_attach(job)
-        spec = elsewhere.restored(kept)
+        kept = host_source.to_attach(job)
+        spec = host_source.restored(kept)
         self.elsewhere.hold(kept.take())
         return self.ensure(spec, progress)
 
@@ -369,7 +369,7 @@ class Pool:
         limits = {"hang_after": hang_after, "timeout": timeout, "shutdown_timeout": shutdown_timeout}
         request = payloads.call(function, args, kwargs, chosen, self.plain, **limits)
         run = self.runs.run(request, screen)
-        return payloads.answered(run.ended, answers.read if self.plain else pickling.unpack)
+        return payloads.answered(run.ended, json_values.read if self.plain else pickling.unpack)
 
     def push(self, names: Mapping[str, Any], ranks: Sequence[int] | None = None) -> None:
         """Copy values to names on the ranks. Raises BadInput if one cannot be pickled; then none is set."""
@@ -506,7 +506,7 @@ class Pool:
 
     def checkup(self, progress: Callable[[str], None] = lambda text: None) -> Checkup | None:
         """Findings about the pool's hosts (`%ddp doctor`); None for a pool on this machine, or without a pool."""
-        return checkup.examine(self.group, progress)
+        return report_query.examine(self.group, progress)
 
     def ask(self, rank: int, content: dict[str, Any], timeout: float = 1.0) -> Any:
         """Ask a rank's control thread (`complete`, `inspect`, `where`); None without an answer."""

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import runtime_dir as homes
+from nbddp.agent import runtime_dir
 from nbddp.agent.hardware import loopback_name
 from nbddp.compat import working_dir
 from nbddp.launch import torchrun_env
@@ -50,7 +50,7 @@ def worker(
 
 def here() -> dict[str, str]:
     """The environment of workers on this machine."""
-    return {**homes.private_caches(), **os.environ}
+    return {**runtime_dir.private_caches(), **os.environ}
 
 
 def joining(topology: Topology, place: Worker) -> str:

@@ -24,8 +24,7 @@ from nbddp.compat import system
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
 from nbddp.execution.execution import Run
 from nbddp.execution.values import check_ranks
-from nbddp.launch import env_options, torchrun_env
-from nbddp.launch import spec_merge as standing
+from nbddp.launch import env_options, spec_merge, torchrun_env
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import rank_words
 from nbddp.launch.units import lasts
@@ -86,7 +85,7 @@ class Life:
         self.with_living_nodes(self.reaching.check, self.spec, progress)
         self.leave_dead()
         stands = self.group.topology is not None or bool(self._ended)
-        merged = standing.merged(spec, self.spec if stands else None)
+        merged = spec_merge.merged(spec, self.spec if stands else None)
         setting = Setting(self.group.variables, merged, first=not self.group.workers)
         if setting.imports and self.group.nodes:
             self.stop(keep=False)
@@ -109,7 +108,7 @@ class Life:
 
     def _match(self, spec: LaunchSpec, merged: LaunchSpec, setting: Setting, progress: Progress) -> list[str]:
         """Have the processes that the plan of `merged` wants, on nodes whose agents are warm."""
-        group, visible = self.group, standing.visible(merged)
+        group, visible = self.group, spec_merge.visible(merged)
         if group.running:
             group.end_spent()
         topology = self.reaching.plan(merged)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from nbddp.lessons.framework.prompt import Asks, Prediction
-from nbddp.lessons.l01_one_program import predictions as spmd
-from nbddp.lessons.l02_ranks_and_devices import predictions as placement
-from nbddp.lessons.l03_finding_each_other import predictions as rendezvous
-from nbddp.lessons.l04_collectives import predictions as ring
-from nbddp.lessons.l05_averaging_gradients import predictions as averaging
+from nbddp.lessons.l01_one_program import predictions as one_program
+from nbddp.lessons.l02_ranks_and_devices import predictions as ranks_and_devices
+from nbddp.lessons.l03_finding_each_other import predictions as finding_each_other
+from nbddp.lessons.l04_collectives import predictions as collectives
+from nbddp.lessons.l05_averaging_gradients import predictions as averaging_gradients
 from nbddp.lessons.l06_samples import predictions as samples
 from nbddp.lessons.l07_batch_norm import predictions as batch_norm
-from nbddp.lessons.l08_buckets_and_overlap import predictions as buckets
+from nbddp.lessons.l08_buckets_and_overlap import predictions as buckets_and_overlap
 from nbddp.lessons.l09_hangs import predictions as hangs
 from nbddp.lessons.l10_restarts import predictions as restarts
 from nbddp.lessons.l11_launching import predictions as launching
@@ -30,14 +30,14 @@ from nbddp.lessons.l18_capstone import predictions as capstone
 from nbddp.output.table import Table
 
 LESSONS = (
-    spmd,
-    placement,
-    rendezvous,
-    ring,
-    averaging,
+    one_program,
+    ranks_and_devices,
+    finding_each_other,
+    collectives,
+    averaging_gradients,
     samples,
     batch_norm,
-    buckets,
+    buckets_and_overlap,
     hangs,
     restarts,
     launching,

@@ -24,10 +24,9 @@ import ipyparallel.engine.app as engine_app
 import zmq
 from traitlets.config import Config
 
-from nbddp.agent import hardware, keepalive, warning_filters
-from nbddp.agent import runtime_dir as homes
+from nbddp.agent import hardware, keepalive, runtime_dir, warning_filters
 from nbddp.compat import libraries
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.compat.system import LOOPBACK
 from nbddp.worker import child_waits, flight, output_spool, position, std_streams
@@ -72,7 +71,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         hook(self.kernel)
         self.kernel.kept = output_spool.Kept(
-            self.kept_path, self.kernel.printed, str(homes.socket_of(Path(self.log_path).parent))
+            self.kept_path, self.kernel.printed, str(runtime_dir.socket_of(Path(self.log_path).parent))
         )
         self.kernel.kept.have_pipes_held()
         child_waits.begin(os.path.dirname(self.log_path))
@@ -162,8 +161,8 @@ def prepare_torch() -> None:
 
     if forked:  # a spawned worker's import has read it all
         torch.set_num_threads(threads(os.environ, len(hardware.allowed_cores())))
-        if torch_seams.LOG_LEVEL in os.environ:
-            torch_seams.read_log_level()
+        if torch_compat.LOG_LEVEL in os.environ:
+            torch_compat.read_log_level()
     if torch.distributed.is_available():
         flight.switch_on()
         set_level = getattr(torch.distributed, "set_debug_level_from_env", None)

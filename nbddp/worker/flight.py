@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of the recorders, in entries; the older name last
 ENTRIES = "2000"  # torch's own default, where it has one that is not 0
@@ -64,8 +64,8 @@ def switch_on() -> None:
     """
     if any(name in os.environ for name in SIZES):
         return
-    dumping = torch_seams.flight_recorders()
-    name = SIZES[0] if torch_seams.has_generic_recorder() else SIZES[1]  # the other name's warning is not wanted
+    dumping = torch_compat.flight_recorders()
+    name = SIZES[0] if torch_compat.has_generic_recorder() else SIZES[1]  # the other name's warning is not wanted
     os.environ[name] = ENTRIES
     try:
         for dump in dumping:
@@ -77,7 +77,7 @@ def switch_on() -> None:
 def dumps(active: bool) -> list[dict[str, Any]]:
     """What the recorders hold now; with `active`, only what may not be done. Without what was called in groups of ours,
     and with what that has overwritten."""
-    found = [json.loads(dump(includeCollectives=True, onlyActive=active)) for dump in torch_seams.flight_recorders()]
+    found = [json.loads(dump(includeCollectives=True, onlyActive=active)) for dump in torch_compat.flight_recorders()]
     return (
         [_as_if_alone(dump, [] if active else kept) for dump, kept in zip(found, _kept, strict=True)]
         if _ours

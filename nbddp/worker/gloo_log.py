@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 
 
 class Quiet:
@@ -25,7 +25,7 @@ class Quiet:
 
     @contextlib.contextmanager
     def connecting(self) -> Iterator[None]:
-        if not torch_seams.gloo_reports_connections():
+        if not torch_compat.gloo_reports_connections():
             yield
             return
         self._enter()

@@ -40,7 +40,7 @@ from nbddp.capabilities.stale_modules.on_rank import Modules
 from nbddp.capabilities.subprocesses import on_rank
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.capabilities.trace.on_rank import Tracer
-from nbddp.compat import ipykernel as ipykernel_seams
+from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat import libraries
 from nbddp.compat.clock import clock
 from nbddp.protocol import pickling
@@ -114,7 +114,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
     log_file: int | None = None  # descriptor of the worker's log
 
     def __init__(self, **kwargs: Any) -> None:
-        with ipykernel_seams.unlisted_modules():
+        with ipykernel_compat.unlisted_modules():
             super().__init__(**kwargs)
         self._begin_work()
 
@@ -181,7 +181,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         warnings.filterwarnings("ignore", message="To exit: use")  # a script may end by sys.exit()
         sys.breakpointhook = self._breakpoint
         self.text.install(shell)
-        ipykernel_seams.sign_once(shell)
+        ipykernel_compat.sign_once(shell)
         for prompt in ("ps1", "ps2", "ps3"):  # by these a library (Lightning, Fabric) knows that somebody types
             vars(sys).pop(prompt, None)
         self.files.install(shell)
@@ -192,7 +192,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self._show_traceback = shell.showtraceback
         shell.showtraceback = self._showtraceback
         # IPython 9 words every exception once more for its history, at a second or more in torch's large files
-        ipykernel_seams.word_history_by(shell, _short)
+        ipykernel_compat.word_history_by(shell, _short)
 
         shell.register_magic_function(self._debug, "line", "debug")
 
@@ -502,7 +502,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             OUTCOME,
             outcome,
             parent=parent,
-            ident=ipykernel_seams.topic(self, "nbddp"),
+            ident=ipykernel_compat.topic(self, "nbddp"),
             buffers=buffers,
         )
 
@@ -510,7 +510,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         """Publish that the program has had an interrupt; whatever the main thread was doing, another one sends it. In a
         signal's handler, where nothing may be raised but what the program is to have."""
         try:
-            sends, ident = self.streams[0].pub_thread, ipykernel_seams.topic(self, "nbddp")
+            sends, ident = self.streams[0].pub_thread, ipykernel_compat.topic(self, "nbddp")
             said = functools.partial(self.session.send, content={}, parent=self._parent, ident=ident)
             sends.schedule(lambda: said(sends.socket, INTERRUPTED))
         except Exception as e:
@@ -521,7 +521,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         place = content["place"]
         if place is not None:
             content["place"] = [self.files.shown.get(place[0], place[0]), *place[1:]]
-        ident = ipykernel_seams.topic(self, "nbddp")
+        ident = ipykernel_compat.topic(self, "nbddp")
         self.session.send(self.iopub_socket, STOPPED, content, parent=self._parent, ident=ident)
 
     def _keep_result(self, result: Any) -> None:
@@ -533,11 +533,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         if self.spec is None:
             self._show_traceback(exc_tuple, *args, **kwargs)
             return
-        ipykernel_seams.no_traceback(self.shell)
+        ipykernel_compat.no_traceback(self.shell)
         error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
         caller = sys._getframe(1).f_code
         if caller.co_filename.endswith(RUNNERS):
-            if self._shown is None or not ipykernel_seams.is_outermost(caller):
+            if self._shown is None or not ipykernel_compat.is_outermost(caller):
                 self._shown = error
             else:  # after the cell's own error, which is shown: IPython has asked it whether it is true, say
                 self._spoilt = True

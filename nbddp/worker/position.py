@@ -25,13 +25,11 @@ from nbddp.worker import (
     flight,
     frames,
     own_stores,
+    process_groups,
     runnable,
     store_client,
     threads,
     torch_debug_detail,
-)
-from nbddp.worker import (
-    process_groups as groups,
 )
 from nbddp.worker.call_log import ANY, NOTES, Note
 from nbddp.worker.frames import Frame
@@ -41,7 +39,7 @@ OTHERS = (torch.FUNCTIONAL,)
 RESULT, FOR_RESULT = "wait_tensor", ("unwrap", "trigger_wait", "wait", "wait_tensor")  # of a functional collective
 HERE = call_log.FILE
 WORKER = os.path.dirname(HERE)
-CHECK, GROUPS, REACHING = on_rank.__file__, groups.__file__, store_client.__file__
+CHECK, GROUPS, REACHING = on_rank.__file__, process_groups.__file__, store_client.__file__
 OWN_STORES = own_stores.__file__
 STORES = {REACHING: "TCPStore", OWN_STORES: "FileStore"}
 INIT, NEW_GROUP, BACKWARD = "init_process_group", "new_group", torch.BACKWARD

@@ -15,7 +15,7 @@ On gloo no rank is through before all are, since they then compare whom they are
 (`capabilities.private.peer_check`). For groups of other ranks, and elsewhere, torch's own behaviour is kept, with rank
 0 as the server, on the loopback (`capabilities.private.loopback`).
 
-The second seam is private (`torch_seams.wrap_create_store`). Where it
+The second seam is private (`torch_compat.wrap_create_store`). Where it
 is missing, `init_process_group` is given the store as an argument.
 
 The third: the sockets that appear while a store or a group is made are noted as torch's

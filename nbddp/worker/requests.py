@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from nbddp.capabilities.bench import on_rank
-from nbddp.capabilities.compare import on_rank as digests
+from nbddp.capabilities.compare import on_rank as compare_on_rank
 from nbddp.capabilities.memory import on_rank_sizes
 from nbddp.capabilities.memory.on_rank import Memory
 from nbddp.capabilities.memory.on_rank_timeline import Allocations
@@ -110,9 +110,9 @@ def _trace(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
 
 def _together(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """The collectives of the last run that called some; None without any."""
-    from nbddp.capabilities.collectives import on_rank as together
+    from nbddp.capabilities.collectives import on_rank as collectives_on_rank
 
-    return [pickling.pack_or_words(together.collect(worker.recorder))]
+    return [pickling.pack_or_words(collectives_on_rank.collect(worker.recorder))]
 
 
 def _bench(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
@@ -158,10 +158,10 @@ def _compare(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """What names hold, as digests; or, to see how far tensors are apart, some bytes of them, given or taken."""
     names = worker.shell.user_ns
     if spec["part"] == "look":
-        return [pickling.pack_or_words(digests.look(names, n)) for n in spec["names"]]
+        return [pickling.pack_or_words(compare_on_rank.look(names, n)) for n in spec["names"]]
     if spec["part"] == "read":
-        return digests.read(names, spec["spans"])
-    return [pickling.pack_or_words(digests.measure(names, spec["spans"], buffers))]
+        return compare_on_rank.read(names, spec["spans"])
+    return [pickling.pack_or_words(compare_on_rank.measure(names, spec["spans"], buffers))]
 
 
 def _environment(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:

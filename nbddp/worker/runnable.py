@@ -33,7 +33,7 @@ import tornado
 import zmq
 from ipykernel import ipkernel
 
-from nbddp.compat import ipykernel as ipykernel_seams
+from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat.clock import clock
 from nbddp.worker import threads
 from nbddp.worker.frames import Frame
@@ -279,7 +279,7 @@ class Loop:
     def begin(self) -> None:
         """In the loop's thread, before the first run."""
         self._loop = asyncio.get_running_loop()
-        held = ipykernel_seams.held_by(self._loop)
+        held = ipykernel_compat.held_by(self._loop)
         self._descriptors = set(held.descriptors) if held is not None else set()
 
     def ask(self) -> list[str]:
@@ -298,7 +298,7 @@ class Loop:
 
     def _stands(self) -> list[str]:
         assert self._loop is not None
-        held = ipykernel_seams.held_by(self._loop)
+        held = ipykernel_compat.held_by(self._loop)
         if held is None:
             return ["its event loop"]
         tasks = [t for t in asyncio.all_tasks(self._loop) if not _is_known_task(t)]

@@ -27,12 +27,12 @@ from docs.gallery import of_forecast, of_memory, of_program
 from docs.gallery import recording as gallery
 from nbddp.analysis.row_limit import MOST
 from nbddp.analysis.wait_time import BUS_FACTOR
-from nbddp.capabilities.bench import figure as bench
+from nbddp.capabilities.bench import figure as bench_figure
 from nbddp.capabilities.bench.figure import bench as drawn_bench
 from nbddp.capabilities.bench.result import Measured
-from nbddp.capabilities.forecast import figure as forecast
-from nbddp.capabilities.memory import figure as memory
-from nbddp.capabilities.timings import figure as timings
+from nbddp.capabilities.forecast import figure as forecast_figure
+from nbddp.capabilities.memory import figure as memory_figure
+from nbddp.capabilities.timings import figure as timings_figure
 from nbddp.capabilities.topology.figure import LOOKS
 from nbddp.capabilities.topology.figure import topology as drawn_topology
 from nbddp.figures.bar_labels import Inside
@@ -62,12 +62,21 @@ def some() -> Shown:
 @pytest.mark.parametrize("behind", PAGES.values(), ids=PAGES)
 def test_what_can_be_read_in_light_can_be_read_in_the_dark(behind: str) -> None:
     """Texts on the page and on every fill that has text, where that is readable in light."""
-    fills = {PAPER, FRAME, *FILLS, *TINTS, timings.MOVES, timings.WAITS, memory.REST, forecast.COMPUTE}
-    fills |= {its.fill for its in LOOKS.values() if its.fill != "none"} | {s[0] for s in memory.STYLES.values()}
-    inks = {INK, PAPER, *FILLS, *(its.text for its in LOOKS.values()), *(s[3] for s in memory.STYLES.values())}
+    fills = {
+        PAPER,
+        FRAME,
+        *FILLS,
+        *TINTS,
+        timings_figure.MOVES,
+        timings_figure.WAITS,
+        memory_figure.REST,
+        forecast_figure.COMPUTE,
+    }
+    fills |= {its.fill for its in LOOKS.values() if its.fill != "none"} | {s[0] for s in memory_figure.STYLES.values()}
+    inks = {INK, PAPER, *FILLS, *(its.text for its in LOOKS.values()), *(s[3] for s in memory_figure.STYLES.values())}
     assert min(contrast(ink, PAPER) for ink in inks - {PAPER}) >= 4.5
     seen = [(a, b) for a, b in product(inks, fills) if contrast(a, b) >= 4.6]
-    assert {(INK, FRAME), (MUTED, FRAME), (PAPER, FILLS[1]), (INK, timings.MOVES)} <= set(seen)
+    assert {(INK, FRAME), (MUTED, FRAME), (PAPER, FILLS[1]), (INK, timings_figure.MOVES)} <= set(seen)
     for ink, fill in seen:
         assert contrast(in_the_dark(ink, behind), in_the_dark(fill, behind)) >= 4.5, (ink, fill)
     assert in_the_dark(PAPER, behind) == behind, "no slab"
@@ -90,15 +99,15 @@ def test_words_and_table_are_in_the_html_and_not_twice_in_the_text() -> None:
 
 def test_64_ranks_and_1000_steps_are_small() -> None:
     made = recording(64, 1000)
-    bundle, _ = timings.timings(made, 500)._repr_mimebundle_()
+    bundle, _ = timings_figure.timings(made, 500)._repr_mimebundle_()
     assert sum(map(len, bundle.values())) < 1_000_000
 
 
 def timeline() -> Shown:
-    return timings.timings(gallery(8, 8), 20)
+    return timings_figure.timings(gallery(8, 8), 20)
 
 
-PHASES = {"forward": timings.FORWARD, "backward": timings.BACKWARD, "optimizer": timings.OPTIMIZER}
+PHASES = {"forward": timings_figure.FORWARD, "backward": timings_figure.BACKWARD, "optimizer": timings_figure.OPTIMIZER}
 
 
 def test_every_rank_bucket_and_step_of_a_timeline_has_words() -> None:
@@ -169,10 +178,10 @@ def test_times_are_labelled_with_units_at_round_numbers() -> None:
         "1 s",
     ]
     assert not axis.get_minorticklocs().size
-    assert bench.round_numbers(0.9e-3, 0.035) == [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05]
-    assert bench.round_numbers(1e-9, 100) == [1e-9, 1e-7, 1e-5, 1e-3, 0.1, 10.0, 1000.0]
-    assert bench.round_numbers(2e-3, 2e-3) == [0.002, 0.005]
-    assert bench.round_numbers(0, 1) == []
+    assert bench_figure.round_numbers(0.9e-3, 0.035) == [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05]
+    assert bench_figure.round_numbers(1e-9, 100) == [1e-9, 1e-7, 1e-5, 1e-3, 0.1, 10.0, 1000.0]
+    assert bench_figure.round_numbers(2e-3, 2e-3) == [0.002, 0.005]
+    assert bench_figure.round_numbers(0, 1) == []
 
 
 def test_the_legend_of_a_benchmark_stands_outside_its_axes() -> None:
@@ -186,7 +195,7 @@ def test_the_legend_of_a_benchmark_stands_outside_its_axes() -> None:
 @pytest.mark.every(3)
 @pytest.mark.parametrize("ranks", [4, 8, 16])
 def test_each_label_of_a_timeline_lies_inside_its_bar_and_has_its_colour(ranks: int) -> None:
-    shown = timings.timings(gallery(ranks, 8), 20)
+    shown = timings_figure.timings(gallery(ranks, 8), 20)
     renderer = boxes(shown)
     timeline = shown.figure.axes[0]
     labels = [t for t in timeline.get_children() if isinstance(t, Inside)]
@@ -207,7 +216,7 @@ def test_each_label_of_a_timeline_lies_inside_its_bar_and_has_its_colour(ranks: 
 
 def test_a_bar_without_room_has_no_label() -> None:
     """Rank 3 of the gallery is late: its buckets move at once, in bars that are narrower than two digits."""
-    shown = timings.timings(gallery(8, 8), 20)
+    shown = timings_figure.timings(gallery(8, 8), 20)
     boxes(shown)
     labels = [t for t in shown.figure.axes[0].get_children() if isinstance(t, Inside)]
     narrow = [t for t in labels if t.bar.get_width() < 0.35]
@@ -217,7 +226,7 @@ def test_a_bar_without_room_has_no_label() -> None:
 
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 5), (16, 12)])
 def test_nothing_runs_through_what_is_written_on_a_timeline(ranks: int, steps: int) -> None:
-    shown = timings.timings(recording(ranks, steps), steps - 1)
+    shown = timings_figure.timings(recording(ranks, steps), steps - 1)
     renderer = boxes(shown)
     timeline, curves = shown.figure.axes
     assert all(float(at).is_integer() for at in curves.get_xticks())

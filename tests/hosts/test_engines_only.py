@@ -23,8 +23,7 @@ import pytest
 from ipyparallel.error import RemoteError
 
 import nbddp
-from nbddp.capabilities.attached import clusters
-from nbddp.capabilities.attached import nodes as engines
+from nbddp.capabilities.attached import clusters, nodes
 from nbddp.capabilities.attached.nodes import Engine, Joined
 from nbddp.capabilities.stacks import command
 from nbddp.errors import PoolError, PoolNotRunning
@@ -36,7 +35,7 @@ from tests.pool.faults import needs_recorder
 ENGINES = 3
 INIT = "import os, torch, torch.distributed as dist\nif not dist.is_initialized(): dist.init_process_group('gloo')\n"
 SUM = f"{INIT}t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
-TAKEN = "__import__('nbddp.capabilities.attached.engine_side', fromlist=['taken'])"
+TAKEN = "__import__('nbddp.capabilities.attached.engine_side', fromlist=['engine_side'])"
 
 
 class Stock:
@@ -222,7 +221,7 @@ def test_another_pool_is_told_who_has_the_engines(taken: nbddp.Pool, monkeypatch
         asked = {"owner": other.owner, "env": {"RANK": "9"}, "cwd": "/", "roots": [], "rank": 9}
         with pytest.raises(PoolError, match=r"did not become a worker: RuntimeError: the pool of process \d+"):
             other.evaluate({0: f"take({asked!r})"}, 10)
-        monkeypatch.setattr(engines, "SLOW", 0.2)
+        monkeypatch.setattr(nodes, "SLOW", 0.2)
         code = ("import time; time.sleep(2)",)
         at_work = threading.Thread(target=taken.run_cell, args=code, kwargs={"screen": Silent()})
         at_work.start()
@@ -390,7 +389,7 @@ def test_an_engine_that_cannot_be_freed_is_ended(client: ipyparallel.Client) -> 
 @pytest.mark.more
 @pytest.mark.usefixtures("ends")
 def test_a_controller_that_dies_is_told(cluster: ipyparallel.Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "SILENT", 2)
+    monkeypatch.setattr(nodes, "SILENT", 2)
     below = psutil.Process(cluster.controller.pid).children(recursive=True)
     with nbddp.Pool(cluster=str(cluster.controller.connection_files["client"])) as pool:
         threading.Timer(0.5, psutil.Process(cluster.controller.pid).kill).start()

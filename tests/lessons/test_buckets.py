@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgba
 import nbddp
 from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.figures.palette import FILLS
-from nbddp.lessons.l08_buckets_and_overlap import figure as figures
+from nbddp.lessons.l08_buckets_and_overlap import figure as buckets_and_overlap_figure
 from nbddp.lessons.l08_buckets_and_overlap.exercise import EXPOSED, EXPOSED_CASES, PACK, PACK_CASES
 from nbddp.lessons.l08_buckets_and_overlap.explorer import MOST
 from nbddp.lessons.l08_buckets_and_overlap.simulation import (
@@ -64,7 +64,7 @@ def test_no_setting_of_the_explorer_has_more_buckets_than_its_steps_reach() -> N
 
 
 def test_the_figure_fits_its_texts() -> None:
-    shown = figures.exchange(exchange(24, 512, 1, 5, 512, "NVLink"))
+    shown = buckets_and_overlap_figure.exchange(exchange(24, 512, 1, 5, 512, "NVLink"))
     texts = [t for axes in shown.figure.axes for t in axes.texts]
     assert any(t.get_text() == "gradients in the order in which they become ready" for t in texts)
     assert all(t.get_fontsize() >= 6.5 for t in texts)
@@ -127,7 +127,7 @@ def test_a_recorded_step_is_drawn_beside_paper() -> None:
                 tuple(Bucket(k, n, at, at, at + 14_000_000) for k, (n, at) in
                       enumerate(zip(some.sizes(), (15_000_010, 30_000_010), strict=True))))  # fmt: skip
     both = beside(Recording({0: [step], 1: [step]}), linear_layers(2, 512), 1)
-    shown = figures.beside(both)
+    shown = buckets_and_overlap_figure.beside(both)
     assert "recorded on rank 0: backward 30.0 ms, all-reduce 28.0 ms, 50 % hidden" in shown.words
     assert "on paper: backward 30.0 ms, all-reduce 28.0 ms" in shown.words
     titles = [t.get_text() for axes in shown.figure.axes for t in axes.texts]

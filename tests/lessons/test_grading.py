@@ -30,7 +30,7 @@ from nbddp.grading import gradebook
 from nbddp.grading.definitions import take
 from nbddp.grading.sandbox.client import Server
 from nbddp.grading.submissions import cells_of, defined
-from nbddp.lessons.framework import json_values as answers
+from nbddp.lessons.framework import json_values
 from nbddp.lessons.framework.answer import Wrong
 from nbddp.teach import check, grade
 from tests import places
@@ -673,7 +673,7 @@ ANSWERS = [None, True, 1, -(1 << 200), 1.5, float("inf"), "é\n", [1, [2]], (1, 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=repr)
 def test_an_answer_travels_as_it_is(answer: object) -> None:
-    assert repr(answers.read(answers.write(answer))) == repr(answer)
+    assert repr(json_values.read(json_values.write(answer))) == repr(answer)
 
 
 @pytest.mark.parametrize(
@@ -684,7 +684,7 @@ def test_an_answer_travels_as_it_is(answer: object) -> None:
 )  # fmt: skip
 def test_what_is_no_answer_is_refused(data: bytes) -> None:
     with pytest.raises(BadInput, match="a rank"):
-        answers.read(data)
+        json_values.read(data)
 
 
 def test_help_tells_all() -> None:

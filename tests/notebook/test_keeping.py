@@ -17,11 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nbddp.agent import runtime_dir as homes
+from nbddp.agent import runtime_dir
 from nbddp.agent.client import Agent
-from nbddp.capabilities.warm import client as taking
-from nbddp.capabilities.warm import fingerprint as footprint
-from nbddp.capabilities.warm import server
+from nbddp.capabilities.warm import client as warm_client
+from nbddp.capabilities.warm import fingerprint, server
 from nbddp.capabilities.warm.client import Waiting
 from nbddp.errors import AgentFailed, BadInput
 from nbddp.launch import options
@@ -43,18 +42,18 @@ def _runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBDDP_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
         yield
-        for one in taking.waiting():
+        for one in warm_client.waiting():
             one.end()
-        until(lambda: not homes.running())
+        until(lambda: not runtime_dir.running())
         assert list(server.folder().iterdir()) == []
 
 
 @pytest.fixture
 def warm() -> Waiting:
     """A warm process that waits, the last test's if it has left it."""
-    for left in taking.waiting()[1:]:
+    for left in warm_client.waiting()[1:]:
         left.end()
-    if not taking.waiting():
+    if not warm_client.waiting():
         agent = Agent.launch(os.environ)
         agent.wait_warm()
         agent.keep(600)
@@ -70,15 +69,15 @@ def taken(env: Mapping[str, str] = os.environ) -> Agent:
 
 
 def only() -> Waiting:
-    until(lambda: len(taking.waiting()) == 1)
-    return taking.waiting()[0]
+    until(lambda: len(warm_client.waiting()) == 1)
+    return warm_client.waiting()[0]
 
 
 def over(one: Waiting) -> bool:
     return not one.identity.alive() and not one.place.exists()
 
 
-def asked(env: Mapping[str, str] = os.environ) -> taking.Asked:
+def asked(env: Mapping[str, str] = os.environ) -> warm_client.Asked:
     found = Agent.ask(env)
     assert found is not None
     return found
@@ -89,7 +88,7 @@ def asked(env: Mapping[str, str] = os.environ) -> taking.Asked:
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[Kernel]:
-    for one in taking.waiting():
+    for one in warm_client.waiting():
         one.end()
     made = Kernel(cwd=str(tmp_path))
     assert made.run("%load_ext nbddp").ok
@@ -122,10 +121,10 @@ def test_a_restarted_kernel_finds_torch_imported_and_nothing_else(kernel: Kernel
     assert process.children(recursive=True) == []
     ends = {os.readlink(fd) for fd in Path(f"/proc/{process.pid}/fd").iterdir()}
     assert {end for end in ends if not end.startswith("socket:")} == {os.devnull, str(one.place / "agent.log")}
-    assert homes.running() == []
+    assert runtime_dir.running() == []
 
     assert kernel.run("%load_ext nbddp").ok
-    assert taking.waiting() == []
+    assert warm_client.waiting() == []
     shown = kernel.run("%%ddp --nproc 2\nprint('kept' in globals())")
     assert shown.text() == "ranks 0–1 │ False\n", shown.error
     assert family(kernel)[0].pid == process.pid
@@ -144,7 +143,7 @@ def test_a_restarted_kernel_finds_torch_imported_and_nothing_else(kernel: Kernel
     assert before[0].ppid() != kernel.pid
     assert kernel.run("%ddp stop").ok
     until(lambda: gone(before))
-    assert taking.waiting() == []
+    assert warm_client.waiting() == []
 
 
 @pytest.mark.more
@@ -153,14 +152,14 @@ def test_nothing_is_kept_unasked_nor_before_it_is_warm(kernel: Kernel) -> None:
     before = family(kernel)
     restart(kernel, kill=False)
     until(lambda: gone(before))
-    assert taking.waiting() == []
+    assert warm_client.waiting() == []
     kernel.run("%load_ext nbddp\n%config DDPMagics.keep_warm = '4m'")
-    until(lambda: len(homes.running()) == 1)  # it imports
-    importing = psutil.Process(json.loads((homes.running()[0] / homes.RECORD).read_text())["pid"])
+    until(lambda: len(runtime_dir.running()) == 1)  # it imports
+    importing = psutil.Process(json.loads((runtime_dir.running()[0] / runtime_dir.RECORD).read_text())["pid"])
     psutil.Process(kernel.pid).kill()
     until(lambda: gone([importing]))
-    until(lambda: not homes.running())
-    assert taking.waiting() == []
+    until(lambda: not runtime_dir.running())
+    assert warm_client.waiting() == []
 
 
 # -- one owner -----------------------------------------------------------------------------------
@@ -184,7 +183,7 @@ def test_the_next_owner_has_a_folder_and_a_log_of_its_own(warm: Waiting) -> None
     agent = taken({**os.environ, "JPY_PARENT_PID": "7"})
     try:
         assert agent.wait_warm()["unkept"] == ""
-        assert agent.home in homes.running()
+        assert agent.home in runtime_dir.running()
         assert agent.request("status")["keep"] == 600
         own = Path(f"/proc/{agent.hello['pid']}/fd")
         assert os.readlink(own / "2") == str(agent.home / "agent.log")
@@ -199,10 +198,10 @@ def test_the_next_owner_has_a_folder_and_a_log_of_its_own(warm: Waiting) -> None
 def test_it_serves_no_folder_but_a_pools_own(name: str, tmp_path: Path) -> None:
     """The folder is removed with the pool, with all that is in it."""
     with pytest.raises(AgentFailed):
-        homes.named(name)
+        runtime_dir.named(name)
     (tmp_path / "kept").touch()
     with pytest.raises(ValueError, match="was not created by nbddp"):
-        homes.remove(tmp_path, [])
+        runtime_dir.remove(tmp_path, [])
     assert (tmp_path / "kept").exists()
 
 
@@ -210,7 +209,7 @@ def test_another_user_is_refused(warm: Waiting, monkeypatch: pytest.MonkeyPatch)
     """At both ends, although the folder lets them in."""
     if os.getuid() != 0:
         pytest.skip("only root may run a process of another user")
-    door = homes.socket_of(warm.place)
+    door = runtime_dir.socket_of(warm.place)
     ask = f"""
 import os, socket
 os.setuid({NOBODY})
@@ -288,19 +287,19 @@ def test_who_could_not_have_started_it_does_not_get_it(
     finally:
         undo()
     assert warm.identity.alive(), "others may use it"
-    assert footprint.differing(warm.facts["inherited"], footprint.inherited(os.environ)) == []
+    assert fingerprint.differing(warm.facts["inherited"], fingerprint.inherited(os.environ)) == []
 
 
 def test_variables_of_a_front_end_do_not_matter() -> None:
     env = {**os.environ, "JPY_PARENT_PID": "1", "TERM": "vt100", "PWD": "/"}
-    assert footprint.differing(footprint.inherited(os.environ), footprint.inherited(env)) == []
+    assert fingerprint.differing(fingerprint.inherited(os.environ), fingerprint.inherited(env)) == []
 
 
 COPIED = """
 import os, psutil, time
 from pathlib import Path
 from nbddp.agent.client import Agent
-from nbddp.capabilities.warm import fingerprint as footprint, client as taking
+from nbddp.capabilities.warm import fingerprint, client as warm_client
 
 def used(home):  # by the agent, or the process that it has become
     return any(str(home) in (p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
@@ -311,7 +310,7 @@ library.write_text("x = 2")
 agent.close()
 end = time.monotonic() + 20
 while used(agent.home):
-    assert not taking.waiting(), "kept, although a library has changed while its owner lived"
+    assert not warm_client.waiting(), "kept, although a library has changed while its owner lived"
     assert time.monotonic() < end, "neither kept nor ended"
     time.sleep(0.01)
 while time.time() < library.stat().st_ctime + 0.2:  # what is younger than the process is in doubt
@@ -319,14 +318,14 @@ while time.time() < library.stat().st_ctime + 0.2:  # what is younger than the p
 
 agent = Agent.launch(os.environ); agent.wait_warm(); agent.keep(60); agent.close()
 end = time.monotonic() + 20
-while not taking.waiting():
+while not warm_client.waiting():
     assert time.monotonic() < end, "not kept"
     time.sleep(0.01)
-one = taking.waiting()[0]
-changed = Path(footprint.ROOT, "errors.py")
+one = warm_client.waiting()[0]
+changed = Path(fingerprint.ROOT, "errors.py")
 changed.write_text(changed.read_text() + "# more")
 assert Agent.ask(os.environ) is None
-assert not taking.waiting() and not one.identity.alive(), "ended: nobody can use it"
+assert not warm_client.waiting() and not one.identity.alive(), "ended: nobody can use it"
 """
 
 
@@ -344,8 +343,8 @@ def test_a_changed_library_and_a_changed_file_of_nbddp_end_it(tmp_path: Path) ->
 IMPORTING = """
 import importlib.util, os, sys, time
 from pathlib import Path
-from nbddp.capabilities.warm import fingerprint as footprint
-imports = footprint.Imports()
+from nbddp.capabilities.warm import fingerprint
+imports = fingerprint.Imports()
 import found.part
 assert importlib.util.find_spec("missing") is None
 assert importlib.util.find_spec("found.missing") is None
@@ -410,7 +409,7 @@ def test_it_ends_when_its_time_is_over(warm: Waiting) -> None:
     agent = taken()
     agent.keep(0.2)
     agent.close()
-    until(lambda: not taking.waiting() and not list(server.folder().iterdir()))
+    until(lambda: not warm_client.waiting() and not list(server.folder().iterdir()))
     assert Agent.ask(os.environ) is None
 
 
@@ -423,7 +422,7 @@ def test_it_ends_by_sigterm_and_off_ends_it_with_its_owner(warm: Waiting) -> Non
     agent.keep(600)
     agent.keep(0)
     agent.close()
-    assert taking.waiting() == []
+    assert warm_client.waiting() == []
 
 
 def test_one_that_is_killed_leaves_nothing_in_the_way(warm: Waiting) -> None:
@@ -433,7 +432,7 @@ def test_one_that_is_killed_leaves_nothing_in_the_way(warm: Waiting) -> None:
     psutil.Process(warm.identity.pid).kill()
     assert question.answer() is None
     assert not question.home.exists()
-    assert homes.socket_of(warm.place).exists(), "a socket at which nobody answers"
+    assert runtime_dir.socket_of(warm.place).exists(), "a socket at which nobody answers"
     assert warm.connect() is None
     until(lambda: not warm.identity.alive())
     assert Agent.ask(os.environ) is None

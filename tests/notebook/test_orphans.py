@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nbddp.agent import runtime_dir as homes
+from nbddp.agent import runtime_dir
 from tests.kernels import Kernel
 
 BUSY = (
@@ -101,7 +101,7 @@ def test_agent_or_controller_killed_while_a_cell_runs(pool: Pool, whom: str) -> 
     again = pool.kernel.run("%%ddp --nproc 2\nprint('kept' in globals())")
     told = f"the pool has ended with its {'node agent' if whom == 'agent' else whom}; ranks 0–1 are new and empty"
     assert again.text() == f"{told}\nranks 0–1 │ False\n", again.error
-    assert pool.home not in homes.running()
+    assert pool.home not in runtime_dir.running()
     assert not pool.home.exists()
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from nbddp.capabilities.panel import page
-from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.plan import Plan
 from nbddp.capabilities.panel.state import State
 from nbddp.output.progress import STAGES
@@ -27,9 +27,9 @@ REDRAWN = 0.2  # seconds
 
 @pytest.mark.parametrize("plan", [Plan(8, nnodes=128), Plan(64)])
 def test_the_layout_redraws_in_time(plan: Plan) -> None:
-    state = rules.known(State(plan=replace(plan, nproc=1)), CPU)
+    state = panel_state.known(State(plan=replace(plan, nproc=1)), CPU)
     began = time.process_time()
-    state = rules.moved(state, "nproc", plan.nproc)
+    state = panel_state.moved(state, "nproc", plan.nproc)
     shown = page.layout(state.considered) + page.lines(state.considered, "k")
     assert time.process_time() - began < REDRAWN
     assert f"world size {plan.nproc * plan.nnodes}" in shown
@@ -56,9 +56,15 @@ class Balanced(HTMLParser):
 
 
 def test_what_users_type_is_text_on_the_page() -> None:
-    state = rules.known(State(plan=Plan(hosts="<b>&\"'")), CPU)
-    for shown in (page.layout(state.considered), page.lines(state.considered, "k"), page.heading(state), page.start(
-        rules.failed(state, "<i>", ["<u>"])), page.refusal(state.considered, state.considered.culprit)):  # fmt: skip
+    state = panel_state.known(State(plan=Plan(hosts="<b>&\"'")), CPU)
+    refused = page.start(panel_state.failed(state, "<i>", ["<u>"]))
+    for shown in (
+        page.layout(state.considered),
+        page.lines(state.considered, "k"),
+        page.heading(state),
+        refused,
+        page.refusal(state.considered, state.considered.culprit),
+    ):
         Balanced(shown)
         assert not re.search(r"<[biu]>[&<]", shown)
 
@@ -119,8 +125,8 @@ def test_a_panel_is_a_picture_and_words_and_widgets_in_one_output(shown: Kernel)
 def test_a_panel_is_not_shown_with_a_cell_that_has_ended_since_the_last_look(shown: Kernel) -> None:
     assert shown.run("%ddp start").ok
     until(shown, "panel.state.pool_words()", lambda words: words.startswith("ready"))
-    late = ("from nbddp.capabilities.panel import state as rules\nwith panel.session.model.together():\n"
-            "    panel.session.model.change(rules.seen, panel.state.ranks, 'Cell In[1]', 1)\n"
+    late = ("from nbddp.capabilities.panel import state as panel_state\nwith panel.session.model.together():\n"
+            "    panel.session.model.change(panel_state.seen, panel.state.ranks, 'Cell In[1]', 1)\n"
             "    print(panel.state.pool_words(), repr(panel).splitlines()[0], sep='\\n')\n"
             "    print(panel.state.pool_words())")  # fmt: skip
     done = shown.run(late)
@@ -176,12 +182,12 @@ def test_start_keeps_a_pool_that_a_cell_has_made_with_options(shown: Kernel) -> 
     assert done.ok, done.error
 
 
-BROKEN = """from nbddp.pool import start_requests as requests
-real = requests.worker
-requests.worker = lambda *args, **more: {**real(*args, **more), "url_file": "/nowhere"}
+BROKEN = """from nbddp.pool import start_requests
+real = start_requests.worker
+start_requests.worker = lambda *args, **more: {**real(*args, **more), "url_file": "/nowhere"}
 view.controls["nproc"].value = 3
 view.start.click()
-requests.worker = real"""
+start_requests.worker = real"""
 
 
 def test_a_start_that_fails_shows_why_and_the_end_of_the_log_and_the_next_one_works(shown: Kernel) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from nbddp.capabilities.debugger.transcript import MOST, PROMPT, Debugged
 from nbddp.capabilities.panel import page
-from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.rows import Look, doing_of
 from nbddp.capabilities.panel.state import State
 from nbddp.errors import RankStatus
@@ -71,7 +71,7 @@ def test_a_transcript_has_lines_and_answers_of_each_rank() -> None:
     assert told == [(1, "rank 1 continued before it read 'c'")]
     found.heard(1, said("line\n" * 2000))
     assert len(found.talks[1].lines) == MOST
-    state = rules.talked(State(), [talk for _, talk in sorted(found.talks.items())])
+    state = panel_state.talked(State(), [talk for _, talk in sorted(found.talks.items())])
     shown = "".join(block.head + block.text for block in page.talks(state))
     Balanced(shown)
     assert not page.no_talk(state)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nbddp.capabilities.panel import page
-from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.output import ALL, Output
 from nbddp.capabilities.panel.rows import Rank
 from nbddp.capabilities.panel.state import Model, State
@@ -32,7 +32,7 @@ class Behind:
         return self.model.watch(view)
 
     def show(self, control: str, value: Any) -> None:
-        self.model.change(rules.showing, control, value)
+        self.model.change(panel_state.showing, control, value)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args: None
@@ -45,7 +45,7 @@ def of_ranks(*ranks: int) -> tuple[Output, ...]:
 @pytest.fixture
 def drawn() -> Iterator[tuple[View, Behind]]:
     """A view on a model of four ranks that have printed."""
-    behind = Behind(rules.printed(State(), of_ranks(0, 1, 2, 3)))
+    behind = Behind(panel_state.printed(State(), of_ranks(0, 1, 2, 3)))
     view = View(behind)  # type: ignore[arg-type]
     yield view, behind
     view.close()
@@ -55,24 +55,24 @@ def test_a_selected_rank_that_the_next_cell_does_not_have_gives_way_to_all(drawn
     view, behind = drawn
     view.shown["rank"].value = 3
     assert behind.model.state.showing.rank == 3
-    behind.model.change(rules.printed, of_ranks(0, 1))
+    behind.model.change(panel_state.printed, of_ranks(0, 1))
     assert (view.shown["rank"].value, behind.errors) == (ALL, [])
-    behind.model.change(rules.said, "still drawn")
+    behind.model.change(panel_state.said, "still drawn")
     assert "still drawn" in str([w.value for w, _ in view._parts])
 
 
 def test_ranks_are_offered_by_their_numbers_and_a_choice_is_kept(drawn: tuple[View, Behind]) -> None:
     view, behind = drawn
     for ranks, chosen_now in (((0, 1), ALL), ((2, 3), ALL), ((1, 2, 3), 3)):
-        behind.model.change(rules.printed, of_ranks(*ranks))
+        behind.model.change(panel_state.printed, of_ranks(*ranks))
         assert [value for _, value in view.rank.options] == [ALL, *ranks]
         view.rank.value = view.whom.value if chosen_now == ALL else chosen_now
-    behind.model.change(rules.printed, of_ranks(0, 1, 2, 3))
+    behind.model.change(panel_state.printed, of_ranks(0, 1, 2, 3))
     assert view.rank.value == behind.model.state.showing.rank == 3
     rows = [Rank(r, "node 0", "cpu") for r in range(4)]
-    behind.model.change(rules.seen, rows, "", 0)
+    behind.model.change(panel_state.seen, rows, "", 0)
     view.which.value, view.whom.value = 1, 3
-    behind.model.change(rules.seen, rows[:2], "", 0)
+    behind.model.change(panel_state.seen, rows[:2], "", 0)
     assert (view.which.value, view.whom.value) == (1, ALL)
     assert behind.errors == []
 
@@ -95,11 +95,11 @@ def test_of_what_ranks_print_only_the_part_of_the_rank_that_printed_is_sent(draw
     found, made = sent(view)
     before = of_ranks(0, 1, 2, 3)
     longer = replace(before[2], lines=(*before[2].lines, ("stdout", "more")))
-    behind.model.change(rules.printed, (*before[:2], longer, before[3]))
+    behind.model.change(panel_state.printed, (*before[:2], longer, before[3]))
     assert [rank for rank, _ in found] == [2]
     assert "more" in found[0][1]
-    behind.model.change(rules.seen, [Rank(r, "node 0", "cpu") for r in range(4)], "Cell In[1]", 3)
-    behind.model.change(rules.said, "a notice")
+    behind.model.change(panel_state.seen, [Rank(r, "node 0", "cpu") for r in range(4)], "Cell In[1]", 3)
+    behind.model.change(panel_state.said, "a notice")
     assert len(found) == 1
     assert sent(view)[1] == made, "the widgets stay, with their place and focus"
     assert behind.errors == []
@@ -109,10 +109,10 @@ def test_blocks_of_ranks_that_are_gone_are_closed(drawn: tuple[View, Behind]) ->
     view, behind = drawn
     _, before = sent(view)
     gone = {rank: made for b in view._blocks if b._of is page.output for rank, made in b._made.items()}
-    behind.model.change(rules.printed, of_ranks(0, 2))
+    behind.model.change(panel_state.printed, of_ranks(0, 2))
     assert sent(view)[1] == {rank: before[rank] for rank in (0, 2)}
     assert [made[1].comm is None for made in gone.values()] == [False, True, False, True]
-    behind.model.change(rules.printed, ())
+    behind.model.change(panel_state.printed, ())
     assert sent(view)[1] == {}
 
 

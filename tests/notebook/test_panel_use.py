@@ -16,9 +16,8 @@ import pytest
 
 from nbddp.agent import devices
 from nbddp.agent.process_id import Identity
-from nbddp.capabilities.panel import on_agent as use
-from nbddp.capabilities.panel import page, poll
-from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel import on_agent, page, poll
+from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.on_agent import Gpus
 from nbddp.capabilities.panel.poll import MEMORY_EVERY, Uses
 from nbddp.capabilities.panel.rows import Look, rows
@@ -38,7 +37,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     found = pcie_machine(pynvml.NVML_TOPOLOGY_NODE, 4)
     for i, gpu in enumerate(found.gpus):
         gpu.busy, gpu.used = 10 * i, i * GIB
-    for module in (devices, use):
+    for module in (devices, on_agent):
         monkeypatch.setattr(module, "pynvml", found)
     return found
 
@@ -78,9 +77,9 @@ def test_nvml_that_counts_no_gpu_says_why(machine: Recorded) -> None:
 
 def test_a_worker_is_found_once_and_tells_nothing_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    monkeypatch.setattr(use, "Identity", type("Counting", (Identity,), {
+    monkeypatch.setattr(on_agent, "Identity", type("Counting", (Identity,), {
         "process": lambda self: looked.append(self.pid) or Identity.process(self)}))  # fmt: skip
-    workers = use.Workers()
+    workers = on_agent.Workers()
     children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
 
     def of(child: subprocess.Popen[bytes]) -> Any:
@@ -123,7 +122,7 @@ class Host:
         self.seconds = 0.0  # of CPU
         self.grown, self.costs = 0, 0.005  # bytes of resident pages; seconds of CPU to add up a rank's memory
         with pytest.MonkeyPatch.context() as patch:
-            for module in (devices, use):
+            for module in (devices, on_agent):
                 patch.setattr(module, "pynvml", recorded)
             self._gpus = Gpus({}).use()
 
@@ -184,7 +183,7 @@ def pool_of(hosts: Sequence[Host]) -> Any:
 def strip(uses: Uses, placed: Topology) -> list[list[str]]:
     """Memory, CPU and GPU of each row, as a reader sees them."""
     found = rows(placed, Look(frozenset(range(placed.world_size))), uses.before, uses.now, {})
-    shown = page.strip(rules.seen(State(placed=placed), found, "", 0))
+    shown = page.strip(panel_state.seen(State(placed=placed), found, "", 0))
     Balanced(shown)
     cells = [row.split('class="number">')[2:] for row in shown.split("<tr>")[2:]]
     return [[cell.partition("<")[0] for cell in of] for of in cells]

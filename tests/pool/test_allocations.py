@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import nbddp
 from nbddp.analysis.row_limit import MOST
-from nbddp.capabilities.memory import on_rank_timeline as on_rank
+from nbddp.capabilities.memory import on_rank_timeline
 from nbddp.capabilities.memory.figure_timeline import allocations
 from nbddp.capabilities.memory.history import (
     BEFORE,
@@ -28,7 +28,7 @@ from nbddp.capabilities.memory.history import (
 )
 from nbddp.capabilities.memory.timeline import Allocations, RankAllocations, of_rank, sentences
 from nbddp.capabilities.timings.on_rank import Recorder
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 from nbddp.output.screens import Silent
 from tests.kernels import Kernel
 
@@ -112,7 +112,7 @@ def test_on_a_gpu_the_history_is_the_allocators(monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory", memory)
-    own, recorder = on_rank.Allocations(), Recorder()
+    own, recorder = on_rank_timeline.Allocations(), Recorder()
     own.begin(7, 3, recorder, {"cell": "Cell In[3]"})
     own._shift = own._began - 1_000_000  # the snapshot's first microsecond is the cell's
     for at, mark in ((1005, "forward"), (1025, "backward")):
@@ -121,7 +121,7 @@ def test_on_a_gpu_the_history_is_the_allocators(monkeypatch: pytest.MonkeyPatch)
         ]
     own.stop()
     assert recorder.heard is None
-    options = {"context": "alloc", "stacks": "python", "max_entries": on_rank.ENTRIES, "clear_history": True}
+    options = {"context": "alloc", "stacks": "python", "max_entries": on_rank_timeline.ENTRIES, "clear_history": True}
     assert said == [("all", options), (None, {})]
     assert own.summary() == {"run": 7, "cell": 3, "model": "", "why": "", "steps": {0: 24 * MIB}}
     rank = of_rank(0, own.of_step(0))
@@ -134,8 +134,8 @@ def test_an_allocator_without_a_history_is_the_reason_that_is_said(monkeypatch: 
     def refuses(entries: int) -> bool:
         raise RuntimeError("this torch keeps no history of GPU memory")
 
-    monkeypatch.setattr(torch_seams, "begin_memory_history", refuses)
-    own = on_rank.Allocations()
+    monkeypatch.setattr(torch_compat, "begin_memory_history", refuses)
+    own = on_rank_timeline.Allocations()
     own.begin(1, 1, Recorder(), {})
     own.stop()
     summary = own.summary()

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.capabilities.compare import command as comparing
-from nbddp.capabilities.compare import on_rank as digests
+from nbddp.capabilities.compare import command as compare_command
+from nbddp.capabilities.compare import on_rank as compare_on_rank
 from nbddp.capabilities.compare.exchange import Wanted, pieces, within
 from nbddp.capabilities.compare.replicas import Compared, Held, Leaf
 from nbddp.output.screens import Silent
@@ -293,9 +293,9 @@ def test_long_reports_are_cut_and_large_tensors_travel_in_pieces(
         many[24] = many[24] + torch.linspace(0, 1, 1000) * rank
     """,
     )
-    monkeypatch.setattr(comparing, "pieces", lambda wanted: pieces(wanted, piece=48))
+    monkeypatch.setattr(compare_command, "pieces", lambda wanted: pieces(wanted, piece=48))
     monkeypatch.setattr(
-        comparing, "within", lambda wanted: within(sorted(wanted, key=lambda w: -int(w.path[1:-1])), 5000)
+        compare_command, "within", lambda wanted: within(sorted(wanted, key=lambda w: -int(w.path[1:-1])), 5000)
     )
     report = pool.compare("many")
     assert [d.largest for d in report.compared[0].differences()] == [None] * 24 + [6.0]
@@ -320,7 +320,7 @@ def test_digest_is_of_dtype_and_shape_too() -> None:
     import torch
 
     zeros = [torch.zeros(2, 3), torch.zeros(6), torch.zeros(3, 2), torch.zeros(6, dtype=torch.int32)]
-    found = [digests.look({"x": z}, "x") for z in [*zeros, torch.zeros(3, 2).t()]]
+    found = [compare_on_rank.look({"x": z}, "x") for z in [*zeros, torch.zeros(3, 2).t()]]
     marks = [f["leaves"][""]["digest"] for f in found if f is not None]
     assert len(set(marks)) == 4
     assert marks[0] == marks[4]

@@ -18,7 +18,7 @@ from nbddp.launch.topology import Topology
 from nbddp.output.screens import Silent
 from nbddp.protocol import outcome
 from nbddp.worker import cuda_context
-from tests.gpu import conftest as gpu_tests
+from tests.gpu import conftest as gpu_conftest
 from tests.gpu import test_one_gpu, test_two_ranks
 from tests.screens import Hearing
 
@@ -125,9 +125,9 @@ def test_a_program_that_has_nccl_end_its_process_is_told(pool: nbddp.Pool, value
     pool.ensure(LaunchSpec())
     setting = f"os.environ['TORCH_NCCL_ASYNC_ERROR_HANDLING'] = {value!r}" if value else "pass"
     code = (
-        f"import os, torch.distributed as dist\nfrom nbddp.worker import process_groups as groups\n{setting}\n"
-        "before, groups.has_nccl = groups.has_nccl, lambda: True\ndist.init_process_group('gloo')\n"
-        "groups.has_nccl = before\ndist.destroy_process_group()"
+        f"import os, torch.distributed as dist\nfrom nbddp.worker import process_groups\n{setting}\n"
+        "before, process_groups.has_nccl = process_groups.has_nccl, lambda: True\ndist.init_process_group('gloo')\n"
+        "process_groups.has_nccl = before\ndist.destroy_process_group()"
     )
     shown = Hearing()
     pool.run_cell(code, screen=shown)
@@ -179,9 +179,9 @@ def test_a_trace_of_a_failed_cell_does_not_wait_for_a_gpu_at_work(monkeypatch: p
 # -- the tests that need a GPU ----------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not gpu_tests.WHY_NOT, reason="there is a GPU here")
+@pytest.mark.skipif(not gpu_conftest.WHY_NOT, reason="there is a GPU here")
 def test_tests_of_gpus_are_skipped_with_the_reason_and_their_cells_compile() -> None:
-    assert "without CUDA" in gpu_tests.WHY_NOT or "NVML" in gpu_tests.WHY_NOT
+    assert "without CUDA" in gpu_conftest.WHY_NOT or "NVML" in gpu_conftest.WHY_NOT
     for module in (test_one_gpu, test_two_ranks):
         cells = {k: v for k, v in vars(module).items() if k.isupper() and isinstance(v, str)}
         for name, cell in cells.items():
@@ -192,11 +192,11 @@ def test_tests_of_gpus_are_skipped_with_the_reason_and_their_cells_compile() -> 
 def test_the_report_has_a_row_for_each_test() -> None:
     passed = pytest.TestReport(
         "tests/gpu/test_one_gpu.py::test_a_b", ("f", 1, "test_a_b"), {}, "passed", None, "call",
-        duration=1.25, user_properties=[(gpu_tests.ROW, "8 of 8")],
+        duration=1.25, user_properties=[(gpu_conftest.ROW, "8 of 8")],
     )  # fmt: skip
     skipped = pytest.TestReport(
         "tests/gpu/test_two_ranks.py::test_c", ("f", 1, "test_c"), {}, "skipped", ("f", 1, "Skipped: one GPU"), "setup"
     )
-    assert gpu_tests.report_of([passed, skipped]).splitlines()[-2:] == [
+    assert gpu_conftest.report_of([passed, skipped]).splitlines()[-2:] == [
         "| a b | passed, 1.2 s | 8 of 8 |", "| c | skipped, 0.0 s | one GPU |",
     ]  # fmt: skip

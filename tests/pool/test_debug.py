@@ -57,9 +57,9 @@ def test_interfaces_that_are_named_are_looked_for(setting: str, missing: str) ->
 LOOK = """
 import json, os
 import torch.distributed as dist
-from nbddp.compat import torch as torch_seams
-library = torch_seams.ctypes.CDLL(os.path.join(os.path.dirname(dist.__file__), "../lib/libc10.so"))
-level = torch_seams.ctypes.c_int.in_dll(library, torch_seams.KEEPS_LEVEL).value
+from nbddp.compat import torch as torch_compat
+library = torch_compat.ctypes.CDLL(os.path.join(os.path.dirname(dist.__file__), "../lib/libc10.so"))
+level = torch_compat.ctypes.c_int.in_dll(library, torch_compat.KEEPS_LEVEL).value
 names = ("TORCH_DISTRIBUTED_DEBUG", "NCCL_DEBUG", "LR", "PYTHONHASHSEED")
 json.dumps([os.getpid(), str(dist.get_debug_level()).split(".")[-1], level, *map(os.environ.get, names)])
 """

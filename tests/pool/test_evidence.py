@@ -129,12 +129,12 @@ def test_a_question_that_failed_is_told_as_that(two: nbddp.Pool, tmp_path: Path)
             return seconds
 
     rename = (
-        "from nbddp.compat import torch as torch_seams\nkept = torch_seams.flight_recorders\n"
+        "from nbddp.compat import torch as torch_compat\nkept = torch_compat.flight_recorders\n"
         "def renamed(dump):\n"
         "    return lambda **options: dump(**options).replace(b'profiling_name', b'name')\n"
-        "if rank == 1: torch_seams.flight_recorders = lambda: [renamed(dump) for dump in kept()]\n"
+        "if rank == 1: torch_compat.flight_recorders = lambda: [renamed(dump) for dump in kept()]\n"
     )
-    back = "\ntorch_seams.flight_recorders = kept"
+    back = "\ntorch_compat.flight_recorders = kept"
     wait = f"\nimport pathlib\nwhile rank == 1 and not pathlib.Path({str(told)!r}).exists(): time.sleep(0.05)\n"
     watching = Telling()
     code = PREPARE + rename + "dist.barrier()" + wait + "dist.all_reduce(torch.ones(1))" + back
@@ -403,8 +403,8 @@ def test_a_deadlock_is_named_after_many_groups(two: nbddp.Pool) -> None:
 @needs_recorder
 def test_what_a_recorder_said_holds_until_something_more_is_called(two: nbddp.Pool) -> None:
     """So a rank that is freed need not ask it again for the call that it was freed from."""
-    code = "from nbddp.worker import position as calls, flight\ndist.all_reduce(torch.ones(1))\n"
-    code += "known = calls.Known(flight.held().of_all)\nbefore = known.lasts(), known.entries[-1].op\n"
+    code = "from nbddp.worker import position, flight\ndist.all_reduce(torch.ones(1))\n"
+    code += "known = position.Known(flight.held().of_all)\nbefore = known.lasts(), known.entries[-1].op\n"
     code += "dist.barrier()\nbefore, known.lasts()"
     found = two.run_cell(PREPARE + code, want_value=True, screen=Silent())
     assert list(found) == [((True, "all_reduce"), False)] * 2

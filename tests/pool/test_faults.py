@@ -654,7 +654,7 @@ def test_record_writes_the_error_file_that_torchrun_would(two: nbddp.Pool) -> No
 
 
 def test_stacks_in_a_terminal_while_the_cell_runs_and_after_it(two: nbddp.Pool) -> None:
-    from nbddp.capabilities.stacks import command as stacks
+    from nbddp.capabilities.stacks import command as stacks_command
 
     found: list[subprocess.CompletedProcess[str]] = []
     assert two.agent is not None
@@ -683,9 +683,9 @@ def test_stacks_in_a_terminal_while_the_cell_runs_and_after_it(two: nbddp.Pool) 
     own = r"line 27 in <(module|cell line: \d+)>"  # IPython 7 and 8 name a cell's own level by its line
     assert re.search(own, text), "the silent rank's stack comes from faulthandler"
     assert two.last_run is not None
-    after = repr(stacks.of_run(two.last_run.positions, two.last_run.facts))
+    after = repr(stacks_command.of_run(two.last_run.positions, two.last_run.facts))
     assert "in all_reduce #1 for rank 1" in after  # rank 1's sleep may have been ended by the signal
-    assert repr(stacks.live(two.agent)).count("idle") == 2
+    assert repr(stacks_command.live(two.agent)).count("idle") == 2
 
 
 def test_matrix_names_every_call_of_the_issue() -> None:

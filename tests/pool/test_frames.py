@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nbddp.worker import frames, threads
-from nbddp.worker import position as calls
+from nbddp.worker import position as worker_position
 from nbddp.worker.frames import Frame
 
 DIED: list[int] = []
@@ -66,7 +66,7 @@ def names_of_main() -> None:
 
 
 def position() -> None:
-    calls.position({}, None, 0, [])
+    worker_position.position({}, None, 0, [])
 
 
 @pytest.fixture(params=[False, True], ids=["", "while the collector runs Python"])

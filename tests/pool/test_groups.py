@@ -409,8 +409,8 @@ def test_tutorials_three_demos_with_a_port_of_their_own_run_in_one_cell(
 def test_group_is_destroyed_when_every_rank_is_through_its_making(two: nbddp.Pool, slow: str) -> None:
     """The init or new_group of a slow rank would be cut off. Of gloo's groups no rank is through before all are."""
     code = f"""import os, time, torch.distributed as dist
-from nbddp.capabilities.private import peer_check as pairs
-pairs.check, known_check = lambda *_: False, pairs.check
+from nbddp.capabilities.private import peer_check
+peer_check.check, known_check = lambda *_: False, peer_check.check
 groups = get_ipython().kernel.groups
 def slowly(group, more, known=groups._through):
     if os.environ['RANK'] == '1' and more and group == '{slow}': time.sleep(0.3)
@@ -422,7 +422,7 @@ try:
     assert sorted(groups._made.items()) == [('0', 2), ('1', 2)]
 finally:
     del groups._through
-    pairs.check = known_check
+    peer_check.check = known_check
 through, destroyed"""
     quick, late = two.run_cell(code, want_value=True, screen=Silent())
     assert late[0] <= quick[1]
@@ -430,19 +430,19 @@ through, destroyed"""
 
 def test_group_is_destroyed_all_the_same_if_a_rank_never_is(two: nbddp.Pool) -> None:
     code = """import os, time, torch.distributed as dist
-from nbddp.worker import process_groups as module
-from nbddp.capabilities.private import peer_check as pairs
-pairs.check, known_check = lambda *_: False, pairs.check
+from nbddp.worker import process_groups
+from nbddp.capabilities.private import peer_check
+peer_check.check, known_check = lambda *_: False, peer_check.check
 groups = get_ipython().kernel.groups
 if os.environ['RANK'] == '1':  # it waits for rank 0, and never says that it is through itself
     groups._through = lambda group, more, known=groups._through: 1 + known(group, 0)
-else: module.CONNECTING, was = 0.2, module.CONNECTING
+else: process_groups.CONNECTING, was = 0.2, process_groups.CONNECTING
 try:
     dist.init_process_group(); dist.destroy_process_group()
 finally:  # else each group that follows hangs
     if os.environ['RANK'] == '1': del groups._through
-    else: module.CONNECTING = was
-    pairs.check = known_check
+    else: process_groups.CONNECTING = was
+    peer_check.check = known_check
 dist.is_initialized()"""
     found = two.run_cell(code, want_value=True, screen=Silent())
     assert list(found) == [False, False]

@@ -22,8 +22,7 @@ import pytest
 import nbddp
 from nbddp.agent import store_host
 from nbddp.agent.client import Agent
-from nbddp.capabilities.private import loopback, sock_owner, store_proxy
-from nbddp.capabilities.private import peer_check as pairs
+from nbddp.capabilities.private import loopback, peer_check, sock_owner, store_proxy
 from nbddp.output.screens import Silent
 from tests import places
 from tests.pool.intruder import AT_THE_STORE, Intruder
@@ -370,12 +369,12 @@ def test_who_takes_the_place_of_a_rank_that_never_comes_is_found(
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(no_process_of_the_pool(monkeypatch))
-        monkeypatch.setattr(pairs, "PATIENCE", 0.1)
+        monkeypatch.setattr(peer_check, "PATIENCE", 0.1)
         door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         assert intruder.attacks("takes_a_place", door.getsockname()[1])["came"]
         far = stack.enter_context(door.accept()[0])
-        with pytest.raises(pairs.Intruder) as found:
-            pairs.check([door.fileno(), far.fileno()], dist.HashStore(), 0, 2)
+        with pytest.raises(peer_check.Intruder) as found:
+            peer_check.check([door.fileno(), far.fileno()], dist.HashStore(), 0, 2)
         assert intruder.attacks("hears", 0)["came"] == 0
     assert found.value.uid == intruder.uid
 
@@ -397,8 +396,8 @@ def test_who_only_knocks_does_no_harm_while_a_busy_rank_has_not_accepted_this_on
     """The kernel then says that nobody holds its other end."""
     import torch.distributed as dist
 
-    monkeypatch.setattr(pairs, "SLICE", timedelta(seconds=0.05))
-    monkeypatch.setattr(pairs, "PATIENCE", 0.1)
+    monkeypatch.setattr(peer_check, "SLICE", timedelta(seconds=0.05))
+    monkeypatch.setattr(peer_check, "PATIENCE", 0.1)
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=0.3))
     with contextlib.ExitStack() as stack:
@@ -411,14 +410,14 @@ def test_who_only_knocks_does_no_harm_while_a_busy_rank_has_not_accepted_this_on
         came = [stack.enter_context(door.accept()[0]) for _ in range(4)]
         descriptors = [s.fileno() for s in (door, near, *came)]
         if meeting == "at a file":
-            assert not pairs.check(descriptors, None, 0, 2)
+            assert not peer_check.check(descriptors, None, 0, 2)
         else:
             with pytest.raises(dist.DistStoreError, match=r"its ranks 1 have not connected"):
-                pairs.check(descriptors, store, 0, 2)
+                peer_check.check(descriptors, store, 0, 2)
         gloo.unregister(near.fileno())
         if meeting != "at a file" or intruder.uid != os.geteuid():
-            with pytest.raises(pairs.Intruder):
-                pairs.check(descriptors, None if meeting == "at a file" else store, 0, 2)
+            with pytest.raises(peer_check.Intruder):
+                peer_check.check(descriptors, None if meeting == "at a file" else store, 0, 2)
         intruder.attacks("hears", 0)
 
 
@@ -427,25 +426,25 @@ def test_connection_that_gloo_has_set_aside_is_not_one_that_it_uses(pool: nbddp.
     """gloo has read its number, and nobody waits for that: so it is with a rank's own, if a stranger was first."""
     code = """
 import socket, struct
-from nbddp.capabilities.private import peer_check as pairs
+from nbddp.capabilities.private import peer_check
 from nbddp.worker import release
-known, found = pairs.check, []
+known, found = peer_check.check, []
 def check(descriptors, store, rank, size):
     if rank == 0:
-        mine = pairs.ends(descriptors)
+        mine = peer_check.ends(descriptors)
         (door,) = mine.doors
         with socket.create_connection(door) as aside:
             aside.sendall(struct.pack('=q', 1000))
-            ends, end = (door, pairs.peers.address(aside.getsockname())), time.monotonic() + 10
-            while ends not in (now := pairs.ends(release.sockets().values())).pairs and time.monotonic() < end:
+            ends, end = (door, peer_check.sock_owner.address(aside.getsockname())), time.monotonic() + 10
+            while ends not in (now := peer_check.ends(release.sockets().values())).pairs and time.monotonic() < end:
                 time.sleep(0.01)
-            while pairs._unread(now.pairs[ends]) and time.monotonic() < end: time.sleep(0.01)
-            found.append([pairs._are_used([number]) for number in (now.pairs[ends], *mine.pairs.values())])
+            while peer_check._unread(now.pairs[ends]) and time.monotonic() < end: time.sleep(0.01)
+            found.append([peer_check._are_used([number]) for number in (now.pairs[ends], *mine.pairs.values())])
     return known(descriptors, store, rank, size)
-pairs.check, pairs.PATIENCE, patience = check, 0.3, pairs.PATIENCE
+peer_check.check, peer_check.PATIENCE, patience = check, 0.3, peer_check.PATIENCE
 if dist.is_initialized(): dist.destroy_process_group()
 try: dist.init_process_group('gloo')
-finally: pairs.check, pairs.PATIENCE = known, patience
+finally: peer_check.check, peer_check.PATIENCE = known, patience
 found"""
     assert values(pool, code) == [[[False, True]], []]
 
@@ -457,10 +456,10 @@ def test_only_what_a_rank_of_this_machine_has_not_accepted_yet_counts_as_its(mon
         no_process_of_the_pool(monkeypatch),
         socket.create_server(("127.0.0.1", 0)) as busy,
         socket.create_connection(busy.getsockname()) as near,
-        pairs._Kernel() as kernel,
+        peer_check._Kernel() as kernel,
     ):
-        made = pairs.ends([near.fileno()])
-        far = pairs.Ends(frozenset(), {(next(iter(made.pairs))[0], ("198.51.100.1", 443)): near.fileno()})
+        made = peer_check.ends([near.fileno()])
+        far = peer_check.Ends(frozenset(), {(next(iter(made.pairs))[0], ("198.51.100.1", 443)): near.fileno()})
         assert kernel._ranks(made) == [*made.pairs]
         assert kernel._ranks(far) == []
         with busy.accept()[0]:
@@ -491,15 +490,15 @@ def test_nobody_is_answered_at_the_ports_of_a_group_that_has_been_made(pool: nbd
 def test_no_rank_is_through_init_before_all_are_connected(pool: nbddp.Pool) -> None:
     """So a rank that ends its group at once cuts off no slower one."""
     code = """
-from nbddp.capabilities.private import peer_check as pairs
-known, connected = pairs.Ends.said, []
+from nbddp.capabilities.private import peer_check
+known, connected = peer_check.Ends.said, []
 def slowly(ends):
     if rank == 1: time.sleep(0.3)
     connected.append(time.monotonic())
     return known(ends)
-pairs.Ends.said = slowly
+peer_check.Ends.said = slowly
 dist.init_process_group('gloo'); through = time.monotonic(); dist.destroy_process_group()
-pairs.Ends.said = known
+peer_check.Ends.said = known
 connected[0], through"""
     quick, late = values(pool, code)
     assert late[0] <= quick[1]
@@ -507,13 +506,13 @@ connected[0], through"""
 
 def test_rank_that_waits_for_others_connections_is_freed(pool: nbddp.Pool) -> None:
     code = """
-from nbddp.capabilities.private import peer_check as pairs
-known = pairs.check
+from nbddp.capabilities.private import peer_check
+known = peer_check.check
 def fails(*given): raise ValueError('mine')
 mine = rank
-if rank == 1: pairs.check = fails
+if rank == 1: peer_check.check = fails
 try: dist.init_process_group('gloo')
-finally: pairs.check = known"""
+finally: peer_check.check = known"""
     with pytest.raises(nbddp.WorkerFailed, match="mine") as failed:
         values(pool, code)
     assert [state.status for state in failed.value.states] == ["interrupted", "failed"]
@@ -524,30 +523,30 @@ def test_ranks_that_do_not_connect_in_time_are_named(monkeypatch: pytest.MonkeyP
     """Within the time that the program has given to init_process_group."""
     import torch.distributed as dist
 
-    monkeypatch.setattr(pairs, "SLICE", timedelta(seconds=0.05))
+    monkeypatch.setattr(peer_check, "SLICE", timedelta(seconds=0.05))
     store = dist.PrefixStore("group", dist.HashStore())
     store.set_timeout(timedelta(seconds=0.2))
-    store.set(f"{pairs.KEY}/2", "")
+    store.set(f"{peer_check.KEY}/2", "")
     with (
         socket.create_server(("127.0.0.1", 0)) as door,
         socket.create_connection(door.getsockname()) as near,
         pytest.raises(dist.DistStoreError, match=r"its ranks 0, 3 have not connected to all others after 0\.2 s"),
     ):
-        pairs.check([near.fileno()], store, 1, 4)
+        peer_check.check([near.fileno()], store, 1, 4)
 
 
 def test_group_of_torchs_own_store_is_looked_at_too(pool: nbddp.Pool) -> None:
     """There others could say what they like, so only other users are told."""
     code = """
-from nbddp.capabilities.private import peer_check as pairs
-known, asked = pairs.check, []
+from nbddp.capabilities.private import peer_check
+known, asked = peer_check.check, []
 def check(descriptors, store, rank, size):
     asked.append((len(descriptors) > 0, store is None))
     return known(descriptors, store, rank, size)
-pairs.check = check
+peer_check.check = check
 dist.init_process_group('gloo', init_method='file://' + {path!r}, rank=rank, world_size=world)
 dist.destroy_process_group()
-pairs.check = known
+peer_check.check = known
 asked"""
     folder = os.environ["NBDDP_RUNTIME_DIR"]
     assert values(pool, code.replace("{path!r}", repr(f"{folder}/meets{time.monotonic()}"))) == [[(True, True)]] * 2
@@ -565,8 +564,8 @@ COMPARED = {
 @pytest.mark.parametrize("case", COMPARED)
 def test_connections_are_compared_from_both_ends(case: str) -> None:
     my_doors, my_pairs, their_doors, their_pairs, strange = COMPARED[case]
-    mine = pairs.Ends(frozenset(my_doors), dict.fromkeys(my_pairs, 0))
-    theirs = pairs.Ends(frozenset(their_doors), dict.fromkeys(their_pairs, 0))
+    mine = peer_check.Ends(frozenset(my_doors), dict.fromkeys(my_pairs, 0))
+    theirs = peer_check.Ends(frozenset(their_doors), dict.fromkeys(their_pairs, 0))
     matched = [pair for pair in my_pairs if pair[::-1] in their_pairs]
     assert mine.compared([b"", theirs.said()]) == (matched, strange)
 

@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from nbddp.agent import server
-from nbddp.grading.sandbox import forkserver
-from nbddp.grading.sandbox import orphans as strays
+from nbddp.grading.sandbox import forkserver, orphans
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory of other processes is told on Linux alone")
 SIZE = 64 << 20
@@ -55,30 +54,30 @@ def mapped(flags: int) -> mmap.mmap:
 @pytest.mark.parametrize("flags", [mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.MAP_SHARED], ids=["its own", "shared"])
 def test_memory_counts_whether_it_is_shared_or_not(flags: int) -> None:
     with child(lambda: None) as idle, child(lambda: mapped(flags)) as busy:
-        assert SIZE <= strays.memory(busy) - strays.memory(idle) < 2 * SIZE
+        assert SIZE <= orphans.memory(busy) - orphans.memory(idle) < 2 * SIZE
 
 
 @linux
 def test_who_was_forked_is_told_from_a_new_program() -> None:
     program = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with child(lambda: None) as forked:
-        assert strays.stack(forked) == strays.stack(os.getpid()) != 0
-        assert strays.stack(program.pid) not in (0, strays.stack(os.getpid()))
+        assert orphans.stack(forked) == orphans.stack(os.getpid()) != 0
+        assert orphans.stack(program.pid) not in (0, orphans.stack(os.getpid()))
     program.communicate()
-    assert strays.stack(program.pid) == strays.memory(program.pid) == 0
+    assert orphans.stack(program.pid) == orphans.memory(program.pid) == 0
 
 
 ENDS = """
 import os
 from nbddp.agent import children
-from nbddp.grading.sandbox import orphans as strays
+from nbddp.grading.sandbox import orphans
 children.adopt_orphans()
 for _ in range(3):
     if not os.fork():
         while True:
             if os.fork():
                 os._exit(0)
-print(strays.end(), strays.children())
+print(orphans.end(), orphans.children())
 """
 
 
@@ -100,7 +99,7 @@ def test_a_group_below_us_is_killed_at_once() -> None:
         signal.pause()
     below = psutil.Process(int(os.read(ends[0], 99)))
     try:
-        strays.kill(pid)
+        orphans.kill(pid)
         os.waitpid(pid, 0)
         below.wait(10)
     finally:

@@ -61,8 +61,8 @@ class Recorders:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, generic: bool) -> None:
         self.sizes: list[dict[str, str]] = []
-        monkeypatch.setattr(flight.torch_seams, "flight_recorders", lambda: [self.dump])
-        monkeypatch.setattr(flight.torch_seams, "has_generic_recorder", lambda: generic)
+        monkeypatch.setattr(flight.torch_compat, "flight_recorders", lambda: [self.dump])
+        monkeypatch.setattr(flight.torch_compat, "has_generic_recorder", lambda: generic)
 
     def dump(self, **options: Any) -> str:
         self.sizes.append({name: flight.os.environ[name] for name in flight.SIZES if name in flight.os.environ})
@@ -101,7 +101,7 @@ def test_one_dump_says_what_was_called_and_what_may_not_be_done(monkeypatch: pyt
         asked.append(options)
         return json.dumps(dump)
 
-    monkeypatch.setattr(flight.torch_seams, "flight_recorders", lambda: [recorder])
+    monkeypatch.setattr(flight.torch_compat, "flight_recorders", lambda: [recorder])
     held = flight.held()
     assert asked == [{"includeCollectives": True, "onlyActive": False}]
     assert held.of_all == flight.entries([dump])

@@ -11,8 +11,8 @@ import pytest
 from nbddp.errors import BadInput
 from nbddp.grading import gradebook
 from nbddp.grading.definitions import Handed
-from nbddp.lessons.l05_averaging_gradients import exercise as averaging
-from nbddp.lessons.l07_batch_norm import exercise as moments
+from nbddp.lessons.l05_averaging_gradients import exercise as averaging_gradients_exercise
+from nbddp.lessons.l07_batch_norm import exercise as batch_norm_exercise
 from nbddp.teach import grade
 
 
@@ -59,9 +59,17 @@ def test_an_answer_may_leave_out_nothing_that_is_compared() -> None:
         "apart": {"own": {"w": [1.0]}, "before": {"w": [3.0]}},
     }
     empty = {"steps": [{"yours": {}}] * 2, "apart": {"yours": {}, "after": {}}}
-    assert averaging.judge({0: averaging.beside(right, empty)}, "average_gradients", hooks=False) != "ok"
     assert (
-        moments.judge_norm([[[0.0] * 2]] * 2, [[[0.0] * 2]] * 2, {0: ([[0.0] * 2], []), 1: ([[0.0] * 2], [])}) != "ok"
+        averaging_gradients_exercise.judge(
+            {0: averaging_gradients_exercise.beside(right, empty)}, "average_gradients", hooks=False
+        )
+        != "ok"
+    )
+    assert (
+        batch_norm_exercise.judge_norm(
+            [[[0.0] * 2]] * 2, [[[0.0] * 2]] * 2, {0: ([[0.0] * 2], []), 1: ([[0.0] * 2], [])}
+        )
+        != "ok"
     )
 
 

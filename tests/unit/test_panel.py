@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nbddp.capabilities.panel import page
-from nbddp.capabilities.panel import state as rules
-from nbddp.capabilities.panel import text as words
+from nbddp.capabilities.panel import state as panel_state
+from nbddp.capabilities.panel import text as panel_text
 from nbddp.capabilities.panel.plan import DEFAULT, Plan, considered, plan_of
 from nbddp.capabilities.panel.state import Model, State
 from nbddp.launch import options
@@ -94,31 +94,31 @@ def test_a_standing_pool_sets_the_controls() -> None:
 
 def test_a_start_ends_what_the_last_look_said_to_run() -> None:
     """No look is taken while a pool starts, and a start begins only while no cell runs."""
-    state = rules.began(rules.seen(rules.known(State(), CPU), (), "Cell In[3]", 2))
+    state = panel_state.began(panel_state.seen(panel_state.known(State(), CPU), (), "Cell In[3]", 2))
     now = Topology.plan(CPU, nproc=2)
-    assert rules.started(state, now, LaunchSpec(nproc=2), []).pool_words() == f"ready: {now.equation()}"
+    assert panel_state.started(state, now, LaunchSpec(nproc=2), []).pool_words() == f"ready: {now.equation()}"
 
 
 def test_a_start_goes_through_its_stages_and_may_fail() -> None:
-    state = rules.began(rules.known(State(), CPU))
+    state = panel_state.began(panel_state.known(State(), CPU))
     assert not state.may_start
     seen = []
     for text in (Step("x", "agent"), Step("x", "controller"), Step("starting the controller", "engines"),
                  "importing torch in", Share("engines registered", 3, 4, "engines")):  # fmt: skip
-        state = rules.reached(state, text)
+        state = panel_state.reached(state, text)
         assert state.stage is not None
         seen.append(state.stage.part)
     assert seen == ["agent", "controller", "engines", "engines", "engines"], "by the value, whatever the words"
     assert state.pool_words() == "starting: engines registered (3 of 4) …"
     assert 'aria-current="step">▸ engines' in page.start(state)
-    failed = rules.failed(state, "rank 0 ended", [f"line {i}" for i in range(99)])
+    failed = panel_state.failed(state, "rank 0 ended", [f"line {i}" for i in range(99)])
     assert failed.may_start
     assert "✕ rank 0 ended" in page.start(failed)
     assert failed.log[-1] == "line 98"
-    assert len(failed.log) == rules.LOG
+    assert len(failed.log) == panel_state.LOG
     placed = Topology.plan(CPU, nproc=4)
-    assert rules.started(state, placed, LaunchSpec(), ["a note"]).notice.endswith("a note")
-    assert STAGES[-1] in rules.started(state, placed, LaunchSpec(), []).notice
+    assert panel_state.started(state, placed, LaunchSpec(), ["a note"]).notice.endswith("a note")
+    assert STAGES[-1] in panel_state.started(state, placed, LaunchSpec(), []).notice
 
 
 HOSTS = [replace(GPUS[0], host="a"), replace(GPUS[0], index=1, host="b")]
@@ -142,39 +142,39 @@ HOSTS = [replace(GPUS[0], host="a"), replace(GPUS[0], index=1, host="b")]
 def test_what_is_planned_begins_at_the_pool_that_a_cell_has_made(
     spec: LaunchSpec, machine: list[Node], topology: Topology, plan: Plan, cell: str
 ) -> None:
-    state = rules.moved(rules.moved(rules.known(State(), machine), "nproc", 5), "timeout", "60")
-    state = rules.placed(state, topology, spec)
+    state = panel_state.moved(panel_state.moved(panel_state.known(State(), machine), "nproc", 5), "timeout", "60")
+    state = panel_state.placed(state, topology, spec)
     assert state.plan == replace(plan, timeout="60"), "what a cell alone has is left as it was"
     assert state.considered.cell == f"{cell} --timeout 60"
     assert state.considered.topology == topology
-    moved = rules.moved(state, "nproc", 1)
-    assert rules.placed(moved, topology, spec).plan.nproc == 1
-    assert rules.placed(moved, None, spec).plan.nproc == 1
-    assert rules.placed(moved, topology, replace(spec, hosts=None, device="cpu")).plan.device == "cpu"
+    moved = panel_state.moved(state, "nproc", 1)
+    assert panel_state.placed(moved, topology, spec).plan.nproc == 1
+    assert panel_state.placed(moved, None, spec).plan.nproc == 1
+    assert panel_state.placed(moved, topology, replace(spec, hosts=None, device="cpu")).plan.device == "cpu"
 
 
 def test_before_the_devices_are_known_nothing_can_be_started() -> None:
-    state = rules.moved(State(), "nproc", 4)
+    state = panel_state.moved(State(), "nproc", 4)
     assert not state.may_start
     assert "looking at this machine" in page.layout(state.considered)
-    assert rules.known(state, CPU).may_start
+    assert panel_state.known(state, CPU).may_start
 
 
 def test_views_are_told_of_what_changes_and_of_nothing_else() -> None:
-    model, told = Model(rules.known(State(), CPU)), []
+    model, told = Model(panel_state.known(State(), CPU)), []
     leave = model.watch(lambda before, now: told.append(now.plan.nproc))
-    model.change(rules.moved, "nproc", 3)
-    model.change(rules.moved, "nproc", 3)
-    model.change(rules.placed, None, LaunchSpec())
+    model.change(panel_state.moved, "nproc", 3)
+    model.change(panel_state.moved, "nproc", 3)
+    model.change(panel_state.placed, None, LaunchSpec())
     leave()
-    model.change(rules.moved, "nproc", 5)
+    model.change(panel_state.moved, "nproc", 5)
     assert told == [3]
     assert not model.watched
 
 
 def test_a_view_that_raises_is_reported_once_and_stops_neither_others_nor_who_changed_the_state() -> None:
     errors: list[Exception] = []
-    model, told = Model(rules.known(State(), CPU), errors.append), []
+    model, told = Model(panel_state.known(State(), CPU), errors.append), []
 
     def bad(before: State, now: State) -> None:
         if now.plan.nnodes == 2:
@@ -184,16 +184,16 @@ def test_a_view_that_raises_is_reported_once_and_stops_neither_others_nor_who_ch
     model.watch(bad)
     model.watch(lambda before, now: told.append(now.plan.nproc))
     for nproc in (3, 4):
-        model.change(rules.moved, "nproc", nproc)
+        model.change(panel_state.moved, "nproc", nproc)
     assert told == [3, 4]
     assert [repr(e) for e in errors] == ["ValueError(3)"]
-    model.change(rules.moved, "nnodes", 2)
+    model.change(panel_state.moved, "nnodes", 2)
     assert [type(e) for e in errors] == [ValueError, KeyError]
 
 
 def test_words_say_what_the_panel_shows() -> None:
-    state = rules.known(State(plan=Plan(4, nnodes=2)), CPU)
-    said = words.words(state)
+    state = panel_state.known(State(plan=Plan(4, nnodes=2)), CPU)
+    said = panel_text.words(state)
     assert said.startswith("no workers are running\nplanned:\n  world size 8 = 2 simulated nodes × 4 processes; on CPU")
     assert "%%ddp --nproc 4 --nnodes 2" in said
-    assert "not possible: --gpus-per-proc 2" in words.words(rules.moved(state, "gpus_per_proc", 2))
+    assert "not possible: --gpus-per-proc 2" in panel_text.words(panel_state.moved(state, "gpus_per_proc", 2))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nbddp.capabilities.panel import curves, page
-from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.output import ALL, LEAST, MOST, Output, Showing, chosen, outputs
 from nbddp.capabilities.panel.rows import Pace
 from nbddp.capabilities.panel.state import State, Timeline
@@ -56,8 +56,8 @@ def test_outputs_are_bounded_and_have_what_moves(tmp_path: Path) -> None:
 
 
 def test_the_page_marks_what_was_searched_and_escapes_what_was_printed() -> None:
-    state = rules.printed(State(), (Output(0, (("stderr", "<b>oh</b> no"),), ("50%|██",)),))
-    state = rules.showing(state, "search", "OH")
+    state = panel_state.printed(State(), (Output(0, (("stderr", "<b>oh</b> no"),), ("50%|██",)),))
+    state = panel_state.showing(state, "search", "OH")
     (block,), moving = page.output(state), page.moving(state)
     for shown in (block.head, block.text, moving):
         Balanced(shown)
@@ -69,25 +69,25 @@ def test_the_page_marks_what_was_searched_and_escapes_what_was_printed() -> None
 
 
 def test_a_rank_that_is_gone_is_not_shown_alone() -> None:
-    state = rules.showing(rules.showing(rules.printed(State(), FOUND), "rank", 2), "search", "loss")
-    assert rules.printed(state, FOUND).showing == Showing(2, "loss")
-    assert rules.printed(state, FOUND[:2]).showing == Showing(ALL, "loss")
+    state = panel_state.showing(panel_state.showing(panel_state.printed(State(), FOUND), "rank", 2), "search", "loss")
+    assert panel_state.printed(state, FOUND).showing == Showing(2, "loss")
+    assert panel_state.printed(state, FOUND[:2]).showing == Showing(ALL, "loss")
 
 
 def test_what_is_in_progress_keeps_its_room_until_the_next_run() -> None:
     """So that nothing below it moves when a bar comes to its end."""
-    state = rules.printed(State(), (Output(0, (), ("50%", "1%")), Output(1, (), ("60%",))), 7)
+    state = panel_state.printed(State(), (Output(0, (), ("50%", "1%")), Output(1, (), ("60%",))), 7)
     high = 'style="min-height: 4.2em"'
     assert high in page.moving(state)
-    state = rules.printed(state, (Output(0, (("stdout", "end"),)), Output(1)), 7)
+    state = panel_state.printed(state, (Output(0, (("stdout", "end"),)), Output(1)), 7)
     assert high in page.moving(state)
     assert "<td>" not in page.moving(state)
-    assert page.moving(rules.printed(state, (Output(0), Output(1)), 8)) == ""
+    assert page.moving(panel_state.printed(state, (Output(0), Output(1)), 8)) == ""
 
 
 def test_what_is_read_out_is_in_an_element_that_stays_and_only_once() -> None:
     """The element around the HTML, which gets its role when the text is there."""
-    state = rules.said(rules.began(State()), "said")
+    state = panel_state.said(panel_state.began(State()), "said")
     for shown in (page.heading(state), page.notice(state)):
         assert shown.count("onload=\"this.parentElement?.setAttribute('role', 'status')\"") == 1
         Balanced(shown)
@@ -118,16 +118,16 @@ def test_the_drawing_stays_within_its_box_and_says_itself_in_words() -> None:
             x, y = map(float, place.split(","))
             assert curves.LEFT <= x <= curves.WIDTH
             assert 0 <= y <= curves.HEIGHT - curves.BOTTOM
-    shown = page.curves(rules.timed(State(), 1, found))
+    shown = page.curves(panel_state.timed(State(), 1, found))
     Balanced(shown)
     assert 'role="img" aria-label="step time and exposed communication up to step 40"' in shown
-    assert "step 40: 58.0 s, 0 ms of it exposed communication" in page.newest(rules.timed(State(), 1, found))
+    assert "step 40: 58.0 s, 0 ms of it exposed communication" in page.newest(panel_state.timed(State(), 1, found))
     for nothing in (page.curves(State()), page.legend(State())):
         assert nothing == ""
 
 
 def test_another_run_has_no_step_selected() -> None:
-    state = rules.selected(rules.timed(State(), 1, curves.Curve(0, 3)), Timeline(2, "<img>", "words"))
-    assert rules.timed(state, 1, curves.Curve(0, 4)).step is not None
-    assert rules.timed(state, 2, curves.Curve(0, 1)).step is None
+    state = panel_state.selected(panel_state.timed(State(), 1, curves.Curve(0, 3)), Timeline(2, "<img>", "words"))
+    assert panel_state.timed(state, 1, curves.Curve(0, 4)).step is not None
+    assert panel_state.timed(state, 2, curves.Curve(0, 1)).step is None
     assert "<pre>words</pre>" in page.timeline(state)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from nbddp.capabilities.panel import page
-from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.rows import Look, Pace, Use, merged, rate, rows, share, slowest
 from nbddp.capabilities.panel.state import State
 from nbddp.errors import RankStatus
@@ -45,11 +45,11 @@ def test_each_rank_has_its_state_in_words_and_a_sign() -> None:
         ("waiting", "in all_reduce #14 for rank 1, cell line 12"),
         ("dead", "its process has ended"),
     ]
-    state = rules.seen(State(placed=PLACED), found, "Cell In[3]", 7.9)
+    state = panel_state.seen(State(placed=PLACED), found, "Cell In[3]", 7.9)
     shown = page.strip(state)
     Balanced(shown)
     assert "Cell In[3], 7 s" in page.running(state)
-    assert page.strip(rules.seen(state, found, "Cell In[3]", 9.0)) == shown, "sent again only when a rank changes"
+    assert page.strip(panel_state.seen(state, found, "Cell In[3]", 9.0)) == shown, "sent again only when a rank changes"
     assert shown.count('scope="row"') == 4
     for sign in ("◐", "●", "✕"):
         assert f'<span aria-hidden="true">{sign}</span>' in shown

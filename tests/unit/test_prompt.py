@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from nbddp.capabilities.debugger import prompt as prompts
+from nbddp.capabilities.debugger import prompt as debugger_prompt
 from nbddp.capabilities.debugger.postmortem import PostMortem
 from nbddp.capabilities.debugger.transcript import Debugged, Line, chosen, folded, read
 from nbddp.errors import BadInput, Cause, Frame, Raised, RankStatus
@@ -124,9 +124,9 @@ def test_a_question_waits_for_ranks_that_make_a_step_and_for_none_that_wait_for_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr(prompts.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(debugger_prompt.time, "monotonic", lambda: clock[0])
     by = Typist()
-    prompt = prompts.Prompt(by, by)
+    prompt = debugger_prompt.Prompt(by, by)
     by.debugged.views["prompt"] = prompt.told
 
     def look() -> float | None:
@@ -138,21 +138,21 @@ def test_a_question_waits_for_ranks_that_make_a_step_and_for_none_that_wait_for_
 
     assert look() is None, "no rank has stopped"
     by.says(0, "here")
-    assert look() == prompts.PATIENCE, "the other rank may stop as well"
+    assert look() == debugger_prompt.PATIENCE, "the other rank may stop as well"
     by.says(1, "here")
     assert (look(), by.asked) == (None, ["ranks 0–1 ddp> "])
     types("n")
     by.says(0, "", stopped=False)
     by.says(0, "there")
-    assert look() == prompts.STEP
+    assert look() == debugger_prompt.STEP
     by.positions[1] = Position(1, RankStatus.BLOCKED)
-    assert look() == prompts.STEP, "that was seen before the step"
+    assert look() == debugger_prompt.STEP, "that was seen before the step"
     clock[0], by.looked_at = 100.2, 100.1
     assert (look(), by.asked[-1]) == (None, "rank 0 ddp> ")
     types("@0 n")
     by.says(0, "on")
-    assert look() == prompts.STEP, "rank 1 still makes its step, and may be free by now"
-    clock[0] += prompts.STEP + 0.1
+    assert look() == debugger_prompt.STEP, "rank 1 still makes its step, and may be free by now"
+    clock[0] += debugger_prompt.STEP + 0.1
     assert (look(), len(by.asked)) == (None, 3)
     types("c")
     by.says(0, "", stopped=False)

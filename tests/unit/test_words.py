@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import nbddp
-from nbddp.capabilities.panel import rows as watched
+from nbddp.capabilities.panel import rows
 from nbddp.errors import Cause, Frame, Raised, RankState, RankStatus
 from nbddp.execution import cell_text, report
 from nbddp.execution.supervise import (
@@ -256,7 +256,7 @@ def test_a_report_is_in_colour_where_ipythons_tracebacks_are(
 
 @pytest.mark.parametrize("status", RankStatus)
 def test_each_state_of_a_rank_has_words_wherever_it_is_shown(status: RankStatus) -> None:
-    assert watched.STATES[status] in watched.SIGNS
+    assert rows.STATES[status] in rows.SIGNS
     assert state_words({"status": status.value, "doing": ""}) == status.value
     assert state_words({"status": status.value, "doing": "running Cell In[3]"}) == "running Cell In[3]"
 

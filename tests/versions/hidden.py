@@ -158,9 +158,9 @@ def shards() -> None:
 
 def methods() -> None:
     from nbddp.capabilities.check import on_rank
-    from nbddp.compat import torch as torch_seams
+    from nbddp.compat import torch as torch_compat
 
-    for name in (torch_seams.ALL_GATHER_BASE, "all_gather_single"):  # as if torch had renamed its method
+    for name in (torch_compat.ALL_GATHER_BASE, "all_gather_single"):  # as if torch had renamed its method
         del on_rank.COLLECTIVES[name]
 
 
@@ -196,22 +196,22 @@ def autoreload() -> None:
 def nccls_recorder() -> None:
     import torch.distributed as dist
 
-    from nbddp.compat import torch as torch_seams
+    from nbddp.compat import torch as torch_compat
 
     dist.is_nccl_available = lambda: True  # this torch may have neither
-    torch_seams.has_nccl_recorder = lambda: False
+    torch_compat.has_nccl_recorder = lambda: False
 
 
 def transfers() -> None:
-    from nbddp.compat import torch as torch_seams
+    from nbddp.compat import torch as torch_compat
 
-    torch_seams.can_abort_transfers = lambda: False
+    torch_compat.can_abort_transfers = lambda: False
 
 
 def log_level() -> None:
-    from nbddp.compat import torch as torch_seams
+    from nbddp.compat import torch as torch_compat
 
-    torch_seams.READS_LEVEL = "no_such_function"
+    torch_compat.READS_LEVEL = "no_such_function"
 
 
 def event_loop() -> None:

@@ -109,7 +109,7 @@ def test_no_module_is_looked_at_that_workers_share(monkeypatch: pytest.MonkeyPat
 
 def test_without_docstrings_a_client_can_still_be_made_in_ipython() -> None:
     """`python -OO`: the module of ipyparallel's magics formats its own docstring."""
-    load = "from nbddp.compat import ipyparallel as s; s.load_magics()"
+    load = "from nbddp.compat import ipyparallel; ipyparallel.load_magics()"
     code = f"{load}; import ipyparallel.client.magics as m; m.__doc__.strip()"
     subprocess.run([sys.executable, "-OO", "-c", code], check=True, cwd=ROOT.parent)
 

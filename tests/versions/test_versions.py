@@ -145,7 +145,7 @@ def test_making_groups_prints_nothing(new_kernel: Kernel) -> None:
 def test_what_gloo_prints_while_it_connects_goes_nowhere(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     own = Quiet()
     for reports, heard in ((True, "before after"), (False, "before within after")):
-        monkeypatch.setattr(gloo_log.torch_seams, "gloo_reports_connections", lambda reports=reports: reports)
+        monkeypatch.setattr(gloo_log.torch_compat, "gloo_reports_connections", lambda reports=reports: reports)
         os.write(1, b"before ")
         with own.connecting(), own.connecting():
             os.write(1, b"within ")

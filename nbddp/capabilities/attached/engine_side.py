@@ -24,8 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import devices, hardware
-from nbddp.agent import runtime_dir as homes
+from nbddp.agent import devices, hardware, runtime_dir
 from nbddp.agent.process_id import Identity
 from nbddp.agent.server import address_towards as address_towards  # asked for by `capabilities.attached.nodes`
 from nbddp.agent.versions import versions
@@ -304,7 +303,7 @@ class Gates:
         request = f'{{"channel": {theirs.fileno()}, "owner": {os.getpid()}}}'
         self._process = subprocess.Popen(
             [sys.executable, "-c", code, request], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, env={**homes.private_caches(), **os.environ}, start_new_session=True,
+            stdout=subprocess.DEVNULL, env={**runtime_dir.private_caches(), **os.environ}, start_new_session=True,
         )  # fmt: skip
         theirs.close()
 

@@ -50,13 +50,13 @@ TICK, BEAT_EVERY = 1.0, 2  # seconds between two questions to the hub; every how
 SILENT = 6  # questions without an answer until a hub counts as gone
 LEAVE_SECONDS, GIVE_BACK_SECONDS = 5.0, 2.0
 MEMORY_SECONDS = 0.5
-TAKEN = "__import__('nbddp.capabilities.attached.engine_side', fromlist=['taken']).{}"
+TAKEN = "__import__('nbddp.capabilities.attached.engine_side', fromlist=['engine_side']).{}"
 LEFT = "its engine has ended, or the cluster has lost it"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine by the hub's id, and what it has said of itself (`taken.look`)."""
+    """An engine by the hub's id, and what it has said of itself (`engine_side.look`)."""
 
     id: int
     uuid: str
@@ -65,9 +65,9 @@ class Engine:
     @property
     def here(self) -> bool:
         """Whether this process may signal it, and the gate of this machine can tell whose its connections are."""
-        from nbddp.capabilities.attached import engine_side as taken
+        from nbddp.capabilities.attached import engine_side
 
-        return list(self.told["sees"]) == taken.sees_processes()
+        return list(self.told["sees"]) == engine_side.sees_processes()
 
 
 class Joined:
@@ -119,7 +119,7 @@ class Joined:
 
     def _refuse(self, engine: Engine) -> None:
         from nbddp.capabilities.attached import (
-            engine_side as taken,  # as an engine has it; a pool of processes of its own never needs it
+            engine_side,  # as an engine has it; a pool of processes of its own never needs it
         )
 
         told, here, name = engine.told, versions(), self.cluster.name
@@ -129,7 +129,7 @@ class Joined:
             raise PoolError(
                 f"{told['held']} is using engine {engine.id} of cluster {name}; %ddp stop there releases it, and "
                 "so does "
-                f"the end of that process, after {taken.PATIENCE:.0f} s"
+                f"the end of that process, after {engine_side.PATIENCE:.0f} s"
             )
         if told["spoilt"]:
             raise PoolError(
@@ -393,9 +393,9 @@ class EnginesOnly(Node):
     @property
     def on_this_machine(self) -> bool:
         """Whether it shares this machine's loopback, which processes of another container or user do."""
-        from nbddp.capabilities.attached import engine_side as taken
+        from nbddp.capabilities.attached import engine_side
 
-        return list(self.place) == taken.place()
+        return list(self.place) == engine_side.place()
 
     def addresses(self) -> list[str]:
         """Those of the host that others may reach, IPv4 first."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.worker import flight
 
@@ -227,11 +227,11 @@ class _Buffers:
         return call, self.whole, self.pattern(self.rank), self.whole, self.total if self.root else None
 
     def all_gather(self) -> Plan:
-        call = self.call(torch_seams.ALL_GATHER_BASE, self.whole, self.share)
+        call = self.call(torch_compat.ALL_GATHER_BASE, self.whole, self.share)
         return call, self.share, self.pattern(self.rank, 0, self.count), self.whole, lambda: self.each(0)
 
     def reduce_scatter(self) -> Plan:
-        call = self.call(torch_seams.REDUCE_SCATTER_BASE, self.share, self.whole)
+        call = self.call(torch_compat.REDUCE_SCATTER_BASE, self.share, self.whole)
         return call, self.whole, self.pattern(self.rank), self.share, lambda: self.total(self.at, self.count)
 
     def all_to_all(self) -> Plan:
@@ -252,7 +252,7 @@ class _Buffers:
         right, left = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
 
         def call() -> None:
-            with torch_seams.coalescing(self.group) as works:
+            with torch_compat.coalescing(self.group) as works:
                 works += [self.group.send([self.share], right, 0), self.group.recv([self.came], left, 0)]
             for work in works:
                 work.wait()

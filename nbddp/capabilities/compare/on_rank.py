@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 
 CHUNK = 1 << 24  # bytes that are looked at at once
 DEEPEST = 32  # containers within containers
@@ -132,8 +132,8 @@ def unwrapped(module: Any) -> Any:
     while True:
         if isinstance(module, DistributedDataParallel):
             module = module.module
-        elif torch_seams.is_compiled(module):
-            module = torch_seams.compiled_from(module)
+        elif torch_compat.is_compiled(module):
+            module = torch_compat.compiled_from(module)
         else:
             return module
 
@@ -169,7 +169,7 @@ def _tensor(tensor: Any, path: str, kind: str) -> Found:
     import torch
 
     if tensor.layout is torch.sparse_coo:
-        indices, values = torch_seams.sparse_parts(tensor)
+        indices, values = torch_compat.sparse_parts(tensor)
         yield f"{path}.indices" if path else "indices", kind, indices
         yield f"{path}.values" if path else "values", kind, values
     else:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from nbddp.capabilities.debugger import transcript as debugged
+from nbddp.capabilities.debugger import transcript
 from nbddp.capabilities.debugger.transcript import Debugged
 from nbddp.errors import BadInput, RankStatus
 from nbddp.execution.deadlock import waiting_words
@@ -129,13 +129,13 @@ class Prompt:
         to = [r for r in stopped if not self._to or r in self._to]
         if not to:
             self._to, to = (), list(stopped)
-        self._keyboard.ask(f"{rank_words(to)} {debugged.PROMPT}", self.complete)
+        self._keyboard.ask(f"{rank_words(to)} {transcript.PROMPT}", self.complete)
 
     # -- what is shown -------------------------------------------------------------------------
 
     def _show(self) -> None:
         """What ranks have said since the last time."""
-        said = debugged.folded(self._said)
+        said = transcript.folded(self._said)
         self._said.clear()
         width = max((len(rank_words(ranks)) for ranks, _ in said), default=0)
         self._print("".join(labelled(rank_words(ranks), width, lines) for ranks, lines in said))
@@ -147,7 +147,7 @@ class Prompt:
         """Where ranks are that make a step and do not stop with the others."""
         left = [r for r in self._run.running() if r not in stopped and r in self._steps]
         places = {r: [self._place(r)] for r in left}
-        self._print("".join(f"{rank_words(ranks)}: {words}\n" for ranks, (words, *_) in debugged.folded(places)))
+        self._print("".join(f"{rank_words(ranks)}: {words}\n" for ranks, (words, *_) in transcript.folded(places)))
 
     def _place(self, rank: int) -> str:
         """Where a rank is that is still at work."""
@@ -178,7 +178,7 @@ class Prompt:
         try:
             typed = self._keyboard.hear(descriptor, seconds)
         except STOPS:
-            typed = debugged.ENDS[0]
+            typed = transcript.ENDS[0]
         if typed is not None:
             self._take(typed)
 
@@ -188,21 +188,21 @@ class Prompt:
 
     def _take(self, typed: str) -> None:
         try:
-            line = debugged.read(typed or self._last)
+            line = transcript.read(typed or self._last)
             if line.ends:
                 self._run.stop()
             elif line.asks_help:
-                print(debugged.HELP, flush=True)
+                print(transcript.HELP, flush=True)
             elif line.text:
                 self._send(line)
                 self._last = typed or self._last
             elif line.ranks is not None:
-                self._to = line.ranks and tuple(debugged.chosen(self._stopped(), line.ranks))
+                self._to = line.ranks and tuple(transcript.chosen(self._stopped(), line.ranks))
         except BadInput as e:
             print(e, flush=True)
 
-    def _send(self, line: debugged.Line) -> None:
-        ranks = debugged.chosen(self._stopped(), self._to if line.ranks is None else line.ranks)
+    def _send(self, line: transcript.Line) -> None:
+        ranks = transcript.chosen(self._stopped(), self._to if line.ranks is None else line.ranks)
         self._asked = frozenset(ranks)
         self._steps = self._steps.difference(ranks) if line.goes_on else self._steps.union(ranks)
         self._news_at = time.monotonic()
@@ -212,8 +212,8 @@ class Prompt:
         """What may stand in the place of the last word of a line: names of the lowest rank's frame. In any thread."""
         stopped = self._stopped()
         with suppress(BadInput):
-            line = debugged.read(typed)
-            ranks = debugged.chosen(stopped, self._to if line.ranks is None else line.ranks)
+            line = transcript.read(typed)
+            ranks = transcript.chosen(stopped, self._to if line.ranks is None else line.ranks)
             came: queue.SimpleQueue[Any] = queue.SimpleQueue()
             self._run.names(ranks[0], line.text, lambda rank, answer: came.put(answer))
             with suppress(queue.Empty):

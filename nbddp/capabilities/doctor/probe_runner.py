@@ -19,11 +19,11 @@ from nbddp.capabilities.doctor import (
     probes_torch,
 )
 from nbddp.compat import ipykernel, ipyparallel
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 from nbddp.compat.probes import SEAMS, Failed, Untried, Verdict, absent
 from nbddp.worker import flight
 
-NAMES: dict[str, tuple[str, ...]] = {**torch_seams.NAMES, **ipykernel.NAMES, **ipyparallel.NAMES}
+NAMES: dict[str, tuple[str, ...]] = {**torch_compat.NAMES, **ipykernel.NAMES, **ipyparallel.NAMES}
 TRIALS: dict[str, Callable[[], None]] = {**probes_torch.TRIALS, **probes_ddp.TRIALS, **probes_ipykernel.TRIALS}
 
 PATIENCE = 100.0  # seconds for all trials; a first import of torch from a slow disk takes most of it

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbddp.capabilities.check.on_rank import COLLECTIVES
 from nbddp.capabilities.doctor.probes_torch import alone
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 from nbddp.compat.probes import Untried, expect
 
 
@@ -28,7 +28,7 @@ def frames_of_backward() -> None:
     leaf = torch.ones(1, requires_grad=True)
     leaf.register_hook(hook)
     leaf.sum().backward()
-    expect(torch_seams.BACKWARD in names, f"backward runs without {torch_seams.BACKWARD}")
+    expect(torch_compat.BACKWARD in names, f"backward runs without {torch_compat.BACKWARD}")
 
 
 def _trained() -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def backends_of_a_group() -> None:
     with alone() as (dist, _):
         group = dist.group.WORLD
         other = dist.ProcessGroup(0, 1)
-        expect(torch_seams.share_backends(group, other) == group.name(), "one group cannot have another's backends")
+        expect(torch_compat.share_backends(group, other) == group.name(), "one group cannot have another's backends")
         del other
 
 
@@ -67,7 +67,7 @@ def end_of_backward() -> None:
 
     called: list[int] = []
     leaf = torch.ones(1, requires_grad=True)
-    leaf.register_hook(lambda gradient: torch_seams.autograd_engine().queue_callback(lambda: called.append(1)))
+    leaf.register_hook(lambda gradient: torch_compat.autograd_engine().queue_callback(lambda: called.append(1)))
     leaf.sum().backward()
     expect(called, "the engine does not call back")
 
@@ -76,7 +76,7 @@ def data_loaders() -> None:
     import torch
     from torch.utils.data import DataLoader
 
-    owner = torch_seams.loader_iterator()
+    owner = torch_compat.loader_iterator()
     expect(owner is not None and "__next__" in vars(owner), "iterators over data loaders have no common __next__")
     batches = iter(DataLoader(torch.arange(2)))
     expect(isinstance(batches, owner), "an iterator over a data loader is of another class")
@@ -93,7 +93,7 @@ def end_of_data_loaders() -> None:
         asked.append(1)
         return lambda: False
 
-    torch_seams.hurry_loaders(hurries, 60)
+    torch_compat.hurry_loaders(hurries, 60)
     batches = iter(DataLoader(torch.arange(2), num_workers=1))
     del batches
     expect(asked, "an iterator over a data loader ends its processes in another way")
@@ -107,7 +107,7 @@ def ddps_hooks() -> None:
     with alone():
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
         model.register_comm_hook(None, allreduce_hook)
-        expect(torch_seams.replace_last_hook(model, allreduce_hook, None), "DDP keeps no list of hooks")
+        expect(torch_compat.replace_last_hook(model, allreduce_hook, None), "DDP keeps no list of hooks")
         del model
 
 
@@ -148,8 +148,8 @@ def compiled_modules() -> None:
 
     module = torch.nn.Linear(1, 1)
     made = torch.compile(module)
-    expect(torch_seams.is_compiled(made), "a compiled module does not keep the module")
-    expect(torch_seams.compiled_from(made) is module, "it keeps another one")
+    expect(torch_compat.is_compiled(made), "a compiled module does not keep the module")
+    expect(torch_compat.compiled_from(made) is module, "it keeps another one")
 
 
 def shards_of_dtensors() -> None:
@@ -159,13 +159,13 @@ def shards_of_dtensors() -> None:
 
     with alone():
         made = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,)))
-        expect(type(torch_seams.shard(made)) is torch.Tensor, "a DTensor does not keep its shard")
+        expect(type(torch_compat.shard(made)) is torch.Tensor, "a DTensor does not keep its shard")
 
 
 def parts_of_sparse() -> None:
     import torch
 
-    indices, values = torch_seams.sparse_parts(
+    indices, values = torch_compat.sparse_parts(
         torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (2,), check_invariants=False)
     )
     expect((indices.shape[1], len(values)) == (2, 2), "the tensor was coalesced")
@@ -175,7 +175,7 @@ def profilers_of_programs() -> None:
     from torch import profiler
 
     seen: list[str] = []
-    torch_seams.watch_profilers(lambda: seen.append("begins"), lambda: seen.append("on"), lambda: seen.append("off"))
+    torch_compat.watch_profilers(lambda: seen.append("begins"), lambda: seen.append("on"), lambda: seen.append("off"))
     with profiler.profile(activities=[profiler.ProfilerActivity.CPU]):
         expect("on" in seen and seen[0] == "begins", "that a profiler starts is not noticed before it does")
     expect(seen[-1] == "off", "that a profiler has stopped is not noticed")
@@ -184,10 +184,10 @@ def profilers_of_programs() -> None:
 def history_of_gpu_memory() -> None:
     import torch
 
-    if not torch_seams.begin_memory_history(100):
+    if not torch_compat.begin_memory_history(100):
         raise Untried("torch sees no GPU here")
     tensor = torch.ones(1, device="cuda")
-    found = torch_seams.end_memory_history()
+    found = torch_compat.end_memory_history()
     entries = [e for some in found["device_traces"] for e in some if e["action"] == "alloc"]
     expect(any(e["addr"] == tensor.untyped_storage().data_ptr() for e in entries), "an allocation is not recorded")
     lacking = [key for key in ("size", "time_us", "frames") if key not in entries[-1]]
@@ -197,7 +197,7 @@ def history_of_gpu_memory() -> None:
 
 
 def import_of_the_compiler() -> None:
-    importlib.import_module(torch_seams.COMPILER)
+    importlib.import_module(torch_compat.COMPILER)
 
 
 TRIALS: dict[str, Callable[[], None]] = {

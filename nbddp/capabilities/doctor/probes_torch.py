@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from nbddp.compat import system
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 from nbddp.compat.probes import Failed, Untried, expect
 from nbddp.worker import call_log, flight, torch_debug_detail
 
@@ -41,7 +41,7 @@ def alone() -> Iterator[tuple[Any, Any]]:
 
 
 def _recorded() -> list[dict[str, Any]]:
-    if not torch_seams.flight_recorders():
+    if not torch_compat.flight_recorders():
         raise Failed("there is no recorder")
     flight.switch_on()
     with alone() as (dist, one):
@@ -60,17 +60,17 @@ def nccl_recorder() -> None:
 
     if not dist.is_nccl_available():
         raise Untried("this torch has no NCCL")
-    expect(torch_seams.has_nccl_recorder(), "NCCL's collectives are not recorded")
+    expect(torch_compat.has_nccl_recorder(), "NCCL's collectives are not recorded")
 
 
 def entry_keys() -> None:
-    lacking = [key for key in torch_seams.ENTRY_KEYS if key not in _recorded()[-1]]
+    lacking = [key for key in torch_compat.ENTRY_KEYS if key not in _recorded()[-1]]
     expect(not lacking, f"an entry has no {', '.join(lacking)}")
 
 
 def tables_of_groups() -> None:
     with alone() as (dist, _):
-        tables, group = torch_seams.world(), dist.group.WORLD
+        tables, group = torch_compat.world(), dist.group.WORLD
         expect(group in tables.pg_map, "the default group is not in its table")
         expect(list(tables.pg_group_ranks[group]) == [0], "the ranks of a group are reported in another way")
         expect(isinstance(tables.pg_names[group], str), "groups have no names")
@@ -80,29 +80,29 @@ def tables_of_groups() -> None:
 
 def default_group() -> None:
     with alone() as (dist, _):
-        expect(torch_seams.default_group() is dist.group.WORLD, "it is not group.WORLD")
+        expect(torch_compat.default_group() is dist.group.WORLD, "it is not group.WORLD")
 
 
 def another_default_group() -> None:
     with alone() as (dist, _):
         whole, other = dist.group.WORLD, dist.new_group([0])
-        torch_seams.set_default_group(other)
+        torch_compat.set_default_group(other)
         expect(dist.group.WORLD is other, "setting it has no effect")
-        torch_seams.set_default_group(whole)
+        torch_compat.set_default_group(whole)
 
 
 def sequence_numbers() -> None:
     with alone() as (dist, one):
-        before = torch_seams.sequence(dist.group.WORLD)
+        before = torch_compat.sequence(dist.group.WORLD)
         dist.all_reduce(one)
-        expect(torch_seams.sequence(dist.group.WORLD) == before + 1, "an all_reduce is not counted")
+        expect(torch_compat.sequence(dist.group.WORLD) == before + 1, "an all_reduce is not counted")
 
 
 def clearing_of_groups() -> None:
     with alone():
         pass
-    torch_seams.forget_groups()
-    tables = torch_seams.world()
+    torch_compat.forget_groups()
+    tables = torch_compat.world()
     expect(not tables.pg_map and tables.group_count == 0, "a group is still there")
     with alone() as (dist, _):
         expect(dist.get_world_size() == 1, "the next init fails")
@@ -115,12 +115,12 @@ def abort_of_groups() -> None:
 def abort_of_transfers() -> None:
     if not system.has_proc():
         raise Untried(f"no rank is freed on {system.name()}")
-    expect(torch_seams.can_abort_transfers(), "torch's library does not export a function that aborts one")
+    expect(torch_compat.can_abort_transfers(), "torch's library does not export a function that aborts one")
     with alone() as (dist, one):
         work = dist.irecv(one)
         waiting = threading.Thread(target=work.wait, daemon=True)
         waiting.start()
-        expect(torch_seams.abort_transfer(work), "a receive's class is not gloo's")
+        expect(torch_compat.abort_transfer(work), "a receive's class is not gloo's")
         waiting.join(SOON)
         expect(not waiting.is_alive(), "a receive keeps waiting")
 
@@ -139,12 +139,12 @@ def store_of_env() -> None:
         return create_store
 
     originals: list[Callable[..., Any]] = []
-    torch_seams.wrap_create_store(wrap)
+    torch_compat.wrap_create_store(wrap)
     try:
         dist.init_process_group("gloo", init_method="tcp://127.0.0.1:1", rank=0, world_size=1)
         dist.destroy_process_group()
     finally:
-        torch_seams.wrap_create_store(lambda ours: originals[0])
+        torch_compat.wrap_create_store(lambda ours: originals[0])
     expect(asked == [("127.0.0.1", 1, 0, 1)], "env:// creates its store in another way")
 
 
@@ -191,13 +191,13 @@ def marks() -> None:
 
 def log_level() -> None:
     found = []
-    before = os.environ.get(torch_seams.LOG_LEVEL)
+    before = os.environ.get(torch_compat.LOG_LEVEL)
     for level in ("ERROR", "INFO"):
-        os.environ[torch_seams.LOG_LEVEL] = level
-        found.append(torch_seams.read_log_level())
-    del os.environ[torch_seams.LOG_LEVEL]
+        os.environ[torch_compat.LOG_LEVEL] = level
+        found.append(torch_compat.read_log_level())
+    del os.environ[torch_compat.LOG_LEVEL]
     if before is not None:
-        os.environ[torch_seams.LOG_LEVEL] = before
+        os.environ[torch_compat.LOG_LEVEL] = before
     expect(found == [2, 0], f"levels ERROR and INFO became {found}")
 
 
@@ -208,13 +208,13 @@ def checks_of_detail() -> None:
 
     helpers: dict[int, Any] = {}
     groups: dict[int, Any] = {}
-    torch_seams.wrap_checks(lambda name, helper: helpers.update({helper.rank(): helper}))
+    torch_compat.wrap_checks(lambda name, helper: helpers.update({helper.rank(): helper}))
     store, soon = dist.HashStore(), timedelta(seconds=SOON)
     numbers = [torch.ones(1), torch.ones(1)]
 
     def make(rank: int) -> None:
         own = dist.ProcessGroupGloo(dist.PrefixStore("own", store), rank, 2, soon)
-        groups[rank] = getattr(dist.distributed_c10d, torch_seams.CHECKED)(own, "name", store, rank, 2, soon)
+        groups[rank] = getattr(dist.distributed_c10d, torch_compat.CHECKED)(own, "name", store, rank, 2, soon)
 
     _both(make)
     expect(len(helpers) == 2, "a group is checked in another way")

@@ -29,7 +29,7 @@ from nbddp.agent.versions import versions
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.reachability import offers
 from nbddp.capabilities.hosts.sync_remote import Copy
-from nbddp.compat import working_dir as working
+from nbddp.compat import working_dir
 from nbddp.launch.torchrun_env import INTERFACES
 from nbddp.protocol.jsonl import MARK, PING_EVERY, Message, encode, parsed
 
@@ -63,10 +63,10 @@ class ReachedAgent(Agent):
         """What the owner needs to know of this host before anything is warm."""
         return {
             **super().hello(),
-            "home": str(self.home), "bulk": str(runtime_dir.bulk(self.home)), "cwd": working.known(),
+            "home": str(self.home), "bulk": str(runtime_dir.bulk(self.home)), "cwd": working_dir.known(),
             "host": socket.gethostname(), "reached": self._reached or reached_at(), "versions": versions(),
             "joining": {name: os.environ[name] for name in INTERFACES if name in os.environ},
-            "moved": "" if self._wanted_cwd in ("", working.known()) else self._wanted_cwd,
+            "moved": "" if self._wanted_cwd in ("", working_dir.known()) else self._wanted_cwd,
         }  # fmt: skip
 
     def _write_owner(self, data: bytes) -> None:
@@ -181,7 +181,13 @@ class ReachedAgent(Agent):
     def _do_facts(self, peer: Peer, message: Message) -> None:
         """What `%ddp doctor` asks; a process of its own finds it out, and the answer comes when that has ended."""
         log = self.home / f"facts-{message['id']}.log"
-        here = {"kind": FACTS, "log": str(log), "env": dict(os.environ), "cwd": working.here(), "path": list(sys.path)}
+        here = {
+            "kind": FACTS,
+            "log": str(log),
+            "env": dict(os.environ),
+            "cwd": working_dir.here(),
+            "path": list(sys.path),
+        }
         self._asked_facts[super()._do_start(peer, here)["pid"]] = (peer, message["id"])
 
     def _tell_facts(self, child: Child) -> None:
@@ -200,7 +206,7 @@ class ReachedAgent(Agent):
     def _do_folder(self, peer: Peer, message: Message) -> Message:
         """A copy of the notebook's folder begins, or begins anew."""
         self._end_copy()
-        self._copy = Copy(message["path"], message["of"], message["host"], working.known())
+        self._copy = Copy(message["path"], message["of"], message["host"], working_dir.known())
         return {}
 
     def _end(self) -> None:
@@ -226,7 +232,7 @@ class ReachedAgent(Agent):
 
     def _do_folder_done(self, peer: Peer, message: Message) -> Message:
         """All has been sent: workers that are started from now on begin in the copy."""
-        used, answer = working.known(), self._copying().finish()
+        used, answer = working_dir.known(), self._copying().finish()
         answer["moved"] = answer["folder"] != used
         os.chdir(answer["folder"])
         self._end_copy()
@@ -252,7 +258,7 @@ class ReachedAgent(Agent):
 
     def _do_start(self, peer: Peer, message: Message) -> Message:
         """As an agent beside its owner, in this host's environment with what the owner adds."""
-        here = {"env": {**os.environ, **message["env"]}, "cwd": working.here(), "path": list(sys.path)}
+        here = {"env": {**os.environ, **message["env"]}, "cwd": working_dir.here(), "path": list(sys.path)}
         if "profile_dir" in message:
             os.makedirs(message["profile_dir"], mode=0o700, exist_ok=True)
         started = super()._do_start(peer, {**message, **here})

@@ -14,7 +14,7 @@ from nbddp.agent.stop import uninterrupted
 from nbddp.agent.version_diff import differing
 from nbddp.agent.versions import versions
 from nbddp.capabilities.attached import command
-from nbddp.capabilities.hosts import sync as copying
+from nbddp.capabilities.hosts import sync
 from nbddp.capabilities.hosts.elastic import JOIN_TIMEOUT, LOOK_EVERY, Members, Place
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.remote_client import FarAgent
@@ -149,7 +149,7 @@ class Reaching:
         """Have this process's working directory on these hosts, where workers that start from now on begin; what was
         copied, in words (`nbddp.capabilities.hosts.sync`). Raises BadInput where it is too much."""
         self._synced = True
-        return copying.copy(agents, progress, living=bool(self.group.workers))
+        return sync.copy(agents, progress, living=bool(self.group.workers))
 
     def _begin(self, place: Place) -> FarAgent:
         """Start the agent of a place."""

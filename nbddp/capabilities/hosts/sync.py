@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from nbddp.agent import stop
 from nbddp.agent.gather import ask_all, ask_each
 from nbddp.analysis.quantities import size
-from nbddp.capabilities.hosts import sync_rules as files
+from nbddp.capabilities.hosts import sync_rules
 from nbddp.capabilities.hosts.remote_client import FarAgent
 from nbddp.capabilities.hosts.sync_rules import CACHE_MARKS, MOST_BYTES, MOST_FILES, Entry
 from nbddp.compat.working_dir import here
@@ -62,7 +62,7 @@ class Listing:
 
     def _take_link(self, path: str) -> None:
         link = os.readlink(self.root / path)
-        if files.leads_inside(path, link):
+        if sync_rules.leads_inside(path, link):
             self.entries[path] = Entry(0, 0, link=link)
         else:
             self.told.append(f"{path} is not copied: it is a link that leads out of the folder, to {link}")
@@ -73,7 +73,7 @@ class Listing:
     def check(self) -> None:
         """Raises BadInput where it is too much for a copy."""
         totals = {n: size(n) for n in (sum(e.size for e in self.entries.values()), MOST_BYTES)}
-        why = files.too_much(self.entries, str(self.root), self.is_git, totals)
+        why = sync_rules.too_much(self.entries, str(self.root), self.is_git, totals)
         if why:
             raise BadInput(why)
 
@@ -123,9 +123,9 @@ def _walked(root: Path, unread: Callable[[OSError], None]) -> Iterator[str]:
             inner[:] = []
             continue
         links = [name for name in inner if os.path.islink(os.path.join(folder, name))]
-        inner[:] = sorted(name for name in inner if not files.is_left_out(name) and name not in links)
+        inner[:] = sorted(name for name in inner if not sync_rules.is_left_out(name) and name not in links)
         for name in sorted([*names, *links]):
-            if not files.is_left_out(name):
+            if not sync_rules.is_left_out(name):
                 yield name if below == "." else f"{below}/{name}"
 
 
@@ -169,7 +169,7 @@ def copy(agents: Sequence[FarAgent], progress: Callable[[str], None], living: bo
         [{"path": str(root), "of": socket.gethostname(), "host": str(a.host)} for a in agents],
         PATIENCE,
     )
-    for some in files.batches([*found.entries], BATCH):
+    for some in sync_rules.batches([*found.entries], BATCH):
         rows = {path: found.entries[path].row() for path in some}
         for receiver, answer in zip(receivers, ask_all(agents, "folder_files", PATIENCE, files=rows), strict=True):
             receiver.needed |= set(answer["needed"])
@@ -185,13 +185,13 @@ def copy(agents: Sequence[FarAgent], progress: Callable[[str], None], living: bo
         lines.append(
             f"running workers on {', '.join(moved)} keep their folder; %ddp restart starts new ones in the copy"
         )
-    return [*lines, *files.some(found.told, "files"), *files.some(troubles, "files")]
+    return [*lines, *sync_rules.some(found.told, "files"), *sync_rules.some(troubles, "files")]
 
 
 def _said(one: Receiver, answer: dict[str, Any], seconds: float) -> str:
     if answer["same"]:
         return f"{one.agent.host}: nothing to copy, {answer['folder']} has the same files there"
-    return files.copied_words(
+    return sync_rules.copied_words(
         str(one.agent.host), answer["folder"], one.files, size(one.bytes), seconds, answer["removed"]
     )
 

@@ -33,7 +33,7 @@ from typing import Any
 
 from nbddp.capabilities.timings.on_rank import tensors
 from nbddp.compat import system
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 
 DEEPEST = 4  # containers and objects within each other
 
@@ -119,11 +119,11 @@ class _Tally:
 
 def storages(tensor: Any) -> list[tuple[str, int, int]]:
     """(device, address, bytes) of what a tensor lies in on this rank; nothing for meta tensors."""
-    local = torch_seams.shard(tensor)
+    local = torch_compat.shard(tensor)
     if local.is_meta:
         return []
     if local.is_sparse:
-        return [s for part in torch_seams.sparse_parts(local) for s in storages(part)]
+        return [s for part in torch_compat.sparse_parts(local) for s in storages(part)]
     try:
         storage = local.untyped_storage()
     except (RuntimeError, NotImplementedError):  # a layout without one

@@ -9,7 +9,7 @@ import numpy as np
 
 from nbddp.capabilities.compare import on_rank
 from nbddp.capabilities.memory.on_rank import storages
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 
 KINDS = {"parameter": "parameters", "buffer": "module buffers", "state tensor": "optimizer state"}
 Storage = tuple[str, int, int]  # device, address, bytes
@@ -75,7 +75,7 @@ def storages_of(thing: Any) -> list[Storage]:
 
 def _spanned(thing: Any) -> int:
     """Bytes of its own elements on this rank."""
-    own = thing if isinstance(thing, np.ndarray) else torch_seams.shard(thing)
+    own = thing if isinstance(thing, np.ndarray) else torch_compat.shard(thing)
     return int(own.nbytes)
 
 

@@ -31,7 +31,7 @@ from nbddp.capabilities.memory.history import (
 )
 from nbddp.capabilities.timings.on_rank import Recorder, now
 from nbddp.compat import system
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.worker import failure, frames
 from nbddp.worker.frames import Frame
@@ -75,7 +75,7 @@ class Allocations:
         self._recorder, recorder.heard = recorder, self._mark
         self._began, self._shift = now(), now() - clock.time_ns()
         try:
-            self._kind = CUDA if torch_seams.begin_memory_history(ENTRIES) else _counted()
+            self._kind = CUDA if torch_compat.begin_memory_history(ENTRIES) else _counted()
         except RuntimeError as e:  # an allocator that keeps none
             self._kind, self.why = CUDA, f"{e}"
             return
@@ -102,7 +102,7 @@ class Allocations:
         if self._kind == CUDA:
             if self.why:
                 return None
-            snapshot = torch_seams.end_memory_history()
+            snapshot = torch_compat.end_memory_history()
             return from_snapshot(snapshot, self._of_frames, self._began, now(), self._shift, ENTRIES)
         self._ended.set()
         if self._thread is not None:

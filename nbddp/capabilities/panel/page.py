@@ -11,7 +11,7 @@ from html import escape
 
 from nbddp.analysis.quantities import duration, size
 from nbddp.capabilities.debugger.transcript import Talk
-from nbddp.capabilities.panel import curves as curve
+from nbddp.capabilities.panel import curves as panel_curves
 from nbddp.capabilities.panel.output import Output, chosen
 from nbddp.capabilities.panel.plan import Considered
 from nbddp.capabilities.panel.rows import SIGNS, Rank
@@ -274,22 +274,22 @@ def curves(state: State) -> str:
 
 
 @lru_cache(maxsize=8)  # most looks find the one before
-def _curves(found: curve.Curve) -> str:
+def _curves(found: panel_curves.Curve) -> str:
     if not found.drawn:
         return ""
-    high, width, number = curve.top(found), curve.WIDTH, found.points[-1][0]
-    foot, said = curve.HEIGHT - curve.BOTTOM, f"step time and exposed communication up to step {number}"
+    high, width, number = panel_curves.top(found), panel_curves.WIDTH, found.points[-1][0]
+    foot, said = panel_curves.HEIGHT - panel_curves.BOTTOM, f"step time and exposed communication up to step {number}"
     texts = (
-        (curve.LEFT - 8, 12, "end", duration(high)), (curve.LEFT - 8, foot, "end", "0"),
-        (curve.LEFT, curve.HEIGHT - 4, "start", f"step {found.points[0][0]}"),
-        (width, curve.HEIGHT - 4, "end", f"step {number}"),
+        (panel_curves.LEFT - 8, 12, "end", duration(high)), (panel_curves.LEFT - 8, foot, "end", "0"),
+        (panel_curves.LEFT, panel_curves.HEIGHT - 4, "start", f"step {found.points[0][0]}"),
+        (width, panel_curves.HEIGHT - 4, "end", f"step {number}"),
     )  # fmt: skip
     labels = "".join(f'<text x="{x}" y="{y}" text-anchor="{at}">{escape(t)}</text>' for x, y, at, t in texts)
     return (
-        f'<svg class="curves" viewBox="0 0 {width} {curve.HEIGHT}" role="img" aria-label="{said}">'
-        f'<path d="M{curve.LEFT},0 V{foot} H{width}"/>'
-        f'<polyline points="{curve.line(found, 1, high)}"/>'
-        f'<polyline class="exposed" points="{curve.line(found, 2, high)}"/>{labels}</svg>'
+        f'<svg class="curves" viewBox="0 0 {width} {panel_curves.HEIGHT}" role="img" aria-label="{said}">'
+        f'<path d="M{panel_curves.LEFT},0 V{foot} H{width}"/>'
+        f'<polyline points="{panel_curves.line(found, 1, high)}"/>'
+        f'<polyline class="exposed" points="{panel_curves.line(found, 2, high)}"/>{labels}</svg>'
         f'<img hidden alt="" src="{DOT}" onload="{NAMES}">'
     )
 

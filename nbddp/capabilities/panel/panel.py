@@ -9,7 +9,7 @@ import functools
 from typing import Any
 from uuid import uuid4
 
-from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel import text
 from nbddp.capabilities.panel.page import understudy
 from nbddp.capabilities.panel.plan import on_paper
@@ -101,7 +101,7 @@ class PoolPanel:
 
     def __repr__(self) -> str:
         if self.state.program and self.pool.current is None:  # it has ended since the last look
-            self.session.model.change(lambda state: rules.seen(state, state.ranks, "", 0))
+            self.session.model.change(lambda state: panel_state.seen(state, state.ranks, "", 0))
         return text.words(self.state)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:

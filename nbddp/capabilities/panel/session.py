@@ -19,9 +19,8 @@ from typing import Any
 from nbddp.agent.client import Agent
 from nbddp.analysis.steps import Recording
 from nbddp.capabilities.debugger import transcript
-from nbddp.capabilities.panel import output, rows
-from nbddp.capabilities.panel import poll as looking
-from nbddp.capabilities.panel import state as rules
+from nbddp.capabilities.panel import output, poll, rows
+from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.curves import curve
 from nbddp.capabilities.panel.plan import plan_of
 from nbddp.capabilities.panel.pump import Pump, can_hear, pump
@@ -56,8 +55,8 @@ class Session:
         plan = plan_of(pool.spec, pool.topology)
         first = State(plan=plan, placed=pool.topology, standing=plan if pool.topology is not None else None)
         self._looked_at: Topology | None = None  # the pool at the last look
-        self.model = Model(rules.known(first, machine), weakly(self._not_shown))
-        self._uses, self._paces = looking.Uses(), looking.Paces()
+        self.model = Model(panel_state.known(first, machine), weakly(self._not_shown))
+        self._uses, self._paces = poll.Uses(), poll.Paces()
         self._curved = float("-inf")  # when the curve was drawn
         self._wanted = -1  # the step that was selected last
         self._draws = threading.Lock()
@@ -110,10 +109,10 @@ class Session:
             return False
         now = pool.topology if pool.running else None
         if (not self.model.state.machine or now is not self._looked_at) and (machine := pool.machine()):
-            self.model.change(rules.known, machine)
+            self.model.change(panel_state.known, machine)
             self._looked_at = now
         if self.model.state.stage is None:
-            self.model.change(rules.placed, now, pool.spec)
+            self.model.change(panel_state.placed, now, pool.spec)
             self._watch(pool, pool.topology)
         return True
 
@@ -131,32 +130,32 @@ class Session:
                 self._paces.ask(pool, last, over=run is None)
         with self.model.together():  # each view is drawn once
             if placed is not None:
-                seen = looking.look(pool, run)
+                seen = poll.look(pool, run)
                 ranks = rows.rows(placed, seen, self._uses.before, self._uses.now, dict(self._paces.steps))
                 seconds = time.monotonic() - run.began if run is not None else 0.0
-                self.model.change(rules.seen, ranks, seen.program, seconds)
+                self.model.change(panel_state.seen, ranks, seen.program, seconds)
             other = self._paces.run != self.model.state.run
             if self._paces.new and (other or run is None or time.monotonic() - self._curved >= CURVE_EVERY):
                 self._paces.new, self._curved = False, time.monotonic()
-                self.model.change(rules.timed, self._paces.run, curve(dict(self._paces.steps)))
+                self.model.change(panel_state.timed, self._paces.run, curve(dict(self._paces.steps)))
             if last is not None and (run is not None or over):
                 last.debugged.views["panel"] = functools.partial(self._talked, last)  # not twice a second, but at once
                 self._talked(last)
                 outputs = output.outputs([last.outputs[r] for r in sorted(last.outputs)])
-                self.model.change(rules.printed, outputs, last.number)
+                self.model.change(panel_state.printed, outputs, last.number)
         if over and last is not None:
             self._over = last.number
             self._ended(last)
 
     def _talked(self, run: Run, *news: Any) -> None:
-        self.model.change(rules.talked, [talk for _, talk in sorted(run.debugged.talks.items())])
+        self.model.change(panel_state.talked, [talk for _, talk in sorted(run.debugged.talks.items())])
 
     def _ended(self, run: Run) -> None:
         """Say how a run has ended, and do what was asked for meanwhile. What a command has said since stays."""
         error = run.error()
         if run.number != self._known:
-            words = str(error) if error is not None else f"{looking.named(run)} ended on all ranks"
-            self.model.change(rules.said, words)
+            words = str(error) if error is not None else f"{poll.named(run)} ended on all ranks"
+            self.model.change(panel_state.said, words)
         if (after := self._after) is not None:
             self._after = None
             in_main(after)
@@ -164,35 +163,35 @@ class Session:
     # -- commands ------------------------------------------------------------------------------
 
     def move(self, control: str, value: Any) -> None:
-        self.model.change(rules.moved, control, value)
+        self.model.change(panel_state.moved, control, value)
 
     def start(self) -> None:
         """Have the pool that is planned."""
         if not self.model.state.may_start:  # the button can always be pressed: one that is off drops the focus
             self._say(self.model.state.why_not())
         elif (run := self._current()) is not None:
-            self._say(f"{looking.named(run)} is running; press Start after it has ended, or press Stop")
+            self._say(f"{poll.named(run)} is running; press Start after it has ended, or press Stop")
         else:
-            self.model.change(rules.began)
+            self.model.change(panel_state.began)
             in_main(self._start)
 
     def _start(self) -> None:
         pool = self.pool
         try:
-            notes = pool.ensure(self.model.state.plan.spec(), lambda text: self.model.change(rules.reached, text))
-            self.model.change(rules.started, pool.placed(), pool.spec, notes)
+            notes = pool.ensure(self.model.state.plan.spec(), lambda text: self.model.change(panel_state.reached, text))
+            self.model.change(panel_state.started, pool.placed(), pool.spec, notes)
         except NbddpError as e:
-            self.model.change(rules.failed, str(e), log_of(pool, e))
+            self.model.change(panel_state.failed, str(e), log_of(pool, e))
         except KeyboardInterrupt:
-            self.model.change(rules.failed, "the start was stopped by the user", ())
+            self.model.change(panel_state.failed, "the start was stopped by the user", ())
         except BaseException as e:
-            self.model.change(rules.failed, f"{type(e).__name__}: {e}", log_of(pool, e))
+            self.model.change(panel_state.failed, f"{type(e).__name__}: {e}", log_of(pool, e))
             raise
 
     def stop(self) -> None:
         """End the cell as Stop does."""
         if (run := self._busy("there is no cell to stop")) is not None:
-            self._say(f"stopping {looking.named(run)} on {rank_words(run.running())}")
+            self._say(f"stopping {poll.named(run)} on {rank_words(run.running())}")
             run.stop()
 
     def free(self) -> None:
@@ -218,7 +217,7 @@ class Session:
             in_main(lambda: self._do(lambda: "; ".join(pool.restart(chosen))))
             return
         self._after = lambda: self._do(lambda: "; ".join([*pool.group.renew(), f"{rank_words(chosen)} restarted"]))
-        self._say(f"stopping {looking.named(run)}, and restarting {rank_words(chosen)}")
+        self._say(f"stopping {poll.named(run)}, and restarting {rank_words(chosen)}")
         run.replace(chosen)
 
     def shut_down(self) -> None:
@@ -238,11 +237,11 @@ class Session:
             in_main(lambda: self._do(end))
             return
         self._after = lambda: self._do(end)
-        self._say(f"stopping {looking.named(run)}, then the pool")
+        self._say(f"stopping {poll.named(run)}, then the pool")
         run.stop()
 
     def show(self, control: str, value: Any) -> None:
-        self.model.change(rules.showing, control, value)
+        self.model.change(panel_state.showing, control, value)
 
     def select(self, number: int) -> None:
         """Show the timeline of a step, of the last one if several are selected at once. Ranks of one machine are asked
@@ -260,7 +259,7 @@ class Session:
 
     def _select(self, pool: Pool, run: int, number: int) -> None:
         try:
-            recording = looking.step(pool, run, number)
+            recording = poll.step(pool, run, number)
             with self._draws:  # one at a time: of several that are selected in turn the last alone is drawn
                 if number == self._wanted:
                     self._say(self._take_step(recording, number))
@@ -271,7 +270,7 @@ class Session:
         drawn = timings(recording, number)
         png = drawn.png()
         shown = picture(png, width_of(png), drawn.words.partition("\n")[0])
-        self.model.change(rules.selected, rules.Timeline(number, shown, drawn.words))
+        self.model.change(panel_state.selected, panel_state.Timeline(number, shown, drawn.words))
         return f"step {number} of {recording.model}"
 
     def debug(self, line: str, rank: int | None = None) -> None:
@@ -284,7 +283,7 @@ class Session:
                 self.stop()
                 return
             if asked.asks_help:
-                self.model.change(rules.said, "commands of the debugger", transcript.HELP)
+                self.model.change(panel_state.said, "commands of the debugger", transcript.HELP)
                 return
             if not asked.text:
                 raise BadInput(f"write a line after {line}, such as {line} p x")
@@ -300,7 +299,7 @@ class Session:
         running, last = self._current(), self.pool.last_run
         error = last.error() if last is not None and running is None else None
         if isinstance(error, RunFailed):
-            self.model.change(rules.said, str(error), report.post_mortem(error))
+            self.model.change(panel_state.said, str(error), report.post_mortem(error))
         else:
             self._say("no rank has failed in the last cell")
 
@@ -315,7 +314,7 @@ class Session:
 
     def _stacks(self, agent: Agent) -> None:
         try:
-            self.model.change(rules.said, "stacks of all ranks", repr(live(agent)))
+            self.model.change(panel_state.said, "stacks of all ranks", repr(live(agent)))
         except NbddpError as e:
             self._say(str(e))
 
@@ -325,7 +324,7 @@ class Session:
         self._say(f"a part of the panel could not be shown: {type(error).__name__}: {error}")
 
     def _say(self, words: str) -> None:
-        self.model.change(rules.said, words)
+        self.model.change(panel_state.said, words)
 
     def _current(self) -> Run | None:
         """The run that a command is for."""

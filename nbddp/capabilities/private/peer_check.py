@@ -26,7 +26,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from nbddp.capabilities.private import sock_owner as peers
+from nbddp.capabilities.private import sock_owner
 from nbddp.capabilities.private.sock_owner import Address
 from nbddp.compat import system
 from nbddp.compat.clock import clock
@@ -103,9 +103,9 @@ def ends(descriptors: Iterable[int]) -> Ends:
     for number, copy in _copies(descriptors):
         with suppress(OSError):  # neither, or closed meanwhile
             if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                doors.add(peers.address(copy.getsockname()))
+                doors.add(sock_owner.address(copy.getsockname()))
             else:
-                pairs[peers.ends(copy)] = number
+                pairs[sock_owner.ends(copy)] = number
     return Ends(frozenset(doors), pairs)
 
 
@@ -177,7 +177,7 @@ def _shut_doors(descriptors: Iterable[int]) -> None:
     for _, copy in _copies(descriptors):
         with suppress(OSError):
             if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                peers.shut_door(copy)
+                sock_owner.shut_door(copy)
 
 
 class _Kernel:
@@ -185,7 +185,7 @@ class _Kernel:
 
     def __init__(self) -> None:
         try:
-            self._asked: peers.Kernel | None = peers.Kernel()
+            self._asked: sock_owner.Kernel | None = sock_owner.Kernel()
         except OSError:
             self._asked = None
 
@@ -196,7 +196,7 @@ class _Kernel:
         if self._asked is not None:
             self._asked.close()
 
-    def owner(self, pair: Pair) -> peers.Owner | None:
+    def owner(self, pair: Pair) -> sock_owner.Owner | None:
         """Whose the other end is; None if nobody has it, or the kernel does not say."""
         with suppress(OSError):
             owner = None if self._asked is None else self._asked.owner(pair[1], pair[0])
@@ -217,14 +217,14 @@ class _Kernel:
         if owner is None or owner.uid != os.geteuid():
             return False
         root, *roots = _roots or [os.getppid()]
-        pids, hidden = peers.Family(root, roots=roots).holders({owner.inode})
+        pids, hidden = sock_owner.Family(root, roots=roots).holders({owner.inode})
         return bool(pids) or hidden
 
     def _is_waiting(self, pair: Pair) -> bool:
         """Whether the other end is on this machine, and nobody has accepted it yet."""
         with suppress(OSError):
             owner = None if self._asked is None else self._asked.owner(pair[1], pair[0])
-            return owner is not None and owner.inode == 0 and owner.state == peers.ESTABLISHED
+            return owner is not None and owner.inode == 0 and owner.state == sock_owner.ESTABLISHED
         return False
 
     def _ranks(self, ends: Ends) -> list[Pair]:
@@ -243,7 +243,7 @@ class _Kernel:
         if len(known) == size - 1 and _are_used([ends.pairs[pair] for pair in known]):
             return
         owner = self.owner(strangers[0])
-        raise Intruder(None, None) if owner is None else Intruder(owner.uid, peers.holder(owner.inode))
+        raise Intruder(None, None) if owner is None else Intruder(owner.uid, sock_owner.holder(owner.inode))
 
 
 # -- which connections gloo uses -------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 from nbddp.compat.working_dir import here
 from nbddp.launch import options
 from nbddp.launch.options import LaunchSpec, Parser
-from nbddp.protocol import program as programs
+from nbddp.protocol import program as protocol_program
 
 BATCH = (".sbatch", ".slurm", ".sh")
 
@@ -22,10 +22,10 @@ def made_ready(spec: LaunchSpec, elsewhere: bool) -> tuple[LaunchSpec, list[str]
     program = spec.program
     assert program is not None
     if not elsewhere:
-        programs.check_file(program, here(), spec.argv)
+        protocol_program.check_file(program, here(), spec.argv)
     if not program.local_rank or program.module or not Path(program.target).is_file():
         return spec, []
-    option = programs.own_option(Path(program.target).read_text(encoding="utf-8", errors="replace"))
+    option = protocol_program.own_option(Path(program.target).read_text(encoding="utf-8", errors="replace"))
     if option == program.local_rank:
         return spec, []
     said = f"{program.target} accepts {option}, as before torch 2.0, so nbddp passes {option}"

@@ -27,7 +27,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from nbddp.capabilities.private import loopback
-from nbddp.protocol import code_objects as code
+from nbddp.protocol import code_objects
 from nbddp.worker import child_waits, store_client
 
 Defined = types.FunctionType | type
@@ -141,7 +141,7 @@ def _bytes(thing: Any) -> bytes:
     import cloudpickle
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table = code.table()
+        dispatch_table = code_objects.table()
 
     made = io.BytesIO()
     Pickler(made).dump(thing)

@@ -9,12 +9,12 @@ from typing import Any
 from nbddp.analysis.clocks import Clock, Ping, aligned, clock
 from nbddp.analysis.origin import origin
 from nbddp.analysis.steps import Recording, step_from
-from nbddp.capabilities.bench import command as benches
+from nbddp.capabilities.bench import command as bench_command
 from nbddp.capabilities.bench.result import Measured
 from nbddp.capabilities.collectives.from_flight_recorder import cell_from
 from nbddp.capabilities.collectives.from_flight_recorder import program as untraced
 from nbddp.capabilities.collectives.program import Breakdown
-from nbddp.capabilities.compare import command as comparison
+from nbddp.capabilities.compare import command as compare_command
 from nbddp.capabilities.compare.report import Report
 from nbddp.capabilities.memory.parts import RankMemory
 from nbddp.capabilities.memory.sizes import Held, Sizes
@@ -178,7 +178,7 @@ def compare(ranks: Ranks, names: Sequence[str], of: Sequence[int] | None) -> Rep
     def ask(some: Sequence[int], fields: dict[str, Any], buffers: Sequence[bytes] = ()) -> dict[int, Any]:
         return ranks.answers("compare", some, buffers, **fields)
 
-    return comparison.compare(names, chosen, ask)
+    return compare_command.compare(names, chosen, ask)
 
 
 def bench(
@@ -195,7 +195,9 @@ def bench(
     def ask(fields: dict[str, Any]) -> dict[int, Any]:
         return _unpacked(ranks.answers("bench", **fields))
 
-    return benches.bench(ask, devices, names, benches.sizes() if sizes is None else sizes, repeat, warmup, progress)
+    return bench_command.bench(
+        ask, devices, names, bench_command.sizes() if sizes is None else sizes, repeat, warmup, progress
+    )
 
 
 def own_gpus(placed: Topology, visible: str) -> list[int | None]:

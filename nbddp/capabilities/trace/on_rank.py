@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.capabilities.timings import on_rank
-from nbddp.compat import torch as torch_seams
+from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.worker import position
 from nbddp.worker.call_log import NOTES
@@ -43,7 +43,7 @@ class Tracer:
 
     def install(self) -> None:
         """Know of the profilers of programs; once, when the worker starts. Two at once end the process."""
-        torch_seams.watch_profilers(self._step_back, lambda: self._count(1), lambda: self._count(-1))
+        torch_compat.watch_profilers(self._step_back, lambda: self._count(1), lambda: self._count(-1))
 
     def _count(self, more: int) -> None:
         if not self._ours:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import runtime_dir as home
+from nbddp.agent import runtime_dir
 from nbddp.agent.process_id import Identity
 from nbddp.capabilities.warm import fingerprint, server
 from nbddp.compat import system
@@ -58,7 +58,7 @@ class Waiting:
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(PATIENCE)
         try:
-            connection.connect(str(home.socket_of(self.place)))
+            connection.connect(str(runtime_dir.socket_of(self.place)))
             if server.peer(connection) == (self.facts["pid"], os.getuid()):
                 return connection
         except OSError:
@@ -97,13 +97,13 @@ class Asked:
                         self.connection.settimeout(None)
                         return self.connection
         self.connection.close()
-        home.remove(self.home, [])
+        runtime_dir.remove(self.home, [])
         return None
 
 
 def waiting() -> list[Waiting]:
     """The processes of this user that wait; what is left of others is swept."""
-    place = home.runtime() / server.FOLDER
+    place = runtime_dir.runtime() / server.FOLDER
     if not system.is_linux() or not place.exists():
         return []
     found = []
@@ -144,7 +144,7 @@ def ask(inherited: fingerprint.Facts, env: Mapping[str, str]) -> Asked | None:
         connection = None if fingerprint.differing(one.facts["inherited"], inherited) else one.connect()
         if connection is None:
             continue
-        asked = Asked(home.new_home(), connection)
+        asked = Asked(runtime_dir.new_home(), connection)
         with suppress(OSError):
             connection.sendall(encode({"op": "take", "pool": asked.home.name, "env": dict(env), "cwd": here()}))
             return asked

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from nbddp.agent import children
-from nbddp.agent import runtime_dir as home
+from nbddp.agent import children, runtime_dir
 from nbddp.agent.process_id import Identity
 from nbddp.capabilities.warm import fingerprint
 from nbddp.compat import system
@@ -80,7 +79,7 @@ def boot_time() -> float:
 
 def folder() -> Path:
     """Where those who wait are found. Raises AgentFailed if it is not the user's own."""
-    return home.private(home.runtime() / FOLDER)
+    return runtime_dir.private(runtime_dir.runtime() / FOLDER)
 
 
 def go_on() -> None:
@@ -132,10 +131,10 @@ def _end(*_: Any) -> NoReturn:
 @contextmanager
 def _listening() -> Iterator[tuple[socket.socket, Path]]:
     """A socket in a folder of its own, which is gone afterwards."""
-    place = home.fresh(folder())
+    place = runtime_dir.fresh(folder())
     with socket.socket(socket.AF_UNIX) as listener:
         try:
-            listener.bind(str(home.socket_of(place)))
+            listener.bind(str(runtime_dir.socket_of(place)))
             listener.listen()
             yield listener, place
         finally:
@@ -144,8 +143,8 @@ def _listening() -> Iterator[tuple[socket.socket, Path]]:
 
 def remove(place: Path) -> None:
     """Remove the folder of a process that waits no more."""
-    home.check_name(place)
-    home.socket_of(place).unlink(missing_ok=True)
+    runtime_dir.check_name(place)
+    runtime_dir.socket_of(place).unlink(missing_ok=True)
     shutil.rmtree(place, ignore_errors=True)
 
 
@@ -172,7 +171,7 @@ def _heard(connection: socket.socket, imports: fingerprint.Imports, place: Path)
         return None
     try:
         taking = {"take": True, "end": False}[message["op"]]
-        pool = home.named(message["pool"]) if taking else None
+        pool = runtime_dir.named(message["pool"]) if taking else None
     except (KeyError, AgentFailed):  # no question of `capabilities.warm.client`'s
         return None
     stale = imports.changed() if taking else ""

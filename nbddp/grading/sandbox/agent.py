@@ -20,13 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent import children, warning_filters
-from nbddp.agent import runtime_dir as homes
-from nbddp.agent import server as main
+from nbddp.agent import children, runtime_dir, server, warning_filters
 from nbddp.agent.server import CONTROLLER, STORE, WORKER
 from nbddp.compat import system
-from nbddp.grading.sandbox import orphans
-from nbddp.grading.sandbox import rlimits as limits
+from nbddp.grading.sandbox import orphans, rlimits
 from nbddp.protocol.jsonl import encode
 
 EVERY = 0.1  # seconds between two counts
@@ -44,7 +41,7 @@ class Guard:
         return asdict(self)
 
 
-class GuardedAgent(main.Agent):
+class GuardedAgent(server.Agent):
     """An agent under a `Guard`."""
 
     patience = 0.0
@@ -67,7 +64,7 @@ class GuardedAgent(main.Agent):
             self._count()
         super()._read_signals()
 
-    def _start(self, kind: str, request: dict[str, Any], keep: tuple[int, ...] = ()) -> main.Child:
+    def _start(self, kind: str, request: dict[str, Any], keep: tuple[int, ...] = ()) -> server.Child:
         if kind == WORKER:
             request = {**request, "limits": self.guard.limits}
         return super()._start(kind, request, keep)
@@ -77,7 +74,7 @@ class GuardedAgent(main.Agent):
             message["overrun"] = self.overrun.pop(message["pid"])
         super().tell_all(**message)
 
-    def _handle_all(self, peer: main.Peer, chunk: bytes) -> None:
+    def _handle_all(self, peer: server.Peer, chunk: bytes) -> None:
         """A peer that is not the owner may be a worker's own code: nothing it sends is read, and it is not waited for.
         (Workers ask that their pipes be held; what strangers print is dropped.)"""
         if peer.owner:
@@ -125,7 +122,7 @@ def launch(env: Mapping[str, str], guard: Guard, close: Collection[int] = ()) ->
 
     close: descriptors that are not for it.
     """
-    home = homes.new_home()
+    home = runtime_dir.new_home()
     ours, theirs = socket.socketpair()
     with theirs:
         if children.why_not_fork():
@@ -156,7 +153,7 @@ def forked(request: dict[str, Any]) -> int:
 def _serve(home: Path, channel: int, guard: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(channel, False)
-    limits.hide()
+    rlimits.hide()
     GuardedAgent(home, channel, Guard(**guard)).serve()
 
 

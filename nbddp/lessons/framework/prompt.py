@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from nbddp.errors import BadInput
-from nbddp.figures import widget_support as widgets
+from nbddp.figures import widget_support
 from nbddp.figures.html import words_of
 from nbddp.lessons.framework.question import Question
 from nbddp.output.table import Table
@@ -96,8 +96,8 @@ class Asked:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         bundle: dict[str, Any] = {"text/plain": self.words(), "text/html": words_of(self.words())}
-        if widgets.may_be_shown():
-            bundle |= widgets.view_of(self.widget())
+        if widget_support.may_be_shown():
+            bundle |= widget_support.view_of(self.widget())
         return bundle, {}
 
     def show(self) -> None:
@@ -195,7 +195,7 @@ def _show(asked: Asked) -> None:
 
     if not asked.question.explored:
         print(asked.compared())
-    elif widgets.may_be_shown():
+    elif widget_support.may_be_shown():
         display(_Later(asked))
     else:
         print(_Later(asked))
@@ -222,4 +222,4 @@ class _Later:
         button = w.Button(description=COMPARE, layout=w.Layout(width="auto", align_self="flex-start"))
         button.tooltip = f"{COMPARE}: {self.asked.question.asks}"
         button.on_click(lambda _: setattr(said, "value", _lines(self.asked.compared())))
-        return {"text/plain": repr(self), **widgets.view_of(w.VBox([button, said]))}
+        return {"text/plain": repr(self), **widget_support.view_of(w.VBox([button, said]))}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from nbddp.capabilities.timings import on_rank as record
+from nbddp.capabilities.timings import on_rank as timings_on_rank
 from nbddp.capabilities.timings.on_rank_marks import passed
 from nbddp.lessons.framework.async_work import Misused
 
@@ -62,7 +62,7 @@ def _watched(function: Callable[..., Any], net: Any, micro_batches: Any, loss_of
     before = {n: p.detach().clone() for n, p in ddp.module.named_parameters()}
     called, entered, kept = list[int](), list[int](), [0]
     _count_entries(ddp, called, entered)
-    steps, begun = _recorder().steps, record.now()
+    steps, begun = _recorder().steps, timings_on_rank.now()
     function(ddp, micro_batches, _counted(loss_of, kept))
     own = dict(ddp.module.named_parameters())
     return {
@@ -209,9 +209,9 @@ def _counted(loss_of: Any, kept: list[int]) -> Any:
     return counted
 
 
-def _recorder() -> record.Recorder:
+def _recorder() -> timings_on_rank.Recorder:
     """This worker's own."""
     from IPython.core.getipython import get_ipython
 
-    found: record.Recorder = get_ipython().kernel.recorder
+    found: timings_on_rank.Recorder = get_ipython().kernel.recorder
     return found

@@ -77,11 +77,11 @@ def end_groups() -> None:
     """End them, those that a failed run has not ended already."""
     import torch.distributed as dist
 
-    from nbddp.compat import torch as torch_seams
+    from nbddp.compat import torch as torch_compat
 
     for made in _groups.values():
         for group in made:
-            if isinstance(group, dist.ProcessGroup) and group in torch_seams.world().pg_map:
+            if isinstance(group, dist.ProcessGroup) and group in torch_compat.world().pg_map:
                 dist.destroy_process_group(group)
     _groups.clear()
 
