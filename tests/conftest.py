@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 import nbddp
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import Silent
 from nbddp.teach import check
@@ -80,7 +80,7 @@ def _agents_are_forked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Agents that this process starts are forks of the template; those of a file that sets COLD import torch."""
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "COLD", False):
-            patch.setattr(Agent, "launch", classmethod(warm.launch))
+            patch.setattr(AgentClient, "launch", classmethod(warm.launch))
         yield
 
 
@@ -99,7 +99,7 @@ def _leaves_the_environment() -> Iterator[None]:
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents that this test starts import torch, and are its process's children."""
-    monkeypatch.setattr(Agent, "launch", classmethod(warm.start_cold))
+    monkeypatch.setattr(AgentClient, "launch", classmethod(warm.start_cold))
 
 
 class Pools(dict[int, nbddp.Pool]):

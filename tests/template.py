@@ -22,7 +22,7 @@ from typing import Any
 
 from nbddp.agent import children, warning_filters
 from nbddp.agent import server as agent_server
-from nbddp.agent.server import WARM, Agent, import_all
+from nbddp.agent.server import WARM, NodeAgent, import_all
 from nbddp.capabilities.warm import client, fingerprint, server
 from nbddp.launch import env_options
 
@@ -142,12 +142,12 @@ def _wait(template: int, facts: fingerprint.Facts, imports: fingerprint.Imports,
     os.chdir("/")
     try:
         owner = server.wait(SECONDS, imports, facts)
-    except server.Ended:
+    except server.EndedUnused:
         return
     os.close(pipe)
     children.outlive_parent()
     channel = owner.enter()
-    agent: Agent | None = Agent(owner.home, channel, channel, owner.pid, imports)
+    agent: NodeAgent | None = NodeAgent(owner.home, channel, channel, owner.pid, imports)
     assert agent is not None
     agent.inherited = facts
     while agent is not None:

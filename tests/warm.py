@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import nbddp
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.warm import client
 from tests.template import Template
 
@@ -27,17 +27,20 @@ def ready(env: Mapping[str, str] = os.environ, **facts: Any) -> None:
         template().ready(env, **facts)
 
 
-start_cold = Agent.launch.__func__  # type: ignore[attr-defined]
+start_cold = AgentClient.launch.__func__  # type: ignore[attr-defined]
 
 
 def launch(
-    cls: type[Agent], env: Mapping[str, str], asked: client.Asked | None = None, controls_only: bool = False
-) -> Agent:
-    """`Agent.launch`, which takes a fork of the template where it would start a process."""
+    cls: type[AgentClient],
+    env: Mapping[str, str],
+    asked: client.AskedProcess | None = None,
+    controls_only: bool = False,
+) -> AgentClient:
+    """`AgentClient.launch`, which takes a fork of the template where it would start a process."""
     if asked is None and not controls_only:
         ready(env)
-        asked = Agent.ask(env)
-    agent: Agent = start_cold(cls, env, asked, controls_only)
+        asked = AgentClient.ask(env)
+    agent: AgentClient = start_cold(cls, env, asked, controls_only)
     return agent
 
 

@@ -36,7 +36,7 @@ SLICE = 0.1  # seconds between two looks whether Stop was pressed
 START_TIMEOUT = 120.0  # a cold import of torch from a slow disk
 
 
-class Agent:
+class AgentClient:
     """A running node agent, seen from a client.
 
     `home` is its folder; `env` the environment it was started with. Callbacks given to
@@ -68,7 +68,9 @@ class Agent:
         threading.Thread(target=self._listen, name="nbddp-agent", daemon=True).start()
 
     @classmethod
-    def launch(cls, env: Mapping[str, str], asked: client.Asked | None = None, controls_only: bool = False) -> Agent:
+    def launch(
+        cls, env: Mapping[str, str], asked: client.AskedProcess | None = None, controls_only: bool = False
+    ) -> AgentClient:
         """Start an agent on this machine; returns at once, while it warms up.
 
         asked: a warm process that becomes the agent instead, if it is still good for it. controls_only: the workers
@@ -97,13 +99,13 @@ class Agent:
         return agent
 
     @classmethod
-    def ask(cls, env: Mapping[str, str]) -> client.Asked | None:
+    def ask(cls, env: Mapping[str, str]) -> client.AskedProcess | None:
         """Ask a warm process that waits to be this process's agent, for `launch`; returns at once. None if none waits
         that this process could have started."""
         return client.ask(fingerprint.inherited(env), _own(env)) if client.waiting() else None
 
     @classmethod
-    def connect(cls, home: Path) -> Agent:
+    def connect(cls, home: Path) -> AgentClient:
         """Join a running agent by its socket. Raises AgentFailed."""
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -121,7 +123,7 @@ class Agent:
         inherited: Message,
         owned: bool = True,
         kept: bool = False,
-    ) -> Agent:
+    ) -> AgentClient:
         """The agent at the other end. owned: whether it serves us alone; kept: whether its process may go on without
         us."""
         stream = connection.makefile("rwb", buffering=0)

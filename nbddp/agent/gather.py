@@ -7,28 +7,28 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.errors import AgentFailed
 from nbddp.protocol.jsonl import Message
 
 ANSWERING = 30.0  # seconds
 
 
-class Round:
+class AgentRequests:
     """Requests to several agents: `post` sends one and returns at once, `take` waits for all."""
 
     def __init__(self) -> None:
-        self._posted: list[tuple[Agent, int | AgentFailed, bool]] = []
+        self._posted: list[tuple[AgentClient, int | AgentFailed, bool]] = []
 
-    def post(self, agent: Agent, op: str, **fields: Any) -> None:
+    def post(self, agent: AgentClient, op: str, **fields: Any) -> None:
         """An agent that has ended is told of by `answers`."""
         self._post(agent, False, op, fields)
 
-    def post_if_alive(self, agent: Agent, op: str, **fields: Any) -> None:
+    def post_if_alive(self, agent: AgentClient, op: str, **fields: Any) -> None:
         """One that is gone, or goes meanwhile, gives an empty answer: what its end means is told otherwise."""
         self._post(agent, True, op, fields)
 
-    def _post(self, agent: Agent, may_be_gone: bool, op: str, fields: dict[str, Any]) -> None:
+    def _post(self, agent: AgentClient, may_be_gone: bool, op: str, fields: dict[str, Any]) -> None:
         try:
             self._posted.append((agent, agent.post(op, **fields), may_be_gone))
         except AgentFailed as e:
@@ -60,22 +60,22 @@ def without_errors(answers: Sequence[Message | AgentFailed]) -> list[Message]:
     return [a for a in answers if not isinstance(a, AgentFailed)]
 
 
-def ask_all(agents: Sequence[Agent], op: str, timeout: float = ANSWERING, **fields: Any) -> list[Message]:
+def ask_all(agents: Sequence[AgentClient], op: str, timeout: float = ANSWERING, **fields: Any) -> list[Message]:
     """The same request to each; their answers, in order. Raises AgentFailed once all have been waited for."""
     return ask_each(agents, op, [fields] * len(agents), timeout)
 
 
 def ask_each(
-    agents: Sequence[Agent], op: str, fields: Sequence[Mapping[str, Any]], timeout: float = ANSWERING
+    agents: Sequence[AgentClient], op: str, fields: Sequence[Mapping[str, Any]], timeout: float = ANSWERING
 ) -> list[Message]:
     """As `ask_all`, where each is asked with fields of its own."""
-    asked = Round()
+    asked = AgentRequests()
     for agent, own in zip(agents, fields, strict=True):
         asked.post(agent, op, **own)
     return asked.take(timeout)
 
 
-def end_all(agents: Sequence[Agent], keep: bool = False, timeout: float = 10.0) -> None:
+def end_all(agents: Sequence[AgentClient], keep: bool = False, timeout: float = 10.0) -> None:
     """Leave these agents, which have `timeout` seconds together; keep: what is to outlive us may."""
     for agent in agents:
         agent.begin_close() if keep else agent.begin_stop()

@@ -31,7 +31,7 @@ import psutil
 from nbddp.agent import children, devices, hardware, log_rotation, runtime_dir, spool_files, warning_filters
 from nbddp.agent.process_id import Identity, is_zombie
 from nbddp.capabilities.hosts.listeners import Doors
-from nbddp.capabilities.panel.on_agent import Gpus, Workers
+from nbddp.capabilities.panel.on_agent import Gpus, WorkerPids
 from nbddp.capabilities.private import sock_owner
 from nbddp.capabilities.warm import fingerprint, server
 from nbddp.compat import system
@@ -102,7 +102,7 @@ class Peer:
     came: list[int] = field(default_factory=list)
 
 
-class Agent:
+class NodeAgent:
     """The loop and its few tables. `serve` returns when the owner is gone or says stop."""
 
     patience = 5.0  # seconds that a client of the socket may take to read what it is sent
@@ -128,7 +128,7 @@ class Agent:
         self.peers: list[Peer] = []
         self.info: dict[str, Any] = {}
         self._gpus: Gpus | None = None
-        self._uses = Workers()
+        self._uses = WorkerPids()
         self.files: list[str] = []
         self.stores: dict[int, tuple[Peer, Any]] = {}
         self.next_store = 0
@@ -412,7 +412,7 @@ class Agent:
         self.stop()
         return {}
 
-    REQUESTS: ClassVar[dict[str, Callable[[Agent, Peer, Message], Message | None]]] = {
+    REQUESTS: ClassVar[dict[str, Callable[[NodeAgent, Peer, Message], Message | None]]] = {
         "start": _do_start,
         "signal": _do_signal,
         "hold": _do_hold,
@@ -545,7 +545,7 @@ class Agent:
             time.sleep(0.002)
         runtime_dir.remove(self.home, self.files)
 
-    def go_on(self) -> Agent | None:
+    def go_on(self) -> NodeAgent | None:
         """Once it has ended: the agent that the warm process becomes for another owner, in another process; None if it
         is not to wait for one, or none came."""
         if not self.keep or self.imports is None or server.why_not():
@@ -560,7 +560,7 @@ class Agent:
         try:
             server.go_on()
             owner = server.wait(self.keep, self.imports, self.inherited)
-        except server.Ended:
+        except server.EndedUnused:
             return None
         channel = owner.enter()
         successor = type(self)(owner.home, channel, channel, owner.pid, self.imports)
@@ -641,7 +641,7 @@ def main() -> None:
     os.set_inheritable(channel, False)
     modules = CONTROLS if fingerprint.CONTROLS_ONLY in sys.argv[4:] else WARM
     imports = fingerprint.Imports() if system.is_linux() else None
-    agent: Agent | None = Agent(Path(sys.argv[1]), channel, channel, imports=imports, modules=modules)
+    agent: NodeAgent | None = NodeAgent(Path(sys.argv[1]), channel, channel, imports=imports, modules=modules)
     try:
         while agent is not None:
             agent.serve()

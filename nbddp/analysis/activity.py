@@ -37,7 +37,7 @@ ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 @dataclass
-class Part:
+class CollectivePart:
     """One rank's part in a collective. arrived: when it was called; of a GPU's, when its kernel began. ended: its
     transfer or kernel was through. members: the group's ranks, if known. `known`: whether `ended` is."""
 
@@ -57,7 +57,7 @@ class Activity:
     communication: list[Span]
     copies: list[Span]
     phases: Mapping[str, list[Span]] = field(default_factory=dict)
-    parts: Mapping[Key, Part] = field(default_factory=dict)
+    parts: Mapping[Key, CollectivePart] = field(default_factory=dict)
 
     @cached_property
     def window(self) -> Span | None:
@@ -99,24 +99,24 @@ def _activity(own: Sequence[Event], rank: int) -> Activity:
     return _of_cpu(host, parts)
 
 
-def _parts(own: Sequence[Event]) -> dict[Key, Part]:
+def _parts(own: Sequence[Event]) -> dict[Key, CollectivePart]:
     """The rank's parts in collectives, of the spans that `merge` has marked."""
     marked = sorted((e for e in own if "sequence" in e.get("args", {})), key=lambda e: e["ts"])
-    found: dict[Key, Part] = {}
+    found: dict[Key, CollectivePart] = {}
     inits: dict[tuple[str, int], int] = {}  # group, number → how often it was called
     for e in marked:
         name = str(e["args"]["group"]), int(e["args"]["sequence"])
         start, end = span(e)
         if e["name"].startswith(CALL):
             inits[name] = inits.get(name, -1) + 1
-            found[(*name, inits[name])] = Part(e["args"]["op"], start, end, tuple(e["args"]["ranks"]))
+            found[(*name, inits[name])] = CollectivePart(e["args"]["op"], start, end, tuple(e["args"]["ranks"]))
         elif name in inits:
             part = found[(*name, inits[name])]
             part.arrived, part.ended = (start, end) if on_gpu(e) else (part.arrived, max(part.ended, end))
     return found
 
 
-def _of_cpu(host: Sequence[Event], parts: Mapping[Key, Part]) -> Activity:
+def _of_cpu(host: Sequence[Event], parts: Mapping[Key, CollectivePart]) -> Activity:
     by_thread: dict[Any, list[Event]] = {}
     for e in host:
         by_thread.setdefault(e["tid"], []).append(e)
@@ -168,7 +168,7 @@ def _in_turn(
     return {**found, CODE: minus(whole, every)}
 
 
-def _of_gpu(device: Sequence[Event], host: Sequence[Event], parts: Mapping[Key, Part]) -> Activity:
+def _of_gpu(device: Sequence[Event], host: Sequence[Event], parts: Mapping[Key, CollectivePart]) -> Activity:
     kernels = [e for e in device if e["cat"] == "kernel" and not communicates(e)]
     compute = union(map(span, kernels))
     copies = union(span(e) for e in device if e["cat"] != "kernel")

@@ -33,7 +33,7 @@ WORK = ("forward", "loss", "backward", "optimizer")  # what a slow machine slows
 
 
 @dataclass(frozen=True)
-class Cause:
+class SlowRankCause:
     """what: a part's name, MACHINE, BATCH, EITHER or UNKNOWN. extra: nanoseconds that the rank takes longer than the
     median of the others; by_part: part → its share of that, largest first. factor: how many times as long its work
     takes, of MACHINE, BATCH and EITHER; inputs: how many times as many elements its inputs have; optimizer: how many
@@ -118,7 +118,7 @@ def cause(
     times: Mapping[int, Mapping[str, int]],
     rank: int,
     inputs: Mapping[int, int] | None = None,
-) -> Cause | None:
+) -> SlowRankCause | None:
     """Why `rank` is late; None if it takes no longer than the others, or is alone. inputs: rank → elements of the
     tensors that its forwards got."""
     others = [r for r in times if r != rank]
@@ -131,7 +131,7 @@ def cause(
     if total <= 0 or sum(extra.values()) <= 0:
         return None
     shares = {part: more / total for part, more in sorted(longer.items(), key=lambda pair: -pair[1])}
-    found = Cause(rank, UNKNOWN, total, shares, inputs=_ratio(inputs, rank, others))
+    found = SlowRankCause(rank, UNKNOWN, total, shares, inputs=_ratio(inputs, rank, others))
     return _of_factor(found, times[rank], usual) or _of_part(found, usual)
 
 
@@ -142,7 +142,7 @@ def _ratio(inputs: Mapping[int, int] | None, rank: int, others: list[int]) -> fl
     return inputs[rank] / statistics.median(inputs[r] for r in others)
 
 
-def _of_factor(found: Cause, own: Mapping[str, int], usual: Mapping[str, float]) -> Cause | None:
+def _of_factor(found: SlowRankCause, own: Mapping[str, int], usual: Mapping[str, float]) -> SlowRankCause | None:
     part, share = next(iter(found.by_part.items()))
     if part not in WORK and share >= MOST:  # a sleep between steps: that forward is slower as well explains little
         return None
@@ -162,7 +162,7 @@ def _of_factor(found: Cause, own: Mapping[str, int], usual: Mapping[str, float])
     return replace(seen, what=_which(seen, factors))
 
 
-def _which(seen: Cause, factors: Mapping[str, float]) -> str:
+def _which(seen: SlowRankCause, factors: Mapping[str, float]) -> str:
     """MACHINE, BATCH or EITHER of a rank whose forward and backward take longer by about the same factor."""
     if "optimizer" not in factors:
         return EITHER
@@ -173,7 +173,7 @@ def _which(seen: Cause, factors: Mapping[str, float]) -> str:
     return MACHINE if enough else EITHER
 
 
-def _of_part(found: Cause, usual: Mapping[str, float]) -> Cause:
+def _of_part(found: SlowRankCause, usual: Mapping[str, float]) -> SlowRankCause:
     """A part that has most of all time has most of the extra time too where all parts are slower alike."""
     part, share = next(iter(found.by_part.items()))
     rest = sum(usual.values()) - usual[part]

@@ -29,17 +29,17 @@ class Ping:
 
 
 @dataclass(frozen=True)
-class Clock:
+class ClockOffset:
     """What is added to a rank's times to have them on rank 0's clock, and how far off that may be; nanoseconds."""
 
     offset: int = 0
     residual: int = 0
 
 
-def clock(pings: Sequence[Ping]) -> Clock:
+def clock(pings: Sequence[Ping]) -> ClockOffset:
     """The offset that the quickest round trip tells. Raises ValueError without pings."""
     best = min(pings, key=lambda p: p.took)
-    return Clock(best.asked + best.took // 2 - best.read, (best.took + 1) // 2)
+    return ClockOffset(best.asked + best.took // 2 - best.read, (best.took + 1) // 2)
 
 
 def allowed(reference: Sequence[Step], other: Sequence[Step]) -> tuple[int, int] | None:
@@ -54,7 +54,7 @@ def allowed(reference: Sequence[Step], other: Sequence[Step]) -> tuple[int, int]
     return (low, high) if low <= high else None
 
 
-def aligned(recording: Recording, clocks: Mapping[int, Clock]) -> Recording:
+def aligned(recording: Recording, clocks: Mapping[int, ClockOffset]) -> Recording:
     """The recording on the clock of its lowest rank, with the largest error of the alignment as `residual`.
 
     Without clocks all ranks have the same one: the recording as it is.

@@ -132,7 +132,7 @@ def spread(step: Mapping[int, Step]) -> int:
 
 
 @dataclass(frozen=True)
-class Curve:
+class CurvePoint:
     """One line of the step-by-step curves; nanoseconds."""
 
     number: int
@@ -142,7 +142,7 @@ class Curve:
     hidden_share: float | None
 
 
-def curves(recording: Recording) -> list[Curve]:
+def curves(recording: Recording) -> list[CurvePoint]:
     """Step time, exposed communication and spread between ranks, step by step."""
     found = []
     for n in recording.numbers():
@@ -150,5 +150,5 @@ def curves(recording: Recording) -> list[Curve]:
         parts = [split(s) for s in step.values()]
         shares = [behind / (behind + after) for behind, after in parts if behind + after]
         share = sum(shares) / len(shares) if shares else None
-        found.append(Curve(n, duration(step), max(after for _, after in parts), spread(step), share))
+        found.append(CurvePoint(n, duration(step), max(after for _, after in parts), spread(step), share))
     return found

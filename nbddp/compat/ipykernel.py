@@ -69,7 +69,7 @@ def topic(kernel: Any, name: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class Held:
+class EventLoopContents:
     """What stands in an event loop: functions that it will call, each with what it gives them; and descriptors that it
     watches."""
 
@@ -77,12 +77,12 @@ class Held:
     descriptors: list[int]
 
 
-def held_by(loop: Any) -> Held | None:
+def held_by(loop: Any) -> EventLoopContents | None:
     """None of a loop that does not say. To be asked in the loop's own thread."""
     if not all(hasattr(loop, name) for name in ("_ready", "_scheduled", "_selector")):
         return None
     calls = [h for h in (*loop._ready, *loop._scheduled) if not h.cancelled()]
-    return Held([(h._callback, *h._args) for h in calls], list(loop._selector.get_map()))
+    return EventLoopContents([(h._callback, *h._args) for h in calls], list(loop._selector.get_map()))
 
 
 def parameters(name: str) -> list[str]:

@@ -26,7 +26,7 @@ class Seam:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProbeResult:
     """What trying a seam showed. `works` is None where it could not be tried here; `why` says so, or what failed."""
 
     present: bool

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from nbddp.errors import Frame, Left, Raised, Waiting
 from nbddp.execution import report
-from nbddp.protocol.outcome import DIED, FAILED, REPLACED, Ended
+from nbddp.protocol.outcome import DIED, FAILED, REPLACED, RankExit
 
 DEATH_FIRST = 0.5  # seconds by which a neighbour's error may come before the death that caused it
 AT_ONCE = 0.05  # seconds within which equal errors of several ranks are one
@@ -25,12 +25,12 @@ LOST = ("onnection", "roken pipe")  # in gloo's and the store's messages
 class Blame:
     """The rank that is named, when its failure was noticed (monotonic), and how it left, if that is what it did."""
 
-    ended: Ended
+    ended: RankExit
     at: float
     left: Left | None = None
 
 
-def blame(all_of: Mapping[int, Ended]) -> Blame | None:
+def blame(all_of: Mapping[int, RankExit]) -> Blame | None:
     """Whom to name; None if no rank failed or died."""
     bad = [e for e in all_of.values() if e.status in (FAILED, DIED)]
     if not bad:
@@ -44,7 +44,7 @@ def blame(all_of: Mapping[int, Ended]) -> Blame | None:
     return Blame(first, first.at) if left is None else Blame(all_of[left.rank], first.at, left)
 
 
-def _first(bad: list[Ended]) -> Ended:
+def _first(bad: list[RankExit]) -> RankExit:
     """The first in time.
 
     A death comes before an error of its neighbours at about the same time: they lose their
@@ -59,7 +59,7 @@ def _first(bad: list[Ended]) -> Ended:
     return min(same, key=lambda e: e.rank)
 
 
-def lost_connection(ended: Ended) -> bool:
+def lost_connection(ended: RankExit) -> bool:
     """Whether what a rank raised is how torch says that a peer has gone."""
     return _is_lost(ended.chain)
 
@@ -73,7 +73,7 @@ def _is_lost(chain: Sequence[Raised]) -> bool:
     )
 
 
-def leaver(all_of: Mapping[int, Ended], victim: Ended) -> Left | None:
+def leaver(all_of: Mapping[int, RankExit], victim: RankExit) -> Left | None:
     """The rank that left the group before `victim` lost its connection; None if none is known to have."""
     until = victim.content.get("at") or time.time_ns()
     inits = victim.content.get("group", {}).get("inits", 0)
@@ -91,7 +91,7 @@ def leaver(all_of: Mapping[int, Ended], victim: Ended) -> Left | None:
     return Left(left.rank, left.how, left.place, left.code, waiting(all_of, victim))
 
 
-def _departures(ended: Ended, group: str, inits: int, until: int) -> Iterable[tuple[int, Left]]:
+def _departures(ended: RankExit, group: str, inits: int, until: int) -> Iterable[tuple[int, Left]]:
     """When and how a rank left a group of this name ("": any). One that it ended before so many inits had begun was of
     an earlier init than the group that was lost."""
     for d in ended.content.get("departures", ()):
@@ -103,7 +103,7 @@ def _departures(ended: Ended, group: str, inits: int, until: int) -> Iterable[tu
         yield until if heard_late else ended.gone_ns, Left(ended.rank, "ended", code=ended.code)
 
 
-def waiting(all_of: Mapping[int, Ended], victim: Ended) -> Waiting:
+def waiting(all_of: Mapping[int, RankExit], victim: RankExit) -> Waiting:
     """Where `victim` was, and the other ranks that were in the same call."""
     mine = _place_and_call(victim)
     ranks = [r for r, e in all_of.items() if e.content.get("call") and _place_and_call(e) == mine]
@@ -111,7 +111,7 @@ def waiting(all_of: Mapping[int, Ended], victim: Ended) -> Waiting:
     return Waiting(tuple(sorted({victim.rank, *ranks})), call, place)
 
 
-def _place_and_call(ended: Ended) -> tuple[str, str]:
+def _place_and_call(ended: RankExit) -> tuple[str, str]:
     chain = ended.chain
     place = report.place_of(chain[-1].frames) if chain else ""
     return place, report.call_words(ended.content.get("call"))

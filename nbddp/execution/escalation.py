@@ -17,11 +17,11 @@ from nbddp.execution.deadlock import Deadlock
 from nbddp.execution.events import Events
 from nbddp.execution.positions import Position
 from nbddp.execution.result import Ending
-from nbddp.execution.watch import Asked, RankWatcher
+from nbddp.execution.watch import RankQuestions, RankWatcher
 from nbddp.launch.topology import rank_words
-from nbddp.output.run_output import Display
+from nbddp.output.run_output import RunOutput
 from nbddp.protocol import outcome
-from nbddp.protocol.outcome import Ended
+from nbddp.protocol.outcome import RankExit
 from nbddp.protocol.request import Request
 
 WHY = 300  # characters of what ends a run, in a line of progress
@@ -30,7 +30,7 @@ UNNOTICED = "not noticed the interrupt yet"
 PRESSED, LATE = "Stop was pressed again", "it had not ended {:g} s after the interrupt (--shutdown-timeout)"
 
 
-class Commanded(Asked, Protocol):
+class Commanded(RankQuestions, Protocol):
     """What a ladder does with ranks."""
 
     def send(self, rank: int, spec: dict[str, Any], hear: Any, code: str, buffers: list[bytes]) -> None: ...
@@ -48,9 +48,9 @@ class Steered(Protocol):
     number: int
     request: Request
     watcher: RankWatcher
-    display: Display
+    display: RunOutput
     events: Events
-    ended: dict[int, Ended]
+    ended: dict[int, RankExit]
     goes_on: set[int]
     stop_signal: int
     stops: tuple[float, ...]
@@ -85,7 +85,7 @@ class Ladder:
         self._next_through = self._next_told = 0.0
         self._steps: dict[type, Callable[[Any], None]] = {
             supervise.Interrupt: self._interrupt,
-            supervise.Release: self._release,
+            supervise.ReleaseRanks: self._release,
             supervise.Replace: self._replace,
         }
 
@@ -125,7 +125,7 @@ class Ladder:
         self._next_told = self.interrupted_at + TELL
         run.watcher.ends(self.interrupted_at)
 
-    def _release(self, action: supervise.Release) -> None:
+    def _release(self, action: supervise.ReleaseRanks) -> None:
         run = self._run
         self._say_why(f"freeing {rank_words(action.ranks)}")
         if not self.released:
@@ -295,7 +295,7 @@ class Ladder:
         at = self._run.watcher.positions
         blocked = tuple(r for r in self._run.watcher.running if r in at and at[r].call is not None)
         if blocked and not self.released:
-            self._release(supervise.Release(blocked))
+            self._release(supervise.ReleaseRanks(blocked))
 
     def give_up(self, ranks: Sequence[int]) -> None:
         """End the processes of these ranks at once."""

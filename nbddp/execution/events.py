@@ -14,7 +14,7 @@ from typing import Any, Protocol
 Event = tuple[str, int, Any]  # what kind, of which rank, and what
 
 
-class Beside(Protocol):
+class ExtraPoller(Protocol):
     """Something else that is heard while a run waits."""
 
     def wait(self, descriptor: int, seconds: float | None) -> None:
@@ -29,7 +29,7 @@ class Events:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._beside: Beside | None = None
+        self._beside: ExtraPoller | None = None
         self._ends = (-1, -1)
         self._asleep = False
 
@@ -64,7 +64,7 @@ class Events:
         finally:
             self._asleep = False
 
-    def hear(self, beside: Beside) -> None:
+    def hear(self, beside: ExtraPoller) -> None:
         """From here on this is heard as well; nothing happens if something is."""
         if self._beside is not None:
             return

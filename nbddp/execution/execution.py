@@ -30,10 +30,10 @@ from nbddp.execution.positions import Position
 from nbddp.execution.result import Ending, Places
 from nbddp.execution.watch import RankWatcher
 from nbddp.output.log_file import LIMIT
-from nbddp.output.run_output import PRINTED, Display
+from nbddp.output.run_output import PRINTED, RunOutput
 from nbddp.output.screens import Screen
 from nbddp.protocol import outcome
-from nbddp.protocol.outcome import Ended
+from nbddp.protocol.outcome import RankExit
 from nbddp.protocol.request import Request
 
 OUTCOME, STOPPED, INTERRUPTED = "nbddp_outcome", "nbddp_stopped", "nbddp_interrupted"
@@ -45,14 +45,14 @@ LAST_OUTPUT = 0.15  # seconds without output after which none is expected from a
 # the death by a shorter way than output comes, and only outcomes are known to come after it
 
 
-class Workers(Places, Commanded, Protocol):
+class RunWorkers(Places, Commanded, Protocol):
     """What a run needs of a pool."""
 
     def expect(self, rank: int) -> bool: ...
     def written(self, ranks: Sequence[int]) -> Mapping[int, Mapping[str, tuple[int, str]]]: ...
 
 
-class Run:
+class Execution:
     """A request to several ranks and all that comes of it.
 
     specs: rank → the request as it is sent. After `execute`, `ended` has one entry per rank.
@@ -60,7 +60,7 @@ class Run:
 
     def __init__(
         self,
-        workers: Workers,
+        workers: RunWorkers,
         specs: Mapping[int, dict[str, Any]],
         request: Request,
         *,
@@ -69,7 +69,7 @@ class Run:
         screen: Screen,
         timed_from: float | None = None,
         most: int = LIMIT,
-        after: Run | None = None,
+        after: Execution | None = None,
         widgets: Widgets | None = None,
     ):
         """timed_from: when `timeout` began (time.monotonic()); None: when the run does. most: bytes of each rank's
@@ -77,10 +77,10 @@ class Run:
         widgets: those that the ranks have made so far."""
         self.request, self._timed_from = request, timed_from
         self.workers, self.specs, self.number = workers, dict(specs), number
-        self.display = Display(list(specs), request.show, logs, most, widgets or Widgets(), screen)
+        self.display = RunOutput(list(specs), request.show, logs, most, widgets or Widgets(), screen)
         self.outputs, self.shown = self.display.outputs, self.display.shown
         self.earlier: dict[int, list[Path]] = {}  # rank → files of what is shown under this run and was printed before
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, RankExit] = {}
         self.stops: tuple[float, ...] = ()
         self.events: Events = after.later if after else Events()
         self.later: Events = Events()
@@ -345,7 +345,7 @@ class Run:
         code, now = event["code"], time.monotonic()
         if rank not in self.ended:
             verdict = self._verdict(rank, "", outcome.process(code))
-            self.ended[rank] = Ended(rank, verdict, now, content=event)
+            self.ended[rank] = RankExit(rank, verdict, now, content=event)
             self._output_until = now + LAST_OUTPUT
         if code is not None:
             self.ended[rank].code, self.ended[rank].gone_ns = code, time.time_ns()
@@ -359,7 +359,7 @@ class Run:
             self.display.traceback(rank, content["said"])
         content.update(self.display.outputs[rank].wholes.outcome(content))
         status = self._verdict(rank, outcome.said(content), "lives")
-        self.ended[rank] = Ended(rank, status, time.monotonic(), content, buffers)
+        self.ended[rank] = RankExit(rank, status, time.monotonic(), content, buffers)
         if status == outcome.FAILED:
             self.watcher.soon()
         if self.ended[rank].own_interrupt:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.errors import Cause, Frame, Left, Raised, RankState, RankStatus, RunFailed, WorkerFailed
-from nbddp.execution.text_style import PLAIN, Plain
+from nbddp.execution.text_style import PLAIN, PlainStyle
 from nbddp.launch.machine import spans
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import stack_limit
@@ -172,7 +172,7 @@ def inside(name: str) -> str:
     return "" if name == "<module>" or name.startswith("<cell line") else f", in {name}"
 
 
-def traceback_text(chain: Sequence[Raised], paint: Plain = PLAIN, *, told: bool = True) -> str:
+def traceback_text(chain: Sequence[Raised], paint: PlainStyle = PLAIN, *, told: bool = True) -> str:
     """The remote traceback under its headline: user frames with their source, runs of library frames in one line each.
     told: the last exception of the chain is, in the headline, and is not repeated."""
     parts = []
@@ -196,7 +196,7 @@ def said_text(raised: Raised) -> list[str]:
     return [f"{raised.type}: {raised.message}" if raised.message else raised.type, *raised.notes]
 
 
-def group_text(raised: Raised, paint: Plain = PLAIN) -> list[str]:
+def group_text(raised: Raised, paint: PlainStyle = PLAIN) -> list[str]:
     """The exceptions in an ExceptionGroup as Python shows them: one below the other, each with its own traceback."""
     if not raised.group and not raised.more:
         return []
@@ -211,7 +211,7 @@ def group_text(raised: Raised, paint: Plain = PLAIN) -> list[str]:
     return [*lines, f"    +{'-' * 36}"]
 
 
-def frames_text(frames: Iterable[Frame], paint: Plain = PLAIN) -> list[str]:
+def frames_text(frames: Iterable[Frame], paint: PlainStyle = PLAIN) -> list[str]:
     lines: list[str] = []
     folded: list[Frame] = []
     for frame in frames:
@@ -275,7 +275,7 @@ def stack_text(frames: Iterable[Sequence[object]]) -> list[str]:
     return lines
 
 
-def _folded(frames: list[Frame], paint: Plain) -> list[str]:
+def _folded(frames: list[Frame], paint: PlainStyle) -> list[str]:
     if not frames:
         return []
     last = frames[-1]
@@ -366,7 +366,7 @@ def died_words(cause: Cause) -> list[str]:
 
 
 def failure_text(
-    cause: Cause, others: Sequence[RankState], *, dropped: bool, paint: Plain = PLAIN, left: Sequence[int] = ()
+    cause: Cause, others: Sequence[RankState], *, dropped: bool, paint: PlainStyle = PLAIN, left: Sequence[int] = ()
 ) -> str:
     """The report of a failed run: the headline, a line for every other state of ranks, the traceback, then what to
     type. left: ranks that had ended well before the failure."""
@@ -411,7 +411,7 @@ def terminal_text(error: RunFailed, signalled: str = "") -> str:
     return "\n".join([*lines, *states_text(others), *attempts_lines(error.attempts)])
 
 
-def stopped_text(states: Sequence[RankState], *, dropped: bool, paint: Plain = PLAIN) -> str:
+def stopped_text(states: Sequence[RankState], *, dropped: bool, paint: PlainStyle = PLAIN) -> str:
     """The report of a run that the user stopped."""
     return "\n".join([paint.headline("stopped by the user"), *states_text(states), *_ending(dropped)])
 
@@ -423,7 +423,7 @@ def hung_text(
     states: Sequence[RankState],
     *,
     dropped: bool,
-    paint: Plain = PLAIN,
+    paint: PlainStyle = PLAIN,
 ) -> str:
     """The report of a run whose ranks waited for each other, or that took too long: sentences, then a table."""
     lines = [paint.headline(f"{head}: {words[0]}" if words else head), *words[1:], "", *positions_table(states), ""]

@@ -22,10 +22,10 @@ from nbddp.errors import (
 from nbddp.execution import deadlock, report, supervise
 from nbddp.execution.blame import DEATH_FIRST, Blame, blame, leaver, lost_connection
 from nbddp.execution.positions import Position
-from nbddp.execution.text_style import COLOURED, PLAIN, WEIGHTED, Plain
+from nbddp.execution.text_style import COLOURED, PLAIN, WEIGHTED, PlainStyle
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import outcome
-from nbddp.protocol.outcome import Ended
+from nbddp.protocol.outcome import RankExit
 
 SCHEDULERS = (-signal.SIGTERM, -signal.SIGKILL)  # exit codes of what a scheduler ends
 
@@ -51,7 +51,7 @@ class Ending:
     """
 
     places: Places
-    ended: Mapping[int, Ended]
+    ended: Mapping[int, RankExit]
     running: tuple[int, ...] = ()
     positions: Mapping[int, Position] = field(default_factory=dict)
     facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Ending:
         except Exception as e:
             return self._unworded(e)
 
-    def _error(self, paint: Plain) -> RunFailed | PoolNotRunning | None:
+    def _error(self, paint: PlainStyle) -> RunFailed | PoolNotRunning | None:
         found = blame(self.ended)
         ended = found.ended.content.get("pool_ended") if found is not None else None
         if isinstance(ended, str):
@@ -160,17 +160,17 @@ class Ending:
         head = f"{rank_words(bad)} failed"
         return WorkerFailed(head, cause=cause, states=states, report=f"{head}\n{text}", logs=dict(self.logs))
 
-    def _stopped(self, paint: Plain) -> RunFailed:
+    def _stopped(self, paint: PlainStyle) -> RunFailed:
         text = report.stopped_text(self._states, dropped=self.broke_group(), paint=paint)
         return RunStopped("the run was stopped by the user", states=self._states, report=text)
 
-    def _hung(self, paint: Plain) -> RunFailed:
+    def _hung(self, paint: PlainStyle) -> RunFailed:
         assert self.deadlock is not None
         words, dropped = list(self.deadlock.words), self.broke_group()
         text = report.hung_text("deadlock", words, self.deadlock.advice, self._states, dropped=dropped, paint=paint)
         return RunHung(f"deadlock: {'; '.join(words)}", states=self._states, report=text)
 
-    def _late(self, paint: Plain) -> RunFailed:
+    def _late(self, paint: PlainStyle) -> RunFailed:
         words = list(self.deadlock.words) if self.deadlock else []
         head = f"the run took longer than --timeout {self.timeout:g}"
         advice = self.deadlock.advice if self.deadlock else ""
@@ -199,12 +199,12 @@ class Ending:
             stage=ended.content.get("stage", ""),
         )
 
-    def _known_of(self, ended: Ended, asks: bool) -> dict[str, Any]:
+    def _known_of(self, ended: RankExit, asks: bool) -> dict[str, Any]:
         """Of a rank that died. Whose signal it was is asked only where a scheduler sends such."""
         known = {**ended.content, "device": self.places.device_of(ended.rank)}
         return {**known, "taken": self.places.taken_of(ended.rank)} if asks and ended.code in SCHEDULERS else known
 
-    def _lost(self, ended: Ended) -> str:
+    def _lost(self, ended: RankExit) -> str:
         """`lost its connection to rank 1`, if that is what a rank reports and another rank is the cause."""
         found = blame(self.ended)
         if not lost_connection(ended) or found is None or found.ended is ended:
@@ -214,10 +214,10 @@ class Ending:
         ranks = dead or ([left.rank] if left else [])
         return f"lost its connection to {rank_words(ranks) if ranks else 'another rank'}"
 
-    def _state_of(self, ended: Ended) -> RankState:
+    def _state_of(self, ended: RankExit) -> RankState:
         return replace(self._state(ended), script=self.script)
 
-    def _state(self, ended: Ended) -> RankState:
+    def _state(self, ended: RankExit) -> RankState:
         if ended.rank in self.stuck:  # at the end of its group, after this run
             names, imports = self._names_lost(ended.rank)
             code = self.stuck[ended.rank].get("code")
@@ -250,7 +250,7 @@ class Ending:
         found = RankState(ended.rank, status, where, doing=doing, lost=names, imports=imports, fate=self.places.fate())
         return replace(found, why=self.why[ended.rank]) if ended.rank in self.why else found
 
-    def _without_context(self, ended: Ended) -> RankState:
+    def _without_context(self, ended: RankExit) -> RankState:
         said, names, imports = ended.content["broken"]
         where = report.place_of(ended.chain[-1].frames) if ended.chain else ""
         doing = f"raised {ended.chain[-1].type}" if ended.chain else ""

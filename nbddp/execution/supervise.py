@@ -77,7 +77,7 @@ class Interrupt:
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseRanks:
     """Free these ranks from the calls they are blocked in."""
 
     ranks: tuple[int, ...]
@@ -95,7 +95,7 @@ class Finish:
     pass
 
 
-Action = Wait | Interrupt | Release | Replace | Finish
+Action = Wait | Interrupt | ReleaseRanks | Replace | Finish
 
 
 def next_action(state: RunState) -> Action:
@@ -120,7 +120,7 @@ def _on_the_way_out(state: RunState, since: float, left: tuple[int, ...]) -> Act
     bound = tuple(r for r in left if r not in state.released and r not in state.spared)
     if bound:
         pause = since + state.release_after * (not state.all_hung) - state.now
-        return Release(bound) if pause <= 0 else Wait(pause)  # an interrupt alone ends no call that is blocked
+        return ReleaseRanks(bound) if pause <= 0 else Wait(pause)  # an interrupt alone ends no call that is blocked
     stuck = tuple(r for r in left if r in state.stuck)
     moved = since if state.through_at is None else min(state.through_at, since + THROUGH)
     ends = [(moved + state.patience, stuck)] if stuck else []

@@ -17,7 +17,7 @@ IN_COLOUR = {"Keyword": "blue", "Operator.Word": "blue", "String": "magenta"}
 IN_WEIGHT = {"Keyword": "**", "Operator.Word": "**"}
 
 
-class Plain:
+class PlainStyle:
     """Text as it is."""
 
     def headline(self, text: str) -> str:
@@ -41,7 +41,7 @@ class Plain:
         return list(lines)
 
 
-class Weighted(Plain):
+class Weighted(PlainStyle):
     """Bold headline, marks and keywords, by ANSI escape sequences."""
 
     scheme = IN_WEIGHT
@@ -77,4 +77,4 @@ class Coloured(Weighted):
         return f"\x1b[2m{text}{RESET}"
 
 
-PLAIN, WEIGHTED, COLOURED = Plain(), Weighted(), Coloured()
+PLAIN, WEIGHTED, COLOURED = PlainStyle(), Weighted(), Coloured()

@@ -15,7 +15,7 @@ from nbddp.execution import deadlock
 from nbddp.execution.positions import Position, position_of
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import outcome
-from nbddp.protocol.outcome import Ended
+from nbddp.protocol.outcome import RankExit
 
 # what is said of a rank that has left while others are still at work
 GONE_AS = {RankStatus.ENDED: RankStatus.FINISHED, RankStatus.FAILED: RankStatus.FAILED}
@@ -38,7 +38,7 @@ TWO_THREADS = (
 )
 
 
-class Asked(Protocol):
+class RankQuestions(Protocol):
     """Who passes questions on to ranks at work."""
 
     def look(self, ranks: Sequence[int], question: dict[str, Any], hear: Callable[[int, Any], None]) -> None: ...
@@ -56,9 +56,9 @@ class RankWatcher:
 
     def __init__(
         self,
-        workers: Asked,
+        workers: RankQuestions,
         ranks: Sequence[int],
-        ended: Mapping[int, Ended],
+        ended: Mapping[int, RankExit],
         came: Callable[[int, tuple[int, Any]], None],
         *,
         run: int,
@@ -73,8 +73,8 @@ class RankWatcher:
         self.deadlock: deadlock.Deadlock | None = None
         self.hung_since: float | None = None
         self.proven = self._ending = False
-        self._round = Round()
-        self._quiet = Quiet()
+        self._round = PollRound()
+        self._quiet = StallTimer()
         self._held: set[int] = set()
         self._words: tuple[tuple[int, ...], str] = (), ""  # of the running ranks, until one moves
         self._owing: set[int] = set()  # ranks that have not answered the last question to them
@@ -159,7 +159,7 @@ class RankWatcher:
         deep = names or self.deadlock is not None or self._has_failed()  # the run may be ended any moment
         number, now = self._round.number + 1, time.monotonic()
         until = now + (REPORT_TIME if names else ANSWER_TIME) + ANSWER_EACH * len(asked)
-        self._round = Round(number, set(asked), {}, until, now, self._round.at, deep, tuple(asked))
+        self._round = PollRound(number, set(asked), {}, until, now, self._round.at, deep, tuple(asked))
         self._next = now + self._every()
         question = {"op": "stack" if deep else "where", "run": self._run, "history": suspect, "names": deep}
         now_asked = asked if names else [r for r in asked if r not in self._owing]  # a rank that is slow gets no queue
@@ -286,7 +286,7 @@ def _has_left(facts: Mapping[str, Any] | None) -> bool:
 
 
 @dataclass
-class Quiet:
+class StallTimer:
     """Since when every running rank waits, in torch or elsewhere, and moves no byte."""
 
     since: float | None = None
@@ -305,7 +305,7 @@ class Quiet:
 
 
 @dataclass
-class Round:
+class PollRound:
     """One question to all ranks where they are, and the answers so far."""
 
     number: int = 0

@@ -17,7 +17,7 @@ from typing import Any
 
 from nbddp.grading import gradebook
 from nbddp.grading.definitions import missing
-from nbddp.grading.sandbox.client import Gone, Process, Server, bounds
+from nbddp.grading.sandbox.client import ForkedProcess, Gone, Server, bounds
 from nbddp.grading.submissions import Cell
 
 SUFFIXES = (".ipynb", ".py")
@@ -60,7 +60,7 @@ def read(server: Server, paths: Sequence[Path], folder: Path, names: Sequence[st
     texts = [_text(path) for path in paths]
     digests = [f"{path.relative_to(folder)} {digest}" for path, (_, _, digest) in zip(paths, texts, strict=True)]
     digest = f"sha256:{hashlib.sha256(os.fsencode(chr(10).join(digests))).hexdigest()[:32]}"
-    reader: Process | None = None
+    reader: ForkedProcess | None = None
     sent = []
     for path, (text, why, _) in zip(paths, texts, strict=True):
         outline: dict[str, Any] = {"cells": [], "defines": [], "unread": why}

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nbddp.grading.submissions import Broken, Cell, Part, mentioned, parsed
+from nbddp.grading.submissions import Broken, Cell, SubmittedStatement, mentioned, parsed
 from nbddp.lessons.framework.answer import Wrong
 
 TAKEN = "only imports, functions, classes and plain values are taken from a file"
@@ -73,11 +73,11 @@ def missing(name: str, where: str = "") -> str:
 
 
 @functools.lru_cache(maxsize=4)
-def _parsed(cells: tuple[Cell, ...]) -> tuple[list[Part], list[Broken]]:
+def _parsed(cells: tuple[Cell, ...]) -> tuple[list[SubmittedStatement], list[Broken]]:
     return parsed(cells)
 
 
-def _run(parts: Sequence[Part], wanted: str) -> tuple[dict[str, Any], dict[str, str]]:
+def _run(parts: Sequence[SubmittedStatement], wanted: str) -> tuple[dict[str, Any], dict[str, str]]:
     """All that may be run, and what binds `wanted`, in the order of the cells: (names, name → why it has none)."""
     space: dict[str, Any] = {"__name__": "__main__"}  # as a notebook's cells have it
     failed: dict[str, str] = {}

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, BinaryIO, ClassVar
 
 from nbddp.agent import children, spool_files
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.doctor.background import Trials
 from nbddp.compat import torch
 from nbddp.errors import BadInput, PoolError, PoolNotRunning, RunTimedOut
@@ -61,7 +61,7 @@ NO_NAME = re.compile(r"NameError: name '(\w+)' is not defined")
 class _NoTrials(Trials):
     """What nbddp leans on is not tried anew for every learner."""
 
-    def begin(self, agent: Agent) -> None:
+    def begin(self, agent: AgentClient) -> None:
         pass
 
 
@@ -82,7 +82,9 @@ class StrangersRanks(RankConnection):
 class _StrangersLife(Life):
     """An agent that the ranks have ended is not replaced by one without limits."""
 
-    def __init__(self, spec: LaunchSpec, agent: Agent | None, connection: type[RankConnection], trials: type[Trials]):
+    def __init__(
+        self, spec: LaunchSpec, agent: AgentClient | None, connection: type[RankConnection], trials: type[Trials]
+    ):
         super().__init__(spec, agent, connection, trials)
         self._bounding = agent
 
@@ -97,7 +99,7 @@ class StrangersPool(Pool):
 
     holding, connection, trials, plain = _StrangersLife, StrangersRanks, _NoTrials, True
 
-    def __init__(self, nproc: int, agent: Agent):
+    def __init__(self, nproc: int, agent: AgentClient):
         super().__init__(nproc=nproc, device="cpu", agent=agent, oversubscribe=True)
 
 
@@ -174,7 +176,7 @@ def main(request: dict[str, Any]) -> int:
     home, _, connection = sandbox_agent.launch(os.environ, guard, close=[channel.fileno()])
     refuse_pickles()
     rlimits.bound_self(OWN_MEMORY)
-    agent = Agent.at(connection, home, os.environ, {})
+    agent = AgentClient.at(connection, home, os.environ, {})
     run_check.DEADLINE = request["deadline"]
     with channel.makefile("rwb") as lines:
         _serve(lines, StrangersPool(request["nproc"], agent))

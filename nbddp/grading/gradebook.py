@@ -33,7 +33,7 @@ YES, NO, ERROR = "yes", "no", "error"
 
 
 @dataclass(frozen=True)
-class Row:
+class GradeRow:
     """A learner's answer to an exercise; digest: of all files of that learner."""
 
     learner: str
@@ -53,7 +53,7 @@ class Row:
         return self.learner, self.exercise, self.file
 
 
-COLUMNS = tuple(f.name for f in fields(Row))
+COLUMNS = tuple(f.name for f in fields(GradeRow))
 SHOWN = COLUMNS[:-1]
 
 
@@ -128,7 +128,7 @@ class Book:
     """
 
     def __init__(self, path: Path | None = None, resume: bool = False):
-        self.rows: dict[tuple[str, str, str], Row] = {}
+        self.rows: dict[tuple[str, str, str], GradeRow] = {}
         self.path = path = path if path is None else Path(os.path.realpath(path))
         self.altered = 0  # how often the file was not as it was written
         self.lacks = ""
@@ -161,7 +161,7 @@ class Book:
             os.close(self._file)
             self._file = -1
 
-    def add(self, row: Row) -> None:
+    def add(self, row: GradeRow) -> None:
         """Take a row in; it is in the file when this returns, or `lacks` says why not."""
         self.rows[row.key] = row
         if self.path is None or self.lacks:
@@ -210,14 +210,14 @@ class Book:
             self._begin()
             self._close()
 
-    def sorted(self) -> list[Row]:
+    def sorted(self) -> list[GradeRow]:
         return [self.rows[key] for key in sorted(self.rows)]
 
     def table(self) -> Table:
         return Table(SHOWN, [astuple(replaced(row, says=row.lines[-1]))[:-1] for row in self.sorted()])
 
 
-def _read(path: Path) -> Iterator[Row]:
+def _read(path: Path) -> Iterator[GradeRow]:
     try:
         with open(path, newline="", encoding="utf-8", errors="replace") as file:
             whole, _, _ = file.read().rpartition("\n")  # a row that was cut through by what ended its writer is none
@@ -227,13 +227,13 @@ def _read(path: Path) -> Iterator[Row]:
     if tuple(head) != COLUMNS or any(len(cells) != len(COLUMNS) for cells in found):
         raise BadInput(f"{path} was not written by this command, so it cannot be resumed; give --csv another name")
     for cells in found:
-        yield Row(*map(fused, cells))
+        yield GradeRow(*map(fused, cells))
 
 
 # -- what is said of all of them -----------------------------------------------------------------------
 
 
-def wide(rows: Sequence[Row]) -> Table:
+def wide(rows: Sequence[GradeRow]) -> Table:
     """A row for each learner, a column for each exercise: 1 for a right answer (in any file), 0 for a wrong one,
     `error` where there is no verdict, empty where nothing was asked; and the total."""
     exercises = sorted({row.exercise for row in rows})
@@ -251,7 +251,7 @@ def wide(rows: Sequence[Row]) -> Table:
     )
 
 
-def frequent(rows: Sequence[Row]) -> Table:
+def frequent(rows: Sequence[GradeRow]) -> Table:
     """For each exercise how many answers there are, how many are right, and what the others are told most often."""
     table = []
     for exercise in sorted({row.exercise for row in rows}):
@@ -261,7 +261,7 @@ def frequent(rows: Sequence[Row]) -> Table:
     return Table(("exercise", "answers", "ok", "times", "most frequent message"), table)
 
 
-def feedback(learner: str, rows: Sequence[Row]) -> str:
+def feedback(learner: str, rows: Sequence[GradeRow]) -> str:
     """What one learner gets to read."""
     right = len({row.exercise for row in rows if row.ok == YES})
     head = f"{learner}: {right} of {len({row.exercise for row in rows})} exercises are right"
@@ -269,7 +269,7 @@ def feedback(learner: str, rows: Sequence[Row]) -> str:
     return "\n".join([head, "", *said, ""])
 
 
-def rubrics(rows: Sequence[Row]) -> str:
+def rubrics(rows: Sequence[GradeRow]) -> str:
     """The marks of each answer that has several, one below the other; empty if there is none."""
     some = [row for row in rows if len(row.lines) > 1]
     heads = (f"{row.learner}, {row.exercise}: {row.lines[-1]}" for row in some)

@@ -25,7 +25,7 @@ from nbddp.grading.collect import Submission
 from nbddp.grading.definitions import missing
 from nbddp.grading.examiner import exercises
 from nbddp.grading.sandbox import orphans
-from nbddp.grading.sandbox.client import Gone, Process, Server, bounds
+from nbddp.grading.sandbox.client import ForkedProcess, Gone, Server, bounds
 from nbddp.lessons.framework.answer import OK, Answer
 from nbddp.lessons.framework.run_check import DEADLINE
 from nbddp.output.table import Table
@@ -61,10 +61,10 @@ class Work:
         not be asked. It never raises for what was handed in."""
         return (_active[-1] if _active else _of_two()).check(self)
 
-    def row(self, answer: Answer) -> gradebook.Row:
+    def row(self, answer: Answer) -> gradebook.GradeRow:
         """The result as a row of the table."""
         ok = gradebook.ERROR if isinstance(answer, NoVerdict) else gradebook.YES if answer.ok else gradebook.NO
-        return gradebook.Row(self.learner, self.exercise, ok, self.file, answer.line, self.submission.digest)
+        return gradebook.GradeRow(self.learner, self.exercise, ok, self.file, answer.line, self.submission.digest)
 
 
 # -- what was handed in --------------------------------------------------------------------------------
@@ -181,13 +181,13 @@ class Grader:
                 elif self._references is not None:
                     self._warm_up()
 
-    def start(self) -> Process:
+    def start(self) -> ForkedProcess:
         """A fresh examiner. Raises Gone."""
         self.revive()
         self.warm()
         return self._examiner()
 
-    def _examiner(self) -> Process:
+    def _examiner(self) -> ForkedProcess:
         guard = {
             "limits": bounds(self.memory, int(60 * self.minutes)),
             "processes": self.nproc + PROCESSES,
@@ -233,7 +233,7 @@ class Sitting:
 
     def __init__(self, grader: Grader, learner: str):
         self.grader, self.learner = grader, learner
-        self._examiner: Process | None = None
+        self._examiner: ForkedProcess | None = None
         self._until = time.monotonic() + 60 * grader.minutes
 
     def check(self, work: Work) -> Answer:

@@ -23,7 +23,7 @@ Cell = tuple[str, str]  # (where, source); where: `cell 7`, or empty for the who
 
 
 @dataclass(frozen=True)
-class Part:
+class SubmittedStatement:
     """One statement; where: `cell 7` or `line 12`."""
 
     where: str
@@ -66,9 +66,9 @@ def _notebooks_cells(book: dict[str, list[dict[str, str]]]) -> Iterator[Cell]:
         yield f"cell {number}", source
 
 
-def parsed(cells: Sequence[Cell]) -> tuple[list[Part], list[Broken]]:
+def parsed(cells: Sequence[Cell]) -> tuple[list[SubmittedStatement], list[Broken]]:
     """The statements of cells that may be taken, and what in them is no Python."""
-    parts: list[Part] = []
+    parts: list[SubmittedStatement] = []
     broken: list[Broken] = []
     for where, text in cells:
         try:
@@ -78,7 +78,7 @@ def parsed(cells: Sequence[Cell]) -> tuple[list[Part], list[Broken]]:
             continue
         for statement in tree.body:
             if isinstance(statement, KEPT):
-                parts.append(Part(where or f"line {statement.lineno}", statement))
+                parts.append(SubmittedStatement(where or f"line {statement.lineno}", statement))
     return parts, broken
 
 

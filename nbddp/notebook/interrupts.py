@@ -20,7 +20,7 @@ PUT_OFF, TIMES = 0.01, 20  # seconds, and how often: a callback of a widget is n
 COMMAND = re.compile(r"\s*(#[^\n]*\n\s*)*(%%ddp\b|%ddp\b[^\n]*\Z)")  # a cell that is one command, under comments
 
 
-class Interrupts:
+class NotebookInterrupts:
     """Hooks into one shell's events and its kernel's."""
 
     def __init__(self, shell: Any):

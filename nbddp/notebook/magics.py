@@ -18,14 +18,14 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 from traitlets import TraitError, Unicode, observe, validate
 
 from nbddp.agent import stop
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.debugger.command import Debug
 from nbddp.capabilities.export import command as export_command
-from nbddp.capabilities.export.command import History, Ran
+from nbddp.capabilities.export.command import CellHistory, Ran
 from nbddp.capabilities.scripts import failures, launch
 from nbddp.capabilities.slurm import submit
 from nbddp.capabilities.slurm.host_source import offer
-from nbddp.capabilities.warm.client import Asked
+from nbddp.capabilities.warm.client import AskedProcess
 from nbddp.compat import system
 from nbddp.errors import BadInput, CommandStopped, RankStatus, RunFailed, RunStopped
 from nbddp.execution import cell_text
@@ -37,7 +37,7 @@ from nbddp.launch.units import lasting, lasts
 from nbddp.notebook import commands
 from nbddp.notebook.commands import Command
 from nbddp.notebook.completion import Assistant
-from nbddp.notebook.interrupts import Interrupts
+from nbddp.notebook.interrupts import NotebookInterrupts
 from nbddp.output import background
 from nbddp.output.screens import Screen, for_shell
 from nbddp.pool import snapshot
@@ -53,13 +53,13 @@ class DDPMagics(Magics):  # type: ignore[misc]
         help="default of --keep-warm, such as 10m, 90s, 2h or off; empty: unchanged",
     ).tag(config=True)
 
-    def __init__(self, shell: Any, agent: Agent | None = None):
+    def __init__(self, shell: Any, agent: AgentClient | None = None):
         self.pool = Pool(agent=agent)
         super().__init__(shell)
         self.assistant = Assistant(shell, lambda: self.pool)
-        self.interrupts = Interrupts(shell)
+        self.interrupts = NotebookInterrupts(shell)
         self.debug = Debug(shell, lambda: self.pool)
-        self.history = History()
+        self.history = CellHistory()
         self._told_of_system = False
 
     @validate("keep_warm")  # type: ignore[untyped-decorator]
@@ -583,14 +583,14 @@ TRANSFORMS = (cell_text.uncommented, cell_text.bodied)  # of a shell's cells, be
 _loaded: dict[int, DDPMagics] = {}
 
 
-def load(shell: Any, asked: Asked | None = None) -> None:
+def load(shell: Any, asked: AskedProcess | None = None) -> None:
     """Register the magics and start warming up: the agent imports torch in its own process, and a
     thread imports ipyparallel here.
 
     asked: a waiting warm process that may become the agent.
     """
     unload(shell)
-    magics = DDPMagics(shell, Agent.launch(os.environ, asked))
+    magics = DDPMagics(shell, AgentClient.launch(os.environ, asked))
     _loaded[id(shell)] = magics
     shell.register_magics(magics)
     magics.assistant.install()
@@ -625,10 +625,10 @@ def standing_pool() -> Pool | None:
     return None if magics is None else magics.pool
 
 
-def standing_history() -> History:
+def standing_history() -> CellHistory:
     """The `%%ddp` cells of the running shell; none if `%load_ext nbddp` has not run."""
     magics = _loaded.get(id(get_ipython()))
-    return History() if magics is None else magics.history
+    return CellHistory() if magics is None else magics.history
 
 
 def _import_ahead() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from nbddp.agent import runtime_dir
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.slurm import allocation
 from nbddp.capabilities.warm import client
 from nbddp.errors import BadInput, NbddpError
@@ -224,7 +224,7 @@ COMMANDS: dict[str, Callable[[Command], None]] = {
 }
 
 
-def _chosen(command: Command, default_all: bool = False) -> list[Agent]:
+def _chosen(command: Command, default_all: bool = False) -> list[AgentClient]:
     found = runtime_dir.running()
     name = command.args.get("pool") or ""
     if name:
@@ -235,10 +235,10 @@ def _chosen(command: Command, default_all: bool = False) -> list[Agent]:
         raise BadInput(f"you have no running pool; a %%ddp cell or {PROG} start starts one")
     if len(found) > 1 and not default_all:
         raise BadInput(f"there are {len(found)} pools; name one: {' or '.join(h.name for h in found)}")
-    return [Agent.connect(h) for h in found]
+    return [AgentClient.connect(h) for h in found]
 
 
-def _gone(agent: Agent) -> None:
+def _gone(agent: AgentClient) -> None:
     ended = threading.Event()
     agent.on_event(lambda event: ended.set() if event["ev"] == "gone" else None)
     if agent.alive:

@@ -23,7 +23,7 @@ from typing import Any
 from nbddp.capabilities.widgets.state import KINDS, VIEW, model_id
 from nbddp.output.log_file import LIMIT, LogFile
 from nbddp.output.overflow import Wholes, sizes
-from nbddp.output.terminal_line import MOST_ROWS, Line, Rows, cut_sequence, has_controls, moves_rows, rows_up
+from nbddp.output.terminal_line import MOST_ROWS, Rows, TerminalLine, cut_sequence, has_controls, moves_rows, rows_up
 from nbddp.output.timestamps import unstamped
 
 HEAD, TAIL = 60, 40  # lines of one stretch of text that are kept
@@ -129,7 +129,7 @@ class Stream:
         """Those that are not ended, or to which the cursor may go back."""
         return [self._as_it_stands(line) for line in self.rows.all]
 
-    def _as_it_stands(self, line: Line) -> str:
+    def _as_it_stands(self, line: TerminalLine) -> str:
         text, at, cut = line.text(), line.column, self._cut if line is self.rows.line else ""
         return text[:at].ljust(at) + cut + text[at + len(cut) :] if cut else text
 
@@ -270,7 +270,7 @@ class Gap:
         return ("gap", self.digest.hexdigest())
 
 
-class Area:
+class OutputArea:
     """The place of an Output widget, which takes in what is shown while the program is in it (`with out:`). Clearing it
     clears nothing else."""
 
@@ -284,7 +284,7 @@ class Area:
 
 
 Item = Text | Display | Gap
-Shown = Text | Display | Area
+Shown = Text | Display | OutputArea
 
 
 class Items:
@@ -307,7 +307,7 @@ class Items:
         gap: list[Shown | Gap] = [self._gap] if self._gap.displays else []
         found: list[Item] = []
         for item in (*self._head, *gap, *self._tail):
-            found += item.inside.all() if isinstance(item, Area) else [item]
+            found += item.inside.all() if isinstance(item, OutputArea) else [item]
         return found
 
     def last(self) -> Shown | None:
@@ -322,14 +322,14 @@ class Items:
             self._add(item)
         return item
 
-    def show(self, item: Display | Area) -> None:
+    def show(self, item: Display | OutputArea) -> None:
         self.clear_if_due()
         self._add(item)
 
     def _add(self, item: Shown) -> None:
         late = bool(self._tail) or self._shown[0] >= SHOWN_HEAD or self._bytes[0] >= BYTES_HEAD
         (self._tail if late else self._head).append(item)
-        if isinstance(item, Display | Area):
+        if isinstance(item, Display | OutputArea):
             item.late = late
             self._shown[late] += 1
             self._bytes[late] += item.size
@@ -339,10 +339,10 @@ class Items:
             self._leave_out(self._tail.popleft())
 
     def _leave_out(self, item: Shown) -> None:
-        if isinstance(item, Display | Area):
+        if isinstance(item, Display | OutputArea):
             self._shown[1] -= 1
             self._bytes[1] -= item.size
-        for each in item.inside.all() if isinstance(item, Area) else [item]:
+        for each in item.inside.all() if isinstance(item, OutputArea) else [item]:
             self._gap.take(each)
             if isinstance(each, Display):
                 self._left(each)
@@ -365,7 +365,7 @@ class Items:
         for part in (self._head, self._tail):
             kept: list[Shown] = []
             for item in part:
-                if isinstance(item, Area):
+                if isinstance(item, OutputArea):
                     item.inside.settle(settled)
                 elif isinstance(item, Display) and model_id(item.data):
                     item.show(settled(item.data), item.metadata)
@@ -408,7 +408,7 @@ class RankOutput:
         self.silent = True  # it has shown nothing yet
         self._folder, self._name, self._most, self._held = folder, name or f"rank{rank}.log", most, held
         self.received = dict.fromkeys(STREAMS, 0)  # characters
-        self._areas: dict[str, Area] = {}  # comm of an Output widget → its place
+        self._areas: dict[str, OutputArea] = {}  # comm of an Output widget → its place
         self._inside: list[str] = []  # those that the program is in, the innermost last
         self.views: list[Display] = []  # of widgets that may still move
         self.said: Callable[[dict[str, Any]], str | None] = lambda data: None  # what a mimebundle's widget says now
@@ -472,7 +472,7 @@ class RankOutput:
                 begun = line.beginning(LIVE_WIDTH)
                 if begun.strip():
                     yield begun
-        elif isinstance(item, Area):
+        elif isinstance(item, OutputArea):
             shown = item.inside.last()
             if isinstance(shown, Display) and not model_id(shown.data):
                 said = str(shown.data.get("text/plain", "")).splitlines()
@@ -555,7 +555,7 @@ class RankOutput:
         self._put(area)
         return area.inside
 
-    def _put(self, area: Area) -> None:
+    def _put(self, area: OutputArea) -> None:
         if not area.placed:
             area.placed = True
             self._items.show(area)
@@ -564,7 +564,7 @@ class RankOutput:
         state = data.get("state") or {}
         if kind == "comm_open" and state.get(f"_{MODEL}") == "OutputModel":
             name = f"{self.log.stem}-area{len(self._areas)}"
-            self._areas[ident] = Area(Items(self._folder, name, self._most, self._gone))
+            self._areas[ident] = OutputArea(Items(self._folder, name, self._most, self._gone))
         if ident not in self._areas:
             return
         if kind == "comm_close":

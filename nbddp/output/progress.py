@@ -10,12 +10,12 @@ Stage = Literal["agent", "controller", "engines", "devices", "ready"]
 STAGES: tuple[Stage, ...] = get_args(Stage)  # of a pool's start, in their order
 
 
-class Step(str):
+class StageText(str):
     """A sentence of progress, and the stage of a start that it belongs to; None: of none."""
 
     stage: Stage | None
 
-    def __new__(cls, words: str, stage: Stage | None) -> Step:
+    def __new__(cls, words: str, stage: Stage | None) -> StageText:
         made = super().__new__(cls, words)
         made.stage = stage
         return made
@@ -24,14 +24,14 @@ class Step(str):
         return str(self), self.stage
 
 
-class Share(Step):
+class Progress(StageText):
     """`████░░░░ 3/9  all_reduce of 64 KiB`; `words` is what is done, `done` and `of` how much of it."""
 
     words: str
     done: int
     of: int
 
-    def __new__(cls, words: str, done: int, of: int, stage: Stage | None = None) -> Share:
+    def __new__(cls, words: str, done: int, of: int, stage: Stage | None = None) -> Progress:
         full = CELLS * done // of
         made = str.__new__(cls, f"{'█' * full}{'░' * (CELLS - full)} {done}/{of}  {words}")
         made.words, made.done, made.of, made.stage = words, done, of, stage

@@ -12,13 +12,13 @@ from nbddp.capabilities.widgets.state import Widgets
 from nbddp.launch.topology import rank_words
 from nbddp.output.buffer import RankOutput
 from nbddp.output.screens import Screen, Silent
-from nbddp.protocol.outcome import Ended
+from nbddp.protocol.outcome import RankExit
 
 FILES_HELD = 256  # ranks whose output files stay open while a run goes on
 PRINTED = ("stream", "nbddp_streams", "display_data", "execute_result", "update_display_data", "clear_output")
 
 
-class Display:
+class RunOutput:
     """Of one run. `outputs`: rank → all that it printed; `shown`: ranks whose output is shown, on `screen`."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Display:
             self.outputs[rank].settle(lambda data, how=how: self.widgets.settled(data, how))  # type: ignore[misc]
             self.widgets.drop_bars(bundles)
 
-    def unwritten(self, ended: Mapping[int, Ended]) -> str:
+    def unwritten(self, ended: Mapping[int, RankExit]) -> str:
         """Where output could not be written down, and why; empty where it could."""
         failed = {r: (o.why, o.log) for r, o in self.outputs.items() if o.why}
         failed |= {r: tuple(e.content["unkept"]) for r, e in ended.items() if e.content.get("unkept")}

@@ -26,7 +26,7 @@ from nbddp.compat import ipykernel
 from nbddp.output.buffer import LIVE_WIDTH, Display, RankOutput, Text
 from nbddp.output.layout import BAR, Piece, Print, block
 from nbddp.output.live_region import Region, can_draw
-from nbddp.output.progress import Share
+from nbddp.output.progress import Progress
 
 LIVE_LINES = 20
 LIVE_EVERY = 0.04  # seconds between two updates of the live view
@@ -95,7 +95,7 @@ class Silent:
         pass
 
 
-class Late(Silent):
+class LazyScreen(Silent):
     """A screen that is there from the first line of output on, and never where there is none."""
 
     def __init__(self, screen: Screen):
@@ -308,9 +308,9 @@ class Notebook:
 
 def bar_of(text: str) -> str:
     """Progress as HTML: a bar that says what it is of, full to its share, or moving where that is not known."""
-    share = f' max="{text.of}" value="{text.done}"' if isinstance(text, Share) else ""
+    share = f' max="{text.of}" value="{text.done}"' if isinstance(text, Progress) else ""
     words = escape(
-        f"nbddp: {text.words} ({text.done} of {text.of}) …" if isinstance(text, Share) else f"nbddp: {text} …"
+        f"nbddp: {text.words} ({text.done} of {text.of}) …" if isinstance(text, Progress) else f"nbddp: {text} …"
     )
     return f'<label style="{LABEL}"><progress{share} style="{BAR_LOOK}"></progress><span>{words}</span></label>'
 

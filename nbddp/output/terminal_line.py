@@ -1,5 +1,5 @@
 """Text that is still being written, as a terminal has it: carriage returns, backspaces and erasures are carried out in
-one line (`Line`), and the cursor's way up in several (`Rows`).
+one line (`TerminalLine`), and the cursor's way up in several (`Rows`).
 
 Text left and right of the cursor is kept in two stacks of slices, so nothing is copied when the cursor moves: the work
 grows with what is written, not with what is written times the length of the line. Pure.
@@ -30,7 +30,7 @@ def cut_sequence(text: str) -> int:
     return found.start() if found else len(text)
 
 
-class Line:
+class TerminalLine:
     """`column`: the cursor's; `touched`: slices that were made or moved so far, which is what the work is."""
 
     __slots__ = ("_after", "_before", "column", "touched")
@@ -142,11 +142,11 @@ class Rows:
     """Rows to which the cursor may go back. Where it has never gone up it is one."""
 
     def __init__(self) -> None:
-        self.all = [Line()]
+        self.all = [TerminalLine()]
         self._at = self._reach = 0  # the cursor's row; how far it has gone up from the last one
 
     @property
-    def line(self) -> Line:
+    def line(self) -> TerminalLine:
         """That of the cursor."""
         return self.all[self._at]
 
@@ -163,12 +163,12 @@ class Rows:
         """Rows that had ended are above the others again."""
         self._at += len(lines)
         for text in reversed(lines):
-            self.all.insert(0, Line())
+            self.all.insert(0, TerminalLine())
             self.all[0].write(text)
 
     def end(self) -> str:
         """The only row is ended; its text."""
-        text, self.all = self.all[0].text(), [Line()]
+        text, self.all = self.all[0].text(), [TerminalLine()]
         return text
 
     def write(self, text: str, longest: int) -> list[str]:
@@ -193,7 +193,7 @@ class Rows:
     def _down(self) -> None:
         self._at += 1
         if self._at == len(self.all):
-            self.all.append(Line())
+            self.all.append(TerminalLine())
         else:
             self.line.write("\r")
 

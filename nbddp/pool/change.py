@@ -10,7 +10,7 @@ from nbddp.launch import torchrun_env
 from nbddp.launch.topology import Topology, counted, rank_words
 
 
-class Layout(NamedTuple):
+class RankLayout(NamedTuple):
     """Who runs where, and of how many devices each process knows (`--visible`)."""
 
     topology: Topology
@@ -39,7 +39,7 @@ class Change:
     notes: tuple[str, ...] = ()
 
 
-def plan_change(old: Layout | None, new: Layout, living: Mapping[int, bool], fresh: bool = False) -> Change:
+def plan_change(old: RankLayout | None, new: RankLayout, living: Mapping[int, bool], fresh: bool = False) -> Change:
     """From `old` to `new`. living: rank → whether its process lives; one that has died is still there to be replaced.
     fresh: all processes are replaced. Of a first start, and of one that was asked for, there is nothing to tell."""
     died = {r for r, alive in living.items() if not alive}
@@ -51,14 +51,14 @@ def plan_change(old: Layout | None, new: Layout, living: Mapping[int, bool], fre
     return Change(tuple(sorted(end)), tuple(start), notes)
 
 
-def _moved(old: Layout | None, new: Layout) -> set[int]:
+def _moved(old: RankLayout | None, new: RankLayout) -> set[int]:
     """Ranks that are to be on another machine; simulated nodes are all this one."""
     if old is None or old.topology.simulated or new.topology.simulated:
         return set()
     return {r for r in range(min(old.size, new.size)) if old.host(r) != new.host(r)}
 
 
-def _changed(old: Layout | None, new: Layout) -> set[int]:
+def _changed(old: RankLayout | None, new: RankLayout) -> set[int]:
     """Ranks whose devices change: a process cannot leave a GPU it has touched."""
     if old is None:
         return set()

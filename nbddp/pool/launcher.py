@@ -18,7 +18,7 @@ from ipyparallel.cluster.launcher import BaseLauncher, ControllerLauncher, Engin
 from traitlets import Any as AnyTrait
 from traitlets import Dict, Unicode
 
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.hosts.transports import last_line
 from nbddp.compat.system import LOOPBACK
 from nbddp.errors import AgentFailed, PoolError, RankStatus
@@ -39,21 +39,21 @@ class _OnAgent(BaseLauncher):  # type: ignore[misc]
     def find_args(self) -> list[str]:
         return ["nbddp"]
 
-    def _take_agent(self) -> Agent:
+    def _take_agent(self) -> AgentClient:
         if self.agent is None:
             sibling = getattr(getattr(self.parent, "controller", None), "agent", None)
-            self.agent = sibling or Agent.launch(os.environ)
+            self.agent = sibling or AgentClient.launch(os.environ)
         self.home = str(self.agent.home)
         self.agent.wait_warm()
         self.agent.on_event(self._hear)
-        agent: Agent = self.agent
+        agent: AgentClient = self.agent
         return agent
 
     @classmethod
     def from_dict(cls, d: dict[str, Any], **kwargs: Any) -> Any:
         launcher = super().from_dict(d, **kwargs)
         try:
-            launcher.agent = Agent.connect(Path(launcher.home))
+            launcher.agent = AgentClient.connect(Path(launcher.home))
         except AgentFailed as e:
             raise NotRunning(str(e)) from None
         launcher.agent.on_event(launcher._hear)
@@ -173,7 +173,7 @@ class AgentEngineSetLauncher(_OnAgent, EngineLauncher):  # type: ignore[misc]
         if message["ev"] == "gone" or not self.pids:
             self.notify_stop({"exit_code": 0})
 
-    def _plan(self, agent: Agent, n: int) -> list[dict[str, Any]]:
+    def _plan(self, agent: AgentClient, n: int) -> list[dict[str, Any]]:
         topology = Topology.plan([start_requests.host(agent.wait_warm())], nproc=n, oversubscribe=True)
         agent.tell("describe", info=start_requests.description(topology), files=list(self.connection_files.values()))
         return [

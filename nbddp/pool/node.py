@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.agent import spool_files
-from nbddp.agent.client import Agent
-from nbddp.agent.gather import Round, without_errors
+from nbddp.agent.client import AgentClient
+from nbddp.agent.gather import AgentRequests, without_errors
 from nbddp.agent.process_id import Identity
 from nbddp.capabilities.hosts.remote_client import FarAgent
 from nbddp.errors import AgentFailed, RankStatus
@@ -54,7 +54,7 @@ class Living:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterFiles:
     """What a worker needs to find its cluster: ipyparallel's profile folder, and the controller's file for engines."""
 
     profile_dir: str
@@ -67,10 +67,10 @@ class Posted:
 
     starts: Starts
     sizes: Mapping[str, int]
-    round: Round
+    round: AgentRequests
 
 
-class Node:
+class PoolNode:
     """The node of this machine. `address`: where ranks of other nodes reach those here; empty where there are none.
 
     `workers`: rank → its process, also if that has ended and is not replaced yet.
@@ -83,7 +83,7 @@ class Node:
     renews = True  # whether its processes can be ended, and new ones started
 
     def __init__(
-        self, agent: Agent, died: Callable[[int, dict[str, Any]], None], tried: Callable[[dict[str, Any]], None]
+        self, agent: AgentClient, died: Callable[[int, dict[str, Any]], None], tried: Callable[[dict[str, Any]], None]
     ):
         self.agent = agent
         self.workers: dict[int, Living] = {}
@@ -117,10 +117,10 @@ class Node:
         """This machine, from what its agent said when it was warm. Its processes meet over the loopback."""
         return start_requests.host(self.warm, index, self.address)
 
-    def prepare(self, cluster: Cluster) -> None:
+    def prepare(self, cluster: ClusterFiles) -> None:
         """Ask for what `request` needs there; returns at once."""
 
-    def request(self, place: Worker, topology: Topology, visible: str, cluster: Cluster) -> dict[str, Any]:
+    def request(self, place: Worker, topology: Topology, visible: str, cluster: ClusterFiles) -> dict[str, Any]:
         """A start request for one worker."""
         return start_requests.worker(
             place,
@@ -135,7 +135,7 @@ class Node:
 
     def post_starts(self, starts: Starts) -> Posted:
         """Ask for workers; returns at once."""
-        posted = Posted(starts, self._sizes([s["log"] for s in starts]), Round())
+        posted = Posted(starts, self._sizes([s["log"] for s in starts]), AgentRequests())
         for start in starts:
             posted.round.post(self.agent, "start", **start)
         return posted
@@ -159,7 +159,7 @@ class Node:
             if early is not None:
                 self.exited(self.workers[rank], early)
 
-    def signal(self, ranks: Sequence[int], number: int, asked: Round) -> None:
+    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests) -> None:
         """Those of these ranks that live here are to get a signal; they have it when `asked` is answered."""
         pids = [self.workers[r].pid for r in ranks if r in self.workers and self.workers[r].lives]
         if pids and self.alive:
@@ -209,13 +209,13 @@ class Node:
     def _sizes(self, logs: Sequence[str]) -> dict[str, int]:
         return {log: os.path.getsize(log) if os.path.exists(log) else 0 for log in logs}
 
-    def begin_logs(self, ranks: Sequence[int], asked: Round) -> None:
+    def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
         """What earlier cells wrote is none of the next run's last words, as soon as `asked` is answered."""
         workers = [self.workers[r] for r in ranks if r in self.workers]
         for worker, size in zip(workers, spool_files.begun((w.log, w.kept) for w in workers), strict=True):
             worker.log_from = size
 
-    def written(self, rank: int, asked: Round) -> dict[str, tuple[int, str]] | None:
+    def written(self, rank: int, asked: AgentRequests) -> dict[str, tuple[int, str]] | None:
         """What a rank wrote in its last run, by stream, as its own files have it: how many characters they have no
         more, and all since. None where `asked` is to bring it."""
         return spool_files.written(self.workers[rank].kept)
@@ -266,7 +266,7 @@ def ends_pool(event: Message) -> bool:
     return event["ev"] == "gone" or (event["ev"], event.get("kind")) == ("exit", "controller")
 
 
-class FarNode(Node):
+class FarNode(PoolNode):
     """A node on another host: its files are its own, and its agent, however it was reached, reports on them."""
 
     agent: FarAgent
@@ -293,7 +293,7 @@ class FarNode(Node):
         """Others reach this node at this address. own: whether interfaces that its set-up names stay."""
         self.address, self.given = address, dict(self.joining) if own else {}
 
-    def prepare(self, cluster: Cluster) -> None:
+    def prepare(self, cluster: ClusterFiles) -> None:
         """The controller's file for engines is to go there."""
         if not self._engine_file:
             here = Path(cluster.engine_file)
@@ -303,7 +303,7 @@ class FarNode(Node):
                 raise AgentFailed("the pool's controller ended while workers were starting") from None
             self._putting = self.agent.post("put", name=here.name, text=text)
 
-    def request(self, place: Worker, topology: Topology, visible: str, cluster: Cluster) -> dict[str, Any]:
+    def request(self, place: Worker, topology: Topology, visible: str, cluster: ClusterFiles) -> dict[str, Any]:
         """The agent adds its own environment, folder and path; it has got the controller's file (`prepare`)."""
         if self._putting is not None:
             self._engine_file, self._putting = self.agent.take(self._putting)["path"], None
@@ -321,19 +321,19 @@ class FarNode(Node):
     def _sizes(self, logs: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(logs, 0)  # the agent counts for itself
 
-    def signal(self, ranks: Sequence[int], number: int, asked: Round) -> None:
+    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests) -> None:
         """Not waited for: beyond a cut cable nobody answers, and the others are to be told at once."""
         pids = [self.workers[r].pid for r in ranks if r in self.workers and self.workers[r].lives]
         if pids:
             with suppress(AgentFailed):  # it has just gone, which is told as the end of its ranks
                 self.agent.tell("signal", pids=pids, signal=int(number))
 
-    def begin_logs(self, ranks: Sequence[int], asked: Round) -> None:
+    def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
         own = [r for r in ranks if r in self.workers]
         if own:  # waited for: a rank may die before the agent has read it
             asked.post_if_alive(self.agent, "begin_logs", ranks=own)
 
-    def written(self, rank: int, asked: Round) -> dict[str, tuple[int, str]] | None:
+    def written(self, rank: int, asked: AgentRequests) -> dict[str, tuple[int, str]] | None:
         asked.post_if_alive(self.agent, "written", rank=rank)
         return None
 

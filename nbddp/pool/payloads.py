@@ -10,7 +10,7 @@ from nbddp.errors import BadInput, WorkerFailed
 from nbddp.execution.values import RankValues
 from nbddp.launch.topology import rank_words
 from nbddp.protocol import pickling
-from nbddp.protocol.outcome import Ended
+from nbddp.protocol.outcome import RankExit
 from nbddp.protocol.request import CALL, Request
 
 
@@ -28,12 +28,12 @@ def call(
     return Request(CALL, {"plain": plain, "argv": list(sys.argv)}, [data], f"running {name}", ranks=ranks, **limits)
 
 
-def answered(ended: Mapping[int, Ended], read: Callable[[bytes], Any] = pickling.unpack) -> RankValues:
+def answered(ended: Mapping[int, RankExit], read: Callable[[bytes], Any] = pickling.unpack) -> RankValues:
     """One value from each rank that sent one."""
     return RankValues({r: read(e.buffers[0]) for r, e in ended.items() if e.buffers})
 
 
-def carried(failed: WorkerFailed, ended: Mapping[int, Ended]) -> Exception | None:
+def carried(failed: WorkerFailed, ended: Mapping[int, RankExit]) -> Exception | None:
     """The exception object of the first failing rank, if it travelled."""
     buffers = ended[failed.rank].buffers if failed.cause.kind == "raised" else []
     error = pickling.unpack(buffers[0]) if buffers else None

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.doctor.background import Trials
 from nbddp.capabilities.hosts import report_query
 from nbddp.capabilities.hosts.report import Checkup
-from nbddp.capabilities.scripts.logs import Logs
+from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.capabilities.slurm import host_source
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.compat.working_dir import here
 from nbddp.errors import BadInput, WorkerFailed
 from nbddp.execution import report
-from nbddp.execution.execution import Run
+from nbddp.execution.execution import Execution
 from nbddp.execution.values import RankValues, check_ranks
 from nbddp.launch import env_options
 from nbddp.launch.machine import Node as Host
@@ -100,7 +100,7 @@ class Pool:
         cluster: str | None = None,
         debug: str | None = None,
         env: Mapping[str, str] | None = None,
-        agent: Agent | None = None,
+        agent: AgentClient | None = None,
     ):
         spec = LaunchSpec(
             nproc=nproc, nnodes=None if isinstance(nnodes, tuple) else nnodes, gpus_per_proc=gpus_per_proc,
@@ -144,7 +144,7 @@ class Pool:
         return self.life.group
 
     @property
-    def agent(self) -> Agent | None:
+    def agent(self) -> AgentClient | None:
         """The agent of the node where the controller runs."""
         return self.group.agent
 
@@ -171,12 +171,12 @@ class Pool:
         return self.group.placed()
 
     @property
-    def current(self) -> Run | None:
+    def current(self) -> Execution | None:
         """The run in progress."""
         return self.runs.ranks.current
 
     @property
-    def last_run(self) -> Run | None:
+    def last_run(self) -> Execution | None:
         """The last run of a program; looks at the ranks do not count."""
         return self.runs.last
 
@@ -285,7 +285,7 @@ class Pool:
         *words: str,
         module: bool = False,
         keep: bool = False,
-        logs: Logs | None = None,
+        logs: LogOptions | None = None,
         max_restarts: int = 0,
         hang_after: float | None = HANG_AFTER,
         timeout: float | None = None,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbddp.agent import spool_files
-from nbddp.agent.gather import Round
-from nbddp.execution.execution import Run
+from nbddp.agent.gather import AgentRequests
+from nbddp.execution.execution import Execution
 from nbddp.pool.worker_group import WorkerGroup
 
 
@@ -20,7 +20,7 @@ class RankConnection:
 
     def __init__(self, group: WorkerGroup):
         self.group = group
-        self.current: Run | None = None
+        self.current: Execution | None = None
         self.renewed = 0
 
     def died(self, rank: int, event: dict[str, Any]) -> None:
@@ -99,7 +99,7 @@ class RankConnection:
     def written(self, ranks: Sequence[int]) -> dict[int, dict[str, tuple[int, str]]]:
         """What each of these ranks wrote in its last run, by stream, as its own files have it: how many characters they
         have no more, and all since."""
-        asked = Round()
+        asked = AgentRequests()
         reads = {rank: self.group.node_with(rank).written(rank, asked) for rank in ranks}
         answers = iter(asked.take())
         nothing = dict.fromkeys(spool_files.STREAMS, (0, ""))

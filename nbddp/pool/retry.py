@@ -8,13 +8,13 @@ from nbddp.capabilities.attached import command
 from nbddp.capabilities.scripts.log_dir import LogDir
 from nbddp.errors import RunFailed, RunHung, WorkerFailed
 from nbddp.execution import report
-from nbddp.execution.execution import Run
+from nbddp.execution.execution import Execution
 from nbddp.output.screens import Screen
 from nbddp.pool.state import Life
 from nbddp.protocol.request import Request
 
 
-def carry_out(life: Life, request: Request, screen: Screen) -> Run:
+def carry_out(life: Life, request: Request, screen: Screen) -> Execution:
     """The attempt that ended well. Raises the last one's RunFailed, with all attempts in its report."""
     life.group.need_running()
     folder = log_dir(request, life.runs.id)
@@ -34,7 +34,9 @@ def carry_out(life: Life, request: Request, screen: Screen) -> Run:
             _renew(life, screen)
 
 
-def _attempt(life: Life, request: Request, screen: Screen, began: float, attempt: int, folder: LogDir | None) -> Run:
+def _attempt(
+    life: Life, request: Request, screen: Screen, began: float, attempt: int, folder: LogDir | None
+) -> Execution:
     """That Slurm's job ends soon is said while it runs; nodes that come or are to go end it."""
     life.elsewhere.remind(lambda words: life.current.tell(words) if life.current else None)
     try:

@@ -15,17 +15,17 @@ from nbddp.capabilities.debugger.prompt import Keyboard
 from nbddp.capabilities.debugger.stdin import for_ranks
 from nbddp.capabilities.scripts import failures
 from nbddp.capabilities.scripts.failures import Seat
-from nbddp.capabilities.scripts.log_dir import Attempt, LogDir, read_text, readable
+from nbddp.capabilities.scripts.log_dir import AttemptLogs, LogDir, read_text, readable
 from nbddp.errors import BadInput, PoolError, RankStatus
 from nbddp.execution.cell_text import as_python
-from nbddp.execution.events import Beside
-from nbddp.execution.execution import Run
+from nbddp.execution.events import ExtraPoller
+from nbddp.execution.execution import Execution
 from nbddp.execution.values import check_ranks
 from nbddp.launch import torchrun_env
 from nbddp.launch.topology import Worker
 from nbddp.output import log_file
 from nbddp.output.background import Between
-from nbddp.output.screens import Late, Screen, Silent, for_shell
+from nbddp.output.screens import LazyScreen, Screen, Silent, for_shell
 from nbddp.pool import start_requests
 from nbddp.pool.rank_channel import RankConnection
 from nbddp.pool.worker_group import WorkerGroup
@@ -44,10 +44,10 @@ class Runs:
 
     def __init__(self, ranks: RankConnection):
         self.ranks = ranks
-        self.last: Run | None = None
+        self.last: Execution | None = None
         self.last_cell: tuple[int, int] | None = None
         self.between = Between()
-        self.beside: Callable[[], Beside | None] = lambda: None  # what is heard while a program runs
+        self.beside: Callable[[], ExtraPoller | None] = lambda: None  # what is heard while a program runs
         self.debugs: Callable[[], bool] = lambda: False  # whether somebody would send lines to ranks that stop
         self._numbers = itertools.count(1)
         self.id = str(uuids.uuid4())
@@ -63,7 +63,7 @@ class Runs:
         timed_from: float | None = None,
         attempt: int = 0,
         folder: LogDir | None = None,
-    ) -> Run:
+    ) -> Execution:
         """Carry a request out. Raises what it comes to, if it does not end well. folder: where what ranks print is
         written, if that was asked for."""
         stop.check()
@@ -87,8 +87,17 @@ class Runs:
         keyboard = self._keyboard() if request.is_program else None
         ports = self._take_store(number, screen)
         specs = self._specs(request, number, ports, attempt, folder, debug=self.debugs() or keyboard is not None)
-        run = Run(self.ranks, specs, request, number=number, logs=logs, screen=screen, timed_from=timed_from, most=most,
-                  widgets=group.wire.widgets)  # fmt: skip
+        run = Execution(
+            self.ranks,
+            specs,
+            request,
+            number=number,
+            logs=logs,
+            screen=screen,
+            timed_from=timed_from,
+            most=most,
+            widgets=group.wire.widgets,
+        )
         end = Request(END_GROUP, hang_after=None).wire()
         if not request.spends:
             run.next_request = lambda: {**end, "run": next(self._numbers)}
@@ -205,15 +214,15 @@ class Runs:
         place = placed.workers[rank]
         return Seat(place.local_rank, failures.host_name(placed.nodes[place.node].host, self.group.sees_files), pid)
 
-    def _write_to(self, run: Run, folder: LogDir, attempt: int) -> Attempt:
+    def _write_to(self, run: Execution, folder: LogDir, attempt: int) -> AttemptLogs:
         """Have what the ranks of a run print written to the log directory."""
-        files = Attempt(folder, attempt)
+        files = AttemptLogs(folder, attempt)
         for rank, out in run.outputs.items():
             out.unseen = folder.logs.unseen(folder.local_rank(rank))
             out.copies.append(files.writer(rank))
         return files
 
-    def _note_failures(self, run: Run, pids: Mapping[int, int], files: Attempt | None) -> None:
+    def _note_failures(self, run: Execution, pids: Mapping[int, int], files: AttemptLogs | None) -> None:
         """What `%ddp errors` tells, and the end of the log files."""
         if not run.request.is_program:
             return
@@ -247,7 +256,7 @@ class Runs:
         """Where lines for ranks that stop are typed; None if a panel is open, or nobody is there to type."""
         return None if self.debugs() else for_ranks(shell())
 
-    def _carry_out(self, run: Run, ranks: Sequence[int], screen: Screen, keyboard: Keyboard | None) -> None:
+    def _carry_out(self, run: Execution, ranks: Sequence[int], screen: Screen, keyboard: Keyboard | None) -> None:
         """The run and what follows from it, as one step; Stop in the run itself is the run's."""
         group = self.group
         self.ranks.current = run
@@ -280,7 +289,7 @@ class Runs:
         if group.stores is not None:
             group.stores.after(ending.well, ending.groups() if len(run.specs) == group.world_size else None)
 
-    def _note_late_deaths(self, run: Run, broken: Sequence[int]) -> None:
+    def _note_late_deaths(self, run: Execution, broken: Sequence[int]) -> None:
         """Processes that ended after their rank had left the run: gloo aborts one whose pending call does not fit.
         broken: those that we have ended."""
         for rank, worker in self.group.workers.items():
@@ -289,7 +298,7 @@ class Runs:
             if left and worker.exit is not None:
                 run.stuck.setdefault(rank, {"code": worker.exit["code"]})
 
-    def _show_earlier(self, run: Run, screen: Screen) -> None:
+    def _show_earlier(self, run: Execution, screen: Screen) -> None:
         """What was printed before this cell, when none ran."""
         for later in self.between.collect(run.shown):
             for out in later.outputs:
@@ -298,7 +307,7 @@ class Runs:
 
     # -- the pool's own runs --------------------------------------------------------------------------
 
-    def end_groups(self, after: Run | None = None) -> dict[int, dict[str, Any]]:
+    def end_groups(self, after: Execution | None = None) -> dict[int, dict[str, Any]]:
         """Have every living rank end its process group, before any cell can meet it; those that run `after` has freed
         do so unasked. A rank that does not come to an end of it is ended itself; returns those, with what they said of
         their names, and with the exit code of one that died meanwhile."""
@@ -319,17 +328,17 @@ class Runs:
             return
         waiting = [r for r in ranks if workers[r].exits and workers[r].lives]
         if waiting and self.ranks.current is None and self.group.alive:
-            self._have_done("exits", waiting, EXIT_SECONDS, Late(for_shell(shell())))
+            self._have_done("exits", waiting, EXIT_SECONDS, LazyScreen(for_shell(shell())))
 
     def _have_done(
-        self, op: str, ranks: Sequence[int], timeout: float, screen: Screen, after: Run | None = None
-    ) -> Run:
+        self, op: str, ranks: Sequence[int], timeout: float, screen: Screen, after: Execution | None = None
+    ) -> Execution:
         """A run of the pool's own, without a rendezvous; a rank that is not through in time is replaced."""
         number = after.ladder.then["run"] if after is not None and after.ladder.then else next(self._numbers)
         request = Request(op, ranks=ranks, hang_after=None, timeout=timeout)
         specs = {r: {**request.wire(), "run": number} for r in ranks}
         logs = self.group.nodes[0].run_folder(number)
-        run = Run(self.ranks, specs, request, number=number, logs=logs, screen=screen, after=after)
+        run = Execution(self.ranks, specs, request, number=number, logs=logs, screen=screen, after=after)
         self.ranks.current = run
         try:
             run.execute()

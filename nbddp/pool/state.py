@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.agent.gather import ask_all
 from nbddp.agent.stop import uninterrupted
 from nbddp.capabilities.attached import command
@@ -22,7 +22,7 @@ from nbddp.capabilities.hosts.remote_nodes import Reaching
 from nbddp.capabilities.slurm.host_source import Elsewhere
 from nbddp.compat import system
 from nbddp.errors import BadInput, PoolError, PoolNotRunning
-from nbddp.execution.execution import Run
+from nbddp.execution.execution import Execution
 from nbddp.execution.values import check_ranks
 from nbddp.launch import env_options, spec_merge, torchrun_env
 from nbddp.launch.options import LaunchSpec
@@ -47,7 +47,7 @@ class Life:
     """`spec`: what the pool was made for, then what it is. It ends what it holds when nobody holds it any more."""
 
     def __init__(
-        self, spec: LaunchSpec, agent: Agent | None, connection: type[RankConnection], trials: type[Trials]
+        self, spec: LaunchSpec, agent: AgentClient | None, connection: type[RankConnection], trials: type[Trials]
     ) -> None:
         """agent: one that may be used if it lives and suits; without it none of an earlier kernel is taken either."""
         self.spec = spec
@@ -67,7 +67,7 @@ class Life:
         weakref.finalize(self, self.elsewhere.leave)
 
     @property
-    def current(self) -> Run | None:
+    def current(self) -> Execution | None:
         """The run in progress."""
         return self.runs.ranks.current
 
@@ -161,7 +161,7 @@ class Life:
             if given is not None and torchrun_env.needs_new_agent(given.env, env):
                 given.close()
                 given = None
-            agent = given or Agent.launch(env, Agent.ask(env) if self._takes else None, controls_only)
+            agent = given or AgentClient.launch(env, AgentClient.ask(env) if self._takes else None, controls_only)
             self.group.take(agent)
 
     def keep(self, seconds: float | None) -> None:

@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any
 
 from nbddp.agent import stop
-from nbddp.agent.client import START_TIMEOUT, Agent
-from nbddp.agent.gather import Round, end_all
+from nbddp.agent.client import START_TIMEOUT, AgentClient
+from nbddp.agent.gather import AgentRequests, end_all
 from nbddp.agent.stop import uninterrupted
 from nbddp.capabilities.attached.nodes import Engine, EnginesOnly, Gatekeeper, Joined, way_to
 from nbddp.capabilities.hosts import pairwise_probe
@@ -25,10 +25,10 @@ from nbddp.compat.system import LOOPBACK
 from nbddp.compat.working_dir import here, known
 from nbddp.errors import AgentFailed, BadInput, PoolError, PoolNotRunning, RankStatus
 from nbddp.launch.topology import Topology, Worker, counted, rank_words
-from nbddp.output.progress import Share, Step
+from nbddp.output.progress import Progress, StageText
 from nbddp.pool import start_requests
-from nbddp.pool.change import Change, Layout, plan_change
-from nbddp.pool.node import Cluster, FarNode, Living, Node, Starts, weakly
+from nbddp.pool.change import Change, RankLayout, plan_change
+from nbddp.pool.node import ClusterFiles, FarNode, Living, PoolNode, Starts, weakly
 from nbddp.pool.stores import RendezvousStores
 
 REGISTER_TIMEOUT = 60.0
@@ -49,7 +49,7 @@ class WorkerGroup:
     """
 
     def __init__(self, remains: Remains):
-        self.nodes: list[Node] = []
+        self.nodes: list[PoolNode] = []
         self.topology: Topology | None = None
         self.visible = "all"
         self.broken = False
@@ -67,11 +67,11 @@ class WorkerGroup:
         self._hears: tuple[Callable[..., None], Callable[..., None]] = (_nobody, _nobody)
 
     def report_to(self, died: Callable[[int, dict[str, Any]], None], tried: Callable[[dict[str, Any]], None]) -> None:
-        """Who hears of what nodes tell, as `Node` says it; held weakly."""
+        """Who hears of what nodes tell, as `PoolNode` says it; held weakly."""
         self._hears = weakly(died), weakly(tried)
 
     @property
-    def agent(self) -> Agent | None:
+    def agent(self) -> AgentClient | None:
         """The agent of the node where the controller runs."""
         return self.nodes[0].agent if self.nodes else None
 
@@ -114,20 +114,20 @@ class WorkerGroup:
             return ""
         return f"the pool has ended with its {self.nodes[0].lost or 'node agent'}"
 
-    def node_with(self, rank: int) -> Node:
+    def node_with(self, rank: int) -> PoolNode:
         """The node on which a rank's process is."""
         return next(node for node in self.nodes if rank in node.workers)
 
     # -- life ------------------------------------------------------------------------------------
 
-    def take(self, agent: Agent) -> None:
+    def take(self, agent: AgentClient) -> None:
         """Have an agent's node."""
         if isinstance(agent, FarAgent):
             far = FarNode(agent, *self._hears)
             self.nodes[0].agent.on_event(weakly(far.hear_home))
             self.nodes.append(far)
         else:
-            self.nodes.append(Node(agent, *self._hears))
+            self.nodes.append(PoolNode(agent, *self._hears))
         self.nodes[-1].number = next(self._numbers)
         self._remains.take(agent)
 
@@ -137,7 +137,7 @@ class WorkerGroup:
         return [node for node in self.nodes if isinstance(node, FarNode)]
 
     @property
-    def hosts(self) -> list[Node]:
+    def hosts(self) -> list[PoolNode]:
         """The nodes that workers are placed on."""
         return [*self.spread] or [*self.engines] or self.nodes[:1]
 
@@ -195,7 +195,7 @@ class WorkerGroup:
         if not node.warm:
             only = node.agent.controls_only
             words = "waiting for the node agent" if only else "importing torch in the warm process, once"
-            progress(Step(words, "agent"))
+            progress(StageText(words, "agent"))
         node.agent.wait_warm()
 
     def leave_hosts(self) -> None:
@@ -232,7 +232,7 @@ class WorkerGroup:
         if self.joined is not None:
             self.cluster = self.joined.cluster
             return
-        progress(Step("starting the controller", "controller"))
+        progress(StageText("starting the controller", "controller"))
         from ipyparallel import Cluster as Parallel
 
         from nbddp.pool.launcher import AgentControllerLauncher, AgentEngineSetLauncher
@@ -288,9 +288,9 @@ class WorkerGroup:
         before_end: called with the ranks whose processes end.
         """
         self._settle()
-        old = None if self.topology is None else Layout(self.topology, self.visible)
+        old = None if self.topology is None else RankLayout(self.topology, self.visible)
         living = {r: w.lives for r, w in self.workers.items()}
-        change = plan_change(old, Layout(topology, visible), living, fresh)
+        change = plan_change(old, RankLayout(topology, visible), living, fresh)
         if change.start:
             self.need_folder()
         if self.joined is not None and old is not None:
@@ -299,15 +299,15 @@ class WorkerGroup:
             before_end(change.end)
             self.end(change.end)
         if change.start and self.joined is not None:
-            progress(Step(f"importing torch in {counted(len(change.start), 'engine')}", "engines"))
+            progress(StageText(f"importing torch in {counted(len(change.start), 'engine')}", "engines"))
             notes = self._take_engines(self.joined, topology, visible, change.start)
         else:
             notes = [*change.notes]
             if change.start:
-                progress(Step(f"starting {counted(len(change.start), 'worker')}", "engines"))
+                progress(StageText(f"starting {counted(len(change.start), 'worker')}", "engines"))
                 self._start_workers(topology, visible, change.start, progress)
         if change.start:
-            progress(Step(f"devices assigned ({topology.devices_words()})", "devices"))
+            progress(StageText(f"devices assigned ({topology.devices_words()})", "devices"))
         return notes
 
     def need_folder(self) -> None:
@@ -347,7 +347,7 @@ class WorkerGroup:
         starts: dict[EnginesOnly, Starts] = {}
         for place in (topology.workers[r] for r in ranks):
             node = self.engines[self.seat(place)]
-            starts.setdefault(node, []).append(node.request(place, topology, visible, Cluster("", "")))
+            starts.setdefault(node, []).append(node.request(place, topology, visible, ClusterFiles("", "")))
         asked = {engine: text for node, own in starts.items() for engine, text in node.take(own).items()}
         try:
             answers = joined.evaluate(asked, START_TIMEOUT)
@@ -375,8 +375,8 @@ class WorkerGroup:
     def _start_workers(
         self, topology: Topology, visible: str, ranks: Sequence[int], progress: Callable[[str], None]
     ) -> None:
-        cluster = Cluster(self.cluster.profile_dir, self.cluster.controller.connection_files["engine"])
-        places: dict[Node, list[Worker]] = {}
+        cluster = ClusterFiles(self.cluster.profile_dir, self.cluster.controller.connection_files["engine"])
+        places: dict[PoolNode, list[Worker]] = {}
         hosts = self.hosts
         for place in (topology.workers[r] for r in ranks):
             places.setdefault(hosts[self.seat(place)], []).append(place)
@@ -389,7 +389,7 @@ class WorkerGroup:
                 self._start_some({node: own[i : i + AT_ONCE] for node, own in starts.items() if own[i:]})
         self._wait_registered(ranks, progress)
 
-    def _start_some(self, starts: Mapping[Node, Starts]) -> None:
+    def _start_some(self, starts: Mapping[PoolNode, Starts]) -> None:
         """All nodes are asked before one is waited for. What a node has started is noted, also where another fails."""
         failed: list[AgentFailed] = []
         for node, posted in [(node, node.post_starts(own)) for node, own in starts.items()]:
@@ -422,7 +422,7 @@ class WorkerGroup:
             worker.registered = True
         self.note(list(new), RankStatus.IDLE)
 
-    def _launched(self, node: Node, starts: Starts, answers: Starts) -> None:
+    def _launched(self, node: PoolNode, starts: Starts, answers: Starts) -> None:
         """Have processes in an engine set of the cluster, which `ipcluster list` counts; each node has one."""
         cluster, name = self.cluster, f"workers-{node.number}"
         if name in cluster.engines:
@@ -447,14 +447,14 @@ class WorkerGroup:
             raise PoolNotRunning("the node agent has ended; run the cell again to start a new pool")
 
     def signal(self, ranks: Sequence[int], number: int) -> None:
-        asked = Round()
+        asked = AgentRequests()
         for node in self.nodes:
             node.signal(ranks, number, asked)
         asked.take()
 
     def begin_logs(self, ranks: Sequence[int]) -> None:
         """What earlier cells wrote is none of the next run's last words."""
-        asked = Round()
+        asked = AgentRequests()
         for node in self.nodes:
             node.begin_logs(ranks, asked)
         asked.take()
@@ -481,12 +481,12 @@ class Remains:
     """What outlives a pool that is dropped, and is to end with it: its agents, with all processes, and its client."""
 
     def __init__(self) -> None:
-        self.agents: list[Agent] = []
+        self.agents: list[AgentClient] = []
         self.wire: Any = None
         self.joined: Joined | None = None
         self._owner = os.getpid()
 
-    def take(self, agent: Agent) -> None:
+    def take(self, agent: AgentClient) -> None:
         self.agents.append(agent)
         atexit.register(self._at_exit)
 
@@ -511,7 +511,7 @@ class Remains:
             joined.leave()
             joined.wire.close()
 
-    def end_some(self, agents: Sequence[Agent]) -> None:
+    def end_some(self, agents: Sequence[AgentClient]) -> None:
         self.agents = [agent for agent in self.agents if agent not in agents]
         end_all(agents)
 
@@ -529,7 +529,7 @@ class Remains:
 
 
 def _engines_words(progress: Callable[[str], None], of: int, count: int) -> None:
-    progress(Share("engines registered", count, of, "engines"))
+    progress(Progress("engines registered", count, of, "engines"))
 
 
 def _nobody(*told: Any) -> None:

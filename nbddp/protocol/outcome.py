@@ -24,7 +24,7 @@ ANY = "any"
 
 
 @dataclass(frozen=True)
-class Row:
+class OutcomeRule:
     """said: "end", "exit 0", "exit" (another code), "raised", "interrupt" or "" (nothing). process: "lives", "exit 0",
     "exit", "signal" or "lost" (nobody saw its end). ours: what we had done: "", "interrupted" or "replaced". runs: a
     "program", or a "request" such as a pull, which has an answer to give."""
@@ -43,32 +43,32 @@ class Row:
 
 
 TABLE = (
-    Row("end", "lives", ANY, ANY, FINISHED),
-    Row("exit 0", "lives", ANY, PROGRAM, FINISHED),
-    Row("exit 0", "lives", "", REQUEST, FAILED),
-    Row("exit 0", "lives", INTERRUPTED, REQUEST, INTERRUPTED),
-    Row("exit 0", "lives", REPLACED, REQUEST, INTERRUPTED),
-    Row("exit", "lives", "", ANY, FAILED),
-    Row("exit", "lives", INTERRUPTED, ANY, INTERRUPTED),
-    Row("exit", "lives", REPLACED, ANY, INTERRUPTED),
-    Row("raised", "lives", "", ANY, FAILED),
-    Row("raised", "lives", INTERRUPTED, ANY, INTERRUPTED),  # the error is how a freed call ends
-    Row("raised", "lives", REPLACED, ANY, INTERRUPTED),
-    Row("interrupt", "lives", "", ANY, FAILED),  # the program's own: KeyboardInterrupt, SIGINT, CancelledError
-    Row("interrupt", "lives", INTERRUPTED, ANY, INTERRUPTED),
-    Row("interrupt", "lives", REPLACED, ANY, INTERRUPTED),
-    Row("", "exit 0", "", PROGRAM, ENDED),  # os._exit(0)
-    Row("", "exit 0", INTERRUPTED, PROGRAM, ENDED),
-    Row("", "exit 0", "", REQUEST, DIED),
-    Row("", "exit 0", INTERRUPTED, REQUEST, DIED),
-    Row("", "exit", "", ANY, DIED),
-    Row("", "exit", INTERRUPTED, ANY, DIED),
-    Row("", "signal", "", ANY, DIED),
-    Row("", "signal", INTERRUPTED, ANY, DIED),
-    Row("", "lost", ANY, ANY, DIED),  # its host is gone: that it was to end has not reached it
-    Row("", "exit 0", REPLACED, ANY, REPLACED),
-    Row("", "exit", REPLACED, ANY, REPLACED),
-    Row("", "signal", REPLACED, ANY, REPLACED),
+    OutcomeRule("end", "lives", ANY, ANY, FINISHED),
+    OutcomeRule("exit 0", "lives", ANY, PROGRAM, FINISHED),
+    OutcomeRule("exit 0", "lives", "", REQUEST, FAILED),
+    OutcomeRule("exit 0", "lives", INTERRUPTED, REQUEST, INTERRUPTED),
+    OutcomeRule("exit 0", "lives", REPLACED, REQUEST, INTERRUPTED),
+    OutcomeRule("exit", "lives", "", ANY, FAILED),
+    OutcomeRule("exit", "lives", INTERRUPTED, ANY, INTERRUPTED),
+    OutcomeRule("exit", "lives", REPLACED, ANY, INTERRUPTED),
+    OutcomeRule("raised", "lives", "", ANY, FAILED),
+    OutcomeRule("raised", "lives", INTERRUPTED, ANY, INTERRUPTED),  # the error is how a freed call ends
+    OutcomeRule("raised", "lives", REPLACED, ANY, INTERRUPTED),
+    OutcomeRule("interrupt", "lives", "", ANY, FAILED),  # the program's own: KeyboardInterrupt, SIGINT, CancelledError
+    OutcomeRule("interrupt", "lives", INTERRUPTED, ANY, INTERRUPTED),
+    OutcomeRule("interrupt", "lives", REPLACED, ANY, INTERRUPTED),
+    OutcomeRule("", "exit 0", "", PROGRAM, ENDED),  # os._exit(0)
+    OutcomeRule("", "exit 0", INTERRUPTED, PROGRAM, ENDED),
+    OutcomeRule("", "exit 0", "", REQUEST, DIED),
+    OutcomeRule("", "exit 0", INTERRUPTED, REQUEST, DIED),
+    OutcomeRule("", "exit", "", ANY, DIED),
+    OutcomeRule("", "exit", INTERRUPTED, ANY, DIED),
+    OutcomeRule("", "signal", "", ANY, DIED),
+    OutcomeRule("", "signal", INTERRUPTED, ANY, DIED),
+    OutcomeRule("", "lost", ANY, ANY, DIED),  # its host is gone: that it was to end has not reached it
+    OutcomeRule("", "exit 0", REPLACED, ANY, REPLACED),
+    OutcomeRule("", "exit", REPLACED, ANY, REPLACED),
+    OutcomeRule("", "signal", REPLACED, ANY, REPLACED),
 )
 
 
@@ -97,7 +97,7 @@ def process(code: int | None) -> str:
 
 
 @dataclass
-class Ended:
+class RankExit:
     """How one rank ended the run: the verdict, when it was known (monotonic), and what the worker said. code: of its
     process, also if that ended after its program; gone_ns: when (nanoseconds since 1970)."""
 
@@ -118,7 +118,7 @@ class Ended:
         """Whether an interrupt that we have not sent has failed the rank."""
         return self.status == FAILED and said(self.content) == "interrupt"
 
-    def raised_as(self, other: Ended) -> bool:
+    def raised_as(self, other: RankExit) -> bool:
         """Whether both ranks say that they have raised the same, or nothing."""
         mine, its = (e.content.get("whole", e.content.get("chain")) for e in (self, other))
         return bool(mine == its)
@@ -151,7 +151,7 @@ def _frame(f: dict[str, Any]) -> Frame:
     return Frame(f["file"], f["line"], f["name"], f["user"], tuple(context), tuple(values), *left_out)
 
 
-def modules_note(ended: Sequence[Ended]) -> str:
+def modules_note(ended: Sequence[RankExit]) -> str:
     """Which modules of the user's own are not what their files are now; empty if all are."""
     found = {(name, how) for e in ended for name, how in e.content.get("modules", ())}
     changed, moved = (sorted(name for name, how in found if how == kind) for kind in ("changed", "moved"))
@@ -164,7 +164,7 @@ def modules_note(ended: Sequence[Ended]) -> str:
     return f"{' and '.join(parts)} since the ranks imported {it}; {anew}"
 
 
-def handling_note(ended: Sequence[Ended]) -> str:
+def handling_note(ended: Sequence[RankExit]) -> str:
     """That a program has had NCCL end its process when a collective fails; empty if none has."""
     found = sorted({e.content["handling"] for e in ended if e.content.get("handling")})
     if not found:
@@ -175,7 +175,7 @@ def handling_note(ended: Sequence[Ended]) -> str:
     )
 
 
-def note(ended: Sequence[Ended]) -> str:
+def note(ended: Sequence[RankExit]) -> str:
     """What a user should know of ranks whose processes ended well; empty if none did."""
     ranks = [e.rank for e in ended if e.status == ENDED]
     if not ranks:

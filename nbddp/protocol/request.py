@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from nbddp.capabilities.scripts.logs import Logs
+from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.protocol.program import SHUTDOWN, Program
 
 CELL, CALL, SCRIPT = "cell", "call", "script"
@@ -41,7 +41,7 @@ class Options:
     timings: bool = True
     memory: bool = False
     program: Program | None = None
-    logs: Logs | None = None
+    logs: LogOptions | None = None
 
     def options(self) -> dict[str, Any]:
         """These by name."""

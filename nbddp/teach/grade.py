@@ -290,7 +290,7 @@ class _Marking:
         _say(f"{self.finished} of {of}: {learner}, {right} of {len(rows)} ok{ahead}")
         self._give_feedback(learner, rows)
 
-    def _rows_of(self, learner: str) -> list[gradebook.Row]:
+    def _rows_of(self, learner: str) -> list[gradebook.GradeRow]:
         return [row for row in self.book.sorted() if row.learner == learner]
 
     def _trouble(self, text: str) -> None:
@@ -305,7 +305,7 @@ class _Marking:
             if (work.learner, work.exercise, work.file) not in self.book.rows:
                 self._keep(work, NoVerdict(False, "no verdict: the grader got no answer from its examiner"))
 
-    def _give_feedback(self, learner: str, rows: Sequence[gradebook.Row]) -> None:
+    def _give_feedback(self, learner: str, rows: Sequence[gradebook.GradeRow]) -> None:
         if self.asked.feedback is not None:
             text = gradebook.feedback(learner, rows)
             self._put(self.asked.feedback / self.feedback[learner], text.encode("utf-8", "backslashreplace"))

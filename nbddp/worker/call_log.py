@@ -87,7 +87,7 @@ class Spent:
 
 
 @dataclass(eq=False)
-class Run:
+class RunRecord:
     """A cell or a called function: its number, the n of its In[n], when it began (time.time_ns()), and of its begin and
     end what `_clocks` said."""
 
@@ -120,7 +120,7 @@ class Notes:
         self.ending: str | None = None  # the one group that was destroyed last; None: all of them
         self.most_groups = 0  # since the last init; torch counts anew once they are ended
         self.spent: collections.deque[Spent] = collections.deque(maxlen=SPENT)
-        self.runs: collections.deque[Run] = collections.deque(maxlen=EPOCHS)
+        self.runs: collections.deque[RunRecord] = collections.deque(maxlen=EPOCHS)
         self.keeps = True  # whether what is spent now is remembered
         self.made: dict[int, list[int]] = {}  # since the last init: number of a subgroup, in the order of calls → ranks
         self.making: dict[int, int] = {}  # thread → the number of the one that it makes
@@ -311,7 +311,7 @@ class Notes:
         """A cell begins, or a request, whose calls are nobody's: then `keeps` is False."""
         self.keeps = keeps
         if keeps:
-            self.runs.append(Run(run, cell, clock.time_ns(), _clocks()))
+            self.runs.append(RunRecord(run, cell, clock.time_ns(), _clocks()))
 
     def end_run(self) -> None:
         if self.keeps and self.runs:

@@ -22,7 +22,7 @@ END_SECONDS = 0.3  # that a process has from SIGTERM to its end
 LOOK_SECONDS = 0.005
 
 
-class Started:
+class StartedProcesses:
     """Processes of multiprocessing's that a cell has started. A daemon goes with the object that holds it (a data
     loader, a pool), as ever; only what a script would wait for at its end is ended."""
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from nbddp.compat import torch
 from nbddp.worker import failure
-from nbddp.worker.interrupts import Interrupts
+from nbddp.worker.interrupts import WorkerInterrupts
 
 LOADER_SECONDS = 0.3  # that processes of data loaders have to end, after an interrupt or a failure
 
@@ -33,7 +33,7 @@ class Leavings:
         self._threads: set[int] = set()
         self._times = 0  # that something was let go of
 
-    def install(self, interrupts: Interrupts) -> None:
+    def install(self, interrupts: WorkerInterrupts) -> None:
         """Have processes of data loaders end soon where they are no longer of use; once, when the worker starts."""
 
         def hurries() -> Callable[[], bool]:

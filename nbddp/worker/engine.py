@@ -70,7 +70,7 @@ class _Engine(engine_app.IPEngine):  # type: ignore[misc]
         # ipyparallel's handler lets the cell end as if nothing had been, and the engine with it; a program dies by it
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         hook(self.kernel)
-        self.kernel.kept = output_spool.Kept(
+        self.kernel.kept = output_spool.OutputSpool(
             self.kept_path, self.kernel.printed, str(runtime_dir.socket_of(Path(self.log_path).parent))
         )
         self.kernel.kept.have_pipes_held()

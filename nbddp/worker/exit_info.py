@@ -30,7 +30,7 @@ def how(error: BaseException) -> dict[str, Any]:
 
 
 def call_of(
-    error: BaseException, names: dict[str, str], since_ns: int, known: position.Known | None = None
+    error: BaseException, names: dict[str, str], since_ns: int, known: position.KnownEntries | None = None
 ) -> dict[str, Any] | None:
     """The call of torch's that `error` came out of (`calls.came_from`), or one before it in its chain: an interrupt is
     raised where Python next looks, which may be outside the call that it hit."""

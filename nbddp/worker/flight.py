@@ -27,7 +27,7 @@ COMPLETED = "time_discovered_completed_ns"  # key of an entry; 0 or None until i
 
 
 @dataclass(frozen=True)
-class Entry:
+class FlightEntry:
     """One collective of a group as a recorder has it. `name`: `gloo:all_reduce`; `group`: torch's name of it,
     `description`: the user's; `what`: its tensors; `active`: it is evident that it is not done."""
 
@@ -50,11 +50,11 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Held:
+class FlightRecords:
     """What recorders held at one moment, oldest first. `open`: what of it they do not say to be done."""
 
-    of_all: list[Entry]
-    open: list[Entry]
+    of_all: list[FlightEntry]
+    open: list[FlightEntry]
 
 
 def switch_on() -> None:
@@ -109,12 +109,12 @@ def _as_if_alone(dump: dict[str, Any], kept: list[dict[str, Any]]) -> dict[str, 
     return {**dump, "entries": [*(e for e in kept if e["time_created_ns"] < oldest), *own][-int(ENTRIES) :]}
 
 
-def held() -> Held:
+def held() -> FlightRecords:
     """What the recorders hold now, by one dump of each: with 2000 entries it takes tens of milliseconds."""
     found = dumps(active=False)
     of_all, undone = entries(found), [_undone(dump) for dump in found]
     same = all(len(a["entries"]) == len(b.get("entries", ())) for a, b in zip(undone, found, strict=True))
-    return Held(of_all, of_all if same else entries(undone))
+    return FlightRecords(of_all, of_all if same else entries(undone))
 
 
 def _undone(dump: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _undone(dump: Mapping[str, Any]) -> dict[str, Any]:
     return {**dump, "entries": [e for e in dump.get("entries", ()) if not e.get(COMPLETED)]}
 
 
-def entries(dumped: Iterable[Mapping[str, Any]]) -> list[Entry]:
+def entries(dumped: Iterable[Mapping[str, Any]]) -> list[FlightEntry]:
     """The collectives of these dumps, oldest first."""
     found = [e for dump in dumped for e in _of_dump(dump)]
     return sorted(found, key=lambda e: e.created_ns)
@@ -135,7 +135,7 @@ def nameless(dumped: Iterable[Mapping[str, Any]]) -> list[int]:
     return [e["time_created_ns"] for e in raw if not e["process_group"][0]]
 
 
-def _of_dump(dump: Mapping[str, Any]) -> list[Entry]:
+def _of_dump(dump: Mapping[str, Any]) -> list[FlightEntry]:
     raw = [e for e in dump.get("entries", ()) if not e["is_p2p"]]  # an empty dump of NCCL's has no entries
     same = Counter((e["pg_id"], e["collective_seq_id"]) for e in raw)
     status = dump.get("pg_status", {})
@@ -149,7 +149,7 @@ def _of_dump(dump: Mapping[str, Any]) -> list[Entry]:
             continue
         if not name.endswith(":coalesced"):
             found.append(
-                Entry(name, group, description, e["collective_seq_id"], what(e), e["time_created_ns"],
+                FlightEntry(name, group, description, e["collective_seq_id"], what(e), e["time_created_ns"],
                       evident and not e["retired"])
             )  # fmt: skip
     return found

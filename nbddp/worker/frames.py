@@ -34,7 +34,7 @@ class Moved(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Frame:
+class SeenFrame:
     """A frame as it was seen: `depth` frames outside the innermost one of the thread `ident`. Of the thread that asks
     it may be the frame itself."""
 
@@ -72,27 +72,27 @@ class Frame:
         return islice(_living(self.ident), self.depth, self.depth + 1)
 
 
-def of(ident: int) -> list[Frame]:
+def of(ident: int) -> list[SeenFrame]:
     """A thread's frames, innermost first; none of a thread that has ended."""
     try:
         facts = _at_once(map(FACTS, _living(ident)))
     except KeyError:
         return []
-    return [Frame(code, line, lasti, ident, depth) for depth, (code, line, lasti) in enumerate(facts)]
+    return [SeenFrame(code, line, lasti, ident, depth) for depth, (code, line, lasti) in enumerate(facts)]
 
 
-def of_all() -> dict[int, list[Frame]]:
+def of_all() -> dict[int, list[SeenFrame]]:
     """Thread → its frames, innermost first; without the thread that asks."""
     idents = _at_once(chain.from_iterable(starmap(sys._current_frames, NO_ARGUMENTS)))
     return {ident: of(ident) for ident in idents if ident != threading.get_ident()}
 
 
-def own(frame: FrameType) -> Frame:
+def own(frame: FrameType) -> SeenFrame:
     """A frame of the thread that asks, or of an exception."""
-    return Frame(frame.f_code, frame.f_lineno, frame.f_lasti, own=frame)
+    return SeenFrame(frame.f_code, frame.f_lineno, frame.f_lasti, own=frame)
 
 
-def outwards(frame: FrameType | None) -> Iterator[Frame]:
+def outwards(frame: FrameType | None) -> Iterator[SeenFrame]:
     """A frame of the thread that asks, and those outside it."""
     while frame is not None:
         yield own(frame)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from nbddp.compat import torch as torch_compat
 
 
-class Quiet:
+class GlooSilencer:
     """Descriptor 1 leads nowhere while any thread is inside `connecting`; where gloo is silent nothing is done."""
 
     def __init__(self) -> None:

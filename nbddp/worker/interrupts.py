@@ -39,7 +39,7 @@ class Noting:
         return self.handler(number, frame)
 
 
-class Interrupts:
+class WorkerInterrupts:
     """`is_on`: whether a program runs; `taken`: whether it has had an interrupt. say: tells the client; called in a
     signal's handler."""
 

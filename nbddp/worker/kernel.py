@@ -33,7 +33,7 @@ from nbddp.capabilities.check.on_rank import Checker
 from nbddp.capabilities.debugger.on_rank import Debugger
 from nbddp.capabilities.hosts.on_rank import Silence
 from nbddp.capabilities.memory.on_rank import Memory
-from nbddp.capabilities.memory.on_rank_timeline import Allocations
+from nbddp.capabilities.memory.on_rank_timeline import AllocationRecorder
 from nbddp.capabilities.private import loopback
 from nbddp.capabilities.scripts.on_rank import Script
 from nbddp.capabilities.stale_modules.on_rank import Modules
@@ -55,12 +55,12 @@ from nbddp.worker import (
     runnable,
 )
 from nbddp.worker.call_log import NOTES
-from nbddp.worker.cell_end import Exits, Forked, Started
+from nbddp.worker.cell_end import Exits, Forked, StartedProcesses
 from nbddp.worker.cell_text import CellText
 from nbddp.worker.cleanup import Leavings
-from nbddp.worker.interrupts import Interrupts
+from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.output import Printed
-from nbddp.worker.output_spool import Kept
+from nbddp.worker.output_spool import OutputSpool
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release
@@ -134,11 +134,11 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
             self.shell_channel_thread = _NoShellThread()
         self.session.pack = shown(self.session.pack)
         self.groups = Groups()
-        self.interrupts, self.reserve = Interrupts(self._say_interrupted), Reserve()
+        self.interrupts, self.reserve = WorkerInterrupts(self._say_interrupted), Reserve()
         self.release = Release(self.groups.sockets, self.log_file, self.reserve)
         self.silence = Silence(self.groups.sockets)
         self.checker = Checker()
-        self.kept: Kept | None = None
+        self.kept: OutputSpool | None = None
         self.departures = exit_info.Departures(
             lambda: self.files.shown, lambda: self.groups.dropping, lambda: self.groups.inits
         )
@@ -148,9 +148,9 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         )
         self.tracer = Tracer()
         self.memory = Memory()
-        self.allocations = Allocations()
+        self.allocations = AllocationRecorder()
         self.began_ns = 0
-        self.known: position.Known | None = None  # what the flight recorders held when this rank was last asked
+        self.known: position.KnownEntries | None = None  # what the flight recorders held when this rank was last asked
         self.text = CellText()
         self.spec: Mapping[str, Any] | None = None
         self._parent: dict[str, Any] = {}
@@ -169,7 +169,7 @@ class WorkerKernel(IPythonParallelKernel):  # type: ignore[misc]
         self.leavings = Leavings(self._machinery)
         self._leaves = False  # whether a run has ended by an error
         self.files = CellFiles()
-        self.children, self.forked = Started(), Forked(self._machinery)
+        self.children, self.forked = StartedProcesses(), Forked(self._machinery)
         self.modules = Modules(lambda file: failure.is_user(file, {}), self.shell)
         self._others: list[tuple[str, str]] = []
         self.exits = Exits(lambda: self.spec is not None)

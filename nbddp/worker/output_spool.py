@@ -25,7 +25,7 @@ HALF = 4 << 20  # bytes
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 
 
-class Copy:
+class StreamCopy:
     """The copy of one stream. `why` says why the current run's is not whole."""
 
     def __init__(self, path: str):
@@ -63,13 +63,13 @@ class Copy:
         self._start, self._characters, self._bytes = self._start + self._characters, 0, 0
 
 
-class Kept:
+class OutputSpool:
     """The two copies; one per worker. Each holds text of the current run alone."""
 
     def __init__(self, base: str, printed: Printed, agent: str):
         """agent: the socket of the agent that is asked to hold pipes."""
         self._base, self._printed, self._agent = base, printed, agent
-        self._copies = {s: Copy(path(base, s)) for s in STREAMS}
+        self._copies = {s: StreamCopy(path(base, s)) for s in STREAMS}
         printed.copies = {stream: copy.write for stream, copy in self._copies.items()}
 
     def have_pipes_held(self) -> None:

@@ -32,7 +32,7 @@ from nbddp.worker import (
     torch_debug_detail,
 )
 from nbddp.worker.call_log import ANY, NOTES, Note
-from nbddp.worker.frames import Frame
+from nbddp.worker.frames import SeenFrame
 
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
 OTHERS = (torch.FUNCTIONAL,)
@@ -64,7 +64,7 @@ def place(env: Mapping[str, str]) -> None:
     OWN.update(rank=int(env["RANK"]), size=int(env["WORLD_SIZE"]))
 
 
-def position(names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.Entry]) -> dict[str, Any]:
+def position(names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.FlightEntry]) -> dict[str, Any]:
     """The rank's place, as plain data: that of its main thread, or of the thread which that joins.
 
     names: file of a cell → `Cell In[n]`. groups: the worker's `Groups`. since_ns: when the
@@ -79,7 +79,7 @@ def position(names: dict[str, str], groups: Any, since_ns: int, recorded: list[f
 
 
 def _position(
-    names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.Entry], moves: bool = False
+    names: dict[str, str], groups: Any, since_ns: int, recorded: list[flight.FlightEntry], moves: bool = False
 ) -> dict[str, Any]:
     """moves: the rank does not stay where it is for as long as a look takes, so it is in no call that blocks. Raises
     frames.Moved."""
@@ -127,7 +127,7 @@ def _also(of_all: threads.Stacks, but: set[int | None], names: dict[str, str]) -
     return found[:ALSO]
 
 
-def idle(names: dict[str, str], groups: Any, recorded: list[flight.Entry]) -> dict[str, Any]:
+def idle(names: dict[str, str], groups: Any, recorded: list[flight.FlightEntry]) -> dict[str, Any]:
     """What is to be known of a rank whose main thread has ended its cell."""
     of_all = frames.of_all()
     acts = [*runnable.idle(of_all, _is_torch, lambda f: failure.is_user(f.file, names)), *_calls_back(recorded, set())]
@@ -151,11 +151,11 @@ def user_place(frame: FrameType | None, names: dict[str, str]) -> tuple[str, int
 
 
 def came_from(
-    tb: TracebackType | None, names: dict[str, str], since_ns: int, known: Known | None = None
+    tb: TracebackType | None, names: dict[str, str], since_ns: int, known: KnownEntries | None = None
 ) -> dict[str, Any] | None:
     """The call of torch's that an exception came out of: op, kind, peer; for a collective also its group and sequence
     number. None if it came from none. known: what the recorders have said before."""
-    inside: list[Frame] = []  # innermost first, inside the user's
+    inside: list[SeenFrame] = []  # innermost first, inside the user's
     while tb is not None:
         inside = [] if failure.is_user(tb.tb_frame.f_code.co_filename, names) else [frames.own(tb.tb_frame), *inside]
         tb = tb.tb_next
@@ -171,10 +171,10 @@ def came_from(
     return {**found, "op": op} | {k: v for e in last for k, v in (("group", e.group), ("sequence", e.sequence))}
 
 
-class Known:
+class KnownEntries:
     """The entries of the recorders at one moment, for as long as nothing more is called."""
 
-    def __init__(self, entries: list[flight.Entry]) -> None:
+    def __init__(self, entries: list[flight.FlightEntry]) -> None:
         self.entries, self._called = entries, NOTES.called()
 
     def lasts(self) -> bool:
@@ -182,7 +182,7 @@ class Known:
         return bool(self._called) and call_log.UNKNOWN not in self._called.values() and NOTES.called() == self._called
 
 
-def record(checker: on_rank.Checker, entries: list[flight.Entry]) -> dict[str, Any]:
+def record(checker: on_rank.Checker, entries: list[flight.FlightEntry]) -> dict[str, Any]:
     """What this rank is known to have called: `history`, group → [sequence, op, tensors, root]; `latest`, group → the
     number of its last collective; `blind`, groups of which the recorder has missed some; `records`, whether it was seen
     to record anything; `channels`, [side, group, source, destination, tag, calls] with global ranks. What `--check`
@@ -194,7 +194,7 @@ def record(checker: on_rank.Checker, entries: list[flight.Entry]) -> dict[str, A
     latest |= torch_debug_detail.CHECKS.counted(called)
     if NOTES.made:
         history[NOTES.subgroups] = [[n, NEW_GROUP, str(r), None] for n, r in list(NOTES.made.items())[-HISTORY:]]
-    by_key: dict[str, list[flight.Entry]] = {}
+    by_key: dict[str, list[flight.FlightEntry]] = {}
     for e in entries:
         by_key.setdefault(key_of(e), []).append(e)
     for key in filter(NOTES.is_recent, by_key):
@@ -209,7 +209,7 @@ def record(checker: on_rank.Checker, entries: list[flight.Entry]) -> dict[str, A
     }
 
 
-def key_of(entry: flight.Entry) -> str:
+def key_of(entry: flight.FlightEntry) -> str:
     """The group of a recorder's entry as `Notes.key` names it."""
     return f"{NOTES.epoch_at(entry.created_ns).prefix}{entry.group}/{entry.backend}"
 
@@ -252,7 +252,7 @@ def stack(names: dict[str, str]) -> list[list[Any]]:
     return rows[first:]
 
 
-def _claimed(its: list[Frame]) -> dict[str, Any] | None:
+def _claimed(its: list[SeenFrame]) -> dict[str, Any] | None:
     """What a rank that waits for the others' fingerprints under `--check` is about to call."""
     for frame in its:
         if frame.file == CHECK and frame.name == "agree":
@@ -261,7 +261,7 @@ def _claimed(its: list[Frame]) -> dict[str, Any] | None:
     return None
 
 
-def _met(call: dict[str, Any] | None, inside: list[Frame]) -> dict[str, Any] | None:
+def _met(call: dict[str, Any] | None, inside: list[SeenFrame]) -> dict[str, Any] | None:
     """The collective before which a rank waits in a check of torch's (debug level DETAIL). Which one is not known."""
     if (call or {}).get("kind", "collective") not in ("collective", "backward") or not _in_native(inside):
         return None
@@ -273,11 +273,11 @@ def _met(call: dict[str, Any] | None, inside: list[Frame]) -> dict[str, Any] | N
             "what": "", "root": None, "seen": True}  # fmt: skip
 
 
-def _place(frame: Frame, names: dict[str, str]) -> tuple[str, int, str]:
+def _place(frame: SeenFrame, names: dict[str, str]) -> tuple[str, int, str]:
     return names.get(frame.file, frame.file), frame.line, frame.name
 
 
-def _call(inside: list[Frame]) -> dict[str, Any] | None:
+def _call(inside: list[SeenFrame]) -> dict[str, Any] | None:
     """The outermost call of torch's that blocks, among the frames inside the user's."""
     inner = ""
     for i, frame in enumerate(reversed(inside)):
@@ -302,7 +302,7 @@ def _call(inside: list[Frame]) -> dict[str, Any] | None:
     return {"op": inner, "kind": "backward"} if inner else None
 
 
-def _described(name: str, frame: Frame) -> dict[str, Any]:
+def _described(name: str, frame: SeenFrame) -> dict[str, Any]:
     if name == "wait":
         return {"op": "wait", "kind": "wait"}
     if name == "store_wait":
@@ -338,7 +338,7 @@ def _placed(which: str, given: Any) -> int:
         return OWN[which]
 
 
-def _reaches(inside: list[Frame]) -> str:
+def _reaches(inside: list[SeenFrame]) -> str:
     """Which store of the program's own a rank waits for, or at, if it does."""
     for frame in inside:
         if _looks_for_key(frame):
@@ -356,7 +356,7 @@ def _reaches(inside: list[Frame]) -> str:
     return ""
 
 
-def _looks_for_key(frame: Frame) -> bool:
+def _looks_for_key(frame: SeenFrame) -> bool:
     """Whether it waits for a store of the program's own, which is looked at again and again."""
     return frame.file == OWN_STORES and frame.name in ("until", "until_folder")
 
@@ -370,12 +370,16 @@ def _owned(call: dict[str, Any] | None, groups: Any) -> dict[str, Any] | None:
     return call if owned else {**call, "kind": "apart"}
 
 
-def _in_wait(inside: list[Frame]) -> bool:
+def _in_wait(inside: list[SeenFrame]) -> bool:
     return any(f.file == HERE and f.name == "wait" for f in inside)
 
 
 def _pending(
-    call: dict[str, Any] | None, note: Note | None, inside: list[Frame], recorded: list[flight.Entry], since_ns: int
+    call: dict[str, Any] | None,
+    note: Note | None,
+    inside: list[SeenFrame],
+    recorded: list[flight.FlightEntry],
+    since_ns: int,
 ) -> dict[str, Any] | None:
     """The collective that is waited for, with `seen`: that the recorder has it, and not as done.
 
@@ -403,7 +407,7 @@ def _ends(call: dict[str, Any] | None) -> bool:
     return call is not None and call["kind"] == DESTROY
 
 
-def _in_native(inside: list[Frame]) -> bool:
+def _in_native(inside: list[SeenFrame]) -> bool:
     """Whether the innermost frame is one from which torch waits in C++ for its collectives."""
     if not inside:
         return False
@@ -411,13 +415,13 @@ def _in_native(inside: list[Frame]) -> bool:
     return file == HERE or any(part in file for part in torch.WAIT_IN_NATIVE)
 
 
-def _in_library(inside: list[Frame]) -> bool:
+def _in_library(inside: list[SeenFrame]) -> bool:
     """Whether the innermost frame is of a library that waits for other things than a GPU."""
     file = inside[0].file.replace("\\", "/") if inside else ""
     return bool(file) and file != HERE and ("/torch/" not in file or torch.LOADERS in file)
 
 
-def _of_entry(entry: flight.Entry) -> dict[str, Any]:
+def _of_entry(entry: flight.FlightEntry) -> dict[str, Any]:
     key, epoch = key_of(entry), NOTES.epoch_at(entry.created_ns)
     return {
         **_group(key, entry.group, entry.description), "backend": entry.backend, "sequence": entry.sequence,
@@ -443,8 +447,8 @@ def _group(key: str, name: str, description: str) -> dict[str, Any]:
 
 
 def _acts(
-    of_all: threads.Stacks, ident: int, names: dict[str, str], recorded: list[flight.Entry], note: Note | None,
-    inside: list[Frame],
+    of_all: threads.Stacks, ident: int, names: dict[str, str], recorded: list[flight.FlightEntry], note: Note | None,
+    inside: list[SeenFrame],
 ) -> list[str]:  # fmt: skip
     """What besides the thread `ident` may call torch, in words: what stands on this rank, or a callback on a future.
 
@@ -457,7 +461,7 @@ def _acts(
     return [*found, *["a world of its own"] * is_elsewhere()]
 
 
-def _calls_back(recorded: list[flight.Entry], waited: set[str]) -> list[str]:
+def _calls_back(recorded: list[flight.FlightEntry], waited: set[str]) -> list[str]:
     """Whether the end of a collective (but of none of the group `waited`), a send or a receive may call something."""
     open_ = {(key_of(e), e.sequence) for e in recorded if e.active}
     futures = NOTES.open_futures()
@@ -465,7 +469,7 @@ def _calls_back(recorded: list[flight.Entry], waited: set[str]) -> list[str]:
     return ["a callback on a Future"] * acts
 
 
-def _is_torch(frame: Frame) -> bool:
+def _is_torch(frame: SeenFrame) -> bool:
     return frame.file == HERE or frame.file.replace("\\", "/").endswith(COLLECTIVES)
 
 

@@ -46,7 +46,7 @@ from nbddp.worker import (
     store_client,
     torch_debug_detail,
 )
-from nbddp.worker.gloo_log import Quiet
+from nbddp.worker.gloo_log import GlooSilencer
 from nbddp.worker.release import Sockets, abort_nccl, abort_transfers, has_nccl
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -73,7 +73,7 @@ class Groups:
         self._prefixes: dict[int, str] = {}  # of the inits of this run that met at the pool's store
         self._made: dict[str, int] = {}  # name of each group that the last of them has made, unchecked → its size
         self._compared = False  # whether all ranks are known to be through the making of the newest group
-        self._quiet = Quiet()
+        self._quiet = GlooSilencer()
         self._injected: tuple[str, int] = ("", 0)
         self._connect = ("", 0)
         self._gives_store = False

@@ -17,7 +17,7 @@ from nbddp.capabilities.debugger.on_rank import Debugger
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat import ipykernel, probes, torch
 from nbddp.worker import completion_kinds, exit_info, flight, position
-from nbddp.worker.interrupts import Interrupts
+from nbddp.worker.interrupts import WorkerInterrupts
 from nbddp.worker.process_groups import Groups
 from nbddp.worker.program import CellFiles
 from nbddp.worker.release import Release
@@ -27,7 +27,7 @@ Content = dict[str, Any]
 Sent = tuple[dict[str, Any], "list[bytes] | None", dict[str, Any]]  # an outcome, its buffers, and what asked for it
 
 
-class Worker(Protocol):
+class QuestionsKernel(Protocol):
     """What questions need of the kernel. spec: the request that is carried out, begun at `began_ns`; known: what the
     flight recorders held when the rank was last asked; told: run → its outcome, of the last run and what that left to
     do, without buffers that are too large to be kept."""
@@ -35,7 +35,7 @@ class Worker(Protocol):
     shell: Any
     files: CellFiles
     groups: Groups
-    interrupts: Interrupts
+    interrupts: WorkerInterrupts
     release: Release
     checker: Checker
     recorder: Recorder
@@ -43,7 +43,7 @@ class Worker(Protocol):
     spec: Mapping[str, Any] | None
     began_ns: int
     begun: int
-    known: position.Known | None
+    known: position.KnownEntries | None
     told: dict[int, Sent]
 
     def do_complete(self, code: str, cursor_pos: int) -> Any: ...
@@ -51,20 +51,20 @@ class Worker(Protocol):
     def send_outcome(self, outcome: dict[str, Any], buffers: list[bytes], parent: dict[str, Any]) -> None: ...
 
 
-def _complete(worker: Worker, content: Content) -> Any:
+def _complete(worker: QuestionsKernel, content: Content) -> Any:
     code, found = content["code"], worker.do_complete(content["code"], content["cursor_pos"])
     found["kinds"] = completion_kinds.kinds(code[: found["cursor_start"]], found["matches"], worker.shell.user_ns)
     return found
 
 
-def _inspect(worker: Worker, content: Content) -> Any:
+def _inspect(worker: QuestionsKernel, content: Content) -> Any:
     return worker.do_inspect(content["code"], content["cursor_pos"], content.get("detail_level", 0))
 
 
 # -- where the rank is -------------------------------------------------------------------------------
 
 
-def _where(worker: Worker, content: Content) -> Any:
+def _where(worker: QuestionsKernel, content: Content) -> Any:
     """Where the main thread is; with `history`, also the collectives it has called. That it is idle is said in any
     case."""
     try:
@@ -75,11 +75,11 @@ def _where(worker: Worker, content: Content) -> Any:
         return {**_idle(worker, content), "acts": ["what it could not tell"], "why": f"{type(e).__name__}: {e}"}
 
 
-def _idle(worker: Worker, content: Content) -> Content:
+def _idle(worker: QuestionsKernel, content: Content) -> Content:
     return {"idle": True, "begun": "run" not in content or _was_last(worker, content["run"])}
 
 
-def _look(worker: Worker, content: Content) -> Any:
+def _look(worker: QuestionsKernel, content: Content) -> Any:
     shown, groups, recorded = worker.files.shown, worker.groups, _recorded(worker, bool(content.get("history")))
     past = _past(worker, content, recorded)
     if worker.spec is None:
@@ -91,17 +91,17 @@ def _look(worker: Worker, content: Content) -> Any:
     return found
 
 
-def _recorded(worker: Worker, whole: bool) -> flight.Held:
+def _recorded(worker: QuestionsKernel, whole: bool) -> flight.FlightRecords:
     """What the flight recorders hold; without `whole` only what may not be done. The first is kept for this run: a
     rank that is freed says which call it was freed from."""
     if not whole:
-        return flight.Held([], flight.entries(flight.dumps(active=True)))
+        return flight.FlightRecords([], flight.entries(flight.dumps(active=True)))
     held = flight.held()
-    worker.known = position.Known(held.of_all)
+    worker.known = position.KnownEntries(held.of_all)
     return held
 
 
-def _past(worker: Worker, content: Content, recorded: flight.Held) -> dict[str, Any]:
+def _past(worker: QuestionsKernel, content: Content, recorded: flight.FlightRecords) -> dict[str, Any]:
     """What costs more, and is only needed when something is wrong."""
     found: dict[str, Any] = {}
     if content.get("history"):
@@ -127,7 +127,7 @@ def is_import(value: Any) -> bool:
     return inspect.ismodule(value)
 
 
-def _stack(worker: Worker, content: Content) -> Any:
+def _stack(worker: QuestionsKernel, content: Content) -> Any:
     """As `where`, and the main thread's frames."""
     found = _where(worker, content)
     if "idle" in found:
@@ -139,12 +139,12 @@ def _stack(worker: Worker, content: Content) -> Any:
 # -- its debugger ------------------------------------------------------------------------------------
 
 
-def _debug(worker: Worker, content: Content) -> bool:
+def _debug(worker: QuestionsKernel, content: Content) -> bool:
     """A line for the rank's debugger; whether it stands there."""
     return worker.debugger.line(content["line"])
 
 
-def _debug_names(worker: Worker, content: Content) -> list[str]:
+def _debug_names(worker: QuestionsKernel, content: Content) -> list[str]:
     """What may complete a line for the rank's debugger."""
     return worker.debugger.names(content["text"])
 
@@ -152,17 +152,17 @@ def _debug_names(worker: Worker, content: Content) -> list[str]:
 # -- what it has recorded ----------------------------------------------------------------------------
 
 
-def _pace(worker: Worker, content: Content) -> Any:
+def _pace(worker: QuestionsKernel, content: Content) -> Any:
     """The DDP steps of run `run` that began after `since`, as far as they are known."""
     return worker.recorder.pace(content["run"], content["since"])
 
 
-def _step(worker: Worker, content: Content) -> Any:
+def _step(worker: QuestionsKernel, content: Content) -> Any:
     """One DDP step of run `run`."""
     return worker.recorder.step(content["run"], content["number"])
 
 
-def _seams(worker: Worker, content: Content) -> list[str]:
+def _seams(worker: QuestionsKernel, content: Content) -> list[str]:
     """Seams whose names are missing in this process."""
     names = {**torch.NAMES, **ipykernel.NAMES}
     return [key for key, needed in names.items() if probes.absent(needed)]
@@ -171,12 +171,12 @@ def _seams(worker: Worker, content: Content) -> list[str]:
 # -- its run -----------------------------------------------------------------------------------------
 
 
-def _was_last(worker: Worker, run: int) -> bool:
+def _was_last(worker: QuestionsKernel, run: int) -> bool:
     """Whether this rank has carried out `run`, and nothing since but what that left to do."""
     return run in worker.told or run == worker.begun
 
 
-def _repeat(worker: Worker, content: Content) -> bool | str:
+def _repeat(worker: QuestionsKernel, content: Content) -> bool | str:
     """Send the outcome of run `run` once more, because its message was lost. False: this rank has not seen the run;
     UNTOLD: it has ended it, and has said nothing."""
     if worker.spec is not None or not _was_last(worker, content["run"]):
@@ -191,12 +191,12 @@ def _repeat(worker: Worker, content: Content) -> bool | str:
     return True
 
 
-def _through(worker: Worker, content: Content) -> bool:
+def _through(worker: QuestionsKernel, content: Content) -> bool:
     """Whether a message is let through before anything is shut."""
     return worker.release.lets_through
 
 
-def _release(worker: Worker, content: Content) -> Any:
+def _release(worker: QuestionsKernel, content: Content) -> Any:
     """Free the main thread from a blocked call of run `run`; with `spares` not where the program has had the
     interrupt, and does what it does on its way out."""
     if worker.spec is None or worker.spec["run"] != content["run"]:
@@ -206,7 +206,7 @@ def _release(worker: Worker, content: Content) -> Any:
     return worker.release.start(content.get("then", {}))
 
 
-def _interrupt(worker: Worker, content: Content) -> bool:
+def _interrupt(worker: QuestionsKernel, content: Content) -> bool:
     """SIGINT for the program of the current run, where no signal comes from elsewhere."""
     if worker.spec is None:
         return False
@@ -214,14 +214,14 @@ def _interrupt(worker: Worker, content: Content) -> bool:
     return True
 
 
-def _engine(worker: Worker, content: Content) -> Any:
+def _engine(worker: QuestionsKernel, content: Content) -> Any:
     """What concerns an engine of a cluster that no agent has started."""
     from nbddp.capabilities.attached import engine_side
 
     return engine_side.QUESTIONS[content["do"]](content)
 
 
-QUESTIONS: dict[str, Callable[[Worker, Content], Any]] = {
+QUESTIONS: dict[str, Callable[[QuestionsKernel, Content], Any]] = {
     "complete": _complete,
     "inspect": _inspect,
     "where": _where,

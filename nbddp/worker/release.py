@@ -46,7 +46,7 @@ CUT = RDHUP | select.POLLHUP  # what poll says of a connection that a peer has s
 QUEUES = (termios.FIONREAD, termios.TIOCOUTQ)  # bytes that came and are unread; that were sent and have not arrived
 
 
-class Copy(socket.socket):
+class BorrowedSocket(socket.socket):
     """Another descriptor of a socket that is somebody else's, for as long as it is looked at."""
 
     def __init__(self, fd: int):
@@ -314,7 +314,7 @@ def sockets() -> dict[int, int]:
 
 def python_sockets() -> set[int]:
     """Descriptors of living `socket.socket` objects: never torch's, whose sockets are made in C++."""
-    kinds = _with_subclasses(socket.socket) - {Copy}
+    kinds = _with_subclasses(socket.socket) - {BorrowedSocket}
     return {o.fileno() for o in gc.get_objects() if type(o) in kinds}
 
 
@@ -324,7 +324,7 @@ def _with_subclasses(kind: type) -> set[type]:
 
 def _listens(fd: int) -> bool:
     try:
-        with Copy(fd) as copy:
+        with BorrowedSocket(fd) as copy:
             return bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     except OSError:
         return False
@@ -333,7 +333,7 @@ def _listens(fd: int) -> bool:
 def shut(fd: int) -> bool:
     """Shut a TCP connection, or one that is being made; False if it is neither. A listening socket is left alone."""
     try:
-        copy = Copy(fd)
+        copy = BorrowedSocket(fd)
     except OSError:
         return False  # closed meanwhile
     with copy:

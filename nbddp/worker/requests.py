@@ -12,7 +12,7 @@ from nbddp.capabilities.bench import on_rank
 from nbddp.capabilities.compare import on_rank as compare_on_rank
 from nbddp.capabilities.memory import on_rank_sizes
 from nbddp.capabilities.memory.on_rank import Memory
-from nbddp.capabilities.memory.on_rank_timeline import Allocations
+from nbddp.capabilities.memory.on_rank_timeline import AllocationRecorder
 from nbddp.capabilities.timings import on_rank_clocks
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.capabilities.trace.on_rank import Tracer
@@ -26,7 +26,7 @@ from nbddp.worker.spare_fds import Reserve
 Spec = Mapping[str, Any]
 
 
-class Worker(Protocol):
+class RequestsKernel(Protocol):
     """What requests need of the kernel."""
 
     shell: Any
@@ -37,10 +37,10 @@ class Worker(Protocol):
     recorder: Recorder
     tracer: Tracer
     memory: Memory
-    allocations: Allocations
+    allocations: AllocationRecorder
 
 
-def _call(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _call(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """Call a pickled function; its value, or the exception, goes back pickled, or as JSON and without the exception
     where the client trusts no rank (`plain`)."""
     import cloudpickle
@@ -51,7 +51,7 @@ def _call(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     return [json_values.write(value) if spec.get("plain") else pickling.pack_or_words(value)]
 
 
-def _push(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _push(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     import cloudpickle
 
     found = {n: cloudpickle.loads(bytes(b)) for n, b in zip(spec["names"], buffers, strict=True)}
@@ -59,13 +59,13 @@ def _push(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     return []
 
 
-def _pull(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _pull(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """One buffer per name; an empty one for a name that is not there."""
     names = worker.shell.user_ns
     return [pickling.pack_or_words(names[n]) if n in names else b"" for n in spec["names"]]
 
 
-def _evaluate(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _evaluate(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """An expression of the names that cells have set: its value in words, or its error."""
     try:
         said = repr(eval(spec["text"], worker.shell.user_ns))
@@ -74,7 +74,7 @@ def _evaluate(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]
     return [said.encode("utf-8", "backslashreplace")]
 
 
-def _end_group(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _end_group(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """End the process group after a run that has broken it, and let go of what failed calls held."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ended whole, or the process is replaced
     if spec.get("through"):  # others may be at work
@@ -84,13 +84,13 @@ def _end_group(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes
     return []
 
 
-def _exits(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _exits(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """The worker is about to be ended: what programs have registered for their end."""
     worker.exits.call()
     return []
 
 
-def _leave(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _leave(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """The pool goes, and the engine, which is not its own, stays."""
     from nbddp.capabilities.attached import engine_side
 
@@ -98,24 +98,24 @@ def _leave(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     return []
 
 
-def _timings(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _timings(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """What the recorder has of the last run with DDP steps."""
     return [pickling.pack_or_words(worker.recorder.collect())]
 
 
-def _trace(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _trace(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """The trace of the last cell that was traced, or why it left none."""
     return [pickling.pack_or_words(worker.tracer.last or {"why": worker.tracer.why})]
 
 
-def _together(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _together(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """The collectives of the last run that called some; None without any."""
     from nbddp.capabilities.collectives import on_rank as collectives_on_rank
 
     return [pickling.pack_or_words(collectives_on_rank.collect(worker.recorder))]
 
 
-def _bench(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _bench(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """One size of a benchmark, or its group made or ended."""
     if spec["part"] == "open":
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -129,7 +129,7 @@ def _bench(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     return [pickling.pack_or_words(found)]
 
 
-def _clocks(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _clocks(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """How far the other ranks' clocks are from rank 0's."""
     with worker.groups.sockets.watch():
         found = on_rank_clocks.measure(
@@ -138,23 +138,23 @@ def _clocks(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     return [pickling.pack_or_words(found)]
 
 
-def _memory(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _memory(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """Where this rank's memory is; None without a module or optimizer."""
     return [pickling.pack_or_words(worker.memory.collect(worker.shell.user_ns, worker.recorder))]
 
 
-def _named_memory(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _named_memory(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """What names hold, in bytes."""
     return [pickling.pack_or_words(on_rank_sizes.sizes(worker.shell.user_ns, spec["names"]))]
 
 
-def _allocations(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _allocations(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """Which steps the recording of the last recorded cell has, or one of them."""
     own = worker.allocations
     return [pickling.pack_or_words(own.summary() if spec["part"] == "steps" else own.of_step(spec["step"]))]
 
 
-def _compare(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _compare(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """What names hold, as digests; or, to see how far tensors are apart, some bytes of them, given or taken."""
     names = worker.shell.user_ns
     if spec["part"] == "look":
@@ -164,7 +164,7 @@ def _compare(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     return [pickling.pack_or_words(compare_on_rank.measure(names, spec["spans"], buffers))]
 
 
-def _environment(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
+def _environment(worker: RequestsKernel, spec: Spec, buffers: Sequence[Any]) -> list[bytes]:
     """Variables that a living process can take (`--env`); None takes one away."""
     for name, value in spec["variables"].items():
         if value is None:
@@ -175,7 +175,7 @@ def _environment(worker: Worker, spec: Spec, buffers: Sequence[Any]) -> list[byt
 
 
 # each is given the worker, the request's fields and its buffers, and answers with buffers
-REQUESTS: dict[str, Callable[[Worker, Spec, Sequence[Any]], list[bytes]]] = {
+REQUESTS: dict[str, Callable[[RequestsKernel, Spec, Sequence[Any]], list[bytes]]] = {
     "call": _call,
     "push": _push,
     "pull": _pull,

@@ -36,7 +36,7 @@ from ipykernel import ipkernel
 from nbddp.compat import ipykernel as ipykernel_compat
 from nbddp.compat.clock import clock
 from nbddp.worker import threads
-from nbddp.worker.frames import Frame
+from nbddp.worker.frames import SeenFrame
 
 HERE = os.path.dirname(os.path.dirname(__file__))
 OWN = tuple(f"{HERE}/{folder}/" for folder in ("capabilities", "compat", "protocol", "worker"))
@@ -117,7 +117,7 @@ def _python_threads(of_all: threads.Stacks, quiet: set[int | None], acts: thread
     yield from (f'thread "{t.name}"' for t in there if t.native_id is None)  # it begins
 
 
-def _serves(its: list[Frame]) -> bool:
+def _serves(its: list[SeenFrame]) -> bool:
     """Whether a thread that has these frames is none of the program's."""
     first = next((f for f in reversed(its) if f.file not in STARTERS), None)
     if first is None:
@@ -125,7 +125,7 @@ def _serves(its: list[Frame]) -> bool:
     return first.file.endswith(SERVICES) or first.file.startswith(OWN)
 
 
-def _rests(thread: threading.Thread | None, its: list[Frame]) -> bool:
+def _rests(thread: threading.Thread | None, its: list[SeenFrame]) -> bool:
     """Whether a thread of an executor has nothing to do: its queue is empty, and it has not run since it was seen so
     before. One that has just been given something, and waits for the interpreter, wakes up again and again."""
     if thread is None or not its or its[0].file != POOLED:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from nbddp.compat import system
-from nbddp.worker.frames import Frame
+from nbddp.worker.frames import SeenFrame
 
 THREADING = threading.__file__
 SHORT = 4096  # bytes of a file in /proc/self/task
@@ -25,8 +25,8 @@ NAPS = ("230", "35", "115", "101")  # it goes on by itself
 
 _machinery: set[str] = set()  # the kernel's numbers of the threads that were there before the first run
 
-Stacks = dict[int, list[Frame]]
-Asks = Callable[[Frame], bool]
+Stacks = dict[int, list[SeenFrame]]
+Asks = Callable[[SeenFrame], bool]
 
 
 def speaker(of_all: Stacks) -> int:
@@ -42,7 +42,7 @@ def speaker(of_all: Stacks) -> int:
     return ident
 
 
-def _joined(frame: Frame) -> int | None:
+def _joined(frame: SeenFrame) -> int | None:
     if frame.file != THREADING or frame.name != "join":
         return None
     timeout, thread = frame.get("timeout", "self")

@@ -18,7 +18,7 @@ from nbddp.worker.call_log import NOTES, UNKNOWN
 GATHERS = 2  # of a check, behind the barrier
 
 
-class Meeting(NamedTuple):
+class DetailBarrier(NamedTuple):
     """The barrier before collective number `sequence` of a group (`key`, as in `noted`)."""
 
     group: Any
@@ -52,14 +52,14 @@ class Checks:
         self._keys |= {NOTES.key(group) for group, _ in self._checked()}
         return {key: called[key] for key in self._keys & called.keys() if called[key] != UNKNOWN}
 
-    def meeting(self) -> Meeting | None:
+    def meeting(self) -> DetailBarrier | None:
         """The barrier in which this process waits; None where it waits in none, or in several."""
         found = [group for group, helper in self._checked() if waits(helper)]
         if len(found) != 1:
             return None
         key = NOTES.key(found[0])
         sequence = NOTES.sequence(found[0], key)
-        return None if sequence == UNKNOWN else Meeting(found[0], key, sequence + 1)
+        return None if sequence == UNKNOWN else DetailBarrier(found[0], key, sequence + 1)
 
     def _checked(self) -> list[tuple[Any, Any]]:
         return [(group, self._helpers[name]) for name, group in call_log.groups().items() if name in self._helpers]

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.analysis.quantities import duration, percent
 from nbddp.capabilities.bench.result import Measured
-from nbddp.capabilities.forecast.cost import Fit, better, fit, seconds
+from nbddp.capabilities.forecast.cost import LinkFit, better, fit, seconds
 from nbddp.capabilities.forecast.scale import Predicted, Profile, predict
 from nbddp.capabilities.forecast.text import link
 from nbddp.output.screens import Silent
@@ -93,7 +93,7 @@ class Validation:
 
     two: list[Measured]
     four: list[Measured]
-    chosen: Fit
+    chosen: LinkFit
     buckets: tuple[int, ...]
     compute: float
     step: float

@@ -29,7 +29,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.notebook.status import table as status_table
 from nbddp.output.screens import Silent
 
@@ -52,7 +52,7 @@ def via(folder: Path, delay: float) -> str:
 
 
 @contextmanager
-def many(agents: int, workers: int, delay: float, here: Agent | None = None) -> Iterator[nbddp.Pool]:
+def many(agents: int, workers: int, delay: float, here: AgentClient | None = None) -> Iterator[nbddp.Pool]:
     """A pool that is not started yet, of so many agents with so many workers each."""
     with tempfile.TemporaryDirectory(prefix="w", dir="/tmp") as folder:
         names = [f"node{i}" for i in range(agents)]
@@ -65,14 +65,14 @@ def many(agents: int, workers: int, delay: float, here: Agent | None = None) -> 
             pool.stop()
 
 
-def near(pool_agent: Agent) -> list[psutil.Process]:
+def near(pool_agent: AgentClient) -> list[psutil.Process]:
     """The processes of the notebook's side."""
     assert pool_agent.process is not None
     agent = psutil.Process(pool_agent.process.pid)
     return [psutil.Process(), agent, *agent.children(recursive=True)]
 
 
-def controller(agent: Agent) -> list[psutil.Process]:
+def controller(agent: AgentClient) -> list[psutil.Process]:
     """The controller and its heart monitor."""
     pid = next(c["pid"] for c in agent.request("status")["children"] if c["kind"] == "controller")
     return [psutil.Process(pid), *psutil.Process(pid).children()]
@@ -88,7 +88,7 @@ def cpu(processes: list[psutil.Process]) -> dict[tuple[int, str], int]:
     return spent
 
 
-def since(before: Mapping[tuple[int, str], int], agent: Agent) -> float:
+def since(before: Mapping[tuple[int, str], int], agent: AgentClient) -> float:
     """Seconds of CPU here; what a thread that has ended used last is not in it."""
     return sum(ns - before.get(task, 0) for task, ns in cpu(near(agent)).items()) / 1e9
 
@@ -96,7 +96,7 @@ def since(before: Mapping[tuple[int, str], int], agent: Agent) -> float:
 class Meter:
     """Wall clock and CPU here, of what is done again and again."""
 
-    def __init__(self, agent: Agent, rounds: int):
+    def __init__(self, agent: AgentClient, rounds: int):
         self.agent, self.rounds, self.found = agent, rounds, Measured()
 
     def time(self, name: str, work: Callable[[], object], rounds: int = 0) -> None:
@@ -112,7 +112,7 @@ class Meter:
 
 def of(agents: int, workers: int, delay: float, rounds: int) -> Measured:
     """What a layout costs: seconds, MiB, numbers."""
-    here = Agent.launch(os.environ)  # as a notebook has it, warm before anybody asks for a pool
+    here = AgentClient.launch(os.environ)  # as a notebook has it, warm before anybody asks for a pool
     here.wait_warm()
     with many(agents, workers, delay, here) as pool:
         meter = Meter(here, rounds)
@@ -146,7 +146,7 @@ def of(agents: int, workers: int, delay: float, rounds: int) -> Measured:
     return found
 
 
-def held(pool: nbddp.Pool, here: Agent) -> Measured:
+def held(pool: nbddp.Pool, here: AgentClient) -> Measured:
     """Memory (proportional share, MiB), descriptors and threads."""
     hub = controller(here)[0]
     far = [psutil.Process(node.agent.hello["pid"]) for node in pool.group.spread]

@@ -16,7 +16,7 @@ import pytest
 from nbddp.capabilities.topology.figure import topology
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
 from nbddp.launch.topology import planned
-from nbddp.output.progress import Share
+from nbddp.output.progress import Progress
 from nbddp.output.screens import bar_of
 from nbddp.output.table import Table
 from tests.browser.test_browser import FLAGS, browsers, sync_api
@@ -102,7 +102,7 @@ def test_in_vs_codes_themes_outputs_can_be_read_and_pictures_follow() -> None:
         pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
     figure = topology(planned(nnodes=2, gpus_per_node=4, gpus_per_proc=2))._repr_mimebundle_()[0]["text/html"]
     table = Table(("rank", "memory"), [(0, "73 MiB")])._repr_html_()
-    parts = figure + table + bar_of(Share("all_reduce of 64 KiB", 3, 9)) + bar_of("starting 4 workers")
+    parts = figure + table + bar_of(Progress("all_reduce of 64 KiB", 3, 9)) + bar_of("starting 4 workers")
     chromium, filters = browsers()[0], []
     with sync_api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=chromium, args=FLAGS)

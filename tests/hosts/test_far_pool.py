@@ -23,13 +23,13 @@ from nbddp.agent import store_host
 from nbddp.capabilities.hosts.remote_agent import ReachedAgent
 from nbddp.capabilities.hosts.remote_client import FarAgent
 from nbddp.capabilities.private import sock_owner
-from nbddp.capabilities.scripts.logs import Logs
+from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import AgentFailed, PoolNotRunning, WorkerFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.notebook.status import table
-from nbddp.output.progress import Step
+from nbddp.output.progress import StageText
 from nbddp.output.screens import Silent
-from nbddp.pool.node import Cluster
+from nbddp.pool.node import ClusterFiles
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
 from tests.pool.faults import needs_recorder
@@ -247,7 +247,7 @@ def test_no_secret_is_on_a_command_line(far: nbddp.Pool) -> None:
 
 def test_a_worker_there_gets_nothing_of_this_machines_environment(far: nbddp.Pool) -> None:
     placed, node = far.placed(), far.group.spread[0]
-    asked = node.request(placed.workers[0], placed, "all", Cluster("", far.group.files[-1]))
+    asked = node.request(placed.workers[0], placed, "all", ClusterFiles("", far.group.files[-1]))
     assert "TORCHINDUCTOR_CACHE_DIR" not in asked["env"]
     assert "PATH" not in asked["env"]
 
@@ -265,7 +265,7 @@ def test_torch_is_imported_where_workers_start_and_not_beside_the_notebook(far: 
 
 
 def test_a_start_reports_its_stages_as_values(far: nbddp.Pool, said: list[str]) -> None:
-    stage = {str(text): text.stage for text in said if isinstance(text, Step)}
+    stage = {str(text): text.stage for text in said if isinstance(text, StageText)}
     assert stage["connecting to nodea, nodeb"] == stage["importing torch on nodea, once"] == "agent"
     assert stage.get("waiting for the node agent", "agent") == "agent", "it may be there already"
     assert list(dict.fromkeys(stage.values())) == ["agent", "controller", "engines", "devices"]
@@ -380,7 +380,7 @@ def test_a_script_runs_there_and_its_log_files_are_here(far: nbddp.Pool, tmp_pat
         "print('rank', os.environ['RANK'], flush=True)\n"
         "@record\ndef main():\n    if os.environ['RANK'] == '1':\n        raise ValueError('bad')\nmain()\n"
     )
-    logs = Logs(folder=str(tmp_path / "logs"), tee={None: frozenset({"stdout"})})
+    logs = LogOptions(folder=str(tmp_path / "logs"), tee={None: frozenset({"stdout"})})
     with pytest.raises(WorkerFailed, match=r"rank 1 raised ValueError: bad \(fails.py line 7, in main\)"):
         far.run_script(str(tmp_path / "fails.py"), logs=logs, screen=Silent())
     assert far.last_run is not None

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.hosts import sync_rules
 from nbddp.capabilities.hosts.sync import Listing, listing
-from nbddp.capabilities.hosts.sync_remote import Copy
-from nbddp.capabilities.hosts.sync_rules import Entry
+from nbddp.capabilities.hosts.sync_remote import FolderCopy
+from nbddp.capabilities.hosts.sync_rules import FileEntry
 from nbddp.output.screens import Silent
 from tests import places
 from tests.hosts.ssh_hosts import HERE, MISSING, Hosts, ssh_hosts
@@ -53,7 +53,7 @@ def test_a_link_leads_inside_or_is_not_copied(path: str, link: str, well: bool) 
 
 def test_too_much_is_refused_with_the_largest_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync_rules, "MOST_FILES", 2)
-    found = Listing(Path("/x"), {name: Entry(i, 0) for i, name in enumerate("abcd")}, is_git=False)
+    found = Listing(Path("/x"), {name: FileEntry(i, 0) for i, name in enumerate("abcd")}, is_git=False)
     with pytest.raises(
         nbddp.BadInput, match=r"/x has 4 files .* at most 2 files .* the largest are d, c, b; make it a git"
     ):
@@ -118,9 +118,11 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def sent(copy: Copy, contents: dict[str, str], **more: Entry) -> tuple[list[str], list[str]]:
+def sent(copy: FolderCopy, contents: dict[str, str], **more: FileEntry) -> tuple[list[str], list[str]]:
     """What it needed, and what it said of pieces; every file travels in two."""
-    entries = {path: Entry(len(text), 1_700_000_000_000_000_000 + len(text)) for path, text in contents.items()} | more
+    entries = {
+        path: FileEntry(len(text), 1_700_000_000_000_000_000 + len(text)) for path, text in contents.items()
+    } | more
     needed = copy.compare({path: entry.row() for path, entry in entries.items()})
     said = []
     for path in needed:
@@ -133,11 +135,11 @@ def sent(copy: Copy, contents: dict[str, str], **more: Entry) -> tuple[list[str]
 
 
 def test_a_second_copy_has_only_what_changed_and_keeps_what_programs_wrote(far: Path) -> None:
-    def copy() -> Copy:
-        return Copy("/no/such/project", "here", "nodea")
+    def copy() -> FolderCopy:
+        return FolderCopy("/no/such/project", "here", "nodea")
 
     first = copy()
-    assert sent(first, {"a.py": "one", "d/b.py": "two!", "c": "xyz"}, l=Entry(0, 0, link="d/b.py"))[0] == [
+    assert sent(first, {"a.py": "one", "d/b.py": "two!", "c": "xyz"}, l=FileEntry(0, 0, link="d/b.py"))[0] == [
         "a.py",
         "d/b.py",
         "c",
@@ -158,12 +160,12 @@ def test_a_second_copy_has_only_what_changed_and_keeps_what_programs_wrote(far: 
     assert (root / "a.py").read_text() == "one"
     third = copy()
     assert sent(third, {"a.py": "one", "d/b.py": "three"})[0] == []
-    assert Copy("/no/such/project", "here", "nodeb").root != root, "of each host one"
+    assert FolderCopy("/no/such/project", "here", "nodeb").root != root, "of each host one"
 
 
 def test_a_file_becomes_a_folder_and_a_folder_a_file(far: Path) -> None:
     def synced(contents: dict[str, str]) -> tuple[list[str], list[str]]:
-        copy = Copy("/no/such/project", "here", "nodea")
+        copy = FolderCopy("/no/such/project", "here", "nodea")
         _, said = sent(copy, contents)
         copy.finish()
         return said, sorted(str(p.relative_to(copy.root)) for p in copy.root.rglob("*"))
@@ -176,8 +178,8 @@ def test_a_file_becomes_a_folder_and_a_folder_a_file(far: Path) -> None:
 
 
 def test_a_copy_that_is_not_finished_leaves_no_piece(far: Path) -> None:
-    copy = Copy("/no/such/project", "here", "nodea")
-    entry = Entry(4, 1)
+    copy = FolderCopy("/no/such/project", "here", "nodea")
+    entry = FileEntry(4, 1)
     copy.compare({"a": entry.row()})
     assert copy.write("a", entry.row(), base64.b64encode(zlib.compress(b"on")).decode(), first=True, last=False) == ""
     assert list(copy.root.parent.glob("*.part"))
@@ -186,8 +188,8 @@ def test_a_copy_that_is_not_finished_leaves_no_piece(far: Path) -> None:
 
 
 def test_nothing_is_written_outside(far: Path, tmp_path: Path) -> None:
-    copy = Copy("/no/such/project", "here", "nodea")
-    for path, entry in (("../x", Entry(0, 0)), ("/x", Entry(0, 0)), ("x", Entry(0, 0, link="/etc"))):
+    copy = FolderCopy("/no/such/project", "here", "nodea")
+    for path, entry in (("../x", FileEntry(0, 0)), ("/x", FileEntry(0, 0)), ("x", FileEntry(0, 0, link="/etc"))):
         with pytest.raises(ValueError, match="leads out of the folder"):
             copy.compare({path: entry.row()})
         with pytest.raises(ValueError, match="leads out of the folder"):
@@ -199,7 +201,7 @@ def test_nothing_is_written_outside(far: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (copy.root / "d").symlink_to(elsewhere)
-    again = Copy("/no/such/project", "here", "nodea")
+    again = FolderCopy("/no/such/project", "here", "nodea")
     _, said = sent(again, {"d/b.py": "longer than before"})
     assert said == [f"d/b.py was not copied: {copy.root}/d is not a folder there"]
     assert list(elsewhere.iterdir()) == []
@@ -207,11 +209,11 @@ def test_nothing_is_written_outside(far: Path, tmp_path: Path) -> None:
 
 def test_the_same_folder_there_is_left_alone(far: Path, project: Path) -> None:
     found = listing(project)
-    copy = Copy(str(project), "here", "nodea")
+    copy = FolderCopy(str(project), "here", "nodea")
     copy.compare({path: entry.row() for path, entry in found.entries.items()})
     assert copy.finish() == {"folder": str(project), "same": True, "removed": 0}
     (project / "train.py").write_text("another")
-    changed = Copy(str(project), "here", "nodea")
+    changed = FolderCopy(str(project), "here", "nodea")
     changed.compare({path: entry.row() for path, entry in found.entries.items()})
     assert not changed.is_same
 
@@ -222,7 +224,7 @@ def test_a_message_that_a_signal_cuts_goes_on(tmp_path: Path) -> None:
             return super().write(data[:7])
 
     said, (read, write) = Cut(), os.pipe()
-    agent = Agent(tmp_path, os.fdopen(read, "rb", buffering=0), said, {})  # type: ignore[arg-type]
+    agent = AgentClient(tmp_path, os.fdopen(read, "rb", buffering=0), said, {})  # type: ignore[arg-type]
     agent.tell("folder_piece", data="x" * 50)
     assert json.loads(said.getvalue()) == {"op": "folder_piece", "data": "x" * 50}
     os.close(write)

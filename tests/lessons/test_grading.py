@@ -635,7 +635,7 @@ def until(done: Callable[[], bool], seconds: float = 90.0) -> None:
 @pytest.mark.parametrize("room", [0, 10], ids=["for nothing", "for a part of a row"])
 def test_a_full_disk_loses_no_row(tmp_path: Path, room: int) -> None:
     book = gradebook.Book(tmp_path / "marks.csv")
-    rows = [gradebook.Row(f"learner {n}", "place_of", "yes", "a.py", "ok", "sha256:0") for n in range(4)]
+    rows = [gradebook.GradeRow(f"learner {n}", "place_of", "yes", "a.py", "ok", "sha256:0") for n in range(4)]
     book.add(rows[0])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "marks.csv").stat().st_size + room, before[1]))
@@ -663,7 +663,7 @@ def test_a_row_that_was_cut_through_is_not_resumed(tmp_path: Path) -> None:
     path = tmp_path / "marks.csv"
     book = gradebook.Book(path)
     for learner in ("ada", "bo"):
-        book.add(gradebook.Row(learner, "place_of", "yes", "a.py", "ok", "sha256:0"))
+        book.add(gradebook.GradeRow(learner, "place_of", "yes", "a.py", "ok", "sha256:0"))
     path.write_bytes(path.read_bytes()[:-3])
     assert [learner for learner, _, _ in gradebook.Book(path, resume=True).rows] == ["ada"]
 

@@ -10,7 +10,7 @@ from nbddp.lessons.l04_collectives.collectives import (
     COLLECTIVES,
     GATHER,
     REDUCE_SCATTER,
-    Cell,
+    TensorPiece,
     collective,
 )
 from nbddp.lessons.l04_collectives.figure import COLOURS
@@ -79,7 +79,7 @@ def test_collectives_on_symbols_are_torchs(pool: nbddp.Pool) -> None:
         assert [[_number(cell) for cell in row] for row in after] == [theirs[name] for theirs in real], name
 
 
-def _number(cell: Cell) -> int:
+def _number(cell: TensorPiece) -> int:
     """What torch has in a cell if rank r has 10 ** r, and p + 1 times as much as piece p."""
     times = 1 if cell.piece is None else cell.piece + 1
     return sum(times * 10**r for r in cell.ranks)

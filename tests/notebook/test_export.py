@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.capabilities.export.command import History, Ran
+from nbddp.capabilities.export.command import CellHistory, Ran
 from nbddp.capabilities.export.notebook_file import cells_of
-from nbddp.capabilities.export.program import Cell, program
+from nbddp.capabilities.export.program import ExportedCell, program
 from nbddp.capabilities.export.statements import indented
 from nbddp.errors import BadInput
 from nbddp.export import script
@@ -41,7 +41,7 @@ def test_indentation_leaves_strings_of_several_lines_as_they_are() -> None:
 
 def made(*bodies: str, lines: tuple[str, ...] = ()) -> str:
     lines = lines or ("",) * len(bodies)
-    cells = [Cell(f"In[{i}]", line, body) for i, (line, body) in enumerate(zip(lines, bodies, strict=True), 1)]
+    cells = [ExportedCell(f"In[{i}]", line, body) for i, (line, body) in enumerate(zip(lines, bodies, strict=True), 1)]
     return program(cells, "words")[0]
 
 
@@ -85,7 +85,7 @@ def test_what_depends_on_main_stays_there(body: str, main: list[str]) -> None:
 def test_without_a_formatter_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nbddp.capabilities.export import command
 
-    cells, line = [Cell("In[1]", "", "x = 1")], "torchrun a.py"
+    cells, line = [ExportedCell("In[1]", "", "x = 1")], "torchrun a.py"
     assert len(command.write(tmp_path / "a.py", cells, {}, line, False)) == 1
     monkeypatch.setattr(command.shutil, "which", lambda *args, **options: None)
     said = command.write(tmp_path / "b.py", cells, {}, line, False)
@@ -126,7 +126,7 @@ class Large:
 
 
 def test_a_push_that_runs_again_replaces_its_older_values_which_are_freed() -> None:
-    history, first, second = History(), Large(), Large()
+    history, first, second = CellHistory(), Large(), Large()
     watched = weakref.ref(first)
     history.add(Ran(1, None, pushed={"a": first, "b": 1}, where="P"))
     history.add(Ran(1, None, pushed={"c": 2}, where="P"))
@@ -160,7 +160,7 @@ def test_a_file_gives_its_cells_by_number_or_tag_and_pushed_literals() -> None:
     assert [c.body for c in cells_of(book, "n.ipynb", (5,), "")] == ["lr = 0.5\n", "b = 1"]
     assert [c.body for c in cells_of(book, "n.ipynb", None, "train")] == ["lr = 0.5\n", "a = lr"]
     timed = notebook(("\n%%time\n%%ddp -o x\n  a = 1", 1, []), ("%%bash\n%%ddp\nls", 2, []))
-    assert cells_of(timed, "n.ipynb", None, "") == [Cell("In[1]", "-o x", "  a = 1")]
+    assert cells_of(timed, "n.ipynb", None, "") == [ExportedCell("In[1]", "-o x", "  a = 1")]
     assert "\na = 1\n" in script(["%%time\n%%ddp -o x\n  a = 1", "%%bash\n%%ddp\nls"])
     with pytest.raises(BadInput, match=r"n.ipynb has no %%ddp cell In\[4\]"):
         cells_of(book, "n.ipynb", (4,), "")
@@ -186,7 +186,7 @@ def test_options_that_do_not_go_together_are_refused(line: str, words: str, tmp_
     pool = {"nnodes": 1, "nproc": 2, "gpus_per_proc": 0, "max_restarts": 0, "env": {}}
 
     def carry_out() -> None:
-        command.carry_out(parse_command(line).args, pool, History())
+        command.carry_out(parse_command(line).args, pool, CellHistory())
 
     with pytest.raises(BadInput) as e:
         carry_out()

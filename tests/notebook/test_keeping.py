@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from nbddp.agent import runtime_dir
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.warm import client as warm_client
 from nbddp.capabilities.warm import fingerprint, server
-from nbddp.capabilities.warm.client import Waiting
+from nbddp.capabilities.warm.client import WaitingProcess
 from nbddp.errors import AgentFailed, BadInput
 from nbddp.launch import options
 from nbddp.notebook import terminal
@@ -49,36 +49,36 @@ def _runtime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def warm() -> Waiting:
+def warm() -> WaitingProcess:
     """A warm process that waits, the last test's if it has left it."""
     for left in warm_client.waiting()[1:]:
         left.end()
     if not warm_client.waiting():
-        agent = Agent.launch(os.environ)
+        agent = AgentClient.launch(os.environ)
         agent.wait_warm()
         agent.keep(600)
         agent.close()
     return only()
 
 
-def taken(env: Mapping[str, str] = os.environ) -> Agent:
-    agent = Agent.launch(env, asked(env))
+def taken(env: Mapping[str, str] = os.environ) -> AgentClient:
+    agent = AgentClient.launch(env, asked(env))
     assert agent.process is None
     agent.wait_warm()
     return agent
 
 
-def only() -> Waiting:
+def only() -> WaitingProcess:
     until(lambda: len(warm_client.waiting()) == 1)
     return warm_client.waiting()[0]
 
 
-def over(one: Waiting) -> bool:
+def over(one: WaitingProcess) -> bool:
     return not one.identity.alive() and not one.place.exists()
 
 
-def asked(env: Mapping[str, str] = os.environ) -> warm_client.Asked:
-    found = Agent.ask(env)
+def asked(env: Mapping[str, str] = os.environ) -> warm_client.AskedProcess:
+    found = AgentClient.ask(env)
     assert found is not None
     return found
 
@@ -165,7 +165,7 @@ def test_nothing_is_kept_unasked_nor_before_it_is_warm(kernel: Kernel) -> None:
 # -- one owner -----------------------------------------------------------------------------------
 
 
-def test_of_two_kernels_one_takes_it(warm: Waiting) -> None:
+def test_of_two_kernels_one_takes_it(warm: WaitingProcess) -> None:
     stopped = psutil.Process(warm.identity.pid)
     stopped.suspend()  # it could be the first one's before the second asks
     first, second = asked(), asked()
@@ -174,12 +174,12 @@ def test_of_two_kernels_one_takes_it(warm: Waiting) -> None:
     assert connection is not None
     assert second.answer() is None
     assert not second.home.exists()
-    assert Agent.ask(os.environ) is None
+    assert AgentClient.ask(os.environ) is None
     connection.close()  # its owner's end, although the process goes on
     assert only().identity != warm.identity
 
 
-def test_the_next_owner_has_a_folder_and_a_log_of_its_own(warm: Waiting) -> None:
+def test_the_next_owner_has_a_folder_and_a_log_of_its_own(warm: WaitingProcess) -> None:
     agent = taken({**os.environ, "JPY_PARENT_PID": "7"})
     try:
         assert agent.wait_warm()["unkept"] == ""
@@ -205,7 +205,7 @@ def test_it_serves_no_folder_but_a_pools_own(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "kept").exists()
 
 
-def test_another_user_is_refused(warm: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_user_is_refused(warm: WaitingProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """At both ends, although the folder lets them in."""
     if os.getuid() != 0:
         pytest.skip("only root may run a process of another user")
@@ -232,7 +232,9 @@ except (ConnectionResetError, BrokenPipeError):  # closed, before or after it ha
             path.chmod(mode)
     assert done.stdout.strip() == "b''", done.stderr
     assert warm.identity.alive()
-    assert Waiting(warm.place, {**warm.facts, "pid": os.getpid()}).connect() is None, "another process listens there"
+    assert WaitingProcess(warm.place, {**warm.facts, "pid": os.getpid()}).connect() is None, (
+        "another process listens there"
+    )
     monkeypatch.setattr(os, "getuid", lambda: NOBODY)
     assert warm.connect() is None, "another user's process listens there"
 
@@ -277,13 +279,13 @@ def with_unknown(path: Path) -> Callable[[], object]:
 
 @pytest.mark.parametrize("change", [in_folder, with_mask, with_limit, with_fewer_cores, with_path, with_unknown])
 def test_who_could_not_have_started_it_does_not_get_it(
-    warm: Waiting, change: Callable[[Path], Callable[[], object]], tmp_path: Path
+    warm: WaitingProcess, change: Callable[[Path], Callable[[], object]], tmp_path: Path
 ) -> None:
     if change is with_fewer_cores and len(os.sched_getaffinity(0)) == 1:
         pytest.skip("this machine has one core")
     undo = change(tmp_path)
     try:
-        assert Agent.ask(os.environ) is None
+        assert AgentClient.ask(os.environ) is None
     finally:
         undo()
     assert warm.identity.alive(), "others may use it"
@@ -298,14 +300,14 @@ def test_variables_of_a_front_end_do_not_matter() -> None:
 COPIED = """
 import os, psutil, time
 from pathlib import Path
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.warm import fingerprint, client as warm_client
 
 def used(home):  # by the agent, or the process that it has become
     return any(str(home) in (p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
 
 library = Path(os.environ["PYTHONPATH"], "sitecustomize.py")
-agent = Agent.launch(os.environ); agent.wait_warm(); agent.keep(60); agent.request("status")
+agent = AgentClient.launch(os.environ); agent.wait_warm(); agent.keep(60); agent.request("status")
 library.write_text("x = 2")
 agent.close()
 end = time.monotonic() + 20
@@ -316,7 +318,7 @@ while used(agent.home):
 while time.time() < library.stat().st_ctime + 0.2:  # what is younger than the process is in doubt
     time.sleep(0.01)
 
-agent = Agent.launch(os.environ); agent.wait_warm(); agent.keep(60); agent.close()
+agent = AgentClient.launch(os.environ); agent.wait_warm(); agent.keep(60); agent.close()
 end = time.monotonic() + 20
 while not warm_client.waiting():
     assert time.monotonic() < end, "not kept"
@@ -324,7 +326,7 @@ while not warm_client.waiting():
 one = warm_client.waiting()[0]
 changed = Path(fingerprint.ROOT, "errors.py")
 changed.write_text(changed.read_text() + "# more")
-assert Agent.ask(os.environ) is None
+assert AgentClient.ask(os.environ) is None
 assert not warm_client.waiting() and not one.identity.alive(), "ended: nobody can use it"
 """
 
@@ -405,19 +407,19 @@ def test_what_does_not_concern_it_may_change(package: Path) -> None:
 # -- its end ---------------------------------------------------------------------------------------
 
 
-def test_it_ends_when_its_time_is_over(warm: Waiting) -> None:
+def test_it_ends_when_its_time_is_over(warm: WaitingProcess) -> None:
     agent = taken()
     agent.keep(0.2)
     agent.close()
     until(lambda: not warm_client.waiting() and not list(server.folder().iterdir()))
-    assert Agent.ask(os.environ) is None
+    assert AgentClient.ask(os.environ) is None
 
 
 @pytest.mark.more
-def test_it_ends_by_sigterm_and_off_ends_it_with_its_owner(warm: Waiting) -> None:
+def test_it_ends_by_sigterm_and_off_ends_it_with_its_owner(warm: WaitingProcess) -> None:
     os.kill(warm.identity.pid, signal.SIGTERM)
     until(lambda: over(warm))
-    agent = Agent.launch(os.environ)
+    agent = AgentClient.launch(os.environ)
     agent.wait_warm()
     agent.keep(600)
     agent.keep(0)
@@ -425,7 +427,7 @@ def test_it_ends_by_sigterm_and_off_ends_it_with_its_owner(warm: Waiting) -> Non
     assert warm_client.waiting() == []
 
 
-def test_one_that_is_killed_leaves_nothing_in_the_way(warm: Waiting) -> None:
+def test_one_that_is_killed_leaves_nothing_in_the_way(warm: WaitingProcess) -> None:
     """While it waits, and between question and answer: whoever asked starts its own."""
     psutil.Process(warm.identity.pid).suspend()
     question = asked()
@@ -435,11 +437,11 @@ def test_one_that_is_killed_leaves_nothing_in_the_way(warm: Waiting) -> None:
     assert runtime_dir.socket_of(warm.place).exists(), "a socket at which nobody answers"
     assert warm.connect() is None
     until(lambda: not warm.identity.alive())
-    assert Agent.ask(os.environ) is None
+    assert AgentClient.ask(os.environ) is None
     assert over(warm)
 
 
-def test_the_terminal_lists_and_ends_it(warm: Waiting, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_lists_and_ends_it(warm: WaitingProcess, capsys: pytest.CaptureFixture[str]) -> None:
     assert terminal.main(["status"]) == 0
     line = capsys.readouterr().out
     assert line.startswith(f"warm process {warm.name} · waits for a kernel in {os.getcwd()} · ")

@@ -52,9 +52,9 @@ class Pool:
         return cell
 
     def states(self) -> str:
-        from nbddp.agent.client import Agent
+        from nbddp.agent.client import AgentClient
 
-        agent = Agent.connect(self.home)
+        agent = AgentClient.connect(self.home)
         try:
             return str(agent.request("status"))
         finally:

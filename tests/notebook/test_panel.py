@@ -16,7 +16,7 @@ import pytest
 
 from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel import state as panel_state
-from nbddp.capabilities.panel.plan import Plan
+from nbddp.capabilities.panel.plan import PanelPlan
 from nbddp.capabilities.panel.state import State
 from nbddp.output.progress import STAGES
 from tests.kernels import Kernel, loaded
@@ -25,8 +25,8 @@ from tests.unit.test_panel import CPU
 REDRAWN = 0.2  # seconds
 
 
-@pytest.mark.parametrize("plan", [Plan(8, nnodes=128), Plan(64)])
-def test_the_layout_redraws_in_time(plan: Plan) -> None:
+@pytest.mark.parametrize("plan", [PanelPlan(8, nnodes=128), PanelPlan(64)])
+def test_the_layout_redraws_in_time(plan: PanelPlan) -> None:
     state = panel_state.known(State(plan=replace(plan, nproc=1)), CPU)
     began = time.process_time()
     state = panel_state.moved(state, "nproc", plan.nproc)
@@ -56,7 +56,7 @@ class Balanced(HTMLParser):
 
 
 def test_what_users_type_is_text_on_the_page() -> None:
-    state = panel_state.known(State(plan=Plan(hosts="<b>&\"'")), CPU)
+    state = panel_state.known(State(plan=PanelPlan(hosts="<b>&\"'")), CPU)
     refused = page.start(panel_state.failed(state, "<i>", ["<u>"]))
     for shown in (
         page.layout(state.considered),

@@ -11,7 +11,7 @@ import pytest
 from nbddp.capabilities.debugger.transcript import MOST, PROMPT, Debugged
 from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel import state as panel_state
-from nbddp.capabilities.panel.rows import Look, doing_of
+from nbddp.capabilities.panel.rows import SeenRanks, doing_of
 from nbddp.capabilities.panel.state import State
 from nbddp.errors import RankStatus
 from nbddp.execution import deadlock
@@ -39,7 +39,7 @@ def test_a_rank_that_is_stopped_is_at_work_and_no_deadlock_holds_who_waits_for_i
     assert (all_of[0].state, all_of[0].where) == (RankStatus.RUNNING, "cell line 4, stopped by breakpoint()")
     assert all_of[1].state == RankStatus.BLOCKED
     assert deadlock.diagnose(all_of) is None
-    look = Look(frozenset({0, 1}), "Cell In[3]", frozenset({0, 1}), all_of)
+    look = SeenRanks(frozenset({0, 1}), "Cell In[3]", frozenset({0, 1}), all_of)
     assert doing_of(0, look) == ("stopped", "cell line 4, stopped by breakpoint()")
 
 

@@ -13,7 +13,7 @@ from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.output import ALL, Output
 from nbddp.capabilities.panel.rows import Rank
-from nbddp.capabilities.panel.state import Model, State
+from nbddp.capabilities.panel.state import PanelModel, State
 from nbddp.capabilities.panel.view import View
 from tests.kernels import Kernel, loaded
 from tests.notebook.test_panel import asked, until
@@ -26,7 +26,7 @@ class Behind:
 
     def __init__(self, state: State):
         self.errors: list[Exception] = []
-        self.model = Model(state, self.errors.append)
+        self.model = PanelModel(state, self.errors.append)
 
     def open(self, view: Any) -> Any:
         return self.model.watch(view)

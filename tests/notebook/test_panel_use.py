@@ -20,7 +20,7 @@ from nbddp.capabilities.panel import on_agent, page, poll
 from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.on_agent import Gpus
 from nbddp.capabilities.panel.poll import MEMORY_EVERY, Uses
-from nbddp.capabilities.panel.rows import Look, rows
+from nbddp.capabilities.panel.rows import SeenRanks, rows
 from nbddp.capabilities.panel.state import State
 from nbddp.errors import AgentFailed
 from nbddp.launch.machine import Device, Node
@@ -79,7 +79,7 @@ def test_a_worker_is_found_once_and_tells_nothing_once_it_has_ended(monkeypatch:
     looked: list[int] = []
     monkeypatch.setattr(on_agent, "Identity", type("Counting", (Identity,), {
         "process": lambda self: looked.append(self.pid) or Identity.process(self)}))  # fmt: skip
-    workers = on_agent.Workers()
+    workers = on_agent.WorkerPids()
     children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
 
     def of(child: subprocess.Popen[bytes]) -> Any:
@@ -182,7 +182,7 @@ def pool_of(hosts: Sequence[Host]) -> Any:
 
 def strip(uses: Uses, placed: Topology) -> list[list[str]]:
     """Memory, CPU and GPU of each row, as a reader sees them."""
-    found = rows(placed, Look(frozenset(range(placed.world_size))), uses.before, uses.now, {})
+    found = rows(placed, SeenRanks(frozenset(range(placed.world_size))), uses.before, uses.now, {})
     shown = page.strip(panel_state.seen(State(placed=placed), found, "", 0))
     Balanced(shown)
     cells = [row.split('class="number">')[2:] for row in shown.split("<tr>")[2:]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.output.progress import Share
+from nbddp.output.progress import Progress
 from nbddp.output.screens import Notebook, Terminal, bar_of
 from tests.kernels import Kernel, Shown
 
@@ -38,8 +38,8 @@ def progress(shown: Shown) -> list[dict[str, Any]]:
 
 
 def test_a_bar_is_as_full_as_its_share_and_labelled_with_its_words() -> None:
-    assert 'max="9" value="3"' in bar_of(Share("all_reduce of 64 KiB", 3, 9))
-    assert "all_reduce of 64 KiB (3 of 9) …" in bar_of(Share("all_reduce of 64 KiB", 3, 9))
+    assert 'max="9" value="3"' in bar_of(Progress("all_reduce of 64 KiB", 3, 9))
+    assert "all_reduce of 64 KiB (3 of 9) …" in bar_of(Progress("all_reduce of 64 KiB", 3, 9))
     assert re.search(
         r"<label [^>]*><progress style=[^>]*></progress><span>nbddp: a &lt;b&gt; …</span></label>", bar_of("a <b>")
     )

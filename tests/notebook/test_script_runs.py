@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.capabilities.scripts.logs import Logs
+from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import BadInput, WorkerFailed
 from nbddp.output.screens import Silent
 from tests import warm
@@ -194,7 +194,7 @@ def test_a_cells_output_goes_where_torchrun_would_put_it(shared: Kernel, tmp_pat
 
 
 def test_restarted_cells_have_a_folder_for_each_attempt_and_nodes_have_their_own(tmp_path: Path) -> None:
-    logs = Logs(folder=str(tmp_path), redirects={None: frozenset({"stdout"})})
+    logs = LogOptions(folder=str(tmp_path), redirects={None: frozenset({"stdout"})})
     (tmp_path / "again.py").write_text(
         "import os, sys\nprint(os.environ['GROUP_RANK'], os.environ['LOCAL_RANK'])\n"
         "sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"

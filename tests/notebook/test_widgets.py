@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from ipywidgets.embed import dependency_state
 
-from nbddp.capabilities.widgets.state import VIEW, Model, Widgets, apart
+from nbddp.capabilities.widgets.state import VIEW, WidgetModel, Widgets, apart
 from tests.kernels import Kernel, Shown
 
 BAR = """%%ddp --ranks 0,1
@@ -104,7 +104,7 @@ def test_bytes_in_a_state_travel_as_buffers() -> None:
     store = Widgets()
     data = {"state": left, "buffer_paths": paths}
     store.take(0, "comm_open", {"comm_id": "a", "target_name": "jupyter.widget", "data": data}, buffers)
-    seen: list[Model] = []
+    seen: list[WidgetModel] = []
 
     class Made:
         def close(self) -> None: ...

@@ -18,8 +18,8 @@ from nbddp.capabilities.memory.history import (
     BEFORE,
     CUDA,
     HEAP,
-    Mark,
     Phase,
+    PhaseMark,
     Place,
     from_samples,
     from_snapshot,
@@ -112,12 +112,12 @@ def test_on_a_gpu_the_history_is_the_allocators(monkeypatch: pytest.MonkeyPatch)
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory", memory)
-    own, recorder = on_rank_timeline.Allocations(), Recorder()
+    own, recorder = on_rank_timeline.AllocationRecorder(), Recorder()
     own.begin(7, 3, recorder, {"cell": "Cell In[3]"})
     own._shift = own._began - 1_000_000  # the snapshot's first microsecond is the cell's
     for at, mark in ((1005, "forward"), (1025, "backward")):
         own._marks += [
-            Mark(mark, begins, 0, 1, own._shift + 1000 * (at + 15 * (not begins))) for begins in (True, False)
+            PhaseMark(mark, begins, 0, 1, own._shift + 1000 * (at + 15 * (not begins))) for begins in (True, False)
         ]
     own.stop()
     assert recorder.heard is None
@@ -135,7 +135,7 @@ def test_an_allocator_without_a_history_is_the_reason_that_is_said(monkeypatch: 
         raise RuntimeError("this torch keeps no history of GPU memory")
 
     monkeypatch.setattr(torch_compat, "begin_memory_history", refuses)
-    own = on_rank_timeline.Allocations()
+    own = on_rank_timeline.AllocationRecorder()
     own.begin(1, 1, Recorder(), {})
     own.stop()
     summary = own.summary()
@@ -143,9 +143,9 @@ def test_an_allocator_without_a_history_is_the_reason_that_is_said(monkeypatch: 
     assert summary["why"] == "this torch keeps no history of GPU memory"
 
 
-def marks(*some: tuple[str, int, int]) -> list[Mark]:
+def marks(*some: tuple[str, int, int]) -> list[PhaseMark]:
     """(phase, step, when): each lasts 5."""
-    return [Mark(p, begins, n, 1, at + 5 * (not begins)) for p, n, at in some for begins in (True, False)]
+    return [PhaseMark(p, begins, n, 1, at + 5 * (not begins)) for p, n, at in some for begins in (True, False)]
 
 
 def test_steps_are_those_of_ddp_or_else_the_optimizers() -> None:

@@ -115,7 +115,7 @@ def test_the_copy_tells_how_much_it_has_no_more(tmp_path_factory: pytest.TempPat
     base = str(tmp_path_factory.mktemp("kept") / "worker-0")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(output_spool, "HALF", 64)
-        copy = output_spool.Copy(spool_files.path(base, "stdout"))
+        copy = output_spool.StreamCopy(spool_files.path(base, "stdout"))
         for text in texts:
             copy.write(text)
     whole = "".join(texts).encode("utf-8", "replace").decode()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.agent.last_error import cause
 from nbddp.errors import AgentFailed
 from tests import places
@@ -69,7 +69,7 @@ def test_an_agent_that_does_not_start_names_the_file_that_hides_a_module(
 ) -> None:
     (tmp_path / "random.py").write_text("x = 1")
     monkeypatch.chdir(tmp_path)
-    agent = Agent.launch(os.environ)
+    agent = AgentClient.launch(os.environ)
     with pytest.raises(
         AgentFailed, match=f"ImportError: .*; rename {tmp_path}/random.py, which hides the module random"
     ):
@@ -81,7 +81,7 @@ def test_an_agent_without_room_for_its_log_says_so(tmp_path: Path, monkeypatch: 
     ours, theirs = socket.socketpair()
     theirs.close()
     (tmp_path / "agent.log").touch()
-    agent = Agent.at(ours, tmp_path, {}, {}, owned=False)
+    agent = AgentClient.at(ours, tmp_path, {}, {}, owned=False)
     assert agent.last_words() == "it left no message"
     monkeypatch.setattr("nbddp.agent.client.ROOM", 1 << 60)
     assert agent.last_words().startswith(

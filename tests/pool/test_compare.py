@@ -14,7 +14,7 @@ import nbddp
 from nbddp.capabilities.compare import command as compare_command
 from nbddp.capabilities.compare import on_rank as compare_on_rank
 from nbddp.capabilities.compare.exchange import Wanted, pieces, within
-from nbddp.capabilities.compare.replicas import Compared, Held, Leaf
+from nbddp.capabilities.compare.replicas import Compared, HeldValue, Leaf
 from nbddp.output.screens import Silent
 from tests import warm
 from tests.kernels import Kernel
@@ -356,7 +356,9 @@ def test_what_is_measured_fits_the_limit(some: list[int], limit: int) -> None:
 @given(st.dictionaries(st.integers(0, 7), st.lists(st.sampled_from("xy"), min_size=3, max_size=3), min_size=1))
 def test_equal_is_that_all_digests_are(digests: dict[int, list[str]]) -> None:
     held = {
-        r: Held("list", {f"[{i}]": Leaf(f"[{i}]", "tensor", "float32", (1,), d, norm=0.0) for i, d in enumerate(some)})
+        r: HeldValue(
+            "list", {f"[{i}]": Leaf(f"[{i}]", "tensor", "float32", (1,), d, norm=0.0) for i, d in enumerate(some)}
+        )
         for r, some in digests.items()
     }
     c = Compared("x", held)

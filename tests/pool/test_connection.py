@@ -18,7 +18,7 @@ from zmq.eventloop.zmqstream import ZMQStream
 
 import nbddp
 from nbddp.compat import ipyparallel
-from nbddp.execution.execution import OUTCOME, Run
+from nbddp.execution.execution import OUTCOME, Execution
 from nbddp.output.screens import Silent
 from nbddp.pool import connection
 from nbddp.pool.rpc import Wire
@@ -279,15 +279,15 @@ def test_cell_goes_on_while_its_client_is_lost(pool: nbddp.Pool) -> None:
 
 
 def test_outcome_that_did_not_arrive_is_sent_again(pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    hear, lost = Run.hear, []
+    hear, lost = Execution.hear, []
 
-    def lossy(run: Run, rank: int, message: dict[str, Any]) -> None:
+    def lossy(run: Execution, rank: int, message: dict[str, Any]) -> None:
         if message["header"]["msg_type"] == OUTCOME and rank not in lost:
             lost.append(rank)
         else:
             hear(run, rank, message)
 
-    monkeypatch.setattr(Run, "hear", lossy)
+    monkeypatch.setattr(Execution, "hear", lossy)
     kept(pool)
     assert sorted(lost) == [0, 1]
 
@@ -295,16 +295,16 @@ def test_outcome_that_did_not_arrive_is_sent_again(pool: nbddp.Pool, monkeypatch
 def test_outcome_too_large_to_be_kept_is_an_error_and_no_hang(
     pool: nbddp.Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hear, lost = Run.hear, []
+    hear, lost = Execution.hear, []
 
-    def lossy(run: Run, rank: int, message: dict[str, Any]) -> None:
+    def lossy(run: Execution, rank: int, message: dict[str, Any]) -> None:
         if rank == 1 and message["header"]["msg_type"] == OUTCOME and not lost:
             lost.append(rank)
         else:
             hear(run, rank, message)
 
     pool.run_cell("import nbddp.worker.kernel as k\nk.REPEATED = 1000", screen=Silent())
-    monkeypatch.setattr(Run, "hear", lossy)
+    monkeypatch.setattr(Execution, "hear", lossy)
     with pytest.raises(nbddp.WorkerFailed, match="too large to be sent again"):
         pool.run_cell("'x' * 2000", want_value=True, screen=Silent(), timeout=60)
     kept(pool)

@@ -138,7 +138,7 @@ def test_a_program_that_has_nccl_end_its_process_is_told(pool: nbddp.Pool, value
 
 
 def test_nothing_is_said_of_groups_without_nccl() -> None:
-    assert outcome.handling_note([outcome.Ended(0, "finished", 0.0, {})]) == ""
+    assert outcome.handling_note([outcome.RankExit(0, "finished", 0.0, {})]) == ""
 
 
 # -- GPUs and how a program finds its own ------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 from nbddp.worker import frames, threads
 from nbddp.worker import position as worker_position
-from nbddp.worker.frames import Frame
+from nbddp.worker.frames import SeenFrame
 
 DIED: list[int] = []
 
@@ -53,7 +53,7 @@ def beside(look: Any) -> Iterator[list[int]]:
         sys.setswitchinterval(before)
 
 
-def of_main() -> list[Frame]:
+def of_main() -> list[SeenFrame]:
     return frames.of(threading.main_thread().ident or 0)
 
 
@@ -147,10 +147,10 @@ def test_thread_that_has_moved_on_or_ended_gives_no_names() -> None:
     thread = threading.Thread(target=at_work)
     thread.start()
 
-    def place() -> Frame | None:
+    def place() -> SeenFrame | None:
         return next((f for f in frames.of(thread.ident or 0) if f.name == "at_work" and known), None)
 
-    def line_after(line: int) -> Frame:
+    def line_after(line: int) -> SeenFrame:
         while (found := place()) is None or found.line <= line:
             time.sleep(0.001)
         return found

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.execution.execution import Run
+from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import Silent
 from nbddp.pool.runs import Runs
@@ -91,7 +91,7 @@ def test_process_that_dies_after_its_rank_had_left_the_cell_is_told(
     two.run_cell("pass", screen=Silent())  # what an earlier test has left broken is ended
     ends = two.runs.end_groups
 
-    def end_groups(after: Run | None = None) -> dict[int, dict[str, object]]:
+    def end_groups(after: Execution | None = None) -> dict[int, dict[str, object]]:
         while late == "before" and two.workers[0].exit is None:
             time.sleep(0.01)
         return ends(after)

@@ -26,7 +26,7 @@ import pytest
 
 import nbddp
 from nbddp.agent import controller
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.agent.controller import ephemeral_ports
 from nbddp.errors import AgentFailed, PoolNotRunning, RankStatus
 from nbddp.launch.machine import Node
@@ -251,7 +251,7 @@ def test_a_listener_notes_what_is_no_message_and_goes_on(tmp_path: Path, monkeyp
     raised: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
     with theirs:
-        agent = Agent.at(ours, tmp_path, {}, {}, owned=False)
+        agent = AgentClient.at(ours, tmp_path, {}, {}, owned=False)
         agent.on_event(lambda event: event["kind"])
         theirs.sendall(b'hello\n[1]\n\xff\n{"ev": "odd"}\n{"ev": "warm", "kind": "", "missing": ""}\n')
         assert agent.wait_warm(10)

@@ -21,7 +21,7 @@ import pytest
 
 import nbddp
 from nbddp.agent import store_host
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.private import loopback, peer_check, sock_owner, store_proxy
 from nbddp.output.screens import Silent
 from tests import places
@@ -646,7 +646,7 @@ def test_nobody_listens_off_the_loopback(pool: nbddp.Pool, phase: str) -> None:
 
 
 def test_nobody_listens_off_the_loopback_before_the_first_cell_and_in_what_the_pool_does_itself() -> None:
-    agent = Agent.launch(os.environ)
+    agent = AgentClient.launch(os.environ)
     agent.wait_warm()
     with watched(agent.hello["pid"]) as found, nbddp.Pool(nproc=2, agent=agent) as pool:
         pool.bench("all_reduce", sizes=[1024], repeat=3, warmup=1)
@@ -735,7 +735,9 @@ def test_kernel_says_whose_a_connection_is_by_either_protocol() -> None:
                 assert not waiting.holds, "nobody has accepted it"
                 far = stack.enter_context(door.accept()[0])
                 owner = kernel.owner(there, here)
-                assert owner == sock_owner.Owner(os.geteuid(), os.fstat(far.fileno()).st_ino, sock_owner.ESTABLISHED)
+                assert owner == sock_owner.SocketOwner(
+                    os.geteuid(), os.fstat(far.fileno()).st_ino, sock_owner.ESTABLISHED
+                )
                 assert sock_owner.Family(os.getpid()).holders({owner.inode, 1}) == ({owner.inode: os.getpid()}, False)
                 near.close()
                 closed = kernel.owner(here, there)

@@ -18,7 +18,7 @@ from nbddp.compat import torch
 from nbddp.worker import failure, flight, position, threads
 from nbddp.worker.call_log import Note, Notes
 from nbddp.worker.process_groups import Groups
-from nbddp.worker.release import Copy, Release, Sockets, abort_nccl, python_sockets
+from nbddp.worker.release import BorrowedSocket, Release, Sockets, abort_nccl, python_sockets
 
 
 class FakeNccl(types.SimpleNamespace):
@@ -131,7 +131,7 @@ def test_a_socket_that_somebody_looks_at_is_shut_all_the_same() -> None:
         lower = os.open(os.devnull, os.O_RDONLY)
         with torchs.watch():
             number = socket.create_connection(door.getsockname()).detach()
-        with Copy(number) as higher:
+        with BorrowedSocket(number) as higher:
             assert higher.fileno() > number
             assert torchs.torchs() == [number]
         os.close(lower)
@@ -145,7 +145,7 @@ def test_nor_does_a_copy_under_a_lower_number_hide_it() -> None:
         with torchs.watch():
             number = socket.create_connection(door.getsockname()).detach()
         os.close(lower)
-        with Copy(number) as copy:
+        with BorrowedSocket(number) as copy:
             assert copy.fileno() < number
             assert len(torchs.torchs()) == 1
         assert torchs.shut() == 1

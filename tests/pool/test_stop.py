@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 import nbddp
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.errors import RunStopped, WorkerFailed
-from nbddp.execution.execution import OUTCOME, Run
+from nbddp.execution.execution import OUTCOME, Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import Silent
 from nbddp.pool import snapshot
@@ -344,7 +344,7 @@ class Interrupted(Silent):
 
     def __init__(self, order: str, logs: Path) -> None:
         self.order = list(order)
-        self.run = Run(self, {0: {}, 1: {}}, Request(timeout=60), number=1, logs=logs, screen=self)
+        self.run = Execution(self, {0: {}, 1: {}}, Request(timeout=60), number=1, logs=logs, screen=self)
 
     def refresh(self, *shown: Any) -> None:
         if self.order and self.run.events.empty():
@@ -430,7 +430,7 @@ def test_what_a_stopped_command_left_is_told(before: dict[str, Any], now: dict[s
 
 @pytest.mark.usefixtures("cold")
 def test_an_agent_that_still_imports_ends_at_once() -> None:
-    agent = Agent.launch(os.environ)
+    agent = AgentClient.launch(os.environ)
     agent.wait_until(lambda: bool(agent.hello), 30)
     agent.close()
     assert agent.warm is None

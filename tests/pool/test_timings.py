@@ -20,7 +20,7 @@ from nbddp.capabilities.timings import on_rank_gpu_clock
 from nbddp.capabilities.timings.figure import timings
 from nbddp.capabilities.timings.on_rank import RING, Recorder, _Notes
 from nbddp.capabilities.timings.on_rank import now as recorder_now
-from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, Mark
+from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, GpuMark
 from nbddp.capabilities.timings.on_rank_marks import StepMarks, names_of, told
 from nbddp.capabilities.timings.text import heading
 from nbddp.figures.figure import Shown
@@ -553,7 +553,7 @@ def test_what_gloo_moves_for_a_gpu_ends_on_the_host(gpu: Gpu) -> None:
 
 
 def test_a_step_that_is_captured_in_a_cuda_graph_is_not_recorded(gpu: Gpu) -> None:
-    sys.modules["torch"].Tensor = Mark  # type: ignore[attr-defined]  # what its inputs are not
+    sys.modules["torch"].Tensor = GpuMark  # type: ignore[attr-defined]  # what its inputs are not
     step = begun_step()
     model = types.SimpleNamespace(device="cuda:0", begin=lambda *_: step)
     recorder, group = Recorder(), types.SimpleNamespace(step=None, model=model)
@@ -563,7 +563,7 @@ def test_a_step_that_is_captured_in_a_cuda_graph_is_not_recorded(gpu: Gpu) -> No
     assert recorder._begins(ddp) is None
     gpu.capturing = False
     assert recorder._begins(ddp) == (group, step)
-    assert isinstance(step.entered, Mark)
+    assert isinstance(step.entered, GpuMark)
 
 
 def recording(ranks: int, steps: int) -> Recording:

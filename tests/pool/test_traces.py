@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.analysis.clocks import Clock
+from nbddp.analysis.clocks import ClockOffset
 from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.capabilities.trace.written import words, written
 from nbddp.launch import options
@@ -270,7 +270,7 @@ def test_clocks_and_shifts_bring_ranks_together() -> None:
     one = trace_of([span("c10d::allreduce_", 1000)], [reduce("a", 1, 1002)])
     called = [reduce("a", 1, 1_000_052)]
     two = trace_of([span("c10d::allreduce_", 50, pid=3)], called, base=10**9, shift=10**9 - 500_000, pid=3, node=1)
-    merged = merge({0: one, 1: two}, {0: Clock(), 1: Clock(600_000, 7)})
+    merged = merge({0: one, 1: two}, {0: ClockOffset(), 1: ClockOffset(600_000, 7)})
     (a,), (b,) = spans(merged, "c10d", 0), spans(merged, "c10d", 1)
     assert (a["ts"], b["ts"]) == (0, 150)
     assert (merged.joined, merged.residual) == (1, 7)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import nbddp
-from nbddp.agent.gather import Round, end_all
+from nbddp.agent.gather import AgentRequests, end_all
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.remote_client import FarAgent
 from nbddp.capabilities.hosts.transports import Template
@@ -118,7 +118,7 @@ def test_each_host_needs_room_for_its_own_workers_alone(pool: nbddp.Pool, monkey
 
 
 def test_what_a_node_has_started_is_known_where_it_cannot_start_all(tmp_path: Path) -> None:
-    class Answered(Round):
+    class Answered(AgentRequests):
         def answers(self) -> list[Any]:
             return [{"pid": 1, "started": 0.0}, AgentFailed("no room")]
 

@@ -17,7 +17,7 @@ from nbddp.capabilities.timings.command import own_gpus
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.topology import Topology
 from nbddp.launch.units import amount
-from nbddp.output.progress import Share
+from nbddp.output.progress import Progress
 
 
 @pytest.mark.parametrize(
@@ -78,5 +78,5 @@ def test_figure_says_itself(count: int) -> None:
 
 
 def test_bar_fills() -> None:
-    assert Share("x", 0, 4) == "░" * 24 + " 0/4  x"
-    assert Share("x", 3, 4) == "█" * 18 + "░" * 6 + " 3/4  x"
+    assert Progress("x", 0, 4) == "░" * 24 + " 0/4  x"
+    assert Progress("x", 3, 4) == "█" * 18 + "░" * 6 + " 3/4  x"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nbddp.grading import gradebook
-from nbddp.lessons.framework.rubric import Mark, line_of, lines_of, none_met
+from nbddp.lessons.framework.rubric import RubricItem, line_of, lines_of, none_met
 from nbddp.lessons.l18_capstone.figure import TOP
 from nbddp.lessons.l18_capstone.simulation import (
     ALONE,
@@ -20,14 +20,14 @@ from nbddp.lessons.l18_capstone.simulation import (
     RANKS,
     STEPS,
     WHOLE,
-    Training,
+    CapstoneTraining,
     away,
     training,
 )
 
 
 def test_a_rubric_is_one_line_and_comes_apart_again() -> None:
-    some = [Mark("this", 2), Mark("that", 3, "a | b")]
+    some = [RubricItem("this", 2), RubricItem("that", 3, "a | b")]
     assert line_of(some) == "2 of 5 points | ✓ 2/2 this | ✗ 0/3 that: a / b"
     assert lines_of(line_of(some)) == ["✓ 2/2 this", "✗ 0/3 that: a / b", "2 of 5 points"]
     assert line_of(some[:1]) == "ok"
@@ -36,7 +36,9 @@ def test_a_rubric_is_one_line_and_comes_apart_again() -> None:
 
 
 def test_marks_show_a_rubrics_sum_in_the_table() -> None:
-    row = gradebook.Row("bo", "capstone", "no", "bo.py", line_of([Mark("this", 2), Mark("that", 3, "it is not")]))
+    row = gradebook.GradeRow(
+        "bo", "capstone", "no", "bo.py", line_of([RubricItem("this", 2), RubricItem("that", 3, "it is not")])
+    )
     assert row.lines == ["✓ 2/2 this", "✗ 0/3 that: it is not", "2 of 5 points"]
     assert gradebook.rubrics([row]) == "bo, capstone: 2 of 5 points\n    ✓ 2/2 this\n    ✗ 0/3 that: it is not"
     assert gradebook.frequent([row]).rows[0][-1] == "2 of 5 points"
@@ -45,11 +47,11 @@ def test_marks_show_a_rubrics_sum_in_the_table() -> None:
 # -- the explorer ----------------------------------------------------------------------------
 
 
-def all_of(mistake: str, ranks: int = 4, fails: int = 35) -> Training:
+def all_of(mistake: str, ranks: int = 4, fails: int = 35) -> CapstoneTraining:
     return training(ranks, mistake, fails, 2 * STEPS)
 
 
-def unmet(made: Training) -> list[str]:
+def unmet(made: CapstoneTraining) -> list[str]:
     return [line.asks.partition(" to ")[0] for line in made.lines() if line.met is False]
 
 

@@ -14,26 +14,26 @@ from nbddp.launch import spec_merge
 from nbddp.launch.machine import Device, Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
-from nbddp.pool.change import Change, Layout, plan_change
+from nbddp.pool.change import Change, RankLayout, plan_change
 
 GPUS = Node(0, "h", tuple(Device(i, str(i), uuid=f"GPU-{i}") for i in range(4)), cores=8)
 CPU = Node(0, "h", cores=8)
 
 
-def on_cpu(n: int) -> Layout:
-    return Layout(Topology.plan([CPU], nproc=n), "all")
+def on_cpu(n: int) -> RankLayout:
+    return RankLayout(Topology.plan([CPU], nproc=n), "all")
 
 
-def on_gpus(n: int, visible: str = "all", each: int = 1) -> Layout:
-    return Layout(Topology.plan([GPUS], nproc=n, gpus_per_proc=each), visible)
+def on_gpus(n: int, visible: str = "all", each: int = 1) -> RankLayout:
+    return RankLayout(Topology.plan([GPUS], nproc=n, gpus_per_proc=each), visible)
 
 
-def on_hosts(each: int) -> Layout:
-    return Layout(Topology.plan([Node(0, "a"), Node(1, "b")], nproc=each, nnodes=2), "all")
+def on_hosts(each: int) -> RankLayout:
+    return RankLayout(Topology.plan([Node(0, "a"), Node(1, "b")], nproc=each, nnodes=2), "all")
 
 
-def simulated(nnodes: int) -> Layout:
-    return Layout(Topology.plan([CPU], nproc=1, nnodes=nnodes), "all")
+def simulated(nnodes: int) -> RankLayout:
+    return RankLayout(Topology.plan([CPU], nproc=1, nnodes=nnodes), "all")
 
 
 def all_of(n: int, *dead: int) -> dict[int, bool]:
@@ -42,7 +42,7 @@ def all_of(n: int, *dead: int) -> dict[int, bool]:
 
 GROWN = "pool grown from 2 to 4 workers; ranks 0–1 keep their names"
 SHRUNK = "pool shrunk from 4 to 2 workers; ranks 0–1 keep their names"
-TABLE: dict[str, tuple[Layout | None, Layout, dict[int, bool], bool, Change]] = {
+TABLE: dict[str, tuple[RankLayout | None, RankLayout, dict[int, bool], bool, Change]] = {
     "a first start": (None, on_cpu(2), {}, False, Change(start=(0, 1))),
     "nothing": (on_cpu(2), on_cpu(2), all_of(2), False, Change()),
     "grow": (on_cpu(2), on_cpu(4), all_of(2), False, Change(start=(2, 3), notes=(GROWN,))),
@@ -90,7 +90,9 @@ LAYOUTS = st.one_of(
 
 
 @given(LAYOUTS, LAYOUTS, st.data())
-def test_after_any_change_each_rank_has_one_living_process_on_its_devices(old: Layout, new: Layout, data: Any) -> None:
+def test_after_any_change_each_rank_has_one_living_process_on_its_devices(
+    old: RankLayout, new: RankLayout, data: Any
+) -> None:
     living = data.draw(st.dictionaries(st.integers(0, old.size - 1), st.booleans()))
     change = plan_change(old, new, living, data.draw(st.booleans()))
     stay = set(living) - set(change.end)

@@ -11,11 +11,11 @@ import pytest
 
 from nbddp.errors import RankStatus, RunHung
 from nbddp.execution.deadlock import diagnose, held, waiting_words, waits_for
-from nbddp.execution.execution import OUTCOME, Run
+from nbddp.execution.execution import OUTCOME, Execution
 from nbddp.execution.positions import ANY, Call, Channel, Position, position_of
 from nbddp.execution.watch import START_EACH, RankWatcher
 from nbddp.output.screens import Silent
-from nbddp.protocol.outcome import Ended
+from nbddp.protocol.outcome import RankExit
 from nbddp.protocol.request import Request
 
 
@@ -317,7 +317,7 @@ class Busy:
     """One rank that waits for another that has finished, and is too busy to answer when it is asked a second time."""
 
     def __init__(self) -> None:
-        self.run: Run
+        self.run: Execution
         self.asked: list[str] = []
 
     def send(self, rank: int, *what: Any) -> None:
@@ -346,7 +346,7 @@ class Busy:
 
 def test_a_deadlock_that_ended_the_run_is_told_though_a_rank_is_silent_in_the_last_look(tmp_path: Path) -> None:
     workers = Busy()
-    workers.run = Run(
+    workers.run = Execution(
         workers, {0: {}, 1: {}}, Request(hang_after=0.05, timeout=10), number=1, logs=tmp_path, screen=Silent()
     )
     workers.run.execute()
@@ -372,7 +372,7 @@ def test_a_deadlock_stands_from_the_first_look_on_and_until_a_rank_says_that_it_
 
         def repeat(self, ranks: Sequence[int], run: int) -> None: ...
 
-    ended = {1: Ended(1, RankStatus.FINISHED, 0.0)}
+    ended = {1: RankExit(1, RankStatus.FINISHED, 0.0)}
     watcher = RankWatcher(Asks(), [0, 1], ended, lambda *came: None, run=1, world_size=2, hang_after=5.0)
     idle = {"idle": True, "acts": [], "history": {}, "channels": []}
 
@@ -428,7 +428,7 @@ def test_after_a_failure_ranks_are_asked_when_all_can_have_begun() -> None:
         def repeat(self, ranks: Sequence[int], run: int) -> None: ...
 
     def waits(ranks: int) -> float:
-        ended = {0: Ended(0, RankStatus.FAILED, 0.0)}
+        ended = {0: RankExit(0, RankStatus.FAILED, 0.0)}
         come = range(ranks)
         watcher = RankWatcher(Asks(), come, ended, lambda *came: None, run=1, world_size=ranks, hang_after=5.0)
         watcher.begin(time.monotonic())

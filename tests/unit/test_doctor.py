@@ -7,10 +7,10 @@ import json
 from nbddp.capabilities.doctor import probe_runner
 from nbddp.capabilities.doctor.examination import examine
 from nbddp.capabilities.doctor.findings import Findings
-from nbddp.compat.probes import SEAMS, Verdict
+from nbddp.compat.probes import SEAMS, ProbeResult
 from nbddp.notebook.commands import complete_command, overview
 
-WORKING = {seam.key: Verdict(True, True) for seam in SEAMS}
+WORKING = {seam.key: ProbeResult(True, True) for seam in SEAMS}
 MACHINE = {"cores": 2, "memory": 24 << 30, "gpus": ["NVIDIA H100", "NVIDIA H100"]}
 
 
@@ -25,14 +25,16 @@ def test_trials_that_end_their_process_are_told_with_what_came_before() -> None:
     line = json.dumps({"seam": SEAMS[0].key, "present": True, "works": True, "why": ""})
     code = f"import os; print({line!r}, flush=True); os.abort()"
     found = examine(command=("-c", code))
-    assert found.verdicts == {SEAMS[0].key: Verdict(True, True)}
+    assert found.verdicts == {SEAMS[0].key: ProbeResult(True, True)}
     assert found.ended == f"the checks ended at {SEAMS[1].key}: the process was ended by SIGABRT"
     assert f"{len(SEAMS)} uses of internals: 1 work, 0 fail, {len(SEAMS) - 1} not tried" in str(found)
     assert "No module named nothing_here" in examine(command=("-m", "nothing_here")).ended
 
 
 def test_html_says_the_same() -> None:
-    shown = Findings({"torch": "<2>"}, MACHINE, {**WORKING, SEAMS[0].key: Verdict(False, False, "a < b")})._repr_html_()
+    shown = Findings(
+        {"torch": "<2>"}, MACHINE, {**WORKING, SEAMS[0].key: ProbeResult(False, False, "a < b")}
+    )._repr_html_()
     assert "torch &lt;2&gt;" in shown
     assert f"{SEAMS[0].library}: {SEAMS[0].key}: a &lt; b. Lost: {SEAMS[0].without}" in shown
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nbddp.capabilities.export.command import History, Ran
-from nbddp.capabilities.export.program import Cell, program
+from nbddp.capabilities.export.command import CellHistory, Ran
+from nbddp.capabilities.export.program import ExportedCell, program
 from nbddp.capabilities.export.statements import indented, python
 from nbddp.capabilities.export.values import code_of
 from nbddp.errors import BadInput
@@ -40,17 +40,17 @@ def test_what_is_no_python_is_refused_by_its_cell() -> None:
     with pytest.raises(BadInput, match=r"^cell In\[3\] is not Python that a script can have: .* at 'x ='$"):
         python("y = 1\nx = \n", "In[3]")
     with pytest.raises(BadInput, match=r"^cell In\[3\] cannot be part of a script: 'await' outside function; put it"):
-        program([Cell("In[3]", "", "await x()")], "")
+        program([ExportedCell("In[3]", "", "await x()")], "")
 
 
 def test_names_of_ipython_are_noted_unless_the_cells_set_them() -> None:
     def noted(body: str) -> list[str]:
-        return [note.partition(" is ")[0].strip("'") for note in program([Cell("In[1]", "", body)], "")[1]]
+        return [note.partition(" is ")[0].strip("'") for note in program([ExportedCell("In[1]", "", body)], "")[1]]
 
     assert noted("display(1); print(In[1], Out, _)") == ["display", "In", "Out", "_"]
     own = "from IPython.display import display\ndisplay(1)\nfor _ in range(3): print(_)\ndef f(In): return In"
     assert noted(own) == []
-    [said] = program([Cell("In[1]", "", "display(1)")], "")[1]
+    [said] = program([ExportedCell("In[1]", "", "display(1)")], "")[1]
     assert said == (
         "'display' is IPython's, and a script does not have it: write from IPython.display import display, or print, "
         "in the cell"
@@ -73,7 +73,7 @@ def test_values_are_literals_source_or_pickles(tmp_path: Path) -> None:
 
 
 def test_a_cell_that_ran_again_stands_where_it_ran_first() -> None:
-    history = History()
+    history = CellHistory()
     for ran in (
         Ran(1, "", "a = 1", where="A"), Ran(2, "", "b = 1", where="B"), Ran(3, "", "a = 2", where="A"),
         Ran(4, "", "c = 1"), Ran(5, "", "c = 1"), Ran(6, "", "bad", ok=False),
@@ -87,7 +87,7 @@ def test_a_cell_that_ran_again_stands_where_it_ran_first() -> None:
 
 def test_a_cell_takes_its_place_without_a_look_at_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or each cell of a long session would take longer than the one before."""
-    history = History()
+    history = CellHistory()
     for n in range(3):
         history.add(Ran(n, "", f"a = {n}"))
         history.add(Ran(n, None, pushed={f"v{n}": n}))
@@ -98,7 +98,7 @@ def test_a_cell_takes_its_place_without_a_look_at_those_before(monkeypatch: pyte
 
 
 def test_without_the_front_ends_name_of_a_cell_a_push_is_known_by_its_names_and_ranks() -> None:
-    history = History()
+    history = CellHistory()
     for n, value in enumerate((1, 2), 1):
         history.add(Ran(n, None, pushed={"a": value}))
         history.add(Ran(n, None, pushed={"a": -value}, ranks=(0,)))

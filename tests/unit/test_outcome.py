@@ -12,7 +12,7 @@ from nbddp.errors import Cause, Frame, Left, Raised, Waiting, WorkerFailed
 from nbddp.execution import report
 from nbddp.execution.blame import blame, leaver, lost_connection
 from nbddp.execution.result import Ending
-from nbddp.protocol.outcome import DIED, FAILED, TABLE, Ended, note, process, said, verdict
+from nbddp.protocol.outcome import DIED, FAILED, TABLE, RankExit, note, process, said, verdict
 from nbddp.worker import exit_info, failure
 
 SAID = ("end", "exit 0", "exit", "raised", "interrupt")
@@ -56,8 +56,8 @@ def test_a_process_that_ends_well_is_a_success_of_a_program_alone() -> None:
     assert verdict("", "exit 0", "", "request") == "died"
     assert [process(c) for c in (0, 3, -15, None)] == ["exit 0", "exit", "signal", "lost"]
     assert [said(c) for c in ({"left": "exit", "exit": 0}, {"left": "exit", "exit": 1}, {})] == ["exit 0", "exit", ""]
-    assert note([Ended(0, "finished", 0)]) == ""
-    assert note([Ended(1, "ended", 0), Ended(0, "finished", 0)]) == (
+    assert note([RankExit(0, "finished", 0)]) == ""
+    assert note([RankExit(1, "ended", 0), RankExit(0, "finished", 0)]) == (
         "rank 1 ended its process with exit code 0; names on it are gone, and the next cell starts a new, empty one"
     )
 
@@ -82,26 +82,26 @@ def chain(kind: str, message: str, line: int) -> list[dict[str, Any]]:
     return [{"type": kind, "message": message, "notes": [], "relation": "", "frames": frames}]
 
 
-def lost(rank: int, at: float, when: int, message: str = LOST, group: str = "0") -> Ended:
+def lost(rank: int, at: float, when: int, message: str = LOST, group: str = "0") -> RankExit:
     call = {"op": "all_reduce", "kind": "collective", "group": group, "sequence": 3}
-    return Ended(rank, "failed", at, {"chain": chain("RuntimeError", message, 5), "at": when, "call": call})
+    return RankExit(rank, "failed", at, {"chain": chain("RuntimeError", message, 5), "at": when, "call": call})
 
 
-def left(rank: int, when: int, status: str = "finished", group: str = "", inits: int = 1) -> Ended:
+def left(rank: int, when: int, status: str = "finished", group: str = "", inits: int = 1) -> RankExit:
     departure = {"group": group, "place": ["Cell In[3]", 7, "<module>"], "at": when, "inits": inits}
-    return Ended(rank, status, 1.0, {"departures": [departure], "at": when + 1})
+    return RankExit(rank, status, 1.0, {"departures": [departure], "at": when + 1})
 
 
-def named(*ended: Ended) -> tuple[int, str]:
+def named(*ended: RankExit) -> tuple[int, str]:
     found = blame({e.rank: e for e in ended})
     assert found is not None
     return found.ended.rank, found.left.how if found.left else found.ended.status
 
 
 def test_an_error_of_its_own_comes_before_a_lost_connection_that_was_heard_earlier() -> None:
-    own = Ended(1, "failed", 2.0, {"chain": chain("ValueError", "real", 8)})
+    own = RankExit(1, "failed", 2.0, {"chain": chain("ValueError", "real", 8)})
     assert named(lost(0, 1.0, 100), own) == (1, "failed")
-    assert named(lost(0, 1.0, 100), left(1, 50), Ended(2, "failed", 2.0, own.content)) == (2, "failed")
+    assert named(lost(0, 1.0, 100), left(1, 50), RankExit(2, "failed", 2.0, own.content)) == (2, "failed")
 
 
 def test_the_rank_that_left_is_named_and_not_those_that_left_because_of_it() -> None:
@@ -134,27 +134,27 @@ def test_a_group_that_the_call_was_not_in_is_no_departure() -> None:
 
 
 def test_a_process_that_ended_is_a_departure_though_it_is_heard_of_later() -> None:
-    gone = Ended(1, "ended", 1.1, code=0, gone_ns=100 + 20_000_000)
+    gone = RankExit(1, "ended", 1.1, code=0, gone_ns=100 + 20_000_000)
     assert named(lost(0, 1.0, 100), gone) == (1, "ended")
-    killed = Ended(2, "finished", 0.5, {}, code=-15, gone_ns=50)
+    killed = RankExit(2, "finished", 0.5, {}, code=-15, gone_ns=50)
     assert named(lost(0, 1.0, 100), killed, gone) == (2, "ended")
 
 
 def test_without_a_departure_the_first_lost_connection_is_named() -> None:
-    assert named(lost(1, 1.0, 100), lost(0, 1.01, 101), Ended(2, "finished", 1.0)) == (0, "failed")
-    assert blame({0: Ended(0, "finished", 1.0), 1: Ended(1, "interrupted", 1.0)}) is None
+    assert named(lost(1, 1.0, 100), lost(0, 1.01, 101), RankExit(2, "finished", 1.0)) == (0, "failed")
+    assert blame({0: RankExit(0, "finished", 1.0), 1: RankExit(1, "interrupted", 1.0)}) is None
 
 
 def test_a_death_comes_before_an_error_at_about_the_same_time() -> None:
-    assert named(lost(0, 1.0, 100), Ended(1, "died", 1.2, code=-9)) == (1, "died")
-    own = Ended(0, "failed", 1.0, {"chain": chain("ValueError", "x", 1)})
-    assert named(own, Ended(1, "died", 1.2, code=-9)) == (1, "died")
+    assert named(lost(0, 1.0, 100), RankExit(1, "died", 1.2, code=-9)) == (1, "died")
+    own = RankExit(0, "failed", 1.0, {"chain": chain("ValueError", "x", 1)})
+    assert named(own, RankExit(1, "died", 1.2, code=-9)) == (1, "died")
 
 
 @pytest.mark.parametrize("message", [LOST, RESET, "writev [127.0.0.1]:4: Broken pipe"])
 def test_what_a_lost_connection_looks_like(message: str) -> None:
     assert lost_connection(lost(0, 1.0, 1, message))
-    assert not lost_connection(Ended(0, "failed", 1.0, {"chain": chain("ValueError", message, 1)}))
+    assert not lost_connection(RankExit(0, "failed", 1.0, {"chain": chain("ValueError", message, 1)}))
 
 
 # -- words ------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class Taken:
     ("code", "told"), [(-signal.SIGTERM, True), (-signal.SIGKILL, True), (-signal.SIGSEGV, False), (1, False)]
 )
 def test_a_signal_of_the_scheduler_is_told_apart_from_others(code: int, told: bool) -> None:
-    died = Ended(0, DIED, 0.0, content={"code": code})
+    died = RankExit(0, DIED, 0.0, content={"code": code})
     died.code = code
     error = Ending(Taken(), {0: died}).error()
     assert error is not None
@@ -333,7 +333,7 @@ def test_a_signal_of_the_scheduler_is_told_apart_from_others(code: int, told: bo
 
 def test_while_ranks_are_still_at_work_no_scheduler_is_asked_why_one_died() -> None:
     """It may take seconds, in which nobody is freed; the report asks."""
-    died = Ended(0, DIED, 0.0, content={"code": -signal.SIGTERM})
+    died = RankExit(0, DIED, 0.0, content={"code": -signal.SIGTERM})
     died.code = -signal.SIGTERM
     slow = Taken()
     slow.taken_of = lambda rank: pytest.fail("asked")  # type: ignore[method-assign]
@@ -353,5 +353,5 @@ def test_while_ranks_are_still_at_work_no_scheduler_is_asked_why_one_died() -> N
 )
 def test_what_ends_a_run_is_said_before_all_ranks_have_ended(ended_by: str, link: dict[str, str], words: str) -> None:
     whole = {"relation": "", "notes": (), "frames": (), **link}
-    failed = Ended(0, FAILED, 0.0, content={"chain": [whole]})
+    failed = RankExit(0, FAILED, 0.0, content={"chain": [whole]})
     assert Ending(Taken(), {0: failed}, running=(1,), ended_by=ended_by, timeout=5.0).so_far() == words

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nbddp.output.buffer import LONGEST, WIDE_HEAD, WIDE_TAIL, RankOutput, Text
 from nbddp.output.layout import Print, Show, block, fold
 from nbddp.output.screens import Silent
-from nbddp.output.terminal_line import Line
+from nbddp.output.terminal_line import TerminalLine
 from nbddp.output.timestamps import unstamped
 
 
@@ -72,7 +72,7 @@ def test_lines_that_are_taken_back_are_told_once_beside_those_of_another_stream(
     assert [line for _, line in text.lines()[0] if line] == ["step 0", "step 1", "step 2", "bar 2"]
 
 
-def feeds(line: Line, n: int) -> dict[str, Callable[[], None]]:
+def feeds(line: TerminalLine, n: int) -> dict[str, Callable[[], None]]:
     """Ways of writing about n pieces at a long line."""
 
     def each(*pieces: str) -> Callable[[], None]:
@@ -90,12 +90,12 @@ def feeds(line: Line, n: int) -> dict[str, Callable[[], None]]:
     }
 
 
-@pytest.mark.parametrize("way", [*feeds(Line(), 1)])
+@pytest.mark.parametrize("way", [*feeds(TerminalLine(), 1)])
 def test_twice_the_writing_is_twice_the_work(way: str) -> None:
     """Counted in slices that are made or moved, on a line of a length that any copy of it would show."""
     work = []
     for n in (1000, 2000):
-        line = Line()
+        line = TerminalLine()
         for _ in range(n):
             line.write("xxxxx")
         before = line.touched

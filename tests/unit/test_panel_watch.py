@@ -8,7 +8,7 @@ import pytest
 
 from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel import state as panel_state
-from nbddp.capabilities.panel.rows import Look, Pace, Use, merged, rate, rows, share, slowest
+from nbddp.capabilities.panel.rows import Pace, SeenRanks, Use, merged, rate, rows, share, slowest
 from nbddp.capabilities.panel.state import State
 from nbddp.errors import RankStatus
 from nbddp.execution.positions import Call, Position
@@ -37,7 +37,7 @@ def paces(works: float, exposed: float, count: int = 20) -> list[Pace]:
 
 def test_each_rank_has_its_state_in_words_and_a_sign() -> None:
     positions = {0: at(0, REDUCE), 1: at(1), 2: at(2, REDUCE), 3: at(3, REDUCE)}
-    look = Look(ALL - {3}, "Cell In[3]", ALL, positions, {})
+    look = SeenRanks(ALL - {3}, "Cell In[3]", ALL, positions, {})
     found = rows(PLACED, look, {}, {}, {})
     assert [(r.state, r.doing) for r in found] == [
         ("waiting", "in all_reduce #14 for rank 1, cell line 12"),
@@ -58,17 +58,17 @@ def test_each_rank_has_its_state_in_words_and_a_sign() -> None:
 @pytest.mark.parametrize(
     ("look", "state"),
     [
-        (Look(ALL), "idle"),
-        (Look(frozenset()), "dead"),
-        (Look(ALL, "Cell In[1]", frozenset({1})), "idle"),
-        (Look(ALL, "Cell In[1]", ALL), "running"),
-        (Look(ALL, "Cell In[1]", ALL, {}, {0: RankStatus.FINISHED}), "finished"),
-        (Look(ALL, "Cell In[1]", ALL, {}, {0: RankStatus.FAILED}), "failed"),
-        (Look(ALL, "Cell In[1]", ALL, {}, {0: RankStatus.DIED}), "dead"),
-        (Look(ALL, "Cell In[1]", ALL, {0: Position(0, RankStatus.SILENT)}), "silent"),
+        (SeenRanks(ALL), "idle"),
+        (SeenRanks(frozenset()), "dead"),
+        (SeenRanks(ALL, "Cell In[1]", frozenset({1})), "idle"),
+        (SeenRanks(ALL, "Cell In[1]", ALL), "running"),
+        (SeenRanks(ALL, "Cell In[1]", ALL, {}, {0: RankStatus.FINISHED}), "finished"),
+        (SeenRanks(ALL, "Cell In[1]", ALL, {}, {0: RankStatus.FAILED}), "failed"),
+        (SeenRanks(ALL, "Cell In[1]", ALL, {}, {0: RankStatus.DIED}), "dead"),
+        (SeenRanks(ALL, "Cell In[1]", ALL, {0: Position(0, RankStatus.SILENT)}), "silent"),
     ],
 )
-def test_states(look: Look, state: str) -> None:
+def test_states(look: SeenRanks, state: str) -> None:
     assert rows(PLACED, look, {}, {}, {})[0].state == state
 
 

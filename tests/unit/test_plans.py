@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbddp.agent import devices, hardware
-from nbddp.capabilities.scripts.logs import Logs
+from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import BadInput
 from nbddp.launch import options, torchrun_env
 from nbddp.launch.capacity import Limit, crowded, refuse_crowd
@@ -201,7 +201,7 @@ def test_lines_become_specs(line: str, expected: options.LaunchSpec) -> None:
 def test_each_option_of_a_run_goes_from_its_line_to_the_request(name: str) -> None:
     said = {"ranks": (0,), "show": (1,), "hang_after": None, "timeout": 7.0, "shutdown_timeout": 8.0, "max_restarts": 2,
             "argv": ("--lr",), "check": True, "timings": False, "memory": True, "program": Program("t.py"),
-            "logs": Logs("out")}  # fmt: skip
+            "logs": LogOptions("out")}  # fmt: skip
     asked = options.LaunchSpec(**{name: said[name]}).request("pass", 3)
     assert getattr(asked, name) == said[name] != getattr(Request(), name)
     assert (asked.code, asked.cell, asked.argv0) == ("pass", 3, "Cell In[3]")

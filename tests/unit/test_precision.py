@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.l14_precision.norms import NORM, NORMS, Place
+from nbddp.lessons.l14_precision.norms import NORM, NORMS, MeshRank
 from nbddp.lessons.l14_precision.plan import layouts
 from nbddp.lessons.l14_precision.simulation import AGREED, ALONE, AVERAGED, RANKS, scaled
 
@@ -33,7 +33,7 @@ def test_the_words_say_who_skipped_and_what_it_costs() -> None:
 
 def test_known_wrong_norms_are_wrong_and_told_apart_on_the_first_mesh() -> None:
     assert layouts(4) == [(2, 2), (1, 4), (4, 1)]
-    place = Place(0, 4, 2)
+    place = MeshRank(0, 4, 2)
     found = [would(place) for _, would in NORMS]
     assert all(abs(norm - NORM) > 0.01 for norm in found)
     by_words = {

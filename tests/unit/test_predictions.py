@@ -7,7 +7,7 @@ import re
 import pytest
 
 from nbddp.errors import BadInput
-from nbddp.lessons.framework.prompt import Asked
+from nbddp.lessons.framework.prompt import AskedQuestion
 from nbddp.lessons.framework.question import EXAMPLE, Question
 from nbddp.teach import predict
 
@@ -55,7 +55,7 @@ def test_a_question_that_is_not_there_is_an_error_that_names_near_ones() -> None
 
 
 def test_a_word_typed_where_a_number_is_asked_for_is_answered_and_the_question_stays_open() -> None:
-    made = Asked(TYPED)
+    made = AskedQuestion(TYPED)
     _, field, said = made.widget().children
     field.value = "nonsense"
     assert (made.answer, field.disabled) == ("", False)
@@ -65,7 +65,7 @@ def test_a_word_typed_where_a_number_is_asked_for_is_answered_and_the_question_s
     assert "Type" not in said.value
     field.value = "three"
     assert "Type a number, for example 8.<br>You predicted: 3." in said.value, "the last number is kept"
-    free = Asked(WORD)
+    free = AskedQuestion(WORD)
     _, field, said = free.widget().children
     field.value = "nonsense"
     assert free.answer == "nonsense"

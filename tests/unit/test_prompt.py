@@ -9,7 +9,7 @@ import pytest
 
 from nbddp.capabilities.debugger import prompt as debugger_prompt
 from nbddp.capabilities.debugger.postmortem import PostMortem
-from nbddp.capabilities.debugger.transcript import Debugged, Line, chosen, folded, read
+from nbddp.capabilities.debugger.transcript import Debugged, TypedLine, chosen, folded, read
 from nbddp.errors import BadInput, Cause, Frame, Raised, RankStatus
 from nbddp.execution.positions import Position
 from nbddp.launch.topology import rank_words
@@ -20,17 +20,17 @@ from nbddp.launch.topology import rank_words
 @pytest.mark.parametrize(
     ("typed", "line"),
     [
-        ("p x", Line("p x")),
-        ("  n ", Line("n")),
-        ("@1 p x + 1", Line("p x + 1", (1,))),
-        ("@0,2-3 n", Line("n", (0, 2, 3))),
-        ("@2", Line("", (2,))),
-        ("@all", Line("", ())),
-        ("@all c", Line("c", ())),
-        ("", Line("")),
+        ("p x", TypedLine("p x")),
+        ("  n ", TypedLine("n")),
+        ("@1 p x + 1", TypedLine("p x + 1", (1,))),
+        ("@0,2-3 n", TypedLine("n", (0, 2, 3))),
+        ("@2", TypedLine("", (2,))),
+        ("@all", TypedLine("", ())),
+        ("@all c", TypedLine("c", ())),
+        ("", TypedLine("")),
     ],
 )
-def test_a_line_names_ranks_as_the_option_does(typed: str, line: Line) -> None:
+def test_a_line_names_ranks_as_the_option_does(typed: str, line: TypedLine) -> None:
     assert read(typed) == line
 
 

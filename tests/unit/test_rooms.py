@@ -121,7 +121,7 @@ def test_readme_and_ci_run_the_same_tests() -> None:
 
 
 TABLES = {  # what may be asked for, and the file that has a row for each
-    "agent.server:Agent.REQUESTS": "agent/server.py",
+    "agent.server:NodeAgent.REQUESTS": "agent/server.py",
     "capabilities.hosts.remote_agent:ReachedAgent.REQUESTS": "capabilities/hosts/remote_agent.py",
     "grading.sandbox.forkserver:ForkServer.ORDERS": "grading/sandbox/forkserver.py",
     "worker.requests:REQUESTS": "worker/requests.py",
@@ -150,7 +150,9 @@ def table(name: str) -> dict[str, object]:
 def test_each_row_is_asked_for_by_somebody(name: str) -> None:
     own = ROOT / TABLES[name]
     sources = "".join(path.read_text() for path in FILES if path != own)
-    known = set(table("agent.server:Agent.REQUESTS")) if name.startswith("capabilities.hosts.remote_agent") else set()
+    known = (
+        set(table("agent.server:NodeAgent.REQUESTS")) if name.startswith("capabilities.hosts.remote_agent") else set()
+    )
     assert [asked for asked in set(table(name)) - known if f'"{asked}"' not in sources] == [], "asked for by nobody"
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nbddp.capabilities.slurm import submit
-from nbddp.capabilities.slurm.job_states import Look, look, number_of
-from nbddp.capabilities.slurm.submit import Log
+from nbddp.capabilities.slurm.job_states import JobStatus, look, number_of
+from nbddp.capabilities.slurm.submit import JobLog
 from nbddp.errors import BadInput
 from nbddp.notebook.commands import complete_command, parse_command
 
@@ -28,7 +28,7 @@ RECORD = """JobId=12 JobName=it's a job
 
 def test_a_record_of_slurms_is_read_with_blanks_in_the_logs_path() -> None:
     found = look(12, RECORD)
-    assert found == Look(
+    assert found == JobStatus(
         12, "FAILED", "NonZeroExitCode", "2026-01-02T03:04:05", "n[1-2]", "3:0", "/home/me/my log 12.out"
     )
     assert found.over
@@ -41,26 +41,26 @@ def test_a_record_of_slurms_is_read_with_blanks_in_the_logs_path() -> None:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (Look(7, "PENDING", "Resources"), "Slurm job 7 is waiting: nodes are not free yet (Resources)"),
-        (Look(7, "RUNNING", nodes="n1"), "Slurm job 7 is running on n1"),
+        (JobStatus(7, "PENDING", "Resources"), "Slurm job 7 is waiting: nodes are not free yet (Resources)"),
+        (JobStatus(7, "RUNNING", nodes="n1"), "Slurm job 7 is running on n1"),
     ],
 )
-def test_the_state_is_worded(found: Look, words: str) -> None:
+def test_the_state_is_worded(found: JobStatus, words: str) -> None:
     assert (found.words(), found.over) == (words, False)
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (Look(7, "COMPLETED", code="0:0"), "Slurm job 7 completed"),
-        (Look(7, "FAILED", code="0:9"), "Slurm job 7 has failed by signal 9"),
-        (Look(7, "TIMEOUT", code="0:15"), "Slurm job 7 has reached its time limit"),
-        (Look(7, "CANCELLED", code="0:15"), "Slurm job 7 was cancelled"),
-        (Look(7, "OUT_OF_MEMORY"), "Slurm job 7 was ended because it used more memory than it was allowed"),
-        (Look(7, "NEW_STATE"), "Slurm job 7 ended as new_state"),
+        (JobStatus(7, "COMPLETED", code="0:0"), "Slurm job 7 completed"),
+        (JobStatus(7, "FAILED", code="0:9"), "Slurm job 7 has failed by signal 9"),
+        (JobStatus(7, "TIMEOUT", code="0:15"), "Slurm job 7 has reached its time limit"),
+        (JobStatus(7, "CANCELLED", code="0:15"), "Slurm job 7 was cancelled"),
+        (JobStatus(7, "OUT_OF_MEMORY"), "Slurm job 7 was ended because it used more memory than it was allowed"),
+        (JobStatus(7, "NEW_STATE"), "Slurm job 7 ended as new_state"),
     ],
 )
-def test_every_end_is_worded(found: Look, words: str) -> None:
+def test_every_end_is_worded(found: JobStatus, words: str) -> None:
     assert found.over
     assert found.ending() == words
 
@@ -71,7 +71,7 @@ def test_sbatchs_number_is_read(said: str, number: int | None) -> None:
 
 
 def test_a_log_is_read_piece_by_piece(tmp_path: Path) -> None:
-    log = Log()
+    log = JobLog()
     assert log.read() == ""
     log.path = str(tmp_path / "a log")
     assert log.read() == ""

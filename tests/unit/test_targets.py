@@ -17,7 +17,7 @@ import pytest
 
 from nbddp.capabilities.export import targets
 from nbddp.capabilities.export.command import write
-from nbddp.capabilities.export.program import Cell
+from nbddp.capabilities.export.program import ExportedCell
 from nbddp.capabilities.export.targets import LONGEST_COMMAND, LONGEST_FUNCTION, NONE, TARGETS, Files, seconds
 from nbddp.capabilities.export.values import code_of
 from nbddp.errors import BadInput
@@ -62,7 +62,7 @@ def exported(folder: Path, more: str) -> Path:
     """A script with a pushed array `data`, as `%ddp export` writes it."""
     code, saved = code_of({"data": np.arange(3)}, "In[1]", "train-values.pkl")
     script = folder / "train.py"
-    write(script, [Cell("In[1]", None, code), Cell("In[2]", "", more)], saved, "torchrun", False)
+    write(script, [ExportedCell("In[1]", None, code), ExportedCell("In[2]", "", more)], saved, "torchrun", False)
     return script
 
 

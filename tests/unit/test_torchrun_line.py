@@ -8,7 +8,7 @@ import pytest
 
 import nbddp
 from nbddp.capabilities.scripts import torchrun
-from nbddp.capabilities.scripts.logs import Logs
+from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import BadInput
 from nbddp.launch.options import HelpAsked
 from nbddp.notebook.commands import Command, complete_command, parse_command
@@ -143,7 +143,7 @@ def test_logs_are_those_of_torchrun() -> None:
     assert [sorted(logs.written(r)) for r in range(3)] == [["stdout"], ["stderr", "stdout"], []]
     assert [sorted(logs.unseen(r)) for r in range(3)] == [["stderr", "stdout"], [], ["stderr", "stdout"]]
     cell = parse_command("run --redirects 1 train.py").launch.logs
-    assert cell == Logs(redirects={None: frozenset({"stdout"})})
+    assert cell == LogOptions(redirects={None: frozenset({"stdout"})})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.analysis.clocks import Clock, Ping, aligned, allowed, clock
+from nbddp.analysis.clocks import ClockOffset, Ping, aligned, allowed, clock
 from nbddp.analysis.overlap import common, communication, exposed, hidden, hidden_share, lanes, length, union
 from nbddp.analysis.steps import Bucket, Recording, Span, Step, step_from
 from nbddp.analysis.wait_time import bus_factor, curves, spread, straggler, transfers, typical
@@ -126,7 +126,7 @@ def test_offset_from_round_trips_is_never_further_off_than_it_says(
 def test_alignment_takes_the_measured_offset_and_tells_its_error() -> None:
     there = {0: [step(buckets=(bucket(0, 12, 36),))], 1: [step(buckets=(bucket(0, 30, 38),))]}
     skewed = Recording({0: there[0], 1: [there[1][0].shifted(1000)]})
-    found = aligned(skewed, {0: Clock(), 1: Clock(-1002, 3)})
+    found = aligned(skewed, {0: ClockOffset(), 1: ClockOffset(-1002, 3)})
     assert found.steps[1] == [there[1][0].shifted(-2)]
     assert found.residual == 3
     assert aligned(skewed, {}) is skewed
@@ -136,11 +136,11 @@ def test_clock_that_has_drifted_is_moved_to_where_no_result_comes_before_it_was_
     there = {0: [step(buckets=(bucket(0, 12, 36),))], 1: [step(buckets=(bucket(0, 30, 38),))]}
     assert allowed(there[0], there[1]) == (12 - 38, 36 - 30)
     drifted = Recording({0: there[0], 1: [there[1][0].shifted(-500)]})
-    found = aligned(drifted, {0: Clock(), 1: Clock(0, 3)})
+    found = aligned(drifted, {0: ClockOffset(), 1: ClockOffset(0, 3)})
     assert found.steps[1] == [there[1][0].shifted(12 - 38)]
     assert found.residual == 3 + (500 - 26)
     assert allowed(there[0], [step(buckets=())]) is None
-    assert aligned(Recording({}), {0: Clock()}) == Recording({})
+    assert aligned(Recording({}), {0: ClockOffset()}) == Recording({})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from nbddp.analysis import significance
-from nbddp.analysis.activity import Activity, Key, Part
+from nbddp.analysis.activity import Activity, CollectivePart, Key
 from nbddp.analysis.significance import enough, judged, slower, waits
 from nbddp.capabilities.collectives.instances import latest, meetings
 
@@ -54,14 +54,14 @@ def named_by_collectives(dice: random.Random, kind: Kind, ranks: int, count: int
     """The rank that is called late of so many in all-reduces, between which they work, the last one `more` longer."""
     took = [kind(dice, count) for _ in range(ranks)]
     took[-1] = [t + more * STEP for t in took[-1]]
-    parts: list[dict[Key, Part]] = [{} for _ in took]
+    parts: list[dict[Key, CollectivePart]] = [{} for _ in took]
     at, spans = 0, [list[tuple[int, int]]() for _ in took]
     for n, times in enumerate(zip(*took, strict=True)):
         arrived = [at + int(t * 1e6) for t in times]
         at = max(arrived) + 100_000
         for rank, since in enumerate(arrived):
             spans[rank].append((since, at))
-            parts[rank]["0", n, 0] = Part("all_reduce", since, at, tuple(range(ranks)))
+            parts[rank]["0", n, 0] = CollectivePart("all_reduce", since, at, tuple(range(ranks)))
     made = {r: Activity(False, [], spans[r], [], parts=parts[r]) for r in range(ranks)}
     found = latest(made, meetings(made), (0, at))
     return None if found is None else found.rank

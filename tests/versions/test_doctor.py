@@ -16,11 +16,11 @@ import pytest
 
 import nbddp
 from nbddp.agent import server
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.doctor.examination import examine, findings, messages, versions
 from nbddp.capabilities.doctor.findings import Findings
 from nbddp.compat import system, torch
-from nbddp.compat.probes import SEAMS, Seam, Verdict
+from nbddp.compat.probes import SEAMS, ProbeResult, Seam
 from nbddp.errors import AgentFailed
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import Silent
@@ -47,7 +47,7 @@ def here() -> Findings:
 
 
 @pytest.fixture(scope="module")
-def without() -> dict[str, Verdict]:
+def without() -> dict[str, ProbeResult]:
     """What comes of trying each seam where it has been taken away."""
     env = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     done = subprocess.run(
@@ -60,7 +60,7 @@ def without() -> dict[str, Verdict]:
         check=True,
     )
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
-    return {key: Verdict(present, works, why) for key, present, works, why in rows}
+    return {key: ProbeResult(present, works, why) for key, present, works, why in rows}
 
 
 def test_every_seam_is_tried_here_and_works(here: Findings) -> None:
@@ -72,7 +72,7 @@ def test_every_seam_is_tried_here_and_works(here: Findings) -> None:
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda s: s.key)
-def test_a_seam_that_is_taken_away_is_told_with_its_loss(without: dict[str, Verdict], seam: Seam) -> None:
+def test_a_seam_that_is_taken_away_is_told_with_its_loss(without: dict[str, ProbeResult], seam: Seam) -> None:
     if seam.key == "flight recorder's keys" and not RECORDS:
         pytest.skip(NO_RECORDER)
     verdict = without[seam.key]
@@ -85,7 +85,7 @@ def test_a_seam_that_is_taken_away_is_told_with_its_loss(without: dict[str, Verd
     assert f"{seam.library}: {seam.key}: {' '.join(verdict.why.split())}. Lost: {seam.without}" in told
 
 
-def test_a_reducer_that_refuses_our_group_gets_its_own(without: dict[str, Verdict]) -> None:
+def test_a_reducer_that_refuses_our_group_gets_its_own(without: dict[str, ProbeResult]) -> None:
     assert without["DDP's reducer"].why == "a step of DDP shows no bucket"  # and no TypeError
 
 
@@ -170,14 +170,14 @@ def test_trials_that_die_are_told_and_the_pool_works(tmp_path: Path, monkeypatch
 def test_trials_that_cannot_be_started_are_told_and_the_pool_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = Agent.request
+    request = AgentClient.request
 
-    def refusing(agent: Agent, op: str, **fields: Any) -> Any:
+    def refusing(agent: AgentClient, op: str, **fields: Any) -> Any:
         if fields.get("kind") == "trials":
             raise AgentFailed("no more processes")
         return request(agent, op, **fields)
 
-    monkeypatch.setattr(Agent, "request", refusing)
+    monkeypatch.setattr(AgentClient, "request", refusing)
     monkeypatch.setenv("NBDDP_RUNTIME_DIR", str(tmp_path))
     with nbddp.Pool(nproc=1) as pool:
         said = "the compatibility checks could not be started (no more processes); %ddp doctor repeats them"
@@ -231,7 +231,7 @@ def test_a_failure_is_reported_without_them_and_the_next_cell_runs(spared: nbddp
 
 def test_the_text_is_aligned_and_fits_a_terminal() -> None:
     why = "a name that is missing " * 8
-    text = str(Findings({"Python": "3.13.0"}, MACHINE, {**WORKING, SEAMS[3].key: Verdict(False, False, why)}))
+    text = str(Findings({"Python": "3.13.0"}, MACHINE, {**WORKING, SEAMS[3].key: ProbeResult(False, False, why)}))
     lines = text.splitlines()
     assert max(map(len, lines)) <= 120
     assert lines[:2] == ["Python 3.13.0", "2 cores · 24 GiB of memory · 2 GPUs: NVIDIA H100"]

@@ -43,7 +43,7 @@ GATE_SECONDS = 15.0  # for a process that keeps gates to start, and to reach the
 
 
 @dataclass
-class Held:
+class EngineHold:
     """The engine is a pool's. owner: `pool` (its id) and `words` (who that is); env: what it had before of the
     variables that the pool sets."""
 
@@ -64,7 +64,7 @@ class Held:
 
 _kernel: Any = None  # the worker's, once this engine has been one
 _spoilt = ""  # why it cannot be one
-_held: Held | None = None
+_held: EngineHold | None = None
 _gates: Gates | None = None
 
 
@@ -143,7 +143,7 @@ def take(asked: dict[str, Any]) -> dict[str, Any]:
         leave()
     env = asked["env"]
     shell, torch = _shell(), sys.modules.get("torch")
-    held = Held(
+    held = EngineHold(
         asked["owner"], {name: os.environ.get(name) for name in (*env, *OF_RUN)}, known(), list(sys.argv),
         {name: shell.user_ns.get(name) for name in ("exit", "quit")}, tempfile.mkdtemp(prefix="nbddp-"),
         torch.get_num_threads() if torch is not None else 0,
@@ -217,7 +217,7 @@ def leave_if_of(pool: str) -> None:
         leave()
 
 
-def _give_back(held: Held) -> None:
+def _give_back(held: EngineHold) -> None:
     """The environment and the folder as they were."""
     for name, value in held.env.items():
         if value is None:
@@ -230,7 +230,7 @@ def _give_back(held: Held) -> None:
     shutil.rmtree(held.bulk, ignore_errors=True)
 
 
-def _give_torch_back(held: Held) -> None:
+def _give_torch_back(held: EngineHold) -> None:
     """Its threads as they were, or as a fresh torch would have them."""
     import torch
 

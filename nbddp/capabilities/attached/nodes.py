@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from nbddp.agent import spool_files, stop
-from nbddp.agent.client import START_TIMEOUT, Agent
-from nbddp.agent.gather import Round
+from nbddp.agent.client import START_TIMEOUT, AgentClient
+from nbddp.agent.gather import AgentRequests
 from nbddp.agent.process_id import Identity
 from nbddp.agent.versions import versions
 from nbddp.capabilities.attached.clusters import Cluster
@@ -39,8 +39,7 @@ from nbddp.launch.machine import Node as Host
 from nbddp.launch.machine import several
 from nbddp.launch.topology import Topology, Worker, counted
 from nbddp.pool import start_requests
-from nbddp.pool.node import Cluster as Files
-from nbddp.pool.node import Living, Node, Starts
+from nbddp.pool.node import ClusterFiles, Living, PoolNode, Starts
 from nbddp.pool.rpc import Wire
 
 CONNECT_SECONDS = 10.0
@@ -361,13 +360,13 @@ def by_host(engines: Sequence[Engine]) -> list[list[Engine]]:
     return list(found.values())
 
 
-class EnginesOnly(Node):
+class EnginesOnly(PoolNode):
     """A node of engines that somebody else has started. `agent` is that of this machine: it keeps the store."""
 
     renews = False
 
     def __init__(
-        self, joined: Joined, engines: Sequence[Engine], facts: Mapping[str, Any], agent: Agent,
+        self, joined: Joined, engines: Sequence[Engine], facts: Mapping[str, Any], agent: AgentClient,
         died: Callable[[int, dict[str, Any]], None],
     ):  # fmt: skip
         super().__init__(agent, died, lambda event: None)
@@ -427,7 +426,7 @@ class EnginesOnly(Node):
     def host(self, index: int) -> Host:
         return start_requests.host({**self._facts, "host": self.name}, index, self.address)
 
-    def request(self, place: Worker, topology: Topology, visible: str, cluster: Files) -> dict[str, Any]:
+    def request(self, place: Worker, topology: Topology, visible: str, cluster: ClusterFiles) -> dict[str, Any]:
         """What the engine is asked to become."""
         engine = self.engines[place.local_rank]
         chosen = self.engines[: place.local_world_size]
@@ -462,7 +461,7 @@ class EnginesOnly(Node):
         self._asked = []
         return [f"{self.name} has no folder {asked}; its ranks start in {there}" for there, asked in moved.items()]
 
-    def signal(self, ranks: Sequence[int], number: int, asked: Round) -> None:
+    def signal(self, ranks: Sequence[int], number: int, asked: AgentRequests) -> None:
         """An interrupt goes through the engine's control channel, to its program alone; what ends a process is a signal
         of this machine's, or of ipyparallel's nanny. One that nobody can end counts as ended."""
         living = [self.workers[r] for r in ranks if r in self.workers and self.workers[r].lives]
@@ -493,10 +492,10 @@ class EnginesOnly(Node):
 
     # -- what is not there ------------------------------------------------------------------------------
 
-    def begin_logs(self, ranks: Sequence[int], asked: Round) -> None:
+    def begin_logs(self, ranks: Sequence[int], asked: AgentRequests) -> None:
         """They have none."""
 
-    def written(self, rank: int, asked: Round) -> dict[str, tuple[int, str]]:
+    def written(self, rank: int, asked: AgentRequests) -> dict[str, tuple[int, str]]:
         return dict.fromkeys(spool_files.STREAMS, (0, ""))
 
     def last_words(self, rank: int) -> str:

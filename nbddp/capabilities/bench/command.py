@@ -10,7 +10,7 @@ from nbddp.analysis.wait_time import BUS_FACTOR
 from nbddp.capabilities.bench.result import Measured
 from nbddp.errors import BadInput
 from nbddp.launch.topology import counted
-from nbddp.output.progress import Share
+from nbddp.output.progress import Progress
 
 SMALLEST, LARGEST, FACTOR = 1 << 10, 64 << 20, 4
 Ask = Callable[[dict[str, Any]], dict[int, Any]]  # fields of a request → rank's answer
@@ -56,7 +56,7 @@ def bench(
     todo = [(c, s) for c in collectives for s in wanted]
     try:
         for i, (name, size) in enumerate(todo):
-            progress(Share(f"{name} of {size_words(size)} on {counted(ranks, 'rank')}", i, len(todo)))
+            progress(Progress(f"{name} of {size_words(size)} on {counted(ranks, 'rank')}", i, len(todo)))
             answer = ask({"part": "measure", "collective": name, "size": size, "repeat": repeat, "warmup": warmup})[0]
             one = Measured(name, answer["bytes"], ranks, tuple(answer["seconds"]), answer["wrong"])
             if one.bytes not in [m.bytes for m in found if m.collective == name]:  # tiny sizes round to the same

@@ -48,7 +48,7 @@ class Case:
 
 
 @dataclass
-class Meeting:
+class BenchGroup:
     """The group in which all ranks measure. device: the tensors'."""
 
     group: Any
@@ -68,7 +68,7 @@ class Meeting:
         return values
 
 
-_open: list[Meeting] = []  # at most one
+_open: list[BenchGroup] = []  # at most one
 
 
 def open_group(store: Any, rank: int, size: int, device: int | None) -> None:
@@ -86,7 +86,7 @@ def open_group(store: Any, rank: int, size: int, device: int | None) -> None:
             group = nccl(store, rank, size, nccl.Options())
         else:
             group = dist.ProcessGroupGloo(store, rank, size, TIMEOUT)
-        _open.append(Meeting(group, place))
+        _open.append(BenchGroup(group, place))
         _open[0].reduced(torch.zeros(1, device=place), dist.ReduceOp.SUM)
 
 
@@ -133,7 +133,7 @@ def _checked(case: Case) -> int:
     return case.wrong()
 
 
-def _plan(case: Case, warmup: int, repeat: int, met: Meeting) -> tuple[int, int]:
+def _plan(case: Case, warmup: int, repeat: int, met: BenchGroup) -> tuple[int, int]:
     """Warm up; how many calls a block gets, and how many blocks the size: the same on all ranks."""
     import torch
     import torch.distributed as dist
@@ -146,7 +146,7 @@ def _plan(case: Case, warmup: int, repeat: int, met: Meeting) -> tuple[int, int]
     return calls, max(min(repeat, LEAST_BLOCKS), min(repeat, int(SIZE_SECONDS / (once * calls))))
 
 
-def _block(case: Case, calls: int, met: Meeting) -> float:
+def _block(case: Case, calls: int, met: BenchGroup) -> float:
     """Seconds per call on this rank."""
     import torch
     import torch.distributed as dist
@@ -170,7 +170,7 @@ class _Buffers:
     writes and a function for what must then be there; None: this rank gets nothing.
     """
 
-    def __init__(self, met: Meeting, count: int):
+    def __init__(self, met: BenchGroup, count: int):
         import torch
 
         self.group, self.count, self.device = met.group, count, met.device
@@ -261,7 +261,7 @@ class _Buffers:
         return call, self.share, own, self.came, lambda: self.pattern(left, 0, self.count)
 
 
-def _case(collective: str, size: int, met: Meeting) -> Case:
+def _case(collective: str, size: int, met: BenchGroup) -> Case:
     sharing = 1 if collective == "send_recv" else met.ranks
     count = max(1, size // (ITEM * sharing))
     buffers = _Buffers(met, count)

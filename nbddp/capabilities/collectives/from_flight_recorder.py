@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbddp.analysis.activity import INPUT, OPTIMIZER, Activity, Part
+from nbddp.analysis.activity import INPUT, OPTIMIZER, Activity, CollectivePart
 from nbddp.analysis.cause import cause
-from nbddp.analysis.clocks import Clock
+from nbddp.analysis.clocks import ClockOffset
 from nbddp.analysis.origin import Origin, none_since, whence
 from nbddp.analysis.overlap import common, length, minus, union
 from nbddp.analysis.steps import Span
 from nbddp.capabilities.collectives.breakdown import Split
-from nbddp.capabilities.collectives.instances import Meeting, kinds, latest, meetings, waits
+from nbddp.capabilities.collectives.instances import CollectiveInstance, kinds, latest, meetings, waits
 from nbddp.capabilities.collectives.program import Breakdown
 from nbddp.launch.topology import rank_words
 
@@ -34,7 +34,7 @@ OF_GPUS = "these are times of the host, which runs ahead of a GPU; %%ddp --trace
 
 
 @dataclass(frozen=True)
-class Cell:
+class RankCell:
     """One rank's part in a cell. ran: CPU time outside of collectives. blocked: in collectives and waits for them. own:
     what is known of the rest."""
 
@@ -42,12 +42,12 @@ class Cell:
     end: int
     ran: int
     blocked: Sequence[Span]
-    parts: Mapping[tuple[str, int, int], Part]
+    parts: Mapping[tuple[str, int, int], CollectivePart]
     own: Mapping[str, Sequence[Span]]
     gpu: bool = False
 
 
-def cell_from(data: Mapping[str, Any], clock: Clock) -> Cell:
+def cell_from(data: Mapping[str, Any], clock: ClockOffset) -> RankCell:
     """A cell from the plain data that a worker sends, on the common clock."""
     ahead = clock.offset
     calls = sorted(data["calls"], key=lambda c: c["arrived"])
@@ -56,12 +56,14 @@ def cell_from(data: Mapping[str, Any], clock: Clock) -> Cell:
     for call, then in zip(calls, after, strict=True):
         arrived, ended = call["arrived"] + ahead, (call["ended"] or then) + ahead
         known = call["ended"] is not None
-        parts[call["key"], call["sequence"], 0] = Part(call["op"], arrived, ended, tuple(call["ranks"]), known)
+        parts[call["key"], call["sequence"], 0] = CollectivePart(
+            call["op"], arrived, ended, tuple(call["ranks"]), known
+        )
     own = {name: [(a + ahead, b + ahead) for kind, a, b in data["own"] if kind == kept] for kept, name in NAMED.items()}
-    return Cell(data["begin"] + ahead, data["end"] + ahead, data["ran"], union(blocked), parts, own, data["gpu"])
+    return RankCell(data["begin"] + ahead, data["end"] + ahead, data["ran"], union(blocked), parts, own, data["gpu"])
 
 
-def program(cells: Mapping[int, Cell], missing: Sequence[int] = (), origin: Origin | None = None) -> Breakdown:
+def program(cells: Mapping[int, RankCell], missing: Sequence[int] = (), origin: Origin | None = None) -> Breakdown:
     """What is known of a cell without a trace."""
     met = meetings({r: Activity(False, [], [], [], {}, c.parts) for r, c in cells.items()})
     blocked = {r: union([*c.blocked, *_unseen(met, r)]) for r, c in cells.items()}
@@ -77,19 +79,19 @@ def program(cells: Mapping[int, Cell], missing: Sequence[int] = (), origin: Orig
     return Breakdown(splits, False, kinds(met), [], late, why, notes, title, "of the cell")
 
 
-def _unseen(met: Sequence[Meeting], rank: int) -> list[Span]:
+def _unseen(met: Sequence[CollectiveInstance], rank: int) -> list[Span]:
     """When the rank waited for others in collectives of which the wait is not known."""
     return [m.wait(rank) for m in met if rank in m.parts and not m.parts[rank].known]
 
 
-def _split(cell: Cell, blocked: Sequence[Span], window: Span, waits: list[Span]) -> Split:
+def _split(cell: RankCell, blocked: Sequence[Span], window: Span, waits: list[Span]) -> Split:
     total, exposed = window[1] - window[0], length(blocked)
     compute = max(0, min(cell.ran, total - exposed))
     return Split(total, compute, exposed, 0, total - compute - exposed, None, 0, length(common(blocked, waits)))
 
 
 def _times(
-    cells: Mapping[int, Cell], blocked: Mapping[int, Sequence[Span]], met: Sequence[Meeting]
+    cells: Mapping[int, RankCell], blocked: Mapping[int, Sequence[Span]], met: Sequence[CollectiveInstance]
 ) -> dict[int, dict[str, int]]:
     """Rank → part → nanoseconds between the first meeting and the last, or in the cell where there is only one."""
     found: dict[int, dict[str, int]] = {}

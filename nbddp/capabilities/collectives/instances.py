@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nbddp.analysis.activity import Activity, Key, Part
+from nbddp.analysis.activity import Activity, CollectivePart, Key
 from nbddp.analysis.overlap import common, length, minus, union
 from nbddp.analysis.significance import CHANCE, FEW, enough, mostly, slower
 from nbddp.analysis.steps import Span
@@ -24,12 +24,12 @@ AGAIN = 1.5  # times as long as any other: so much longer one of several ranks t
 
 
 @dataclass(frozen=True)
-class Meeting:
+class CollectiveInstance:
     """One collective: rank → its part."""
 
     group: str
     sequence: int
-    parts: Mapping[int, Part]
+    parts: Mapping[int, CollectivePart]
 
     @property
     def op(self) -> str:
@@ -70,19 +70,22 @@ class Meeting:
         return part.arrived, max(part.arrived, min(self.begins, part.ended))
 
 
-def meetings(ranks: Mapping[int, Activity]) -> list[Meeting]:
+def meetings(ranks: Mapping[int, Activity]) -> list[CollectiveInstance]:
     """The collectives that more than one rank has a part in, in the order in which they began."""
-    together: dict[Key, dict[tuple[int, ...], dict[int, Part]]] = {}
+    together: dict[Key, dict[tuple[int, ...], dict[int, CollectivePart]]] = {}
     for rank, activity in ranks.items():
         for key, part in activity.parts.items():  # groups of different ranks may have the same name
             together.setdefault(key, {}).setdefault(part.members, {})[rank] = part
     found = [
-        Meeting(key[0], key[1], parts) for key, some in together.items() for parts in some.values() if len(parts) > 1
+        CollectiveInstance(key[0], key[1], parts)
+        for key, some in together.items()
+        for parts in some.values()
+        if len(parts) > 1
     ]
     return sorted(found, key=lambda m: (m.begins, m.sequence))
 
 
-def waits(found: Sequence[Meeting], rank: int, last: int | None = None) -> list[Span]:
+def waits(found: Sequence[CollectiveInstance], rank: int, last: int | None = None) -> list[Span]:
     """When this rank waited for others in any of these collectives, or for the rank `last` alone."""
     return union(m.wait(rank) for m in found if rank in m.parts and last in (None, m.last))
 
@@ -100,9 +103,9 @@ class Kind:
     moving: int
 
 
-def kinds(found: Sequence[Meeting]) -> list[Kind]:
+def kinds(found: Sequence[CollectiveInstance]) -> list[Kind]:
     """One row per operation and group, those with the longest waits in all first."""
-    by_kind: dict[tuple[str, str, tuple[int, ...]], list[Meeting]] = {}
+    by_kind: dict[tuple[str, str, tuple[int, ...]], list[CollectiveInstance]] = {}
     for m in found:
         by_kind.setdefault((m.op, m.group, m.ranks), []).append(m)
     order = sorted(by_kind.items(), key=lambda pair: (-sum(m.longest_wait for m in pair[1]), pair[0]))
@@ -118,7 +121,7 @@ def _median(values: Iterable[int]) -> int:
 
 
 @dataclass(frozen=True)
-class Late:
+class LateRank:
     """The rank that the others wait for most: `cost` nanoseconds each in the mean, in which they compute nothing; it is
     the last in `last` of the `of` collectives that it takes part in."""
 
@@ -134,7 +137,7 @@ class Late:
         )
 
 
-def latest(ranks: Mapping[int, Activity], found: Sequence[Meeting], window: Span) -> Late | None:
+def latest(ranks: Mapping[int, Activity], found: Sequence[CollectiveInstance], window: Span) -> LateRank | None:
     """The rank for which the others wait longest in all; None where that is no large part of the time, or where the
     others wait as long for one another, so that no rank in particular is late, or where chance explains it."""
     costs = {}
@@ -150,15 +153,15 @@ def latest(ranks: Mapping[int, Activity], found: Sequence[Meeting], window: Span
     lasts = any(a.gpu for a in ranks.values()) or window[1] - window[0] >= LONG * 1e9
     if not _evident(rank, own, lasts):
         return None
-    return Late(rank, costs[rank], sum(m.last == rank for m in own), len(own))
+    return LateRank(rank, costs[rank], sum(m.last == rank for m in own), len(own))
 
 
-def own_times(found: Sequence[Meeting]) -> list[dict[int, int]]:
+def own_times(found: Sequence[CollectiveInstance]) -> list[dict[int, int]]:
     """For each of one group's meetings but the first, rank → nanoseconds from where it could go on to its arrival."""
     return [{r: p.arrived - _free(a, a.parts[r], p.arrived) for r, p in m.parts.items()} for a, m in pairwise(found)]
 
 
-def _free(before: Meeting, part: Part, arrived: int) -> int:
+def _free(before: CollectiveInstance, part: CollectivePart, arrived: int) -> int:
     """Since when a rank that arrives now was at work by itself: the meeting before had ended, or had begun; a rank that
     arrives earlier than that did not wait for it."""
     if part.known and before.begins <= part.ended <= arrived:
@@ -166,13 +169,13 @@ def _free(before: Meeting, part: Part, arrived: int) -> int:
     return before.begins if before.begins <= arrived else part.arrived
 
 
-def _evident(rank: int, found: Sequence[Meeting], lasts: bool) -> bool:
+def _evident(rank: int, found: Sequence[CollectiveInstance], lasts: bool) -> bool:
     """Whether this rank is late by more than chance, in the kind of collectives in which it costs most. How many of
     them make up a step of the program is not known: so they are put together into as many blocks as the test needs,
     each of which has to show it, or into a few for a rank that takes several times as long as the others, or that is
     the longest of several ranks in each. How long ranks waited for a core is not known here, so in a program that does
     not last long on CPUs the differences must be large."""
-    by_group: dict[tuple[str, tuple[int, ...]], list[Meeting]] = {}
+    by_group: dict[tuple[str, tuple[int, ...]], list[CollectiveInstance]] = {}
     for m in found:
         by_group.setdefault((m.group, m.ranks), []).append(m)
     by_kind: dict[tuple[str, tuple[int, ...], str], list[dict[int, int]]] = {}

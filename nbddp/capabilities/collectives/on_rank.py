@@ -15,7 +15,7 @@ from typing import Any
 from nbddp.capabilities.timings.on_rank import Recorder
 from nbddp.compat.clock import clock
 from nbddp.worker import flight, position
-from nbddp.worker.call_log import NOTES, STORE, UNKNOWN, Run, Spent
+from nbddp.worker.call_log import NOTES, STORE, UNKNOWN, RunRecord, Spent
 from nbddp.worker.torch_debug_detail import GATHERS
 
 Calls = dict[tuple[str, int], dict[str, Any]]
@@ -48,22 +48,22 @@ def collect(recorder: Recorder) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _run_at(runs: Sequence[Run], at: int) -> Run | None:
+def _run_at(runs: Sequence[RunRecord], at: int) -> RunRecord | None:
     """The run that was on at this time (time.perf_counter_ns())."""
     i = bisect_right(runs, at, key=lambda r: r.begin[0]) - 1
     return None if i < 0 or at > (runs[i].end or (at, 0))[0] else runs[i]
 
 
-def _nameless(dumped: Sequence[Mapping[str, Any]]) -> Counter[Run]:
+def _nameless(dumped: Sequence[Mapping[str, Any]]) -> Counter[RunRecord]:
     """Run → how many entries of its collectives have no group."""
     runs, behind = list(NOTES.runs), clock.time_ns() - clock.perf_counter_ns()
     found = (_run_at(runs, at - behind) for at in flight.nameless(dumped))
     return Counter(run for run in found if run is not None)
 
 
-def _by_run(dumped: Sequence[Mapping[str, Any]]) -> dict[Run, Calls]:
+def _by_run(dumped: Sequence[Mapping[str, Any]]) -> dict[RunRecord, Calls]:
     runs = list(NOTES.runs)
-    found: dict[Run, Calls] = {}
+    found: dict[RunRecord, Calls] = {}
 
     def of(at: int) -> Calls | None:
         run = _run_at(runs, at)

@@ -9,13 +9,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbddp.analysis.activity import Activity, activities
-from nbddp.analysis.cause import Cause, cause
+from nbddp.analysis.cause import SlowRankCause, cause
 from nbddp.analysis.overlap import common, length
 from nbddp.analysis.quantities import duration, percent
 from nbddp.analysis.row_limit import drawn, note
 from nbddp.analysis.steps import Span
 from nbddp.capabilities.collectives.breakdown import Split, split, whole
-from nbddp.capabilities.collectives.instances import LATE, Kind, Late, Meeting, kinds, latest, meetings, waits
+from nbddp.capabilities.collectives.instances import (
+    LATE,
+    CollectiveInstance,
+    Kind,
+    LateRank,
+    kinds,
+    latest,
+    meetings,
+    waits,
+)
 from nbddp.capabilities.collectives.longest import Longest, longest
 from nbddp.launch.topology import counted, rank_words
 from nbddp.output.table import Table
@@ -36,8 +45,8 @@ class Breakdown:
     gpus: bool
     kinds: Sequence[Kind]
     calls: Sequence[Longest]
-    late: Late | None = None
-    why: Cause | None = None
+    late: LateRank | None = None
+    why: SlowRankCause | None = None
     notes: Sequence[str] = ()
     title: str = ""
     window: str = "from the first activity on any rank to the last"
@@ -116,7 +125,7 @@ def program(events: Iterable[Mapping[str, Any]]) -> Breakdown:
     return shown(ranks, longest(events), meetings(ranks))
 
 
-def shown(ranks: Mapping[int, Activity], calls: Sequence[Longest], met: Sequence[Meeting]) -> Breakdown:
+def shown(ranks: Mapping[int, Activity], calls: Sequence[Longest], met: Sequence[CollectiveInstance]) -> Breakdown:
     """What the ranks did, put together."""
     window = whole(ranks)
     splits = {r: split(a, window, waits(met, r)) for r, a in ranks.items()}
@@ -125,14 +134,14 @@ def shown(ranks: Mapping[int, Activity], calls: Sequence[Longest], met: Sequence
     return Breakdown(splits, any(a.gpu for a in ranks.values()), kinds(met), calls, late, why, _notes(ranks, met))
 
 
-def _times(ranks: Mapping[int, Activity], met: Sequence[Meeting]) -> dict[int, dict[str, int]]:
+def _times(ranks: Mapping[int, Activity], met: Sequence[CollectiveInstance]) -> dict[int, dict[str, int]]:
     """Rank → phase → nanoseconds between the first meeting and the last; up to the only one, where there is one."""
     start = met[0].begins if len(met) > 1 else min((a.window[0] for a in ranks.values() if a.window), default=0)
     between: list[Span] = [(start, met[-1].begins)]
     return {r: {name: length(common(some, between)) for name, some in a.phases.items()} for r, a in ranks.items()}
 
 
-def _notes(ranks: Mapping[int, Activity], met: Sequence[Meeting]) -> list[str]:
+def _notes(ranks: Mapping[int, Activity], met: Sequence[CollectiveInstance]) -> list[str]:
     found = []
     if any(not a.gpu for a in ranks.values()):
         found.append("idle on a CPU is time without an operation of torch or a collective: Python, input, sleep")

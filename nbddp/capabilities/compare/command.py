@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from nbddp.capabilities.compare.exchange import Span, Wanted, pieces, within
-from nbddp.capabilities.compare.replicas import Compared, Held, Leaf
+from nbddp.capabilities.compare.exchange import ByteRange, Wanted, pieces, within
+from nbddp.capabilities.compare.replicas import Compared, HeldValue, Leaf
 from nbddp.capabilities.compare.report import Report, report
 from nbddp.errors import BadInput
 from nbddp.launch.topology import rank_words
@@ -41,10 +41,10 @@ def compare(names: Sequence[str], ranks: Sequence[int], ask: Ask) -> Report:
     return report([replace(c, largest=largest.get(c.name, {})) for c in found])
 
 
-def _held(data: Mapping[str, Any] | None) -> Held | None:
+def _held(data: Mapping[str, Any] | None) -> HeldValue | None:
     if data is None:
         return None
-    return Held(data["type"], {path: Leaf(**leaf) for path, leaf in data["leaves"].items()}, data["broadcasts"])
+    return HeldValue(data["type"], {path: Leaf(**leaf) for path, leaf in data["leaves"].items()}, data["broadcasts"])
 
 
 def _check(c: Compared) -> None:
@@ -82,7 +82,7 @@ def _measure(wanted: Sequence[Wanted], ask: Ask) -> dict[str, dict[tuple[str, in
     return found
 
 
-def _note(found: dict[tuple[str, int], float], span: Span, apart: float) -> None:
+def _note(found: dict[tuple[str, int], float], span: ByteRange, apart: float) -> None:
     """Keep the larger one; NaN is larger than any number."""
     key = span.wanted.path, span.wanted.reference
     before = found.get(key, 0.0)

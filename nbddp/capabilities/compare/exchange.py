@@ -27,7 +27,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Span:
+class ByteRange:
     """Bytes `start` to `stop` of one tensor."""
 
     wanted: Wanted
@@ -45,10 +45,10 @@ def within(wanted: Iterable[Wanted], limit: int = LIMIT) -> list[Wanted]:
     return found
 
 
-def pieces(wanted: Sequence[Wanted], piece: int = PIECE) -> Iterator[list[Span]]:
+def pieces(wanted: Sequence[Wanted], piece: int = PIECE) -> Iterator[list[ByteRange]]:
     """Batches of spans of at most `piece` bytes, in each the same reference and others: every byte of each tensor
     once."""
-    batch: list[Span] = []
+    batch: list[ByteRange] = []
     room = piece
     for w in sorted(wanted, key=_meeting):  # stable: the given order within those that meet
         if batch and _meeting(batch[0].wanted) != _meeting(w):
@@ -68,6 +68,6 @@ def _meeting(w: Wanted) -> tuple[int, tuple[int, ...]]:
     return w.reference, w.others
 
 
-def _spans(w: Wanted, piece: int) -> Iterator[Span]:
+def _spans(w: Wanted, piece: int) -> Iterator[ByteRange]:
     for start in range(0, w.bytes, piece):
-        yield Span(w, start, min(start + piece, w.bytes))
+        yield ByteRange(w, start, min(start + piece, w.bytes))

@@ -47,7 +47,7 @@ class Leaf:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldValue:
     """What a rank holds under a name: its type, and its leaves by path in the order they were met.
 
     broadcasts: a DistributedDataParallel that copies rank 0's buffers to all ranks before each forward.
@@ -84,7 +84,7 @@ class Compared:
     """One name on `ranks`. `largest` has what was measured: (path, reference rank) → largest difference."""
 
     name: str
-    held: Mapping[int, Held | None]
+    held: Mapping[int, HeldValue | None]
     largest: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
     @property
@@ -96,7 +96,7 @@ class Compared:
         """True if every rank has the name and nothing that can be compared differs."""
         return not self._unlike() and not self.differences()
 
-    def present(self) -> dict[int, Held]:
+    def present(self) -> dict[int, HeldValue]:
         return {r: h for r, h in sorted(self.held.items()) if h is not None}
 
     def paths(self) -> list[str]:

@@ -174,7 +174,7 @@ class Prompt:
     # -- what is typed -------------------------------------------------------------------------
 
     def wait(self, descriptor: int, seconds: float | None) -> None:
-        """As `events.Beside`: hear the keyboard until the descriptor can be read."""
+        """As `events.ExtraPoller`: hear the keyboard until the descriptor can be read."""
         try:
             typed = self._keyboard.hear(descriptor, seconds)
         except STOPS:
@@ -201,7 +201,7 @@ class Prompt:
         except BadInput as e:
             print(e, flush=True)
 
-    def _send(self, line: transcript.Line) -> None:
+    def _send(self, line: transcript.TypedLine) -> None:
         ranks = transcript.chosen(self._stopped(), self._to if line.ranks is None else line.ranks)
         self._asked = frozenset(ranks)
         self._steps = self._steps.difference(ranks) if line.goes_on else self._steps.union(ranks)

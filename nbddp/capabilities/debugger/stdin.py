@@ -39,7 +39,7 @@ def for_ranks(shell: Any) -> Keyboard | None:
         return FrontEnd(kernel) if able and ipykernel.may_ask(kernel) else None
     if not _is_terminal(sys.stdin) or not _is_terminal(sys.stdout):
         return None
-    return Edited() if getattr(shell, "pt_app", None) is not None else Plain()
+    return Edited() if getattr(shell, "pt_app", None) is not None else PlainTerminal()
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -49,7 +49,7 @@ def _is_terminal(stream: Any) -> bool:
         return False
 
 
-class Plain:
+class PlainTerminal:
     """A terminal that edits lines by itself."""
 
     def __init__(self) -> None:

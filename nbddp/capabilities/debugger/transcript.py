@@ -43,7 +43,7 @@ class Talk:
 
 
 @dataclass(frozen=True)
-class Line:
+class TypedLine:
     """A line as a reader types it. ranks: who gets it, as `@1 p x` says; None: nobody is named; empty: all (`@all`).
     text: what they get; empty where only ranks are named."""
 
@@ -65,21 +65,21 @@ class Line:
         return self.text in HELPS
 
 
-def read(typed: str) -> Line:
+def read(typed: str) -> TypedLine:
     """A typed line → what it asks for. Raises BadInput if it does not name ranks as `--ranks` does."""
     text = typed.strip()
     if not text.startswith("@"):
-        return Line(text)
+        return TypedLine(text)
     named, _, text = text[1:].partition(" ")
     if named == "all":
-        return Line(text.strip(), ())
+        return TypedLine(text.strip(), ())
     try:
         ranks = rank_set(named)
     except argparse.ArgumentTypeError:
         ranks = ()
     if not ranks:
         raise BadInput(f"@{named} names no ranks; write @1 p x, @0,2-3 p x or @all p x")
-    return Line(text.strip(), ranks)
+    return TypedLine(text.strip(), ranks)
 
 
 def last_word(text: str) -> str:

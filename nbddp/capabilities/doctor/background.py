@@ -17,7 +17,7 @@ from typing import Any
 
 from nbddp import __version__
 from nbddp.agent import runtime_dir
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.doctor.examination import findings, messages, versions
 from nbddp.capabilities.doctor.findings import Findings
 from nbddp.errors import AgentFailed
@@ -33,7 +33,7 @@ class Trials:
         self._path: Path | None = None
         self._unknown = ""
 
-    def begin(self, agent: Agent) -> None:
+    def begin(self, agent: AgentClient) -> None:
         """Have the seams tried, if nobody has tried these versions; returns at once."""
         if self._path is not None:
             return

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 
 from nbddp.capabilities.doctor.findings import Findings
 from nbddp.compat import system
-from nbddp.compat.probes import SEAMS, Verdict
+from nbddp.compat.probes import SEAMS, ProbeResult
 from nbddp.protocol.jsonl import parsed
 
 PACKAGES = ("torch", "IPython", "ipykernel", "ipyparallel")
 PATIENCE = 120.0  # seconds for all trials; a first import of torch from a slow disk takes most of it
 
 
-class Workers(Protocol):
+class RunningWorkers(Protocol):
     """Workers that may be there, and what they have."""
 
     @property
@@ -34,7 +34,7 @@ class Workers(Protocol):
 
 
 def examine(
-    pool: Workers | None = None, command: tuple[str, ...] = ("-m", "nbddp.capabilities.doctor.probe_runner")
+    pool: RunningWorkers | None = None, command: tuple[str, ...] = ("-m", "nbddp.capabilities.doctor.probe_runner")
 ) -> Findings:
     """Try all seams here. command: what the interpreter runs, in a test something else."""
     lines, ended = _run([sys.executable, *command])
@@ -43,7 +43,7 @@ def examine(
 
 def findings(lines: list[dict[str, Any]], ended: str, of_pool: str = "") -> Findings:
     """What the trials have said. ended: why they ended before the last; of_pool: what the pool's workers have."""
-    verdicts = {m["seam"]: Verdict(m["present"], m["works"], m["why"]) for m in lines if "seam" in m}
+    verdicts = {m["seam"]: ProbeResult(m["present"], m["works"], m["why"]) for m in lines if "seam" in m}
     machine: dict[str, Any] = next((m["machine"] for m in lines if "machine" in m), {})
     if ended:
         left = next((s.key for s in SEAMS if s.key not in verdicts), "the machine")
@@ -82,7 +82,7 @@ def messages(said: bytes) -> list[dict[str, Any]]:
     return [message for message in map(parsed, said.split(b"\n")[:-1]) if message is not None]
 
 
-def _of_pool(pool: Workers) -> str:
+def _of_pool(pool: RunningWorkers) -> str:
     """What rank 0 says of the names it has; all workers are copies of one process."""
     if not pool.running:
         return "no pool is running; the checks below need none"

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from nbddp.analysis.quantities import size
-from nbddp.compat.probes import SEAMS, Seam, Verdict, said
+from nbddp.compat.probes import SEAMS, ProbeResult, Seam, said
 from nbddp.launch.topology import counted
 from nbddp.output.table import Table
 
@@ -19,13 +19,13 @@ WIDTH = 118
 
 @dataclass(frozen=True)
 class Findings:
-    """`verdicts` has a Verdict for each seam that was tried. `ended` says why not all were; `pool` what a pool's
+    """`verdicts` has a ProbeResult for each seam that was tried. `ended` says why not all were; `pool` what a pool's
     workers say; `machine` has "cores", "memory" (bytes) and "gpus" (names), or is empty; `system` says what the
     operating system costs."""
 
     versions: Mapping[str, str]
     machine: Mapping[str, Any] = field(default_factory=dict)
-    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    verdicts: Mapping[str, ProbeResult] = field(default_factory=dict)
     ended: str = ""
     pool: str = ""
     system: Sequence[str] = ()
@@ -34,12 +34,12 @@ class Findings:
         """Every seam: whose it is, whether its names are present, whether it works, what is lost without it."""
         rows = []
         for seam in SEAMS:
-            verdict = self.verdicts.get(seam.key, Verdict(True, None))
+            verdict = self.verdicts.get(seam.key, ProbeResult(True, None))
             present = said(verdict.present if seam.key in self.verdicts else None)
             rows.append([seam.library, seam.key, present, said(verdict.works), seam.without])
         return Table(["of", "what nbddp uses", "present", "works", "without it"], rows)
 
-    def broken(self) -> list[tuple[Seam, Verdict]]:
+    def broken(self) -> list[tuple[Seam, ProbeResult]]:
         """The seams that are missing or fail, in the table's order."""
         found = ((seam, self.verdicts.get(seam.key)) for seam in SEAMS)
         return [(seam, v) for seam, v in found if v is not None and v.works is False]
@@ -61,7 +61,7 @@ class Findings:
         return [*lines, *self.system, *([self.ended] if self.ended else [])]
 
     def _untried(self) -> list[tuple[Seam, str]]:
-        unknown = Verdict(True, None)
+        unknown = ProbeResult(True, None)
         return [(s, self.verdicts.get(s.key, unknown).why) for s in SEAMS
                 if self.verdicts.get(s.key, unknown).works is None]  # fmt: skip
 

@@ -20,7 +20,7 @@ from nbddp.capabilities.doctor import (
 )
 from nbddp.compat import ipykernel, ipyparallel
 from nbddp.compat import torch as torch_compat
-from nbddp.compat.probes import SEAMS, Failed, Untried, Verdict, absent
+from nbddp.compat.probes import SEAMS, Failed, ProbeResult, Untried, absent
 from nbddp.worker import flight
 
 NAMES: dict[str, tuple[str, ...]] = {**torch_compat.NAMES, **ipykernel.NAMES, **ipyparallel.NAMES}
@@ -29,20 +29,20 @@ TRIALS: dict[str, Callable[[], None]] = {**probes_torch.TRIALS, **probes_ddp.TRI
 PATIENCE = 100.0  # seconds for all trials; a first import of torch from a slow disk takes most of it
 
 
-def tried(key: str) -> Verdict:
+def tried(key: str) -> ProbeResult:
     """What comes of trying a seam. Whatever its trial raises is the answer."""
     lacking = absent(NAMES.get(key, ()))
     if lacking:
-        return Verdict(False, False, lacking)
+        return ProbeResult(False, False, lacking)
     try:
         TRIALS[key]()
     except Untried as e:
-        return Verdict(True, None, str(e))
+        return ProbeResult(True, None, str(e))
     except Failed as e:
-        return Verdict(key in NAMES, False, str(e))
+        return ProbeResult(key in NAMES, False, str(e))
     except Exception as e:
-        return Verdict(key in NAMES, False, f"{type(e).__name__}: {e}")
-    return Verdict(True, True)
+        return ProbeResult(key in NAMES, False, f"{type(e).__name__}: {e}")
+    return ProbeResult(True, True)
 
 
 def machine() -> dict[str, Any]:

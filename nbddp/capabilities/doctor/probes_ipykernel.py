@@ -29,7 +29,7 @@ def interrupt_of_an_await() -> None:
 
 
 def event_loop() -> None:
-    async def held() -> ipykernel.Held | None:
+    async def held() -> ipykernel.EventLoopContents | None:
         asyncio.get_running_loop().call_later(60, print, "it")
         return ipykernel.held_by(asyncio.get_running_loop())
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from nbddp.capabilities.export import options, target_support, targets, values
 from nbddp.capabilities.export.notebook_file import cells_of
-from nbddp.capabilities.export.program import Cell, program
+from nbddp.capabilities.export.program import ExportedCell, program
 from nbddp.capabilities.export.sbatch import Job
 from nbddp.errors import BadInput
 from nbddp.launch import env_options
@@ -54,7 +54,7 @@ class Ran:
         return same or (bool(self.where) and self.number != old.number)
 
 
-class History:
+class CellHistory:
     """What has run, in the order of the notebook: a cell that ran again stands where it ran first. Values are kept of
     the newest push of a cell alone, since they may be large."""
 
@@ -94,21 +94,21 @@ def _latest(ran: Iterable[Ran]) -> list[Ran]:
     return list(found.values())
 
 
-def cells_of_history(ran: Sequence[Ran], file: str) -> tuple[list[Cell], dict[str, tuple[bytes, ...]]]:
+def cells_of_history(ran: Sequence[Ran], file: str) -> tuple[list[ExportedCell], dict[str, tuple[bytes, ...]]]:
     """Pieces of a program, and what is to be saved in `file` beside it."""
     found, saved = [], {}
     for one in ran:
         label = f"In[{one.number}]"
         if one.pushed is None:
-            found.append(Cell(label, one.line, one.body))
+            found.append(ExportedCell(label, one.line, one.body))
             continue
         code, kept = values.code_of(one.pushed, label, file)
         saved.update(kept)
-        found.append(Cell(label, None, code, one.ranks))
+        found.append(ExportedCell(label, None, code, one.ranks))
     return found, saved
 
 
-def cells_of_file(path: Path, numbers: Collection[int] | None, tag: str) -> list[Cell]:
+def cells_of_file(path: Path, numbers: Collection[int] | None, tag: str) -> list[ExportedCell]:
     """Those of a notebook's file. Raises BadInput if it cannot be read."""
     try:
         notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -122,7 +122,7 @@ def cells_of_file(path: Path, numbers: Collection[int] | None, tag: str) -> list
 
 
 def write(
-    target: Path, cells: Sequence[Cell], saved: Mapping[str, tuple[bytes, ...]], started_by: str, force: bool
+    target: Path, cells: Sequence[ExportedCell], saved: Mapping[str, tuple[bytes, ...]], started_by: str, force: bool
 ) -> list[str]:
     """Write the script, and the file of its values; what to say. Raises BadInput if it is there, unless `force`."""
     refuse_existing(target, force)
@@ -168,7 +168,7 @@ def formatted(text: str) -> str | None:
 
 
 def carry_out(
-    args: Mapping[str, Any], pool: Mapping[str, Any], history: History | None, argv: Sequence[str] = ()
+    args: Mapping[str, Any], pool: Mapping[str, Any], history: CellHistory | None, argv: Sequence[str] = ()
 ) -> list[str]:
     """Do what a line of `%ddp export` asks; what to print. pool: what a running pool says, of the fields of
     `export_options.POOL`. history: None in a terminal, where `notebook` names a file."""
@@ -191,7 +191,7 @@ def carry_out(
     return [*write(target, cells, saved, line, args["force"]), *notes]
 
 
-def _cells_of_job(notebook: str | None, history: History | None) -> list[LaunchSpec]:
+def _cells_of_job(notebook: str | None, history: CellHistory | None) -> list[LaunchSpec]:
     """The lines of the cells that a job's script was made of: those that ran here, or a notebook's that is named."""
     if notebook:
         return [cell.spec for cell in cells_of_file(Path(notebook), None, "") if cell.line is not None]
@@ -205,7 +205,7 @@ def _argv(specs: Sequence[LaunchSpec]) -> tuple[str, ...]:
     return found.pop() if len(found) == 1 else ()
 
 
-def _files(args: Mapping[str, Any], history: History | None) -> tuple[str | None, str]:
+def _files(args: Mapping[str, Any], history: CellHistory | None) -> tuple[str | None, str]:
     """The notebook and the script. In a terminal the first file with `--to` alone is the script."""
     if history is None and args["to"] and args["script"] == options.SCRIPT:
         return None, str(args["notebook"])

@@ -6,18 +6,18 @@ import ast
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from nbddp.capabilities.export.program import Cell
+from nbddp.capabilities.export.program import ExportedCell
 from nbddp.errors import BadInput
 from nbddp.execution.cell_text import parted
 
 
-def cells_of(notebook: Mapping[str, Any], name: str, numbers: Collection[int] | None, tag: str) -> list[Cell]:
+def cells_of(notebook: Mapping[str, Any], name: str, numbers: Collection[int] | None, tag: str) -> list[ExportedCell]:
     """The `%%ddp` cells, and what `%ddp push` copies to them, where the file shows its value.
 
     numbers: those of these `In[n]` alone; tag: those that have it. Raises BadInput if there is none such, or if a value
     is not in the file.
     """
-    found: list[Cell] = []
+    found: list[ExportedCell] = []
     known: dict[str, str] = {}
     seen: set[int] = set()
     for i, cell in enumerate(notebook.get("cells", ()), 1):
@@ -37,19 +37,19 @@ def cells_of(notebook: Mapping[str, Any], name: str, numbers: Collection[int] | 
         if tag and tag not in cell.get("metadata", {}).get("tags", ()):
             continue
         seen.add(number)
-        found.append(Cell(label, own.line, own.body))
+        found.append(ExportedCell(label, own.line, own.body))
     _refuse(found, name, [n for n in numbers or () if n not in seen], tag)
     return found
 
 
-def _refuse(found: Sequence[Cell], name: str, missing: Sequence[int], tag: str) -> None:
+def _refuse(found: Sequence[ExportedCell], name: str, missing: Sequence[int], tag: str) -> None:
     if missing:
         raise BadInput(f"{name} has no %%ddp cell In[{missing[0]}]; its saved numbers are those of its last run")
     if not any(cell.line is not None for cell in found):
         raise BadInput(f"{name} has no %%ddp cell{f' with the tag {tag}' * bool(tag)}")
 
 
-def _pushed(text: str, label: str, known: dict[str, str]) -> list[Cell]:
+def _pushed(text: str, label: str, known: dict[str, str]) -> list[ExportedCell]:
     """What `%ddp push` in a cell of the notebook sets. known: names that cells have set to literals so far."""
     found = []
     for row in text.splitlines():
@@ -62,7 +62,7 @@ def _pushed(text: str, label: str, known: dict[str, str]) -> list[Cell]:
                         f"{label} pushes {name!r}, whose value the file does not show; run the notebook and use %ddp "
                         f"export there, or set {name!r} in a %%ddp cell"
                     )
-            found.append(Cell(label, None, "\n".join(f"{name} = {known[name]}" for name in names) + "\n"))
+            found.append(ExportedCell(label, None, "\n".join(f"{name} = {known[name]}" for name in names) + "\n"))
         else:
             _note_literal(row, known)
     return found

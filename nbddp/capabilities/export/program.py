@@ -26,7 +26,7 @@ RANK = 'int(os.environ["RANK"])'
 
 
 @dataclass(frozen=True)
-class Cell:
+class ExportedCell:
     """A `%%ddp` cell, as its label (`In[3]`), its line and its body say; or values that were pushed: `line` is None,
     and the body is the code that sets them, on `ranks`."""
 
@@ -52,7 +52,7 @@ class Parts:
     group_of: str = ""
 
 
-def program(cells: Sequence[Cell], docstring: str) -> tuple[str, list[str]]:
+def program(cells: Sequence[ExportedCell], docstring: str) -> tuple[str, list[str]]:
     """The program's text, and a sentence for each thing that differs from the cells. docstring: what it says first.
 
     Raises BadInput if there is no cell, or for what a script cannot have.
@@ -80,7 +80,13 @@ def program(cells: Sequence[Cell], docstring: str) -> tuple[str, list[str]]:
 
 
 def _add_cell(
-    parts: Parts, cell: Cell, own: list[Statement], rest: str, movable: set[int], several: bool, makers: set[str]
+    parts: Parts,
+    cell: ExportedCell,
+    own: list[Statement],
+    rest: str,
+    movable: set[int],
+    several: bool,
+    makers: set[str],
 ) -> None:
     spec, early = cell.spec, False
     depth = 1 if spec.ranks is None else 2
@@ -113,7 +119,7 @@ def _add_cell(
     parts.main += lines
 
 
-def _body(parts: Parts, cell: Cell, statement: Statement, makers: set[str]) -> list[str]:
+def _body(parts: Parts, cell: ExportedCell, statement: Statement, makers: set[str]) -> list[str]:
     """The lines of a statement in `main`; those of a process group are made sure to fit together."""
     node = statement.node
     before = [statement.before] if statement.before else []

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nbddp.capabilities.scripts import logs
-from nbddp.capabilities.scripts.logs import Logs
+from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import BadInput
 
 C10D, STATIC, SRUN = "c10d", "static", "srun"  # how the ranks get their numbers and meet
@@ -53,7 +53,7 @@ class Launch:
     min_nodes: int | None = None
     env: tuple[tuple[str, str], ...] = ()
     own_gpus: bool = False
-    logs: Logs | None = None
+    logs: LogOptions | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("nnodes", 1), ("nproc", 1), ("gpus_per_proc", 0), ("max_restarts", 0)):

@@ -96,7 +96,7 @@ def hierarchical(
 
 
 @dataclass(frozen=True)
-class Fit:
+class LinkFit:
     """A link that explains measured collectives by one algorithm.
 
     error: the median of |predicted / measured - 1|; worst: the largest; rms: the root of their mean square.
@@ -112,7 +112,7 @@ class Fit:
     ranks: tuple[int, ...]
 
 
-def fit(measured: Iterable[Measured]) -> dict[str, Fit]:
+def fit(measured: Iterable[Measured]) -> dict[str, LinkFit]:
     """Algorithm → the link that fits best, by least squares of the relative errors: sizes span decades, and a
     microsecond matters as much for the small ones as a millisecond for the large. Neither part is negative.
 
@@ -125,7 +125,7 @@ def fit(measured: Iterable[Measured]) -> dict[str, Fit]:
     return {algorithm: _fit(algorithm, known) for algorithm in ALGORITHMS}
 
 
-def _fit(algorithm: str, known: Sequence[Measured]) -> Fit:
+def _fit(algorithm: str, known: Sequence[Measured]) -> LinkFit:
     rows = []
     for m in known:
         messages, share = COSTS[algorithm][m.collective](m.ranks)
@@ -135,7 +135,7 @@ def _fit(algorithm: str, known: Sequence[Measured]) -> Fit:
     link = Link(latency, 1 / inverse if inverse > 0 else math.inf)
     rms = math.sqrt(statistics.fmean(e * e for e in errors))
     ranks = tuple(sorted({m.ranks for m in known}))
-    return Fit(algorithm, link, statistics.median(errors), max(errors), rms, len(rows), ranks)
+    return LinkFit(algorithm, link, statistics.median(errors), max(errors), rms, len(rows), ranks)
 
 
 def _least_squares(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -155,7 +155,7 @@ def _least_squares(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return x, y / scale
 
 
-def better(fits: Mapping[str, Fit]) -> tuple[Fit, bool]:
+def better(fits: Mapping[str, LinkFit]) -> tuple[LinkFit, bool]:
     """The fit of least squares, and whether the data decide it. If not, as on a single world size, where every
     algorithm is some latency and some bandwidth, the first of ALGORITHMS that is as good as any: ring."""
     least = min(f.rms for f in fits.values())

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from nbddp.analysis.steps import Recording, Step
 from nbddp.analysis.wait_time import typical
 from nbddp.capabilities.bench.result import Measured
-from nbddp.capabilities.forecast.cost import Fit, Link, better, fit, hierarchical, seconds, together
+from nbddp.capabilities.forecast.cost import Link, LinkFit, better, fit, hierarchical, seconds, together
 
 MOST_NODES = 1024
 
@@ -121,9 +121,9 @@ class Forecast:
     model: str
     number: int
     profile: Profile
-    fits: tuple[Fit, ...]
+    fits: tuple[LinkFit, ...]
     left_out: tuple[int, ...]
-    chosen: Fit
+    chosen: LinkFit
     decided: bool
     why: str
     intra: Link

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbddp.analysis.quantities import duration, percent, speed
-from nbddp.capabilities.forecast.cost import Fit, Link
+from nbddp.capabilities.forecast.cost import Link, LinkFit
 from nbddp.capabilities.forecast.scale import Forecast
 from nbddp.launch.topology import counted
 
@@ -71,7 +71,7 @@ def _worlds(ranks: Sequence[int]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _fit(fit: Fit) -> str:
+def _fit(fit: LinkFit) -> str:
     return f"{fit.algorithm}: {link(fit.link)} (error {percent(fit.error)}, at most {percent(fit.worst)})"
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from nbddp.agent.gather import end_all
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.remote_client import FarAgent
-from nbddp.capabilities.hosts.transports import Way
+from nbddp.capabilities.hosts.transports import Transport
 from nbddp.errors import AgentFailed, BadInput
 from nbddp.launch.topology import counted
 
@@ -19,12 +19,12 @@ LOOK_EVERY = 0.2  # seconds between two looks while a cell runs
 JOIN_TIMEOUT = 600.0  # seconds that the fewest nodes may take to come; torchrun's default
 
 
-class Place(NamedTuple):
+class NodePlace(NamedTuple):
     """A host on which a node may be, and what starts its agent. keep_alive: seconds for which it is to outlive the
     connection to it."""
 
     host: Host
-    way: Way
+    way: Transport
     keep_alive: float = 0.0
 
 
@@ -34,7 +34,9 @@ class Members:
     `places` are tried in order. begin: starts the agent of a place. `why`: host → why it did not come last time.
     """
 
-    def __init__(self, least: int, most: int, target: int, places: Sequence[Place], begin: Callable[[Place], FarAgent]):
+    def __init__(
+        self, least: int, most: int, target: int, places: Sequence[NodePlace], begin: Callable[[NodePlace], FarAgent]
+    ):
         self.least, self.most, self.target = least, most, target
         self.places = list(places)
         self.why: dict[str, str] = {}

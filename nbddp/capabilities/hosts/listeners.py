@@ -29,7 +29,7 @@ class Doors:
         self._selector = selector
         self._open: set[socket.socket] = set()
         self._close_at = 0.0
-        self._rounds: list[Round] = []
+        self._rounds: list[ProbeRound] = []
 
     def open(self, doors: Sequence[tuple[str, int]], token: str) -> list[tuple[int, str]]:
         """Listen at each address, at its port or at a free one if that is 0; for each the port, or 0 and why not."""
@@ -68,7 +68,7 @@ class Doors:
         if not doors:
             done([])
             return
-        self._rounds.append(Round(self._selector, doors, time.monotonic() + seconds, done))
+        self._rounds.append(ProbeRound(self._selector, doors, time.monotonic() + seconds, done))
 
     def look(self) -> None:
         """What has taken too long is over."""
@@ -81,7 +81,7 @@ class Doors:
             self.close()
 
 
-class Round:
+class ProbeRound:
     """Knocks that were begun together."""
 
     def __init__(

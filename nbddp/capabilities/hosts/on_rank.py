@@ -20,7 +20,7 @@ from contextlib import suppress
 from nbddp.agent.keepalive import GIVEN_UP, keep_alive
 from nbddp.compat import system
 from nbddp.compat.clock import clock
-from nbddp.worker.release import Copy, Sockets, shut
+from nbddp.worker.release import BorrowedSocket, Sockets, shut
 
 LOOK_EVERY = 0.5  # seconds
 UNANSWERED = int(GIVEN_UP / LOOK_EVERY)  # looks, and not seconds: a process that is stopped makes none
@@ -56,7 +56,7 @@ class Silence:
         now, before = clock.monotonic(), self._looks
         since, self._looked, self._looks = now - self._looked, now, {}
         for inode, number in self.sockets.candidates().items():
-            with suppress(OSError), Copy(number) as copy:  # closed meanwhile
+            with suppress(OSError), BorrowedSocket(number) as copy:  # closed meanwhile
                 if _keeps_alive(copy) and _is_unanswered(copy, since):
                     self._looks[inode] = before.get(inode, 0) + 1
                     if self._looks[inode] >= UNANSWERED:

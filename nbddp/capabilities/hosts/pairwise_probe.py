@@ -19,7 +19,7 @@ from nbddp.capabilities.hosts import reachability
 from nbddp.capabilities.hosts.reachability import Offer
 from nbddp.errors import AgentFailed, BadInput, PoolError
 from nbddp.launch.torchrun_env import INTERFACES
-from nbddp.pool.node import FarNode, Node
+from nbddp.pool.node import FarNode, PoolNode
 
 SECONDS = 2.5  # that a knock may take; a lost packet is sent again after one
 TOKEN_BYTES = 16
@@ -45,7 +45,7 @@ class Probe:
         return next((offer for offer, heard in self.home if not any(heard)), None)
 
     def left(
-        self, home: Node, hosts: Sequence[FarNode], wanted: Sequence[Offer | None]
+        self, home: PoolNode, hosts: Sequence[FarNode], wanted: Sequence[Offer | None]
     ) -> tuple[list[list[Offer]], list[Offer]]:
         """What is still to be tried of hosts that may take any interface, and of this machine."""
         lost, unheard = self.chosen() is None, self.home_offer() is None
@@ -63,7 +63,7 @@ class Probe:
         self.home += other.home
 
 
-def find(home: Node, hosts: Sequence[FarNode], interface: str | None) -> None:
+def find(home: PoolNode, hosts: Sequence[FarNode], interface: str | None) -> None:
     """Have every node know the address at which others reach it.
 
     interface: the one that all hosts are to take; else one named by GLOO_SOCKET_IFNAME in a host's set-up is that
@@ -87,7 +87,7 @@ def find(home: Node, hosts: Sequence[FarNode], interface: str | None) -> None:
         node.take_way(offer.address, own=not interface)
 
 
-def _all(node: Node) -> list[Offer]:
+def _all(node: PoolNode) -> list[Offer]:
     return reachability.offers(node.warm["interfaces"])
 
 
@@ -108,11 +108,11 @@ def _wanted(node: FarNode, interface: str | None) -> Offer | None:
 
 
 def tried(
-    home: Node, hosts: Sequence[FarNode], asked: Sequence[Sequence[Offer] | None], here: Sequence[Offer] | None
+    home: PoolNode, hosts: Sequence[FarNode], asked: Sequence[Sequence[Offer] | None], here: Sequence[Offer] | None
 ) -> Probe:
     """Try all pairs of hosts, and this machine from all, at once. asked, here: at which addresses; None: at the one
     that the kernel takes towards the others."""
-    nodes: list[Node] = [*hosts, home]
+    nodes: list[PoolNode] = [*hosts, home]
     reached = [node.agent.route_to() for node in hosts]
     tokens = [secrets.token_hex(TOKEN_BYTES) for _ in nodes]
     requests = [_at(own, _other(reached, i)) for i, own in enumerate(asked)]
@@ -146,7 +146,7 @@ def _other(reached: Sequence[str], i: int) -> str:
     return next((address for k, address in enumerate(reached) if k != i), reached[i])
 
 
-def _told(node: Node, doors: Sequence[Sequence[Any]]) -> Told:
+def _told(node: PoolNode, doors: Sequence[Sequence[Any]]) -> Told:
     interfaces = node.warm["interfaces"]
     return [(reachability.offer_at(address, interfaces), (port, why)) for address, port, why in doors]
 
@@ -161,7 +161,7 @@ def _knocks(told: Sequence[Told], tokens: Sequence[str]) -> list[list[list[str |
 
 @contextmanager
 def _doors(
-    nodes: Sequence[Node], tokens: Sequence[str], requests: Sequence[dict[str, Any]]
+    nodes: Sequence[PoolNode], tokens: Sequence[str], requests: Sequence[dict[str, Any]]
 ) -> Iterator[list[list[list[Any]]]]:
     """Doors of all nodes, open until the block ends."""
     agents = [node.agent for node in nodes]

@@ -24,11 +24,11 @@ from typing import Any, ClassVar
 
 from nbddp.agent import children, hardware, runtime_dir, spool_files, warning_filters
 from nbddp.agent.process_id import Identity
-from nbddp.agent.server import FACTS, Agent, Child, Peer
+from nbddp.agent.server import FACTS, Child, NodeAgent, Peer
 from nbddp.agent.versions import versions
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.reachability import offers
-from nbddp.capabilities.hosts.sync_remote import Copy
+from nbddp.capabilities.hosts.sync_remote import FolderCopy
 from nbddp.compat import working_dir
 from nbddp.launch.torchrun_env import INTERFACES
 from nbddp.protocol.jsonl import MARK, PING_EVERY, Message, encode, parsed
@@ -41,7 +41,7 @@ TASK_OF = (  # beginnings of variables that tell a process its place among those
 )  # fmt: skip
 
 
-class ReachedAgent(Agent):
+class ReachedAgent(NodeAgent):
     """An agent of an owner elsewhere. `said`: what the owner said first."""
 
     def __init__(self, folder: Path, hears: int, says: int, said: Message):
@@ -53,7 +53,7 @@ class ReachedAgent(Agent):
         self._away: float | None = None  # since when the owner is
         self._speaks: Peer | None = None  # the client of the socket that is the owner's new connection
         self._backlog = Backlog()
-        self._copy: Copy | None = None
+        self._copy: FolderCopy | None = None
         self._asked_facts: dict[int, tuple[Peer, int]] = {}  # pid → who asked
         self._kept: dict[int, str] = {}  # pid → where a worker's copies are
         self._written_at: dict[int, str] = {}  # rank → where its last worker's are
@@ -206,7 +206,7 @@ class ReachedAgent(Agent):
     def _do_folder(self, peer: Peer, message: Message) -> Message:
         """A copy of the notebook's folder begins, or begins anew."""
         self._end_copy()
-        self._copy = Copy(message["path"], message["of"], message["host"], working_dir.known())
+        self._copy = FolderCopy(message["path"], message["of"], message["host"], working_dir.known())
         return {}
 
     def _end(self) -> None:
@@ -238,7 +238,7 @@ class ReachedAgent(Agent):
         self._end_copy()
         return answer
 
-    def _copying(self) -> Copy:
+    def _copying(self) -> FolderCopy:
         if self._copy is None:
             raise ValueError("no copy has begun")
         return self._copy
@@ -279,7 +279,7 @@ class ReachedAgent(Agent):
         return [c for c in self.children.values() if c.pid in self._kept and c.rank in ranks]
 
     REQUESTS: ClassVar[dict[str, Callable[[Any, Peer, Message], Message | None]]] = {
-        **Agent.REQUESTS,
+        **NodeAgent.REQUESTS,
         "ping": _do_ping,
         "own": _do_own,
         "status": _do_status,

@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent.client import START_TIMEOUT, Agent, without_stop
+from nbddp.agent.client import START_TIMEOUT, AgentClient, without_stop
 from nbddp.agent.version_diff import otherwise
 from nbddp.capabilities.hosts.backlog import Backlog
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.rejoin import GONE
-from nbddp.capabilities.hosts.transports import Way, last_line
+from nbddp.capabilities.hosts.transports import Transport, last_line
 from nbddp.compat.working_dir import here
 from nbddp.errors import AgentFailed
 from nbddp.launch.units import lasts
@@ -33,14 +33,14 @@ REJOINING = 15.0  # seconds for one of them
 HEARING = 1.0  # seconds for a last word to get there
 
 
-class FarAgent(Agent):
+class FarAgent(AgentClient):
     """An agent on `host`, which `way` starts and connects to. `log` is a file here: what the way's program and the
     agent have written. command: another than the way's."""
 
     def __init__(
         self,
         host: Host,
-        way: Way,
+        way: Transport,
         log: Path,
         env: Mapping[str, str],
         command: Sequence[str] = (),

@@ -15,17 +15,17 @@ from nbddp.agent.version_diff import differing
 from nbddp.agent.versions import versions
 from nbddp.capabilities.attached import command
 from nbddp.capabilities.hosts import sync
-from nbddp.capabilities.hosts.elastic import JOIN_TIMEOUT, LOOK_EVERY, Members, Place
+from nbddp.capabilities.hosts.elastic import JOIN_TIMEOUT, LOOK_EVERY, Members, NodePlace
 from nbddp.capabilities.hosts.names import Host
 from nbddp.capabilities.hosts.remote_client import FarAgent
 from nbddp.capabilities.slurm import host_source
 from nbddp.capabilities.slurm.host_source import Elsewhere
 from nbddp.errors import AgentFailed, BadInput, PoolNotRunning
-from nbddp.execution.execution import Run
+from nbddp.execution.execution import Execution
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology, counted
 from nbddp.launch.units import lasts
-from nbddp.output.progress import Step
+from nbddp.output.progress import StageText
 from nbddp.output.screens import Screen, Silent
 from nbddp.pool.node import FarNode, weakly
 from nbddp.pool.worker_group import WorkerGroup
@@ -117,13 +117,15 @@ class Reaching:
         places = self.elsewhere.places(spec, self.group.nodes[0].agent.home, progress)
         least, most = spec.elastic or (len(places), len(places))
         members = Members(least, most, min(most, len(places)), places, self._begin)
-        progress(Step(f"connecting to {', '.join(str(place.host) for place in places[: members.target])}", "agent"))
+        progress(
+            StageText(f"connecting to {', '.join(str(place.host) for place in places[: members.target])}", "agent")
+        )
         for place in places[: members.target]:
             self.group.take(self._begin(place))
         self.group.warm_here(progress)
         failed: list[AgentFailed] = []
         for node in self.group.spread:
-            progress(Step(f"importing torch on {node.agent.host}, once", "agent"))
+            progress(StageText(f"importing torch on {node.agent.host}, once", "agent"))
             try:
                 node.agent.wait_warm()
             except AgentFailed as e:
@@ -151,7 +153,7 @@ class Reaching:
         self._synced = True
         return sync.copy(agents, progress, living=bool(self.group.workers))
 
-    def _begin(self, place: Place) -> FarAgent:
+    def _begin(self, place: NodePlace) -> FarAgent:
         """Start the agent of a place."""
         home = self.group.nodes[0].agent.home
         log = home / f"host-{place.host.name.replace('/', '_')}.log"
@@ -280,7 +282,7 @@ class Reaching:
         return f"the pool will continue without {', '.join(surplus)}" if surplus else ""
 
     @contextmanager
-    def watching(self, current: Callable[[], Run | None]) -> Iterator[None]:
+    def watching(self, current: Callable[[], Execution | None]) -> Iterator[None]:
         """While a run goes on: end it when the nodes are to change. current: the run."""
         if self.members is None:
             yield

@@ -24,7 +24,7 @@ from nbddp.agent.gather import ask_all, ask_each
 from nbddp.analysis.quantities import size
 from nbddp.capabilities.hosts import sync_rules
 from nbddp.capabilities.hosts.remote_client import FarAgent
-from nbddp.capabilities.hosts.sync_rules import CACHE_MARKS, MOST_BYTES, MOST_FILES, Entry
+from nbddp.capabilities.hosts.sync_rules import CACHE_MARKS, MOST_BYTES, MOST_FILES, FileEntry
 from nbddp.compat.working_dir import here
 from nbddp.errors import BadInput, PoolError
 
@@ -40,7 +40,7 @@ class Listing:
     """The files of a folder that are copied, by their path in it, and a line for each that is not."""
 
     root: Path
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, FileEntry] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
     is_git: bool = True
 
@@ -56,14 +56,14 @@ class Listing:
         if stat.S_ISLNK(facts.st_mode):
             self._take_link(path)
         elif stat.S_ISREG(facts.st_mode):
-            self.entries[path] = Entry(facts.st_size, facts.st_mtime_ns, bool(facts.st_mode & stat.S_IXUSR))
+            self.entries[path] = FileEntry(facts.st_size, facts.st_mtime_ns, bool(facts.st_mode & stat.S_IXUSR))
         elif not stat.S_ISDIR(facts.st_mode):
             self.told.append(f"{path} is not copied: it is neither a file, a folder nor a link")
 
     def _take_link(self, path: str) -> None:
         link = os.readlink(self.root / path)
         if sync_rules.leads_inside(path, link):
-            self.entries[path] = Entry(0, 0, link=link)
+            self.entries[path] = FileEntry(0, 0, link=link)
         else:
             self.told.append(f"{path} is not copied: it is a link that leads out of the folder, to {link}")
 
@@ -215,7 +215,7 @@ def _send(found: Listing, receivers: Sequence[Receiver], progress: Callable[[str
 
 
 def _send_one(
-    path: str, entry: Entry, to: Sequence[Receiver], data: bytes, last: bool, rest: Iterator[tuple[bytes, bool]]
+    path: str, entry: FileEntry, to: Sequence[Receiver], data: bytes, last: bool, rest: Iterator[tuple[bytes, bool]]
 ) -> None:
     first = True
     while True:
@@ -233,7 +233,7 @@ def _send_one(
         one.files += 1
 
 
-def _pieces(file: Path, entry: Entry) -> Iterator[tuple[bytes, bool]]:
+def _pieces(file: Path, entry: FileEntry) -> Iterator[tuple[bytes, bool]]:
     """A file's pieces, and whether each is the last. Raises OSError for one that cannot be read."""
     if entry.link:
         yield b"", True

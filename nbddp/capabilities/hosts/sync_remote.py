@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nbddp.agent import runtime_dir
-from nbddp.capabilities.hosts.sync_rules import Entry, inside, leads_inside
+from nbddp.capabilities.hosts.sync_rules import FileEntry, inside, leads_inside
 
 WORK = "work"  # in the cache folder
 LONGEST_NAME = 40
 Mark = tuple[int, int]  # size, and when it was written (ns)
 
 
-class Copy:
+class FolderCopy:
     """The copy of `there`, a folder of the notebook's machine `of`, on the host that is known as `host`. used: the
     folder in which workers begin now."""
 
@@ -62,7 +62,7 @@ class Copy:
         for path, row in rows.items():
             self._check(path, str(row[3]))
             self._listed.add(path)
-            self.is_same = self.is_same and self._is_the_same(path, Entry(*row))
+            self.is_same = self.is_same and self._is_the_same(path, FileEntry(*row))
             known = self._copied.get(path)
             if known is None or [*known[0]] != [*row] or known[1] != _mark(self.root / path):
                 needed.append(path)
@@ -72,7 +72,7 @@ class Copy:
         if not inside(path) or (link and not leads_inside(path, link)):
             raise ValueError(f"{path} leads out of the folder")
 
-    def _is_the_same(self, path: str, entry: Entry) -> bool:
+    def _is_the_same(self, path: str, entry: FileEntry) -> bool:
         """Whether the folder of the notebook's own path has this too. A network file system tells the truth of a file
         that is opened."""
         file = self.same / path
@@ -90,7 +90,7 @@ class Copy:
     def write(self, path: str, row: Sequence[Any], data: str, first: bool, last: bool) -> str:
         """Write a piece of a file; with the last one it takes its place. Why that cannot be, or empty: it is said
         once."""
-        entry = Entry(*row)
+        entry = FileEntry(*row)
         self._check(path, entry.link)
         try:
             if first:
@@ -110,14 +110,14 @@ class Copy:
             return f"{path} was not copied: {e.strerror}"
         return ""
 
-    def _begin(self, entry: Entry) -> BinaryIO | None:
+    def _begin(self, entry: FileEntry) -> BinaryIO | None:
         if entry.link:
             os.symlink(entry.link, self._new)
             return None
         mode = 0o700 if entry.runs else 0o600
         return os.fdopen(os.open(self._new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
 
-    def _finish(self, path: str, entry: Entry) -> None:
+    def _finish(self, path: str, entry: FileEntry) -> None:
         self._drop()
         if not entry.link:
             os.utime(self._new, ns=(entry.written, entry.written))

@@ -13,7 +13,7 @@ MOST_TOLD = 5
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """A file or a link. size: bytes; written: when, in ns; runs: whether it may be executed; link: where it leads."""
 
     size: int
@@ -22,7 +22,7 @@ class Entry:
     link: str = ""
 
     def row(self) -> list[int | bool | str]:
-        """As JSON has it; `Entry(*row)` is the entry again."""
+        """As JSON has it; `FileEntry(*row)` is the entry again."""
         return [self.size, self.written, self.runs, self.link]
 
 
@@ -52,7 +52,7 @@ def is_left_out(name: str) -> bool:
     return name.startswith(".") or name in CACHES
 
 
-def too_much(entries: Mapping[str, Entry], root: str, is_git: bool, written: Mapping[int, str]) -> str:
+def too_much(entries: Mapping[str, FileEntry], root: str, is_git: bool, written: Mapping[int, str]) -> str:
     """Why a folder is not copied, or empty. written: the two totals in words."""
     total = sum(entry.size for entry in entries.values())
     if total <= MOST_BYTES and len(entries) <= MOST_FILES:

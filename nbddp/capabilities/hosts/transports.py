@@ -44,7 +44,7 @@ WORDS = {  # what ssh says → what to do
 }
 
 
-class Way:
+class Transport:
     """How the agent of a host is started, and what the words mean when it is not. python: the interpreter there that
     has nbddp; setup: what a login shell there does first (`module load cuda`)."""
 
@@ -98,7 +98,7 @@ class Way:
         return host.python or self.python
 
 
-class Ssh(Way):
+class Ssh(Transport):
     """By the user's own ssh. config: its `-F`."""
 
     name = "ssh"
@@ -135,7 +135,7 @@ class Ssh(Way):
         return f"{host} cannot be reached: {told}; {advice.format(host=host)}"
 
 
-class Srun(Way):
+class Srun(Transport):
     """By one srun for each node of a Slurm job. addresses: node → where others reach it."""
 
     name = "srun"
@@ -172,7 +172,7 @@ class Srun(Way):
         return commands.ended_words(self.job, said, self._state())
 
 
-class Template(Way):
+class Template(Transport):
     """By a command that the user gives: `kubectl exec -i {host} -- {command}`."""
 
     def __init__(self, text: str, python: str = "python3", setup: str = ""):

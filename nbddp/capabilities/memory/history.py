@@ -22,7 +22,7 @@ Place = tuple[str, int]  # file, line
 Where = Callable[[Sequence[Mapping[str, Any]]], "Place | None"]
 
 
-class Change(NamedTuple):
+class MemoryChange(NamedTuple):
     """`bytes` more (or less) in use. place: the user's line, if known; block: which allocation, on a GPU."""
 
     at: int
@@ -31,7 +31,7 @@ class Change(NamedTuple):
     block: Hashable = None
 
 
-class Mark(NamedTuple):
+class PhaseMark(NamedTuple):
     """A phase of a step (`forward`, `backward`, `optimizer`) begins or ends."""
 
     phase: str
@@ -48,7 +48,7 @@ class Phase(NamedTuple):
 
 
 @dataclass(frozen=True)
-class History:
+class MemoryHistory:
     """`start`: in use when the recording began. lost: earlier allocations were overwritten, so that it begins later
     than the cell. samples: how many were taken, 0 if all allocations are known."""
 
@@ -56,7 +56,7 @@ class History:
     began: int
     ended: int
     start: int
-    changes: Sequence[Change]
+    changes: Sequence[MemoryChange]
     samples: Sequence[int] = ()
     lost: bool = False
 
@@ -75,7 +75,9 @@ class Window:
     samples: int
 
 
-def from_snapshot(snapshot: Mapping[str, Any], where: Where, began: int, ended: int, shift: int, limit: int) -> History:
+def from_snapshot(
+    snapshot: Mapping[str, Any], where: Where, began: int, ended: int, shift: int, limit: int
+) -> MemoryHistory:
     """What `torch.cuda.memory._snapshot()` tells, in the format that its docstring has.
 
     where: the user's place among an entry's frames. shift: what added to an entry's time (microseconds since 1970,
@@ -86,26 +88,26 @@ def from_snapshot(snapshot: Mapping[str, Any], where: Where, began: int, ended: 
     in_use = sum(segment["allocated_size"] for segment in snapshot["segments"])
     lost = any(len(entries) >= limit for entries in snapshot["device_traces"])
     start = in_use - sum(change.bytes for change in changes)
-    return History(CUDA, changes[0].at if lost else began, ended, start, changes, lost=lost)
+    return MemoryHistory(CUDA, changes[0].at if lost else began, ended, start, changes, lost=lost)
 
 
-def _changes(device: int, entries: Iterable[Mapping[str, Any]], where: Where, shift: int) -> Iterable[Change]:
+def _changes(device: int, entries: Iterable[Mapping[str, Any]], where: Where, shift: int) -> Iterable[MemoryChange]:
     signs = {"alloc": 1, "free_requested": -1}  # the allocator counts memory as free once that was requested
     for entry in entries:
         sign = signs.get(entry["action"])
         if sign is not None:
             place = where(entry["frames"]) if sign > 0 else None
-            yield Change(entry["time_us"] * 1000 + shift, sign * entry["size"], place, (device, entry["addr"]))
+            yield MemoryChange(entry["time_us"] * 1000 + shift, sign * entry["size"], place, (device, entry["addr"]))
 
 
-def from_samples(kind: str, samples: Sequence[tuple[int, int, Place | None]], start: int) -> History:
+def from_samples(kind: str, samples: Sequence[tuple[int, int, Place | None]], start: int) -> MemoryHistory:
     """samples: (when, bytes in use, line that ran); `start` is taken from all bytes."""
-    changes = [Change(at, level - before, place) for (_, before, _), (at, level, place) in pairwise(samples)]
+    changes = [MemoryChange(at, level - before, place) for (_, before, _), (at, level, place) in pairwise(samples)]
     times = [at for at, _, _ in samples]
-    return History(kind, times[0], times[-1], samples[0][1] - start, changes, times)
+    return MemoryHistory(kind, times[0], times[-1], samples[0][1] - start, changes, times)
 
 
-def window(history: History, start: int, end: int, starts: Sequence[int] = ()) -> Window:
+def window(history: MemoryHistory, start: int, end: int, starts: Sequence[int] = ()) -> Window:
     """What happened from `start` to `end`. starts: of the steps within it: lines of samples count from the last that
     begins before the peak, since over many steps a line that allocates would outgrow what another has freed."""
     level = history.start + sum(c.bytes for c in history.changes if c.at < start)
@@ -123,9 +125,9 @@ def window(history: History, start: int, end: int, starts: Sequence[int] = ()) -
     return Window(curve[0][1], peak, at - start, points, kept, sum(start <= t <= end for t in history.samples))
 
 
-def _held(history: History, until: int) -> dict[Place | None, int]:
+def _held(history: MemoryHistory, until: int) -> dict[Place | None, int]:
     """Line → what it has allocated since the recording began and is not free at `until`."""
-    living: dict[Hashable, Change] = {}
+    living: dict[Hashable, MemoryChange] = {}
     for change in history.changes:
         if change.at > until:
             break
@@ -139,7 +141,7 @@ def _held(history: History, until: int) -> dict[Place | None, int]:
     return found
 
 
-def _changed(history: History, start: int, until: int) -> dict[Place | None, int]:
+def _changed(history: MemoryHistory, start: int, until: int) -> dict[Place | None, int]:
     """Line → how much more was in use at the samples that saw it, from `start` to `until`."""
     found: dict[Place | None, int] = {}
     for change in history.changes:
@@ -165,7 +167,7 @@ def thinned(points: Sequence[tuple[int, int]], most: int = POINTS) -> list[tuple
     return [*found, points[-1]]
 
 
-def steps(marks: Sequence[Mark], began: int) -> dict[int, list[Phase]]:
+def steps(marks: Sequence[PhaseMark], began: int) -> dict[int, list[Phase]]:
     """Step → its phases in order: those of the DDP model that came last; without one, steps end with an optimizer's."""
     models = [mark.model for mark in marks if mark.phase != "optimizer"]
     if not models:
@@ -177,7 +179,7 @@ def steps(marks: Sequence[Mark], began: int) -> dict[int, list[Phase]]:
     return {n: some for n, some in found.items() if any(phase.name == "backward" for phase in some)}
 
 
-def _optimizers(marks: Sequence[Mark], began: int) -> dict[int, list[Phase]]:
+def _optimizers(marks: Sequence[PhaseMark], began: int) -> dict[int, list[Phase]]:
     """Each from where the one before ended."""
     found = {}
     for number, (phase, _) in enumerate(_phases(marks)):
@@ -186,9 +188,9 @@ def _optimizers(marks: Sequence[Mark], began: int) -> dict[int, list[Phase]]:
     return found
 
 
-def _phases(marks: Sequence[Mark]) -> Iterable[tuple[Phase, int]]:
+def _phases(marks: Sequence[PhaseMark]) -> Iterable[tuple[Phase, int]]:
     """Those that have begun and ended, with their steps."""
-    begun: dict[str, Mark] = {}
+    begun: dict[str, PhaseMark] = {}
     for mark in marks:
         if mark.begins:
             begun[mark.phase] = mark

@@ -20,9 +20,9 @@ from nbddp.capabilities.memory.history import (
     CUDA,
     HEAP,
     RESIDENT,
-    History,
-    Mark,
+    MemoryHistory,
     Phase,
+    PhaseMark,
     Place,
     from_samples,
     from_snapshot,
@@ -34,7 +34,7 @@ from nbddp.compat import system
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.worker import failure, frames
-from nbddp.worker.frames import Frame
+from nbddp.worker.frames import SeenFrame
 
 EVERY, STILL = 0.001, 0.004  # seconds between samples; between those of a rank that has not moved
 MOST = 200_000  # samples; then every second one goes
@@ -42,7 +42,7 @@ ENTRIES = 50_000  # of the CUDA allocator's history, several KB each
 TRIED = 1 << 20  # bytes
 
 
-class Allocations:
+class AllocationRecorder:
     """The recording of the last cell that was recorded here. why: the reason if it has none."""
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class Allocations:
         self.run = 0
         self.cell: int | None = None
         self._kind = ""
-        self._history: History | None = None
-        self._marks: list[Mark] = []
+        self._history: MemoryHistory | None = None
+        self._marks: list[PhaseMark] = []
         self._model = ""
         self._samples: list[tuple[int, int, Place | None]] = []
         self._began = self._shift = 0
@@ -98,7 +98,7 @@ class Allocations:
         except Exception as e:
             self.why = f"{type(e).__name__}: {e}"
 
-    def _whole(self) -> History | None:
+    def _whole(self) -> MemoryHistory | None:
         if self._kind == CUDA:
             if self.why:
                 return None
@@ -124,7 +124,7 @@ class Allocations:
             if len(self._samples) > MOST:
                 del self._samples[1:-1:2]
 
-    def _sample(self, its: Iterable[Frame]) -> int:
+    def _sample(self, its: Iterable[SeenFrame]) -> int:
         """its: the main thread's frames, innermost first."""
         place = next(((f.file, f.line) for f in its if self._is_user(f.file)), None)
         level = _resident() if self._kind == RESIDENT else int(system.heap_in_use() or 0)
@@ -132,7 +132,7 @@ class Allocations:
         return level
 
     def _mark(self, phase: str, begins: bool, step: int, model: int) -> None:
-        self._marks.append(Mark(phase, begins, step, model, now()))
+        self._marks.append(PhaseMark(phase, begins, step, model, now()))
         if self._kind != CUDA:
             self._sample(frames.outwards(sys._getframe()))
 

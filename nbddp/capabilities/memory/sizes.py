@@ -14,7 +14,7 @@ MOST_NAMES = 3  # that share memory are named
 
 
 @dataclass(frozen=True)
-class Held:
+class NameSize:
     """What a name holds on one rank, in bytes.
 
     parts: by kind, each storage once. tied: tensors that lie in storages of others. spans: bytes of the elements, less
@@ -38,9 +38,10 @@ class Held:
 
 @dataclass(frozen=True, repr=False)
 class Sizes(Table):
-    """A row per name, or per group of ranks that differ, under a sentence per name. `held[name][rank]` is a Held."""
+    """A row per name, or per group of ranks that differ, under a sentence per name. `held[name][rank]` is a
+    NameSize."""
 
-    held: Mapping[str, Mapping[int, Held]] = field(default_factory=dict)
+    held: Mapping[str, Mapping[int, NameSize]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return "\n".join([self.title, "", repr(Table(self.columns, self.rows))])
@@ -50,7 +51,7 @@ class Sizes(Table):
         return f"<div>{words}</div>{Table(self.columns, self.rows)._repr_html_()}"
 
 
-def sizes(held: Mapping[str, Mapping[int, Held]]) -> Sizes:
+def sizes(held: Mapping[str, Mapping[int, NameSize]]) -> Sizes:
     """held: name → rank → what it holds there; each name is on one rank at least."""
     kinds = [k for k in ("parameters", "module buffers", "gradients", "optimizer state", "tensors")
              if any(h.parts.get(k) for of in held.values() for h in of.values())]  # fmt: skip
@@ -65,7 +66,7 @@ def sizes(held: Mapping[str, Mapping[int, Held]]) -> Sizes:
     return Sizes(columns, rows, "\n".join(sentence(n, of) for n, of in held.items()), held=held)
 
 
-def _folded(of: Mapping[int, Held]) -> list[tuple[list[int], Held]]:
+def _folded(of: Mapping[int, NameSize]) -> list[tuple[list[int], NameSize]]:
     """Ranks that hold the same, in order of their first."""
     groups: dict[object, list[int]] = {}
     for rank in sorted(of):
@@ -74,7 +75,7 @@ def _folded(of: Mapping[int, Held]) -> list[tuple[list[int], Held]]:
     return [(ranks, of[ranks[0]]) for ranks in groups.values()]
 
 
-def sentence(name: str, of: Mapping[int, Held]) -> str:
+def sentence(name: str, of: Mapping[int, NameSize]) -> str:
     """`model (DDP): 98 KiB on each of 4 ranks; …`."""
     some = list(of.values())
     first = some[0]
@@ -90,7 +91,7 @@ def sentence(name: str, of: Mapping[int, Held]) -> str:
     return "; ".join([*text, *_shared(first)])
 
 
-def _shared(one: Held) -> list[str]:
+def _shared(one: NameSize) -> list[str]:
     """Which other names hold the same memory, most first."""
     some = sorted(one.shared.items(), key=lambda item: (-item[1], item[0]))
     if not some:

@@ -73,7 +73,7 @@ def _place(found: Any) -> Place | None:
 
 
 @dataclass(frozen=True)
-class Line:
+class PeakLine:
     """A line of the program and what it holds at the peak, by rank."""
 
     name: str
@@ -81,7 +81,7 @@ class Line:
     held: Mapping[int, int]
 
 
-def lines(found: Allocations) -> list[Line]:
+def lines(found: Allocations) -> list[PeakLine]:
     """Of all ranks, those first that hold the most on any; what has no place of its own is one line."""
     names: dict[Place | None, dict[int, int]] = {}
     code: dict[Place | None, str] = {}
@@ -89,7 +89,7 @@ def lines(found: Allocations) -> list[Line]:
         for place, held in r.window.lines:
             names.setdefault(place, {})[r.rank] = held
             code.setdefault(place, r.code.get(place, "") if place is not None else "")
-    made = [Line(_name(place, found), code[place], held) for place, held in names.items()]
+    made = [PeakLine(_name(place, found), code[place], held) for place, held in names.items()]
     return sorted(made, key=lambda line: -max(line.held.values()))
 
 

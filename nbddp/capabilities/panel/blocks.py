@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nbddp.capabilities.panel.page import Block
+from nbddp.capabilities.panel.page import RankBlock
 from nbddp.capabilities.panel.state import State
 
 
 class Blocks:
     """A block for each rank of which `blocks` has something to say; `widget` has them all."""
 
-    def __init__(self, w: Any, blocks: Callable[[State], Sequence[Block]]):
+    def __init__(self, w: Any, blocks: Callable[[State], Sequence[RankBlock]]):
         self._w, self._of = w, blocks
         self._made: dict[int, Any] = {}  # rank → its widgets: all, the head, the text
         self.widget = w.Box()

@@ -18,7 +18,7 @@ from nbddp.agent import devices, hardware
 from nbddp.agent.process_id import Identity
 
 
-class Workers:
+class WorkerPids:
     """The workers among an agent's children, whose pids are their own until it has waited for them: each is found
     once."""
 

@@ -199,7 +199,7 @@ def detail(state: State) -> str:
 
 
 @dataclass(frozen=True)
-class Block:
+class RankBlock:
     """One rank's part of what is side by side: what it is, and the text of it that scrolls."""
 
     rank: int
@@ -225,7 +225,7 @@ def no_output(state: State) -> str:
     return "" if _has_printed(state) else "<small>nothing has been printed</small>"
 
 
-def output(state: State) -> list[Block]:
+def output(state: State) -> list[RankBlock]:
     """What the ranks have printed, side by side or one alone."""
     if not _has_printed(state):
         return []
@@ -236,16 +236,16 @@ def _has_printed(state: State) -> bool:
     return any(out.lines or out.moving for out in state.outputs)
 
 
-def _output(out: Output, hidden: int, search: str) -> Block:
+def _output(out: Output, hidden: int, search: str) -> RankBlock:
     lines = "\n".join(_line(stream, text, search) for stream, text in out.lines)
     more = f"<small> · {counted(hidden, 'line')} hidden</small>" if hidden else ""
     return _block(out.rank, more, lines)
 
 
-def _block(rank: int, more: str, lines: str) -> Block:
+def _block(rank: int, more: str, lines: str) -> RankBlock:
     """The element that scrolls is a region of this name, and not the text in it, which is replaced."""
     text = f'<pre>{lines}</pre><img hidden alt="" src="{DOT}" onload="{REGION.format(rank=rank)}">'
-    return Block(rank, f'<div class="head"><b>rank {rank}</b>{more}</div>', text)
+    return RankBlock(rank, f'<div class="head"><b>rank {rank}</b>{more}</div>', text)
 
 
 def _line(stream: str, text: str, search: str) -> str:
@@ -319,12 +319,12 @@ def no_talk(state: State) -> str:
     return "" if state.talks else f"<small>{words}</small>"
 
 
-def talks(state: State) -> list[Block]:
+def talks(state: State) -> list[RankBlock]:
     """What ranks say that stand in their debuggers, side by side."""
     return [*map(_talk, state.talks)]
 
 
-def _talk(talk: Talk) -> Block:
+def _talk(talk: Talk) -> RankBlock:
     state = "… working" if talk.asked else "⏸ stopped" if talk.stopped else "● running"
     at = f" <small>{state}{', ' * bool(talk.where)}{escape(talk.where)}</small>"
     return _block(talk.rank, at, escape("\n".join(talk.lines[-SHOWN:])))

@@ -23,7 +23,7 @@ SCRIPT = "train.py"  # a panel plans for cells; torchrun wants a file
 
 
 @dataclass(frozen=True)
-class Plan:
+class PanelPlan:
     """The values of the launch controls. `hang_after` and `timeout` are as typed, in seconds; an empty `timeout` means
     none, as an empty `hosts` means this machine."""
 
@@ -65,8 +65,8 @@ class Plan:
         return replace(spec, nnodes=nnodes, device=self.device, visible=self.visible)
 
 
-DEFAULT = Plan()
-CONTROLS = tuple(f.name for f in fields(Plan))
+DEFAULT = PanelPlan()
+CONTROLS = tuple(f.name for f in fields(PanelPlan))
 OF_CELLS = ("hang_after", "timeout", "max_restarts")  # what a pool knows nothing of
 
 
@@ -85,7 +85,7 @@ class Considered:
     note: str = ""
 
 
-def considered(plan: Plan, machine: Sequence[Node], moved: str = "") -> Considered:
+def considered(plan: PanelPlan, machine: Sequence[Node], moved: str = "") -> Considered:
     """What comes of a plan on these machines; on none as long as nobody knows them.
 
     moved: the control that was moved last. It is the culprit of an impossible plan, if its default would make the plan
@@ -103,7 +103,7 @@ def considered(plan: Plan, machine: Sequence[Node], moved: str = "") -> Consider
     return Considered(topology, cell=plan.cell_line(gpus), torchrun=_torchrun(plan, topology), note=note)
 
 
-def layout(plan: Plan, machine: Sequence[Node]) -> Topology:
+def layout(plan: PanelPlan, machine: Sequence[Node]) -> Topology:
     """Who is where. Raises BadInput with what to type where that is impossible."""
     spec = plan.spec()
     nodes = _nodes(plan, machine)
@@ -117,7 +117,7 @@ def layout(plan: Plan, machine: Sequence[Node]) -> Topology:
     )
 
 
-def on_paper(plan: Plan) -> Topology | None:
+def on_paper(plan: PanelPlan) -> Topology | None:
     """The layout of a plan whose machine is not known yet; None where it is impossible."""
     try:
         spec = plan.spec()
@@ -126,7 +126,7 @@ def on_paper(plan: Plan) -> Topology | None:
         return None
 
 
-def _nodes(plan: Plan, machine: Sequence[Node]) -> Sequence[Node]:
+def _nodes(plan: PanelPlan, machine: Sequence[Node]) -> Sequence[Node]:
     """The machines that a plan is for: those that are there, or hosts of which only the names are known. Of those as
     many GPUs are taken for there as the plan needs, if it says that there are any."""
     if not plan.hosts.strip():
@@ -139,12 +139,12 @@ def _nodes(plan: Plan, machine: Sequence[Node]) -> Sequence[Node]:
     return [Node(i, host.name, devices) for i, host in enumerate(hosts_of(plan.hosts))]
 
 
-def _are(machine: Sequence[Node], plan: Plan) -> bool:
+def _are(machine: Sequence[Node], plan: PanelPlan) -> bool:
     """Whether these machines are the hosts that a plan names."""
     return [node.host for node in machine] == [host.name for host in hosts_of(plan.hosts)]
 
 
-def _torchrun(plan: Plan, topology: Topology) -> str:
+def _torchrun(plan: PanelPlan, topology: Topology) -> str:
     launch = Launch(
         script=SCRIPT, nnodes=topology.nnodes, nproc=topology.nproc_per_node, gpus_per_proc=topology.gpus_per_proc,
         max_restarts=plan.max_restarts,
@@ -154,14 +154,14 @@ def _torchrun(plan: Plan, topology: Topology) -> str:
     return torchrun_line(launch)
 
 
-def _culprit(plan: Plan, machine: Sequence[Node], moved: str) -> str:
+def _culprit(plan: PanelPlan, machine: Sequence[Node], moved: str) -> str:
     for name in (*([moved] if moved else []), *(n for n in CONTROLS if n != moved)):
         if _is_possible(replace(plan, **{name: getattr(DEFAULT, name)}), machine):
             return name
     return moved or CONTROLS[0]
 
 
-def _is_possible(plan: Plan, machine: Sequence[Node]) -> bool:
+def _is_possible(plan: PanelPlan, machine: Sequence[Node]) -> bool:
     try:
         layout(plan, machine)
     except BadInput:
@@ -169,7 +169,7 @@ def _is_possible(plan: Plan, machine: Sequence[Node]) -> bool:
     return True
 
 
-def plan_of(spec: LaunchSpec, topology: Topology | None) -> Plan:
+def plan_of(spec: LaunchSpec, topology: Topology | None) -> PanelPlan:
     """The controls' values for a pool, standing or described by its arguments."""
     nproc = topology.nproc_per_node if topology is not None else spec.nproc
     found: dict[str, Any] = {
@@ -177,4 +177,4 @@ def plan_of(spec: LaunchSpec, topology: Topology | None) -> Plan:
         "nnodes": topology.nnodes if topology is not None else spec.nnodes,
         "hosts": spec.hosts, "gpus_per_proc": spec.gpus_per_proc, "device": spec.device, "visible": spec.visible,
     }  # fmt: skip
-    return replace(Plan(oversubscribe=spec.oversubscribe), **{k: v for k, v in found.items() if v})
+    return replace(PanelPlan(oversubscribe=spec.oversubscribe), **{k: v for k, v in found.items() if v})

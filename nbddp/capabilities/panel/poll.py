@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from nbddp.agent.gather import Round
+from nbddp.agent.gather import AgentRequests
 from nbddp.analysis.steps import Recording, step_from
-from nbddp.capabilities.panel.rows import Look, Pace, Use, merged
+from nbddp.capabilities.panel.rows import Pace, SeenRanks, Use, merged
 from nbddp.errors import AgentFailed, BadInput
-from nbddp.execution.execution import Run
+from nbddp.execution.execution import Execution
 from nbddp.launch.topology import Topology, rank_words
 from nbddp.pool.pool import Pool
 
@@ -23,16 +23,16 @@ KEPT = 2000  # steps
 PATIENCE = 2.0  # seconds for an agent's answer
 
 
-def look(pool: Pool, run: Run | None) -> Look:
+def look(pool: Pool, run: Execution | None) -> SeenRanks:
     """Where the ranks are, as far as the run has looked."""
     lives = frozenset(r for r, w in list(pool.workers.items()) if w.lives)
     if run is None or not run.request.is_program:
-        return Look(lives)
+        return SeenRanks(lives)
     ended = {r: e.status for r, e in list(run.ended.items())}
-    return Look(lives, named(run), frozenset(run.specs), dict(run.positions), ended)
+    return SeenRanks(lives, named(run), frozenset(run.specs), dict(run.positions), ended)
 
 
-def named(run: Run) -> str:
+def named(run: Execution) -> str:
     """What runs: `Cell In[3]`, a script's name."""
     request = run.request
     if request.program is not None:
@@ -53,7 +53,7 @@ class Uses:
     def take(self, pool: Pool, placed: Topology) -> None:
         """Ask all agents once. A host that does not answer tells nothing, and no more."""
         at = time.monotonic()
-        asked = Round()
+        asked = AgentRequests()
         nodes = [node for node in pool.group.nodes if node not in pool.group.engines]
         wanted = [self._due(sorted(node.workers), at) for node in nodes]
         for node, memory in zip(nodes, wanted, strict=True):
@@ -112,7 +112,7 @@ class Paces:
         self._last: set[int] = set()  # ranks that were asked after the run's end
         self.new = False
 
-    def ask(self, pool: Pool, run: Run, over: bool) -> None:
+    def ask(self, pool: Pool, run: Execution, over: bool) -> None:
         """Ask every rank for what is new. over: the run has ended; a rank that has nothing new is asked no more."""
         if run.number != self.run:
             self.run, self.steps, self._owing, self._last, self.new = run.number, {}, {}, set(), True

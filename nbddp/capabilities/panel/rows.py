@@ -75,7 +75,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Look:
+class SeenRanks:
     """What was seen at a moment. `lives`: ranks with a process. `program`: what runs, empty if nothing does; of that
     run: `positions`, and how ranks have `ended` it."""
 
@@ -88,7 +88,7 @@ class Look:
 
 def rows(
     placed: Topology,
-    look: Look,
+    look: SeenRanks,
     before: Mapping[int, Use],
     now: Mapping[int, Use],
     paces: Mapping[int, Sequence[Pace]],
@@ -102,7 +102,9 @@ def rows(
     )  # fmt: skip
 
 
-def _row(placed: Topology, rank: int, look: Look, before: Use | None, now: Use | None, paces: Sequence[Pace]) -> Rank:
+def _row(
+    placed: Topology, rank: int, look: SeenRanks, before: Use | None, now: Use | None, paces: Sequence[Pace]
+) -> Rank:
     place, node = placed.workers[rank], placed.nodes[placed.workers[rank].node]
     state, doing = doing_of(rank, look)
     host = f" {node.host}" if node.host and not node.simulated and placed.nnodes > 1 else ""
@@ -114,7 +116,7 @@ def _row(placed: Topology, rank: int, look: Look, before: Use | None, now: Use |
     )  # fmt: skip
 
 
-def doing_of(rank: int, look: Look) -> tuple[str, str]:
+def doing_of(rank: int, look: SeenRanks) -> tuple[str, str]:
     """A rank's state, and in words what it does."""
     if rank not in look.lives:
         return "dead", "its process has ended"

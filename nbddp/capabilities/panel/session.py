@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.analysis.steps import Recording
 from nbddp.capabilities.debugger import transcript
 from nbddp.capabilities.panel import output, poll, rows
@@ -24,12 +24,12 @@ from nbddp.capabilities.panel import state as panel_state
 from nbddp.capabilities.panel.curves import curve
 from nbddp.capabilities.panel.plan import plan_of
 from nbddp.capabilities.panel.pump import Pump, can_hear, pump
-from nbddp.capabilities.panel.state import Model, State
+from nbddp.capabilities.panel.state import PanelModel, State
 from nbddp.capabilities.stacks.command import live
 from nbddp.capabilities.timings.figure import timings
 from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed
 from nbddp.execution import report
-from nbddp.execution.execution import Run
+from nbddp.execution.execution import Execution
 from nbddp.figures.figure import width_of
 from nbddp.figures.html import picture
 from nbddp.launch.topology import Topology, rank_words
@@ -55,7 +55,7 @@ class Session:
         plan = plan_of(pool.spec, pool.topology)
         first = State(plan=plan, placed=pool.topology, standing=plan if pool.topology is not None else None)
         self._looked_at: Topology | None = None  # the pool at the last look
-        self.model = Model(panel_state.known(first, machine), weakly(self._not_shown))
+        self.model = PanelModel(panel_state.known(first, machine), weakly(self._not_shown))
         self._uses, self._paces = poll.Uses(), poll.Paces()
         self._curved = float("-inf")  # when the curve was drawn
         self._wanted = -1  # the step that was selected last
@@ -147,10 +147,10 @@ class Session:
             self._over = last.number
             self._ended(last)
 
-    def _talked(self, run: Run, *news: Any) -> None:
+    def _talked(self, run: Execution, *news: Any) -> None:
         self.model.change(panel_state.talked, [talk for _, talk in sorted(run.debugged.talks.items())])
 
-    def _ended(self, run: Run) -> None:
+    def _ended(self, run: Execution) -> None:
         """Say how a run has ended, and do what was asked for meanwhile. What a command has said since stays."""
         error = run.error()
         if run.number != self._known:
@@ -312,7 +312,7 @@ class Session:
         self._say("asking every rank for its stack …")
         threading.Thread(target=self._stacks, args=(pool.agent,), name="nbddp-stacks", daemon=True).start()
 
-    def _stacks(self, agent: Agent) -> None:
+    def _stacks(self, agent: AgentClient) -> None:
         try:
             self.model.change(panel_state.said, "stacks of all ranks", repr(live(agent)))
         except NbddpError as e:
@@ -326,7 +326,7 @@ class Session:
     def _say(self, words: str) -> None:
         self.model.change(panel_state.said, words)
 
-    def _current(self) -> Run | None:
+    def _current(self) -> Execution | None:
         """The run that a command is for."""
         run = self.pool.current
         if run is not None and run.request.is_program:
@@ -335,7 +335,7 @@ class Session:
             self._known = last.number
         return None
 
-    def _busy(self, otherwise: str) -> Run | None:
+    def _busy(self, otherwise: str) -> Execution | None:
         """The run that is on; without one that is said."""
         run = self._current()
         if run is None:

@@ -1,6 +1,6 @@
 """All that a panel shows, as one value, and how it changes. Pure: a view draws a `State` and holds no rules.
 
-`Model` holds the value that is now, and tells its views of a new one. It may be changed from any thread; views are
+`PanelModel` holds the value that is now, and tells its views of a new one. It may be changed from any thread; views are
 told in the thread that has changed it, one after the other.
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 from nbddp.capabilities.debugger.transcript import Talk
 from nbddp.capabilities.panel.curves import Curve
 from nbddp.capabilities.panel.output import ALL, Output, Showing
-from nbddp.capabilities.panel.plan import OF_CELLS, Considered, Plan, considered, plan_of
+from nbddp.capabilities.panel.plan import OF_CELLS, Considered, PanelPlan, considered, plan_of
 from nbddp.capabilities.panel.rows import Rank
 from nbddp.launch.machine import Node
 from nbddp.launch.options import LaunchSpec
 from nbddp.launch.topology import Topology
 from nbddp.output import progress
-from nbddp.output.progress import STAGES, Share, Step
+from nbddp.output.progress import STAGES, Progress, StageText
 
 LOG = 40  # lines of a log that are shown
 
@@ -59,11 +59,11 @@ class State:
     is seen; `room`: the most lines of it that were in progress at once. `curve`: the steps of a `run`, and a `step` of
     them; `talks`: what ranks say that have stopped in the debugger."""
 
-    plan: Plan = field(default_factory=Plan)
+    plan: PanelPlan = field(default_factory=PanelPlan)
     machine: tuple[Node, ...] = ()
     considered: Considered = field(default_factory=Considered)
     placed: Topology | None = None
-    standing: Plan | None = None
+    standing: PanelPlan | None = None
     stage: Stage | None = None
     failure: str = ""
     log: tuple[str, ...] = ()
@@ -124,8 +124,8 @@ def began(state: State) -> State:
 def reached(state: State, text: str) -> State:
     """A start reports this; a text that belongs to no stage leaves it where it is."""
     before = state.stage.part if state.stage is not None else STAGES[0]
-    part = (text.stage if isinstance(text, Step) else None) or before
-    if isinstance(text, Share):
+    part = (text.stage if isinstance(text, StageText) else None) or before
+    if isinstance(text, Progress):
         return replace(state, stage=Stage(text.words, part, text.done, text.of))
     return replace(state, stage=Stage(text, part))
 
@@ -192,7 +192,7 @@ def placed(state: State, now: Topology | None, spec: LaunchSpec) -> State:
     return replace(state, placed=now, standing=pool, plan=plan, considered=considered(plan, state.machine))
 
 
-class Model:
+class PanelModel:
     """The state that is now, and who is told of the next. `report`: called with the error of a view that could not show
     a state, once for each error of each view; the other views, and whoever changed the state, go on."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from nbddp.capabilities.panel import page
 from nbddp.capabilities.panel.blocks import Blocks, close
 from nbddp.capabilities.panel.output import ALL
-from nbddp.capabilities.panel.plan import Plan
+from nbddp.capabilities.panel.plan import PanelPlan
 from nbddp.capabilities.panel.session import Session
 from nbddp.capabilities.panel.state import State
 from nbddp.capabilities.panel.style import STYLE
@@ -113,7 +113,7 @@ class View:
         self._parts.append((widget, words))
         return widget
 
-    def _side_by_side(self, blocks: Callable[[State], Sequence[page.Block]]) -> Any:
+    def _side_by_side(self, blocks: Callable[[State], Sequence[page.RankBlock]]) -> Any:
         """A place for a block of each rank."""
         made = Blocks(self._w, blocks)
         self._blocks.append(made)
@@ -263,7 +263,7 @@ class View:
     def _control(self, name: str, label: str, tooltip: str, kind: Any) -> Any:
         w = self._w
         common: dict[str, Any] = {
-            "value": getattr(Plan(), name), "description": label, "style": {"description_width": LABEL},
+            "value": getattr(PanelPlan(), name), "description": label, "style": {"description_width": LABEL},
             "layout": w.Layout(width=CONTROL),
         }  # fmt: skip
         if "tooltip" in w.Dropdown.class_trait_names():  # ipywidgets 8

@@ -30,7 +30,7 @@ from nbddp.capabilities.private import sock_owner
 from nbddp.capabilities.private.sock_owner import Address
 from nbddp.compat import system
 from nbddp.compat.clock import clock
-from nbddp.worker.release import Copy
+from nbddp.worker.release import BorrowedSocket
 
 KEY, DIGEST = "nbddp/ends", 8  # bytes
 LAZY = "TORCH_GLOO_LAZY_INIT"
@@ -111,7 +111,7 @@ def ends(descriptors: Iterable[int]) -> Ends:
 
 def _copies(descriptors: Iterable[int]) -> Iterator[tuple[int, socket.socket]]:
     for number in descriptors:
-        with suppress(OSError), Copy(number) as copy:
+        with suppress(OSError), BorrowedSocket(number) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
                 yield number, copy
 
@@ -196,7 +196,7 @@ class _Kernel:
         if self._asked is not None:
             self._asked.close()
 
-    def owner(self, pair: Pair) -> sock_owner.Owner | None:
+    def owner(self, pair: Pair) -> sock_owner.SocketOwner | None:
         """Whose the other end is; None if nobody has it, or the kernel does not say."""
         with suppress(OSError):
             owner = None if self._asked is None else self._asked.owner(pair[1], pair[0])

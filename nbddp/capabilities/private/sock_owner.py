@@ -41,7 +41,7 @@ UNTOLD = "the kernel does not report who owns a connection"
 
 
 @dataclass(frozen=True)
-class Owner:
+class SocketOwner:
     """Whose a socket is. Of one that nobody has accepted yet, and of one whose process has closed it, the kernel says
     uid 0 and inode 0."""
 
@@ -75,7 +75,7 @@ class Kernel:
     def close(self) -> None:
         self._netlink.close()
 
-    def owner(self, near: Address, far: Address) -> Owner | None:
+    def owner(self, near: Address, far: Address) -> SocketOwner | None:
         """Whose the socket at `near` is that is connected to `far`; None if there is none on this machine."""
         family, ends = _packed(near, far)
         socket_id = struct.pack("!HH", near[1], far[1]) + ends + struct.pack("=III", 0, *UNKNOWN_COOKIE)
@@ -91,7 +91,7 @@ class Kernel:
         if kind != SOCK_DIAG_BY_FAMILY:
             return None
         uid, inode = struct.unpack_from("=II", answer, OWNER_AT)
-        return Owner(uid, inode, answer[STATE_AT])
+        return SocketOwner(uid, inode, answer[STATE_AT])
 
 
 def ends(connection: socket.socket) -> tuple[Address, Address]:
@@ -255,7 +255,7 @@ def unavailable() -> str:
         return f"{UNTOLD} ({e.strerror or e})"
     if owner is None:
         return f"{UNTOLD} (sock_diag finds none)"
-    if owner != Owner(os.geteuid(), inode, ESTABLISHED):
+    if owner != SocketOwner(os.geteuid(), inode, ESTABLISHED):
         return f"{UNTOLD} (sock_diag reports uid {owner.uid} for a connection of uid {os.geteuid()})"
     return ""
 

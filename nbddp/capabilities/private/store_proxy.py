@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from nbddp.capabilities.private.sock_owner import Family, Kernel, Owner, ends
+from nbddp.capabilities.private.sock_owner import Family, Kernel, SocketOwner, ends
 
 CHUNK = 1 << 18  # bytes that are read at once, and the most that wait for a slow reader
 AT_ONCE = 64  # connections judged together: one look into /proc answers for all of them
@@ -53,14 +53,14 @@ class PoolOnly:
     def close(self) -> None:
         self._kernel.close()
 
-    def _owner(self, connection: socket.socket) -> Owner | None:
+    def _owner(self, connection: socket.socket) -> SocketOwner | None:
         try:
             near, far = ends(connection)
             return self._kernel.owner(far, near)
         except OSError:  # it has gone
             return None
 
-    def _refusal(self, owner: Owner | None, in_pool: bool) -> str:
+    def _refusal(self, owner: SocketOwner | None, in_pool: bool) -> str:
         if owner is None or not owner.holds:
             return "from a process that has ended"
         if owner.uid != os.geteuid():

@@ -17,7 +17,7 @@ from typing import Any
 from nbddp.execution import report
 from nbddp.output.table import Table
 from nbddp.protocol import outcome
-from nbddp.protocol.outcome import Ended
+from nbddp.protocol.outcome import RankExit
 
 NOT_AVAILABLE = "<N/A>"
 ADVICE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
@@ -95,14 +95,14 @@ class Seat:
 
 
 def found_in(
-    ended: Mapping[int, Ended], seats: Mapping[int, Seat], files: Mapping[int, tuple[str, dict[str, Any]]]
+    ended: Mapping[int, RankExit], seats: Mapping[int, Seat], files: Mapping[int, tuple[str, dict[str, Any]]]
 ) -> dict[int, Failure]:
     """Rank → its failure. files: rank → the path of its error file and its content, where it has written one."""
     bad = [e for _, e in sorted(ended.items()) if e.status in (outcome.FAILED, outcome.DIED)]
     return {e.rank: _failure(e, seats[e.rank], *files.get(e.rank, ("", {}))) for e in bad}
 
 
-def _failure(ended: Ended, seat: Seat, path: str, content: dict[str, Any]) -> Failure:
+def _failure(ended: RankExit, seat: Seat, path: str, content: dict[str, Any]) -> Failure:
     code, at_ns = exitcode(ended), int(ended.content.get("at") or ended.gone_ns or 0)
     at = at_ns // 10**9
     message, last = content.get("message"), ended.chain[-1] if ended.chain else None
@@ -116,7 +116,7 @@ def _failure(ended: Ended, seat: Seat, path: str, content: dict[str, Any]) -> Fa
     return Failure(ended.rank, seat.local_rank, seat.host, seat.pid, code, file, said, at, raised, at_ns)
 
 
-def exitcode(ended: Ended) -> int:
+def exitcode(ended: RankExit) -> int:
     """With which a process under torchrun would have ended."""
     if ended.status == outcome.DIED:
         return ended.code if isinstance(ended.code, int) else 1

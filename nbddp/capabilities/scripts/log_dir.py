@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from nbddp.capabilities.scripts.logs import STREAMS, Logs, of
+from nbddp.capabilities.scripts.logs import STREAMS, LogOptions, of
 from nbddp.errors import BadInput
 
 ERROR = "error.json"
@@ -25,7 +25,7 @@ class LogDir:
     """The directories of one launch. `roots`: node → its directory; `places`: rank → its node and local rank in the
     present attempt, which may have others than the one before."""
 
-    def __init__(self, logs: Logs, run_id: str, role: str = "default"):
+    def __init__(self, logs: LogOptions, run_id: str, role: str = "default"):
         """Raises BadInput for a folder that cannot be made."""
         self.logs, self.role, self._run_id = logs, role, run_id
         self.places: Mapping[int, tuple[int, int]] = {}
@@ -70,7 +70,7 @@ class LogDir:
         return self.logs.written(self.local_rank(rank))
 
 
-class Attempt:
+class AttemptLogs:
     """The open files of one attempt."""
 
     def __init__(self, of: LogDir, attempt: int):

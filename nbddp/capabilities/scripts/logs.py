@@ -21,7 +21,7 @@ NONE: Which = {None: _SETS["0"]}
 
 
 @dataclass(frozen=True)
-class Logs:
+class LogOptions:
     """folder: the base of the log directory; None: one is made, if any stream is written. redirects: streams that go to
     a file instead of the screen; tee: to both. only: local ranks that are shown; None: all. filters: for each stream,
     the words of which a line must have one to be written to `filtered_stdout.log` as well."""
@@ -89,16 +89,16 @@ def add_options(group: Any) -> None:
         help="show the output of these local ranks only")  # fmt: skip
 
 
-def of_options(space: argparse.Namespace) -> Logs | None:
+def of_options(space: argparse.Namespace) -> LogOptions | None:
     """What was asked for by `add_options`; None if nothing was."""
     said = vars(space)
     filters = said.get("duplicate_stdout_filters") or (), said.get("duplicate_stderr_filters") or ()
     if not any((space.log_dir, space.redirects, space.tee, space.local_ranks_filter, *filters)):
         return None
-    return Logs(space.log_dir, space.redirects or NONE, space.tee or NONE, space.local_ranks_filter, filters)
+    return LogOptions(space.log_dir, space.redirects or NONE, space.tee or NONE, space.local_ranks_filter, filters)
 
 
-def words_of(logs: Logs) -> list[str]:
+def words_of(logs: LogOptions) -> list[str]:
     """The options of torchrun that say so."""
     found = ["--log-dir", logs.folder] if logs.folder else []
     for option, which in (("--redirects", logs.redirects), ("--tee", logs.tee)):

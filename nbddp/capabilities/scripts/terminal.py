@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from nbddp.agent import stop
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.capabilities.scripts import launch
 from nbddp.compat.working_dir import known
 from nbddp.errors import BadInput, RunFailed
@@ -36,8 +36,8 @@ def run(command: Command) -> int:
     for line in (*command.notes, *said):
         print(line, file=sys.stderr)
     _leave_working_directory()
-    waiting = Agent.ask(os.environ)
-    agent = Agent.launch(os.environ, waiting)  # it imports torch while this process imports the rest
+    waiting = AgentClient.ask(os.environ)
+    agent = AgentClient.launch(os.environ, waiting)  # it imports torch while this process imports the rest
     from nbddp.pool.pool import Pool
 
     pool = Pool(agent=agent)

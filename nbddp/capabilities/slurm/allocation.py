@@ -151,7 +151,7 @@ class Allocation:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptAllocation:
     """An allocation that waits for another kernel, as its holder tells of it."""
 
     place: Path
@@ -201,7 +201,7 @@ class Kept:
         return connection
 
 
-def kept() -> list[Kept]:
+def kept() -> list[KeptAllocation]:
     """The allocations of this user that wait for a kernel on this machine."""
     if not (runtime_dir.runtime() / holder.FOLDER).exists():
         return []
@@ -210,7 +210,7 @@ def kept() -> list[Kept]:
         with suppress(OSError, ValueError):  # it is being made, or has just gone
             facts = json.loads((place / holder.RECORD).read_text())
             if Identity(facts["pid"], facts["started"]).alive():
-                found.append(Kept(place, facts))
+                found.append(KeptAllocation(place, facts))
     return found
 
 

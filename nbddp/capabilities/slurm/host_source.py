@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from nbddp.capabilities.hosts.elastic import Place
+from nbddp.capabilities.hosts.elastic import NodePlace
 from nbddp.capabilities.hosts.names import hosts_of
-from nbddp.capabilities.hosts.transports import Srun, Ssh, Template, Way
+from nbddp.capabilities.hosts.transports import Srun, Ssh, Template, Transport
 from nbddp.capabilities.hosts.via import SSH, refuse_more_than_names, via_of
 from nbddp.capabilities.slurm import allocation, commands
-from nbddp.capabilities.slurm.allocation import Allocation, Kept
+from nbddp.capabilities.slurm.allocation import Allocation, KeptAllocation
 from nbddp.capabilities.slurm.commands import Slurm
 from nbddp.errors import BadInput
 from nbddp.launch.options import LaunchSpec
@@ -33,17 +33,17 @@ class Elsewhere:
         self._ends: dict[Allocation, float] = {}  # by time.monotonic()
         self._timer: threading.Timer | None = None
 
-    def places(self, spec: LaunchSpec, home: Path, progress: Callable[[str], None]) -> list[Place]:
+    def places(self, spec: LaunchSpec, home: Path, progress: Callable[[str], None]) -> list[NodePlace]:
         """Where nodes of `spec` may be. home: a folder for logs. Raises BadInput, AgentFailed."""
         python, setup = spec.python or sys.executable, spec.setup or ""
         if spec.slurm is None:
             via, hosts = via_of(spec.via or SSH), hosts_of(spec.hosts or "")
             if via == SSH:
-                way: Way = Ssh(os.path.expanduser(spec.ssh_config or ""), python, setup)
+                way: Transport = Ssh(os.path.expanduser(spec.ssh_config or ""), python, setup)
             else:
                 refuse_more_than_names(spec.via or "", hosts)
                 way = Template(via, python, setup)
-            return [Place(host, way, spec.keep_alive or 0.0) for host in hosts]
+            return [NodePlace(host, way, spec.keep_alive or 0.0) for host in hosts]
         for held in [held for held in self.allocations if held.over]:
             self._let_go(held)
             held.release()
@@ -56,7 +56,7 @@ class Elsewhere:
                 self._ask(spec, spec.slurm, home, progress)
         return [place for held in self.allocations for place in _of(held, python, setup)]
 
-    def more(self, spec: LaunchSpec, nodes: int, home: Path, progress: Callable[[str], None]) -> list[Place]:
+    def more(self, spec: LaunchSpec, nodes: int, home: Path, progress: Callable[[str], None]) -> list[NodePlace]:
         """A second job, of `nodes` nodes that are not ours yet. Raises as `places`."""
         asked = spec.slurm or Slurm()
         have = ",".join(host.name for held in self.allocations for host in held.hosts)
@@ -180,9 +180,9 @@ def offer() -> str:
     return f"this kernel is in Slurm job {job} on {nodes} nodes; %ddp start --slurm starts workers on all of them"
 
 
-def _of(held: Allocation, python: str, setup: str) -> list[Place]:
+def _of(held: Allocation, python: str, setup: str) -> list[NodePlace]:
     way = Srun(held.job, held.addresses(), held.state, python, setup)
-    return [Place(host, way) for host in held.hosts]
+    return [NodePlace(host, way) for host in held.hosts]
 
 
 KEPT = ("nproc", "gpus_per_proc", "visible", "oversubscribe", "device", "python", "setup", "keep_alive")
@@ -193,12 +193,12 @@ def stored(spec: LaunchSpec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in KEPT} | {"slurm": asdict(spec.slurm or Slurm())}
 
 
-def restored(kept: Kept) -> LaunchSpec:
+def restored(kept: KeptAllocation) -> LaunchSpec:
     what = kept.what
     return LaunchSpec(**{name: what[name] for name in KEPT}, slurm=Slurm(**what["slurm"]))
 
 
-def to_attach(job: int | None) -> Kept:
+def to_attach(job: int | None) -> KeptAllocation:
     """The allocation that waits for a kernel. Raises BadInput where there is none, or more than one."""
     found = [one for one in allocation.kept() if job in (None, one.job)]
     if not found:

@@ -21,7 +21,7 @@ ENDS = {  # of a batch job
 
 
 @dataclass(frozen=True)
-class Look:
+class JobStatus:
     """What is known of a job at one moment. code: Slurm's `ExitCode`, as `exit code:signal`. log, errors: files of
     its two streams; errors is empty if both go to one."""
 
@@ -67,11 +67,11 @@ def number_of(said: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def look(job: int, record: str) -> Look:
+def look(job: int, record: str) -> JobStatus:
     """record: what `scontrol show job N` prints; values with blanks are on lines of their own."""
     found = _fields(record)
     out, errors = found.get("StdOut", ""), found.get("StdErr", "")
-    return Look(
+    return JobStatus(
         job, found.get("JobState", ""), found.get("Reason", ""), found.get("StartTime", ""),
         found.get("NodeList", ""), found.get("ExitCode", ""), out, "" if errors == out else errors,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbddp.agent import stop
 from nbddp.capabilities.slurm import allocation, job_states
-from nbddp.capabilities.slurm.job_states import Look
+from nbddp.capabilities.slurm.job_states import JobStatus
 from nbddp.errors import AgentFailed, BadInput, CommandStopped, PoolError, SlurmRefused
 
 LOOK_EVERY = 1.0  # seconds between questions to Slurm, which answers for a whole site
@@ -56,7 +56,7 @@ def follow(job: int, show: Say, progress: Say, cancels: bool) -> str:
 
     Raises PoolError for one that did not complete, CommandStopped after Stop, which says what became of the job.
     """
-    logs = Logs()
+    logs = JobLogs()
     try:
         found = _until_over(job, logs, show, progress)
     except KeyboardInterrupt:
@@ -71,8 +71,8 @@ def follow(job: int, show: Say, progress: Say, cancels: bool) -> str:
     return f"{found.ending()}; {found.logs()}"
 
 
-def _until_over(job: int, logs: Logs, show: Say, progress: Say) -> Look:
-    looked, found = 0.0, Look(job, "PENDING")
+def _until_over(job: int, logs: JobLogs, show: Say, progress: Say) -> JobStatus:
+    looked, found = 0.0, JobStatus(job, "PENDING")
     while True:
         stop.check()
         if time.monotonic() - looked > LOOK_EVERY:
@@ -86,7 +86,7 @@ def _until_over(job: int, logs: Logs, show: Say, progress: Say) -> Look:
         time.sleep(READ_EVERY)
 
 
-def _look(job: int) -> Look:
+def _look(job: int) -> JobStatus:
     try:
         return job_states.look(job, allocation.ask("scontrol", "show", "job", str(job)))
     except AgentFailed as e:
@@ -105,7 +105,7 @@ def _stopped(job: int, cancels: bool) -> str:
     return f"%ddp submit was stopped by the user; Slurm job {job} was cancelled (scancel {job})"
 
 
-class Log:
+class JobLog:
     """The file that a job writes to, read piece by piece; empty until it is there."""
 
     def __init__(self) -> None:
@@ -124,13 +124,13 @@ class Log:
         return self._decoder.decode(data, final)
 
 
-class Logs:
+class JobLogs:
     """The files of a job's two streams, or of one if both go there."""
 
     def __init__(self) -> None:
-        self._out, self._errors = Log(), Log()
+        self._out, self._errors = JobLog(), JobLog()
 
-    def name(self, found: Look) -> None:
+    def name(self, found: JobStatus) -> None:
         self._out.path = found.log or self._out.path
         self._errors.path = found.errors or self._errors.path
 

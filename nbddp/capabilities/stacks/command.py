@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbddp.agent.client import Agent
+from nbddp.agent.client import AgentClient
 from nbddp.compat import system
 from nbddp.errors import PoolError, RankStatus
 from nbddp.execution import deadlock, report
@@ -67,7 +67,7 @@ def of_run(positions: Mapping[int, Position], facts: Mapping[int, Mapping[str, A
     return Stacks(positions, {r: f.get("stack", ()) for r, f in facts.items()}, title="when the last run ended:")
 
 
-def live(agent: Agent) -> Stacks:
+def live(agent: AgentClient) -> Stacks:
     """Ask the ranks of a running pool. Raises PoolError if the pool has no workers."""
     from nbddp.pool.rpc import join
 
@@ -85,7 +85,7 @@ def live(agent: Agent) -> Stacks:
         wire.close()
 
 
-def _ask(agent: Agent, wire: Any, workers: Mapping[int, Mapping[str, Any] | None]) -> Stacks:
+def _ask(agent: AgentClient, wire: Any, workers: Mapping[int, Mapping[str, Any] | None]) -> Stacks:
     ranks = [r for r in workers if r in wire.engines()]
     before: dict[int, Position] = {}
     facts, elapsed, asked_at = {}, float("inf"), 0.0
@@ -119,7 +119,7 @@ def _answers(wire: Any, ranks: Sequence[int], question: dict[str, Any]) -> dict[
     return found
 
 
-def _dumped(agent: Agent, worker: Mapping[str, Any]) -> str:
+def _dumped(agent: AgentClient, worker: Mapping[str, Any]) -> str:
     """A silent rank's stack, written by faulthandler into its log; empty if it does not listen to the signal."""
     if not system.is_linux():
         return f"its stack is not available: {system.name()} does not report whether a signal can request it"

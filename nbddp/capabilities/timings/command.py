@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nbddp.analysis.clocks import Clock, Ping, aligned, clock
+from nbddp.analysis.clocks import ClockOffset, Ping, aligned, clock
 from nbddp.analysis.origin import origin
 from nbddp.analysis.steps import Recording, step_from
 from nbddp.capabilities.bench import command as bench_command
@@ -17,7 +17,7 @@ from nbddp.capabilities.collectives.program import Breakdown
 from nbddp.capabilities.compare import command as compare_command
 from nbddp.capabilities.compare.report import Report
 from nbddp.capabilities.memory.parts import RankMemory
-from nbddp.capabilities.memory.sizes import Held, Sizes
+from nbddp.capabilities.memory.sizes import NameSize, Sizes
 from nbddp.capabilities.memory.sizes import sizes as report_of_sizes
 from nbddp.capabilities.memory.timeline import Allocations, of_rank
 from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
@@ -65,7 +65,7 @@ def collectives(ranks: Ranks) -> Breakdown:
     newest = max((f for f in found.values() if f), key=lambda f: f["run"])
     of_it = {r: f for r, f in found.items() if f and f["run"] == newest["run"]}
     by_rank = clocks(ranks)
-    cells = {r: cell_from(f, by_rank.get(r, Clock())) for r, f in of_it.items()}
+    cells = {r: cell_from(f, by_rank.get(r, ClockOffset())) for r, f in of_it.items()}
     shown = untraced(cells, sorted(set(found) - set(of_it)), origin(newest["run"], newest["cell"], ranks.newest()))
     more = [f"Not all of its collectives were recorded: {UNSEEN}"] if any(f["unseen"] for f in of_it.values()) else []
     return replace(shown, notes=[*shown.notes, *more])
@@ -98,12 +98,12 @@ def trace(ranks: Ranks) -> Merged:
     return merged
 
 
-def clocks(ranks: Ranks) -> dict[int, Clock]:
+def clocks(ranks: Ranks) -> dict[int, ClockOffset]:
     """Each rank's clock against rank 0's; empty where all ranks are on one machine, which has one clock."""
     if len({n.host for n in ranks.placed().nodes}) < 2:
         return {}
     pings = _unpacked(ranks.answers("clocks"))[0]
-    return {0: Clock(), **{r: clock([Ping(*p) for p in some]) for r, some in pings.items()}}
+    return {0: ClockOffset(), **{r: clock([Ping(*p) for p in some]) for r, some in pings.items()}}
 
 
 def memory(ranks: Ranks) -> list[RankMemory]:
@@ -121,7 +121,7 @@ def sizes(ranks: Ranks, names: Sequence[str], of: Sequence[int] | None) -> Sizes
     """What `Pool.sizes` does."""
     chosen = check_ranks(of, ranks.placed().world_size, "--ranks")
     found = _unpacked(ranks.answers("named_memory", chosen, names=list(names)))
-    held = {n: {r: Held(**of_rank[n]) for r, of_rank in found.items() if of_rank[n]} for n in dict.fromkeys(names)}
+    held = {n: {r: NameSize(**of_rank[n]) for r, of_rank in found.items() if of_rank[n]} for n in dict.fromkeys(names)}
     for name, there in held.items():
         if not there:
             raise BadInput(f"{name!r} is not defined on {rank_words(chosen)}; assign it in a %%ddp cell")

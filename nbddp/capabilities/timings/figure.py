@@ -15,7 +15,7 @@ from nbddp.analysis.overlap import communication, exposed, hidden_share, lanes
 from nbddp.analysis.quantities import duration, size
 from nbddp.analysis.row_limit import drawn, note
 from nbddp.analysis.steps import Bucket, Recording, Step
-from nbddp.analysis.wait_time import Curve, curves, transfers
+from nbddp.analysis.wait_time import CurvePoint, curves, transfers
 from nbddp.capabilities.timings.text import COLUMNS, heading, rows, told
 from nbddp.figures.bar_labels import Inside
 from nbddp.figures.figure import Area, Shown, remade
@@ -58,7 +58,7 @@ def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
 
 @remade
 def _drawn(
-    step: Mapping[int, Step], ranks: Sequence[int], some: Sequence[Curve], title: str, words: str, buckets: Table
+    step: Mapping[int, Step], ranks: Sequence[int], some: Sequence[CurvePoint], title: str, words: str, buckets: Table
 ) -> Shown:
     """One step and the curves, which are much less than the recording."""
     number = next(iter(step.values())).number
@@ -208,7 +208,7 @@ def _legend(axes: Any) -> None:
                 borderaxespad=0.3, columnspacing=1.2, handlelength=1.6)  # fmt: skip
 
 
-def _curves(axes: Any, some: Sequence[Curve], number: int) -> list[Area]:
+def _curves(axes: Any, some: Sequence[CurvePoint], number: int) -> list[Area]:
     """Draw them; a column for each step, or for the longest of several where there are many, says what it was."""
     numbers = [c.number for c in some]
     axes.plot(numbers, [c.duration / 1e6 for c in some], color=FILLS[0], label="step", lw=1.4)
@@ -237,7 +237,7 @@ def _curves(axes: Any, some: Sequence[Curve], number: int) -> list[Area]:
     ]
 
 
-def _said(curve: Curve) -> str:
+def _said(curve: CurvePoint) -> str:
     exposed_for = duration(curve.exposed / 1e9)
     return (
         f"step {curve.number}: {duration(curve.duration / 1e9)}, exposed communication {exposed_for}, "

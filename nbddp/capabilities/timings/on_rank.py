@@ -36,8 +36,8 @@ from nbddp.capabilities.timings import (
     on_rank_gpu_clock,
     on_rank_marks,
 )
-from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, Mark
-from nbddp.capabilities.timings.on_rank_marks import BucketMarks, Model, StepMarks, before_gradient, passed
+from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, GpuMark
+from nbddp.capabilities.timings.on_rank_marks import BucketMarks, DdpModel, StepMarks, before_gradient, passed
 from nbddp.compat import torch as torch_compat
 from nbddp.compat.clock import clock
 from nbddp.worker import call_log
@@ -61,7 +61,7 @@ class Recorder:
         self.cell: int | None = None
         self.trained: tuple[int, int | None] | None = None
         self.steps: deque[StepMarks] = deque(maxlen=RING)
-        self._models: WeakKeyDictionary[Any, Model] = WeakKeyDictionary()
+        self._models: WeakKeyDictionary[Any, DdpModel] = WeakKeyDictionary()
         self.optimizers: WeakSet[Any] = WeakSet()
         self._groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
         self._clock = DeviceClock()
@@ -211,7 +211,7 @@ class Recorder:
             return None
         model = group.model
         if model is None:
-            model = group.model = self._models[ddp] = Model(ddp)
+            model = group.model = self._models[ddp] = DdpModel(ddp)
         if self._in_flight:
             self.let_go()
         self._in_backward = False  # one that failed
@@ -230,7 +230,7 @@ class Recorder:
             self.heard("forward", True, step.number, id(model))
         return group, step
 
-    def _now(self, step: StepMarks) -> Mark | int:
+    def _now(self, step: StepMarks) -> GpuMark | int:
         return now() if step.model.device is None else self._clock.mark(step.model.device)
 
     def _leaves_forward(self, group: Any, step: StepMarks, out: Any) -> None:
@@ -424,7 +424,7 @@ class _Notes:
 
     def __init__(self, clock: DeviceClock, in_order: bool) -> None:
         self.clock, self.in_order = clock, in_order
-        self.model: Model | None = None
+        self.model: DdpModel | None = None
         self.step: StepMarks | None = None
 
     def note(self, tensor: Any, index: int | None = None) -> BucketMarks | None:
@@ -461,7 +461,7 @@ class _Notes:
         return future
 
 
-def passed_on(done: list[Mark | int], future: Any) -> Any:
+def passed_on(done: list[GpuMark | int], future: Any) -> Any:
     done.append(now())
     return future.value()
 

@@ -18,7 +18,7 @@ RENEW = 10_000_000_000  # nanoseconds
 now = clock.perf_counter_ns
 
 
-class Mark:
+class GpuMark:
     """One point: its event until that has been read, then `at`, nanoseconds of the host's clock."""
 
     __slots__ = ("at", "base", "event", "host")
@@ -41,7 +41,7 @@ class DeviceClock:
     def __init__(self) -> None:
         self._bases: dict[Any, tuple[Any, int]] = {}
         self._streams: dict[Any, Any] = {}
-        self._unread: deque[tuple[Any, Mark]] = deque()
+        self._unread: deque[tuple[Any, GpuMark]] = deque()
         self._free: dict[Any, list[Any]] = {}
 
     def captures(self) -> bool:
@@ -50,13 +50,13 @@ class DeviceClock:
 
         return bool(torch.cuda.is_current_stream_capturing())
 
-    def mark(self, device: Any) -> Mark:
+    def mark(self, device: Any) -> GpuMark:
         """Where the current stream of a GPU is to come now."""
         import torch
 
         return self._mark(device, torch.cuda.current_stream(device))
 
-    def result_of(self, future: Any, device: Any) -> Mark | int:
+    def result_of(self, future: Any, device: Any) -> GpuMark | int:
         """When the result of a collective is there that the GPU works at (NCCL's future is done once it is queued).
 
         Its end is waited for by a stream of our own, so no stream of the program's waits. One that failed ends now: the
@@ -93,12 +93,12 @@ class DeviceClock:
             if event is not None:
                 self._free.setdefault(device, []).append(event)
 
-    def _mark(self, device: Any, stream: Any) -> Mark:
+    def _mark(self, device: Any, stream: Any) -> GpuMark:
         base, host = self._base(device)
         free = self._free.get(device)
         event = free.pop() if free else self._event()
         event.record(stream)
-        mark = Mark(event, base, host)
+        mark = GpuMark(event, base, host)
         self._unread.append((device, mark))
         return mark
 

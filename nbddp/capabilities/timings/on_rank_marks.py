@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbddp.capabilities.timings.on_rank_gpu_clock import Mark
+from nbddp.capabilities.timings.on_rank_gpu_clock import GpuMark
 
 
 class BucketMarks:
@@ -14,10 +14,10 @@ class BucketMarks:
 
     __slots__ = ("bytes", "device", "done", "index", "numel", "queued", "ready", "sent")
 
-    def __init__(self, index: int, numel: int, size: int, at: Mark | int, device: Any, in_order: bool) -> None:
+    def __init__(self, index: int, numel: int, size: int, at: GpuMark | int, device: Any, in_order: bool) -> None:
         self.index, self.numel, self.bytes = index, numel, size
         self.ready = self.sent = at
-        self.done: list[Mark | int] = []
+        self.done: list[GpuMark | int] = []
         self.device, self.queued = device, device is not None and in_order
 
     def plain(self, names: list[str]) -> dict[str, Any]:
@@ -38,16 +38,16 @@ class StepMarks:
         "order", "queued", "rebuilds", "rebuilt", "run", "stepped", "stepping", "synced", "through",
     )  # fmt: skip
 
-    def __init__(self, model: Model, number: int, run: int, cell: int | None, synced: bool) -> None:
+    def __init__(self, model: DdpModel, number: int, run: int, cell: int | None, synced: bool) -> None:
         self.model, self.number, self.run, self.cell, self.synced = model, number, run, cell, synced
         self.order = model.order
-        self.entered: Mark | int = 0
-        self.left: Mark | int = 0
-        self.begun: Mark | int = 0
-        self.computed: Mark | int = 0
-        self.through: Mark | int = 0
-        self.stepping: Mark | int = 0
-        self.stepped: Mark | int = 0
+        self.entered: GpuMark | int = 0
+        self.left: GpuMark | int = 0
+        self.begun: GpuMark | int = 0
+        self.computed: GpuMark | int = 0
+        self.through: GpuMark | int = 0
+        self.stepping: GpuMark | int = 0
+        self.stepped: GpuMark | int = 0
         self.rebuilt = self.rebuilds = self.manual = False
         self.buckets: list[BucketMarks] = []
         self.loader: list[tuple[int, int]] | None = None
@@ -72,7 +72,7 @@ class StepMarks:
         }  # fmt: skip
 
 
-class Model:
+class DdpModel:
     """One DDP model: its parameters' names, and in which order their gradients come."""
 
     def __init__(self, ddp: Any) -> None:
@@ -138,11 +138,11 @@ def names_of(orders: list[list[str]], numels: dict[str, int], sizes: list[int]) 
     return [[] for _ in sizes]
 
 
-def told(mark: Mark | int) -> int:
+def told(mark: GpuMark | int) -> int:
     """A mark's time; waits for its GPU."""
     return mark if isinstance(mark, int) else mark.read()
 
 
-def passed(mark: Mark | int) -> int:
+def passed(mark: GpuMark | int) -> int:
     """A mark's time if it has come to pass and was read; else 0."""
     return mark if isinstance(mark, int) else mark.at

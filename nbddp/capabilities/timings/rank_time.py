@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nbddp.analysis.activity import BACKWARD, FORWARD, INPUT, OPTIMIZER
-from nbddp.analysis.cause import MACHINE, UNKNOWN, Cause, cause
+from nbddp.analysis.cause import MACHINE, UNKNOWN, SlowRankCause, cause
 from nbddp.analysis.overlap import common, length
 from nbddp.analysis.quantities import duration
 from nbddp.analysis.significance import Evidence, differences, judged
@@ -58,7 +58,7 @@ class Slow:
     steps: int
     last: int
     of: int
-    cause: Cause
+    cause: SlowRankCause
     worst: Bucket | None = None
 
     def words(self) -> list[str]:
@@ -75,7 +75,7 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SlowRankVerdict:
     """Which rank is slow, if that is known; what was found out about that."""
 
     evidence: Evidence
@@ -114,7 +114,7 @@ def usual(recording: Recording) -> list[int]:
     return [n for n in found if n - 1 in there]
 
 
-def verdict(recording: Recording) -> Verdict | None:
+def verdict(recording: Recording) -> SlowRankVerdict | None:
     """Whether a rank is slow, and why; None where there is one rank, or no step."""
     numbers = usual(recording)
     if not numbers or len(recording.ranks) < 2:
@@ -128,12 +128,14 @@ def verdict(recording: Recording) -> Verdict | None:
     times, queued = ({r: [one[i] for one in some] for r, some in known.items()} for i in (0, 1))
     found, waits = judged(times, queued, [max(s.end for s in steps[n].values()) for n in numbers], step)
     if found is None or found.rank is None:
-        return Verdict(found) if found is not None else None
+        return SlowRankVerdict(found) if found is not None else None
     if waits:
-        why: Cause | None = Cause(found.rank, MACHINE, int(found.more), queued=int(found.more))
+        why: SlowRankCause | None = SlowRankCause(found.rank, MACHINE, int(found.more), queued=int(found.more))
     else:
         why = cause(typical_parts(recording, numbers, found.rank), found.rank, inputs(recording, numbers))
-    return Verdict(found, _slow(recording, numbers, found.rank, found.more, why or Cause(found.rank, UNKNOWN, 0)))
+    return SlowRankVerdict(
+        found, _slow(recording, numbers, found.rank, found.more, why or SlowRankCause(found.rank, UNKNOWN, 0))
+    )
 
 
 def slow(recording: Recording) -> Slow | None:
@@ -142,7 +144,7 @@ def slow(recording: Recording) -> Slow | None:
     return found.slow if found is not None else None
 
 
-def _slow(recording: Recording, numbers: Sequence[int], rank: int, extra: float, why: Cause) -> Slow:
+def _slow(recording: Recording, numbers: Sequence[int], rank: int, extra: float, why: SlowRankCause) -> Slow:
     exchanged = [t for n in numbers for t in transfers(recording.step(n))]
     worst = latest_bucket(recording, numbers, rank) if why.what == BACKWARD else None
     last = sum(t.slowest == rank for t in exchanged)

@@ -61,7 +61,7 @@ Cell = list[Box]  # an outer box and all that it holds, its upper left corner at
 
 
 @dataclass
-class Layout:
+class BoxLayout:
     """All rectangles, outer ones before those they hold, and lines as pairs of (x, y)."""
 
     boxes: list[Box] = field(default_factory=list)
@@ -87,10 +87,10 @@ class Layout:
         return outer
 
 
-def layout(placed: Topology) -> Layout:
+def layout(placed: Topology) -> BoxLayout:
     """The whole figure: nodes in rows, what joins them, the links within them, and what was not told."""
     items, matrices = placed.folded(), distinct_links(placed)
-    cells, made = _node_cells(placed, items, bool(matrices)), Layout()
+    cells, made = _node_cells(placed, items, bool(matrices)), BoxLayout()
     if len(cells) == 1 and len(matrices) == 1:
         made.add_row([cells[0], _matrix(*matrices[0], cells[0][0].height)], 0, 0)
     else:
@@ -143,7 +143,7 @@ def _rows(cells: Sequence[Cell]) -> Iterator[Sequence[Cell]]:
         yield cells[i : i + fit]
 
 
-def _add_nodes(made: Layout, placed: Topology, items: Sequence[tuple[Node, ...]], cells: Sequence[Cell]) -> None:
+def _add_nodes(made: BoxLayout, placed: Topology, items: Sequence[tuple[Node, ...]], cells: Sequence[Cell]) -> None:
     """Rows of nodes; a line below each row joins its nodes, one to the left of them joins the rows."""
     rows, names = list(_rows(cells)), _joints(items)
     joined = placed.nnodes > 1
@@ -160,7 +160,7 @@ def _add_nodes(made: Layout, placed: Topology, items: Sequence[tuple[Node, ...]]
         made.lines.append(((0.0, ends[0]), (0.0, ends[-1])))
 
 
-def _join(made: Layout, outer: Sequence[Box], names: Sequence[str], spine: float | None) -> float:
+def _join(made: BoxLayout, outer: Sequence[Box], names: Sequence[str], spine: float | None) -> float:
     """A line below a row of nodes, out to the `spine` if there is one, with the names of what joins them; its y."""
     at = outer[0].bottom + DROP
     middles = [b.x + b.width / 2 for b in outer]
@@ -180,7 +180,7 @@ def _joints(items: Sequence[tuple[Node, ...]]) -> list[str]:
     return [f"network: {names[0]}" if names[0] else "network", *[""] * (len(names) - 1)]
 
 
-def _add_notes(made: Layout, placed: Topology) -> None:
+def _add_notes(made: BoxLayout, placed: Topology) -> None:
     for sentence in placed.untold():
         text = textwrap.fill(sentence, max(30, int(made.width * 16)))
         width = max(len(line) for line in text.splitlines()) / 16 + 0.1

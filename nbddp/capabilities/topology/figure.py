@@ -22,7 +22,7 @@ HEADING = 11.0  # points, as all sizes of text
 
 
 @dataclass(frozen=True)
-class Look:
+class BoxStyle:
     """One kind of box: fill, edge, the colours of its title and of the smaller text below, their sizes in points."""
 
     fill: str = "none"
@@ -38,22 +38,22 @@ class Look:
     left: bool = False  # title and text begin at the left edge, not about the middle
 
 
-def _cell(fill: str, ink: str = INK) -> Look:
-    return Look(fill, PAPER, title=ink, text=ink, large=7.5, corner=0.0, bold=False)
+def _cell(fill: str, ink: str = INK) -> BoxStyle:
+    return BoxStyle(fill, PAPER, title=ink, text=ink, large=7.5, corner=0.0, bold=False)
 
 
 LOOKS = {
-    "node": Look(FRAME, "#8a929a", large=10, small=7.5, corner=0.08, left=True),
-    "process": Look(FILLS[0], PAPER, title=PAPER, text=PAPER, large=9.2, small=7, corner=0.08),
-    "gpu": Look(PAPER, INK),
-    "shared": Look(PAPER, FILLS[1], text=FILLS[1], line=1.8),
-    "idle": Look(FRAME, MUTED, title=MUTED, dashed=True),
-    "numa": Look(PAPER, "#8a929a", small=7),
-    "fold": Look(PAPER, "#8a929a", large=9, small=7.5, dashed=True, corner=0.08),
-    "matrix": Look(FRAME, "#8a929a", large=8.5, corner=0.08, left=True),
-    "head": Look(large=7.0, bold=False),
-    "note": Look(text=INK, small=7.2, left=True),
-    "network": Look(title=INK, large=7.5, bold=False, left=True),
+    "node": BoxStyle(FRAME, "#8a929a", large=10, small=7.5, corner=0.08, left=True),
+    "process": BoxStyle(FILLS[0], PAPER, title=PAPER, text=PAPER, large=9.2, small=7, corner=0.08),
+    "gpu": BoxStyle(PAPER, INK),
+    "shared": BoxStyle(PAPER, FILLS[1], text=FILLS[1], line=1.8),
+    "idle": BoxStyle(FRAME, MUTED, title=MUTED, dashed=True),
+    "numa": BoxStyle(PAPER, "#8a929a", small=7),
+    "fold": BoxStyle(PAPER, "#8a929a", large=9, small=7.5, dashed=True, corner=0.08),
+    "matrix": BoxStyle(FRAME, "#8a929a", large=8.5, corner=0.08, left=True),
+    "head": BoxStyle(large=7.0, bold=False),
+    "note": BoxStyle(text=INK, small=7.2, left=True),
+    "network": BoxStyle(title=INK, large=7.5, bold=False, left=True),
     "NV": _cell(FILLS[0], PAPER),
     "PIX": _cell("#8fb4d8"),
     "PXB": _cell("#aac7e2"),
@@ -94,10 +94,10 @@ def heading(placed: Topology, width: float) -> str:
     return equation if fits else equation.replace("; ", ";\n", 1)
 
 
-def look(box: Box) -> Look:
+def look(box: Box) -> BoxStyle:
     """How a box is drawn; a process has the colour of its node, which its title tells as well."""
     found = LOOKS[box.kind]
-    return Look(**{**vars(found), "fill": FILLS[box.node % len(FILLS)]}) if box.kind == "process" else found
+    return BoxStyle(**{**vars(found), "fill": FILLS[box.node % len(FILLS)]}) if box.kind == "process" else found
 
 
 def _scale(axes: Any, width: float, height: float) -> float:
@@ -125,7 +125,7 @@ def _draw(axes: Any, box: Box, scale: float) -> None:
     _write(axes, box, its, scale)
 
 
-def _write(axes: Any, box: Box, its: Look, scale: float) -> None:
+def _write(axes: Any, box: Box, its: BoxStyle, scale: float) -> None:
     """Title above, text below it; a title alone in the middle of its box."""
     x, side = (box.x + MARGIN * bool(its.fill != "none"), "left") if its.left else (box.x + box.width / 2, "center")
     y = box.y + TITLE / 2 + 0.02

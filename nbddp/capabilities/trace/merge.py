@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbddp.analysis.clocks import Clock
+from nbddp.analysis.clocks import ClockOffset
 
 Event = dict[str, Any]
 CALL = "c10d::"
@@ -71,7 +71,7 @@ class Merged:
     residual: int = 0
 
 
-def merge(traces: Mapping[int, RankTrace], clocks: Mapping[int, Clock]) -> Merged:
+def merge(traces: Mapping[int, RankTrace], clocks: Mapping[int, ClockOffset]) -> Merged:
     """One trace on rank 0's clock, beginning at 0; empty where nothing was traced, as in a cell that fails at once."""
     events: list[Event] = []
     ends: dict[tuple[str, tuple[int, ...], int], list[tuple[Event, Collective]]] = {}
@@ -82,7 +82,7 @@ def merge(traces: Mapping[int, RankTrace], clocks: Mapping[int, Clock]) -> Merge
         for event, collective in _known(own, trace):
             ends.setdefault(collective.key, []).append((event, collective))
         own += _arrows(trace, rank)
-        _move(own, trace, rank, clocks.get(rank, Clock()))
+        _move(own, trace, rank, clocks.get(rank, ClockOffset()))
         events += [*_processes(own, trace, rank), *_threads(trace, rank), *own]
     begin = min((e["ts"] for e in events if "ts" in e), default=0)
     for event in events:
@@ -123,7 +123,7 @@ def _threads(trace: RankTrace, rank: int) -> list[Event]:
     return [{**{k: v for k, v in e.items() if k != "ts"}, "pid": _process(e["pid"], trace, rank)} for e in named]
 
 
-def _move(own: Iterable[Event], trace: RankTrace, rank: int, clock: Clock) -> None:
+def _move(own: Iterable[Event], trace: RankTrace, rank: int, clock: ClockOffset) -> None:
     """To the common clock, and to the rank's processes."""
     for event in own:
         event["ts"] += (trace.base - trace.shift + clock.offset) / 1000

@@ -30,7 +30,7 @@ PATIENCE = 5.0  # seconds for a process that waits to say whether it can be take
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingProcess:
     """A process that waits: its folder, and what it has written there."""
 
     place: Path
@@ -81,7 +81,7 @@ class Waiting:
 
 
 @dataclass
-class Asked:
+class AskedProcess:
     """A process that has been asked to be the agent of the pool in `home`, and is looking at its files."""
 
     home: Path
@@ -101,7 +101,7 @@ class Asked:
         return None
 
 
-def waiting() -> list[Waiting]:
+def waiting() -> list[WaitingProcess]:
     """The processes of this user that wait; what is left of others is swept."""
     place = runtime_dir.runtime() / server.FOLDER
     if not system.is_linux() or not place.exists():
@@ -111,7 +111,7 @@ def waiting() -> list[Waiting]:
         facts = _read(path)
         if facts is None:
             continue
-        one = Waiting(path, facts)
+        one = WaitingProcess(path, facts)
         if one.identity.alive():
             found.append(one)
         else:
@@ -132,7 +132,7 @@ def _read(path: Path) -> Message | None:
     return found if {"pid", "started", "until", "own", "inherited"} <= set(found) else None
 
 
-def ask(inherited: fingerprint.Facts, env: Mapping[str, str]) -> Asked | None:
+def ask(inherited: fingerprint.Facts, env: Mapping[str, str]) -> AskedProcess | None:
     """Ask a process that can be taken to be the agent of a new pool; returns at once. None if there is none.
 
     inherited: as `footprint.inherited` gives it here. env: the agent's environment.
@@ -144,7 +144,7 @@ def ask(inherited: fingerprint.Facts, env: Mapping[str, str]) -> Asked | None:
         connection = None if fingerprint.differing(one.facts["inherited"], inherited) else one.connect()
         if connection is None:
             continue
-        asked = Asked(runtime_dir.new_home(), connection)
+        asked = AskedProcess(runtime_dir.new_home(), connection)
         with suppress(OSError):
             connection.sendall(encode({"op": "take", "pool": asked.home.name, "env": dict(env), "cwd": here()}))
             return asked

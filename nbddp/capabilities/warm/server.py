@@ -37,7 +37,7 @@ LOOK_EVERY = 5.0  # seconds; `select` does not count what a machine sleeps
 
 
 @dataclass
-class Owner:
+class NewOwner:
     """Who has taken the process, and what it is to become: the agent of the pool in `home`."""
 
     pid: int
@@ -59,7 +59,7 @@ class Owner:
         return self.connection.detach()
 
 
-class Ended(Exception):
+class EndedUnused(Exception):
     """Nobody came in time, or it was told to end."""
 
 
@@ -100,7 +100,7 @@ def go_on() -> None:
     os.chdir("/")
 
 
-def wait(seconds: float, imports: fingerprint.Imports, inherited: fingerprint.Facts) -> Owner:
+def wait(seconds: float, imports: fingerprint.Imports, inherited: fingerprint.Facts) -> NewOwner:
     """Wait for an owner. Raises Ended.
 
     inherited: what this process began with, for those who look for one to take.
@@ -108,7 +108,7 @@ def wait(seconds: float, imports: fingerprint.Imports, inherited: fingerprint.Fa
     until = boot_time() + seconds
     imports.take()
     if imports.changed():
-        raise Ended
+        raise EndedUnused
     with _listening() as (listener, place):
         log = os.open(place / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 2)
@@ -121,11 +121,11 @@ def wait(seconds: float, imports: fingerprint.Imports, inherited: fingerprint.Fa
                 if owner is not None:
                     return owner
                 connection.close()
-    raise Ended
+    raise EndedUnused
 
 
 def _end(*_: Any) -> NoReturn:
-    raise Ended
+    raise EndedUnused
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def _heard(connection: socket.socket, imports: fingerprint.Imports, place: Path) -> Owner | None:
+def _heard(connection: socket.socket, imports: fingerprint.Imports, place: Path) -> NewOwner | None:
     """Who takes this process; None if this client does not. Raises Ended if it is told to end, or no good any more."""
     connection.settimeout(PATIENCE)
     pid, uid = peer(connection)
@@ -178,11 +178,11 @@ def _heard(connection: socket.socket, imports: fingerprint.Imports, place: Path)
     if pool is None or stale:
         remove(place)
         _answer(connection, {"stale": stale})
-        raise Ended
+        raise EndedUnused
     remove(place)  # it is nobody else's from here on
     if not _answer(connection, {"taken": True}):
-        raise Ended
-    return Owner(pid, pool, message["env"], message["cwd"], connection)
+        raise EndedUnused
+    return NewOwner(pid, pool, message["env"], message["cwd"], connection)
 
 
 def _asked(connection: socket.socket) -> Message:

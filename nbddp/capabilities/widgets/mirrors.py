@@ -10,13 +10,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nbddp.capabilities.widgets.state import Mirror, Model, apart
+from nbddp.capabilities.widgets.state import Mirror, WidgetModel, apart
 
 Answer = Callable[[dict[str, Any], Sequence[bytes]], None]
 IDENTITY = ("model_name", "model_module", "model_module_version", "view_name", "view_module", "view_module_version")
 
 
-def reflect(model: Model, answer: Answer) -> Mirror:
+def reflect(model: WidgetModel, answer: Answer) -> Mirror:
     """A mirror of a rank's widget; `answer` is given what the front end sends. Raises ImportError without
     ipywidgets."""
     mirror: Mirror = _mirror_class()(model, answer)
@@ -39,7 +39,7 @@ def _mirror_class() -> Any:
     class Reflection(Widget):  # type: ignore[misc]
         """Its state is the model's, word for word; traits of its own it has none but those that say what it is."""
 
-        def __init__(self, model: Model, answer: Answer):
+        def __init__(self, model: WidgetModel, answer: Answer):
             self.model, self.answer = model, answer
             super().__init__(model_id=model.ident)
             self.on_msg(self.custom)

@@ -42,11 +42,11 @@ class Mirror(Protocol):
     def close(self) -> None: ...
 
 
-Reflect = Callable[["Model", Callable[[dict[str, Any], Sequence[bytes]], None]], Mirror]
+Reflect = Callable[["WidgetModel", Callable[[dict[str, Any], Sequence[bytes]], None]], Mirror]
 
 
 @dataclass
-class Model:
+class WidgetModel:
     """One widget: whose it is, and its state as the front end would have it."""
 
     rank: int
@@ -76,7 +76,7 @@ class Widgets:
 
     def __init__(self, send: Send = lambda *message: None):
         self._send = send
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, WidgetModel] = {}
         self._links: set[str] = set()  # of these: they name widgets, and no widget names them
         self._closed: set[str] = set()  # of those that were shown in the run that is on
         self._reflect: Reflect | None = None
@@ -90,7 +90,7 @@ class Widgets:
         raw = [bytes(b) for b in buffers]
         with self._lock:
             if kind == "comm_open" and content.get("target_name") == TARGET:
-                self._models[ident] = _slim(Model(rank, ident, _whole(data, raw)))
+                self._models[ident] = _slim(WidgetModel(rank, ident, _whole(data, raw)))
                 if self._models[ident].kind in LINKS:
                     self._links.add(ident)
             elif kind == "comm_close":
@@ -106,7 +106,7 @@ class Widgets:
             if model.mirror is not None:
                 model.mirror.close()
 
-    def _change(self, model: Model, data: dict[str, Any], buffers: list[bytes]) -> None:
+    def _change(self, model: WidgetModel, data: dict[str, Any], buffers: list[bytes]) -> None:
         if data.get("method") in ("update", "echo_update"):
             model.state.update(_whole(data, buffers))
         if model.mirror is not None:
@@ -147,7 +147,7 @@ class Widgets:
         """Whether it will not move again, as far as its program says: a bar that was ended, or anything closed."""
         return model_id(data) in self._closed or self.has_ended(data)
 
-    def _tree(self, ident: str, depth: int = 0) -> Iterator[Model]:
+    def _tree(self, ident: str, depth: int = 0) -> Iterator[WidgetModel]:
         """The widget and what it has in it; not what it looks like (layouts, styles)."""
         model = self._models.get(ident)
         if model is None or depth > DEPTH:
@@ -169,7 +169,7 @@ class Widgets:
             return _bar(model.state, self._width(model))
         return _control(model)
 
-    def _width(self, model: Model) -> float:
+    def _width(self, model: WidgetModel) -> float:
         """In pixels, as far as its layout says so."""
         layout = self._models.get(str(model.state.get("layout", "")).removeprefix(REFERENCE))
         found = PIXELS.fullmatch(str(layout.state.get("width") or "")) if layout is not None else None
@@ -237,7 +237,7 @@ def model_id(data: Mapping[str, Any]) -> str:
     return str(view.get("model_id", "")) if isinstance(view, dict) else ""
 
 
-def _slim(model: Model) -> Model:
+def _slim(model: WidgetModel) -> WidgetModel:
     """Without what a layout leaves open, which is nearly all of it: a bar has four layouts of 45 properties."""
     if model.kind == "Layout":
         model.state = {name: value for name, value in model.state.items() if value is not None}
@@ -286,7 +286,7 @@ def _references(value: Any) -> Iterator[str]:
             yield from _references(inner)
 
 
-def _children(model: Model) -> list[str]:
+def _children(model: WidgetModel) -> list[str]:
     return list(_references(model.state.get("children") or ()))
 
 
@@ -318,7 +318,7 @@ def _bar(state: Mapping[str, Any], width: float) -> str:
     return f"{label}|{drawn}|"
 
 
-def _control(model: Model) -> str:
+def _control(model: WidgetModel) -> str:
     """Any other widget: its label and what is chosen or shown."""
     state = model.state
     label = _plain(state.get("description") or "")
@@ -334,7 +334,7 @@ def _control(model: Model) -> str:
     return f"[{model.kind}]" if model.of("view_name") else ""
 
 
-def _value(model: Model) -> Any:
+def _value(model: WidgetModel) -> Any:
     """What a control is set to; None where it has no value that can be read."""
     labels, index = model.of("options_labels"), model.state.get("index")
     if isinstance(labels, list | tuple) and labels:

@@ -41,7 +41,7 @@ class Guard:
         return asdict(self)
 
 
-class GuardedAgent(server.Agent):
+class GuardedAgent(server.NodeAgent):
     """An agent under a `Guard`."""
 
     patience = 0.0

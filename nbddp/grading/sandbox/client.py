@@ -1,8 +1,8 @@
 """The grader's end of the processes in which learners' files are read and run: text goes there, plain data comes back.
 
-`Server` is the warm process that forks them (`grading.sandbox.forkserver`), `Process` one of them. An answer is one
-line of JSON, bounded in size and waited for no longer than it is given; a process that ends, or says anything else, is
-`Gone`. Nothing a learner wrote is ever run, imported or unpickled here.
+`Server` is the warm process that forks them (`grading.sandbox.forkserver`), `ForkedProcess` one of them. An answer is
+one line of JSON, bounded in size and waited for no longer than it is given; a process that ends, or says anything else,
+is `Gone`. Nothing a learner wrote is ever run, imported or unpickled here.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Server:
         said = cause(self._log.read().decode(errors="replace"))
         return f": {said}" if said else ""
 
-    def start(self, target: str, request: Mapping[str, Any]) -> Process:
+    def start(self, target: str, request: Mapping[str, Any]) -> ForkedProcess:
         """A process of its own, forked; see `grading.sandbox.forkserver`. Raises Gone."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -165,7 +165,7 @@ class Server:
                 ours.close()
                 raise
         self._folder = str(answer["folder"])
-        return Process(self, Channel(ours), int(answer["pid"]))
+        return ForkedProcess(self, Channel(ours), int(answer["pid"]))
 
     def close(self) -> None:
         """End it, with all that it has started."""
@@ -180,7 +180,7 @@ class Server:
         self._log.close()
 
 
-class Process:
+class ForkedProcess:
     """A process that a `Server` has forked, with a socket to it."""
 
     def __init__(self, server: Server, channel: Channel, pid: int):

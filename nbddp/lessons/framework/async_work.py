@@ -21,7 +21,7 @@ class Misused(Exception):
     on whichever rank it is raised first."""
 
 
-class Started:
+class StartedCollectives:
     """Collectives that were started and not yet waited for, and their names."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ def waited() -> Iterator[None]:
     """Raises Misused at the end of the block if a collective was started in it and never waited for."""
     import torch.distributed as dist
 
-    started = Started()
+    started = StartedCollectives()
 
     def listened(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -23,7 +23,7 @@ COMPARE = "Compare with what came"
 FAILED = "The cell failed, so the answer is not shown yet. Correct the cell and run it again."
 
 
-class Asked:
+class AskedQuestion:
     """A question that was asked in this kernel, and what became of it."""
 
     def __init__(self, question: Question):
@@ -122,7 +122,7 @@ class Prediction:
 
     def __call__(self, answer: object = None) -> None:
         """Show the question. Raises BadInput for an answer that is none of the options."""
-        made = Asked(self.question)
+        made = AskedQuestion(self.question)
         if answer is not None:
             made.keep(answer)
         self._asked.add(made)
@@ -143,12 +143,12 @@ class Asks:
     """All that were asked in this kernel. Hears when a cell has run."""
 
     def __init__(self) -> None:
-        self.of: dict[str, Asked] = {}
+        self.of: dict[str, AskedQuestion] = {}
         self._new: list[str] = []  # asked in the cell that runs
         self._open: list[str] = []  # asked in cells before; the next cell ends them
         self._hooked: Any = None
 
-    def add(self, asked: Asked) -> None:
+    def add(self, asked: AskedQuestion) -> None:
         name = asked.question.name
         self.of[name] = asked
         self._new = [*(n for n in self._new if n != name), name]
@@ -189,7 +189,7 @@ class Asks:
         return Table(("question", "you predicted", "what came", ""), rows)
 
 
-def _show(asked: Asked) -> None:
+def _show(asked: AskedQuestion) -> None:
     """Below a cell's output: what was predicted and what came, or the button for it."""
     from IPython.display import display
 
@@ -209,7 +209,7 @@ def _lines(text: str) -> str:
 class _Later:
     """A button that shows what came."""
 
-    def __init__(self, asked: Asked):
+    def __init__(self, asked: AskedQuestion):
         self.asked = asked
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ BETWEEN = " | "  # the lines of a rubric in one line
 
 
 @dataclass(frozen=True)
-class Mark:
+class RubricItem:
     """One line: what is asked, the points it is worth, and why it is not met; empty if it is."""
 
     asks: str
@@ -34,12 +34,12 @@ class Mark:
         return f"{MISSED if self.why else MET} {self.got}/{self.points} {self.asks}{why}"
 
 
-def summed(marks: Sequence[Mark]) -> str:
+def summed(marks: Sequence[RubricItem]) -> str:
     """`13 of 16 points`."""
     return f"{sum(m.got for m in marks)} of {sum(m.points for m in marks)} points"
 
 
-def line_of(marks: Sequence[Mark]) -> str:
+def line_of(marks: Sequence[RubricItem]) -> str:
     """All of it in one line; `ok` if every line is met."""
     if all(not m.why for m in marks):
         return OK
@@ -56,7 +56,7 @@ class Rubric(Exercise):
     """An exercise whose `mark` gives the marks of what was handed in; it may raise Wrong, and then none is met."""
 
     def __init__(
-        self, name: str, mark: Callable[[Any], Sequence[Mark]], asks: Sequence[Mark], hints: Sequence[str],
+        self, name: str, mark: Callable[[Any], Sequence[RubricItem]], asks: Sequence[RubricItem], hints: Sequence[str],
         takes: str = "function", verifies: str = "",
     ):  # fmt: skip
         self.mark, self.asks = mark, tuple(asks)
@@ -73,7 +73,7 @@ class Rubric(Exercise):
         return tuple(lines_of(line))
 
 
-def none_met(asks: Sequence[Mark], why: str) -> list[Mark]:
+def none_met(asks: Sequence[RubricItem], why: str) -> list[RubricItem]:
     """No line is met, for one reason: the first line has it."""
     first, *others = asks
-    return [Mark(first.asks, first.points, why), *(Mark(m.asks, m.points, "not reached") for m in others)]
+    return [RubricItem(first.asks, first.points, why), *(RubricItem(m.asks, m.points, "not reached") for m in others)]

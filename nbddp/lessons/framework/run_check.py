@@ -23,7 +23,7 @@ from nbddp.lessons.framework.answer import Answer, Wrong, shown_by, watched_by
 from nbddp.lessons.framework.closure import refuse_unsendable
 from nbddp.lessons.framework.exceptions import explained
 from nbddp.lessons.framework.on_rank import enter, leave, seeded, tabulate
-from nbddp.lessons.framework.tables import Table
+from nbddp.lessons.framework.tables import TableExercise
 from nbddp.lessons.framework.worlds import end_worlds, make_world, within
 from nbddp.output.screens import Screen, Silent, for_shell
 from nbddp.pool.pool import Pool
@@ -231,7 +231,7 @@ def knowing(references: Mapping[str, Any] | None) -> Iterator[None]:
         _known.clear()
 
 
-def judged_by(table: Table) -> Callable[[Any], str]:
+def judged_by(table: TableExercise) -> Callable[[Any], str]:
     """The judge that has a table worked out on every rank."""
 
     def judge(function: Callable[..., Any]) -> str:

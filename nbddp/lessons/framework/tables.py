@@ -34,7 +34,7 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableExercise:
     """An exercise of this kind. `right(*case)` is the right answer; `why_wrong(case, answer)` explains a single
     answer that no known mistake gives, or is empty. exact: whether 6.0 is wrong where 6 is right."""
 

@@ -17,7 +17,7 @@ APART, WORK, SLOW = 0.12, 1.0, 2.4  # how much later each next rank starts; the 
 
 
 @dataclass(frozen=True)
-class Line:
+class PrintedLine:
     """`text` printed by `rank` at time `at`."""
 
     rank: int
@@ -31,7 +31,7 @@ class Printing:
 
     ranks: int
     barrier: bool
-    lines: tuple[Line, ...]
+    lines: tuple[PrintedLine, ...]
     worked: tuple[float, ...]
 
     def orders(self) -> int:
@@ -40,7 +40,7 @@ class Printing:
             return factorial(self.ranks) ** 2  # all `before`, then all `after`
         return factorial(2 * self.ranks) // (1 << self.ranks)  # all orders in which each rank's own two are in order
 
-    def of(self, rank: int) -> list[Line]:
+    def of(self, rank: int) -> list[PrintedLine]:
         return [line for line in self.lines if line.rank == rank]
 
     def certain(self) -> str:
@@ -64,5 +64,7 @@ def printing(ranks: int = 4, slow: int = NOBODY, barrier: bool = False) -> Print
     starts = [APART * r for r in range(ranks)]
     worked = [start + (SLOW if r == slow else WORK) for r, start in enumerate(starts)]
     ends = [max(worked) + APART * (r + 1) for r in range(ranks)] if barrier else [w + APART / 2 for w in worked]
-    lines = [Line(r, BEFORE, starts[r]) for r in range(ranks)] + [Line(r, AFTER, ends[r]) for r in range(ranks)]
+    lines = [PrintedLine(r, BEFORE, starts[r]) for r in range(ranks)] + [
+        PrintedLine(r, AFTER, ends[r]) for r in range(ranks)
+    ]
     return Printing(ranks, barrier, tuple(sorted(lines, key=lambda line: (line.at, line.rank))), tuple(worked))

@@ -12,7 +12,7 @@ from nbddp.launch.machine import several
 from nbddp.launch.topology import counted
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.run_check import judged_by
-from nbddp.lessons.framework.tables import Case, Mistake, Table
+from nbddp.lessons.framework.tables import Case, Mistake, TableExercise
 from nbddp.lessons.l02_ranks_and_devices.simulation import block
 
 NODES = 2
@@ -69,7 +69,7 @@ def for_always(local: int) -> Mistake:
     )
 
 
-GPUS = Table(
+GPUS = TableExercise(
     "gpus_of",
     GPU_CASES,
     lambda rank, local, own: block(rank % local, own),
@@ -111,7 +111,7 @@ GPUS = Table(
     ),
     why_not_these,
 )
-PLACES = Table(
+PLACES = TableExercise(
     "place_of",
     PLACE_CASES,
     lambda rank, local: [rank // local, rank % local],

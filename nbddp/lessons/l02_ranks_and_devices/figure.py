@@ -14,14 +14,14 @@ from nbddp.figures.axes import part
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.launch.machine import several
-from nbddp.lessons.l02_ranks_and_devices.simulation import Layout, Taken
+from nbddp.lessons.l02_ranks_and_devices.simulation import DeviceLayout, TakenGpus
 
 CELL, ROW, ABOVE, HEAD = 0.94, 0.42, 0.3, 0.34  # inches
 TITLE = 0.6  # inches above the placement, for its heading
 ACROSS = 8  # ranks in a row of the strip
 
 
-def placement(chosen: Layout) -> Shown:
+def placement(chosen: DeviceLayout) -> Shown:
     """The layout with its strip; the words are the layout's."""
     made = boxes(chosen.placed)
     rows = -(-len(chosen.taken) // ACROSS)
@@ -39,7 +39,7 @@ def placement(chosen: Layout) -> Shown:
     return Shown(figure, chosen.words())
 
 
-def _cell(axes: Any, taken: Taken, x: float, y: float) -> None:
+def _cell(axes: Any, taken: TakenGpus, x: float, y: float) -> None:
     """One rank: what it asks for, on its node's colour if that is there, in a dashed frame if not."""
     there = not taken.missing
     axes.add_patch(

@@ -12,7 +12,7 @@ LOCAL, GLOBAL = "local rank", "global rank"
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenGpus:
     """What one rank takes. `gpus`: the device indices it asks for; `missing`: those its node does not have."""
 
     rank: int
@@ -22,12 +22,12 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Layout:
+class DeviceLayout:
     """A placement, and how its processes find their devices: `by` is LOCAL or GLOBAL."""
 
     placed: Topology
     by: str
-    taken: tuple[Taken, ...]
+    taken: tuple[TakenGpus, ...]
 
     @property
     def works(self) -> bool:
@@ -59,11 +59,11 @@ def block(local_rank: int, gpus_per_proc: int) -> list[int]:
     return list(range(local_rank * gpus_per_proc, (local_rank + 1) * gpus_per_proc))
 
 
-def layout(nodes: int = 2, gpus: int = 4, per_process: int = 1, by: str = LOCAL) -> Layout:
+def layout(nodes: int = 2, gpus: int = 4, per_process: int = 1, by: str = LOCAL) -> DeviceLayout:
     """`nodes` nodes with `gpus` GPUs each, processes of `per_process`. Raises BadInput where that cannot be."""
     placed = planned(nnodes=nodes, gpus_per_node=gpus, gpus_per_proc=per_process)
     taken = []
     for w in placed.workers:
         asked = tuple(block(w.rank if by == GLOBAL else w.local_rank, per_process))
-        taken.append(Taken(w.rank, w.node, asked, tuple(i for i in asked if i >= gpus)))
-    return Layout(placed, by, tuple(taken))
+        taken.append(TakenGpus(w.rank, w.node, asked, tuple(i for i in asked if i >= gpus)))
+    return DeviceLayout(placed, by, tuple(taken))

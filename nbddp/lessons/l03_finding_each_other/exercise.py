@@ -22,7 +22,7 @@ from nbddp.lessons.l03_finding_each_other.simulation import (
     PORT,
     RANK,
     WORLD,
-    Process,
+    PlannedProcess,
     differs,
     node_name,
 )
@@ -36,7 +36,7 @@ PATIENCE, SHORT = 15.0, 1.0  # seconds to find each other; where it is known tha
 # they do not (a look-up of names can take 5 s, so that the right ones get more)
 
 
-def processes_of(name: str, outcomes: Sequence[tuple[str, Any]]) -> list[Process]:
+def processes_of(name: str, outcomes: Sequence[tuple[str, Any]]) -> list[PlannedProcess]:
     """The processes, from what the function gave for each of PLACES. Raises Wrong for what is no environment."""
     if all(kind != "raised" and value is None for kind, value in outcomes):
         raise Wrong(not_written(name, outcomes[0][0] == "unwritten"))
@@ -47,7 +47,7 @@ def processes_of(name: str, outcomes: Sequence[tuple[str, Any]]) -> list[Process
             raise Wrong(f"{call} {raised(value)}")
         if not isinstance(value, Mapping):
             raise Wrong(f"{call} is {value!r}; {nothing(value) or 'return a dict with ' + ', '.join(NAMES)}")
-        made.append(Process(node, local, _environment(call, value)))
+        made.append(PlannedProcess(node, local, _environment(call, value)))
     return made
 
 
@@ -66,7 +66,7 @@ def _environment(call: str, given: Mapping[str, Any]) -> dict[str, str]:
     return env
 
 
-def reachable(processes: Sequence[Process], ports: Sequence[int]) -> list[dict[str, str]]:
+def reachable(processes: Sequence[PlannedProcess], ports: Sequence[int]) -> list[dict[str, str]]:
     """The same environments for one machine: every (node, port) that is looked at is one of `ports` here.
 
     A rank 0 that looks at another node hosts where nobody looks, itself included: it gets a port of its own.
@@ -83,7 +83,7 @@ def reachable(processes: Sequence[Process], ports: Sequence[int]) -> list[dict[s
     return environs
 
 
-def line(processes: Sequence[Process], outcomes: Sequence[tuple[str, str, int]]) -> str:
+def line(processes: Sequence[PlannedProcess], outcomes: Sequence[tuple[str, str, int]]) -> str:
     """The answer's line from what really happened on each rank. `ok` also needs variables with which it can happen: a
     rank's word alone is not enough."""
     if any(kind == "standing" for kind, _, _ in outcomes):
@@ -98,7 +98,7 @@ def line(processes: Sequence[Process], outcomes: Sequence[tuple[str, str, int]])
     return f"the processes did not meet; {processes[rank].name} raised {error}"
 
 
-def unknown_node(processes: Sequence[Process]) -> str:
+def unknown_node(processes: Sequence[PlannedProcess]) -> str:
     """A sentence on a MASTER_ADDR that is none of the nodes; empty if there is none."""
     names = [node_name(n) for n in range(NODES)]
     for p in processes:

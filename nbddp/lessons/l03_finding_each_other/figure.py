@@ -11,14 +11,14 @@ from matplotlib.patches import FancyBboxPatch
 from nbddp.figures.axes import sheet
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.lessons.l03_finding_each_other.simulation import MEETS, REFUSED, SEEKS, Meeting, Place
+from nbddp.lessons.l03_finding_each_other.simulation import MEETS, REFUSED, SEEKS, ProcessPlace, RendezvousState
 
 WIDE, ROW, HEAD = 7.6, 0.62, 0.42  # inches
 BOX, STORE, STORE_AT = 1.35, 2.5, 5.0  # widths of a process and a store, and where the stores begin
 PLACE, STORE_HEIGHT = 0.4, 1.0
 
 
-def arrivals(found: Meeting) -> Shown:
+def arrivals(found: RendezvousState) -> Shown:
     """Who has arrived, who waits, and which store each looks at; the words are the meeting's."""
     stores = found.stores()
     height = HEAD + max(found.expected * ROW, len(stores) * (STORE_HEIGHT + 0.15)) + 0.1
@@ -59,7 +59,7 @@ def _box(
     )
 
 
-def _process(axes: Any, place: Place, y: float, store: float) -> None:
+def _process(axes: Any, place: ProcessPlace, y: float, store: float) -> None:
     """One process, its state, and a line to the store that it looks at: broken where it gets nowhere."""
     p, middle = place.process, y + (ROW - 0.14) / 2
     fill = FILLS[p.node % len(FILLS)]
@@ -75,7 +75,7 @@ def _process(axes: Any, place: Place, y: float, store: float) -> None:
     )
 
 
-def _store(axes: Any, at: tuple[str, str], top: float, places: list[Place]) -> None:
+def _store(axes: Any, at: tuple[str, str], top: float, places: list[ProcessPlace]) -> None:
     """The store at one address, with a place per rank; dashed where nobody hosts it."""
     hosted = not all(p.state == SEEKS for p in places)
     _box(axes, STORE_AT, top, STORE, STORE_HEIGHT, FRAME, INK if hosted else MUTED, dashed=not hosted)
@@ -96,7 +96,7 @@ def _store(axes: Any, at: tuple[str, str], top: float, places: list[Place]) -> N
         axes.text(x + (step - 0.06) / 2, top + 0.7, str(rank), size=8, ha="center", va="center", color=colour)
 
 
-def _told(size: int, taken: dict[int, Place], places: list[Place]) -> str:
+def _told(size: int, taken: dict[int, ProcessPlace], places: list[ProcessPlace]) -> str:
     if all(p.state == MEETS for p in places):
         return f"all {size} ranks are here"
     return f"{len(taken)} of {size} ranks are here"

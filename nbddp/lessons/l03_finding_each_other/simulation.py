@@ -33,7 +33,7 @@ A_PORT = 29400
 
 
 @dataclass(frozen=True)
-class Process:
+class PlannedProcess:
     """A process on a node, with what its environment says. `env` has the four NAMES, as text."""
 
     node: int
@@ -60,19 +60,19 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """Where one process has got to: `state` is one of the constants above, `why` what it waits for or lacks."""
 
-    process: Process
+    process: PlannedProcess
     state: str
     why: str = ""
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RendezvousState:
     """Where all that have started are. `expected` is how many processes are started in all."""
 
-    places: tuple[Place, ...]
+    places: tuple[ProcessPlace, ...]
     expected: int
 
     @property
@@ -113,48 +113,50 @@ def node_name(node: int) -> str:
     return f"node{node}"
 
 
-def meeting(processes: Sequence[Process], expected: int | None = None) -> Meeting:
+def meeting(processes: Sequence[PlannedProcess], expected: int | None = None) -> RendezvousState:
     """Who finds whom, of processes in the order in which they start."""
-    places: list[Place] = []
+    places: list[ProcessPlace] = []
     for p in processes:
         there = [q for q in processes if q.looks_at == p.looks_at]
         places.append(_place(p, there))
-    return Meeting(tuple(places), len(processes) if expected is None else expected)
+    return RendezvousState(tuple(places), len(processes) if expected is None else expected)
 
 
-def _place(p: Process, there: Sequence[Process]) -> Place:
+def _place(p: PlannedProcess, there: Sequence[PlannedProcess]) -> ProcessPlace:
     """Where `p` is, with all processes `there` that look at the same store, itself among them."""
     addr, port = p.looks_at
     hosts = [q for q in there if q.rank == 0 and node_name(q.node) == addr]
     if not hosts:
-        return Place(p, SEEKS, f"rank 0 hosts none at {addr}:{port}")
+        return ProcessPlace(p, SEEKS, f"rank 0 hosts none at {addr}:{port}")
     same = [q for q in there if q.rank == p.rank]
     if same[0] is not p:
-        return Place(p, REFUSED, f"rank {p.rank} is taken by {same[0].name}")
+        return ProcessPlace(p, REFUSED, f"rank {p.rank} is taken by {same[0].name}")
     if p.rank >= p.world_size:
-        return Place(p, REFUSED, f"with WORLD_SIZE {p.world_size} the last rank is {p.world_size - 1}")
+        return ProcessPlace(p, REFUSED, f"with WORLD_SIZE {p.world_size} the last rank is {p.world_size - 1}")
     missing = sorted(set(range(p.world_size)) - {q.rank for q in there})
     waits = HOSTS if p.rank == 0 else WAITS
     if missing:
-        return Place(p, waits, f"for {rank_words(missing)}")
+        return ProcessPlace(p, waits, f"for {rank_words(missing)}")
     if len(same) > 1:
-        return Place(p, waits, f"rank {p.rank} is claimed twice")
-    return Place(p, MEETS)
+        return ProcessPlace(p, waits, f"rank {p.rank} is claimed twice")
+    return ProcessPlace(p, MEETS)
 
 
-def right(nodes: int, per_node: int) -> list[Process]:
+def right(nodes: int, per_node: int) -> list[PlannedProcess]:
     """The processes as torchrun makes them."""
     size = nodes * per_node
     env = {ADDR: node_name(0), PORT: str(A_PORT), WORLD: str(size)}
     return [
-        Process(n, local, {**env, RANK: str(n * per_node + local)}) for n in range(nodes) for local in range(per_node)
+        PlannedProcess(n, local, {**env, RANK: str(n * per_node + local)})
+        for n in range(nodes)
+        for local in range(per_node)
     ]
 
 
-def faulty(nodes: int, per_node: int, fault: str) -> list[Process]:
+def faulty(nodes: int, per_node: int, fault: str) -> list[PlannedProcess]:
     """The same with one of FAULTS."""
     made = right(nodes, per_node)
-    change: Mapping[str, Callable[[Process], dict[str, str]]] = {
+    change: Mapping[str, Callable[[PlannedProcess], dict[str, str]]] = {
         NOTHING: lambda p: {},
         TOO_MANY: lambda p: {WORLD: str(nodes * per_node + 1)},
         PORTS: lambda p: {PORT: str(A_PORT + 1)} if p.node == nodes - 1 else {},
@@ -167,18 +169,18 @@ def faulty(nodes: int, per_node: int, fault: str) -> list[Process]:
 
 def arrival(
     nodes: int = 2, per_node: int = 2, arrived: int | None = None, last_first: bool = False, fault: str = NOTHING
-) -> Meeting:
+) -> RendezvousState:
     """The first `arrived` processes (all, if None), in the order of their places or the other way round."""
     made = faulty(nodes, per_node, fault)
     order = made[::-1] if last_first else made
     return meeting(order[:arrived], expected=len(made))
 
 
-def _names(places: Sequence[Place]) -> str:
+def _names(places: Sequence[ProcessPlace]) -> str:
     return " and ".join(p.process.name for p in places)
 
 
-def differs(processes: Sequence[Process]) -> str:
+def differs(processes: Sequence[PlannedProcess]) -> str:
     """Why these do not all meet, in one line for the learner; empty if they do."""
     found = meeting(processes)
     if found.met:
@@ -203,7 +205,7 @@ def differs(processes: Sequence[Process]) -> str:
     return f"{one.process.name} {one.state}: {one.why}{_elsewhere(one, processes)}"
 
 
-def _elsewhere(one: Place, processes: Sequence[Process]) -> str:
+def _elsewhere(one: ProcessPlace, processes: Sequence[PlannedProcess]) -> str:
     """Where the store is that `one` does not find; empty if that is not its trouble."""
     host = next((p for p in processes if p.rank == 0), None)
     if one.state != SEEKS or host is None:
@@ -211,5 +213,5 @@ def _elsewhere(one: Place, processes: Sequence[Process]) -> str:
     return f"; rank 0 runs on {node_name(host.node)}, and its store is at port {host.env[PORT]} there"
 
 
-def _alone(processes: Sequence[Process]) -> str:
+def _alone(processes: Sequence[PlannedProcess]) -> str:
     return "itself" if processes[0].world_size == 1 else f"{processes[0].world_size} of them"

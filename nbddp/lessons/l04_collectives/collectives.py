@@ -28,7 +28,7 @@ COLLECTIVES = tuple(LEAVES)
 
 
 @dataclass(frozen=True)
-class Cell:
+class TensorPiece:
     """A tensor or a piece of one: the sum of those of `ranks`; `piece` is None for a whole tensor."""
 
     ranks: tuple[int, ...]
@@ -39,11 +39,11 @@ class Cell:
         return [f"{LETTERS[r]}{'' if self.piece is None else self.piece}" for r in self.ranks]
 
 
-Row = tuple[Cell, ...]  # what one rank has; empty where the collective takes or leaves nothing
+Row = tuple[TensorPiece, ...]  # what one rank has; empty where the collective takes or leaves nothing
 
 
 @dataclass(frozen=True)
-class Exchange:
+class BeforeAfter:
     """A collective, and what each rank has before and after it."""
 
     name: str
@@ -72,23 +72,23 @@ def shown(row: Row) -> str:
     return " ".join("+".join(cell.symbols()) for cell in row) or "–"
 
 
-def collective(name: str = BROADCAST, ranks: int = 4) -> Exchange:
+def collective(name: str = BROADCAST, ranks: int = 4) -> BeforeAfter:
     """One of COLLECTIVES on `ranks` ranks; the root is rank 0."""
     everyone = range(ranks)
-    whole = tuple((Cell((r,)),) for r in everyone)
-    pieces = tuple(tuple(Cell((r,), p) for p in everyone) for r in everyone)
-    total, tensors = (Cell(tuple(everyone)),), tuple(Cell((r,)) for r in everyone)
+    whole = tuple((TensorPiece((r,)),) for r in everyone)
+    pieces = tuple(tuple(TensorPiece((r,), p) for p in everyone) for r in everyone)
+    total, tensors = (TensorPiece(tuple(everyone)),), tuple(TensorPiece((r,)) for r in everyone)
     before, after = {
         BROADCAST: (_on_root(whole[0], ranks), [whole[0]] * ranks),
-        SCATTER: (_on_root(pieces[0], ranks), [(Cell((0,), r),) for r in everyone]),
+        SCATTER: (_on_root(pieces[0], ranks), [(TensorPiece((0,), r),) for r in everyone]),
         GATHER: (whole, _on_root(tensors, ranks)),
         ALL_GATHER: (whole, [tensors] * ranks),
         REDUCE: (whole, _on_root(total, ranks)),
         ALL_REDUCE: (whole, [total] * ranks),
-        REDUCE_SCATTER: (pieces, [(Cell(tuple(everyone), r),) for r in everyone]),
-        ALL_TO_ALL: (pieces, [tuple(Cell((s,), r) for s in everyone) for r in everyone]),
+        REDUCE_SCATTER: (pieces, [(TensorPiece(tuple(everyone), r),) for r in everyone]),
+        ALL_TO_ALL: (pieces, [tuple(TensorPiece((s,), r) for s in everyone) for r in everyone]),
     }[name]
-    return Exchange(name, tuple(before), tuple(after))
+    return BeforeAfter(name, tuple(before), tuple(after))
 
 
 def _on_root(row: Row, ranks: int) -> Sequence[Row]:

@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from nbddp.figures.axes import sheet
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.lessons.l04_collectives.simulation import LETTERS, Parts, Shot, complete
+from nbddp.lessons.l04_collectives.simulation import LETTERS, Parts, RingState, complete
 
 COLOURS = (*FILLS, "#54478c")  # one per rank; the letter says it too
 SLOT, CELL, BETWEEN = 0.235, 0.4, 0.5  # inches: a part's width, a chunk's height, the room for arrows
@@ -18,7 +18,7 @@ LEFT, TOP, FOOT, ARROW = 0.62, 0.72, 0.3, 0.42
 PAD, TICK = 0.05, 0.16
 
 
-def ring(shot: Shot) -> Shown:
+def ring(shot: RingState) -> Shown:
     """A column for each rank and a row for each chunk; the words are the shot's."""
     n = shot.ranks
     wide = n * SLOT + 2 * PAD + TICK
@@ -69,7 +69,7 @@ def _chunk(axes: Any, parts: Parts, x: float, y: float, wide: float, arrived: bo
         axes.text(x + wide - 0.03, middle, "✓", size=9, ha="right", va="center_baseline", color=INK)
 
 
-def _arrows(axes: Any, shot: Shot, lefts: list[float], wide: float) -> None:
+def _arrows(axes: Any, shot: RingState, lefts: list[float], wide: float) -> None:
     """An arrow per message; the last rank's goes out at the right and comes in at the left."""
     look = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 9}
     for m in shot.last.messages if shot.last else ():

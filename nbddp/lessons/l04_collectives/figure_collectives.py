@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from nbddp.figures.axes import sheet
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FAINT, INK, MUTED, PAPER, RC
-from nbddp.lessons.l04_collectives.collectives import LEAVES, Cell, Exchange, Row
+from nbddp.lessons.l04_collectives.collectives import LEAVES, BeforeAfter, Row, TensorPiece
 from nbddp.lessons.l04_collectives.figure import COLOURS
 
 SYMBOL, ROW, GAP, PAD = 0.32, 0.42, 0.1, 0.04  # inches: a letter's width, a row's height, between cells, in a cell
@@ -18,7 +18,7 @@ LEFT, ARROW, TOP = 0.62, 0.6, 0.86
 LEAST = 5.4  # inches of width, for the heading
 
 
-def before_after(exchange: Exchange) -> Shown:
+def before_after(exchange: BeforeAfter) -> Shown:
     """The two sides with an arrow between; the words are the exchange's."""
     sides = [max(map(_width, side)) for side in (exchange.before, exchange.after)]
     across = LEFT + sides[0] + ARROW + sides[1]
@@ -53,7 +53,7 @@ def _row(axes: Any, row: Row, x: float, y: float) -> None:
         x += _width((cell,))
 
 
-def _cell(axes: Any, cell: Cell, x: float, y: float) -> None:
+def _cell(axes: Any, cell: TensorPiece, x: float, y: float) -> None:
     """One tensor or piece in a frame; the letters of a sum are side by side in it."""
     wide, tall = len(cell.ranks) * SYMBOL + 2 * PAD, ROW - 0.1
     axes.add_patch(Rectangle((x, y - tall / 2), wide, tall, facecolor=PAPER, edgecolor=FAINT, linewidth=0.8))

@@ -37,7 +37,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Step:
+class RingStep:
     """One step: the messages of all ranks, by sender, whether what arrives is added, and the chunks thereafter."""
 
     messages: tuple[Message, ...]
@@ -67,7 +67,7 @@ def follow(rank: int, step: int, n: int) -> int:
     return (rank - step) % n
 
 
-def simulate(n: int, made: Schedule) -> tuple[Step, ...]:
+def simulate(n: int, made: Schedule) -> tuple[RingStep, ...]:
     """The steps on `n` ranks. Raises IndexError for a chunk that is none of 0 to n - 1."""
     held: list[list[Parts]] = [[part(r, n)] * n for r in range(n)]
     steps = []
@@ -77,7 +77,7 @@ def simulate(n: int, made: Schedule) -> tuple[Step, ...]:
         for m in sent:
             mine = held[m.receiver][m.chunk]
             held[m.receiver][m.chunk] = tuple(a + b for a, b in zip(mine, m.parts, strict=True)) if adds else m.parts
-        steps.append(Step(sent, adds, tuple(map(tuple, held))))
+        steps.append(RingStep(sent, adds, tuple(map(tuple, held))))
     return tuple(steps)
 
 
@@ -126,16 +126,16 @@ def fault(parts: Parts) -> str:
 
 
 @dataclass(frozen=True)
-class Shot:
+class RingState:
     """A program on `ranks` ranks, looked at after `step` of its steps (0: before the first)."""
 
     program: str
     ranks: int
     step: int
-    steps: tuple[Step, ...]
+    steps: tuple[RingStep, ...]
 
     @property
-    def last(self) -> Step | None:
+    def last(self) -> RingStep | None:
         """The step that has just been taken."""
         return self.steps[self.step - 1] if self.step else None
 
@@ -187,7 +187,7 @@ def _sent(message: Message) -> str:
     return f"chunk {message.chunk} from rank {message.sender} to {message.receiver}"
 
 
-def ring(ranks: int = 4, step: int = 0, program: str = RING) -> Shot:
+def ring(ranks: int = 4, step: int = 0, program: str = RING) -> RingState:
     """The explorer's picture. Past the last step nothing changes any more."""
     steps = simulate(ranks, schedule(program, ranks))
-    return Shot(program, ranks, min(step, len(steps)), steps)
+    return RingState(program, ranks, min(step, len(steps)), steps)

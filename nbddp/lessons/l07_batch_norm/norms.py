@@ -52,7 +52,7 @@ def feature(shards: Sequence[Rows], k: int) -> Columns:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownMoments:
     """What a rank could know of a feature: its own moments, those of each rank, and those of the whole."""
 
     rank: int
@@ -83,17 +83,17 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Way:
+class StatisticRule:
     """A way to get a number, right if it has no words: `of(known)`."""
 
     words: str
-    of: Callable[[Known], float]
+    of: Callable[[KnownMoments], float]
 
 
-def known(columns: Columns) -> list[Known]:
+def known(columns: Columns) -> list[KnownMoments]:
     """By rank, for one feature."""
     ranks = [moments(c) for c in columns]
-    return [Known(r, ranks, merge(ranks)) for r in range(len(ranks))]
+    return [KnownMoments(r, ranks, merge(ranks)) for r in range(len(ranks))]
 
 
 UNLIKE = "ranks have different numbers of samples, so it is not the mean of the ranks' means; divide sums by counts"
@@ -104,33 +104,33 @@ SPREAD = (
     "the variances are averaged: that leaves out the distance between the ranks' means; merge them, or add up squares"
 )
 MEANS = (
-    Way("", lambda k: k.whole.mean),
-    Way("it is of the rank's own samples; add up sums and counts over all ranks", lambda k: k.own.mean),
-    Way(UNLIKE, lambda k: k.plain(lambda m: m.mean)),
-    Way(
+    StatisticRule("", lambda k: k.whole.mean),
+    StatisticRule("it is of the rank's own samples; add up sums and counts over all ranks", lambda k: k.own.mean),
+    StatisticRule(UNLIKE, lambda k: k.plain(lambda m: m.mean)),
+    StatisticRule(
         "the sum over all ranks is divided by the rank's own count; add up the counts too", lambda k: k.total / k.own.n
     ),
-    Way(
+    StatisticRule(
         "the sum over all ranks is divided by world size × the rank's own count; add up the counts too",
         lambda k: k.total / k.own.n / len(k.ranks),
     ),
-    Way("the sum over all ranks is not divided by the number of samples", lambda k: k.total),
-    Way("the ranks' means are added up, not averaged", lambda k: sum(m.mean for m in k.ranks)),
-    Way("it is taken as 0", lambda k: 0.0),
-    Way("that is the variance; return the mean first", lambda k: k.whole.variance),
-    Way(
+    StatisticRule("the sum over all ranks is not divided by the number of samples", lambda k: k.total),
+    StatisticRule("the ranks' means are added up, not averaged", lambda k: sum(m.mean for m in k.ranks)),
+    StatisticRule("it is taken as 0", lambda k: 0.0),
+    StatisticRule("that is the variance; return the mean first", lambda k: k.whole.variance),
+    StatisticRule(
         "the count is the number of values (samples × features); count samples, len(x)",
         lambda k: k.whole.mean / FEATURES,
     ),
-    Way(
+    StatisticRule(
         "the count is the number of features; x.shape[0] is the number of samples",
         lambda k: k.total / len(k.ranks) / FEATURES,
     ),
-    Way("the sum is divided by the number of ranks, not of samples", lambda k: k.total / len(k.ranks)),
+    StatisticRule("the sum is divided by the number of ranks, not of samples", lambda k: k.total / len(k.ranks)),
 )
 
 
-def why_moment(ways: Sequence[Way], shards: Sequence[Rows], given: Rows) -> str:
+def why_moment(ways: Sequence[StatisticRule], shards: Sequence[Rows], given: Rows) -> str:
     """The way that gives these means or variances, of shape (features, ranks); empty if it is right or not known."""
     for way in ways:
         made = ([way.of(k) for k in known(feature(shards, f))] for f in range(FEATURES))
@@ -159,55 +159,57 @@ def unbiased(m: Moments) -> float:
 
 
 VARIANCES = (
-    Way("", lambda k: k.whole.variance),
-    Way("it is of the rank's own samples", lambda k: k.own.variance),
-    Way("it divides by n − 1, but batch norm divides by n: unbiased=False", lambda k: unbiased(k.whole)),
-    Way(SPREAD, lambda k: k.plain(lambda m: m.variance)),
-    Way(SPREAD, lambda k: k.weighted(lambda m: m.variance)),
-    Way(SPREAD + "; and n − 1 is for estimates", lambda k: k.plain(unbiased)),
-    Way(SPREAD + "; and n − 1 is for estimates", lambda k: k.weighted(unbiased)),
-    Way("it is of the rank's own samples, and divides by n − 1", lambda k: unbiased(k.own)),
-    Way("subtract the square of the mean from the mean of the squares", lambda k: k.squares / k.whole.n),
-    Way(
+    StatisticRule("", lambda k: k.whole.variance),
+    StatisticRule("it is of the rank's own samples", lambda k: k.own.variance),
+    StatisticRule("it divides by n − 1, but batch norm divides by n: unbiased=False", lambda k: unbiased(k.whole)),
+    StatisticRule(SPREAD, lambda k: k.plain(lambda m: m.variance)),
+    StatisticRule(SPREAD, lambda k: k.weighted(lambda m: m.variance)),
+    StatisticRule(SPREAD + "; and n − 1 is for estimates", lambda k: k.plain(unbiased)),
+    StatisticRule(SPREAD + "; and n − 1 is for estimates", lambda k: k.weighted(unbiased)),
+    StatisticRule("it is of the rank's own samples, and divides by n − 1", lambda k: unbiased(k.own)),
+    StatisticRule("subtract the square of the mean from the mean of the squares", lambda k: k.squares / k.whole.n),
+    StatisticRule(
         "the sum of squares over all ranks is divided by the rank's own count; add up the counts too",
         lambda k: k.squares / k.own.n - k.whole.mean**2,
     ),
-    Way(
+    StatisticRule(
         "the sum of squares over all ranks is divided by the rank's own count; add up the counts too",
         lambda k: k.whole.n * k.whole.variance / k.own.n,
     ),
-    Way(
+    StatisticRule(
         "sums over all ranks are divided by the rank's own count; add up the counts too",
         lambda k: k.squares / k.own.n - (k.total / k.own.n) ** 2,
     ),
-    Way(
+    StatisticRule(
         "sums over all ranks are divided by world size × the rank's own count; add up the counts too",
         lambda k: k.squares / k.own.n / len(k.ranks) - (k.total / k.own.n / len(k.ranks)) ** 2,
     ),
-    Way(
+    StatisticRule(
         MEAN_SQUARES,
         lambda k: k.plain(lambda m: m.variance + m.mean**2) - k.plain(lambda m: m.mean) ** 2,
     ),
-    Way("the ranks' variances are added up", lambda k: sum(m.variance for m in k.ranks)),
-    Way("that is the standard deviation; return its square", lambda k: sqrt(k.whole.variance)),
-    Way(
+    StatisticRule("the ranks' variances are added up", lambda k: sum(m.variance for m in k.ranks)),
+    StatisticRule("that is the standard deviation; return its square", lambda k: sqrt(k.whole.variance)),
+    StatisticRule(
         "each rank's sum is squared instead of its samples: (x * x).sum(0), not x.sum(0) ** 2",
         lambda k: sum((m.n * m.mean) ** 2 for m in k.ranks) / k.whole.n - k.whole.mean**2,
     ),
-    Way(
+    StatisticRule(
         "the square of the mean is (sum / n) ** 2, not sum / n ** 2",
         lambda k: k.squares / k.whole.n - k.total / k.whole.n**2,
     ),
-    Way(
+    StatisticRule(
         "the sign is reversed: it is the mean of the squares minus the square of the mean",
         lambda k: -k.whole.variance,
     ),
-    Way("the sum of squared distances is not divided by the number of samples", lambda k: k.whole.n * k.whole.variance),
-    Way(
+    StatisticRule(
+        "the sum of squared distances is not divided by the number of samples", lambda k: k.whole.n * k.whole.variance
+    ),
+    StatisticRule(
         "it is of the rank's own samples, though around the mean of all; add up over all ranks",
         lambda k: k.own.variance + (k.own.mean - k.whole.mean) ** 2,
     ),
-    Way(
+    StatisticRule(
         MEAN_SQUARES,
         lambda k: k.plain(lambda m: m.variance + (m.mean - k.whole.mean) ** 2),
     ),
@@ -224,7 +226,9 @@ SCALES: tuple[tuple[str, Callable[[float, float], float]], ...] = (
 # -- forward ---------------------------------------------------------------------------------
 
 
-def forward(columns: Columns, mean: Way, variance: Way, scale: Callable[[float, float], float]) -> list[list[float]]:
+def forward(
+    columns: Columns, mean: StatisticRule, variance: StatisticRule, scale: Callable[[float, float], float]
+) -> list[list[float]]:
     """The output of a feature by rank; nan where a variance came out negative."""
     found = []
     for column, k in zip(columns, known(columns), strict=True):

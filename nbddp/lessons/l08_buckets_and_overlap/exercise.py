@@ -11,7 +11,7 @@ from typing import Any
 
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.run_check import judged_by
-from nbddp.lessons.framework.tables import Case, Mistake, Table
+from nbddp.lessons.framework.tables import Case, Mistake, TableExercise
 from nbddp.lessons.l08_buckets_and_overlap import simulation
 
 Spans = Sequence[tuple[int, int]]
@@ -131,7 +131,7 @@ def _not_once(sizes: Sequence[int], answer: Sequence[list[Any]], flat: Sequence[
     return once if missing is None else f"{once}; position {missing} is missing"
 
 
-PACK = Table(
+PACK = TableExercise(
     "pack",
     PACK_CASES,
     packed,
@@ -253,7 +253,7 @@ def why_not_this_time(case: Case, answer: Any) -> str:
     return ""
 
 
-EXPOSED = Table(
+EXPOSED = TableExercise(
     "exposed",
     EXPOSED_CASES,
     exposed_time,

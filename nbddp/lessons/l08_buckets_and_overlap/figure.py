@@ -12,24 +12,24 @@ from nbddp.analysis.overlap import exposed, lanes
 from nbddp.analysis.quantities import duration, size
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
-from nbddp.lessons.l08_buckets_and_overlap.simulation import Beside, Exchange, Packed, edges
+from nbddp.lessons.l08_buckets_and_overlap.simulation import BucketExchange, Packed, StepComparison, edges
 
 WIDTH, LEFT, RIGHT = 8.6, 0.98, 0.12  # inches
 STRIP, LINE, BELOW = 0.86, 0.26, 0.62  # inches: the packed gradients; a lane of time; the axis under it
 BACKWARD = FILLS[2]
 
 
-def exchange(some: Exchange) -> Shown:
+def exchange(some: BucketExchange) -> Shown:
     """The packed gradients over the timeline on paper."""
     return _figure([some], some.words())
 
 
-def beside(both: Beside) -> Shown:
+def beside(both: StepComparison) -> Shown:
     """The packed gradients over the timeline as it was recorded and the one on paper, on one scale."""
     return _figure([both.measured, both.foretold], both.words())
 
 
-def _figure(some: list[Exchange], words: str) -> Shown:
+def _figure(some: list[BucketExchange], words: str) -> Shown:
     rows = [lanes([(b.sent, b.done) for b in e.step.buckets]) for e in some]
     heights = [LINE * (3 + max(r, default=0)) for r in rows]
     height = 0.3 + STRIP + sum(heights) + BELOW + 0.42 * len(some)
@@ -80,7 +80,7 @@ def _fit(axes: Any, x: float, y: float, texts: list[str], room: float, **look: A
         axes.text(x, y, text, size=7, ha="center", va="center", **look)
 
 
-def _time(axes: Any, e: Exchange, row: list[int], own: float, whole: int, last: bool) -> None:
+def _time(axes: Any, e: BucketExchange, row: list[int], own: float, whole: int, last: bool) -> None:
     """Backward, and below it the link; the bar under both is what the step waits for."""
     start, end = e.backward
     inch = whole / (WIDTH - LEFT - RIGHT)
@@ -110,7 +110,7 @@ def _time(axes: Any, e: Exchange, row: list[int], own: float, whole: int, last: 
         axes.set_xticks([])
 
 
-def _exposed(axes: Any, e: Exchange, y: float, end: int, whole: int) -> None:
+def _exposed(axes: Any, e: BucketExchange, y: float, end: int, whole: int) -> None:
     """The line under what was not hidden, with its length."""
     waits = exposed(e.step)
     said = f"exposed {duration(waits / 1e9)}" if waits else "nothing is exposed"

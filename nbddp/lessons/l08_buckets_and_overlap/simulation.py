@@ -124,7 +124,7 @@ def _ns(time: float) -> int:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class BucketExchange:
     """Packed gradients and their exchange, on paper or as it was; `what` says which, in a few words. sent: the number
     of buckets that have been exchanged so far; None: all."""
 
@@ -182,19 +182,19 @@ class Exchange:
 
 def exchange(
     layers: int, width: int, cap_mb: float | str, backward: int, ranks: int, link: str, sent: int | None = None
-) -> Exchange:
+) -> BucketExchange:
     """The explorer's question. backward: milliseconds; link: a name in LINKS; sent: buckets exchanged so far."""
     some = packed(linear_layers(layers, width), cap_mb)
     step = timeline(some, backward / 1e3, ranks, LINKS[link])
-    return Exchange(some, step, f"{counted(ranks, 'rank')}, {link}", sent)
+    return BucketExchange(some, step, f"{counted(ranks, 'rank')}, {link}", sent)
 
 
 @dataclass(frozen=True)
-class Beside:
+class StepComparison:
     """A step as it was recorded, and the same on paper."""
 
-    measured: Exchange
-    foretold: Exchange
+    measured: BucketExchange
+    foretold: BucketExchange
 
     @property
     def same_buckets(self) -> bool:
@@ -211,7 +211,7 @@ class Beside:
 WHY_APART = "On paper, backward and the link do not slow each other. On a CPU they share the cores."
 
 
-def beside(recording: Recording, model: Sequence[tuple[str, int]], cap_mb: float | str) -> Beside:
+def beside(recording: Recording, model: Sequence[tuple[str, int]], cap_mb: float | str) -> StepComparison:
     """The median step of a recording on its lowest rank, beside the packer with the same backward and with the speed
     that the link had in that step. Raises BadInput where no step with an exchange is recorded."""
     number = typical(recording)
@@ -224,9 +224,9 @@ def beside(recording: Recording, model: Sequence[tuple[str, int]], cap_mb: float
     _, share = COSTS["ring"]["all_reduce"](ranks)
     link = Link(0.0, share * sum(b.bytes for b in step.buckets) / moved if moved else float("inf"))
     paper = timeline(some, (end - start) / 1e9, ranks, link)
-    return Beside(
-        Exchange(some, step.shifted(-start), f"recorded on rank {min(recording.ranks)}"),
-        Exchange(some, paper, "on paper"),
+    return StepComparison(
+        BucketExchange(some, step.shifted(-start), f"recorded on rank {min(recording.ranks)}"),
+        BucketExchange(some, paper, "on paper"),
     )
 
 

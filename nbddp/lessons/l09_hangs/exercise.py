@@ -14,7 +14,7 @@ from nbddp.launch.topology import rank_words
 from nbddp.lessons.framework.answer import OK, Exercise, Wrong
 from nbddp.lessons.framework.on_rank import seeded
 from nbddp.lessons.framework.run_check import grouped, judged_by, on_ranks, pool
-from nbddp.lessons.framework.tables import Case, Mistake, Table
+from nbddp.lessons.framework.tables import Case, Mistake, TableExercise
 from nbddp.lessons.l09_hangs.on_rank import Batch, trained
 
 START = (0.3, -0.2, 0.1)  # two weights and the bias
@@ -230,7 +230,7 @@ def why_not_this(case: Case, answer: Any) -> str:
     return "the number is right, the ranks are not" if answer[0] == right[0] else ""
 
 
-LOGS = Table(
+LOGS = TableExercise(
     "missing_ranks",
     LOG_CASES,
     missing,

@@ -13,14 +13,14 @@ from nbddp.figures.axes import part
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC, TINTS
 from nbddp.launch.topology import rank_words
-from nbddp.lessons.l09_hangs.simulation import AHEAD, DONE, RUNS, WAITS, Entry, Log
+from nbddp.lessons.l09_hangs.simulation import AHEAD, DONE, RUNS, WAITS, CallHistory, LoggedCall
 
 NAME, CELL, ROW, HEAD = 0.62, 1.18, 0.46, 0.34  # inches
 GRAPH, NODE = 2.3, 0.2  # inches: the side of the graph, the radius of a rank in it
 MARKS = {DONE: "✓", RUNS: "still runs", AHEAD: ""}
 
 
-def collectives(log: Log) -> Shown:
+def collectives(log: CallHistory) -> Shown:
     """The calls of every rank side by side, and beside them the graph of who waits for whom."""
     columns = 1 + max(len(some) for some in log.entries.values())
     table, rows = NAME + columns * CELL, len(log.entries) * ROW
@@ -41,7 +41,7 @@ def collectives(log: Log) -> Shown:
     return Shown(figure, log.words())
 
 
-def _entry(axes: Any, e: Entry, x: float, y: float, awaited: tuple[int, ...]) -> None:
+def _entry(axes: Any, e: LoggedCall, x: float, y: float, awaited: tuple[int, ...]) -> None:
     """One call: filled when it is done, in a dashed frame while its rank waits, faint before it."""
     fill = {DONE: FILLS[0], WAITS: PAPER, RUNS: TINTS[0], AHEAD: FRAME}[e.state]
     edge, style = (INK, (0, (3, 2))) if e.state == WAITS else (PAPER, "solid")
@@ -56,7 +56,7 @@ def _entry(axes: Any, e: Entry, x: float, y: float, awaited: tuple[int, ...]) ->
         axes.text(middle, y + 0.27, second, size=6.8, ha="center", va="center", color=ink)
 
 
-def _graph(axes: Any, log: Log) -> None:
+def _graph(axes: Any, log: CallHistory) -> None:
     """Ranks on a circle, an arrow from each that waits to those it waits for."""
     axes.text(GRAPH / 2, 0.12, "who waits for whom", size=8.5, weight="bold", ha="center", va="center")
     ranks = list(log.entries)
@@ -76,7 +76,7 @@ def _graph(axes: Any, log: Log) -> None:
         _rank(axes, log, rank, place)
 
 
-def _rank(axes: Any, log: Log, rank: int, place: tuple[float, float]) -> None:
+def _rank(axes: Any, log: CallHistory, rank: int, place: tuple[float, float]) -> None:
     """A rank of the graph: dashed while it waits, faint at its end, thick where it is in the deadlock."""
     waits, ended = rank in log.waits, rank in log.ended
     fill = PAPER if waits else FRAME if ended else TINTS[0]

@@ -109,7 +109,7 @@ PROGRAMS: dict[str, Callable[[int, int], list[Action]]] = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class LoggedCall:
     """One call of a rank as its log has it. number: of the collective in its group, from 1; 0 for other calls;
     state: DONE, WAITS, RUNS (computes), or AHEAD, when the rank has not come to it."""
 
@@ -123,10 +123,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Log:
+class CallHistory:
     """What every rank has called after `moves` moves. waits: rank → the ranks that it waits for."""
 
-    entries: Mapping[int, tuple[Entry, ...]]
+    entries: Mapping[int, tuple[LoggedCall, ...]]
     waits: Mapping[int, tuple[int, ...]]
     deadlock: Deadlock | None
     moves: int
@@ -237,14 +237,16 @@ class _Rank:
         channel = self._channel(action.op, action.peer)
         return Call(action.op, action.op, peer=action.peer, channel=channel, nth=self._made().count(channel))
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[LoggedCall, ...]:
         inside = RUNS if self.at < len(self.program) and self.program[self.at].op == COMPUTE else WAITS
         states = [DONE if i < self.at else inside if i == self.at and self.inside else AHEAD
                   for i in range(len(self.program))]  # fmt: skip
-        return tuple(Entry(a, self.number(i), s) for i, (a, s) in enumerate(zip(self.program, states, strict=True)))
+        return tuple(
+            LoggedCall(a, self.number(i), s) for i, (a, s) in enumerate(zip(self.program, states, strict=True))
+        )
 
 
-def play(programs: Sequence[Program], moves: int) -> Log:
+def play(programs: Sequence[Program], moves: int) -> CallHistory:
     """Play the programs for so many moves. In a move every rank that is in no call enters its next one; then all
     calls end that nobody has to be waited for."""
     ranks = [_Rank(r, p) for r, p in enumerate(programs)]
@@ -252,7 +254,7 @@ def play(programs: Sequence[Program], moves: int) -> Log:
         _move(ranks)
     positions = {r.rank: r.position() for r in ranks}
     waits = {r: waits_for(p, positions)[0] for r, p in positions.items() if p.state == RankStatus.BLOCKED}
-    return Log({r.rank: r.entries() for r in ranks}, waits, diagnose(positions), moves)
+    return CallHistory({r.rank: r.entries() for r in ranks}, waits, diagnose(positions), moves)
 
 
 def _move(ranks: Sequence[_Rank]) -> None:
@@ -271,6 +273,6 @@ def _move(ranks: Sequence[_Rank]) -> None:
                 r.leave()
 
 
-def log(program: str, ranks: int, moves: int) -> Log:
+def log(program: str, ranks: int, moves: int) -> CallHistory:
     """A program of PROGRAMS on so many ranks after so many moves."""
     return play([PROGRAMS[program](r, ranks) for r in range(ranks)], moves)

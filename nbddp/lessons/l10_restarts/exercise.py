@@ -18,7 +18,7 @@ from nbddp.launch.machine import several
 from nbddp.launch.topology import counted
 from nbddp.lessons.framework.answer import OK, Exercise, Wrong, mismatch, not_written
 from nbddp.lessons.framework.run_check import Reference, grouped, in_group, in_world, pool, world_sizes
-from nbddp.lessons.l10_restarts.on_rank import EVERY, FAIL_AT, Failure, train
+from nbddp.lessons.l10_restarts.on_rank import EVERY, FAIL_AT, RankDeath, train
 from nbddp.output.screens import Silent
 
 Run = Mapping[int, Mapping[str, Any]]  # rank → what `train` returns
@@ -223,7 +223,7 @@ def _fail(make: Callable[[str], Any], path: str) -> None:
         _run("save", make, path, fail_at=FAIL_AT)
     except Wrong as wrong:
         failed = wrong.__cause__.__cause__ if wrong.__cause__ else None
-        if not (isinstance(failed, WorkerFailed) and failed.exception_type.endswith(Failure.__name__)):
+        if not (isinstance(failed, WorkerFailed) and failed.exception_type.endswith(RankDeath.__name__)):
             raise
 
 

@@ -12,12 +12,12 @@ from matplotlib.patches import Patch, Rectangle
 from nbddp.figures.axes import sheet
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.lessons.l10_restarts.simulation import FAILED, KEPT, LOST, Attempt, Training
+from nbddp.lessons.l10_restarts.simulation import FAILED, KEPT, LOST, Attempt, RestartedTraining
 
 CELL, ROW, LEFT, RIGHT, HEAD, FOOT = 0.3, 0.36, 0.85, 1.55, 0.78, 0.42  # inches
 
 
-def restarts(made: Training) -> Shown:
+def restarts(made: RestartedTraining) -> Shown:
     """The grid; the words are the training's."""
     width = LEFT + made.steps * CELL + RIGHT
     height = HEAD + len(made.attempts) * ROW + FOOT
@@ -38,7 +38,7 @@ def restarts(made: Training) -> Shown:
     return Shown(figure, made.words())
 
 
-def _row(axes: Any, made: Training, k: int, attempt: Attempt) -> None:
+def _row(axes: Any, made: RestartedTraining, k: int, attempt: Attempt) -> None:
     y = HEAD + k * ROW
     middle = y + ROW / 2
     axes.text(LEFT - 0.1, middle, f"attempt {k}", size=8, weight="bold", ha="right", va="center", color=INK)

@@ -26,7 +26,7 @@ STEPS, EVERY, FAIL_AT, BATCH, SAMPLES = 9, 2, 5, 2, 24
 SEED, OTHER_SEED = 500, 9000  # of the first attempt and of the next: a new process has another random state
 
 
-class Failure(Exception):
+class RankDeath(Exception):
     """Stands for the death of a rank."""
 
 
@@ -112,7 +112,7 @@ def train(make: Callable[[str], Any] | None, path: str, fail_at: int | None, res
         for step in range(began if type(began) is int and 0 <= began <= STEPS else STEPS, STEPS):
             states[step] = seen(model, optimizer, batches)
             if step == fail_at and rank == world_size - 1:
-                raise Failure
+                raise RankDeath
             own = next(batches)
             loss = (copy(x[own]) - y[own]).square().mean()
             optimizer.zero_grad()

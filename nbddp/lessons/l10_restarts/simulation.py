@@ -34,7 +34,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Training:
+class RestartedTraining:
     """All attempts of a training of `steps` steps with a checkpoint after every `every`."""
 
     steps: int
@@ -79,7 +79,7 @@ class Training:
         return "\n".join([*lines, self.verdict()])
 
 
-def training(steps: int, every: int, lives: Sequence[int]) -> Training:
+def training(steps: int, every: int, lives: Sequence[int]) -> RestartedTraining:
     """Attempt k does at most `lives[k]` steps and then fails; there are as many attempts as lives.
 
     Raises BadInput for what is no training.
@@ -96,9 +96,9 @@ def training(steps: int, every: int, lives: Sequence[int]) -> Training:
         start = kept
         if not fails:
             break
-    return Training(steps, every, tuple(attempts))
+    return RestartedTraining(steps, every, tuple(attempts))
 
 
-def restarts(every: int = 4, life: int = 7, max_restarts: int = 3) -> Training:
+def restarts(every: int = 4, life: int = 7, max_restarts: int = 3) -> RestartedTraining:
     """STEPS steps; every attempt fails after `life` steps; `max_restarts` attempts follow the first."""
     return training(STEPS, every, [life] * (max_restarts + 1))

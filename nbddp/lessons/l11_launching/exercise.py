@@ -12,7 +12,7 @@ from typing import Any
 from nbddp.lessons.framework.answer import OK, Exercise, mismatch, not_written
 from nbddp.lessons.framework.on_rank import tabulate
 from nbddp.lessons.framework.run_check import on_ranks
-from nbddp.lessons.framework.tables import Case, Mistake, Outcome, Table, raised
+from nbddp.lessons.framework.tables import Case, Mistake, Outcome, TableExercise, raised
 
 Task = tuple[dict[str, str], list[str]]  # the task's variables, and the hosts of the job in order
 WANTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -274,7 +274,7 @@ def _number(host: Any) -> str:
 
 
 NODELISTS = ("fat3", "gpu[1-3]", "gpu[01-03,07]", "n[098-101]", "gpu[5,9]")
-HOSTS = Table(
+HOSTS = TableExercise(
     "nodes_of",
     tuple((nodelist,) for nodelist in NODELISTS),
     hosts_of,

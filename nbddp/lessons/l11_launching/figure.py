@@ -16,14 +16,14 @@ from nbddp.capabilities.topology.figure import topology
 from nbddp.figures.axes import part
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, RC
-from nbddp.lessons.l11_launching.simulation import Plan, where
+from nbddp.lessons.l11_launching.simulation import LaunchPlan, where
 
 LETTER, LINE, POINTS = 0.0585, 0.132, 6.8  # inches across and down, points: DejaVu Sans Mono
 NARROWEST, TITLE, HEAD, ABOVE, PAD, GAP, BAR = 8.2, 0.6, 0.3, 0.1, 0.07, 0.08, 0.07  # inches
 Frame = tuple[str, list[str], str]  # label, lines, colour of its bar
 
 
-def launching(plan: Plan) -> Shown:
+def launching(plan: LaunchPlan) -> Shown:
     """The layout with its commands; the words are the plan's."""
     made = boxes(plan.placed)
     width = max(made.width, NARROWEST)
@@ -45,7 +45,7 @@ def launching(plan: Plan) -> Shown:
     return Shown(figure, plan.words())
 
 
-def _parts(plan: Plan) -> list[tuple[str, list[Frame]]]:
+def _parts(plan: LaunchPlan) -> list[tuple[str, list[Frame]]]:
     """Headings, each with its frames."""
     by_slurm = plan.launch.rendezvous == SRUN
     each: list[Frame] = [

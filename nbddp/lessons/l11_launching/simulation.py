@@ -19,7 +19,7 @@ FOUND = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """A layout and its launch."""
 
     placed: Topology
@@ -76,8 +76,10 @@ def _span(numbers: Sequence[int]) -> str:
     return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}…{numbers[-1]}"
 
 
-def plan(nodes: int = 2, processes: int = 4, backend: str = NCCL, rendezvous: str = C10D) -> Plan:
+def plan(nodes: int = 2, processes: int = 4, backend: str = NCCL, rendezvous: str = C10D) -> LaunchPlan:
     """`nodes` nodes with `processes` processes each: a GPU for each under nccl, none under gloo."""
     gpus = processes if backend == NCCL else 0
     placed = planned(nnodes=nodes, gpus_per_node=gpus, nproc=processes)
-    return Plan(placed, Launch(nnodes=nodes, nproc=processes, gpus_per_proc=int(bool(gpus)), rendezvous=rendezvous))
+    return LaunchPlan(
+        placed, Launch(nnodes=nodes, nproc=processes, gpus_per_proc=int(bool(gpus)), rendezvous=rendezvous)
+    )

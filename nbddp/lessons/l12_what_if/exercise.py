@@ -9,7 +9,7 @@ from typing import Any
 
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.run_check import judged_by
-from nbddp.lessons.framework.tables import Case, Mistake, Table
+from nbddp.lessons.framework.tables import Case, Mistake, TableExercise
 
 SETTINGS = ((2.0**28, 2.0**-14, 2.0**33), (2**4, 2.0**-12, 2.0**12), (2.0**20, 2.0**-16, 2.0**35))
 CASES = tuple((ranks, *setting) for setting in SETTINGS for ranks in (8, 2, 64, 1))
@@ -64,7 +64,7 @@ def why_not(case: Case, answer: Any) -> str:
 
 all_reduce_seconds = Exercise(
     "all_reduce_seconds",
-    judged_by(Table("all_reduce_seconds", CASES, right_seconds, MISTAKES, why_not, exact=False)),
+    judged_by(TableExercise("all_reduce_seconds", CASES, right_seconds, MISTAKES, why_not, exact=False)),
     (
         "count the messages that follow one another, then what one of them costs",
         "a reduce-scatter and an all-gather take ranks - 1 messages each, of size / ranks bytes",

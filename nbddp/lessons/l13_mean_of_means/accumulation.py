@@ -23,7 +23,7 @@ EXPECTED = Reference(expected, COUNTS)
 
 
 @dataclass(frozen=True)
-class Taken:
+class RankAccumulation:
     """What one rank did with `count` micro-batches, and what is right: the fields are those of `accumulated` and
     `expected` in `nbddp.lessons.l13_mean_of_means.on_rank`."""
 
@@ -52,7 +52,7 @@ class Taken:
 
 def diagnose(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
     """The line for what every rank did, one mapping per number of micro-batches."""
-    cases = [[Taken(rank, **case[i]) for rank, case in sorted(by_rank.items())] for i in range(len(COUNTS))]
+    cases = [[RankAccumulation(rank, **case[i]) for rank, case in sorted(by_rank.items())] for i in range(len(COUNTS))]
     if all(t.untouched for case in cases for t in case):
         return "accumulate left no gradients: it is still to be written, or it calls no backward()"
     for case in cases:
@@ -63,7 +63,7 @@ def diagnose(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
     return OK
 
 
-def _line(taken: Taken) -> str:
+def _line(taken: RankAccumulation) -> str:
     if taken.moved:
         return f"rank {taken.rank}: a parameter changed; accumulate leaves gradients, and its caller takes the step"
     if taken.turned:
@@ -80,7 +80,7 @@ def _line(taken: Taken) -> str:
     return f"rank {taken.rank}, {early}" if early else _wrong(taken, gradients, same)
 
 
-def _wrong(taken: Taken, gradients: Gradients, ratio: float | None) -> str:
+def _wrong(taken: RankAccumulation, gradients: Gradients, ratio: float | None) -> str:
     n, first = taken.count, next(iter(taken.reference))
     who = f"rank {taken.rank}, {first}, {micro(n)}"
     if ratio is not None:
@@ -101,7 +101,7 @@ def _wrong(taken: Taken, gradients: Gradients, ratio: float | None) -> str:
     return f"rank {taken.rank}, {name}, {micro(n)}: yours differs from the reference by up to {off:.2g}"
 
 
-def shares(gradients: Gradients, taken: Taken) -> list[float] | None:
+def shares(gradients: Gradients, taken: RankAccumulation) -> list[float] | None:
     """How much each micro-batch but the last counts, and the last, if that explains the gradients; else None."""
     if taken.count < 2:
         return None

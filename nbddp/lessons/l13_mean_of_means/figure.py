@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from nbddp.figures.axes import sheet
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FILLS, INK, MUTED, RC, TINTS
-from nbddp.lessons.l13_mean_of_means.simulation import Block, Weighed
+from nbddp.lessons.l13_mean_of_means.simulation import MicroBatch, Weighed
 
 WIDTH, LEFT, NOTE = 6.5, 1.48, 4.72  # inches: of the sheet, where tokens begin, and where the row's numbers are
 TITLE, HEAD, ROW, LINE, FOOT = 0.3, 0.26, 0.34, 0.17, 0.1
@@ -40,12 +40,12 @@ def weights(chosen: Weighed) -> Shown:
     return Shown(figure, chosen.words())
 
 
-def _side(block: Block) -> float:
+def _side(block: MicroBatch) -> float:
     """Inches of a token's square: its area is its weight."""
     return float(SIDE * block.relative**0.5)
 
 
-def _row(axes: Any, block: Block, middle: float) -> None:
+def _row(axes: Any, block: MicroBatch, middle: float) -> None:
     axes.text(LEFT - 0.1, middle, block.name, size=8, ha="right", va="center", color=INK)
     side, n = _side(block), block.rank % len(FILLS)
     pitch = max(side, SIDE) + GAP

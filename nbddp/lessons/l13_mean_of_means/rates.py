@@ -11,7 +11,7 @@ from typing import Any
 
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.run_check import judged_by
-from nbddp.lessons.framework.tables import Case, Mistake, Table
+from nbddp.lessons.framework.tables import Case, Mistake, TableExercise
 
 SETTINGS = (  # warmup, base, base_batch, ranks, batch, micro_batches
     (4, 0.5, 8, 4, 8, 2),
@@ -60,7 +60,7 @@ def why_not_that(case: Case, answer: Any) -> str:
     return f"step {step} of a warm-up of {warmup} steps is {step}/{warmup} of the way from {base} to {target}"
 
 
-RATES = Table(
+RATES = TableExercise(
     "learning_rate",
     CASES,
     right_rate,

@@ -20,7 +20,7 @@ CLOSE = 1e-9
 
 
 @dataclass(frozen=True)
-class Block:
+class MicroBatch:
     """A micro-batch. weight: what one of its tokens counts in the averaged gradient; all tokens' weights add up to 1.
     relative: the same, where 1 is right."""
 
@@ -52,15 +52,15 @@ class Weighed:
         return sum(map(sum, self.tokens))
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[MicroBatch, ...]:
         return tuple(self._blocks())
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[MicroBatch]:
         ranks = len(self.tokens)
         for rank, counts in enumerate(self.tokens):
             for i, n in enumerate(counts):
                 weight = 1 / (ranks * self._divisor(counts, n))
-                yield Block(rank, i + 1, n, weight, weight * self.total)
+                yield MicroBatch(rank, i + 1, n, weight, weight * self.total)
 
     def _divisor(self, counts: Sequence[int], n: int) -> float:
         by = {MEANS: n * len(counts), RANK: sum(counts), ALL: self.total / len(self.tokens)}

@@ -39,7 +39,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Step:
+class TokenStep:
     """All micro-batches of a step on `world` ranks."""
 
     world: int
@@ -59,7 +59,7 @@ class Step:
         return [p for p in self.pieces if p.tokens]
 
 
-def step_of(case: int, world: int, by_rank: Mapping[int, Sequence[Sequence[Mapping[str, Any]]]]) -> Step:
+def step_of(case: int, world: int, by_rank: Mapping[int, Sequence[Sequence[Mapping[str, Any]]]]) -> TokenStep:
     """by_rank: what `on_rank.parts` gives."""
     made = []
     for rank in range(world):
@@ -69,10 +69,10 @@ def step_of(case: int, world: int, by_rank: Mapping[int, Sequence[Sequence[Mappi
             Piece(rank, i + 1, p["tokens"], p["positions"], p["gradient"], tokens, len(own), i + 1 == len(own))
             for i, p in enumerate(own)
         ]
-    return Step(world, made)
+    return TokenStep(world, made)
 
 
-Weights = Callable[[Step, Piece], float]
+Weights = Callable[[TokenStep, Piece], float]
 MEAN = "every micro-batch counts the same, however many tokens it has"
 KNOWN: tuple[tuple[str, Weights], ...] = (
     (f"{MEAN}: that is the mean of means", lambda s, p: 1 / (s.world * p.mates * p.tokens)),
@@ -111,7 +111,7 @@ KNOWN: tuple[tuple[str, Weights], ...] = (
 )
 
 
-def explained(step: Step, weights: Sequence[float]) -> str:
+def explained(step: TokenStep, weights: Sequence[float]) -> str:
     """Why a token of each of `step.filled` counts `weights`."""
     for words, would in KNOWN:
         if all(near(step.tokens * w, step.tokens * would(step, p)) for w, p in zip(weights, step.filled, strict=True)):
@@ -131,20 +131,20 @@ def explained(step: Step, weights: Sequence[float]) -> str:
     )
 
 
-def judge(step: Step, found: Mapping[int, Mapping[str, Any]]) -> str:
+def judge(step: TokenStep, found: Mapping[int, Mapping[str, Any]]) -> str:
     """The line for what the ranks did in one step; what `on_rank.token_weighted` gives, by rank."""
     if all(not f["exchanged"] and not any(f["gradients"].values()) for f in found.values()):
         return "token_weighted_backward left no gradients: it is still to be written, or it calls no backward()"
     return next((line for line in _lines(step, found) if line != OK), OK)
 
 
-def _lines(step: Step, found: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+def _lines(step: TokenStep, found: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
     for rank, did in sorted(found.items()):
         line = _line(step, rank, did)
         yield line if line == OK or line.startswith("the gradients are right") else f"rank {rank}{line}"
 
 
-def _line(step: Step, rank: int, did: Mapping[str, Any]) -> str:
+def _line(step: TokenStep, rank: int, did: Mapping[str, Any]) -> str:
     if did["moved"]:
         return ": a parameter changed; token_weighted_backward leaves gradients, and its caller takes the step"
     missing = next((name for name, values in did["gradients"].items() if values is None), "")

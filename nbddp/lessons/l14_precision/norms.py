@@ -23,7 +23,7 @@ NORM = sqrt(WHOLE + COPIED)
 
 
 @dataclass(frozen=True)
-class Place:
+class MeshRank:
     """A rank on a mesh, and the squares of what it holds of the sharded gradients."""
 
     rank: int
@@ -44,7 +44,7 @@ class Place:
         return [self.squares(i) for i in range(self.shards)]
 
 
-NORMS: tuple[tuple[str, Callable[[Place], float]], ...] = (
+NORMS: tuple[tuple[str, Callable[[MeshRank], float]], ...] = (
     ("that is the square of the norm: the root is missing", lambda p: WHOLE + COPIED),
     (
         "the replicated squares were added before the all_reduce, so they count once per shard: add them after it",
@@ -89,13 +89,13 @@ def judge(mesh: tuple[int, int], limit: float, found: Mapping[int, Mapping[str, 
     if untouched and all(f["returned"] is None for f in found.values()):
         return "clip_global_norm returned None and left all gradients: it is still to be written"
     for rank, did in sorted(found.items()):
-        line = _line(Place(rank, replicas * shards, shards), limit, did)
+        line = _line(MeshRank(rank, replicas * shards, shards), limit, did)
         if line:
             return f"mesh of {replicas} × {shards}, rank {rank}, max_norm {limit:g}: {line}"
     return OK
 
 
-def _line(place: Place, limit: float, did: Mapping[str, Any]) -> str:
+def _line(place: MeshRank, limit: float, did: Mapping[str, Any]) -> str:
     if did["parameter"]:
         return "a parameter changed; only gradients are clipped"
     factors = _factor(did, place.rank, place.shards)

@@ -25,7 +25,7 @@ def gradient(rank: int, step: int) -> int:
 
 
 @dataclass(frozen=True)
-class Step:
+class ScaledStep:
     """What one step was, by rank: the exponent of the scale in it, whether its gradients overflowed, whether it was
     skipped."""
 
@@ -40,7 +40,7 @@ class Scaled:
 
     where: str
     interval: int
-    steps: tuple[Step, ...]
+    steps: tuple[ScaledStep, ...]
     scales: tuple[int, ...]
 
     def skips(self, rank: int) -> int:
@@ -91,7 +91,7 @@ def scaled(where: str = AVERAGED, first: int = 16, interval: int = 4, step: int 
     for number in range(1, step + 1):
         overflowed = _overflowed(where, scales, number)
         skipped = overflowed if where == ALONE else (any(overflowed),) * RANKS
-        taken.append(Step(tuple(scales), overflowed, skipped))
+        taken.append(ScaledStep(tuple(scales), overflowed, skipped))
         for rank, skips in enumerate(skipped):
             good[rank] = 0 if skips else good[rank] + 1
             if skips:

@@ -20,7 +20,7 @@ from nbddp.lessons.l14_precision.plan import MOMENTUM, RATE, STEPS, finders, gra
 
 
 @dataclass(frozen=True)
-class Taken:
+class RankStep:
     """What one rank did in one step: its parameters before and after, flat, and what came back."""
 
     rank: int
@@ -36,7 +36,7 @@ class Taken:
 def judge(found: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
     """The line for what all ranks did in all steps; what `on_rank.stepped` gives, by rank."""
     world = len(found)
-    rows = [[Taken(rank, **steps[i]) for rank, steps in sorted(found.items())] for i in range(len(STEPS))]
+    rows = [[RankStep(rank, **steps[i]) for rank, steps in sorted(found.items())] for i in range(len(STEPS))]
     if all(t.returned is None and not t.moved for row in rows for t in row):
         return not_written("step_together")
     speeds = {rank: [0.0 for part in parameters_of(rank) for _ in part] for rank in found}
@@ -48,7 +48,7 @@ def judge(found: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
     return OK
 
 
-def _skipped(row: Sequence[Taken], who: Sequence[int], scale: float) -> str:
+def _skipped(row: Sequence[RankStep], who: Sequence[int], scale: float) -> str:
     """What is wrong with a step that no rank should have taken; empty if nothing is."""
     took = [t.rank for t in row if t.moved]
     found = f"{rank_words(who)} found inf or nan"
@@ -65,7 +65,7 @@ def _skipped(row: Sequence[Taken], who: Sequence[int], scale: float) -> str:
     return f"{found}, and {rank_words(took)} took the step anyway"
 
 
-def _stepped(row: Sequence[Taken], speeds: dict[int, list[float]], number: int, scale: float) -> str:
+def _stepped(row: Sequence[RankStep], speeds: dict[int, list[float]], number: int, scale: float) -> str:
     """What is wrong with a step that all should have taken; `speeds`, the momentum, goes on as it should."""
     left = [t.rank for t in row if not t.moved]
     if left:
@@ -98,7 +98,7 @@ def _update(yours: Sequence[float], right: Sequence[float], scale: float) -> str
     return f"the parameters moved by {factor:.3g} × the right step" + (f": {why}" if why else "")
 
 
-def _returned(row: Sequence[Taken], right: float, why: str) -> str:
+def _returned(row: Sequence[RankStep], right: float, why: str) -> str:
     given = [t.returned for t in row]
     if any(type(g) not in (int, float) for g in given):
         which = next(t.rank for t in row if type(t.returned) not in (int, float))

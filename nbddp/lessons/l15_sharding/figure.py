@@ -14,8 +14,8 @@ from nbddp.capabilities.memory.figure import STYLES
 from nbddp.figures.axes import sheet
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FAINT, FILLS, INK, MUTED, PAPER, RC, TINTS
-from nbddp.lessons.l15_sharding.schedule import COMPUTE, GATHER, Span, Step
-from nbddp.lessons.l15_sharding.simulation import MEMORY, NAMES, PARTS, Share, Stages
+from nbddp.lessons.l15_sharding.schedule import COMPUTE, GATHER, ShardedStep, WorkSpan
+from nbddp.lessons.l15_sharding.simulation import MEMORY, NAMES, PARTS, MemoryShare, Stages
 
 WIDTH, HEIGHT = 9.2, 2.75
 BAR = 0.62  # of a row
@@ -48,7 +48,7 @@ def zero(some: Stages) -> Shown:
     return Shown(figure, some.words())
 
 
-def _bar(axes: Any, row: int, of: Share, scale: float, top: float) -> None:
+def _bar(axes: Any, row: int, of: MemoryShare, scale: float, top: float) -> None:
     left = 0.0
     for name, count in zip(PARTS, of.parts, strict=True):
         fill, hatch, lines, ink = STYLES[name]
@@ -83,7 +83,7 @@ SCATTERED = (FILLS[1], PAPER)
 THIN = 0.13  # inches: a narrower bar has no number
 
 
-def gathers(step: Step) -> Shown:
+def gathers(step: ShardedStep) -> Shown:
     """Lanes per rank over a common axis of time; the words are the schedule's own."""
     most = max(step.peak(r) for r in range(len(step.spans)))
     each = 2 * LANE + 3 * GAP + most * STAIR + 0.28
@@ -99,7 +99,7 @@ def gathers(step: Step) -> Shown:
     return Shown(figure, step.words())
 
 
-def _rank(axes: Any, step: Step, rank: int, top: float, most: int) -> None:
+def _rank(axes: Any, step: ShardedStep, rank: int, top: float, most: int) -> None:
     scale = (WIDE - LEFT - 0.05) / step.total
     axes.text(0.02, top + 0.02, step.lines()[rank], size=8, va="center", color=INK)
     lanes = top + 0.18, top + 0.18 + LANE + GAP
@@ -118,7 +118,7 @@ def _rank(axes: Any, step: Step, rank: int, top: float, most: int) -> None:
             axes.add_patch(Rectangle(place, (end - start) * scale, STAIR, fc=TINTS[2], ec=FILLS[2], lw=0.5))
 
 
-def _span(axes: Any, span: Span, y: float, scale: float) -> None:
+def _span(axes: Any, span: WorkSpan, y: float, scale: float) -> None:
     fill, ink = FILL.get(span.kind, SCATTERED)
     left, width = LEFT + span.start * scale, (span.end - span.start) * scale
     hatch = "///" if span.backward and span.kind == COMPUTE else None

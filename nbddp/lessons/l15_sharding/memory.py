@@ -8,7 +8,7 @@ from typing import Any
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.on_rank import tabulate
 from nbddp.lessons.framework.run_check import on_ranks
-from nbddp.lessons.framework.tables import Case, Mistake, Outcome, Table
+from nbddp.lessons.framework.tables import Case, Mistake, Outcome, TableExercise
 from nbddp.lessons.l15_sharding.simulation import share
 
 CLOSE = 1e-6  # relative
@@ -46,7 +46,7 @@ def why_not_so_many(case: Case, answer: Any) -> str:
     return f"those are the bytes of stage {other[0]}" if other else unit and f"that is in {unit}; return bytes"
 
 
-BYTES = Table(
+BYTES = TableExercise(
     "bytes_per_rank",
     BYTES_CASES,
     right_bytes,

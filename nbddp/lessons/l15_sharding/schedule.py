@@ -21,7 +21,7 @@ COMPUTE, GATHER, SCATTER = "compute", "all-gather", "reduce-scatter"
 
 
 @dataclass(frozen=True)
-class Span:
+class WorkSpan:
     """Something that takes `start` to `end`: `kind` is COMPUTE, GATHER or SCATTER, of `layer`."""
 
     kind: str
@@ -32,7 +32,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Held:
+class LayerInMemory:
     """A layer that is there in full on a rank from `start` to `end`."""
 
     layer: int
@@ -41,7 +41,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Step:
+class ShardedStep:
     """One step on two ranks. spans, held: by rank; the spans of the link are the same on both."""
 
     layers: int
@@ -49,8 +49,8 @@ class Step:
     link: float
     after: str
     slow: bool
-    spans: tuple[tuple[Span, ...], ...]
-    held: tuple[tuple[Held, ...], ...]
+    spans: tuple[tuple[WorkSpan, ...], ...]
+    held: tuple[tuple[LayerInMemory, ...], ...]
 
     @property
     def total(self) -> float:
@@ -100,12 +100,12 @@ class Step:
         return "\n".join([self.head(), total, *self.lines(), "rank 0:", *told])
 
 
-def _what(span: Span) -> str:
+def _what(span: WorkSpan) -> str:
     way = "backward" if span.backward else "forward"
     return f"{way} of layer {span.layer}" if span.kind == COMPUTE else f"{span.kind} of layer {span.layer}"
 
 
-def gathers(layers: int = 4, ahead: int = 0, link: float = 1.0, after: str = FREE, slow: bool = False) -> Step:
+def gathers(layers: int = 4, ahead: int = 0, link: float = 1.0, after: str = FREE, slow: bool = False) -> ShardedStep:
     """layers: in the model; ahead: how many layers are gathered before they are needed; link: the time of an all-gather
     or a reduce-scatter of one layer, forward of one layer being 1; after: FREE or KEEP; slow: whether rank 1 is."""
     line = _Line((1.0, SLOW if slow else 1.0), link)
@@ -121,7 +121,7 @@ def gathers(layers: int = 4, ahead: int = 0, link: float = 1.0, after: str = FRE
             line.gather(order[asked], needs[asked])
             asked += 1
         line.finish(layer, back, frees=back or (after == FREE and layer < layers - 1))
-    return Step(layers, ahead, link, after, slow, *line.result())
+    return ShardedStep(layers, ahead, link, after, slow, *line.result())
 
 
 class _Line:
@@ -134,8 +134,8 @@ class _Line:
         self.there: dict[tuple[int, bool], float] = {}
         self.since: dict[int, float] = {}
         self.until = [0.0 for _ in self.ranks]
-        self.spans: list[list[Span]] = [[] for _ in self.ranks]
-        self.held: list[list[Held]] = [[] for _ in self.ranks]
+        self.spans: list[list[WorkSpan]] = [[] for _ in self.ranks]
+        self.held: list[list[LayerInMemory]] = [[] for _ in self.ranks]
 
     def gather(self, what: tuple[int, bool], needed: bool) -> None:
         layer, back = what
@@ -149,7 +149,7 @@ class _Line:
         start = max(self.busy, *self.now)
         self.busy = start + self.link
         for row in self.spans:
-            row.append(Span(kind, layer, back, start, self.busy))
+            row.append(WorkSpan(kind, layer, back, start, self.busy))
         return start
 
     def begin(self, layer: int, back: bool) -> None:
@@ -157,16 +157,16 @@ class _Line:
         for r in self.ranks:
             start = max(self.until[r], self.there[layer, back])
             end = start + (BACKWARD if back else FORWARD) * self.speeds[r]
-            self.spans[r].append(Span(COMPUTE, layer, back, start, end))
+            self.spans[r].append(WorkSpan(COMPUTE, layer, back, start, end))
             self.now[r], self.until[r] = start, end
 
     def finish(self, layer: int, back: bool, frees: bool) -> None:
         for r in self.ranks:
             self.now[r] = self.until[r]
             if frees:
-                self.held[r].append(Held(layer, self.since[layer], self.until[r]))
+                self.held[r].append(LayerInMemory(layer, self.since[layer], self.until[r]))
         if back:
             self._collective(SCATTER, layer, back)
 
-    def result(self) -> tuple[tuple[tuple[Span, ...], ...], tuple[tuple[Held, ...], ...]]:
+    def result(self) -> tuple[tuple[tuple[WorkSpan, ...], ...], tuple[tuple[LayerInMemory, ...], ...]]:
         return tuple(map(tuple, self.spans)), tuple(map(tuple, self.held))

@@ -23,7 +23,7 @@ MEMORY = 80e9  # bytes of a GPU, to compare with
 
 
 @dataclass(frozen=True)
-class Share:
+class MemoryShare:
     """Bytes that one rank holds."""
 
     parameters: float
@@ -40,10 +40,10 @@ class Share:
         return sum(self.parts)
 
 
-def share(stage: int, parameters: int, ranks: int, precision: str = "mixed") -> Share:
+def share(stage: int, parameters: int, ranks: int, precision: str = "mixed") -> MemoryShare:
     """What a rank holds of a model at a stage of ZeRO, 0 to 3; precision: a key of PRECISIONS."""
     whole = [each * parameters for each in PRECISIONS[precision]]
-    return Share(*(of / ranks if stage >= first else of for of, first in zip(whole, SHARDED_FROM, strict=True)))
+    return MemoryShare(*(of / ranks if stage >= first else of for of, first in zip(whole, SHARDED_FROM, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Stages:
     precision: str
 
     @property
-    def shares(self) -> tuple[Share, ...]:
+    def shares(self) -> tuple[MemoryShare, ...]:
         """One per stage, 0 to 3."""
         return tuple(share(s, self.parameters, self.ranks, self.precision) for s in STAGES)
 

@@ -30,7 +30,7 @@ def mean(gradients: Sequence[Sequence[float]], rank: int, i: int) -> float:
 
 
 @dataclass(frozen=True)
-class Way:
+class StepVariant:
     """A way to make the step. reduced: gradients by rank, rank, index → what the rank that owns the number takes for
     its gradient; moment: old momentum, gradient → new; used: old, new, gradient → what is subtracted, times lr;
     gathers: whether a rank sees the shards of others; keeps: whether momentum is kept."""
@@ -61,55 +61,77 @@ class Way:
         return found
 
 
-RIGHT = Way("")
+RIGHT = StepVariant("")
 WAYS = (
-    Way("that is the step of summed gradients; divide by the world size for the mean",
-        reduced=lambda g, r, i: sum(of[i] for of in g)),
-    Way("each rank updated its shard with its own gradient only; reduce-scatter sums the gradients of all ranks",
-        reduced=lambda g, r, i: g[r][i]),
-    Way("each rank updated its shard with its own gradient only, divided by the world size; reduce-scatter sums the "
-        "gradients of all ranks", reduced=lambda g, r, i: g[r][i] / len(g)),
-    Way("the gradients were divided by the world size twice", reduced=lambda g, r, i: mean(g, r, i) / len(g)),
-    Way("the gradients were multiplied by the world size", reduced=lambda g, r, i: mean(g, r, i) * len(g) ** 2),
-    Way("those are the smallest gradients of all ranks; return the mean",
-        reduced=lambda g, r, i: min(o[i] for o in g)),
-    Way("those are the largest gradients of all ranks; return the mean",
-        reduced=lambda g, r, i: max(o[i] for o in g)),
-    Way("each rank has updated only its own shard; all-gather the shards, so that every rank has all parameters",
-        gathers=False),
-    Way("momentum is lost between steps; update the given tensor in place, momentum.mul_(0.9).add_(gradient)",
-        keeps=False),
-    Way("the step has the wrong sign; subtract lr × momentum", used=lambda old, new, g: -new),
-    Way("the step used the momentum from before this gradient; update momentum first", used=lambda old, new, g: old),
-    Way("the step used the gradient; use the updated momentum", used=lambda old, new, g: g),
-    Way("the old momentum is not reduced; multiply it by 0.9 before you add the gradient", moment=lambda m, g: m + g),
-    Way("here the gradient has weight 0.1; momentum is 0.9 × the old one plus the whole gradient",
-        moment=lambda m, g: BETA * m + (1 - BETA) * g),
-    Way("the learning rate is missing", used=lambda old, new, g: new / LR),
-    Way("the last numbers did not change, since the world size does not divide their count; pad with zeros instead of "
-        "cutting", lost=True),
-)  # fmt: skip
+    StepVariant(
+        "that is the step of summed gradients; divide by the world size for the mean",
+        reduced=lambda g, r, i: sum(of[i] for of in g),
+    ),
+    StepVariant(
+        "each rank updated its shard with its own gradient only; reduce-scatter sums the gradients of all ranks",
+        reduced=lambda g, r, i: g[r][i],
+    ),
+    StepVariant(
+        "each rank updated its shard with its own gradient only, divided by the world size; reduce-scatter sums the "
+        "gradients of all ranks",
+        reduced=lambda g, r, i: g[r][i] / len(g),
+    ),
+    StepVariant("the gradients were divided by the world size twice", reduced=lambda g, r, i: mean(g, r, i) / len(g)),
+    StepVariant("the gradients were multiplied by the world size", reduced=lambda g, r, i: mean(g, r, i) * len(g) ** 2),
+    StepVariant(
+        "those are the smallest gradients of all ranks; return the mean", reduced=lambda g, r, i: min(o[i] for o in g)
+    ),
+    StepVariant(
+        "those are the largest gradients of all ranks; return the mean", reduced=lambda g, r, i: max(o[i] for o in g)
+    ),
+    StepVariant(
+        "each rank has updated only its own shard; all-gather the shards, so that every rank has all parameters",
+        gathers=False,
+    ),
+    StepVariant(
+        "momentum is lost between steps; update the given tensor in place, momentum.mul_(0.9).add_(gradient)",
+        keeps=False,
+    ),
+    StepVariant("the step has the wrong sign; subtract lr × momentum", used=lambda old, new, g: -new),
+    StepVariant(
+        "the step used the momentum from before this gradient; update momentum first", used=lambda old, new, g: old
+    ),
+    StepVariant("the step used the gradient; use the updated momentum", used=lambda old, new, g: g),
+    StepVariant(
+        "the old momentum is not reduced; multiply it by 0.9 before you add the gradient", moment=lambda m, g: m + g
+    ),
+    StepVariant(
+        "here the gradient has weight 0.1; momentum is 0.9 × the old one plus the whole gradient",
+        moment=lambda m, g: BETA * m + (1 - BETA) * g,
+    ),
+    StepVariant("the learning rate is missing", used=lambda old, new, g: new / LR),
+    StepVariant(
+        "the last numbers did not change, since the world size does not divide their count; pad with zeros instead of "
+        "cutting",
+        lost=True,
+    ),
+)
 
 
 @dataclass(frozen=True)
-class Asked:
+class WorldQuestion:
     """One world's question."""
 
     begin: Sequence[float]
     gradients: Gradients
 
 
-def asked(world: int) -> Asked:
+def asked(world: int) -> WorldQuestion:
     """Numbers without a pattern, the same in every run."""
     chance = Random(100 + world)
 
     def some() -> list[float]:
         return [round(chance.uniform(-2, 2), 2) for _ in range(COUNT)]
 
-    return Asked(some(), [[some() for _ in range(world)] for _ in range(STEPS)])
+    return WorldQuestion(some(), [[some() for _ in range(world)] for _ in range(STEPS)])
 
 
-def judge_steps(question: Asked, by_rank: Mapping[int, Mapping[str, Any]]) -> str:
+def judge_steps(question: WorldQuestion, by_rank: Mapping[int, Mapping[str, Any]]) -> str:
     """The line for what each rank brings from `stepped`."""
     ranks = sorted(by_rank)
     if all(by_rank[r]["after"][-1] == _float32(question.begin) and not any(by_rank[r]["called"]) for r in ranks):
@@ -143,7 +165,7 @@ def _number(i: int) -> str:
     raise IndexError(i)
 
 
-def _why(question: Asked, found: Mapping[int, Any]) -> str:
+def _why(question: WorldQuestion, found: Mapping[int, Any]) -> str:
     for way in WAYS:
         if all(_close(found[r], way.after(question.begin, question.gradients, r)) for r in found):
             return way.words

@@ -7,7 +7,7 @@ from typing import Any
 
 from nbddp.lessons.framework.answer import Exercise
 from nbddp.lessons.framework.run_check import judged_by
-from nbddp.lessons.framework.tables import Case, Mistake, Table
+from nbddp.lessons.framework.tables import Case, Mistake, TableExercise
 
 MESHES = ((2, 3), (2, 2), (4, 2), (1, 4), (3, 1))  # data × tensor; the first is not square
 CASES = tuple((rank, data, tensor) for data, tensor in MESHES for rank in range(data * tensor))
@@ -56,7 +56,7 @@ def why_not(case: Case, answer: Any) -> str:
 
 groups_of = Exercise(
     "groups_of",
-    judged_by(Table("groups_of", CASES, right_groups, MISTAKES, why_not)),
+    judged_by(TableExercise("groups_of", CASES, right_groups, MISTAKES, why_not)),
     (
         "write the ranks down in rows of `tensor`: a row sees the same samples, a column holds the same shard",
         "the row of a rank begins at rank // tensor * tensor; its column is every tensor-th rank, beginning with "

@@ -10,14 +10,14 @@ from matplotlib.patches import Patch, Rectangle
 from nbddp.figures.axes import sheet
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.lessons.l17_pipelines.simulation import BACKWARD, FORWARD, Done, Shot
+from nbddp.lessons.l17_pipelines.simulation import BACKWARD, FORWARD, Done, PipelineState
 
 LOOKS = {FORWARD: FILLS[0], BACKWARD: FILLS[1]}  # with numbers in PAPER
 LEFT, RIGHT, HEAD, ROW, FOOT = 0.62, 1.12, 0.78, 0.4, 0.42  # inches
 WIDE, NARROW, ROOM = 0.34, 0.125, 7.2  # of a tick: the most, the least; and for all of them
 
 
-def pipeline(shot: Shot) -> Shown:
+def pipeline(shot: PipelineState) -> Shown:
     """A row for each stage, from left to right in time; the words are the shot's."""
     ticks = shot.run.ticks
     tick = max(NARROW, min(WIDE, ROOM / ticks))
@@ -39,7 +39,7 @@ def pipeline(shot: Shot) -> Shown:
     return Shown(figure, shot.words())
 
 
-def _row(axes: Any, shot: Shot, stage: int, tick: float) -> None:
+def _row(axes: Any, shot: PipelineState, stage: int, tick: float) -> None:
     y, end = HEAD + stage * ROW, LEFT + shot.run.ticks * tick
     middle = y + ROW / 2
     axes.text(LEFT - 0.1, middle, f"stage {stage}", size=8, weight="bold", ha="right", va="center", color=INK)
@@ -61,7 +61,7 @@ def _block(axes: Any, done: Done, stop: int, y: float, tick: float) -> None:
     axes.text(x + wide / 2, y + ROW / 2, str(done.step[1]), size=6.5, ha="center", va="center", color=PAPER)
 
 
-def _clock(axes: Any, shot: Shot, tick: float) -> None:
+def _clock(axes: Any, shot: PipelineState, tick: float) -> None:
     """A line at the time that is looked at, and the ticks that are multiples of a round number."""
     x, foot = LEFT + shot.time * tick, HEAD + shot.stages * ROW
     axes.plot([x, x], [HEAD - 0.06, foot + 0.02], color=INK, linewidth=1.2, solid_capstyle="butt")

@@ -55,7 +55,7 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Run:
+class PipelineRun:
     """What comes of one order per stage: `done[stage]`, and the step that each stuck stage cannot begin."""
 
     done: tuple[tuple[Done, ...], ...]
@@ -78,7 +78,7 @@ class Run:
         return 1 - busy / (end * len(self.done)) if end else 0.0
 
 
-def run(orders: Sequence[Order], ticks: Mapping[str, int] = TICKS) -> Run:
+def run(orders: Sequence[Order], ticks: Mapping[str, int] = TICKS) -> PipelineRun:
     """Work the orders off, `orders[stage]`; what never can begin is stuck."""
     ended: list[dict[Step, int]] = [{} for _ in orders]
     done: list[list[Done]] = [[] for _ in orders]
@@ -96,7 +96,7 @@ def run(orders: Sequence[Order], ticks: Mapping[str, int] = TICKS) -> Run:
                 ended[stage][step] = start + ticks[step[0]]
                 moved = True
     stuck = {s: (o[len(done[s])][0], o[len(done[s])][1]) for s, o in enumerate(orders) if len(done[s]) < len(o)}
-    return Run(tuple(map(tuple, done)), stuck)
+    return PipelineRun(tuple(map(tuple, done)), stuck)
 
 
 def most_held(order: Order) -> int:
@@ -131,14 +131,14 @@ def _ready(step: Step, stage: int, ended: Sequence[Mapping[Step, int]]) -> int |
 
 
 @dataclass(frozen=True)
-class Shot:
+class PipelineState:
     """A schedule, looked at after `time` ticks."""
 
     schedule: str
     stages: int
     micro_batches: int
     time: int
-    run: Run
+    run: PipelineRun
 
     def most(self, stage: int) -> int:
         """The most micro-batches that a stage has held so far."""
@@ -178,7 +178,7 @@ class Shot:
         return "\n".join([*lines, self.verdict()])
 
 
-def pipeline(stages: int = 2, micro_batches: int = 2, schedule: str = GPIPE, time: int = 3) -> Shot:
+def pipeline(stages: int = 2, micro_batches: int = 2, schedule: str = GPIPE, time: int = 3) -> PipelineState:
     """The explorer's picture. Past the end nothing changes any more."""
     made = run([SCHEDULES[schedule](s, stages, micro_batches) for s in range(stages)])
-    return Shot(schedule, stages, micro_batches, min(time, made.ticks), made)
+    return PipelineState(schedule, stages, micro_batches, min(time, made.ticks), made)

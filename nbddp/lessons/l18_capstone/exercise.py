@@ -19,10 +19,10 @@ from nbddp.errors import WorkerFailed
 from nbddp.launch.topology import counted, rank_words
 from nbddp.lessons.framework.answer import Wrong, mismatch, not_written
 from nbddp.lessons.framework.on_rank import seeded
-from nbddp.lessons.framework.rubric import Mark, Rubric
+from nbddp.lessons.framework.rubric import Rubric, RubricItem
 from nbddp.lessons.framework.run_check import Reference, grouped, on_ranks, world_sizes
 from nbddp.lessons.framework.worlds import make_world
-from nbddp.lessons.l10_restarts.on_rank import Failure
+from nbddp.lessons.l10_restarts.on_rank import RankDeath
 from nbddp.lessons.l18_capstone.on_rank import EVERY, FAIL_AT, LIMIT, ROWS, STEPS, WARMUP, alone, rate, trained
 from nbddp.output.screens import Silent
 
@@ -34,19 +34,19 @@ TOTALS = "sum losses × rows and rows over the ranks, then divide"
 LOGGED = re.compile(r"step\D{0,3}(\d+)\D+loss\D{0,3}(\d+\.\d+)")
 
 ASKS = (
-    Mark("the same weights on all ranks", 2),
-    Mark("trains as one process with the whole batch does", 3),
-    Mark("forward passes in bfloat16", 1),
-    Mark("gradients clipped", 1),
-    Mark("the learning rate warms up", 1),
-    Mark("only rank 0 logs, and logs the loss of the whole batch", 1),
-    Mark("unbiased evaluation", 2),
-    Mark("continues from its checkpoint", 3),
-    Mark("runs on any number of ranks, as torchrun may start it", 2),
+    RubricItem("the same weights on all ranks", 2),
+    RubricItem("trains as one process with the whole batch does", 3),
+    RubricItem("forward passes in bfloat16", 1),
+    RubricItem("gradients clipped", 1),
+    RubricItem("the learning rate warms up", 1),
+    RubricItem("only rank 0 logs, and logs the loss of the whole batch", 1),
+    RubricItem("unbiased evaluation", 2),
+    RubricItem("continues from its checkpoint", 3),
+    RubricItem("runs on any number of ranks, as torchrun may start it", 2),
 )
 
 
-def marks(whole: Run, resumed: Run | str, fewer: Run | str, right: Mapping[str, Any]) -> list[Mark]:
+def marks(whole: Run, resumed: Run | str, fewer: Run | str, right: Mapping[str, Any]) -> list[RubricItem]:
     """The rubric, filled in. resumed, fewer: what came, or why nothing came."""
     whys = (
         same_weights(whole),
@@ -59,7 +59,7 @@ def marks(whole: Run, resumed: Run | str, fewer: Run | str, right: Mapping[str, 
         resumed if isinstance(resumed, str) else went_on(whole, resumed),
         fewer if isinstance(fewer, str) else elsewhere(fewer, right),
     )
-    return [Mark(m.asks, m.points, why) for m, why in zip(ASKS, whys, strict=True)]
+    return [RubricItem(m.asks, m.points, why) for m, why in zip(ASKS, whys, strict=True)]
 
 
 def away(some: Sequence[float], other: Sequence[float], began: Sequence[float]) -> float:
@@ -179,7 +179,7 @@ def elsewhere(run: Run, right: Mapping[str, Any]) -> str:
     return f"on {size}: {line}" if line else ""
 
 
-def mark(function: Callable[..., Any]) -> list[Mark]:
+def mark(function: Callable[..., Any]) -> list[RubricItem]:
     """Train, fail, continue, train on one rank less. Raises Wrong if the first training does not finish."""
     with tempfile.TemporaryDirectory() as folder:
         right, (size, less) = EXPECTED.by_rank()[0], world_sizes()
@@ -196,7 +196,7 @@ def _resumed(function: Callable[..., Any], folder: str, size: int) -> Run | str:
         _run(function, folder, size, fail=True)
     except Wrong as wrong:
         failed = wrong.__cause__
-        if not (isinstance(failed, WorkerFailed) and failed.exception_type.endswith(Failure.__name__)):
+        if not (isinstance(failed, WorkerFailed) and failed.exception_type.endswith(RankDeath.__name__)):
             return str(wrong)
     if not list(Path(folder).iterdir()):
         return f"no file in folder after {FAIL_AT} steps; write a checkpoint after every {EVERY}"

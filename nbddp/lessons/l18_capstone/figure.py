@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from nbddp.figures.axes import sheet
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FAINT, FILLS, FRAME, INK, MUTED, PAPER, RC
-from nbddp.lessons.l18_capstone.simulation import EVERY, PEAK, STEPS, Line, Taken, Training
+from nbddp.lessons.l18_capstone.simulation import EVERY, PEAK, STEPS, CapstoneTraining, RubricLine, TrainedStep
 
 LEFT, PLOT, GAP, TABLE = 0.42, 3.5, 0.3, 2.4  # inches: the scale, the curves, between, the rubric
 HEAD, LOSSES, BETWEEN, RATES, FOOT = 0.66, 1.55, 0.26, 0.5, 0.56
@@ -23,7 +23,7 @@ SIGNS = {True: "✓", False: "✕", None: "–"}
 INKS = {True: FILLS[2], False: FILLS[1], None: MUTED}
 
 
-def training(chosen: Training) -> Shown:
+def training(chosen: CapstoneTraining) -> Shown:
     """Curves at the left, the rubric at the right; the words are those of the data."""
     height = HEAD + LOSSES + BETWEEN + RATES + FOOT
     with rc_context(RC):
@@ -51,7 +51,7 @@ def _below(rate: float) -> float:
     return HEAD + LOSSES + BETWEEN + RATES * (1 - rate / PEAK)
 
 
-def _frames(axes: Any, chosen: Training) -> None:
+def _frames(axes: Any, chosen: CapstoneTraining) -> None:
     """The scales, the steps with a checkpoint, and the failure."""
     bottom, end = HEAD + LOSSES + BETWEEN + RATES, _across(STEPS)
     for loss in range(int(TOP) + 1):
@@ -71,12 +71,12 @@ def _frames(axes: Any, chosen: Training) -> None:
         axes.plot([_across(chosen.fails - 0.5)] * 2, [HEAD, bottom], color=LOST, lw=1, ls=(0, (3, 2)))
 
 
-def _runs(chosen: Training) -> list[Sequence[Taken]]:
+def _runs(chosen: CapstoneTraining) -> list[Sequence[TrainedStep]]:
     """The steps before and after the restart."""
     return [[s for s in chosen.steps if s.again == again] for again in (False, True)]
 
 
-def _losses(axes: Any, chosen: Training) -> None:
+def _losses(axes: Any, chosen: CapstoneTraining) -> None:
     reached = max((s.number for s in chosen.steps), default=-1) + 1
     one = chosen.right[:reached]
     axes.plot([_across(s.number + 1) for s in one], [_down(s.loss) for s in one], color=ONE, lw=4, zorder=1)
@@ -90,12 +90,12 @@ def _losses(axes: Any, chosen: Training) -> None:
     axes.plot(x, y, ls="", marker="D", ms=4.5, color=SAID, mec=PAPER, mew=0.6, zorder=3)
 
 
-def _rates(axes: Any, chosen: Training) -> None:
+def _rates(axes: Any, chosen: CapstoneTraining) -> None:
     for some in _runs(chosen):
         axes.plot([_across(s.number + 1) for s in some], [_below(s.rate) for s in some], color=RANKS, lw=1.2)
 
 
-def _rubric(axes: Any, lines: Sequence[Line]) -> None:
+def _rubric(axes: Any, lines: Sequence[RubricLine]) -> None:
     x = LEFT + PLOT + GAP
     axes.text(x, HEAD - 0.02, "lines of the rubric that numbers decide", size=7.5, va="bottom", color=MUTED)
     row = (LOSSES + BETWEEN + RATES) / len(lines)

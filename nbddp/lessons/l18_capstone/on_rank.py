@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nbddp.lessons.framework.plain_values import plain
 from nbddp.lessons.framework.worlds import world_of
 from nbddp.lessons.l04_collectives.on_rank import left_standing
-from nbddp.lessons.l10_restarts.on_rank import Failure, files
+from nbddp.lessons.l10_restarts.on_rank import RankDeath, files
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +112,7 @@ def trained(function: Callable[..., Any], folder: str, size: int, again: int, fa
         def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
             steps.append(step)
             if fail and step == FAIL_AT and rank == size - 1:
-                raise Failure
+                raise RankDeath
             return rows_of(step, ROWS)
 
         printed = io.StringIO()

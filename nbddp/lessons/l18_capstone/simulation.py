@@ -107,7 +107,7 @@ class AdamW:
 
 
 @dataclass(frozen=True)
-class Taken:
+class TrainedStep:
     """A step that was taken. again: after the restart; rows: of all ranks' forward passes; loss: of the whole batch by
     rank 0's weights; said: what rank 0 would print; norm: of the gradient that the optimizer took; weights: by rank."""
 
@@ -122,10 +122,10 @@ class Taken:
 
 
 @lru_cache(maxsize=64)
-def taken(ranks: int, mistake: str, fails: int) -> tuple[Taken, ...]:
+def taken(ranks: int, mistake: str, fails: int) -> tuple[TrainedStep, ...]:
     """All steps, those that were lost too. fails: the step in which a rank fails, from 1; 0: none."""
     made = [AdamW(first_weights(0 if mistake != ALONE else r)) for r in range(ranks)]
-    found: list[Taken] = []
+    found: list[TrainedStep] = []
     saved, number, again, began = ([m.copy() for m in made], 0), 0, False, 0
     while number < STEPS:
         if fails == number + 1 and not again:
@@ -149,7 +149,7 @@ def first_weights(rank: int) -> Array:
     return 0.3 * np.random.default_rng(1000 + rank).standard_normal((LETTERS, LETTERS))
 
 
-def _step(made: Sequence[AdamW], number: int, since: int, mistake: str, again: bool) -> Taken:
+def _step(made: Sequence[AdamW], number: int, since: int, mistake: str, again: bool) -> TrainedStep:
     """One step of all ranks, as the program with this mistake takes it."""
     inputs, targets = rows_of(number, ROWS)
     shares = [slice(None) if mistake == WHOLE else slice(r, None, len(made)) for r in range(len(made))]
@@ -167,7 +167,7 @@ def _step(made: Sequence[AdamW], number: int, since: int, mistake: str, again: b
         m.step(gradient, lr)
     said = own[0][0] if mistake == OWN_LOSS else sum(loss for loss, _ in own) / len(own)
     rows = sum(len(inputs[s]) for s in shares)
-    return Taken(number, again, lr, rows, whole, said, norm_of(gradients[0]), tuple(m.weights for m in made))
+    return TrainedStep(number, again, lr, rows, whole, said, norm_of(gradients[0]), tuple(m.weights for m in made))
 
 
 def tested(weights: Sequence[Array], mistake: str) -> tuple[float, float]:
@@ -196,11 +196,11 @@ def apart(gap: float) -> str:
     return f"{gap:.1%} apart" if gap <= 1 else "more than 100% apart"
 
 
-Judged = tuple[bool | None, str]  # a Line's `met` and `found`
+Judged = tuple[bool | None, str]  # a RubricLine's `met` and `found`
 
 
 @dataclass(frozen=True)
-class Line:
+class RubricLine:
     """A line of the rubric. met: None if it cannot be judged yet; found: what was compared, in words."""
 
     asks: str
@@ -213,17 +213,17 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Training:
+class CapstoneTraining:
     """`steps`: those that were taken so far, of `total`; `whole`: those of the same program without a failure, as far
     as it has come; `right`: all of one process's."""
 
     ranks: int
     mistake: str
     fails: int
-    steps: tuple[Taken, ...]
+    steps: tuple[TrainedStep, ...]
     total: int
-    whole: tuple[Taken, ...]
-    right: tuple[Taken, ...]
+    whole: tuple[TrainedStep, ...]
+    right: tuple[TrainedStep, ...]
 
     @property
     def over(self) -> bool:
@@ -244,15 +244,16 @@ class Training:
         """The steps, from 1, that no checkpoint has."""
         return [s.number + 1 for s in self.steps if not s.again and self.resumed and s.number + 1 >= self.due]
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[RubricLine]:
         """The rubric's lines that are decided by numbers, as far as training has come."""
         names = "same weights on all ranks", "as one process", f"clipping to {LIMIT:g}", "warm-up"
         judges = self._weights, self._as_one, self._clipping, self._warm_up
         first = [
-            Line(n, *(judge() if self.whole else (None, "no step yet"))) for n, judge in zip(names, judges, strict=True)
+            RubricLine(n, *(judge() if self.whole else (None, "no step yet")))
+            for n, judge in zip(names, judges, strict=True)
         ]
         others = {"logging": self._logging, "evaluation": self._evaluation, "checkpoint": self._checkpoint}
-        return [*first, *(Line(name, *judge()) for name, judge in others.items())]
+        return [*first, *(RubricLine(name, *judge()) for name, judge in others.items())]
 
     def _weights(self) -> Judged:
         gap = _between(self.whole[-1].weights)
@@ -279,7 +280,7 @@ class Training:
             return False, f"rate {off.rate:.2f} instead of {rate(off.number):.2f} in step {off.number + 1}"
         return True, f"rate {self.whole[-1].rate:.2f} in step {self.whole[-1].number + 1}"
 
-    def printed(self) -> list[Taken]:
+    def printed(self) -> list[TrainedStep]:
         """The steps after which rank 0 prints."""
         return _printed(self.steps)
 
@@ -352,13 +353,13 @@ def _between(weights: Sequence[Array]) -> float:
     return max(away(w, weights[0], first_weights(0)) for w in weights)
 
 
-def _printed(steps: Sequence[Taken]) -> list[Taken]:
+def _printed(steps: Sequence[TrainedStep]) -> list[TrainedStep]:
     return [s for s in steps if (s.number + 1) % EVERY == 0]
 
 
-def training(ranks: int = 2, mistake: str = NONE, fails: int = 35, time: int = 8) -> Training:
+def training(ranks: int = 2, mistake: str = NONE, fails: int = 35, time: int = 8) -> CapstoneTraining:
     """The explorer's picture, after `time` steps taken. Past the end nothing changes any more."""
     every, right = taken(ranks, mistake, fails), taken(1, NONE, 0)
     steps = every[:time]
     reached = max((s.number + 1 for s in steps), default=0)
-    return Training(ranks, mistake, fails, steps, len(every), taken(ranks, mistake, 0)[:reached], right)
+    return CapstoneTraining(ranks, mistake, fails, steps, len(every), taken(ranks, mistake, 0)[:reached], right)
