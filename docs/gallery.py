@@ -13,15 +13,15 @@ from pathlib import Path
 from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.analysis.wait_time import typical
 from nbddp.capabilities.bench.result import Measured
-from nbddp.capabilities.collectives.figure import program as draw_program
+from nbddp.capabilities.collectives.figure import draw_program
 from nbddp.capabilities.collectives.program import program
 from nbddp.capabilities.forecast.cost import Link, seconds
-from nbddp.capabilities.forecast.figure import forecast as draw_forecast
+from nbddp.capabilities.forecast.figure import draw_forecast
 from nbddp.capabilities.forecast.scale import forecast
-from nbddp.capabilities.memory.figure import memory
+from nbddp.capabilities.memory.figure import draw_memory
 from nbddp.capabilities.memory.parts import RankMemory
-from nbddp.capabilities.timings.figure import timings
-from nbddp.capabilities.topology.figure import topology
+from nbddp.capabilities.timings.figure import draw_timings
+from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures.figure import Shown
 from nbddp.launch.machine import Interface
 from nbddp.launch.topology import Topology, planned
@@ -68,7 +68,7 @@ def of_timings(ranks: int) -> Shown:
     made = recording(ranks, 8)
     number = typical(made)
     assert number is not None
-    return timings(made, number)
+    return draw_timings(made, number)
 
 
 def of_program(late: int = 5, steps: int = 6) -> Shown:
@@ -124,15 +124,15 @@ def of_forecast() -> Shown:
 def of_memory() -> Shown:
     gib = 1 << 30
     parts = {"parameters": 6 * gib, "buffers": 1 << 20, "gradients": 6 * gib, "optimizer": 12 * gib, "buckets": 6 * gib}
-    return memory([RankMemory(rank=r, kind="cuda", **parts, peak=30 * gib + (16 + r) * gib) for r in range(16)])
+    return draw_memory([RankMemory(rank=r, kind="cuda", **parts, peak=30 * gib + (16 + r) * gib) for r in range(16)])
 
 
 PICTURES = {
-    "topology": lambda: topology(planned(nnodes=2, gpus_per_node=4, gpus_per_proc=2)),
-    "topology-nvlink": lambda: topology(cluster(1)),
-    "topology-2-nodes": lambda: topology(cluster(2)),
-    "topology-16-nodes": lambda: topology(cluster(16)),
-    "topology-cpu": lambda: topology(cpu(8, 1, nproc=2)),
+    "topology": lambda: draw_topology(planned(nnodes=2, gpus_per_node=4, gpus_per_proc=2)),
+    "topology-nvlink": lambda: draw_topology(cluster(1)),
+    "topology-2-nodes": lambda: draw_topology(cluster(2)),
+    "topology-16-nodes": lambda: draw_topology(cluster(16)),
+    "topology-cpu": lambda: draw_topology(cpu(8, 1, nproc=2)),
     "timings-8": lambda: of_timings(8),
     "timings-16": lambda: of_timings(16),
     "program": of_program,

@@ -212,7 +212,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
 
     def _trace(self, name: str) -> None:
         """Write the merged trace of the cell that has just run, say where it is, and show what it shows."""
-        from nbddp.capabilities.collectives.figure import program as drawn
+        from nbddp.capabilities.collectives.figure import draw_program
         from nbddp.capabilities.collectives.program import program
         from nbddp.capabilities.trace.written import written
 
@@ -223,7 +223,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 progress(f"writing {name}")
                 found = written(merged, Path(name))
                 progress("looking for what the trace shows")
-                shown = drawn(program(merged.data["traceEvents"]))
+                shown = draw_program(program(merged.data["traceEvents"]))
         except BadInput as e:
             print(e)
             return
@@ -346,7 +346,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         print("\n".join(lines))
 
     def _status(self, command: Command) -> Any:
-        from nbddp.notebook.status import table
+        from nbddp.notebook.status import status_table
 
         answer = self.pool.status()
         print(*self.pool.elsewhere.words(), sep="\n", end="\n" * bool(self.pool.elsewhere.allocations))
@@ -355,7 +355,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
         if answer["keep"]:
             print(f"the warm process stays for {lasts(answer['keep'])} after this kernel ends (--keep-warm)")
         self._tell_shortcomings()
-        return table(answer)
+        return status_table(answer)
 
     def _panel(self, command: Command) -> Any:
         from nbddp.capabilities.panel.command import Panel
@@ -366,9 +366,9 @@ class DDPMagics(Magics):  # type: ignore[misc]
         self.debug.last()
 
     def _topology(self, command: Command) -> Any:
-        from nbddp.capabilities.topology.figure import topology
+        from nbddp.capabilities.topology.figure import draw_topology
 
-        return topology(commands.planned_layout(command) or self.pool.placed())
+        return draw_topology(commands.planned_layout(command) or self.pool.placed())
 
     def _timings(self, command: Command) -> Any:
         if command.args["collectives"] and command.args["step"] is not None:
@@ -378,14 +378,14 @@ class DDPMagics(Magics):  # type: ignore[misc]
         return self._figure_of_timings(command.args["step"])
 
     def _figure_of_collectives(self) -> Any:
-        from nbddp.capabilities.collectives.figure import program
+        from nbddp.capabilities.collectives.figure import draw_program
 
-        return program(self.pool.collectives())
+        return draw_program(self.pool.collectives())
 
     def _figure_of_timings(self, asked: int | None) -> Any:
         """Step `asked` of the last run that trained, or the median one; the last collectives where none trained."""
         from nbddp.analysis.wait_time import typical
-        from nbddp.capabilities.timings.figure import timings
+        from nbddp.capabilities.timings.figure import draw_timings
 
         try:
             recording = self.pool.timings()
@@ -405,7 +405,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 else "no step was recorded on every rank"
             )
             raise BadInput(f"there is no step {number}; {steps}")
-        return timings(recording, number)
+        return draw_timings(recording, number)
 
     def _memory(self, command: Command) -> Any:
         what, args = commands.memory_of(command), command.args
@@ -413,30 +413,30 @@ class DDPMagics(Magics):  # type: ignore[misc]
             return self.pool.sizes(*args["names"], ranks=args["ranks"])
         if what == "timeline":
             return self._figure_of_allocations(args["step"])
-        from nbddp.capabilities.memory.figure import memory
+        from nbddp.capabilities.memory.figure import draw_memory
 
-        return memory(self.pool.memory())
+        return draw_memory(self.pool.memory())
 
     def _figure_of_allocations(self, asked: int | str | None) -> Any:
         """Step `asked`, `all` of the cell, or the step with the highest peak."""
-        from nbddp.capabilities.memory.figure_timeline import allocations
+        from nbddp.capabilities.memory.figure_timeline import draw_allocations
 
         step = asked if isinstance(asked, int) else None
-        return allocations(self.pool.allocations(step, whole=asked == "all"))
+        return draw_allocations(self.pool.allocations(step, whole=asked == "all"))
 
     def _compare(self, command: Command) -> Any:
         return self.pool.compare(*command.args["names"], ranks=command.args["ranks"])
 
     def _forecast(self, command: Command) -> Any:
-        from nbddp.capabilities.forecast.figure import forecast
+        from nbddp.capabilities.forecast.figure import draw_forecast
 
         with self._progress() as progress:
             found = self.pool.forecast(**command.args, progress=progress)
-        return forecast(found)
+        return draw_forecast(found)
 
     def _bench(self, command: Command) -> Any:
         from nbddp.capabilities.bench.command import sizes
-        from nbddp.capabilities.bench.figure import bench
+        from nbddp.capabilities.bench.figure import draw_bench
 
         asked = command.args
         with self._progress() as progress:
@@ -444,7 +444,7 @@ class DDPMagics(Magics):  # type: ignore[misc]
                 asked["collectives"] or ["all_reduce"], sizes(asked["smallest"], asked["largest"], asked["factor"]),
                 repeat=asked["repeat"], warmup=asked["warmup"], progress=progress,
             )  # fmt: skip
-        return bench(found)
+        return draw_bench(found)
 
     @contextmanager
     def _progress(self) -> Iterator[Callable[[str], None]]:

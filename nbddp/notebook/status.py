@@ -12,7 +12,7 @@ from nbddp.output.table import Table
 COLUMNS = ("rank", "node", "local rank", "device", "pid", "state", "memory")
 
 
-def table(answer: dict[str, Any], title: str = "") -> Table:
+def status_table(answer: dict[str, Any], title: str = "") -> Table:
     """The agent's answer to `status` as a table; memory is the process's proportional set size (on systems other than
     Linux, its resident size)."""
     info = answer["info"]

@@ -68,7 +68,7 @@ def _help(command: Command) -> None:
 
 
 def _status(command: Command) -> None:
-    from nbddp.notebook.status import megabytes, table
+    from nbddp.notebook.status import megabytes, status_table
 
     for line in runtime_dir.strange():
         print(line)
@@ -89,7 +89,7 @@ def _status(command: Command) -> None:
         answer = agent.request("status")
         info = answer["info"]
         title = f"pool {agent.pool_id} · started in {info.get('cwd', '?')} by process {info.get('owner', '?')}"
-        print(table(answer, title))
+        print(status_table(answer, title))
         if answer.get("keep"):
             print(f"its warm process stays for {lasts(answer['keep'])} after the kernel ends (--keep-warm)")
         print()

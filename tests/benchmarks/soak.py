@@ -21,9 +21,9 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.analysis.wait_time import typical
-from nbddp.capabilities.memory.figure import memory
-from nbddp.capabilities.timings.figure import timings
-from nbddp.capabilities.topology.figure import topology
+from nbddp.capabilities.memory.figure import draw_memory
+from nbddp.capabilities.timings.figure import draw_timings
+from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures.figure import Shown
 from nbddp.launch.options import LaunchSpec
 from nbddp.output.screens import Silent
@@ -109,10 +109,10 @@ def main() -> None:
 
 
 def figures(pool: nbddp.Pool) -> list[Shown]:
-    """As `%ddp timings`, `%ddp memory` and `%ddp topology` show them."""
+    """As `%ddp draw_timings`, `%ddp draw_memory` and `%ddp draw_topology` show them."""
     pool.run_cell(TRAIN, screen=Silent())
     recording = pool.timings()
-    drawn = [timings(recording, typical(recording) or 0), memory(pool.memory()), topology(pool.placed())]
+    drawn = [draw_timings(recording, typical(recording) or 0), draw_memory(pool.memory()), draw_topology(pool.placed())]
     for shown in drawn:
         shown.draw()
         shown._repr_mimebundle_()

@@ -1,11 +1,11 @@
 """What recording DDP's steps costs: steps of three equal models in turn, one recorded, two not; then whole runs.
 
-Run by hand: `python tests/benchmarks/timings.py [--rounds 60] [--steps 12] [--runs 30] [--nproc 2]`. The second plain
-model is the null pair: what the same comparison gives where there is nothing to be seen. Where a model lies in memory
-makes one faster than its equal by some percent, however many steps it takes: so every round builds the models anew, in
-another order, and there are many rounds of few steps. In a round they take each place in the turn equally often. A
-small model stands beside the large one: what is noted of a step is much the same in both, and a large part of a short
-step only.
+Run by hand: `python tests/benchmarks/draw_timings.py [--rounds 60] [--steps 12] [--runs 30] [--nproc 2]`. The second
+plain model is the null pair: what the same comparison gives where there is nothing to be seen. Where a model lies in
+memory makes one faster than its equal by some percent, however many steps it takes: so every round builds the models
+anew, in another order, and there are many rounds of few steps. In a round they take each place in the turn equally
+often. A small model stands beside the large one: what is noted of a step is much the same in both, and a large part of
+a short step only.
 
 Whole runs answer another question: whether somebody who trains the large model once recorded and once not could tell
 which is which. `--runs` times a recorded and two plain runs of one cell are made, in an order drawn anew, and each
@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
-from nbddp.capabilities.timings.figure import timings
+from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.output.screens import Silent
 from tests.pool.test_timings import recording
 
@@ -95,7 +95,7 @@ def main() -> None:
             tell_runs(runs(pool, asked.runs))
     made = recording(64, 1000)
     began = time.perf_counter()
-    timings(made, 500).png()
+    draw_timings(made, 500).png()
     print(f"figure of 64 ranks and 1000 steps: {time.perf_counter() - began:.2f} s (must be under 2)")
 
 

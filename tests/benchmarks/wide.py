@@ -30,7 +30,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[2]))
 import nbddp
 from nbddp.agent.client import AgentClient
-from nbddp.notebook.status import table as status_table
+from nbddp.notebook.status import status_table
 from nbddp.output.screens import Silent
 
 ROOT = Path(__file__).parents[2]

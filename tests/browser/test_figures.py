@@ -28,13 +28,12 @@ from docs.gallery import recording as gallery
 from nbddp.analysis.row_limit import MOST
 from nbddp.analysis.wait_time import BUS_FACTOR
 from nbddp.capabilities.bench import figure as bench_figure
-from nbddp.capabilities.bench.figure import bench as drawn_bench
+from nbddp.capabilities.bench.figure import draw_bench
 from nbddp.capabilities.bench.result import Measured
 from nbddp.capabilities.forecast import figure as forecast_figure
 from nbddp.capabilities.memory import figure as memory_figure
 from nbddp.capabilities.timings import figure as timings_figure
-from nbddp.capabilities.topology.figure import LOOKS
-from nbddp.capabilities.topology.figure import topology as drawn_topology
+from nbddp.capabilities.topology.figure import LOOKS, draw_topology
 from nbddp.figures.bar_labels import Inside
 from nbddp.figures.figure import Shown
 from nbddp.figures.html import PICTURE, POINTED, STYLE
@@ -53,7 +52,7 @@ BEHIND = {"Light": (255, 255, 255), "Dark": (17, 17, 17)}  # behind a notebook's
 
 
 def some() -> Shown:
-    return drawn_bench([Measured("all_reduce", 1 << k, 4, (k * 1e-4, k * 2e-4)) for k in range(10, 20)])
+    return draw_bench([Measured("all_reduce", 1 << k, 4, (k * 1e-4, k * 2e-4)) for k in range(10, 20)])
 
 
 # -- colours -----------------------------------------------------------------------------------
@@ -93,18 +92,18 @@ def test_words_and_table_are_in_the_html_and_not_twice_in_the_text() -> None:
     assert bundle["text/html"].count("bus bandwidth reaches") == 1
     assert bundle["text/html"].count("<table>") == 1
     assert 'alt="all_reduce on 4 ranks"' in bundle["text/html"]
-    plain = drawn_topology(planned(nnodes=2, gpus_per_node=4))
+    plain = draw_topology(planned(nnodes=2, gpus_per_node=4))
     assert "<table>" not in plain._repr_mimebundle_()[0]["text/html"]
 
 
 def test_64_ranks_and_1000_steps_are_small() -> None:
     made = recording(64, 1000)
-    bundle, _ = timings_figure.timings(made, 500)._repr_mimebundle_()
+    bundle, _ = timings_figure.draw_timings(made, 500)._repr_mimebundle_()
     assert sum(map(len, bundle.values())) < 1_000_000
 
 
 def timeline() -> Shown:
-    return timings_figure.timings(gallery(8, 8), 20)
+    return timings_figure.draw_timings(gallery(8, 8), 20)
 
 
 PHASES = {"forward": timings_figure.FORWARD, "backward": timings_figure.BACKWARD, "optimizer": timings_figure.OPTIMIZER}
@@ -144,7 +143,7 @@ def test_what_is_kept_of_a_figure_that_was_shown_is_bytes_and_words() -> None:
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("drawn", [some, of_program, of_forecast, of_memory, lambda: drawn_topology(planned(nproc=2))])
+@pytest.mark.parametrize("drawn", [some, of_program, of_forecast, of_memory, lambda: draw_topology(planned(nproc=2))])
 def test_each_figure_is_let_go_and_made_again(drawn: Callable[[], Shown]) -> None:
     shown = drawn()
     before = shown.png()
@@ -165,7 +164,7 @@ def boxes(shown: Shown) -> Any:
 
 
 def test_times_are_labelled_with_units_at_round_numbers() -> None:
-    shown = drawn_bench([Measured("all_reduce", 1 << k, 4, (10.0 ** (k - 6),)) for k in range(7)])
+    shown = draw_bench([Measured("all_reduce", 1 << k, 4, (10.0 ** (k - 6),)) for k in range(7)])
     boxes(shown)
     axis = shown.figure.axes[0].yaxis
     assert [t.get_text() for t in axis.get_ticklabels()] == [
@@ -185,7 +184,7 @@ def test_times_are_labelled_with_units_at_round_numbers() -> None:
 
 
 def test_the_legend_of_a_benchmark_stands_outside_its_axes() -> None:
-    shown = drawn_bench([Measured(c, 1 << k, 4, (k * 1e-4,)) for c in list(BUS_FACTOR)[:7] for k in range(10, 20)])
+    shown = draw_bench([Measured(c, 1 << k, 4, (k * 1e-4,)) for c in list(BUS_FACTOR)[:7] for k in range(10, 20)])
     renderer = boxes(shown)
     (legend,) = shown.figure.legends
     place = legend.get_window_extent(renderer)
@@ -195,7 +194,7 @@ def test_the_legend_of_a_benchmark_stands_outside_its_axes() -> None:
 @pytest.mark.every(3)
 @pytest.mark.parametrize("ranks", [4, 8, 16])
 def test_each_label_of_a_timeline_lies_inside_its_bar_and_has_its_colour(ranks: int) -> None:
-    shown = timings_figure.timings(gallery(ranks, 8), 20)
+    shown = timings_figure.draw_timings(gallery(ranks, 8), 20)
     renderer = boxes(shown)
     timeline = shown.figure.axes[0]
     labels = [t for t in timeline.get_children() if isinstance(t, Inside)]
@@ -216,7 +215,7 @@ def test_each_label_of_a_timeline_lies_inside_its_bar_and_has_its_colour(ranks: 
 
 def test_a_bar_without_room_has_no_label() -> None:
     """Rank 3 of the gallery is late: its buckets move at once, in bars that are narrower than two digits."""
-    shown = timings_figure.timings(gallery(8, 8), 20)
+    shown = timings_figure.draw_timings(gallery(8, 8), 20)
     boxes(shown)
     labels = [t for t in shown.figure.axes[0].get_children() if isinstance(t, Inside)]
     narrow = [t for t in labels if t.bar.get_width() < 0.35]
@@ -226,7 +225,7 @@ def test_a_bar_without_room_has_no_label() -> None:
 
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 5), (16, 12)])
 def test_nothing_runs_through_what_is_written_on_a_timeline(ranks: int, steps: int) -> None:
-    shown = timings_figure.timings(recording(ranks, steps), steps - 1)
+    shown = timings_figure.draw_timings(recording(ranks, steps), steps - 1)
     renderer = boxes(shown)
     timeline, curves = shown.figure.axes
     assert all(float(at).is_integer() for at in curves.get_xticks())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nbddp.capabilities.topology.figure import topology
+from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, TINTS
 from nbddp.launch.topology import planned
 from nbddp.output.progress import Progress
@@ -100,7 +100,7 @@ def test_in_vs_codes_themes_outputs_can_be_read_and_pictures_follow() -> None:
     """VS Code shows the HTML of a bundle, on a page of its own with its theme's class and colours."""
     if not browsers():
         pytest.skip("to test in a browser: apt-get install chromium, or playwright install chromium")
-    figure = topology(planned(nnodes=2, gpus_per_node=4, gpus_per_proc=2))._repr_mimebundle_()[0]["text/html"]
+    figure = draw_topology(planned(nnodes=2, gpus_per_node=4, gpus_per_proc=2))._repr_mimebundle_()[0]["text/html"]
     table = Table(("rank", "memory"), [(0, "73 MiB")])._repr_html_()
     parts = figure + table + bar_of(Progress("all_reduce of 64 KiB", 3, 9)) + bar_of("starting 4 workers")
     chromium, filters = browsers()[0], []

@@ -28,7 +28,7 @@ from nbddp.capabilities.attached.nodes import Engine, Joined
 from nbddp.capabilities.stacks import command
 from nbddp.errors import PoolError, PoolNotRunning
 from nbddp.launch.options import LaunchSpec
-from nbddp.notebook.status import table
+from nbddp.notebook.status import status_table
 from nbddp.output.screens import Silent
 from tests.pool.faults import needs_recorder
 
@@ -121,7 +121,9 @@ def test_engines_are_ranks_and_meet(taken: nbddp.Pool, stock: Stock, capsys: pyt
     printed = capsys.readouterr().out
     assert all(f"said by {r}" in printed for r in range(ENGINES))
     assert "from a subprocess" in printed
-    rows = [dict(zip(table(taken.status()).columns, row, strict=True)) for row in table(taken.status()).rows]
+    rows = [
+        dict(zip(status_table(taken.status()).columns, row, strict=True)) for row in status_table(taken.status()).rows
+    ]
     assert [row["pid"] for row in rows] == stock.client[:].apply_sync(os.getpid)
     assert all(str(row["memory"]).endswith("MiB") and row["state"] == "idle" for row in rows), rows
     assert stock.notes[:1] == [
@@ -169,7 +171,7 @@ def test_what_is_asked_of_ranks_between_cells(taken: nbddp.Pool) -> None:
     assert "giv" in str(taken.ask(0, {"op": "complete", "code": "giv", "cursor_pos": 3}))
     assert taken.agent is not None
     assert [p.state.value for p in command.live(taken.agent).positions.values()] == ["finished"] * ENGINES
-    seen = table(taken.agent.request("status"))
+    seen = status_table(taken.agent.request("status"))
     assert [row[5] for row in seen.rows] == ["an engine of cluster stock"] * ENGINES, "asked from a terminal"
 
 

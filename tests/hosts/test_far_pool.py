@@ -26,7 +26,7 @@ from nbddp.capabilities.private import sock_owner
 from nbddp.capabilities.scripts.logs import LogOptions
 from nbddp.errors import AgentFailed, PoolNotRunning, WorkerFailed
 from nbddp.launch.options import LaunchSpec
-from nbddp.notebook.status import table
+from nbddp.notebook.status import status_table
 from nbddp.output.progress import StageText
 from nbddp.output.screens import Silent
 from nbddp.pool.node import ClusterFiles
@@ -90,7 +90,7 @@ def test_ranks_are_placed_on_hosts_and_meet(far: nbddp.Pool) -> None:
         [0, 0, 0, 4, 2, 2], [1, 1, 0, 4, 2, 2], [2, 0, 1, 4, 2, 2], [3, 1, 1, 4, 2, 2],
     ]  # fmt: skip
     assert [total for _, total in found] == [4.0] * 4
-    rows = [dict(zip(table(far.status()).columns, row, strict=True)) for row in table(far.status()).rows]
+    rows = [dict(zip(status_table(far.status()).columns, row, strict=True)) for row in status_table(far.status()).rows]
     assert [row["node"] for row in rows] == ["0 (nodea)", "0 (nodea)", "1 (nodeb)", "1 (nodeb)"]
     assert all(str(row["memory"]).endswith("MiB") and row["state"] == "idle" for row in rows), rows
 

@@ -8,8 +8,8 @@ import math
 import pytest
 
 import nbddp
-from nbddp.lessons.l05_averaging_gradients.figure import averaging as figure
-from nbddp.lessons.l05_averaging_gradients.simulation import MEAN, NOTHING, OWN, SAME, SUM, averaging, shards
+from nbddp.lessons.l05_averaging_gradients.figure import draw_averaging
+from nbddp.lessons.l05_averaging_gradients.simulation import MEAN, NOTHING, OWN, SAME, SUM, shards, simulate_averaging
 from nbddp.teach import check, explore
 from tests.lessons.answers import Mutant, defined, exercise, solution
 
@@ -25,10 +25,10 @@ from tests.lessons.answers import Mutant, defined, exercise, solution
     ],
 )
 def test_verdicts_and_figures(begin: str, exchange: str, says: str) -> None:
-    fit = averaging(4, 30, begin, exchange)
+    fit = simulate_averaging(4, 30, begin, exchange)
     assert says in fit.verdict()
     assert fit.verdict() in fit.words()
-    shown = figure(fit)
+    shown = draw_averaging(fit)
     texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
     assert ("ranks 0–3" in texts) == (begin == SAME and exchange != NOTHING)
     assert "one process (dots)" in texts
@@ -42,8 +42,8 @@ def test_verdicts_and_figures(begin: str, exchange: str, says: str) -> None:
 
 @pytest.mark.parametrize(("begin", "exchange"), [(b, e) for b in (SAME, OWN) for e in (NOTHING, MEAN, SUM)])
 def test_the_picture_has_each_ranks_points_and_line(begin: str, exchange: str) -> None:
-    fit = averaging(4, 30, begin, exchange)
-    fitted = figure(fit).figure.axes[0]
+    fit = simulate_averaging(4, 30, begin, exchange)
+    fitted = draw_averaging(fit).figure.axes[0]
     points, lines = fitted.lines[:4], fitted.lines[4:]
     for drawn, shard in zip(points, shards(4), strict=True):
         assert list(zip(drawn.get_xdata(), drawn.get_ydata(), strict=True)) == shard
@@ -55,10 +55,10 @@ def test_the_picture_has_each_ranks_points_and_line(begin: str, exchange: str) -
 
 
 def test_what_the_lessons_questions_about_the_explorer_say() -> None:
-    apart = averaging(4, 200, SAME, NOTHING).distances()
+    apart = simulate_averaging(4, 200, SAME, NOTHING).distances()
     assert apart[0] == 0
     assert max(apart[-50:]) - min(apart[-50:]) < 0.05 * max(apart), "it grows, then stays about the same"
-    summed = averaging(4, 30, SAME, SUM)
+    summed = simulate_averaging(4, 30, SAME, SUM)
     assert max(summed.distances()) < 1e-9
     losses = summed.losses(summed.lines[0])
     assert losses == sorted(losses, reverse=True), "the loss falls"

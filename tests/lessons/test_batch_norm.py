@@ -9,7 +9,7 @@ from torch.nn.functional import batch_norm
 
 import nbddp
 from nbddp.lessons.l07_batch_norm import norms
-from nbddp.lessons.l07_batch_norm.figure import moments as figure
+from nbddp.lessons.l07_batch_norm.figure import draw_moments
 from nbddp.lessons.l07_batch_norm.simulation import UNEQUAL, sharded, two
 from nbddp.teach import check, explore, predict
 from tests.kernels import Kernel
@@ -38,7 +38,7 @@ def test_two_samples_per_rank_are_further_off_than_thirty_two() -> None:
 
 def test_the_figure_has_a_row_for_each_rank_and_two_for_the_whole() -> None:
     made = sharded(4, 4)
-    shown = figure(made)
+    shown = draw_moments(made)
     texts = [t.get_text() for t in shown.figure.axes[0].texts]
     assert [t for t in texts if t.startswith("rank ")] == [f"rank {r}" for r in range(4)]
     assert "variance 0.76" in texts

@@ -9,7 +9,7 @@ import pytest
 import nbddp
 from nbddp.lessons.framework.rubric import lines_of
 from nbddp.lessons.l18_capstone.exercise import ASKS
-from nbddp.lessons.l18_capstone.figure import training as drawn
+from nbddp.lessons.l18_capstone.figure import draw_training
 from nbddp.lessons.l18_capstone.simulation import (
     ALONE,
     EARLY,
@@ -26,7 +26,7 @@ from nbddp.lessons.l18_capstone.simulation import (
     first_weights,
     rate,
     rows_of,
-    training,
+    simulate_training,
 )
 from nbddp.teach import check, explore, grade
 from tests.lessons.answers import Mutant, builder, cells, defined, exercise, solution
@@ -212,16 +212,16 @@ def test_the_paper_adamw_and_its_gradient_are_torchs() -> None:
 
 
 def test_the_words_follow_the_steps_and_the_figure_shows_them() -> None:
-    made = training(4, NO_OPTIMIZER, 25, 26)
+    made = simulate_training(4, NO_OPTIMIZER, 25, 26)
     assert made.words().splitlines()[:3] == [
         "4 ranks, step 22 of 40; mistake: the checkpoint has no optimizer",
         "a rank failed in step 25; the restart began with step 21; 4 steps lost",
         "losses printed: step 10: 1.722, step 20: 1.039",
     ]
-    assert training(2, NONE, 0, 0).words().splitlines()[1:3] == ["no rank fails", "losses printed: none"]
+    assert simulate_training(2, NONE, 0, 0).words().splitlines()[1:3] == ["no rank fails", "losses printed: none"]
     for ranks, mistake, fails, time in ((1, NONE, 0, 0), (2, ALONE, 35, 38), (3, NO_STEP, 40, 79), (4, MEANS, 0, 40)):
-        made = training(ranks, mistake, fails, time)
-        texts = drawn(made).figure.axes[0].texts
+        made = simulate_training(ranks, mistake, fails, time)
+        texts = draw_training(made).figure.axes[0].texts
         assert {line.found for line in made.lines()} <= {t.get_text() for t in texts}
         assert all(t.get_fontsize() >= 7.5 for t in texts)
 

@@ -6,7 +6,7 @@ import pytest
 
 import nbddp
 from nbddp.lessons.l09_hangs.exercise import LOG_CASES, LOGS, missing
-from nbddp.lessons.l09_hangs.figure import collectives as figure
+from nbddp.lessons.l09_hangs.figure import draw_collectives
 from nbddp.lessons.l09_hangs.simulation import Action, log, play
 from nbddp.output.screens import Silent
 from nbddp.teach import check, explore
@@ -76,7 +76,7 @@ def test_what_torchs_debug_mode_tells_and_what_not(pool: nbddp.Pool, call: str, 
 
 
 def test_the_figure_shows_calls_and_arrows() -> None:
-    shown = figure(log("one batch fewer on the last rank", 4, 3))
+    shown = draw_collectives(log("one batch fewer on the last rank", 4, 3))
     table, graph = shown.figure.axes
     texts = [t.get_text() for t in table.texts]
     assert texts.count("backward #3") == 3

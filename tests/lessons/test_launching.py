@@ -23,8 +23,8 @@ import nbddp
 from nbddp.errors import BadInput
 from nbddp.export import C10D, SRUN, STATIC, Launch, sbatch_script, script, torchrun_line
 from nbddp.lessons.l11_launching.exercise import RIGHT, TASKS, judged
-from nbddp.lessons.l11_launching.figure import launching
-from nbddp.lessons.l11_launching.simulation import GLOO, plan
+from nbddp.lessons.l11_launching.figure import draw_launching
+from nbddp.lessons.l11_launching.simulation import GLOO, plan_launch
 from nbddp.teach import check
 from tests.lessons.answers import NOTEBOOKS, Mutant, cells, defined, exercise, solution
 from tests.unit.test_launching import directives, words
@@ -228,8 +228,8 @@ def test_the_lesson_ends_a_node_that_waits_for_one_that_failed_and_tells_why(tmp
 
 
 def test_the_figure_has_the_commands_and_the_words_of_the_plan() -> None:
-    made = plan(2, 2, GLOO, STATIC)
-    shown = launching(made)
+    made = plan_launch(2, 2, GLOO, STATIC)
+    shown = draw_launching(made)
     texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
     assert made.lines()[1][1] in texts
     assert "on node 1" in texts

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.lessons.framework.run_check import ALIKE
-from nbddp.lessons.l13_mean_of_means.figure import weights as drawn
+from nbddp.lessons.l13_mean_of_means.figure import draw_weights
 from nbddp.lessons.l13_mean_of_means.simulation import ALL, MEANS, RANK, RULES, Weighed, weighed
 from nbddp.teach import check, predict
 from tests.lessons.answers import Mutant, defined, exercise, solution
@@ -81,7 +81,7 @@ def test_weights_are_those_of_ddp(two: nbddp.Pool, rule: str) -> None:
 @pytest.mark.parametrize("tokens", [(8, 8, 8, 8), (12, 4, 2, 6), (16, 1, 16, 16), (1, 1, 1, 1)])
 def test_a_square_has_the_area_of_its_tokens_weight(tokens: tuple[int, ...]) -> None:
     made = weighed(*tokens, MEANS)
-    shown = drawn(made)
+    shown = draw_weights(made)
     (axes,) = shown.figure.axes
     areas = [p.get_width() * p.get_height() for p in axes.patches]
     right = areas[1]

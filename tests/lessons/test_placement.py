@@ -7,28 +7,28 @@ import pytest
 import nbddp
 from nbddp.errors import BadInput
 from nbddp.lessons.framework import run_check
-from nbddp.lessons.l02_ranks_and_devices.figure import placement
-from nbddp.lessons.l02_ranks_and_devices.simulation import GLOBAL, layout
+from nbddp.lessons.l02_ranks_and_devices.figure import draw_placement
+from nbddp.lessons.l02_ranks_and_devices.simulation import GLOBAL, simulate_layout
 from nbddp.teach import check
 from tests.lessons.answers import Mutant, defined, exercise, solution
 
 
 def test_words_of_the_two_layouts_of_the_tutorial() -> None:
-    one, two = layout(2, 4, 1, GLOBAL), layout(2, 4, 2)
+    one, two = simulate_layout(2, 4, 1, GLOBAL), simulate_layout(2, 4, 2)
     assert one.verdict() == ("cuda:RANK: ranks 4–7 cannot start; rank 4 asks for GPU 4, and node 1 has GPUs 0–3")
     assert "rank 3 (local rank 1) on GPUs 2, 3" in two.words()
     assert two.verdict() == "cuda:LOCAL_RANK × 2, …: every rank finds its GPUs"
-    assert layout(1, 8, 1, GLOBAL).verdict().endswith("on one node, rank and local rank are equal")
+    assert simulate_layout(1, 8, 1, GLOBAL).verdict().endswith("on one node, rank and local rank are equal")
     with pytest.raises(BadInput, match="--gpus-per-proc"):
-        layout(2, 2, 3)
+        simulate_layout(2, 2, 3)
 
 
 def test_the_figure_says_what_each_rank_asks_for() -> None:
-    shown = placement(layout(2, 4, 1, GLOBAL))
+    shown = draw_placement(simulate_layout(2, 4, 1, GLOBAL))
     texts = [t.get_text() for axes in shown.figure.axes for t in axes.texts]
     assert "GPU 4: none" in texts
     assert "GPU 3" in texts
-    assert shown.words == layout(2, 4, 1, GLOBAL).words()
+    assert shown.words == simulate_layout(2, 4, 1, GLOBAL).words()
     assert all(t.get_fontsize() >= 6.5 for axes in shown.figure.axes for t in axes.texts)
 
 

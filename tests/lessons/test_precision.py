@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.lessons.l14_precision.figure import loss_scale as drawn
+from nbddp.lessons.l14_precision.figure import draw_loss_scale
 from nbddp.lessons.l14_precision.plan import SHARDED, groups, shard
 from nbddp.lessons.l14_precision.simulation import ALONE, AVERAGED, RANKS, STEPS, WHERE, gradient, scaled
 from nbddp.teach import check
@@ -46,7 +46,7 @@ def test_scales_are_those_of_gradscaler(where: str, first: int) -> None:
 @pytest.mark.parametrize("step", [0, 3, STEPS])
 def test_every_step_of_every_rank_is_a_cell(where: str, step: int) -> None:
     made = scaled(where, 18, 4, step)
-    shown = drawn(made)
+    shown = draw_loss_scale(made)
     (axes,) = shown.figure.axes
     assert len(axes.patches) == RANKS * STEPS
     infs = [t for t in axes.texts if t.get_text() == "inf"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import nbddp
-from nbddp.lessons.l10_restarts.figure import restarts as drawn
-from nbddp.lessons.l10_restarts.simulation import LOST, restarts, training
+from nbddp.lessons.l10_restarts.figure import draw_restarts
+from nbddp.lessons.l10_restarts.simulation import LOST, simulate_restarts, training
 from nbddp.output.screens import Silent
 from nbddp.teach import check, predict
 from tests.lessons.answers import Mutant, cells, defined, exercise, solution
@@ -18,7 +18,7 @@ NPROC = 4  # of the module's pool
 
 
 def test_what_came_of_the_lessons_questions_is_what_happens() -> None:
-    four, eight = restarts(4, 7, 4), restarts(8, 7, 4)
+    four, eight = simulate_restarts(4, 7, 4), simulate_restarts(8, 7, 4)
     assert (four.finished, eight.finished) == (True, False)
     assert predict.better_interval.question.came == "four steps"
     (first, second) = training(12, 5, [7, 12]).attempts
@@ -28,8 +28,8 @@ def test_what_came_of_the_lessons_questions_is_what_happens() -> None:
 
 
 def test_the_figure_counts_as_the_words_do() -> None:
-    made = restarts(4, 7, 4)
-    shown = drawn(made)
+    made = simulate_restarts(4, 7, 4)
+    shown = draw_restarts(made)
     texts = [t.get_text() for t in shown.figure.axes[0].texts]
     assert texts.count("×") == 4
     assert texts.count("7 done, 3 lost") == 4

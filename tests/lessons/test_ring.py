@@ -13,10 +13,9 @@ from nbddp.lessons.l04_collectives.collectives import (
     TensorPiece,
     collective,
 )
-from nbddp.lessons.l04_collectives.figure import COLOURS
-from nbddp.lessons.l04_collectives.figure import ring as figure
-from nbddp.lessons.l04_collectives.figure_collectives import before_after
-from nbddp.lessons.l04_collectives.simulation import ADDING, complete, ring
+from nbddp.lessons.l04_collectives.figure import COLOURS, draw_ring
+from nbddp.lessons.l04_collectives.figure_collectives import draw_before_after
+from nbddp.lessons.l04_collectives.simulation import ADDING, complete, simulate_ring
 from nbddp.teach import check, explore
 from tests.colours import contrast
 from tests.lessons.answers import Mutant, defined, exercise, pool_of, solution
@@ -26,13 +25,13 @@ NPROC = 4  # of the module's pool
 
 def test_the_explorer_opens_before_the_first_step_and_shows_a_broken_ring_beside_it() -> None:
     first, second = explore.ring().settings
-    assert ring(**first).last is None
-    assert ring(**second).verdict().startswith("wrong: 16 of 16")
+    assert simulate_ring(**first).last is None
+    assert simulate_ring(**second).verdict().startswith("wrong: 16 of 16")
 
 
 def test_the_figure_has_a_letter_for_each_part_and_a_tick_for_each_complete_chunk() -> None:
-    for shot in (ring(4, 2), ring(4, 5), ring(5, 99, ADDING)):
-        shown = figure(shot)
+    for shot in (simulate_ring(4, 2), simulate_ring(4, 5), simulate_ring(5, 99, ADDING)):
+        shown = draw_ring(shot)
         texts = [t.get_text() for t in shown.figure.axes[0].texts]
         parts = [parts for row in shot.grid for parts in row]
         assert texts.count("✓") == sum(map(complete, parts))
@@ -104,7 +103,7 @@ def test_words_and_picture_of_a_collective() -> None:
     assert collective(GATHER, 2).words().endswith("rank 1  B  →  –")
     for name in COLLECTIVES:
         made = collective(name, 4)
-        pictured = before_after(made)
+        pictured = draw_before_after(made)
         texts = [t.get_text() for t in pictured.figure.axes[0].texts]
         cells = [cell for row in (*made.before, *made.after) for cell in row]
         assert sum(text[:1] in "ABCD" for text in texts if text) == sum(len(cell.ranks) for cell in cells)

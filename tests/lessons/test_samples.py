@@ -10,7 +10,7 @@ from torch.utils.data import DistributedSampler
 
 import nbddp
 from nbddp.lessons.l06_samples.exercise import judge_accuracy, near, sets_for
-from nbddp.lessons.l06_samples.figure import samples
+from nbddp.lessons.l06_samples.figure import draw_samples
 from nbddp.lessons.l06_samples.simulation import DROPPED, UNTOLD, dealt, pooled, randperm, shares
 from nbddp.teach import check, explore
 from tests.lessons.answers import Mutant, defined, exercise, solution
@@ -42,14 +42,14 @@ def test_shares_are_those_of_the_distributed_sampler(
 
 def test_the_figure_has_every_reader() -> None:
     chosen = dealt(10, 4, UNTOLD, DROPPED)
-    shown = samples(chosen)
+    shown = draw_samples(chosen)
     texts = [t.get_text() for t in shown.figure.axes[0].texts]
     assert texts.count("none") == 2 * len(chosen.epochs)
     assert texts.count("= epoch 0") == 1
     assert shown.words == chosen.words()
     assert all(t.get_fontsize() >= 6.5 for t in shown.figure.axes[0].texts)
     reads = sum(len(share) for epoch in dealt(10, 4).epochs for share in epoch)
-    assert len(samples(dealt(10, 4)).figure.axes[0].patches) == reads
+    assert len(draw_samples(dealt(10, 4)).figure.axes[0].patches) == reads
 
 
 def test_what_the_lessons_questions_about_the_explorer_say() -> None:

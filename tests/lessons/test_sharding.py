@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbddp
-from nbddp.lessons.l15_sharding.figure import gathers as drawn_step
-from nbddp.lessons.l15_sharding.figure import zero as drawn_bars
-from nbddp.lessons.l15_sharding.schedule import gathers
+from nbddp.lessons.l15_sharding.figure import draw_gathers, draw_zero
+from nbddp.lessons.l15_sharding.schedule import schedule_gathers
 from nbddp.lessons.l15_sharding.simulation import PRECISIONS, share, stages
 from nbddp.teach import check
 from tests.lessons.answers import Mutant, defined, exercise, solution
@@ -35,7 +34,7 @@ def test_stages_shard_one_part_after_another(parameters: int, ranks: int, precis
 
 def test_the_bars_are_as_long_as_the_bytes() -> None:
     made = stages(7.5, 64)
-    shown = drawn_bars(made)
+    shown = draw_zero(made)
     (axes,) = shown.figure.axes
     widths = [p.get_width() for p in axes.patches[::2]]  # each part is a fill and an edge
     assert widths == pytest.approx([b / 1e9 for of in made.shares for b in of.parts])
@@ -46,8 +45,8 @@ def test_the_bars_are_as_long_as_the_bytes() -> None:
 
 
 def test_the_timeline_has_a_bar_for_each_span_on_one_scale() -> None:
-    made = gathers(ahead=1)
-    shown = drawn_step(made)
+    made = schedule_gathers(ahead=1)
+    shown = draw_gathers(made)
     (axes,) = shown.figure.axes
     bars = [p.get_width() for p in axes.patches if p.get_height() == pytest.approx(0.24)][::2]
     spans = [s for row in made.spans for s in row]

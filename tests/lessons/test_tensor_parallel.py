@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import nbddp
 from nbddp.errors import BadInput
-from nbddp.lessons.l16_tensor_parallel.figure import mesh as drawn
+from nbddp.lessons.l16_tensor_parallel.figure import draw_mesh
 from nbddp.lessons.l16_tensor_parallel.groups import right_groups
-from nbddp.lessons.l16_tensor_parallel.simulation import BETWEEN, DATA, NONE, TENSOR, WITHIN, mesh
+from nbddp.lessons.l16_tensor_parallel.simulation import BETWEEN, DATA, NONE, TENSOR, WITHIN, build_mesh
 from nbddp.teach import check
 from tests.lessons.answers import Mutant, defined, exercise, solution
 
@@ -26,7 +26,7 @@ meshes = {
 
 @given(**meshes)
 def test_two_groups_of_a_mesh_share_exactly_one_rank(**chosen: object) -> None:
-    made = mesh(**chosen)  # type: ignore[arg-type]
+    made = build_mesh(**chosen)  # type: ignore[arg-type]
     for side in (TENSOR, DATA):
         assert sorted(r for g in made.groups(side) for r in g) == list(range(made.ranks))
     for rank in range(made.ranks):
@@ -38,17 +38,17 @@ def test_two_groups_of_a_mesh_share_exactly_one_rank(**chosen: object) -> None:
 
 
 def test_tensor_ranks_side_by_side_stay_within_a_node() -> None:
-    assert [mesh(2, 4, 4).link(side) for side in (TENSOR, DATA)] == [WITHIN, BETWEEN]
-    assert [mesh(2, 4, 4, DATA).link(side) for side in (TENSOR, DATA)] == [BETWEEN, WITHIN]
-    assert mesh(2, 2, 4).link(TENSOR) == BETWEEN
-    assert [mesh(1, 4, 1).link(side) for side in (TENSOR, DATA)] == [NONE, WITHIN]
-    assert "activations stay on the fast links" in mesh(2, 2, 2).words()
-    assert "activations wait for the slow links" in mesh(2, 2, 2, DATA).words()
+    assert [build_mesh(2, 4, 4).link(side) for side in (TENSOR, DATA)] == [WITHIN, BETWEEN]
+    assert [build_mesh(2, 4, 4, DATA).link(side) for side in (TENSOR, DATA)] == [BETWEEN, WITHIN]
+    assert build_mesh(2, 2, 4).link(TENSOR) == BETWEEN
+    assert [build_mesh(1, 4, 1).link(side) for side in (TENSOR, DATA)] == [NONE, WITHIN]
+    assert "activations stay on the fast links" in build_mesh(2, 2, 2).words()
+    assert "activations wait for the slow links" in build_mesh(2, 2, 2, DATA).words()
 
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
     with pytest.raises(BadInput, match="2 ranks cannot be divided into groups of 8"):
-        mesh(1, 2, 8)
+        build_mesh(1, 2, 8)
 
 
 def test_the_groups_are_those_of_a_device_mesh(pool: nbddp.Pool) -> None:
@@ -66,8 +66,8 @@ def test_the_groups_are_those_of_a_device_mesh(pool: nbddp.Pool) -> None:
 
 def test_every_rank_is_drawn_once_inside_its_node() -> None:
     for gpus, tensor in ((2, 2), (8, 8)):
-        made = mesh(4, gpus, tensor)
-        shown = drawn(made)
+        made = build_mesh(4, gpus, tensor)
+        shown = draw_mesh(made)
         (axes,) = shown.figure.axes
         texts = [t.get_text() for t in axes.texts]
         assert [t for t in texts if t.startswith("rank ")] == [f"rank {r}" for r in range(made.ranks)]

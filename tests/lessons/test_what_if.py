@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 import nbddp
 from nbddp.capabilities.forecast.cost import COSTS, Link
 from nbddp.launch.units import speed
-from nbddp.lessons.l12_what_if.figure import what_if as drawn_step
-from nbddp.lessons.l12_what_if.simulation import DELAYS, GPUS, MODELS, SPEEDS, TOKENS, what_if
+from nbddp.lessons.l12_what_if.figure import draw_what_if
+from nbddp.lessons.l12_what_if.simulation import DELAYS, GPUS, MODELS, SPEEDS, TOKENS, simulate_what_if
 from nbddp.teach import check, predict
 from tests.lessons.answers import Mutant, defined, exercise, solution
 
@@ -24,7 +24,7 @@ settings = {
 
 @given(**settings)
 def test_a_step_ends_with_its_computation_or_with_its_last_bucket(**chosen: object) -> None:
-    made = what_if(**chosen)  # type: ignore[arg-type]
+    made = simulate_what_if(**chosen)  # type: ignore[arg-type]
     computed = made.passes()[-1][2]
     assert made.chosen.compute == pytest.approx(computed)
     assert made.chosen.step == pytest.approx(max(computed, made.exchange[-1][1]))
@@ -37,7 +37,7 @@ def test_a_step_ends_with_its_computation_or_with_its_last_bucket(**chosen: obje
 
 @given(**settings)
 def test_accumulation_pays_one_exchange_for_more_computation(**chosen: object) -> None:
-    one, many = (what_if(**{**chosen, "micro_batches": n}) for n in (1, chosen["micro_batches"]))  # type: ignore[arg-type]
+    one, many = (simulate_what_if(**{**chosen, "micro_batches": n}) for n in (1, chosen["micro_batches"]))  # type: ignore[arg-type]
     assert many.chosen.exposed == pytest.approx(one.chosen.exposed, rel=1e-6, abs=1e-9)
     assert many.chosen.compute == pytest.approx(one.chosen.compute * many.micro_batches)
     assert many.chosen.efficiency >= one.chosen.efficiency - 1e-12
@@ -45,36 +45,36 @@ def test_accumulation_pays_one_exchange_for_more_computation(**chosen: object) -
 
 @given(link=st.sampled_from(SPEEDS), nodes=st.integers(2, 64))
 def test_without_latency_the_exchange_is_the_rings_closed_form(link: str, nodes: int) -> None:
-    made = what_if(nodes=nodes, link=link, model="1 B")
+    made = simulate_what_if(nodes=nodes, link=link, model="1 B")
     moved = made.gradients * 2 * ((nodes - 1) / nodes / speed(link) + (GPUS - 1) / GPUS / 300e9)
     assert made.chosen.communication - made.waits == pytest.approx(moved)
 
 
 def test_the_size_of_a_model_matters_only_by_latency() -> None:
     """Bytes and operations grow together; a small model waits for messages."""
-    small, large = (what_if(model=m, link="400Gb/s", latency="250us", nodes=64) for m in ("10 M", "10 B"))
+    small, large = (simulate_what_if(model=m, link="400Gb/s", latency="250us", nodes=64) for m in ("10 M", "10 B"))
     assert small.waits / small.chosen.communication > large.waits / large.chosen.communication - 1e-9
     shares = [
         (w.chosen.communication - w.waits) / w.chosen.compute
-        for w in (what_if(model=m, nodes=8) for m in ("10 M", "1 B"))
+        for w in (simulate_what_if(model=m, nodes=8) for m in ("10 M", "1 B"))
     ]
     assert shares[0] == pytest.approx(shares[1])
 
 
 def test_what_limits_a_step_is_said() -> None:
-    assert "a faster network would make no difference" in what_if(nodes=1).words()
-    assert "most of the step is waiting" in what_if(nodes=8, link="10Gb/s").words()
-    assert "bandwidth limits the step" in what_if(nodes=8, link="100Gb/s", micro_batches=4).words()
-    slow = what_if(nodes=64, link="1600Gb/s", latency="250us", model="100 M")
+    assert "a faster network would make no difference" in simulate_what_if(nodes=1).words()
+    assert "most of the step is waiting" in simulate_what_if(nodes=8, link="10Gb/s").words()
+    assert "bandwidth limits the step" in simulate_what_if(nodes=8, link="100Gb/s", micro_batches=4).words()
+    slow = simulate_what_if(nodes=64, link="1600Gb/s", latency="250us", model="100 M")
     assert slow.between == Link(250e-6, 200e9)
     assert "latency limits the step" in slow.words()
-    assert f"({TOKENS * 8 * 8 / 1e3:.0f} thousand tokens" in what_if(nodes=8).words()
+    assert f"({TOKENS * 8 * 8 / 1e3:.0f} thousand tokens" in simulate_what_if(nodes=8).words()
 
 
 def test_micro_batches_raise_the_efficiency_more_than_latency_or_parameters() -> None:
     asked = {"nodes": 8, "link": "100Gb/s", "latency": "10us", "model": "1 B"}
     found = {
-        name: what_if(**{**asked, **change}).chosen.efficiency  # type: ignore[arg-type]
+        name: simulate_what_if(**{**asked, **change}).chosen.efficiency  # type: ignore[arg-type]
         for name, change in {
             "half the latency": {"latency": "5us"},
             "ten times the parameters": {"model": "10 B"},
@@ -94,8 +94,8 @@ def test_only_the_latencies_of_a_ring_grow_without_limit() -> None:
 
 
 def test_the_step_is_drawn_to_scale() -> None:
-    made = what_if(nodes=8, micro_batches=3, link="10Gb/s")
-    shown = drawn_step(made)
+    made = simulate_what_if(nodes=8, micro_batches=3, link="10Gb/s")
+    shown = draw_what_if(made)
     left, right = shown.figure.axes
     widths = sorted(p.get_width() for p in left.patches)
     assert len(widths) == 2 * 3 + 1 + len(made.exchange)

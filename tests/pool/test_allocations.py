@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import nbddp
 from nbddp.analysis.row_limit import MOST
 from nbddp.capabilities.memory import on_rank_timeline
-from nbddp.capabilities.memory.figure_timeline import allocations
+from nbddp.capabilities.memory.figure_timeline import draw_allocations
 from nbddp.capabilities.memory.history import (
     BEFORE,
     CUDA,
@@ -187,7 +187,7 @@ def test_on_a_cpu_samples_tell_true_sizes_and_lines(two: nbddp.Pool) -> None:
         assert second == pytest.approx((16 + 16 * r.rank) * MIB, abs=MIB / 4)
         assert r.code["Cell In[1]", 4] == "a = torch.ones(64 << 18)"
         assert r.window.points[-1][1] < r.window.peak - 64 * MIB
-    words = str(allocations(found))
+    words = str(draw_allocations(found))
     assert words.startswith("allocations over the cell\nrank 1 peaks at ")
     assert "until the peak, memory grew most at In[1] line 4 (a = torch.ones(64 << 18)): 64 MiB" in words
     assert "\nsampled: memory that malloc has given out since the worker started, " in words
@@ -228,7 +228,7 @@ def test_without_a_recording_what_to_type_is_said(two: nbddp.Pool) -> None:
     two.run_cell("import os\nkept = int(os.environ['RANK'])\n" + HOLDS, memory=True, ranks=[1], screen=Silent())
     found = two.allocations()
     assert [r.rank for r in found.ranks] == [1]
-    assert "nothing was recorded on rank 0: it took no part" in str(allocations(found))
+    assert "nothing was recorded on rank 0: it took no part" in str(draw_allocations(found))
 
 
 def test_a_cell_that_fails_keeps_its_recording_and_a_deadlock_is_found_in_spite_of_the_samples(two: nbddp.Pool) -> None:
@@ -320,7 +320,7 @@ def made(rank: int, kind: str = HEAP, points: int = 400) -> RankAllocations:
 @pytest.mark.parametrize("kind", [CUDA, HEAP])
 def test_the_figure_of_any_size_is_bounded_and_nothing_in_it_overlaps(count: int, kind: str) -> None:
     found = Allocations([made(r, kind) for r in range(count)], 3, [1, 2, 3], "Net")
-    shown = allocations(found)
+    shown = draw_allocations(found)
     assert ("sampled" in str(shown)) == (kind == HEAP)
     assert ("16 of 64 ranks are drawn" in str(shown)) == (count == 64)
     assert " other lines" in str(shown)

@@ -1,4 +1,4 @@
-"""`%ddp bench`: collectives timed as nccl-tests does, on real ranks, every result checked."""
+"""`%ddp draw_bench`: collectives timed as nccl-tests does, on real ranks, every result checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import nbddp
 from nbddp.analysis.wait_time import BUS_FACTOR
 from nbddp.capabilities.bench.command import sizes
-from nbddp.capabilities.bench.figure import bench
+from nbddp.capabilities.bench.figure import draw_bench
 from nbddp.notebook.commands import parse_command
 from nbddp.output.screens import Silent
 from tests import warm
@@ -59,7 +59,7 @@ def test_wrong_results_are_counted(pool: nbddp.Pool) -> None:
     finally:
         pool.run_cell("dist.ProcessGroupGloo.broadcast = right", screen=Silent())
     assert [m.wrong for m in found] == [6, 0], "three elements, before and after it was timed"
-    assert "WRONG results: broadcast of 1.2 KiB (6 elements)" in repr(bench(found))
+    assert "WRONG results: broadcast of 1.2 KiB (6 elements)" in repr(draw_bench(found))
 
 
 @pytest.mark.more

@@ -17,7 +17,7 @@ import nbddp
 from nbddp.capabilities.bench.result import Measured
 from nbddp.capabilities.forecast.command import foresee
 from nbddp.capabilities.forecast.cost import Link, seconds, together
-from nbddp.capabilities.forecast.figure import forecast as draw
+from nbddp.capabilities.forecast.figure import draw_forecast
 from nbddp.capabilities.forecast.scale import forecast, profile
 from nbddp.output.screens import Silent
 from tests import warm
@@ -50,7 +50,7 @@ def test_world_sizes_that_no_link_joins_are_not_mixed() -> None:
     found = forecast(recording(4), [*quick, *slow], nodes=2)
     assert found.chosen.ranks == (4,)
     assert found.extrapolated_from == 4
-    assert "on 4 ranks; those on 2 ranks do not fit them and are left out:" in draw(found).words
+    assert "on 4 ranks; those on 2 ranks do not fit them and are left out:" in draw_forecast(found).words
 
 
 def test_profile_is_the_slowest_ranks_and_leaves_the_wait_out() -> None:
@@ -85,16 +85,16 @@ def test_knee_is_the_last_good_number_of_nodes() -> None:
         bad = [p.nodes for p in nodes if p.exposed > p.step / 2]
         kind = "strong" if strong else "weak"
         expected = f"beyond {bad[0] // 2} nodes more than half of the step is exposed communication ({kind} scaling)"
-        assert expected in draw(found).words
+        assert expected in draw_forecast(found).words
     never = foretell(nodes=2)
-    assert "up to 2 nodes no more than half of the step is exposed communication" in draw(never).words
-    always = draw(foretell(intra_node=1e8)).words
+    assert "up to 2 nodes no more than half of the step is exposed communication" in draw_forecast(never).words
+    always = draw_forecast(foretell(intra_node=1e8)).words
     assert "already on 1 node more than half of the step is exposed communication" in always
 
 
 def test_words_say_the_fit_the_table_and_what_is_extrapolated() -> None:
-    words = draw(foretell()).words
-    assert words == draw(foretell()).words
+    words = draw_forecast(foretell()).words
+    assert words == draw_forecast(foretell()).words
     assert words.startswith(
         "forecast from step 1 of Net\nrecorded on 8 ranks: 113 ms; the model gives 111 ms for it, 2 %"
     )
@@ -107,8 +107,8 @@ def test_words_say_the_fit_the_table_and_what_is_extrapolated() -> None:
     assert [int(r[0]) for r in rows] == [1 << k for k in range(11)]
     assert [r[-1] for r in rows] == ["fitted"] + ["extrapolated"] * 10
     undecided = forecast(recording(), made("ring", 8, Link(6e-6, 220e9)))
-    assert "fit several algorithms" in draw(undecided).words
-    assert "forecast with tree, as asked for" in draw(foretell(algorithm="tree")).words
+    assert "fit several algorithms" in draw_forecast(undecided).words
+    assert "forecast with tree, as asked for" in draw_forecast(foretell(algorithm="tree")).words
 
 
 @pytest.mark.every(4)
@@ -116,7 +116,7 @@ def test_words_say_the_fit_the_table_and_what_is_extrapolated() -> None:
     ("per_node", "nodes", "strong"), [(1, 1, False), (1, 1024, True), (6, 5, True), (8, 1024, False)]
 )
 def test_figure_of_any_shape_is_drawn(per_node: int, nodes: int, strong: bool) -> None:
-    shown = draw(foretell(ranks_per_node=per_node, nodes=nodes, strong=strong))
+    shown = draw_forecast(foretell(ranks_per_node=per_node, nodes=nodes, strong=strong))
     assert shown.png().startswith(b"\x89PNG")
     left, right = shown.figure.axes
     texts = [t.get_text() for t in left.texts]
@@ -128,7 +128,7 @@ def test_figure_of_any_shape_is_drawn(per_node: int, nodes: int, strong: bool) -
 
 
 def test_names_at_the_ends_of_lines_do_not_cover_each_other() -> None:
-    right = draw(foretell(nodes=1, ranks_per_node=8)).figure.axes[1]
+    right = draw_forecast(foretell(nodes=1, ranks_per_node=8)).figure.axes[1]
     heights = sorted(t.xy[1] for t in right.texts)
     assert heights[1] - heights[0] >= 8
 

@@ -11,7 +11,7 @@ import pytest
 import nbddp
 from nbddp.analysis.quantities import size
 from nbddp.analysis.row_limit import MOST
-from nbddp.capabilities.memory.figure import memory, table
+from nbddp.capabilities.memory.figure import draw_memory, table
 from nbddp.capabilities.memory.on_rank import Memory
 from nbddp.capabilities.memory.parts import RankMemory
 from nbddp.errors import PoolNotRunning
@@ -117,7 +117,7 @@ def test_buckets_that_live_in_backward_alone_are_not_counted_as_held(pool: nbddp
     found = pool.memory()
     assert [(r.gradients, r.buckets, r.passing) for r in found] == [expected] * 2
     said = f"in backward DDP holds another {size(expected[2])} of buckets (lazy_bucket_allocation), which count in the"
-    assert (said in memory(found).words) == bool(expected[2])
+    assert (said in draw_memory(found).words) == bool(expected[2])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -194,7 +194,7 @@ def test_memory_after_a_cell_without_a_step_says_so(four: Kernel) -> None:
 @pytest.mark.every(4)
 @pytest.mark.parametrize("count", [1, 2, 16, 24])
 def test_figure_of_any_size_is_drawn_and_says_itself(count: int) -> None:
-    shown = memory([of(r) for r in range(count)])
+    shown = draw_memory([of(r) for r in range(count)])
     assert shown.png().startswith(b"\x89PNG")
     text = "activations and temporaries"
     most = "30 GiB" if count == 1 else f"30 GiB to {29 + count} GiB"
@@ -212,7 +212,7 @@ def test_no_text_of_the_figure_overlaps_another_or_is_cut() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     for some in ([of(r) for r in range(24)], [of(0, "cpu", 31), of(1, "cpu", 100)], [of(0, "cpu", 999)]):
-        figure = memory(some).figure
+        figure = draw_memory(some).figure
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         drawn = [t for axes in figure.axes for t in (*axes.texts, *axes.get_xticklabels(), axes.xaxis.label)
@@ -225,7 +225,7 @@ def test_no_text_of_the_figure_overlaps_another_or_is_cut() -> None:
 
 def test_parts_of_a_small_model_are_not_lost_beside_the_process() -> None:
     for peak, panels in ((299, 1), (310, 2)):  # the parts are 30 GiB
-        figure = memory([of(0, "cpu", peak)]).figure
+        figure = draw_memory([of(0, "cpu", peak)]).figure
         assert len(figure.axes) == panels
         assert sum(p.get_width() for p in figure.axes[0].patches) / 2 == (peak if panels == 1 else 30)
 

@@ -21,7 +21,7 @@ from nbddp.capabilities.collectives.from_flight_recorder import OWN
 from nbddp.capabilities.collectives.program import program
 from nbddp.capabilities.panel.rows import merged, slowest
 from nbddp.capabilities.timings import on_rank, on_rank_contention
-from nbddp.capabilities.timings.figure import timings
+from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.timings.rank_time import AFTER, Slow, slow, verdict
 from nbddp.output.screens import Silent
 from tests import warm
@@ -146,7 +146,7 @@ def test_of_equal_ranks_none_is_named_anywhere(pool: nbddp.Pool) -> None:
     assert (judged.slow, judged.evidence.known) == (None, True)
     (words,) = judged.words()
     assert re.fullmatch(r"no rank is slower than noise \(± [\d.]+ .?s over 12 steps\)", words)
-    shown = timings(found, number)
+    shown = draw_timings(found, number)
     assert words in shown.words.splitlines()
     paces = {r: pool.ask(r, {"op": "pace", "run": pool.last_run.number, "since": 0}) for r in range(NPROC)}  # type: ignore[union-attr]
     assert slowest({r: merged((), rows, 2000) for r, rows in paces.items()}) is None

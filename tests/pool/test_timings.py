@@ -17,7 +17,7 @@ import nbddp
 from nbddp.analysis.steps import Bucket, Recording, Step
 from nbddp.analysis.wait_time import straggler, transfers, typical
 from nbddp.capabilities.timings import on_rank_gpu_clock
-from nbddp.capabilities.timings.figure import timings
+from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.capabilities.timings.on_rank import RING, Recorder, _Notes
 from nbddp.capabilities.timings.on_rank import now as recorder_now
 from nbddp.capabilities.timings.on_rank_gpu_clock import DeviceClock, GpuMark
@@ -259,7 +259,7 @@ def test_the_last_rank_of_a_step_is_known_and_waiting_told_from_moving(pool: nbd
     late = straggler(transfers(found.step(number)))
     assert late is not None
     assert late.rank == 1
-    shown = timings(found, number)
+    shown = draw_timings(found, number)
     assert " for the last one to start a bucket" in shown.words
     assert "whether a rank is slower is not known: 4 steps after the first two" in shown.words, "nobody is blamed"
     assert shown.words.startswith(f"step {number} of Net\n3 buckets, 98 KiB: ")
@@ -287,7 +287,7 @@ def test_clocks_of_several_hosts_are_aligned(pool: nbddp.Pool) -> None:
     assert 0 < found.residual < 1e8
     step = found.step(found.numbers()[-1])
     assert max(s.start for s in step.values()) < min(s.end for s in step.values()), "the ranks' steps overlap"
-    assert "The ranks' clocks agree within " in timings(found, found.numbers()[-1]).words
+    assert "The ranks' clocks agree within " in draw_timings(found, found.numbers()[-1]).words
 
 
 def test_without_timings_nothing_is_recorded(pool: nbddp.Pool) -> None:
@@ -364,7 +364,7 @@ def test_ranks_that_a_cell_left_out_do_not_lend_it_older_steps(pool: nbddp.Pool)
     pool.run_cell(textwrap.dedent(alone), ranks=[1], screen=Silent())
     found = pool.timings()
     assert (found.ranks, found.missing, found.model, found.origin) == ([1], [0], "Linear", None)
-    shown = timings(found, 0)
+    shown = draw_timings(found, 0)
     assert "This step was not recorded on rank 0." in shown.words
     pool.run_cell("pass", screen=Silent())
     assert heading(pool.timings(), 0) == "step 0 of Linear from an earlier cell; the last cell recorded none"
@@ -585,7 +585,7 @@ def test_figure_of_any_size_is_drawn_and_says_itself(ranks: int, steps: int) -> 
     made = recording(ranks, steps)
     number = typical(made)
     assert number is not None
-    shown = timings(made, number)
+    shown = draw_timings(made, number)
     assert shown.png().startswith(b"\x89PNG")
     assert "2 buckets, 2.0 MiB: " in shown.words
     assert ("for the last one to start a bucket" in shown.words) == (ranks > 1)
@@ -610,7 +610,7 @@ def test_of_40_ranks_16_are_drawn_and_the_slow_one_among_them(late: int) -> None
                        backward=(start + slower, computed + 2 * shift, done))  # fmt: skip
 
     made = Recording({r: [slow(s) for s in steps] if r == late else steps for r in range(40)}, model="Net")
-    shown = timings(made, 5)
+    shown = draw_timings(made, 5)
     assert f"rank {late} starts all buckets last" in shown.words
     assert f"rank {late} takes" in shown.words
     rows, texts = rows_of(shown)
@@ -621,6 +621,6 @@ def test_of_40_ranks_16_are_drawn_and_the_slow_one_among_them(late: int) -> None
 
 
 def test_where_all_ranks_are_drawn_nothing_is_said_of_it() -> None:
-    shown = timings(recording(16, 4), 2)
+    shown = draw_timings(recording(16, 4), 2)
     assert "are drawn" not in shown.words
     assert not any("are drawn" in text for text in rows_of(shown)[1])

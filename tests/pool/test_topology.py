@@ -1,4 +1,4 @@
-"""What `%ddp topology` says is true: of recorded machines, of this one, and of layouts that are only planned."""
+"""What `%ddp draw_topology` says is true: of recorded machines, of this one, and of layouts that are only planned."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 
 import nbddp
 from nbddp.agent import devices, hardware
-from nbddp.capabilities.topology.boxes import Box, layout
-from nbddp.capabilities.topology.figure import topology
+from nbddp.capabilities.topology.boxes import Box, layout_boxes
+from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.errors import BadInput
 from nbddp.figures.figure import DPI
 from nbddp.launch.machine import PATHS, Device, Interface, Node, Numa
@@ -175,7 +175,7 @@ def test_what_nvml_refuses_is_left_out_and_said_and_the_rest_stays(name: str) ->
     (said,) = host.untold
     assert said.startswith(f"NVML does not report the {REFUSALS[name][1]}")
     assert said in placed.words().splitlines()
-    assert said in [b.text.replace("\n", " ") for b in layout(placed).boxes if b.kind == "note"]
+    assert said in [b.text.replace("\n", " ") for b in layout_boxes(placed).boxes if b.kind == "note"]
 
 
 def test_a_far_end_that_is_not_told_is_not_taken_for_pcie() -> None:
@@ -278,12 +278,15 @@ def test_nodes_are_joined_by_their_interface() -> None:
     mixed = cluster(2)
     nodes = (mixed.nodes[0], replace(mixed.nodes[1], interface=Interface("ib0", 0)))
     assert replace(mixed, nodes=nodes).joint_words() == "the nodes are connected by eth0, 25 Gbit/s and ib0"
-    said = [b.title for b in layout(replace(mixed, nodes=nodes)).boxes if b.kind == "network"]
+    said = [b.title for b in layout_boxes(replace(mixed, nodes=nodes)).boxes if b.kind == "network"]
     assert said == ["eth0, 25 Gbit/s", "ib0"]
     unknown = replace(mixed, nodes=(mixed.nodes[0], replace(mixed.nodes[1], interface=None)))
-    assert [b.title for b in layout(unknown).boxes if b.kind == "network"] == ["eth0, 25 Gbit/s", "network unknown"]
+    assert [b.title for b in layout_boxes(unknown).boxes if b.kind == "network"] == [
+        "eth0, 25 Gbit/s",
+        "network unknown",
+    ]
     assert cluster(1).joint_words() == ""
-    assert [b.title for b in layout(cluster(2)).boxes if b.kind == "network"] == ["network: eth0, 25 Gbit/s"]
+    assert [b.title for b in layout_boxes(cluster(2)).boxes if b.kind == "network"] == ["network: eth0, 25 Gbit/s"]
     assert Interface("e", 100).words() == "e, 100 Mbit/s"
 
 
@@ -292,7 +295,7 @@ def test_a_run_of_equal_nodes_folds_also_when_they_are_few() -> None:
         words = cluster(count).words().splitlines()
         assert f"nodes 2–{count - 1}: same; ranks 16–{8 * count - 1}" in words
         assert words[words.index("  same hardware as node 0") - 1].startswith("node 1, 8 GPUs: rank 8 ")
-        titles = [b.title for b in layout(cluster(count)).boxes if b.kind in ("node", "fold")]
+        titles = [b.title for b in layout_boxes(cluster(count)).boxes if b.kind in ("node", "fold")]
         assert titles == ["node 0", "node 1", f"nodes 2–{count - 1}: same"]
     assert [len(n) for n in cluster(3).folded()] == [1, 1, 1]
 
@@ -403,7 +406,7 @@ EVERY = pytest.mark.parametrize("place", PLACEMENTS.values(), ids=PLACEMENTS)
 
 
 def of_kind(place: Topology, *kinds: str) -> list[Box]:
-    return [b for b in layout(place).boxes if b.kind in kinds]
+    return [b for b in layout_boxes(place).boxes if b.kind in kinds]
 
 
 def apart(a: Box, b: Box, slack: float = 1e-9) -> bool:
@@ -413,7 +416,7 @@ def apart(a: Box, b: Box, slack: float = 1e-9) -> bool:
 
 @EVERY
 def test_every_box_lies_inside_its_parent_and_siblings_do_not_overlap(place: Topology) -> None:
-    boxes = layout(place).boxes
+    boxes = layout_boxes(place).boxes
     for a, b in combinations(boxes, 2):
         assert a.holds(b) or apart(a, b), (a, b)
     for inner, outer in (("process", "node"), ("gpu", "node"), ("shared", "node"), ("idle", "node"), ("numa", "node")):
@@ -424,7 +427,7 @@ def test_every_box_lies_inside_its_parent_and_siblings_do_not_overlap(place: Top
 @EVERY
 def test_every_process_and_gpu_of_a_node_is_drawn_once_where_it_belongs(place: Topology) -> None:
     shown = [nodes[0] for nodes in place.folded() if len(nodes) == 1]
-    boxes = layout(place).boxes
+    boxes = layout_boxes(place).boxes
     for node in shown:
         (frame,) = (b for b in boxes if b.kind == "node" and b.title == node.label())
         inside = [b for b in boxes if frame.holds(b)]
@@ -459,7 +462,7 @@ def test_a_gpu_says_its_bus_its_numa_node_and_that_it_is_idle_or_shared() -> Non
 
 @EVERY
 def test_each_different_node_has_one_matrix_symmetric_with_x_on_the_diagonal(place: Topology) -> None:
-    boxes = layout(place).boxes
+    boxes = layout_boxes(place).boxes
     different = {(n.links, tuple(d.index for d in n.devices)) for n in place.nodes if n.links}
     matrices = [b for b in boxes if b.kind == "matrix"]
     assert len(matrices) == len(different)
@@ -474,12 +477,12 @@ def test_each_different_node_has_one_matrix_symmetric_with_x_on_the_diagonal(pla
 @pytest.mark.every(3)
 @EVERY
 def test_text_stays_inside_its_box_and_off_other_text(place: Topology) -> None:
-    figure = topology(place).figure
+    figure = draw_topology(place).figure
     figure.dpi = DPI
     FigureCanvasAgg(figure).draw()
     (axes,) = figure.axes
     to_inches = axes.transData.inverted()
-    for box, texts in zip(layout(place).boxes, zip(axes.texts[::2], axes.texts[1::2], strict=True), strict=True):
+    for box, texts in zip(layout_boxes(place).boxes, zip(axes.texts[::2], axes.texts[1::2], strict=True), strict=True):
         extents = []
         for text in (t for t in texts if t.get_text()):
             assert text.get_size() >= 6.5
@@ -492,7 +495,7 @@ def test_text_stays_inside_its_box_and_off_other_text(place: Topology) -> None:
 
 @EVERY
 def test_nodes_are_joined_by_lines_that_end_at_them(place: Topology) -> None:
-    made = layout(place)
+    made = layout_boxes(place)
     nodes = [b for b in made.boxes if b.kind in ("node", "fold")]
     starts = {start for start, _ in made.lines}
     assert [(b.x + b.width / 2, b.bottom) in starts for b in nodes] == [place.nnodes > 1] * len(nodes)
@@ -509,7 +512,7 @@ def test_nodes_are_joined_by_lines_that_end_at_them(place: Topology) -> None:
 
 @EVERY
 def test_no_line_crosses_a_box(place: Topology) -> None:
-    made = layout(place)
+    made = layout_boxes(place)
     for (x0, y0), (x1, y1) in made.lines:
         drawn = Box("line", min(x0, x1), min(y0, y1), abs(x1 - x0), abs(y1 - y0))
         assert all(apart(drawn, b) for b in made.boxes), drawn
@@ -529,7 +532,7 @@ def touch(a: Any, b: Any) -> bool:
 @pytest.mark.every(3)
 @EVERY
 def test_the_figures_words_are_the_placements(place: Topology) -> None:
-    shown = topology(place)
+    shown = draw_topology(place)
     assert shown.figure.axes[0].get_title("left").replace("\n", " ") == place.equation()
     bundle, metadata = shown._repr_mimebundle_()
     assert bundle["text/plain"] == place.words() == metadata["image/png"]["alt"]
@@ -539,8 +542,8 @@ def test_a_figure_can_be_drawn_in_given_axes_and_leaves_matplotlib_as_it_was() -
     before = dict(mpl.rcParams)
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    shown = topology(PLACEMENTS["2 nodes × 8"], left)
-    topology(PLACEMENTS["2 on CPU"], right)
+    shown = draw_topology(PLACEMENTS["2 nodes × 8"], left)
+    draw_topology(PLACEMENTS["2 on CPU"], right)
     assert shown.figure is figure
     assert shown.png()
     assert dict(mpl.rcParams) == before

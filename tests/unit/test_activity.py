@@ -12,7 +12,7 @@ from nbddp.analysis.activity import BACKWARD, CODE, COPY, FORWARD, INPUT, OPTIMI
 from nbddp.analysis.overlap import length, minus
 from nbddp.analysis.steps import Span
 from nbddp.capabilities.collectives.breakdown import Split
-from nbddp.capabilities.collectives.figure import program as drawn
+from nbddp.capabilities.collectives.figure import draw_program
 from nbddp.capabilities.collectives.instances import kinds, meetings
 from nbddp.capabilities.collectives.longest import longest, shortened
 from nbddp.capabilities.collectives.program import Breakdown, program
@@ -245,13 +245,13 @@ def test_an_empty_trace_says_that_nothing_is_known() -> None:
     empty = found(merged(Made()))
     assert empty.sentences() == ["no compute or communication was recorded"]
     assert empty.tables() == []
-    assert drawn(empty).png().startswith(b"\x89PNG")
+    assert draw_program(empty).png().startswith(b"\x89PNG")
     assert program([]).sentences() == ["no compute or communication was recorded"]
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 40])
 def test_the_figure_is_drawn_and_says_itself(ranks: int) -> None:
-    shown = drawn(found(merged(*(gpu_rank(200 + r, 250 + r) for r in range(ranks)))))
+    shown = draw_program(found(merged(*(gpu_rank(200 + r, 250 + r) for r in range(ranks)))))
     bundle, _ = shown._repr_mimebundle_()
     assert bundle["text/html"].count("<table>") == (3 if ranks > 1 else 2)
     assert "multi_tensor_apply_kernel" not in bundle["text/html"].split("<table>")[0], "tables are not in the words too"
@@ -264,7 +264,7 @@ def test_of_40_ranks_16_are_drawn_and_the_late_one_among_them() -> None:
     answer = found(trained(30, FORWARD, ranks=40))
     assert answer.late is not None
     assert answer.late.rank == 30
-    rows = [t.get_text() for t in drawn(answer).figure.axes[0].get_yticklabels()]
+    rows = [t.get_text() for t in draw_program(answer).figure.axes[0].get_yticklabels()]
     assert rows == [f"rank {r}" for r in (*range(15), 30)]
     assert [row[0] for row in answer.tables()[0].rows] == [*range(15), 30]
 

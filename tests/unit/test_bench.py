@@ -1,4 +1,4 @@
-"""`%ddp bench`: collectives timed as nccl-tests does, on real ranks, every result checked."""
+"""`%ddp draw_bench`: collectives timed as nccl-tests does, on real ranks, every result checked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nbddp.analysis.wait_time import BUS_FACTOR
 from nbddp.capabilities.bench.command import sizes
-from nbddp.capabilities.bench.figure import bench, table
+from nbddp.capabilities.bench.figure import draw_bench, table
 from nbddp.capabilities.bench.result import Measured
 from nbddp.capabilities.timings.command import own_gpus
 from nbddp.launch.machine import Device, Node
@@ -68,13 +68,13 @@ def test_table_has_numbers_for_those_who_count_on() -> None:
 @pytest.mark.parametrize("count", [1, 9])
 def test_figure_says_itself(count: int) -> None:
     made = [Measured(c, 1 << k, 4, (k * 1e-4, k * 2e-4)) for c in list(BUS_FACTOR)[:count] for k in range(10, 20)]
-    shown = bench(made)
+    shown = draw_bench(made)
     assert shown.png().startswith(b"\x89PNG")
     assert "every element of every result was correct" in shown.words
     assert repr(shown.table) in shown.words
     assert shown.measured == made
     with pytest.raises(ValueError, match="nothing was measured"):
-        bench([])
+        draw_bench([])
 
 
 def test_bar_fills() -> None:

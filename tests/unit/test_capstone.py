@@ -22,7 +22,7 @@ from nbddp.lessons.l18_capstone.simulation import (
     WHOLE,
     CapstoneTraining,
     away,
-    training,
+    simulate_training,
 )
 
 
@@ -48,7 +48,7 @@ def test_marks_show_a_rubrics_sum_in_the_table() -> None:
 
 
 def all_of(mistake: str, ranks: int = 4, fails: int = 35) -> CapstoneTraining:
-    return training(ranks, mistake, fails, 2 * STEPS)
+    return simulate_training(ranks, mistake, fails, 2 * STEPS)
 
 
 def unmet(made: CapstoneTraining) -> list[str]:

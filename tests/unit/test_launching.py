@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nbddp.errors import BadInput
 from nbddp.export import C10D, SRUN, STATIC, Job, Launch, sbatch_script, script, torchrun_line
 from nbddp.lessons.l11_launching.exercise import hosts_of
-from nbddp.lessons.l11_launching.simulation import GLOO, NCCL, plan
+from nbddp.lessons.l11_launching.simulation import GLOO, NCCL, plan_launch
 
 words = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8), max_size=4)
 
@@ -99,18 +99,18 @@ def test_a_script_without_groups_leaves_none() -> None:
 
 
 def test_lines_are_told_once_for_all_nodes_that_they_are_for() -> None:
-    assert [nodes for nodes, _ in plan(3, 2, NCCL, C10D).lines()] == [(0, 1, 2)]
-    assert [nodes for nodes, _ in plan(3, 2, NCCL, STATIC).lines()] == [(0,), (1,), (2,)]
-    assert [line for _, line in plan(2, 4, NCCL, SRUN).lines()] == [
+    assert [nodes for nodes, _ in plan_launch(3, 2, NCCL, C10D).lines()] == [(0, 1, 2)]
+    assert [nodes for nodes, _ in plan_launch(3, 2, NCCL, STATIC).lines()] == [(0,), (1,), (2,)]
+    assert [line for _, line in plan_launch(2, 4, NCCL, SRUN).lines()] == [
         "SLURM_NODEID=0  SLURM_PROCID=0…3  SLURM_LOCALID=0…3  SLURM_NTASKS=8",
         "SLURM_NODEID=1  SLURM_PROCID=4…7  SLURM_LOCALID=0…3  SLURM_NTASKS=8",
     ]
-    assert "--standalone" in plan(1, 2, NCCL, STATIC).lines()[0][1]
+    assert "--standalone" in plan_launch(1, 2, NCCL, STATIC).lines()[0][1]
 
 
 @given(st.integers(1, 4), st.integers(1, 8), st.sampled_from((NCCL, GLOO)), st.sampled_from((C10D, STATIC, SRUN)))
 def test_layout_and_commands_agree(nodes: int, processes: int, backend: str, rendezvous: str) -> None:
-    made = plan(nodes, processes, backend, rendezvous)
+    made = plan_launch(nodes, processes, backend, rendezvous)
     assert made.placed.world_size == nodes * processes
     asked = directives(made.sbatch())
     assert asked["nodes"] == str(nodes)
@@ -121,7 +121,7 @@ def test_layout_and_commands_agree(nodes: int, processes: int, backend: str, ren
 
 def test_the_backend_changes_the_batch_script_and_the_program_but_not_the_torchrun_lines() -> None:
     for rendezvous in (C10D, STATIC):
-        gpus, cpus = (plan(2, 4, backend, rendezvous) for backend in (NCCL, GLOO))
+        gpus, cpus = (plan_launch(2, 4, backend, rendezvous) for backend in (NCCL, GLOO))
         assert gpus.lines() == cpus.lines()
         assert gpus.sbatch() != cpus.sbatch()
         assert gpus.program() != cpus.program()

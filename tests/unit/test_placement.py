@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.l02_ranks_and_devices.simulation import GLOBAL, LOCAL, block, layout
+from nbddp.lessons.l02_ranks_and_devices.simulation import GLOBAL, LOCAL, block, simulate_layout
 
 small = st.integers(1, 4)
 
@@ -15,7 +15,7 @@ small = st.integers(1, 4)
 
 @given(nodes=small, processes=small, own=small)
 def test_by_local_rank_every_gpu_has_one_owner(nodes: int, processes: int, own: int) -> None:
-    made = layout(nodes, processes * own, own, LOCAL)
+    made = simulate_layout(nodes, processes * own, own, LOCAL)
     assert made.works
     for node in range(nodes):
         taken = [i for t in made.taken if t.node == node for i in t.gpus]
@@ -24,13 +24,15 @@ def test_by_local_rank_every_gpu_has_one_owner(nodes: int, processes: int, own: 
 
 @given(nodes=small, processes=small, own=small)
 def test_by_global_rank_only_node_0_starts(nodes: int, processes: int, own: int) -> None:
-    made = layout(nodes, processes * own, own, GLOBAL)
+    made = simulate_layout(nodes, processes * own, own, GLOBAL)
     assert [not t.missing for t in made.taken] == [t.node == 0 for t in made.taken]
     assert made.works == (nodes == 1)
 
 
 @given(nodes=small, processes=small, own=small)
 def test_the_arithmetic_is_that_of_the_planned_topology(nodes: int, processes: int, own: int) -> None:
-    for worker, taken in zip((made := layout(nodes, processes * own, own)).placed.workers, made.taken, strict=True):
+    for worker, taken in zip(
+        (made := simulate_layout(nodes, processes * own, own)).placed.workers, made.taken, strict=True
+    ):
         assert [d.index for d in worker.devices] == list(taken.gpus) == block(worker.local_rank, own)
         assert (worker.node, worker.local_rank) == divmod(worker.rank, processes)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nbddp.errors import BadInput
 from nbddp.lessons.l10_restarts.exercise import LAST_SAVE, judged
-from nbddp.lessons.l10_restarts.simulation import FAILED, KEPT, LOST, STEPS, restarts, training
+from nbddp.lessons.l10_restarts.simulation import FAILED, KEPT, LOST, STEPS, simulate_restarts, training
 
 few = st.integers(1, 12)
 
@@ -50,13 +50,17 @@ def test_attempts_follow_the_closed_form(steps: int, every: int, life: int) -> N
 
 
 def test_words_of_the_two_settings() -> None:
-    assert restarts(4, 7, 4).verdict() == "finished in 5 attempts: 32 steps done, 12 of them repeated"
-    assert restarts(4, 7, 4).words().splitlines()[0] == (
+    assert simulate_restarts(4, 7, 4).verdict() == "finished in 5 attempts: 32 steps done, 12 of them repeated"
+    assert simulate_restarts(4, 7, 4).words().splitlines()[0] == (
         "attempt 0: starts at step 0, runs steps 0–6, fails in step 7; steps 4–6 are lost"
     )
-    assert restarts(8, 7, 4).verdict().startswith("not finished: the restarts are used up, and 0 steps of 20 are ")
-    assert restarts(4, 7, 1).verdict() == "not finished: the restarts are used up, and 8 steps of 20 are safe"
-    assert restarts(3, STEPS, 0).verdict() == "finished in 1 attempt: 20 steps done, none repeated"
+    assert (
+        simulate_restarts(8, 7, 4)
+        .verdict()
+        .startswith("not finished: the restarts are used up, and 0 steps of 20 are ")
+    )
+    assert simulate_restarts(4, 7, 1).verdict() == "not finished: the restarts are used up, and 8 steps of 20 are safe"
+    assert simulate_restarts(3, STEPS, 0).verdict() == "finished in 1 attempt: 20 steps done, none repeated"
     with pytest.raises(BadInput, match="and one attempt"):
         training(3, 1, [])
 

@@ -18,9 +18,9 @@ from nbddp.lessons.l04_collectives.simulation import (
     faults,
     follow,
     letters,
-    ring,
     schedule,
     simulate,
+    simulate_ring,
 )
 from tests.ring import simulate as timed
 
@@ -54,8 +54,8 @@ def test_one_step_less_leaves_one_part_out_of_every_chunk_on_all_ranks_alike(n: 
 
 @given(n=sizes, program=st.sampled_from([SHORT, OWN, ADDING]))
 def test_every_broken_program_is_found_wrong(n: int, program: str) -> None:
-    assert ring(n, 99, program).verdict().startswith("wrong: ")
-    assert ring(n, 99).verdict() == f"right: every rank has every chunk complete, {LETTERS[:n]}"
+    assert simulate_ring(n, 99, program).verdict().startswith("wrong: ")
+    assert simulate_ring(n, 99).verdict() == f"right: every rank has every chunk complete, {LETTERS[:n]}"
 
 
 @given(n=st.integers(2, 6))
@@ -70,7 +70,7 @@ def test_the_messages_are_those_of_the_timed_simulation(n: int) -> None:
 
 
 def test_words_of_a_step() -> None:
-    assert ring(3, 1).words().splitlines() == [
+    assert simulate_ring(3, 1).words().splitlines() == [
         "ring all-reduce, after step 1 of 4: the received chunk was added to the local one",
         "sent: chunk 0 from rank 0 to 1, chunk 1 from rank 1 to 2, chunk 2 from rank 2 to 0",
         "        chunk 0  chunk 1  chunk 2",
@@ -79,9 +79,10 @@ def test_words_of_a_step() -> None:
         "rank 2  C        BC       C",
         "complete so far: 0 of 9",
     ]
-    assert ring(4, 0).heading() == "before the first of 6 steps"
+    assert simulate_ring(4, 0).heading() == "before the first of 6 steps"
     assert (
-        ring(4, 5, SHORT).verdict() == "wrong: 16 of 16 chunks are incomplete, such as chunk 0 on ranks 0–3: it lacks D"
+        simulate_ring(4, 5, SHORT).verdict()
+        == "wrong: 16 of 16 chunks are incomplete, such as chunk 0 on ranks 0–3: it lacks D"
     )
     assert letters((2, 1, 0, 3)) == "2A B 3D"
     assert letters((0, 0)) == "nothing"

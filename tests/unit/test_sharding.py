@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.lessons.l15_sharding.schedule import COMPUTE, FREE, GATHER, KEEP, SCATTER, gathers
+from nbddp.lessons.l15_sharding.schedule import COMPUTE, FREE, GATHER, KEEP, SCATTER, schedule_gathers
 from nbddp.lessons.l15_sharding.simulation import stages
 
 
@@ -36,7 +36,7 @@ steps = {
 
 @given(**steps)
 def test_a_layer_is_there_in_full_when_it_is_computed_and_nothing_overlaps_itself(**chosen: object) -> None:
-    made = gathers(**chosen)  # type: ignore[arg-type]
+    made = schedule_gathers(**chosen)  # type: ignore[arg-type]
     for spans, held in zip(made.spans, made.held, strict=True):
         computed = [s for s in spans if s.kind == COMPUTE]
         assert [s.layer for s in computed] == [*range(made.layers), *reversed(range(made.layers))]
@@ -55,7 +55,7 @@ def test_a_layer_is_there_in_full_when_it_is_computed_and_nothing_overlaps_itsel
 
 @given(**steps)
 def test_prefetching_never_costs_time_and_holds_as_many_layers_more(**chosen: object) -> None:
-    late, ahead = (gathers(**{**chosen, "ahead": n}) for n in (0, 1))  # type: ignore[arg-type]
+    late, ahead = (schedule_gathers(**{**chosen, "ahead": n}) for n in (0, 1))  # type: ignore[arg-type]
     assert ahead.total <= late.total + 1e-9
     if chosen["after"] == FREE:
         assert (late.peak(0), ahead.peak(0)) == (1, 2)
@@ -63,14 +63,14 @@ def test_prefetching_never_costs_time_and_holds_as_many_layers_more(**chosen: ob
 
 def test_one_layer_ahead_hides_all_but_the_first_gather_and_the_last_reduce_scatter() -> None:
     for link in (0.25, 0.5, 1.0):
-        assert gathers(link=link, ahead=1).exposed(0) == 2 * link
-    assert gathers(link=2.0, ahead=1).exposed(0) > 4
-    assert gathers(ahead=0).exposed(0) == 11, "eleven collectives of 1, none hidden"
-    assert gathers(ahead=2).total == gathers(ahead=1).total
+        assert schedule_gathers(link=link, ahead=1).exposed(0) == 2 * link
+    assert schedule_gathers(link=2.0, ahead=1).exposed(0) > 4
+    assert schedule_gathers(ahead=0).exposed(0) == 11, "eleven collectives of 1, none hidden"
+    assert schedule_gathers(ahead=2).total == schedule_gathers(ahead=1).total
 
 
 def test_a_slow_rank_holds_up_all_others() -> None:
-    made = gathers(ahead=1, link=0.5, slow=True)
+    made = schedule_gathers(ahead=1, link=0.5, slow=True)
     assert made.computes(1) == 1.5 * made.computes(0)
     assert made.exposed(0) > made.exposed(1) == 1.0
     assert "rank 1 (1.5 × slower): computes 18, exposed 1" in made.words()

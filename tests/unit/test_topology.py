@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbddp.capabilities.topology.boxes import Box, columns, layout
+from nbddp.capabilities.topology.boxes import Box, columns, layout_boxes
 from nbddp.capabilities.topology.figure import LOOKS, look
 from nbddp.errors import BadInput
 from nbddp.figures.palette import FILLS, FRAME, PAPER
@@ -47,7 +47,7 @@ def test_words_of_a_cpu_machine_are_the_same_on_every_laptop_and_its_picture_is_
         small, large = cpu(2, 1, **asked), cpu(128, 2, **asked)
         assert small.words() == large.words()
         assert "core" not in small.words()
-        texts = [[b.text for b in layout(p).boxes if b.kind == "numa"] for p in (small, large)]
+        texts = [[b.text for b in layout_boxes(p).boxes if b.kind == "numa"] for p in (small, large)]
         assert texts == [["cores 0–1"] * small.nnodes, ["cores 0–63", "cores 64–127"] * large.nnodes]
 
 
@@ -86,7 +86,7 @@ def test_planned_layouts_state_their_equation(line: str, equation: str) -> None:
     placed = asked(f"topology {line}")
     assert placed is not None
     assert placed.equation() == equation
-    assert len(layout(placed).boxes) < 200
+    assert len(layout_boxes(placed).boxes) < 200
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def table(measured: Sequence[Measured]) -> Table:
 
 
 @remade
-def bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) -> Bench:
+def draw_bench(measured: Sequence[Measured], axes: Sequence[Any] | None = None) -> Bench:
     """Latency and bus bandwidth by size; with `axes`, a pair, they are drawn there. Raises ValueError without data."""
     if not measured:
         raise ValueError("nothing was measured")

@@ -31,7 +31,7 @@ PARTS: tuple[tuple[str, str, str, str], ...] = (  # name, fill, hatch, ink
 
 
 @remade
-def program(found: Breakdown) -> Shown:
+def draw_program(found: Breakdown) -> Shown:
     """The figure, with words and tables."""
     tables = found.tables()
     words = "\n".join([*found.sentences(), *(line for t in tables for line in ("", repr(t)))])

@@ -63,7 +63,9 @@ def cell_from(data: Mapping[str, Any], clock: ClockOffset) -> RankCell:
     return RankCell(data["begin"] + ahead, data["end"] + ahead, data["ran"], union(blocked), parts, own, data["gpu"])
 
 
-def program(cells: Mapping[int, RankCell], missing: Sequence[int] = (), origin: Origin | None = None) -> Breakdown:
+def untraced_program(
+    cells: Mapping[int, RankCell], missing: Sequence[int] = (), origin: Origin | None = None
+) -> Breakdown:
     """What is known of a cell without a trace."""
     met = meetings({r: Activity(False, [], [], [], {}, c.parts) for r, c in cells.items()})
     blocked = {r: union([*c.blocked, *_unseen(met, r)]) for r, c in cells.items()}

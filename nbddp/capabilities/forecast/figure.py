@@ -30,7 +30,7 @@ LONG = 1.0  # seconds: a step from here on is drawn in seconds
 
 
 @remade
-def forecast(some: Forecast, axes: Sequence[Any] | None = None) -> Shown:
+def draw_forecast(some: Forecast, axes: Sequence[Any] | None = None) -> Shown:
     """The figure of a forecast: step time at the left, efficiency at the right; or in two given axes."""
     sizes = Table(COLUMNS, rows(some))
     words = "\n".join([f"forecast from step {some.number} of {some.model}", *sentences(some), "", repr(sizes)])

@@ -47,7 +47,7 @@ def table(ranks: Sequence[RankMemory]) -> Table:
 
 
 @remade
-def memory(ranks: Sequence[RankMemory], axes: Any = None) -> Shown:
+def draw_memory(ranks: Sequence[RankMemory], axes: Any = None) -> Shown:
     """The bars of at most 16 ranks, with the most and the least among them, in `axes` or in a figure of their own.
 
     Where the rest would leave no room for the parts (a small model in a process), parts and rest are drawn beside

@@ -46,7 +46,7 @@ def table(found: Allocations) -> Table:
 
 
 @remade
-def allocations(found: Allocations) -> Shown:
+def draw_allocations(found: Allocations) -> Shown:
     """The figure: a row per rank, at most 16, those with the highest and the lowest peak among them."""
     by_line = table(found)
     words = "\n".join([heading(found), *sentences(found), *_folded(found), "", repr(by_line)])

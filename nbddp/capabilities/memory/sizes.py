@@ -51,7 +51,7 @@ class Sizes(Table):
         return f"<div>{words}</div>{Table(self.columns, self.rows)._repr_html_()}"
 
 
-def sizes(held: Mapping[str, Mapping[int, NameSize]]) -> Sizes:
+def report_of_sizes(held: Mapping[str, Mapping[int, NameSize]]) -> Sizes:
     """held: name → rank → what it holds there; each name is on one rank at least."""
     kinds = [k for k in ("parameters", "module buffers", "gradients", "optimizer state", "tensors")
              if any(h.parts.get(k) for of in held.values() for h in of.values())]  # fmt: skip

@@ -26,7 +26,7 @@ from nbddp.capabilities.panel.plan import plan_of
 from nbddp.capabilities.panel.pump import Pump, can_hear, pump
 from nbddp.capabilities.panel.state import PanelModel, State
 from nbddp.capabilities.stacks.command import live
-from nbddp.capabilities.timings.figure import timings
+from nbddp.capabilities.timings.figure import draw_timings
 from nbddp.errors import BadInput, NbddpError, PoolError, RunFailed
 from nbddp.execution import report
 from nbddp.execution.execution import Execution
@@ -267,7 +267,7 @@ class Session:
             self._say(str(e))
 
     def _take_step(self, recording: Recording, number: int) -> str:
-        drawn = timings(recording, number)
+        drawn = draw_timings(recording, number)
         png = drawn.png()
         shown = picture(png, width_of(png), drawn.words.partition("\n")[0])
         self.model.change(panel_state.selected, panel_state.Timeline(number, shown, drawn.words))

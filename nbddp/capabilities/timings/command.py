@@ -11,14 +11,12 @@ from nbddp.analysis.origin import origin
 from nbddp.analysis.steps import Recording, step_from
 from nbddp.capabilities.bench import command as bench_command
 from nbddp.capabilities.bench.result import Measured
-from nbddp.capabilities.collectives.from_flight_recorder import cell_from
-from nbddp.capabilities.collectives.from_flight_recorder import program as untraced
+from nbddp.capabilities.collectives.from_flight_recorder import cell_from, untraced_program
 from nbddp.capabilities.collectives.program import Breakdown
 from nbddp.capabilities.compare import command as compare_command
 from nbddp.capabilities.compare.report import Report
 from nbddp.capabilities.memory.parts import RankMemory
-from nbddp.capabilities.memory.sizes import NameSize, Sizes
-from nbddp.capabilities.memory.sizes import sizes as report_of_sizes
+from nbddp.capabilities.memory.sizes import NameSize, Sizes, report_of_sizes
 from nbddp.capabilities.memory.timeline import Allocations, of_rank
 from nbddp.capabilities.trace.merge import Collective, Merged, RankTrace, merge
 from nbddp.errors import BadInput
@@ -66,7 +64,9 @@ def collectives(ranks: Ranks) -> Breakdown:
     of_it = {r: f for r, f in found.items() if f and f["run"] == newest["run"]}
     by_rank = clocks(ranks)
     cells = {r: cell_from(f, by_rank.get(r, ClockOffset())) for r, f in of_it.items()}
-    shown = untraced(cells, sorted(set(found) - set(of_it)), origin(newest["run"], newest["cell"], ranks.newest()))
+    shown = untraced_program(
+        cells, sorted(set(found) - set(of_it)), origin(newest["run"], newest["cell"], ranks.newest())
+    )
     more = [f"Not all of its collectives were recorded: {UNSEEN}"] if any(f["unseen"] for f in of_it.values()) else []
     return replace(shown, notes=[*shown.notes, *more])
 

@@ -37,7 +37,7 @@ def table(recording: Recording, number: int) -> Table:
     return Table(COLUMNS, rows(transfers(recording.step(number)), len(recording.ranks)))
 
 
-def timings(recording: Recording, number: int, axes: Any = None) -> Shown:
+def draw_timings(recording: Recording, number: int, axes: Any = None) -> Shown:
     """The figure of step `number`; with `axes` only its timeline is drawn, into them.
 
     Raises KeyError if a rank does not have the step.

@@ -87,7 +87,7 @@ class BoxLayout:
         return outer
 
 
-def layout(placed: Topology) -> BoxLayout:
+def layout_boxes(placed: Topology) -> BoxLayout:
     """The whole figure: nodes in rows, what joins them, the links within them, and what was not told."""
     items, matrices = placed.folded(), distinct_links(placed)
     cells, made = _node_cells(placed, items, bool(matrices)), BoxLayout()

@@ -1,6 +1,6 @@
 """The process-to-device figure: node ⊃ process ⊃ GPU, every rank as text, and the links between GPUs.
 
-`boxes.layout` has laid everything out in inches before anything is drawn; here each box becomes
+`boxes.layout_boxes` has laid everything out in inches before anything is drawn; here each box becomes
 a patch and its words, in a figure of exactly that size or, smaller, in axes that are given.
 """
 
@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from nbddp.capabilities.topology.boxes import MARGIN, TITLE, Box, layout
+from nbddp.capabilities.topology.boxes import MARGIN, TITLE, Box, layout_boxes
 from nbddp.figures.figure import Shown, remade
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
 from nbddp.launch.topology import Topology
@@ -66,9 +66,9 @@ LOOKS = {
 
 
 @remade
-def topology(placed: Topology, axes: Any = None) -> Shown:
+def draw_topology(placed: Topology, axes: Any = None) -> Shown:
     """Draw a placement, in `axes` or in a figure of its own; its words are `placed.words()`."""
-    made = layout(placed)
+    made = layout_boxes(placed)
     width, height = made.width, made.height
     with rc_context(RC):
         if axes is None:

@@ -8,8 +8,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from nbddp.capabilities.topology.boxes import layout as boxes
-from nbddp.capabilities.topology.figure import topology
+from nbddp.capabilities.topology.boxes import layout_boxes
+from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures.axes import part
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, PAPER, RC
@@ -21,16 +21,16 @@ TITLE = 0.6  # inches above the placement, for its heading
 ACROSS = 8  # ranks in a row of the strip
 
 
-def placement(chosen: DeviceLayout) -> Shown:
+def draw_placement(chosen: DeviceLayout) -> Shown:
     """The layout with its strip; the words are the layout's."""
-    made = boxes(chosen.placed)
+    made = layout_boxes(chosen.placed)
     rows = -(-len(chosen.taken) // ACROSS)
     width = max(made.width, min(len(chosen.taken), ACROSS) * CELL)
     strip = ABOVE + HEAD + rows * ROW
     height = TITLE + made.height + strip
     with rc_context(RC):
         figure = Figure(figsize=(width, height))
-        topology(chosen.placed, figure.add_axes((0, strip / height, made.width / width, made.height / height)))
+        draw_topology(chosen.placed, figure.add_axes((0, strip / height, made.width / width, made.height / height)))
         axes = part(figure, (0, 0, 1, strip / height), width, strip)
         head = f"each rank asks for the GPUs of its {chosen.by}"
         axes.text(0, ABOVE + HEAD / 2 - 0.06, head, size=8.5, weight="bold", va="center", color=INK)

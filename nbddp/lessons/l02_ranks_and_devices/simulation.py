@@ -59,7 +59,7 @@ def block(local_rank: int, gpus_per_proc: int) -> list[int]:
     return list(range(local_rank * gpus_per_proc, (local_rank + 1) * gpus_per_proc))
 
 
-def layout(nodes: int = 2, gpus: int = 4, per_process: int = 1, by: str = LOCAL) -> DeviceLayout:
+def simulate_layout(nodes: int = 2, gpus: int = 4, per_process: int = 1, by: str = LOCAL) -> DeviceLayout:
     """`nodes` nodes with `gpus` GPUs each, processes of `per_process`. Raises BadInput where that cannot be."""
     placed = planned(nnodes=nodes, gpus_per_node=gpus, gpus_per_proc=per_process)
     taken = []

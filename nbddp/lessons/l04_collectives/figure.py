@@ -18,7 +18,7 @@ LEFT, TOP, FOOT, ARROW = 0.62, 0.72, 0.3, 0.42
 PAD, TICK = 0.05, 0.16
 
 
-def ring(shot: RingState) -> Shown:
+def draw_ring(shot: RingState) -> Shown:
     """A column for each rank and a row for each chunk; the words are the shot's."""
     n = shot.ranks
     wide = n * SLOT + 2 * PAD + TICK

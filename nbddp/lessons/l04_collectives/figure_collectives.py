@@ -18,7 +18,7 @@ LEFT, ARROW, TOP = 0.62, 0.6, 0.86
 LEAST = 5.4  # inches of width, for the heading
 
 
-def before_after(exchange: BeforeAfter) -> Shown:
+def draw_before_after(exchange: BeforeAfter) -> Shown:
     """The two sides with an arrow between; the words are the exchange's."""
     sides = [max(map(_width, side)) for side in (exchange.before, exchange.after)]
     across = LEFT + sides[0] + ARROW + sides[1]

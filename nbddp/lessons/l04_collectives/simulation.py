@@ -187,7 +187,7 @@ def _sent(message: Message) -> str:
     return f"chunk {message.chunk} from rank {message.sender} to {message.receiver}"
 
 
-def ring(ranks: int = 4, step: int = 0, program: str = RING) -> RingState:
+def simulate_ring(ranks: int = 4, step: int = 0, program: str = RING) -> RingState:
     """The explorer's picture. Past the last step nothing changes any more."""
     steps = simulate(ranks, schedule(program, ranks))
     return RingState(program, ranks, min(step, len(steps)), steps)

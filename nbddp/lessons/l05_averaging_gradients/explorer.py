@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
-from nbddp.lessons.l05_averaging_gradients.figure import averaging as averaging_figure
-from nbddp.lessons.l05_averaging_gradients.simulation import MEAN, NOTHING, OWN, SAME, SUM
-from nbddp.lessons.l05_averaging_gradients.simulation import averaging as fitted
+from nbddp.lessons.l05_averaging_gradients.figure import draw_averaging
+from nbddp.lessons.l05_averaging_gradients.simulation import MEAN, NOTHING, OWN, SAME, SUM, simulate_averaging
 
 
 def averaging() -> Explorer:
     """Lesson 05: the ranks' lines, their loss and their distance, by how they start and what they do with gradients."""
     return Explorer(
-        lambda **chosen: averaging_figure(fitted(**chosen)),
+        lambda **chosen: draw_averaging(simulate_averaging(**chosen)),
         (
             Slider("ranks", "ranks", 2, 4),
             Slider("steps", "steps", 10, 200, 10),

@@ -20,7 +20,7 @@ CLOSE = 0.075  # of an axis: labels are at least so far apart
 ROOM = 0.06  # of the height of points and lines, above and below them
 
 
-def averaging(fit: Fit) -> Shown:
+def draw_averaging(fit: Fit) -> Shown:
     """The lines among the points, and two panels over the steps; the words are the fit's."""
     with rc_context(RC):
         figure = Figure(figsize=(8.2, 5.6))

@@ -139,7 +139,7 @@ def _change(losses: Sequence[float]) -> str:
     return f"{losses[0]:.3f} → {losses[-1]:.3f}"
 
 
-def averaging(ranks: int = 4, steps: int = 30, begin: str = SAME, exchange: str = MEAN) -> Fit:
+def simulate_averaging(ranks: int = 4, steps: int = 30, begin: str = SAME, exchange: str = MEAN) -> Fit:
     """`ranks` ranks take `steps` steps; the explorer's picture."""
     data = shards(ranks)
     lines = [[STARTS[r if begin == OWN else 0]] for r in range(ranks)]

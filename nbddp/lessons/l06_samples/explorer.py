@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
-from nbddp.lessons.l06_samples.figure import samples as grid
+from nbddp.lessons.l06_samples.figure import draw_samples
 from nbddp.lessons.l06_samples.simulation import DROPPED, PADDED, STRAIGHT, TOLD, UNTOLD, dealt
 
 
 def samples() -> Explorer:
     """Lesson 06: which rank reads which sample in which epoch."""
     return Explorer(
-        lambda **chosen: grid(dealt(**chosen)),
+        lambda **chosen: draw_samples(dealt(**chosen)),
         (
             Slider("samples", "samples", 1, 16),
             Slider("ranks", "ranks", 1, 4),

@@ -16,7 +16,7 @@ LEFT, CELL, ROW, HEAD, TITLE, NOTE, FOOT = 0.72, 0.44, 0.36, 0.26, 0.34, 0.95, 0
 LEAST = 5.6  # inches of width, for the line below
 
 
-def samples(chosen: Dealt) -> Shown:
+def draw_samples(chosen: Dealt) -> Shown:
     """The grid; the words are those of the data."""
     grid = chosen.samples * CELL
     width = max(LEFT + grid + NOTE, LEAST)

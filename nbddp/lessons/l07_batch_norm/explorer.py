@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
-from nbddp.lessons.l07_batch_norm.figure import moments
+from nbddp.lessons.l07_batch_norm.figure import draw_moments
 from nbddp.lessons.l07_batch_norm.simulation import EQUAL, UNEQUAL, sharded
 
 
 def statistics() -> Explorer:
     """Lesson 07: means and variances of shards against those of the whole batch."""
     return Explorer(
-        lambda **chosen: moments(sharded(**chosen)),
+        lambda **chosen: draw_moments(sharded(**chosen)),
         (
             Slider("per_rank", "samples per rank", 2, 32),
             Slider("ranks", "ranks", 1, 4),

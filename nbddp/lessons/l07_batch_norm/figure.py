@@ -17,7 +17,7 @@ LEFT, RIGHT, MIDDLE, ROW, TITLE, AXIS, FOOT = 1.35, 1.75, 4.1, 0.36, 0.34, 0.5, 
 BAND = 0.24  # inches, height of the band of one standard deviation to each side
 
 
-def moments(chosen: Sharded) -> Shown:
+def draw_moments(chosen: Sharded) -> Shown:
     """The rows; the words are those of the data."""
     rows, said = len(chosen.own) + 2, chosen.verdict().splitlines()
     width, height = LEFT + MIDDLE + RIGHT, TITLE + rows * ROW + AXIS + (len(said) + 0.6) * FOOT

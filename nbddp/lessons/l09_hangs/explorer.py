@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
 from nbddp.lessons.l09_hangs import simulation
-from nbddp.lessons.l09_hangs.figure import collectives as collectives_figure
+from nbddp.lessons.l09_hangs.figure import draw_collectives
 
 
 def collectives() -> Explorer:
     """Lesson 09: what every rank of a small program has called after some moves, and who waits for whom."""
     return Explorer(
-        lambda **chosen: collectives_figure(simulation.log(**chosen)),
+        lambda **chosen: draw_collectives(simulation.log(**chosen)),
         (
             Choice("program", "program", tuple(simulation.PROGRAMS)),
             Slider("ranks", "ranks", 2, 6),

@@ -20,7 +20,7 @@ GRAPH, NODE = 2.3, 0.2  # inches: the side of the graph, the radius of a rank in
 MARKS = {DONE: "✓", RUNS: "still runs", AHEAD: ""}
 
 
-def collectives(log: CallHistory) -> Shown:
+def draw_collectives(log: CallHistory) -> Shown:
     """The calls of every rank side by side, and beside them the graph of who waits for whom."""
     columns = 1 + max(len(some) for some in log.entries.values())
     table, rows = NAME + columns * CELL, len(log.entries) * ROW

@@ -17,7 +17,7 @@ from nbddp.lessons.l10_restarts.simulation import FAILED, KEPT, LOST, Attempt, R
 CELL, ROW, LEFT, RIGHT, HEAD, FOOT = 0.3, 0.36, 0.85, 1.55, 0.78, 0.42  # inches
 
 
-def restarts(made: RestartedTraining) -> Shown:
+def draw_restarts(made: RestartedTraining) -> Shown:
     """The grid; the words are the training's."""
     width = LEFT + made.steps * CELL + RIGHT
     height = HEAD + len(made.attempts) * ROW + FOOT

@@ -99,6 +99,6 @@ def training(steps: int, every: int, lives: Sequence[int]) -> RestartedTraining:
     return RestartedTraining(steps, every, tuple(attempts))
 
 
-def restarts(every: int = 4, life: int = 7, max_restarts: int = 3) -> RestartedTraining:
+def simulate_restarts(every: int = 4, life: int = 7, max_restarts: int = 3) -> RestartedTraining:
     """STEPS steps; every attempt fails after `life` steps; `max_restarts` attempts follow the first."""
     return training(STEPS, every, [life] * (max_restarts + 1))

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nbddp.capabilities.export.torchrun_line import SRUN
-from nbddp.capabilities.topology.boxes import layout as boxes
-from nbddp.capabilities.topology.figure import topology
+from nbddp.capabilities.topology.boxes import layout_boxes
+from nbddp.capabilities.topology.figure import draw_topology
 from nbddp.figures.axes import part
 from nbddp.figures.figure import Shown
 from nbddp.figures.palette import FILLS, FRAME, INK, MUTED, RC
@@ -23,9 +23,9 @@ NARROWEST, TITLE, HEAD, ABOVE, PAD, GAP, BAR = 8.2, 0.6, 0.3, 0.1, 0.07, 0.08, 0
 Frame = tuple[str, list[str], str]  # label, lines, colour of its bar
 
 
-def launching(plan: LaunchPlan) -> Shown:
+def draw_launching(plan: LaunchPlan) -> Shown:
     """The layout with its commands; the words are the plan's."""
-    made = boxes(plan.placed)
+    made = layout_boxes(plan.placed)
     width = max(made.width, NARROWEST)
     letters = int((width - BAR - 2 * PAD) / LETTER)
     parts = [(head, [(a, _wrapped(b, letters), c) for a, b, c in frames]) for head, frames in _parts(plan)]
@@ -33,7 +33,7 @@ def launching(plan: LaunchPlan) -> Shown:
     height = TITLE + made.height + below
     with rc_context(RC):
         figure = Figure(figsize=(width, height))
-        topology(plan.placed, figure.add_axes((0, below / height, made.width / width, made.height / height)))
+        draw_topology(plan.placed, figure.add_axes((0, below / height, made.width / width, made.height / height)))
         axes = part(figure, (0, 0, 1, below / height), width, below)
         y = ABOVE
         for head, frames in parts:

@@ -76,7 +76,7 @@ def _span(numbers: Sequence[int]) -> str:
     return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}…{numbers[-1]}"
 
 
-def plan(nodes: int = 2, processes: int = 4, backend: str = NCCL, rendezvous: str = C10D) -> LaunchPlan:
+def plan_launch(nodes: int = 2, processes: int = 4, backend: str = NCCL, rendezvous: str = C10D) -> LaunchPlan:
     """`nodes` nodes with `processes` processes each: a GPU for each under nccl, none under gloo."""
     gpus = processes if backend == NCCL else 0
     placed = planned(nnodes=nodes, gpus_per_node=gpus, nproc=processes)

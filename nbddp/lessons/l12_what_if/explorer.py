@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
-from nbddp.lessons.l12_what_if.figure import what_if as stepped
-from nbddp.lessons.l12_what_if.simulation import DELAYS, MODELS, MOST_NODES, SPEEDS
-from nbddp.lessons.l12_what_if.simulation import what_if as supposed
+from nbddp.lessons.l12_what_if.figure import draw_what_if
+from nbddp.lessons.l12_what_if.simulation import DELAYS, MODELS, MOST_NODES, SPEEDS, simulate_what_if
 
 
 def what_if() -> Explorer:
     """Lesson 12: a step on more nodes, with another network, model, and number of micro-batches per exchange."""
     return Explorer(
-        lambda **chosen: stepped(supposed(**chosen)),
+        lambda **chosen: draw_what_if(simulate_what_if(**chosen)),
         (
             Slider("nodes", "nodes", 1, MOST_NODES),
             Choice("link", "link of a node", SPEEDS),

@@ -19,7 +19,7 @@ COMPUTES, NETWORK, TALL = 1.0, 0.0, 0.62  # rows and their height
 NAMED = 0.09  # share of the axis above which a pass has its name in it
 
 
-def what_if(some: WhatIf) -> Shown:
+def draw_what_if(some: WhatIf) -> Shown:
     """The step at the left, efficiency over nodes at the right; the words are the model's own."""
     with rc_context(RC):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")

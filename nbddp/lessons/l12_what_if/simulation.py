@@ -104,7 +104,7 @@ class WhatIf:
         return f"{much}: a faster link, fewer bytes (a comm hook), or more micro-batches per exchange help"
 
 
-def what_if(
+def simulate_what_if(
     nodes: int = 8, link: str = "200Gb/s", latency: str = "10us", model: str = "1 B", micro_batches: int = 1
 ) -> WhatIf:
     """link, latency: a node's to the others, with units; model: a key of MODELS."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
-from nbddp.lessons.l13_mean_of_means.figure import weights as squares
+from nbddp.lessons.l13_mean_of_means.figure import draw_weights
 from nbddp.lessons.l13_mean_of_means.simulation import MEANS, RULES, weighed
 
 MOST = 16  # tokens of a micro-batch
@@ -12,7 +12,7 @@ MOST = 16  # tokens of a micro-batch
 def weights() -> Explorer:
     """Lesson 13: what a token counts in the gradient, by the sizes of micro-batches and by what losses are divided."""
     return Explorer(
-        lambda **chosen: squares(weighed(**chosen)),
+        lambda **chosen: draw_weights(weighed(**chosen)),
         (
             Slider("first", "rank 0, first", 1, MOST),
             Slider("second", "rank 0, second", 1, MOST),

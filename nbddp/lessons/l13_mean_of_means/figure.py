@@ -20,7 +20,7 @@ DASHES = (0, (2, 1.5))
 LETTERS = 108  # of a line of text below
 
 
-def weights(chosen: Weighed) -> Shown:
+def draw_weights(chosen: Weighed) -> Shown:
     """A row for each micro-batch; the words are those of the data."""
     rows = [max(ROW, _side(b) + 2 * GAP) for b in chosen.blocks]
     below = textwrap.wrap(f"Area: what a token counts. Dashed: what it should. {_sentence(chosen.verdict())}", LETTERS)

@@ -20,7 +20,7 @@ LETTERS = 108  # of a line of text below
 KEY = "Coloured: step taken. inf: its own overflow. Dash: skipped because another rank found inf."
 
 
-def loss_scale(chosen: Scaled) -> Shown:
+def draw_loss_scale(chosen: Scaled) -> Shown:
     """Lines and grid; the words are those of the data."""
     below = textwrap.wrap(f"{KEY} {_sentence(chosen.verdict())}", LETTERS)
     grid = TITLE + LINES + HEAD

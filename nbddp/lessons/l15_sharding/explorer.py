@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider
-from nbddp.lessons.l15_sharding.figure import gathers as drawn
-from nbddp.lessons.l15_sharding.figure import zero as barred
-from nbddp.lessons.l15_sharding.schedule import FREE, KEEP
-from nbddp.lessons.l15_sharding.schedule import gathers as scheduled
+from nbddp.lessons.l15_sharding.figure import draw_gathers, draw_zero
+from nbddp.lessons.l15_sharding.schedule import FREE, KEEP, schedule_gathers
 from nbddp.lessons.l15_sharding.simulation import PRECISIONS, stages
 
 
 def zero() -> Explorer:
     """Lesson 15: what a rank holds of a model, by the stage of ZeRO."""
     return Explorer(
-        lambda **chosen: barred(stages(**chosen)),
+        lambda **chosen: draw_zero(stages(**chosen)),
         (
             Choice("billion", "parameters in 10⁹", (0.125, 1, 3, 7.5, 13, 70, 175)),
             Choice("ranks", "ranks", (1, 2, 4, 8, 16, 64, 256, 1024)),
@@ -29,7 +27,7 @@ def zero() -> Explorer:
 def gathers() -> Explorer:
     """Lesson 15: one step of FSDP on two ranks, layer by layer: all-gathers, computation, and what is held in full."""
     return Explorer(
-        lambda **chosen: drawn(scheduled(**chosen)),
+        lambda **chosen: draw_gathers(schedule_gathers(**chosen)),
         (
             Slider("layers", "layers", 2, 6),
             Choice("ahead", "gather ahead", (("none", 0), ("1 layer", 1), ("2 layers", 2))),

@@ -23,7 +23,7 @@ NARROW = 0.008  # of the axis: a part below this gets no edge, which would cover
 LETTER = 0.0095  # of the axis that a letter of a label takes
 
 
-def zero(some: Stages) -> Shown:
+def draw_zero(some: Stages) -> Shown:
     """The four bars; the words are the model's own."""
     with rc_context(RC):
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
@@ -83,7 +83,7 @@ SCATTERED = (FILLS[1], PAPER)
 THIN = 0.13  # inches: a narrower bar has no number
 
 
-def gathers(step: ShardedStep) -> Shown:
+def draw_gathers(step: ShardedStep) -> Shown:
     """Lanes per rank over a common axis of time; the words are the schedule's own."""
     most = max(step.peak(r) for r in range(len(step.spans)))
     each = 2 * LANE + 3 * GAP + most * STAIR + 0.28

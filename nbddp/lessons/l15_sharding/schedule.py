@@ -105,7 +105,9 @@ def _what(span: WorkSpan) -> str:
     return f"{way} of layer {span.layer}" if span.kind == COMPUTE else f"{span.kind} of layer {span.layer}"
 
 
-def gathers(layers: int = 4, ahead: int = 0, link: float = 1.0, after: str = FREE, slow: bool = False) -> ShardedStep:
+def schedule_gathers(
+    layers: int = 4, ahead: int = 0, link: float = 1.0, after: str = FREE, slow: bool = False
+) -> ShardedStep:
     """layers: in the model; ahead: how many layers are gathered before they are needed; link: the time of an all-gather
     or a reduce-scatter of one layer, forward of one layer being 1; after: FREE or KEEP; slow: whether rank 1 is."""
     line = _Line((1.0, SLOW if slow else 1.0), link)

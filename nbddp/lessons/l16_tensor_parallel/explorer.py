@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from nbddp.lessons.framework.explorer import Choice, Explorer
-from nbddp.lessons.l16_tensor_parallel.figure import mesh as drawn
-from nbddp.lessons.l16_tensor_parallel.simulation import DATA, TENSOR
-from nbddp.lessons.l16_tensor_parallel.simulation import mesh as placed
+from nbddp.lessons.l16_tensor_parallel.figure import draw_mesh
+from nbddp.lessons.l16_tensor_parallel.simulation import DATA, TENSOR, build_mesh
 
 
 def mesh() -> Explorer:
     """Lesson 16: ranks on a mesh of data × tensor, and over which links each side exchanges."""
     return Explorer(
-        lambda **chosen: drawn(placed(**chosen)),
+        lambda **chosen: draw_mesh(build_mesh(**chosen)),
         (
             Choice("nodes", "nodes", (1, 2, 4)),
             Choice("gpus", "GPUs per node", (2, 4, 8)),

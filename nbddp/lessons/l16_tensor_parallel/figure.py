@@ -17,7 +17,7 @@ WIDTH, LEFT, TOP = 6.4, 0.75, 0.5  # inches
 BOX, HIGH, ROW = 0.63, 0.62, 0.86
 
 
-def mesh(some: Mesh) -> Shown:
+def draw_mesh(some: Mesh) -> Shown:
     """A row of GPUs per node; the words are the mesh's own."""
     height = TOP + some.nodes * ROW + 0.42 * len(some.lines()) + 0.3
     with rc_context(RC):

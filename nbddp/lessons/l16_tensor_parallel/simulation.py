@@ -99,7 +99,7 @@ def _listed(group: list[int]) -> str:
     return f"{group[0]}, {group[1]}, …, {group[-1]}"
 
 
-def mesh(nodes: int = 2, gpus: int = 2, tensor: int = 1, inner: str = TENSOR) -> Mesh:
+def build_mesh(nodes: int = 2, gpus: int = 2, tensor: int = 1, inner: str = TENSOR) -> Mesh:
     """Raises BadInput where the ranks do not divide into groups of `tensor`."""
     if nodes * gpus % tensor:
         raise BadInput(f"{nodes * gpus} ranks cannot be divided into groups of {tensor}")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
-from nbddp.lessons.l17_pipelines.figure import pipeline as pipeline_figure
-from nbddp.lessons.l17_pipelines.simulation import GPIPE, ONE_F_ONE_B, SCHEDULES
-from nbddp.lessons.l17_pipelines.simulation import pipeline as pipeline_after
+from nbddp.lessons.l17_pipelines.figure import draw_pipeline
+from nbddp.lessons.l17_pipelines.simulation import GPIPE, ONE_F_ONE_B, SCHEDULES, simulate_pipeline
 
 STAGES, MICRO_BATCHES = 6, 16  # the most
 LONGEST = 3 * (STAGES + MICRO_BATCHES - 1)  # ticks
@@ -14,7 +13,7 @@ LONGEST = 3 * (STAGES + MICRO_BATCHES - 1)  # ticks
 def pipeline() -> Explorer:
     """Lesson 17: what each stage of a pipeline does over time, under two schedules."""
     return Explorer(
-        lambda **chosen: pipeline_figure(pipeline_after(**chosen)),
+        lambda **chosen: draw_pipeline(simulate_pipeline(**chosen)),
         (
             Slider("stages", "stages", 1, STAGES),
             Slider("micro_batches", "micro-batches", 1, MICRO_BATCHES),

@@ -17,7 +17,7 @@ LEFT, RIGHT, HEAD, ROW, FOOT = 0.62, 1.12, 0.78, 0.4, 0.42  # inches
 WIDE, NARROW, ROOM = 0.34, 0.125, 7.2  # of a tick: the most, the least; and for all of them
 
 
-def pipeline(shot: PipelineState) -> Shown:
+def draw_pipeline(shot: PipelineState) -> Shown:
     """A row for each stage, from left to right in time; the words are the shot's."""
     ticks = shot.run.ticks
     tick = max(NARROW, min(WIDE, ROOM / ticks))

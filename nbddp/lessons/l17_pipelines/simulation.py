@@ -178,7 +178,7 @@ class PipelineState:
         return "\n".join([*lines, self.verdict()])
 
 
-def pipeline(stages: int = 2, micro_batches: int = 2, schedule: str = GPIPE, time: int = 3) -> PipelineState:
+def simulate_pipeline(stages: int = 2, micro_batches: int = 2, schedule: str = GPIPE, time: int = 3) -> PipelineState:
     """The explorer's picture. Past the end nothing changes any more."""
     made = run([SCHEDULES[schedule](s, stages, micro_batches) for s in range(stages)])
     return PipelineState(schedule, stages, micro_batches, min(time, made.ticks), made)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from nbddp.lessons.framework.explorer import Choice, Explorer, Slider, Steps
-from nbddp.lessons.l18_capstone.figure import training as drawn
-from nbddp.lessons.l18_capstone.simulation import MISTAKES, NO_OPTIMIZER, NONE, RANKS, STEPS
-from nbddp.lessons.l18_capstone.simulation import training as trained
+from nbddp.lessons.l18_capstone.figure import draw_training
+from nbddp.lessons.l18_capstone.simulation import MISTAKES, NO_OPTIMIZER, NONE, RANKS, STEPS, simulate_training
 
 LONGEST = 2 * STEPS - 1  # steps taken, where all are taken again
 
@@ -13,7 +12,7 @@ LONGEST = 2 * STEPS - 1  # steps taken, where all are taken again
 def training() -> Explorer:
     """Lesson 18: what one mistake does to a training, and which lines of the rubric find it."""
     return Explorer(
-        lambda **chosen: drawn(trained(**chosen)),
+        lambda **chosen: draw_training(simulate_training(**chosen)),
         (
             Choice("mistake", "mistake", MISTAKES),
             Slider("ranks", "ranks", 1, RANKS),

@@ -23,7 +23,7 @@ SIGNS = {True: "✓", False: "✕", None: "–"}
 INKS = {True: FILLS[2], False: FILLS[1], None: MUTED}
 
 
-def training(chosen: CapstoneTraining) -> Shown:
+def draw_training(chosen: CapstoneTraining) -> Shown:
     """Curves at the left, the rubric at the right; the words are those of the data."""
     height = HEAD + LOSSES + BETWEEN + RATES + FOOT
     with rc_context(RC):

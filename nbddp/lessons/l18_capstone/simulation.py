@@ -357,7 +357,7 @@ def _printed(steps: Sequence[TrainedStep]) -> list[TrainedStep]:
     return [s for s in steps if (s.number + 1) % EVERY == 0]
 
 
-def training(ranks: int = 2, mistake: str = NONE, fails: int = 35, time: int = 8) -> CapstoneTraining:
+def simulate_training(ranks: int = 2, mistake: str = NONE, fails: int = 35, time: int = 8) -> CapstoneTraining:
     """The explorer's picture, after `time` steps taken. Past the end nothing changes any more."""
     every, right = taken(ranks, mistake, fails), taken(1, NONE, 0)
     steps = every[:time]
